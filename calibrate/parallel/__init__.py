@@ -1,0 +1,1 @@
+"""One readable file per parallelism scheme, run on real ranks."""

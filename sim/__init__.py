@@ -1,0 +1,1 @@
+"""Simulator of LLM training and inference steps. Never imports torch or calibrate."""

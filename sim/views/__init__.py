@@ -1,0 +1,1 @@
+"""Pages, traces and summaries made from a Timeline."""
