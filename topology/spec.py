@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Spec(BaseModel):
@@ -26,25 +26,34 @@ class GpuSpec(_Spec):
 
 
 class IntraNode(_Spec):
-    """Links within a node (or NVLink domain). Bandwidth: per GPU and direction."""
+    """Links within a node (or NVLink domain). Bandwidth: per GPU and direction.
+
+    `nvls`: the switches reduce and multicast (NVLink SHARP: Hopper and later with NVSwitch).
+    """
 
     kind: Literal["nvswitch", "nvlink_mesh", "pcie"] = "nvswitch"
     bandwidth_bytes_per_s: float = Field(default=450e9, gt=0, le=1e18)
     latency_s: float = Field(default=2e-6, ge=0, le=10)
+    nvls: bool = False
 
 
 class InterNode(_Spec):
-    """Links between nodes. `oversubscription`: 2.0 halves the bandwidth above the leaf switches."""
+    """Links between nodes. `oversubscription`: 2.0 halves the bandwidth above the leaf switches.
+
+    `nodes_per_leaf`: consecutive nodes whose NICs share leaf switches; the default of 1 sends every message
+    between nodes above its leaf, so oversubscription acts on all of them. Of no effect on a torus.
+    """
 
     kind: Literal["fat_tree", "rail_optimized", "torus"] = "fat_tree"
     nics_per_node: int = Field(default=8, ge=1, le=1024)
     nic_bandwidth_bytes_per_s: float = Field(default=50e9, gt=0, le=1e18)
     latency_s: float = Field(default=5e-6, ge=0, le=10)
     oversubscription: float = Field(default=1.0, ge=1.0, le=1000)
+    nodes_per_leaf: int = Field(default=1, ge=1, le=100_000)
 
 
 class ClusterSpec(_Spec):
-    """Nodes of equal GPUs. `nvlink_domain`: GPUs that share NVLink (the node's, or 72)."""
+    """Nodes of equal GPUs. `nvlink_domain`: GPUs that share NVLink; left out, the node's (72 on NVL72)."""
 
     name: str = "custom"
     gpu: GpuSpec
@@ -54,3 +63,24 @@ class ClusterSpec(_Spec):
     intra_node: IntraNode = IntraNode()
     inter_node: InterNode = InterNode()
     source: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _domain_is_the_node(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "nvlink_domain" not in data:
+            return {**data, "nvlink_domain": data.get("gpus_per_node", 8)}
+        return data
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> ClusterSpec:
+        if self.nvlink_domain > self.gpus_per_node and self.nvlink_domain % self.gpus_per_node:
+            raise ValueError(
+                f"nvlink_domain is {self.nvlink_domain}; it must be gpus_per_node ({self.gpus_per_node}) "
+                "or a multiple of it"
+            )
+        return self
+
+    @property
+    def domain_gpus(self) -> int:
+        """GPUs of one NVLink domain: at least a node, for PCIe within a node counts as its fast level."""
+        return max(self.nvlink_domain, self.gpus_per_node) if self.intra_node.kind == "nvswitch" else self.gpus_per_node

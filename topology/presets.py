@@ -1,0 +1,151 @@
+"""GPUs and clusters as data. Every figure is the vendor's; `source` names the document.
+
+Peaks are dense (a sheet that prints "with sparsity" is halved), memory in decimal bytes, bandwidths per
+direction. Latencies are no data-sheet figures: `NVLINK_LATENCY_S` and the others below are assumptions of the
+order that NCCL's own cost model uses (src/graph/tuning.cc, hardware latencies per step: NVLink 0.6 µs in
+protocol LL to 3.4 µs in Simple, network 2.7 µs to 14 µs); a measured profile replaces them where it has points.
+"""
+
+from __future__ import annotations
+
+from topology.spec import ClusterSpec, GpuSpec, InterNode, IntraNode
+
+_T = 1e12
+
+NVLINK_LATENCY_S = 2e-6  # assumption: between NCCL's LL128 (1.9 µs) and its Simple protocol (3.4 µs)
+NETWORK_LATENCY_S = 5e-6  # assumption: between NCCL's LL128 (4.0 µs) and its Simple protocol (14 µs)
+LOOPBACK_LATENCY_S = 5e-5  # assumption: one TCP message between two processes of a busy host
+
+_PCIE3_X16 = 15.75e9  # 8 GT/s * 16 lanes * 128/130, a direction (PCI Express base specification)
+_PCIE4_X16 = 31.5e9
+_PCIE5_X16 = 63e9
+_GRACE_C2C_PER_GPU = 225e9  # NVLink-C2C 900 GB/s both ways per Grace, shared by its two GPUs
+
+_AMPERE = {"fp32": 19.5 * _T, "tf32": 156 * _T, "bf16": 312 * _T, "fp16": 312 * _T}
+_HOPPER = {"fp32": 67 * _T, "tf32": 494.7 * _T, "bf16": 989.4 * _T, "fp16": 989.4 * _T, "fp8": 1978.9 * _T}
+
+
+def _blackwell(fp32: float, fp16: float, nvfp4: float) -> dict[str, float]:
+    """Peaks in Tflop/s of a Blackwell GPU: TF32 is half of 16-bit, 8-bit (fp8, mxfp8) twice."""
+    peaks = {"fp32": fp32, "tf32": fp16 / 2, "bf16": fp16, "fp16": fp16}
+    peaks |= {"fp8": 2 * fp16, "mxfp8": 2 * fp16, "nvfp4": nvfp4}
+    return {dtype: value * _T for dtype, value in peaks.items()}
+
+
+def _gpu(
+    name: str,
+    memory_gb: float,
+    memory_gb_per_s: float,
+    peaks: dict[str, float],
+    power_w: float,
+    sms: int,
+    host: float,
+    source: str,
+) -> GpuSpec:
+    return GpuSpec(
+        name=name,
+        memory_bytes=memory_gb * 1e9,
+        memory_bandwidth_bytes_per_s=memory_gb_per_s * 1e9,
+        peak_flops_per_s=peaks,
+        power_limit_w=power_w,
+        sm_count=sms,
+        host_bandwidth_bytes_per_s=host,
+        source=source,
+    )
+
+
+_V100 = {"fp32": 15.7 * _T, "fp16": 125 * _T}  # no bf16 and no fp8 tensor cores
+# One rank of a CPU host: nominal figures of one AVX-512 core at 4 GHz (two 512-bit FMA units: 64 fp32 flops a
+# cycle; bf16 dot products twice that). Real hosts differ by factors; `calibrate.run` measures the one at hand.
+_CPU = {"fp32": 0.256 * _T, "bf16": 0.512 * _T}
+
+_GPU_LIST = (
+    _gpu("v100", 32, 900, _V100, 300, 80, _PCIE3_X16, "NVIDIA V100 data sheet (SXM2 32 GB), 2020; Volta whitepaper"),
+    _gpu("a100-sxm", 80, 2039, _AMPERE, 400, 108, _PCIE4_X16, "NVIDIA A100 data sheet (80 GB SXM), 2021"),
+    _gpu("a100-sxm-40g", 40, 1555, _AMPERE, 400, 108, _PCIE4_X16, "NVIDIA A100 data sheet (40 GB SXM), 2020"),
+    _gpu("a100-pcie", 80, 1935, _AMPERE, 300, 108, _PCIE4_X16, "NVIDIA A100 data sheet (80 GB PCIe), 2021"),
+    _gpu("h100-sxm", 80, 3350, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H100 data sheet (SXM); Hopper whitepaper"),
+    _gpu("h200-sxm", 141, 4800, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H200 data sheet (SXM)"),
+    _gpu("b200-sxm", 180, 8000, _blackwell(75, 2250, 9000), 1000, 148, _PCIE5_X16,
+         "NVIDIA DGX B200 data sheet and HGX platform page, an eighth of the system's figures"),
+    _gpu("b300-sxm", 288, 8000, _blackwell(75, 2250, 13500), 1100, 148, _PCIE5_X16,
+         "NVIDIA DGX B300 data sheet and HGX platform page, an eighth of the system's figures"),
+    _gpu("gb200", 186, 8000, _blackwell(80, 2500, 10000), 1200, 152, _GRACE_C2C_PER_GPU,
+         "NVIDIA GB200 NVL72 data sheet, a 72nd of the rack's figures"),
+    _gpu("gb300", 288, 8000, _blackwell(80, 2500, 15000), 1400, 152, _GRACE_C2C_PER_GPU,
+         "NVIDIA GB300 NVL72 data sheet, a 72nd of the rack's figures; Blackwell Ultra technical blog"),
+    _gpu("cpu", 8, 20, _CPU, 100, 1, 20e9, "nominal figures of one core with AVX-512: an assumption"),
+)  # fmt: skip
+
+GPUS: dict[str, GpuSpec] = {gpu.name: gpu for gpu in _GPU_LIST}
+
+
+def _dgx(name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: float, source: str) -> ClusterSpec:
+    """Eight GPUs a node. From Hopper on, the NVSwitches can reduce and multicast (NVLink SHARP)."""
+    volta = gpu == "v100"
+    return ClusterSpec(
+        name=name,
+        gpu=GPUS[gpu],
+        gpus_per_node=8,
+        nvlink_domain=8,
+        intra_node=IntraNode(
+            kind="nvlink_mesh" if volta else "nvswitch",
+            bandwidth_bytes_per_s=nvlink_gb_per_s * 1e9,
+            latency_s=NVLINK_LATENCY_S,
+            nvls=not volta and not gpu.startswith("a100"),
+        ),
+        inter_node=_fabric(nics, nic_gb_per_s),
+        source=source,
+    )
+
+
+def _fabric(nics: int, nic_gb_per_s: float) -> InterNode:
+    """A rail-optimized, full fat tree (NVIDIA DGX SuperPOD reference architectures)."""
+    return InterNode(
+        kind="rail_optimized",
+        nics_per_node=nics,
+        nic_bandwidth_bytes_per_s=nic_gb_per_s * 1e9,
+        latency_s=NETWORK_LATENCY_S,
+    )
+
+
+def _nvl72(name: str, gpu: str, nic_gb_per_s: float, source: str) -> ClusterSpec:
+    """Compute trays of 4 GPUs; 18 trays share one NVLink domain."""
+    return ClusterSpec(
+        name=name,
+        gpu=GPUS[gpu],
+        gpus_per_node=4,
+        nvlink_domain=72,
+        intra_node=IntraNode(
+            kind="nvswitch", bandwidth_bytes_per_s=900e9, latency_s=NVLINK_LATENCY_S, nvls=True
+        ),
+        inter_node=_fabric(4, nic_gb_per_s),
+        source=source,
+    )
+
+
+# Processes of one host that talk over loopback TCP. Nominal; a profile of the host replaces it. 64 ranks a
+# node, so that every local run stays inside one.
+_CPU_HOST = ClusterSpec(
+    name="cpu-host",
+    gpu=GPUS["cpu"],
+    gpus_per_node=64,
+    nvlink_domain=64,
+    intra_node=IntraNode(kind="pcie", bandwidth_bytes_per_s=2.5e9, latency_s=LOOPBACK_LATENCY_S),
+    inter_node=InterNode(nics_per_node=1, nic_bandwidth_bytes_per_s=1.25e9, latency_s=LOOPBACK_LATENCY_S),
+    source="nominal loopback and 10 Gbit/s Ethernet figures: assumptions",
+)
+
+_CLUSTER_LIST = (
+    _CPU_HOST,
+    _dgx("dgx-v100", "v100", 150, 4, 12.5, "DGX-1 (V100) data sheet: 6 NVLink at 25 GB/s, 4 EDR NICs"),
+    _dgx("dgx-a100", "a100-sxm", 300, 8, 25, "DGX A100 data sheet: 12 NVLink at 25 GB/s, 8 HDR NICs"),
+    _dgx("dgx-h100", "h100-sxm", 450, 8, 50, "DGX H100 data sheet: 18 NVLink at 25 GB/s, 8 NDR NICs"),
+    _dgx("dgx-h200", "h200-sxm", 450, 8, 50, "DGX H200 data sheet: 18 NVLink at 25 GB/s, 8 NDR NICs"),
+    _dgx("dgx-b200", "b200-sxm", 900, 8, 50, "DGX B200 user guide: 14.4 TB/s NVLink, 8 ConnectX-7 at 400 Gbit/s"),
+    _dgx("dgx-b300", "b300-sxm", 900, 8, 100, "DGX B300 data sheet: 14.4 TB/s NVLink, 8 ConnectX-8 at 800 Gbit/s"),
+    _nvl72("gb200-nvl72", "gb200", 50, "GB200 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-7 at 400 Gbit/s"),
+    _nvl72("gb300-nvl72", "gb300", 100, "GB300 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-8 at 800 Gbit/s"),
+)
+
+CLUSTERS: dict[str, ClusterSpec] = {cluster.name: cluster for cluster in _CLUSTER_LIST}
