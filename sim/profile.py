@@ -71,7 +71,7 @@ class PointTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectiveTable:
-    """Measured collectives of one sort and group size within a node, by ascending bytes as nccl-tests counts."""
+    """Measured collectives of one sort and group size within a node, by bytes as nccl-tests counts."""
 
     op: str
     ranks: int
@@ -85,7 +85,7 @@ class Profile:
     """Everything known about a machine's speed.
 
     `reference` names the GPU preset that the points belong to; for a different or an overridden GPU they are
-    scaled by the ratio of the two rooflines. Empty: measured on the machine that is simulated, so points stand
+    scaled by the ratio of the two rooflines. Empty: measured on the simulated machine itself, so points stand
     as they are and the coefficients `memory_bandwidth_bytes_per_s` and `peak_DTYPE_flops_per_s` replace the
     data sheet's.
     """
@@ -246,7 +246,7 @@ def _points(data: object, where: str) -> PointTable:
     for i, row in enumerate(rows):
         _shape(row, f"{where}.shape[{i}]", width)
     if len(rows) != len(seconds):
-        raise InputError(f"{where}.shape: found {len(rows)} rows for {len(seconds)} seconds; allowed: as many")
+        raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {len(seconds)}, as in seconds")
     n = len(seconds)
     return PointTable(
         _text(item["op"], f"{where}.op"), _text(item["dtype"], f"{where}.dtype"),

@@ -1,0 +1,98 @@
+"""The roofline: the least time an operator can take on a device (Williams, Waterman, Patterson 2009).
+
+seconds = max(flops / peak, bytes / bandwidth). Nothing is fitted here; what real kernels lose against it is
+measured and kept in a profile, as an efficiency = roofline seconds / measured seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sim.dtypes import dtype_bytes
+from sim.errors import InputError
+
+MATMULS = ("gemm", "grouped_gemm")
+ATTENTION = ("attention_forward", "attention_backward")
+# Several kernels of these read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
+MEMORY_BOUND = (
+    "norm", "elementwise", "softmax", "embedding", "cross_entropy", "optimizer", "permute", "cast", "copy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the roofline needs to know: dense peaks by dtype and the bandwidth of device memory."""
+
+    name: str
+    peak_flops_per_s: Mapping[str, float]
+    bandwidth_bytes_per_s: float
+
+    def peak(self, dtype: str) -> float:
+        """Dense matrix peak in flops/s.
+
+        Microscaling formats run at the rate of their element type (mxfp8 as fp8, nvfp4 as fp4). fp32 is the
+        true fp32 rate: tf32 is never assumed.
+
+        Raises:
+            InputError: if the device has no units for `dtype`.
+        """
+        for name in (dtype, {"mxfp8": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)):
+            if name in self.peak_flops_per_s:
+                return self.peak_flops_per_s[name]
+        raise InputError(
+            f"cluster.gpu.peak_flops_per_s: {self.name} has no rate for {dtype}; "
+            f"it has {', '.join(sorted(self.peak_flops_per_s))}"
+        )
+
+    def seconds(self, kind: str, flops: float, bytes_: float, dtype: str) -> float:
+        """max(flops/peak, bytes/bandwidth); what is bound by memory computes on vector units, for free."""
+        moved = bytes_ / self.bandwidth_bytes_per_s
+        return moved if kind in MEMORY_BOUND or not flops else max(flops / self.peak(dtype), moved)
+
+    def shape_seconds(self, kind: str, shape: tuple[int, ...], dtype: str) -> float:
+        """`seconds` of an operator known by its shape alone, as a profile's points are."""
+        return self.seconds(kind, shape_flops(kind, shape), shape_bytes(kind, shape, dtype), dtype)
+
+
+def shape_flops(kind: str, shape: tuple[int, ...]) -> float:
+    """Floating-point operations of a matmul or attention of this shape (see `sim.program.Compute`); else 0.
+
+    Attention: QKᵀ and PV forward; backward recomputes QKᵀ and has dP, dV, dQ, dK (FlashAttention-2, 3.1).
+
+    >>> shape_flops("gemm", (1, 2, 3, 4))
+    48.0
+    """
+    if kind in MATMULS:
+        batch, m, n, k = shape
+        return 2.0 * batch * m * n * k
+    if kind in ATTENTION:
+        batch, heads, _, q_len, kv_len, d, dv, causal = shape
+        pairs = float(batch * heads) * attended_pairs(q_len, kv_len, bool(causal))
+        return 2 * pairs * (d + dv if kind == "attention_forward" else 3 * d + 2 * dv)
+    return 0.0
+
+
+def attended_pairs(q_len: int, kv_len: int, causal: bool) -> int:
+    """Query-key pairs of one head; a causal query sees the keys up to its own place, aligned at the end.
+
+    >>> attended_pairs(4, 4, True), attended_pairs(1, 4, True), attended_pairs(4, 4, False)
+    (10, 4, 16)
+    """
+    if not causal:
+        return q_len * kv_len
+    if q_len > kv_len:
+        return kv_len * (kv_len + 1) // 2
+    return q_len * kv_len - q_len * (q_len - 1) // 2
+
+
+def shape_bytes(kind: str, shape: tuple[int, ...], dtype: str) -> float:
+    """Bytes of operands and result, each moved once; of what is bound by memory, `shape` is (bytes,)."""
+    if kind in MATMULS:
+        batch, m, n, k = shape
+        return dtype_bytes(dtype) * batch * (m * k + k * n + m * n)
+    if kind in ATTENTION:
+        batch, heads, kv_heads, q_len, kv_len, d, dv, _ = shape
+        passes = 1 if kind == "attention_forward" else 2  # backward: q, k, v, o and the gradients of all four
+        return passes * dtype_bytes(dtype) * batch * (d + dv) * (heads * q_len + kv_heads * kv_len)
+    return float(shape[0])
