@@ -1,1 +1,1 @@
-"""Network topology: GPUs, switches and links; routes and collective times. Imports neither sim nor calibrate."""
+"""Network topology: GPUs, switches and links; routes and collective times. No import of sim or calibrate."""

@@ -1,0 +1,223 @@
+"""Closed forms of collective times: α–β per level, one function per algorithm. Pure.
+
+A group of n ranks lies in d domains (a domain: the GPUs that share NVLink, or one PCIe host) with g members in
+each. S is the size as nccl-tests counts it: the whole buffer (the gathered output of an all-gather, the input
+of a reduce-scatter, what each rank holds for an all-to-all). B is what one GPU sends over its links inside the
+domain, b what it sends through its share of the NICs; bandwidths are those of the link, with no efficiency
+factor. α is one step inside a domain, α' one step between domains.
+
+Sources: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
+2005 (α–β costs of ring and pairwise algorithms); P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations", 2009 (the ring's 2(n-1)/n is optimal); P. Sanders, J. Speck,
+J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009, and NCCL 2.4 (double
+binary trees); NCCL's cost model, src/graph/tuning.cc (which steps cross nodes, chains inside them); nccl-tests,
+doc/PERFORMANCE.md (bus bandwidth).
+
+Left out: protocols LL, LL128 and Simple (each would scale B and α of an algorithm: one more candidate per
+pair), in-network reduction between nodes (CollNet, SHARP, NVLSTree), PAT, kernel launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+P2P_PER_ROUND = 8  # sends in flight at once: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Where a group's ranks lie and what each may send: all that a closed form needs to know.
+
+    Bandwidths are bytes/s of one GPU and direction; the `inter_` ones are its share of the node's NICs while
+    all GPUs of the node do the same, after oversubscription or a torus's hops.
+    """
+
+    ranks: int
+    domains: int
+    members: int  # in the domain with the fewest
+    members_max: int
+    ring_bytes_per_s: float  # inside a domain, in rings over the members
+    chain_bytes_per_s: float  # all-reduce along chains, bytes of S per second: half of the ring's on a switch
+    exchange_bytes_per_s: float  # inside a domain, to all members at once
+    pair_bytes_per_s: float  # inside a domain, to the next rank alone
+    latency_s: float
+    inter_ring_bytes_per_s: float
+    inter_tree_bytes_per_s: float
+    inter_exchange_bytes_per_s: float
+    inter_pair_bytes_per_s: float
+    inter_latency_s: float
+    nvls: bool
+
+    @property
+    def nodes_share_bytes_per_s(self) -> float:
+        """What a domain's members together pass on to the next domain in a ring."""
+        return self.members * self.inter_ring_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBeta:
+    """Seconds of one algorithm: `latency_s` that no size changes, and `transfer_s` proportional to the size."""
+
+    latency_s: float
+    transfer_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.latency_s + self.transfer_s
+
+
+Algorithm = Callable[[Group, float], AlphaBeta]
+
+
+def _ring_pass(group: Group, sent_bytes: float) -> float:
+    """Seconds in which every rank hands `sent_bytes` to its successor.
+
+    NCCL lays one ring per NIC, each leaving the node at another GPU. Of a GPU's g rings g-1 stay on NVLink and
+    one leaves, so NVLink carries (g-1)/g of what it sends, and the node's boundary is passed by `sent_bytes`
+    once, through the NICs of all members together.
+    """
+    if group.domains == 1:
+        return sent_bytes / group.ring_bytes_per_s
+    inside = sent_bytes * (group.members_max - 1) / group.members_max / group.ring_bytes_per_s
+    return max(inside, sent_bytes / group.nodes_share_bytes_per_s)
+
+
+def _ring_latency(group: Group, passes: int) -> float:
+    """`passes` rounds of n-1 steps, of which d-1 cross domains (NCCL's nsteps and nInterSteps)."""
+    inter_steps = group.domains - 1
+    return passes * ((group.ranks - 1 - inter_steps) * group.latency_s + inter_steps * group.inter_latency_s)
+
+
+def ring_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
+    """(n-1)α + S(n-1)/n / B (Thakur 2005, section 4.1); a reduce-scatter costs the same."""
+    sent_bytes = size_bytes * (group.ranks - 1) / group.ranks
+    return AlphaBeta(_ring_latency(group, 1), _ring_pass(group, sent_bytes))
+
+
+def ring_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """2(n-1)α + 2S(n-1)/n / B: reduce-scatter, then all-gather (Patarasuk & Yuan 2009)."""
+    half = ring_all_gather(group, size_bytes)
+    return AlphaBeta(2 * half.latency_s, 2 * half.transfer_s)
+
+
+def ring_broadcast(group: Group, size_bytes: float) -> AlphaBeta:
+    """(n-1)α + S/B: a pipeline along the ring (NCCL); a reduce is the same backwards."""
+    return AlphaBeta(_ring_latency(group, 1), _ring_pass(group, size_bytes))
+
+
+def tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """Double binary tree over the domains, a chain inside each (NCCL 2.4).
+
+    2((g-1)α + ⌈log2 d⌉α') + max(S(g-1)/g / C, wS / gb'): C is the chains' bandwidth, each GPU passing S up and S
+    down. Each of the two trees carries S/2 up and down; an inner node of one is a leaf of the other and sends
+    S up and S down in all: w = 2, and 1 between two domains, where each is the other's only neighbour.
+    """
+    g, d = group.members_max, group.domains
+    latency_s = 2 * ((g - 1) * group.latency_s + math.ceil(math.log2(d)) * group.inter_latency_s)
+    if d == 1:
+        return AlphaBeta(latency_s, size_bytes / group.chain_bytes_per_s)
+    inside = size_bytes * (g - 1) / g / group.chain_bytes_per_s
+    sent_bytes = size_bytes * (1 if d == 2 else 2)
+    return AlphaBeta(latency_s, max(inside, sent_bytes / (group.members * group.inter_tree_bytes_per_s)))
+
+
+def nvls_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """5α + S(1+1/n)/B: the switch reduces and multicasts (NVLink SHARP).
+
+    Each rank reads its n-th already reduced by the switch (every GPU sends S in all) and writes it to all (S/n
+    more). Steps: a barrier, the read's two ways, the write, a barrier.
+    """
+    return AlphaBeta(5 * group.latency_s, size_bytes * (1 + 1 / group.ranks) / group.ring_bytes_per_s)
+
+
+def nvls_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
+    """4α + S(n-1)/n / B: each rank multicasts its n-th; a reduce-scatter reads instead, in as many steps."""
+    return AlphaBeta(4 * group.latency_s, size_bytes * (group.ranks - 1) / group.ranks / group.ring_bytes_per_s)
+
+
+def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """Reduce-scatter inside the domain, all-reduce of S/g among d peers over each rail, all-gather inside.
+
+    2((g-1)α + (d-1)α') + 2S(g-1)/g / B + 2(S/g)(d-1)/d / b, one phase after the other. Not NCCL's own (its
+    counterpart NVLSTree overlaps the phases): what frameworks do with two communicators.
+    """
+    g, d = group.members_max, group.domains
+    latency_s = 2 * ((g - 1) * group.latency_s + (d - 1) * group.inter_latency_s)
+    inside = 2 * size_bytes * (g - 1) / g / group.ring_bytes_per_s
+    between = 2 * size_bytes / g * (d - 1) / d / group.inter_ring_bytes_per_s if d > 1 else 0.0
+    return AlphaBeta(latency_s, inside + between)
+
+
+def _exchange(group: Group, size_bytes: float) -> AlphaBeta:
+    """A rank sends S/n to each other rank: those in its domain over NVLink, beside it the others over its NIC.
+
+    Sends go out in rounds of 8. Of unequal domains the one with the fewest members sends most outside.
+    """
+    block = size_bytes / group.ranks
+    near, far = group.members_max - 1, group.ranks - group.members
+    near_s = near * block / group.exchange_bytes_per_s
+    far_s = far * block / group.inter_exchange_bytes_per_s
+    near_latency_s = math.ceil(near / P2P_PER_ROUND) * group.latency_s
+    far_latency_s = math.ceil(far / P2P_PER_ROUND) * group.inter_latency_s
+    return AlphaBeta(max(near_latency_s, far_latency_s), max(near_s, far_s))
+
+
+def pairwise_all_to_all(group: Group, size_bytes: float) -> AlphaBeta:
+    """⌈(n-1)/8⌉α + S(n-1)/n / B, per level and in parallel (Thakur 2005, section 4.3, with NCCL's rounds)."""
+    return _exchange(group, size_bytes)
+
+
+def direct_gather(group: Group, size_bytes: float) -> AlphaBeta:
+    """Every rank sends its n-th straight to the root, whose links are the limit; a scatter is the reverse."""
+    return _exchange(group, size_bytes)
+
+
+def direct_send_recv(group: Group, size_bytes: float) -> AlphaBeta:
+    """α + S/B: every rank sends S to the next; the slowest pair decides."""
+    if group.domains == 1:
+        return AlphaBeta(group.latency_s, size_bytes / group.pair_bytes_per_s)
+    slowest = min(group.inter_pair_bytes_per_s, group.pair_bytes_per_s)
+    if group.members_max == 1:
+        slowest = group.inter_pair_bytes_per_s
+    return AlphaBeta(group.inter_latency_s, size_bytes / slowest)
+
+
+ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
+    "all_reduce": {"ring": ring_all_reduce, "tree": tree_all_reduce, "nvls": nvls_all_reduce},
+    "all_gather": {"ring": ring_all_gather, "nvls": nvls_all_gather},
+    "reduce_scatter": {"ring": ring_all_gather, "nvls": nvls_all_gather},
+    "broadcast": {"ring": ring_broadcast},
+    "reduce": {"ring": ring_broadcast},
+    "all_to_all": {"pairwise": pairwise_all_to_all},
+    "gather": {"direct": direct_gather},
+    "scatter": {"direct": direct_gather},
+    "send_recv": {"direct": direct_send_recv},
+}
+"""What NCCL considers for each collective; the fastest is taken. NVLS only within one domain that has it."""
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bus bandwidth is size/time times this (nccl-tests, PERFORMANCE.md).
+
+    >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
+    (1.75, 0.875, 1.0)
+    """
+    if kind in ("broadcast", "reduce", "send_recv"):
+        return 1.0
+    return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def fastest(kind: str, group: Group, size_bytes: float) -> tuple[str, AlphaBeta]:
+    """The algorithm that takes least time for this kind, group and size; `ValueError` for an unknown kind."""
+    if kind not in ALGORITHMS:
+        raise ValueError(f"collective is {kind!r}; it must be one of {', '.join(sorted(ALGORITHMS))}")
+    usable = group.nvls and group.domains == 1
+    costs = {
+        name: algorithm(group, size_bytes)
+        for name, algorithm in ALGORITHMS[kind].items()
+        if name != "nvls" or usable
+    }
+    name = min(costs, key=lambda key: costs[key].seconds)
+    return name, costs[name]

@@ -1,0 +1,209 @@
+"""Communication times on a cluster: collectives, messages between two ranks, copies to the host.
+
+Rank r is GPU r of the cluster: node r // gpus_per_node. GPUs of a domain (a node, or 18 trays of an NVL72)
+reach each other over NVLink (or the host's PCIe); others over the NICs, of which every GPU owns
+nics_per_node / gpus_per_node: its fair share while all GPUs of its node communicate alike, as the ranks of a
+training step do. Transfers that overlap otherwise are `contention`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topology.collectives import Group, bus_factor, fastest
+from topology.mesh import links, links_per_gpu, rings
+from topology.spec import ClusterSpec
+from topology.torus import mean_hops, torus_hops, torus_shape
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """Seconds of one collective; `latency_s` of them would remain at size zero.
+
+    `bus_bandwidth_bytes_per_s` by nccl-tests' convention: size/time times 2(n-1)/n for an all-reduce, (n-1)/n
+    for its halves, gather, scatter and all-to-all, 1 for broadcast, reduce and send/receive.
+    """
+
+    seconds: float
+    algorithm: str
+    bus_bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+_NOTHING = CollectiveCost(0.0, "none", 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """Bandwidths of a group's links within its domains, as `Group` names them."""
+
+    ring: float
+    chain: float
+    exchange: float
+    pair: float
+
+
+class Network:
+    """A cluster's communication costs, from its data-sheet bandwidths and latencies alone.
+
+    >>> from topology.presets import CLUSTERS
+    >>> network = Network(CLUSTERS["dgx-a100"])
+    >>> cost = network.collective("all_reduce", range(8), 1 << 30)
+    >>> cost.algorithm, round(cost.bus_bandwidth_bytes_per_s / 1e9)
+    ('ring', 299)
+    """
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self.cluster = cluster
+        self.domain_gpus = cluster.domain_gpus
+        inter = cluster.inter_node
+        self._share = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
+        self._shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
+        self._groups: dict[tuple[int, ...] | range, Group] = {}
+
+    def collective(self, kind: str, ranks: Sequence[int], size_bytes: float) -> CollectiveCost:
+        """Cost of one collective over `ranks` (in ring order); `size_bytes` as nccl-tests counts it.
+
+        Raises `ValueError` for an unknown kind, a negative size, or no ranks.
+        """
+        if size_bytes < 0 or not len(ranks):
+            raise ValueError(f"{kind} of {size_bytes} bytes over {len(ranks)} ranks; it needs bytes ≥ 0, ranks ≥ 1")
+        if len(ranks) == 1:
+            return _NOTHING
+        algorithm, cost = fastest(kind, self.group(ranks), size_bytes)
+        seconds = cost.seconds
+        bus = size_bytes / seconds * bus_factor(kind, len(ranks)) if seconds else 0.0
+        return CollectiveCost(seconds, algorithm, bus, cost.latency_s)
+
+    def send(self, src: int, dst: int, size_bytes: float) -> float:
+        """Seconds of one message: α + S/B.
+
+        Between nodes α is one network step, or one a hop on a torus; on rails, a message to another local index
+        first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step.
+        """
+        if src == dst:
+            return 0.0
+        intra, inter = self.cluster.intra_node, self.cluster.inter_node
+        if src // self.domain_gpus == dst // self.domain_gpus:
+            return intra.latency_s + size_bytes / self._pair(src, dst)
+        gpus = self.cluster.gpus_per_node
+        latency_s, share = inter.latency_s, self._share
+        if self._shape:
+            hops = max(1, torus_hops(src // gpus, dst // gpus, self._shape))
+            latency_s, share = latency_s * hops, self._torus_link(hops)
+        elif self._leaf(src) != self._leaf(dst):
+            share /= inter.oversubscription
+        if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
+            latency_s, share = latency_s + intra.latency_s, min(share, intra.bandwidth_bytes_per_s)
+        return latency_s + size_bytes / share
+
+    def host_copy(self, size_bytes: float) -> float:
+        """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
+        gpu = self.cluster.gpu
+        return gpu.launch_overhead_s + size_bytes / gpu.host_bandwidth_bytes_per_s
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """Where the ranks lie and what each may send; kept per sequence of ranks."""
+        key = ranks if isinstance(ranks, range | tuple) else tuple(ranks)
+        if key not in self._groups:
+            self._groups[key] = self._place(np.asarray(key, dtype=np.int64))
+        return self._groups[key]
+
+    def _place(self, ranks: NDArray[np.int64]) -> Group:
+        domains = ranks // self.domain_gpus
+        counts = np.bincount(domains - domains.min())
+        counts = counts[counts > 0]
+        fewest, most = int(counts.min()), int(counts.max())
+        inside = self._inside(ranks, most)
+        ring, tree, exchange, pair = self._between(ranks, domains, fewest)
+        return Group(
+            ranks=len(ranks),
+            domains=len(counts),
+            members=fewest,
+            members_max=most,
+            ring_bytes_per_s=inside.ring,
+            chain_bytes_per_s=inside.chain,
+            exchange_bytes_per_s=inside.exchange,
+            pair_bytes_per_s=inside.pair,
+            latency_s=self.cluster.intra_node.latency_s,
+            inter_ring_bytes_per_s=ring,
+            inter_tree_bytes_per_s=tree,
+            inter_exchange_bytes_per_s=exchange,
+            inter_pair_bytes_per_s=pair,
+            inter_latency_s=self.cluster.inter_node.latency_s,
+            nvls=self.cluster.intra_node.nvls and self.cluster.intra_node.kind == "nvswitch",
+        )
+
+    def _inside(self, ranks: NDArray[np.int64], most: int) -> _Inside:
+        """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there are.
+
+        Where no ring fits on the mesh, rings close over PCIe, and an all-reduce goes up and down one chain of
+        single links (NCCL makes no more chains than rings).
+        """
+        full = self.cluster.intra_node.bandwidth_bytes_per_s
+        if self.cluster.intra_node.kind != "nvlink_mesh" or most == 1:
+            return _Inside(full, full / 2, full, full)
+        gpus, domains = self.cluster.gpus_per_node, ranks // self.domain_gpus
+        first = ranks[domains == np.bincount(domains).argmax()] % gpus
+        members = tuple(int(rank) for rank in first)
+        lane, host = full / links_per_gpu(gpus), self.cluster.gpu.host_bandwidth_bytes_per_s
+        pairs = [(a, b) for a in members for b in members if a != b]
+        count = links(gpus)
+        unlinked = max(sum(not count[a][b] for b in members if a != b) for a in members)
+        slowest = lane * min(n for a, b in pairs if (n := count[a][b]))
+        per_block_s = max(1 / slowest, unlinked / host)
+        following = zip(members, (*members[1:], members[0]), strict=True)
+        fit = rings(gpus, tuple(sorted(members)))
+        chain = lane * max(1.0, fit / 2 * len(members) / (len(members) - 1))
+        ring = lane * fit or host
+        return _Inside(ring, chain, (len(members) - 1) / per_block_s, min(self._pair(a, b) for a, b in following))
+
+    def _pair(self, src: int, dst: int) -> float:
+        """Bandwidth between two GPUs of one domain; over PCIe where a mesh has no link between them."""
+        intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
+        if intra.kind != "nvlink_mesh":
+            return intra.bandwidth_bytes_per_s
+        lanes = links(gpus)[src % gpus][dst % gpus]
+        lane = intra.bandwidth_bytes_per_s / links_per_gpu(gpus)
+        return lane * lanes or self.cluster.gpu.host_bandwidth_bytes_per_s
+
+    def _between(
+        self, ranks: NDArray[np.int64], domains: NDArray[np.int64], fewest: int
+    ) -> tuple[float, float, float, float]:
+        """A GPU's share of the NICs for rings, trees, exchanges and pairs.
+
+        Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last
+        sends above it, so the ring gets min(1, k/oversubscription); trees and pairs are taken to cross; of an
+        exchange the part that leaves the leaf crosses. On a torus rings use all directions (a torus splits into
+        Hamiltonian rings), a pair the links of one direction, and an exchange's bytes pass mean_hops links.
+        """
+        share, over = self._share, self.cluster.inter_node.oversubscription
+        if self._shape:
+            return share, share, share / max(1.0, mean_hops(self._shape)), self._torus_link(1)
+        if over == 1.0:
+            return share, share, share, share
+        span = self.cluster.inter_node.nodes_per_leaf * self.cluster.gpus_per_node
+        leaves = ranks // span
+        if leaves.min() == leaves.max():
+            return share, share, share, share
+        _, per_leaf = np.unique(leaves, return_counts=True)
+        per_leaf_domains = np.unique(leaves * (1 + int(domains.max())) + domains) // (1 + int(domains.max()))
+        together = int(np.unique(per_leaf_domains, return_counts=True)[1].min())
+        above = (len(ranks) - int(per_leaf.min())) / max(1, len(ranks) - fewest)
+        return (
+            share * min(1.0, together / over),
+            share / over,
+            share / max(1.0, min(1.0, above) * over),
+            share / over,
+        )
+
+    def _torus_link(self, hops: int) -> float:
+        """A GPU's share of the links of one direction, when all nodes send that many hops the same way."""
+        return self._share / (2 * len(self._shape) * hops)
+
+    def _leaf(self, rank: int) -> int:
+        return rank // (self.cluster.gpus_per_node * self.cluster.inter_node.nodes_per_leaf)

@@ -1,0 +1,54 @@
+"""A torus of nodes: its shape, where a node stands, how far two nodes are apart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+
+def torus_shape(nodes: int, nics_per_node: int) -> tuple[int, ...]:
+    """Sides of the torus, as even as `nodes` divides; two NICs a dimension: 3 from 6 NICs on, 2 from 4, else 1.
+
+    >>> torus_shape(64, 8), torus_shape(12, 4), torus_shape(7, 1)
+    ((4, 4, 4), (3, 4), (7,))
+    """
+    dimensions = 3 if nics_per_node >= 6 else 2 if nics_per_node >= 4 else 1
+    sides: list[int] = []
+    for left in range(dimensions, 0, -1):
+        target = round(nodes ** (1 / left))
+        side = max(divisor for divisor in range(1, max(target, 1) + 1) if nodes % divisor == 0)
+        side = side if left > 1 else nodes
+        sides.append(side)
+        nodes //= side
+    return tuple(sorted(sides))
+
+
+def torus_position(node: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Coordinates of a node; the last dimension varies fastest."""
+    position: list[int] = []
+    for side in reversed(shape):
+        position.append(node % side)
+        node //= side
+    return tuple(reversed(position))
+
+
+def torus_hops(a: int, b: int, shape: Sequence[int]) -> int:
+    """Links of a shortest way between two nodes: per dimension the shorter way round."""
+    steps = zip(torus_position(a, shape), torus_position(b, shape), shape, strict=True)
+    return sum(min((x - y) % side, (y - x) % side) for x, y, side in steps)
+
+
+def mean_hops(shape: Sequence[int]) -> float:
+    """Mean distance from one node to the others.
+
+    >>> mean_hops((4,))
+    1.3333333333333333
+    """
+    nodes = 1
+    for side in shape:
+        nodes *= side
+    total = sum(
+        sum(min(offset, side - offset) for offset, side in zip(offsets, shape, strict=True))
+        for offsets in product(*(range(side) for side in shape))
+    )
+    return total / max(1, nodes - 1)
