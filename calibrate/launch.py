@@ -1,0 +1,147 @@
+"""Starts the local ranks of a real run, watches them, and leaves none behind.
+
+Each rank is a process with one compute thread. Rendezvous is a file in a fresh temporary folder, traffic
+goes over the loopback interface. Under `torchrun` nothing is started: its environment is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+FOLDER = "STEPSIM_RENDEZVOUS"
+END_WITHIN_S = 3.0
+TAIL_CHARACTERS = 4000
+
+# Freed memory stays with the process: else temporaries of the optimizer and of large activations page-fault
+# in every step, which costs a third of the optimizer's time and does not scale with its size.
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+
+
+class RankError(RuntimeError):
+    """A rank ended with an error (or not at all); the others have been ended. `code`: exit code to pass on.
+    """
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def is_rank() -> bool:
+    """Whether this process is already a rank: started by `run_ranks` or by torchrun."""
+    return "RANK" in os.environ and ("MASTER_ADDR" in os.environ or FOLDER in os.environ)
+
+
+def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
+    """Environment of one local rank."""
+    env = os.environ | MALLOC | {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), FOLDER: folder,
+        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    }
+    env.pop("MASTER_ADDR", None)
+    if sys.platform == "linux":
+        env["GLOO_SOCKET_IFNAME"] = "lo"
+    return env
+
+
+def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None) -> None:
+    """Run `command` once for each rank and wait for all.
+
+    The first rank that fails takes the others down within seconds. Interrupted, all are ended.
+
+    Raises:
+        RankError: saying which rank failed and the last it wrote on standard error.
+    """
+    with tempfile.TemporaryDirectory(prefix="stepsim-") as folder:
+        logs = [Path(folder) / f"rank{r}.err" for r in range(ranks)]
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for r, log in enumerate(logs):
+                with log.open("wb") as err:
+                    env = rank_environment(r, ranks, folder)
+                    processes.append(subprocess.Popen(command, env=env, stderr=err, stdin=subprocess.DEVNULL))
+            _watch(processes, logs, timeout_s)
+        finally:
+            _end(processes)
+
+
+def _watch(processes: list[subprocess.Popen[bytes]], logs: list[Path], timeout_s: float | None) -> None:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        codes = [p.poll() for p in processes]
+        failed = [r for r, c in enumerate(codes) if c not in (None, 0)]
+        if failed:
+            _fail(failed, processes, logs)
+        if all(c == 0 for c in codes):
+            return
+        if deadline is not None and time.monotonic() > deadline:
+            waiting = [r for r, c in enumerate(codes) if c is None]
+            raise RankError(f"ranks {waiting} did not end within {timeout_s:g} s; all were ended")
+        time.sleep(0.05)
+
+
+def _fail(failed: list[int], processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> NoReturn:
+    """Report the rank that failed first: a killed one before those that only lost their connection to it."""
+    time.sleep(0.2)  # others may fail at the same moment, and the cause is worth waiting for
+    failed = [r for r, p in enumerate(processes) if p.poll() not in (None, 0)] or failed
+    rank = min(failed, key=lambda r: (processes[r].returncode not in (1, 2), processes[r].returncode > 0, r))
+    killed = [r for r in failed if processes[r].returncode < 0]
+    rank = killed[0] if killed else rank
+    code = processes[rank].returncode
+    tail = logs[rank].read_text(errors="replace")[-TAIL_CHARACTERS:].strip()
+    if code == 2:
+        raise RankError(tail, 2)
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise RankError(f"rank {rank} {how}; the others were ended" + (f":\n{tail}" if tail else ""))
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End what still runs: asked first, then killed."""
+    for p in processes:
+        if p.poll() is None:
+            p.terminate()
+    deadline = time.monotonic() + END_WITHIN_S
+    for p in processes:
+        try:
+            p.wait(max(0.01, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            p.kill()
+            p.wait()
+
+
+def join(device: str = "cpu") -> tuple[int, int]:
+    """Become a rank: die with the parent, one thread, join the process group. Returns (rank, number of
+    ranks).
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    _die_with_parent()
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    folder = os.environ.get(FOLDER)
+    init = f"file://{folder}/rendezvous" if folder else "env://"
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks)
+    return rank, ranks
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this rank when its parent dies, however it dies."""
+    if sys.platform == "linux" and FOLDER in os.environ:
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)

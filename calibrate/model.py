@@ -1,0 +1,290 @@
+"""The reference model: a GPT or Llama in plain torch, cut into blocks that pipeline stages are made of.
+
+A block is the embedding, one layer, or the head with its loss. What a block's forward keeps for its
+backward is what the simulator counts (Korthikanti et al. 2022, arXiv 2205.05198, sec. 4: 34sbh + 5as²b
+bytes for a 16-bit GPT layer with dropout): dropout masks take one byte, constants such as masks and
+rotation tables are shared by all layers, and norms keep their input once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sim.scenario import ModelConfig, Training
+
+EPSILON = 1e-5
+
+
+@dataclass(slots=True)
+class WeightGrads:
+    """Where split linear layers leave the weight half of their backward (as the zero-bubble paper's code
+    does).
+
+    While `deferred` is a list, jobs queue there to be run by the schedule's W action; else they run at once.
+    `listeners` are told each parameter that a job added a gradient to.
+    """
+
+    deferred: list[tuple[Tensor, Tensor, nn.Parameter, nn.Parameter | None]] | None = None
+    listeners: list[Callable[[nn.Parameter], None]] = field(default_factory=list)
+
+    def add(self, x: Tensor, grad: Tensor, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        """Take the weight half of one linear layer's backward: its input and its output's gradient."""
+        if self.deferred is None:
+            self.run([(x, grad, weight, bias)])
+        else:
+            self.deferred.append((x, grad, weight, bias))
+
+    def run(self, jobs: list[tuple[Tensor, Tensor, nn.Parameter, nn.Parameter | None]]) -> None:
+        """Add the weight gradients of `jobs` to the parameters' `.grad`, which must be there, and drop the
+        jobs.
+        """
+        while jobs:
+            x, grad, weight, bias = jobs.pop(0)
+            rows = grad.reshape(-1, grad.shape[-1])
+            weight.grad.addmm_(rows.t(), x.reshape(-1, x.shape[-1]))
+            if bias is not None:
+                bias.grad.add_(rows.sum(0))
+            for listen in self.listeners:
+                for p in (weight, bias) if bias is not None else (weight,):
+                    listen(p)
+
+
+class _SplitLinear(torch.autograd.Function):
+    """A linear layer whose backward gives the input gradient and leaves the weight gradient to
+    `WeightGrads`.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, store):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight)
+        ctx.bias, ctx.store = bias, store
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, weight = ctx.saved_tensors
+        ctx.store.add(x, grad, weight, ctx.bias)
+        return grad @ weight, None, None, None
+
+
+class _RMSNorm(torch.autograd.Function):
+    """x / rms(x) · weight, keeping its input and one fp32 number a row (torch's own keeps the normalized
+    input too).
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).to(x.dtype) * weight
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, weight, scale = ctx.saved_tensors
+        normal = x.to(scale.dtype) * scale
+        grad_weight = (grad * normal).reshape(-1, x.shape[-1]).sum(0)
+        g = (grad * weight).to(scale.dtype)
+        grad_x = scale * (g - normal * (g * normal).mean(-1, keepdim=True))
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b. With a `store`, the weight gradient can be deferred."""
+
+    def __init__(self, n_in: int, n_out: int, bias: bool, store: WeightGrads | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_out, n_in))
+        self.bias = nn.Parameter(torch.empty(n_out)) if bias else None
+        self.store = store
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.store is None:
+            return F.linear(x, self.weight, self.bias)
+        return _SplitLinear.apply(x, self.weight, self.bias, self.store)
+
+
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm over the hidden size."""
+
+    def __init__(self, m: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(m.hidden))
+        self.bias = nn.Parameter(torch.empty(m.hidden)) if m.norm == "layernorm" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return _RMSNorm.apply(x, self.weight)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, EPSILON)
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What all layers share: the additive causal mask [s, s] and the rotation tables [s, 1, head_dim / 2]."""
+
+    mask: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+def make_constants(m: ModelConfig, seq_len: int, device: str, dtype: torch.dtype) -> Constants:
+    """The mask and the rotation tables (RoFormer, arXiv 2104.09864, base 10,000)."""
+    mask = torch.full((seq_len, seq_len), -math.inf, device=device, dtype=dtype).triu(1)
+    rate = 10_000.0 ** (-torch.arange(0, m.head_dim, 2, device=device, dtype=torch.float64) / m.head_dim)
+    angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float64), rate)[:, None, :]
+    return Constants(mask, angle.cos().to(dtype), angle.sin().to(dtype))
+
+
+def _rotate(x: Tensor, c: Constants) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * c.cos - b * c.sin, b * c.cos + a * c.sin), -1)
+
+
+def _dropout(x: Tensor, p: float) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if p > 0 else x
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each after a norm and added to its input. [b, s, h] → [b, s, h]"""
+
+    def __init__(self, m: ModelConfig, t: Training, store: WeightGrads | None, constants: Constants) -> None:
+        super().__init__()
+        self.m, self.fused, self.constants = m, t.attention == "fused", constants
+        heads, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+        self.norm1 = Norm(m)
+        self.qkv = Linear(m.hidden, heads + 2 * kv, m.bias, store)
+        self.proj = Linear(heads, m.hidden, m.bias, store)
+        self.norm2 = Norm(m)
+        self.up = Linear(m.hidden, m.ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
+        self.down = Linear(m.ffn, m.hidden, m.bias, store)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + _dropout(self.proj(self.attention(self.qkv(self.norm1(x)))), self.m.dropout)
+        return x + _dropout(self.down(self.activation(self.up(self.norm2(x)))), self.m.dropout)
+
+    def activation(self, x: Tensor) -> Tensor:
+        if self.m.mlp == "swiglu":
+            gate, up = x.chunk(2, -1)
+            return F.silu(gate) * up
+        if self.m.mlp == "relu2":
+            return F.relu(x).square()
+        return F.gelu(x, approximate="tanh")
+
+    def attention(self, qkv: Tensor) -> Tensor:
+        """[b, s, (heads + 2 kv_heads) · d] → [b, s, heads · d], causal."""
+        m, (b, s, _) = self.m, qkv.shape
+        q, k, v = qkv.view(b, s, -1, m.head_dim).split((m.heads, m.kv_heads, m.kv_heads), 2)
+        if m.positions == "rope":
+            q, k, v = _rotate(q, self.constants), _rotate(k, self.constants), v.contiguous()
+        if not self.fused:
+            return self.unfused(q, k, v)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=m.heads != m.kv_heads)
+        return out.transpose(1, 2).reshape(b, s, -1)
+
+    def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Two batched matmuls around softmax and dropout; the query heads of one key head are stacked as
+        rows.
+        """
+        m, (b, s, _, d) = self.m, q.shape
+        group = m.heads // m.kv_heads
+        q = q.view(b, s, m.kv_heads, group, d).permute(0, 2, 3, 1, 4).reshape(b * m.kv_heads, group * s, d)
+        k, v = (x.transpose(1, 2).reshape(b * m.kv_heads, s, d) for x in (k, v))
+        mask = self.constants.mask[:s, :s].repeat(group, 1) if group > 1 else self.constants.mask[:s, :s]
+        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=d**-0.5)
+        out = torch.bmm(_dropout(torch.softmax(scores, -1), m.dropout), v)
+        return out.view(b, m.kv_heads, group, s, d).permute(0, 3, 1, 2, 4).reshape(b, s, -1)
+
+
+class Embedding(nn.Module):
+    """Token and learned position embeddings. [b, s] int64 → [b, s, h]"""
+
+    def __init__(self, m: ModelConfig) -> None:
+        super().__init__()
+        self.m = m
+        self.weight = nn.Parameter(torch.empty(m.padded_vocab(1), m.hidden))
+        self.positions = (
+            nn.Parameter(torch.empty(m.max_positions, m.hidden)) if m.positions == "learned" else None
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = F.embedding(tokens, self.weight)
+        if self.positions is not None:
+            x = x + self.positions[: tokens.shape[-1]]
+        return _dropout(x, self.m.dropout)
+
+
+class Head(nn.Module):
+    """Final norm, output matmul and mean cross-entropy. [b, s, h], [b, s] → scalar"""
+
+    def __init__(self, m: ModelConfig, store: WeightGrads | None, tied: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.norm = Norm(m)
+        self.output = Linear(m.hidden, m.padded_vocab(1), False, store)
+        if tied is not None:
+            self.output.weight = tied
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = self.output(self.norm(x))
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(wide.view(-1, wide.shape[-1]), targets.view(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How blocks are made: device, dtype, seed, and whether weight gradients can be split off."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    store: WeightGrads | None = None
+
+
+def make_blocks(m: ModelConfig, t: Training, wanted: Sequence[int], build: Build) -> list[nn.Module]:
+    """Blocks of the model by number: 0 the embedding, 1 … layers, layers + 1 the head with its loss.
+
+    Each block's parameters depend on the seed and its number alone, so stages made apart fit together.
+    """
+    constants = make_constants(m, t.seq_len, build.device, build.dtype)
+    blocks: list[nn.Module] = []
+    for i in wanted:
+        with torch.device("meta"):
+            block = _make_block(m, t, i, build.store, constants)
+        block = block.to_empty(device=build.device).to(build.dtype)
+        _initialize(block, build.seed * 100_003 + i)
+        blocks.append(block)
+    if m.tied_embeddings and 0 in wanted and m.layers + 1 in wanted:
+        blocks[wanted.index(m.layers + 1)].output.weight = blocks[wanted.index(0)].weight
+    return blocks
+
+
+def _make_block(
+    m: ModelConfig, t: Training, i: int, store: WeightGrads | None, constants: Constants
+) -> nn.Module:
+    if i == 0:
+        return Embedding(m)
+    if i == m.layers + 1:
+        return Head(m, store)
+    return Layer(m, t, store, constants)
+
+
+def _initialize(block: nn.Module, seed: int) -> None:
+    """Normal weights of deviation 0.02, biases small rather than zero so that a lost bias shows; norms near
+    one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in block.named_parameters():
+            values = torch.randn(p.shape, generator=generator) * 0.02
+            p.copy_(values + 1.0 if "norm" in name and name.endswith("weight") else values)
+
+
+def parameter_count(blocks: Sequence[nn.Module]) -> int:
+    """Distinct parameters of `blocks`."""
+    return sum(p.numel() for p in {id(p): p for block in blocks for p in block.parameters()}.values())

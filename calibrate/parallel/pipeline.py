@@ -1,0 +1,294 @@
+"""Pipeline parallelism: executes the schedules of `sim.schedules` on real ranks, message by message.
+
+Every rank walks its own list of actions; results travel between neighbouring stages point to point.
+Blocking messages (`p2p_overlap: false`): after each action a rank posts as one batch the send of its result
+and the receive of what its next action needs, and waits for both (Megatron-LM's
+send_forward_recv_backward). Overlapped: a send is posted right after its producer and awaited at the step's
+end, receives are posted ahead and awaited by the action that needs them (as torch.distributed.pipelining
+does).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibrate.model import Embedding, Head, WeightGrads
+from sim.actions import Action, Entry, Kind, Schedule, parts
+
+LOOKAHEAD = 4  # entries for which overlapped receives are posted
+
+
+class Record(NamedTuple):
+    """What a rank did when, on the clock that all ranks of a machine share (CLOCK_MONOTONIC)."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+    start_ns: int
+    end_ns: int
+
+
+class Message(NamedTuple):
+    """The result of an action on its way to the next stage."""
+
+    stage: int
+    kind: str  # F or B
+    micro_batch: int
+
+
+class Links:
+    """Who hands what to whom: neighbours of every stage along the schedule's chains."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        stages = len(schedule.rank_of_stage)
+        self.before, self.after = [-1] * stages, [-1] * stages
+        for chain in schedule.chains:
+            for a, b in pairwise(chain):
+                self.after[a], self.before[b] = b, a
+
+    def takes(self, a: Action) -> Message | None:
+        """The message that an action needs, or None."""
+        source = self.before[a.stage] if a.kind is Kind.F else self.after[a.stage]
+        if a.kind is Kind.W or source < 0:
+            return None
+        return Message(source, "F" if a.kind is Kind.F else "B", a.micro_batch)
+
+    def gives(self, a: Action) -> Message | None:
+        """The message that an action makes, or None."""
+        target = self.after[a.stage] if a.kind is Kind.F else self.before[a.stage]
+        if a.kind is Kind.W or target < 0:
+            return None
+        return Message(a.stage, "F" if a.kind is Kind.F else "B", a.micro_batch)
+
+    def giver(self, message: Message) -> int:
+        """The pipeline rank that makes a message."""
+        return self.schedule.rank_of_stage[message.stage]
+
+    def taker(self, message: Message) -> int:
+        """The pipeline rank that needs a message."""
+        after = self.after if message.kind == "F" else self.before
+        return self.schedule.rank_of_stage[after[message.stage]]
+
+    def tag(self, message: Message) -> int:
+        """A number for a message: unique within a step."""
+        return 2 * (message.stage * self.schedule.micro_batches + message.micro_batch) + (message.kind == "B")
+
+    def received(self, rank: int, giver: int) -> list[Message]:
+        """What `rank` gets from `giver` in the order in which it is sent."""
+        sent = (self.gives(a) for entry in self.schedule.ranks[giver] for a in parts(entry))
+        return [m for m in sent if m is not None and self.taker(m) == rank]
+
+
+@dataclass(slots=True)
+class Stage:
+    """Consecutive blocks of the model and their micro-batches in flight.
+
+    The embedding's output is cut off from its graph, so that "the input gradient" means the same on every
+    stage and the embedding's own gradient is weight gradient.
+    """
+
+    blocks: Sequence[nn.Module]
+    scale: float  # of the loss: 1 / (micro-batches of the whole global batch)
+    store: WeightGrads | None = None
+    flight: dict[int, tuple[Tensor | None, Tensor, object]] = field(default_factory=dict)
+    deferred: dict[int, tuple[list[object], Tensor | None, Tensor]] = field(default_factory=dict)
+    before_block: Callable[[nn.Module, int], None] = lambda block, micro_batch: None
+    losses: dict[int, Tensor] = field(default_factory=dict)
+
+    def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
+        """Run the blocks; returns the output (detached), or the scaled loss on the last stage."""
+        embedded, blocks = None, self.blocks
+        if isinstance(blocks[0], Embedding):
+            self.before_block(blocks[0], micro_batch)
+            embedded, blocks = blocks[0](x), blocks[1:]
+            x = embedded.detach()
+        y = x.requires_grad_()
+        for block in blocks:
+            self.before_block(block, micro_batch)
+            y = block(y, targets) * self.scale if isinstance(block, Head) else block(y)
+        if y.ndim == 0:
+            self.losses[micro_batch] = y.detach()
+        self.flight[micro_batch] = (embedded, x, torch.autograd.graph.get_gradient_edge(y))
+        return y.detach()
+
+    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+        """Full backward; returns the input's gradient."""
+        embedded, x, edge = self.flight.pop(micro_batch)
+        torch.autograd.backward(edge, grad)
+        if embedded is not None:
+            embedded.backward(x.grad)
+        return x.grad
+
+    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+        """The input's gradient alone; linear layers leave their weight gradients for `backward_weight`."""
+        embedded, x, edge = self.flight.pop(micro_batch)
+        self.store.deferred = jobs = []
+        torch.autograd.backward(edge, grad)
+        self.store.deferred = None
+        self.deferred[micro_batch] = (jobs, embedded, x.grad)
+        return x.grad
+
+    def backward_weight(self, micro_batch: int) -> None:
+        """What `backward_input` left."""
+        jobs, embedded, grad = self.deferred.pop(micro_batch)
+        self.store.run(jobs)
+        if embedded is not None:
+            embedded.backward(grad)
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """One rank of a pipeline: its stages, its peers, and the shape of what travels.
+
+    `peers[i]` is the global rank of pipeline rank i; `tokens` and `targets` are [micro-batches, b, s].
+    """
+
+    schedule: Schedule
+    rank: int
+    peers: Sequence[int]
+    stages: dict[int, Stage]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    overlap: bool
+    links: Links = field(init=False)
+    inbox: dict[Message, Tensor] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    after_action: Callable[[Action], None] = lambda action: None
+
+    def __post_init__(self) -> None:
+        self.links = Links(self.schedule)
+
+    def now(self) -> int:
+        """Nanoseconds; on a GPU after everything queued has run."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter_ns()
+
+    def step(self, tokens: Tensor, targets: Tensor) -> list[Record]:
+        """Forward and backward of all micro-batches; gradients add up in the parameters."""
+        self.records = []
+        (self._overlapped if self.overlap else self._blocking)(tokens, targets)
+        return self.records
+
+    def _blocking(self, tokens: Tensor, targets: Tensor) -> None:
+        entries = self.schedule.ranks[self.rank]
+        self._exchange([], self._needs(entries[0]))
+        for i, entry in enumerate(entries):
+            results = [r for a in parts(entry) if (r := self._run(a, tokens, targets)) is not None]
+            self._exchange(results, self._needs(entries[i + 1]) if i + 1 < len(entries) else [])
+
+    def _overlapped(self, tokens: Tensor, targets: Tensor) -> None:
+        entries = self.schedule.ranks[self.rank]
+        receives = _Receives(self)
+        sends: list[tuple[dist.Work, Tensor]] = []
+        for i, entry in enumerate(entries):
+            for later in entries[i : i + LOOKAHEAD]:
+                for message in self._needs(later):
+                    receives.post(message)
+            for message in self._needs(entry):
+                start = self.now()
+                self.inbox[message] = receives.wait(message)
+                self._record(f"RECV_{message.kind}", message, start)
+            for a in parts(entry):
+                result = self._run(a, tokens, targets)
+                if result is not None:
+                    sends.append(self._send(*result))
+            sends = [(work, x) for work, x in sends if not work.is_completed()]  # frees what has arrived
+        for work, _ in sends:
+            work.wait()
+
+    def _needs(self, entry: Entry) -> list[Message]:
+        """Messages that an entry gets from other ranks."""
+        taken = [self.links.takes(a) for a in parts(entry)]
+        return [m for m in taken if m is not None and self.links.giver(m) != self.rank]
+
+    def _run(self, a: Action, tokens: Tensor, targets: Tensor) -> tuple[Message, Tensor] | None:
+        """Compute one action; returns what another rank must get."""
+        stage, m = self.stages[a.stage], a.micro_batch
+        taken = self.links.takes(a)
+        x = self.inbox.pop(taken) if taken is not None else None
+        start = self.now()
+        if a.kind is Kind.F:
+            result = stage.forward(m, tokens[m] if x is None else x, targets[m])
+        elif a.kind is Kind.B:
+            result = stage.backward(m, x)
+        elif a.kind is Kind.I:
+            result = stage.backward_input(m, x)
+        else:
+            result = stage.backward_weight(m)
+        self.records.append(Record("B" if a.kind is Kind.I else a.kind.value, a.stage, m, start, self.now()))
+        self.after_action(a)
+        given = self.links.gives(a)
+        if given is None:
+            return None
+        if self.links.taker(given) == self.rank:
+            self.inbox[given] = result
+            return None
+        return given, result
+
+    def _exchange(self, results: Sequence[tuple[Message, Tensor]], needs: Sequence[Message]) -> None:
+        """One batch of sends and receives, all awaited."""
+        if not results and not needs:
+            return
+        start = self.now()
+        ops = [
+            dist.P2POp(dist.isend, x.contiguous(), self.peers[self.links.taker(m)], tag=self.links.tag(m))
+            for m, x in results
+        ]
+        for m in needs:
+            self.inbox[m] = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+            peer = self.peers[self.links.giver(m)]
+            ops.append(dist.P2POp(dist.irecv, self.inbox[m], peer, tag=self.links.tag(m)))
+        ends = []
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+            ends.append(self.now())
+        batch = [(f"SEND_{m.kind}", m) for m, _ in results] + [(f"RECV_{m.kind}", m) for m in needs]
+        for i, (kind, m) in enumerate(batch):
+            self.records.append(Record(kind, m.stage, m.micro_batch, start, ends[min(i, len(ends) - 1)]))
+
+    def _send(self, message: Message, x: Tensor) -> tuple[dist.Work, Tensor]:
+        x = x.contiguous()
+        start = self.now()
+        work = dist.isend(x, self.peers[self.links.taker(message)], tag=self.links.tag(message))
+        self._record(f"SEND_{message.kind}", message, start)
+        return work, x
+
+    def _record(self, kind: str, message: Message, start: int) -> None:
+        self.records.append(Record(kind, message.stage, message.micro_batch, start, self.now()))
+
+
+class _Receives:
+    """Receives posted ahead, from each peer in the order in which it sends (NCCL matches by order alone)."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.p = pipeline
+        peers = range(len(pipeline.peers))
+        self.coming = {r: pipeline.links.received(pipeline.rank, r) for r in peers if r != pipeline.rank}
+        self.posted: dict[Message, tuple[dist.Work, Tensor]] = {}
+        self.seen: set[Message] = set()
+
+    def post(self, message: Message) -> None:
+        """Post everything from this message's sender up to this message."""
+        p, giver = self.p, self.p.links.giver(message)
+        while message not in self.seen:
+            first = self.coming[giver].pop(0)
+            x = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+            self.posted[first] = (dist.irecv(x, p.peers[giver], tag=p.links.tag(first)), x)
+            self.seen.add(first)
+
+    def wait(self, message: Message) -> Tensor:
+        """The message, arrived."""
+        work, x = self.posted.pop(message)
+        work.wait()
+        return x

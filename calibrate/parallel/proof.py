@@ -1,0 +1,100 @@
+"""Proof before timing: the parallel run's loss and gradients are those of one device on the same global
+batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from calibrate.model import Build, Head, make_blocks
+from calibrate.parallel.runner import Runner, make_batch, seed_dropout, sum_over_ranks
+from sim.scenario import Scenario
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What one device and the ranks computed. `difference`: of gradients, relative to each tensor's
+    largest.
+    """
+
+    single_loss: float
+    parallel_loss: float
+    difference: float
+    worst: str
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether loss and gradients agree within the tolerance (False for NaN)."""
+        loss = abs(self.parallel_loss - self.single_loss) <= self.tolerance * abs(self.single_loss)
+        return loss and self.difference <= self.tolerance
+
+
+def single_device(
+    scenario: Scenario, batch: Tensor, dtype: torch.dtype, device: str
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the whole model by plain autograd, micro-batch after micro-batch.
+
+    Gradients are named `block number.parameter`.
+    """
+    m, t = scenario.model, scenario.training
+    blocks = make_blocks(m, t, range(m.layers + 2), Build(device, dtype))
+    pieces = batch.split(t.micro_batch_size)
+    total = 0.0
+    for i, piece in enumerate(pieces):
+        x = piece[:, :-1]
+        for number, block in enumerate(blocks):
+            if m.dropout > 0:
+                seed_dropout(number, i)
+            x = block(x, piece[:, 1:]) if isinstance(block, Head) else block(x)
+        loss = x / len(pieces)
+        loss.backward()
+        total += float(loss.detach())
+    grads = {f"{n}.{k}": p.grad for n, b in enumerate(blocks) for k, p in b.named_parameters()}
+    return total, grads
+
+
+def prove(runner: Runner, batch: Tensor | None = None, sabotage: bool = False) -> Proof:
+    """Compare one step's loss and all gradients of all ranks with one device's.
+
+    `sabotage` spoils one gradient of this rank first, to show that the comparison can fail. Collective: every
+    rank must call it; gradients are zero afterwards.
+    """
+    scenario = runner.scenario
+    batch = make_batch(scenario, 0, runner.device) if batch is None else batch
+    runner.zero_gradients()
+    runner.zero_losses()
+    runner.gradients(batch)
+    loss = sum_over_ranks([runner.loss()])[0]
+    if sabotage:
+        runner.parameters()[0].grad.view(-1)[0] += 1.0
+    single, expected = single_device(scenario, batch, runner.dtype, runner.device)
+    difference, worst = _worst(runner, expected)
+    if dist.is_initialized():
+        found: list[tuple[float, str]] = [(0.0, "")] * dist.get_world_size()
+        dist.all_gather_object(found, (difference, worst))
+        difference, worst = max(found, key=lambda f: (f[0] != f[0], f[0]))
+    runner.zero_gradients()
+    runner.zero_losses()
+    return Proof(single, loss, difference, worst, TOLERANCE.get(runner.dtype, 3e-2))
+
+
+def _worst(runner: Runner, expected: dict[str, Tensor]) -> tuple[float, str]:
+    """The largest relative difference of this rank's gradients, and where; NaN wins."""
+    found = []
+    for s, stage in runner.stages.items():
+        for number, block in zip(runner.numbers[s], stage.blocks, strict=True):
+            kind = type(block).__name__.lower()
+            for name, p in block.named_parameters():
+                want = expected[f"{number}.{name}"]
+                scale = float(want.abs().max()) or 1.0
+                off = float((p.grad - want).abs().max()) / scale
+                place = f"rank {runner.place.rank}, block {number} ({kind}) {name}"
+                found.append((off, place))
+    return max(found, key=lambda f: (f[0] != f[0], f[0]))

@@ -1,0 +1,177 @@
+"""One rank of a scenario, for real: its stages, its data-parallel groups, its optimizer and its data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibrate.model import Build, WeightGrads, make_blocks
+from calibrate.parallel.data import DataParallel
+from calibrate.parallel.pipeline import Pipeline, Record, Stage
+from sim.actions import Kind, Schedule, parts
+from sim.plan import make_mesh, make_parts
+from sim.scenario import Scenario
+from sim.schedules import build
+
+LEARNING_RATE = 1e-3
+
+
+def make_schedule(scenario: Scenario) -> Schedule:
+    """The very lists that the simulator expands for this scenario."""
+    p, t = scenario.parallelism, scenario.training
+    m = t.global_batch_size // (t.micro_batch_size * p.dp)
+    return build(p.schedule if p.pp > 1 else "1f1b", p.pp, m, p.virtual_stages if p.pp > 1 else 1)
+
+
+def block_numbers(scenario: Scenario, part: int) -> list[int]:
+    """The blocks (0 embedding, 1 … layers, then the head) of one part of the model."""
+    p = make_parts(scenario)[part]
+    numbers = [0] if p.embedding else []
+    numbers += [layer + 1 for layer in p.layers]
+    return numbers + ([scenario.model.layers + 1] if p.head else [])
+
+
+def make_batch(scenario: Scenario, step: int, device: str = "cpu") -> Tensor:
+    """Random tokens of a whole global batch [sequences, s + 1], the same on every rank."""
+    t = scenario.training
+    generator = torch.Generator().manual_seed(7_919 + step)
+    shape = (t.global_batch_size, t.seq_len + 1)
+    return torch.randint(scenario.model.vocab, shape, generator=generator).to(device)
+
+
+def seed_dropout(block_number: int, micro_batch: int) -> None:
+    """Fix the dropout masks of one block and micro-batch (global numbers), however the model is split."""
+    torch.manual_seed(block_number * 1_000_003 + micro_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands, and the process groups it is in."""
+
+    rank: int
+    pipeline_rank: int
+    data_rank: int
+    peers: tuple[int, ...]
+    data_group: dist.ProcessGroup | None
+
+
+def make_place(scenario: Scenario, rank: int) -> Place:
+    """Coordinates of a rank on the scenario's mesh. Every rank must call this, as it makes process groups."""
+    mesh = make_mesh(scenario.parallelism)
+    own = None
+    if scenario.parallelism.dp > 1:
+        for first in range(scenario.parallelism.ranks):
+            members = mesh.along(["dp"], first)
+            if members[0] == first:
+                group = dist.new_group(members)
+                own = group if rank in members else own
+    peers = tuple(mesh.along(["pp"], rank))
+    return Place(rank, mesh.coordinate("pp", rank), mesh.coordinate("dp", rank), peers, own)
+
+
+class Runner:
+    """Executes steps of a scenario on this rank."""
+
+    def __init__(self, scenario: Scenario, place: Place, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.scenario, self.place, self.device, self.dtype = scenario, place, device, dtype
+        self.schedule = make_schedule(scenario)
+        p, t = scenario.parallelism, scenario.training
+        self.micro_batches = self.schedule.micro_batches
+        self.store = WeightGrads() if self._splits() else None
+        self.numbers: dict[int, list[int]] = {}
+        self.stages: dict[int, Stage] = {}
+        self.data: dict[int, DataParallel] = {}
+        for s, owner in enumerate(self.schedule.rank_of_stage):
+            if owner == place.pipeline_rank:
+                self._add_stage(s)
+        self.pipeline = Pipeline(
+            self.schedule, place.pipeline_rank, place.peers, self.stages,
+            (t.micro_batch_size, t.seq_len, scenario.model.hidden), dtype, device, p.p2p_overlap and p.pp > 1,
+        )
+        self.optimizer = self._make_optimizer()
+
+    def _splits(self) -> bool:
+        return any(a.kind is Kind.W for rank in self.schedule.ranks for entry in rank for a in parts(entry))
+
+    def _add_stage(self, s: int) -> None:
+        scenario, p = self.scenario, self.scenario.parallelism
+        numbers = block_numbers(scenario, self.schedule.part_of_stage[s])
+        build_ = Build(self.device, self.dtype, store=self.store)
+        blocks = make_blocks(scenario.model, scenario.training, numbers, build_)
+        stage = Stage(blocks, 1.0 / (self.micro_batches * p.dp), self.store)
+        if scenario.model.dropout > 0:
+            number_of = {id(b): n for b, n in zip(blocks, numbers, strict=True)}
+            first = self.place.data_rank * self.micro_batches
+            stage.before_block = lambda block, mb: seed_dropout(number_of[id(block)], first + mb)
+        self.stages[s], self.numbers[s] = stage, numbers
+        self.data[s] = DataParallel(
+            blocks, self.place.data_group, p.dp, p.dp_sync, p.bucket_bytes, self.micro_batches, s, self.store
+        )
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        if self.scenario.training.optimizer == "sgd":
+            return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE, fused=True)
+        return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE, fused=True)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Distinct parameters of this rank's stages."""
+        found = {id(p): p for s in self.stages.values() for b in s.blocks for p in b.parameters()}
+        return list(found.values())
+
+    def own_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's tokens and targets, each [micro-batches, b, s], of a global batch."""
+        b, m = self.scenario.training.micro_batch_size, self.micro_batches
+        own = batch[self.place.data_rank * m * b :][: m * b].view(m, b, -1)
+        return own[:, :, :-1], own[:, :, 1:]
+
+    def gradients(self, batch: Tensor) -> list[Record]:
+        """Forward, backward and gradient synchronization; gradients stand in the parameters' `.grad`."""
+        records = self.pipeline.step(*self.own_batch(batch))
+        for data in self.data.values():
+            data.finish()
+        return records + [r for data in self.data.values() for r in data.records]
+
+    def optimize(self) -> Record:
+        """Update the parameters and zero the gradients."""
+        start = self.pipeline.now()
+        self.optimizer.step()
+        for data in self.data.values():
+            data.zero()
+        return Record("OPTIMIZER", -1, -1, start, self.pipeline.now())
+
+    def step(self, batch: Tensor) -> list[Record]:
+        """A whole training step."""
+        self.zero_losses()
+        return [*self.gradients(batch), self.optimize()]
+
+    def zero_losses(self) -> None:
+        """Forget the losses of the last step."""
+        for s in self.stages.values():
+            s.losses.clear()
+
+    def zero_gradients(self) -> None:
+        """Zero the gradients, as before the first step."""
+        for data in self.data.values():
+            data.zero()
+
+    def loss(self) -> float:
+        """This rank's share of the global batch's mean loss: zero where it has no last stage."""
+        return sum(float(x) for s in self.stages.values() for x in s.losses.values())
+
+
+def share_time() -> int:
+    """Nanoseconds on the clock that all ranks of a machine share."""
+    return time.perf_counter_ns()
+
+
+def sum_over_ranks(values: Sequence[float]) -> list[float]:
+    """Element-wise sum over all ranks."""
+    x = torch.tensor(values, dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(x)
+    return x.tolist()
