@@ -109,12 +109,12 @@ def short(entry: Entry) -> str:
 
 
 def grid(
-    rows: Iterable[Sequence[Entry | None]],
+    rows: Iterable[Sequence[Entry | str | None]],
     mark: tuple[int, int] | None = None,
     first_rank: int = 0,
     first_slot: int = 0,
 ) -> str:
-    """A table of ranks (rows) and slots (columns); None is an idle slot.
+    """A table of ranks (rows) and slots (columns); None is an idle slot, text stands as it is.
 
     `mark` (row, column) gets `<-- here`; `first_rank` and `first_slot` number the first row and column.
 
@@ -123,7 +123,7 @@ def grid(
     rank 0 0F0
     rank 1     1F0
     """
-    cells = [["" if e is None else short(e) for e in row] for row in rows]
+    cells = [["" if e is None else e if isinstance(e, str) else short(e) for e in row] for row in rows]
     if mark is not None:
         cells[mark[0]][mark[1]] += " <-- here"
     columns = max((len(row) for row in cells), default=0)
@@ -177,7 +177,7 @@ def validate(schedule: Schedule, *, p2p_overlap: bool = True) -> None:
         raise ValueError(f"{schedule.name}: part_of_stage must have one entry for each of {stages} stages")
     _check_complete(schedule, _check_lists(schedule))
     dry_run = _run_overlapped if p2p_overlap else _run_blocking
-    dry_run(schedule, _Links(schedule))
+    dry_run(schedule, Links(schedule))
 
 
 _FORWARD, _INPUT, _DONE = 1, 2, 3  # what a (stage, micro-batch) has had
@@ -240,7 +240,7 @@ def _check_complete(schedule: Schedule, state: bytearray) -> None:
         raise ValueError(f"{schedule.name}: micro-batch {lost} is never run")
 
 
-class _Links:
+class Links:
     """Messages as integers: the result of (stage, forward or backward, micro-batch) has the number
     2·(stage·m + micro-batch) + (0 forward, 1 backward). Each has one taker."""
 
@@ -274,11 +274,12 @@ class _Links:
         return found
 
     def name(self, message: int) -> str:
+        """What a message is, in words."""
         stage, micro_batch = divmod(message // 2, self.m)
         return f"{'backward' if message % 2 else 'forward'} of stage {stage}, micro-batch {micro_batch}"
 
 
-def _run_overlapped(schedule: Schedule, links: _Links) -> None:
+def _run_overlapped(schedule: Schedule, links: Links) -> None:
     """Runs every list as far as it goes; an entry waits for its inputs alone."""
     done: set[int] = set()
     waiting: dict[int, int] = {}
@@ -301,7 +302,7 @@ def _run_overlapped(schedule: Schedule, links: _Links) -> None:
         _fail(schedule, rank, position[rank], f"deadlock: waits forever for the {links.name(message)}")
 
 
-def _run_blocking(schedule: Schedule, links: _Links) -> None:
+def _run_blocking(schedule: Schedule, links: Links) -> None:
     """Runs every list as far as it goes; batches of messages complete when both ends have posted them."""
     done: set[int] = set()
     posted: dict[int, int] = {}  # one end only: by whom
@@ -336,7 +337,7 @@ def _run_blocking(schedule: Schedule, links: _Links) -> None:
             _fail(schedule, rank, at, f"deadlock: the blocking messages after it never pass: the {names}")
 
 
-def _check_local(schedule: Schedule, links: _Links, done: set[int], rank: int, position: int) -> None:
+def _check_local(schedule: Schedule, links: Links, done: set[int], rank: int, position: int) -> None:
     """What a rank hands to itself must have been made earlier in its list."""
     for message, giver in links.needs(schedule.ranks[rank][position]):
         if giver == rank and message not in done:

@@ -1,10 +1,11 @@
-"""Where the stages of a schedule live, and its Schedule made of per-rank lists."""
+"""Where the stages of a schedule live, and the writing of per-rank lists."""
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable
 
-from sim.actions import Entry, Schedule
+from sim.actions import Action, Entry, Kind, Overlap, Schedule
 
 
 def looped(name: str, p: int, m: int, ranks: Iterable[Iterable[Entry]], v: int = 1) -> Schedule:
@@ -18,3 +19,40 @@ def v_shaped(name: str, p: int, m: int, ranks: Iterable[Iterable[Entry]]) -> Sch
     stages = tuple(range(2 * p))
     rank_of_stage = tuple(min(s, 2 * p - 1 - s) for s in stages)
     return Schedule(name, m, rank_of_stage, stages, (stages,), tuple(map(tuple, ranks)))
+
+
+class ListWriter:
+    """Writes one rank's list; a stage takes its micro-batches in order, so only stage and kind are named.
+
+    `first` is a stage's first micro-batch, 0 where it is not told.
+    """
+
+    def __init__(self, first: dict[int, int] | None = None) -> None:
+        self.entries: list[Entry] = []
+        self._first = first or {}
+        self._taken: Counter[tuple[int, Kind]] = Counter()
+        self._owed: deque[Action] = deque()
+
+    def _next(self, stage: int, kind: Kind) -> Action:
+        counted = Kind.I if kind is Kind.B else kind
+        micro_batch = self._first.get(stage, 0) + self._taken[stage, counted]
+        self._taken[stage, counted] += 1
+        return Action(stage, kind, micro_batch)
+
+    def repeat(self, times: int, *steps: tuple[int, Kind]) -> None:
+        """`times` times the steps, each the stage's next micro-batch for that kind (B counts as I)."""
+        for _ in range(times):
+            for stage, kind in steps:
+                action = self._next(stage, kind)
+                self.entries.append(action)
+                if kind is Kind.I:
+                    self._owed.append(action._replace(kind=Kind.W))
+
+    def overlap(self, forward: int, backward: int) -> None:
+        """The next forward of one stage and the next full backward of another, at once."""
+        self.entries.append(Overlap(self._next(forward, Kind.F), self._next(backward, Kind.B)))
+
+    def weights(self, times: int) -> None:
+        """The oldest weight gradients that split backwards of any stage still owe."""
+        for _ in range(times):
+            self.entries.append(self._owed.popleft())

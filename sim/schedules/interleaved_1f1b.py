@@ -1,0 +1,40 @@
+"""1F1B over v stages per rank, dealt to the ranks in turn.
+
+Bubble ratio (p−1)/(v·m). In flight, in stages of 1/v of a rank's layers: v·p + p − 1 − 2·rank for m > p, so
+1 + (p−1)/(p·v) times the activations of 1F1B on rank 0. m must be a multiple of p.
+Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 and fig. 4 (bottom), and Megatron-LM's order.
+"""
+
+from __future__ import annotations
+
+from sim.actions import Action, Kind, Schedule
+from sim.schedules.layout import looped
+
+
+def interleaved_1f1b(p: int, m: int, v: int = 2) -> Schedule:
+    """Micro-batches go in rounds of p: a round through a rank's first stage, then through its second, ...
+
+    Raises:
+        ValueError: if m is no multiple of p, or v is below 2.
+    """
+    if m % p:
+        raise ValueError(f"schedule interleaved_1f1b: m={m} micro-batches must be a multiple of p={p}")
+    if v < 2:
+        raise ValueError(f"schedule interleaved_1f1b: v={v}: needs 2 or more stages per rank")
+    return looped("interleaved_1f1b", p, m, (_rank(p, m, v, r) for r in range(p)), v)
+
+
+def _rank(p: int, m: int, v: int, r: int) -> list[Action]:
+    def nth(kind: Kind, n: int) -> Action:
+        """The rank's n-th forward or backward; backwards take its stages from last to first."""
+        turn, place = divmod(n, p)
+        group, local = divmod(turn, v)
+        stage = (local if kind is Kind.F else v - 1 - local) * p + r
+        return Action(stage, kind, group * p + place)
+
+    total = m * v
+    warm_up = min(total, (v - 1) * p + 2 * (p - 1 - r))
+    entries = [nth(Kind.F, n) for n in range(warm_up)]
+    for n in range(total - warm_up):
+        entries += (nth(Kind.F, warm_up + n), nth(Kind.B, n))
+    return entries + [nth(Kind.B, n) for n in range(total - warm_up, total)]

@@ -1,0 +1,132 @@
+"""When entries run if every action has a fixed duration: for the search, closed forms and pictures.
+
+Not the simulator: no model, no topology, messages that only delay. A rank runs its list in order; an entry
+starts when the one before it on its rank has ended and its inputs have arrived (messages posted ahead).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.actions import Entry, Kind, Links, Overlap, Schedule, parts
+
+Seconds = float | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTimes:
+    """Durations of one stage's actions, common to all schedule stages or one for each.
+
+    A full backward takes input_grad_s + weight_grad_s. `message_s` delays each message between two ranks;
+    `overlap_s` is an overlapped forward and backward (F&B), by default the sum of the two.
+    """
+
+    forward_s: Seconds = 1.0
+    input_grad_s: Seconds = 1.0
+    weight_grad_s: Seconds = 1.0
+    message_s: float = 0.0
+    overlap_s: float | None = None
+
+    def of(self, entry: Entry) -> float:
+        """Seconds an entry takes."""
+        if isinstance(entry, Overlap) and self.overlap_s is not None:
+            return self.overlap_s
+        total = 0.0
+        for stage, kind, _ in parts(entry):
+            if kind is Kind.F:
+                total += at(self.forward_s, stage)
+            if kind in (Kind.I, Kind.B):
+                total += at(self.input_grad_s, stage)
+            if kind in (Kind.W, Kind.B):
+                total += at(self.weight_grad_s, stage)
+        return total
+
+
+def at(value: Seconds, stage: int) -> float:
+    """The value of one stage."""
+    return value[stage] if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Start and end of every entry, per rank, in the order of the lists."""
+
+    start_s: tuple[tuple[float, ...], ...]
+    end_s: tuple[tuple[float, ...], ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """From zero to the end of the last entry of any rank."""
+        return max((ends[-1] for ends in self.end_s if ends), default=0.0)
+
+    @property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds each rank works."""
+        return tuple(sum(e) - sum(s) for s, e in zip(self.start_s, self.end_s, strict=True))
+
+    @property
+    def idle_s(self) -> tuple[float, ...]:
+        """Seconds each rank is idle from zero to the makespan: the bubble as `bubble_ratio` counts it."""
+        return tuple(self.makespan_s - busy for busy in self.busy_s)
+
+    @property
+    def inner_idle_s(self) -> tuple[float, ...]:
+        """Seconds each rank is idle between its own first start and last end: the zero-bubble paper's."""
+        spans = ((s[0], e[-1]) for s, e in zip(self.start_s, self.end_s, strict=True))
+        return tuple(end - start - busy for (start, end), busy in zip(spans, self.busy_s, strict=True))
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Idle over busy, over the common makespan, all ranks together: (p−1)/m for GPipe and 1F1B."""
+        return sum(self.idle_s) / sum(self.busy_s)
+
+
+def evaluate(schedule: Schedule, times: UnitTimes | None = None) -> Timed:
+    """Runs the lists, each entry as early as its rank and its inputs allow.
+
+    Raises:
+        ValueError: if the lists deadlock (`sim.actions.validate` says where).
+    """
+    times, links = times or UnitTimes(), Links(schedule)
+    arrived: dict[int, float] = {}
+    waiting: dict[int, int] = {}
+    starts: list[list[float]] = [[] for _ in schedule.ranks]
+    ends: list[list[float]] = [[] for _ in schedule.ranks]
+    ready = list(range(len(schedule.ranks)))
+    while ready:
+        rank = ready.pop()
+        entries, clock = schedule.ranks[rank], ends[rank][-1] if ends[rank] else 0.0
+        for entry in entries[len(ends[rank]) :]:
+            needs = [message for message, _ in links.needs(entry)]
+            missing = [message for message in needs if message not in arrived]
+            if missing:
+                waiting[missing[0]] = rank
+                break
+            clock = max([clock, *(arrived[message] for message in needs)])
+            starts[rank].append(clock)
+            clock += times.of(entry)
+            ends[rank].append(clock)
+            for message, taker in links.gives(entry):
+                arrived[message] = clock + (times.message_s if taker != rank else 0.0)
+                if message in waiting:
+                    ready.append(waiting.pop(message))
+    if waiting:
+        stuck = sorted(waiting.values())
+        raise ValueError(f"{schedule.name}: the lists deadlock; ranks {stuck} wait forever")
+    return Timed(tuple(map(tuple, starts)), tuple(map(tuple, ends)))
+
+
+def picture(schedule: Schedule) -> list[list[str | None]]:
+    """Rows for `sim.actions.grid`: a column per unit of time with F = I = W = 1, B = 2 and free messages.
+
+    The second unit of a full backward shows `-`; an overlap's backward follows its forward, after a `+`.
+    """
+    rows: list[list[str | None]] = []
+    for entries, starts in zip(schedule.ranks, evaluate(schedule).start_s, strict=True):
+        row: list[str | None] = []
+        for entry, start in zip(entries, starts, strict=True):
+            row += [None] * (round(start) - len(row))
+            for i, action in enumerate(parts(entry)):
+                row += ["+" * i + str(action)] + ["-"] * (action.kind is Kind.B)
+        rows.append(row)
+    return rows

@@ -1,0 +1,136 @@
+"""Zero bubble by search: lists for given durations and a memory limit.
+
+Ranks that are free choose one of F, I and W as their inputs arrive, by rules with three binary settings;
+the best of the eight outcomes, of ZB-H1 and, if it fits the limit, of ZB-H2 is returned, by makespan (all
+ranks start together at zero and the optimizer step waits for all, so the skew of ZB-H2 counts as bubble).
+Source: Qi et al. 2024 (arXiv 2401.10241, section 3.1: greedy rules and a grid over binary settings).
+Unlike the paper's, the greedy runs forward in time over all ranks, and a micro-batch's activations count
+as held until its W, without the paper's part that I frees. Left out: the integer program of section 3.2.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from typing import NamedTuple
+
+from sim.actions import Action, Kind, Schedule, in_flight
+from sim.schedules.layout import looped
+from sim.schedules.unit_time import UnitTimes, at, evaluate
+from sim.schedules.zb_h1 import zb_h1
+from sim.schedules.zb_h2 import zb_h2
+
+
+def zb_search(p: int, m: int, times: UnitTimes | None = None, memory: float = 1.0) -> Schedule:
+    """The fastest lists found in which no rank holds more than `memory`·p micro-batches (1F1B's rank 0
+    holds p).
+
+    Raises:
+        ValueError: if that is below one micro-batch.
+    """
+    times = times or UnitTimes()
+    limit = min(int(memory * p + 1e-9), m)
+    if limit < 1:
+        raise ValueError(f"schedule zb_search: memory {memory} x p={p} is less than one micro-batch")
+    greedy = (
+        looped("zb_search", p, m, _Greedy(p, m, times, limit, _Rules(*bits)).run())
+        for bits in product((True, False), repeat=3)
+    )
+    known = (build(p, m) for build in (zb_h1, zb_h2))
+    fitting = [s for s in known if max(in_flight(s, until=Kind.W)) <= limit]
+    best = min((*greedy, *fitting), key=lambda s: evaluate(s, times).makespan_s)
+    return looped("zb_search", p, m, best.ranks)
+
+
+class _Rules(NamedTuple):
+    """The paper's binary settings, as this greedy reads them."""
+
+    forward_before_known_backward: bool  # start an F that ends after the next I could have started
+    weight_in_short_gap: bool  # start a W that ends after the next F or I could have started
+    backward_first: bool  # with both there, I always goes first; else F and I take turns
+
+
+@dataclass(slots=True)
+class _Rank:
+    """Where a rank stands: what it did, and when the inputs known to be coming arrive."""
+
+    forwards: deque[float]
+    backwards: deque[float]
+    actions: list[Action]
+    f: int = 0
+    i: int = 0
+    w: int = 0
+    free_s: float = 0.0
+
+
+class _Greedy:
+    """Runs all ranks through time. Rank and stage are one; every rank takes its micro-batches in order."""
+
+    def __init__(self, p: int, m: int, times: UnitTimes, limit: int, rules: _Rules) -> None:
+        self.p, self.m, self.times, self.limit, self.rules = p, m, times, limit, rules
+        self.ranks = [_Rank(deque([0.0] * m if r == 0 else []), deque(), []) for r in range(p)]
+        self.wake = [(0.0, 0)]
+
+    def run(self) -> list[list[Action]]:
+        """The lists, by rank."""
+        while self.wake:
+            now, r = heapq.heappop(self.wake)
+            if self.ranks[r].free_s <= now and (kind := self._choose(r, now)) is not None:
+                self._start(r, kind, now)
+        return [rank.actions for rank in self.ranks]
+
+    def _choose(self, r: int, now: float) -> Kind | None:
+        """What a free rank starts now; None to wait for an input that is coming."""
+        rank = self.ranks[r]
+        has_room = rank.f - rank.w < self.limit
+        forward_at = rank.forwards[0] if rank.forwards and has_room else inf
+        backward_at = rank.backwards[0] if rank.backwards else inf
+        last = rank.actions[-1].kind if rank.actions else Kind.W
+        if backward_at <= now and (self.rules.backward_first or forward_at > now or last is Kind.F):
+            return Kind.I
+        if forward_at <= now:
+            ends = now + at(self.times.forward_s, r)
+            if backward_at <= now or ends <= backward_at or self.rules.forward_before_known_backward:
+                return Kind.F
+        if backward_at <= now:
+            return Kind.I
+        if rank.w < rank.i:
+            ends = now + at(self.times.weight_grad_s, r)
+            if ends <= min(forward_at, backward_at) or self.rules.weight_in_short_gap:
+                return Kind.W
+        return None
+
+    def _start(self, r: int, kind: Kind, now: float) -> None:
+        rank, times = self.ranks[r], self.times
+        if kind is Kind.F:
+            seconds, micro_batch = at(times.forward_s, r), rank.f
+            rank.f += 1
+            rank.forwards.popleft()
+        elif kind is Kind.I:
+            seconds, micro_batch = at(times.input_grad_s, r), rank.i
+            rank.i += 1
+            rank.backwards.popleft()
+        else:
+            seconds, micro_batch = at(times.weight_grad_s, r), rank.w
+            rank.w += 1
+        rank.actions.append(Action(r, kind, micro_batch))
+        rank.free_s = now + seconds
+        heapq.heappush(self.wake, (rank.free_s, r))
+        if kind is not Kind.W:
+            self._send(r, kind, rank.free_s)
+
+    def _send(self, r: int, kind: Kind, done_s: float) -> None:
+        """The result's arrival is known as soon as it is being computed; its taker then plans for it."""
+        if kind is Kind.F and r == self.p - 1:
+            self.ranks[r].backwards.append(done_s)  # on the rank itself, already due to wake then
+            return
+        taker = r + 1 if kind is Kind.F else r - 1
+        if taker < 0:
+            return
+        arrival = done_s + self.times.message_s
+        inbox = self.ranks[taker].forwards if kind is Kind.F else self.ranks[taker].backwards
+        inbox.append(arrival)
+        heapq.heappush(self.wake, (arrival, taker))
