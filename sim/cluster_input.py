@@ -1,0 +1,106 @@
+"""A scenario's `cluster`: a preset's name, a preset with overrides, or a full description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from sim.dtypes import SPELLINGS, normalise_dtype
+from sim.input_source import Source, nearest, show, validate, without_nulls
+from sim.overrides import merge
+from sim.parallelism import parse_size
+from sim.yaml_input import KeyPath
+from topology.presets import CLUSTERS, GPUS
+from topology.spec import ClusterSpec, GpuSpec
+
+SpecT = TypeVar("SpecT", GpuSpec, ClusterSpec)
+
+_PEAK_NAMES = (*dict.fromkeys(SPELLINGS.values()), "tf32", "fp4", "int8", "int4")
+
+
+def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cluster",)) -> ClusterSpec:
+    """The cluster that `value` describes; where it names no `nodes`, as many as hold `ranks`.
+
+    Left-out keys of a full description: `nvlink_domain` is the node, one NIC per GPU, the rest as in ClusterSpec.
+    """
+    given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
+    if not isinstance(given, dict):
+        raise source.error(path, f"found {show(value)}; must be a preset's name or a mapping")
+    data = dict(given)
+    if "preset" in data:
+        data = _over_preset(data, source, path)
+    data["gpu"] = _gpu(data.get("gpu"), source, (*path, "gpu"))
+    per_node = data.get("gpus_per_node", ClusterSpec.model_fields["gpus_per_node"].default)
+    if isinstance(per_node, int):
+        data.setdefault("nvlink_domain", per_node)
+        inter_node = data.get("inter_node", {})
+        if isinstance(inter_node, dict):
+            data["inter_node"] = {"nics_per_node": per_node, **inter_node}
+        if per_node >= 1:
+            data.setdefault("nodes", max(1, -(-ranks // per_node)))
+    return validate(ClusterSpec, data, source, path)
+
+
+def _over_preset(given: dict[str, Any], source: Source, path: KeyPath) -> dict[str, Any]:
+    preset = _preset(CLUSTERS, given["preset"], "cluster", source, (*path, "preset"))
+    base = preset.model_dump(exclude={"nodes"})
+    if preset.nvlink_domain == preset.gpus_per_node and "gpus_per_node" in given:
+        del base["nvlink_domain"]  # the domain was the node, so it goes on being the node
+    gpu = given.get("gpu", {})
+    if isinstance(gpu, str) or (isinstance(gpu, dict) and "preset" in gpu):
+        del base["gpu"]
+    overrides = {key: value for key, value in given.items() if key != "preset"}
+    merged: dict[str, Any] = merge(base, overrides)
+    return merged
+
+
+def _gpu(value: Any, source: Source, path: KeyPath) -> Any:
+    """The GPU's mapping with its preset, where it names one, filled in."""
+    if value is None:
+        raise source.error(path, f"is required and missing (a name of {', '.join(GPUS)}, or a mapping)")
+    given: Any = {"preset": value} if isinstance(value, str) else value
+    if not isinstance(given, dict):
+        raise source.error(path, f"found {show(value)}; must be a GPU's name or a mapping")
+    data: dict[str, Any] = {"name": "custom"}
+    if "preset" in given:
+        data = _preset(GPUS, given["preset"], "GPU", source, (*path, "preset")).model_dump()
+    overrides = {key: item for key, item in given.items() if key != "preset"}
+    if isinstance(overrides.get("peak_flops_per_s"), dict):
+        overrides["peak_flops_per_s"] = _peaks(
+            overrides["peak_flops_per_s"], source, (*path, "peak_flops_per_s")
+        )
+    try:
+        overrides |= (
+            {"memory_bytes": parse_size(overrides["memory_bytes"])} if "memory_bytes" in overrides else {}
+        )
+    except ValueError as error:
+        found = show(overrides["memory_bytes"])
+        raise source.error((*path, "memory_bytes"), f"found {found}; {error}") from None
+    data = merge(data, overrides)
+    validate(GpuSpec, data, source, path)
+    return data
+
+
+def _peaks(given: dict[str, Any], source: Source, path: KeyPath) -> dict[str, Any]:
+    peaks: dict[str, Any] = {}
+    for key, value in given.items():
+        name = normalise_dtype(key)
+        if name not in _PEAK_NAMES:
+            raise source.error(
+                (*path, key), f"unknown dtype{nearest(key, _PEAK_NAMES)} (allowed: {', '.join(_PEAK_NAMES)})"
+            )
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e24:
+            raise source.error(
+                (*path, key), f"found {show(value)}; must be a number above 0 and at most 1e24"
+            )
+        peaks[name] = float(value)
+    return peaks
+
+
+def _preset(known: Mapping[str, SpecT], name: Any, what: str, source: Source, path: KeyPath) -> SpecT:
+    if not isinstance(name, str) or name not in known:
+        raise source.error(
+            path,
+            f"found {show(name)}; no such {what} preset{nearest(name, known)} (there are: {', '.join(known)})",
+        )
+    return known[name]

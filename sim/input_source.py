@@ -1,0 +1,171 @@
+"""What a user wrote, where each key of it came from, and errors that say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sim.errors import InputError
+from sim.yaml_input import MAX_DEPTH, KeyPath, dotted
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Written(BaseModel):
+    """Base of what users write: unknown keys, wrong types, NaN and infinity are errors; values cannot change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A mapping that a user wrote. `origins`: the line of a key, or the `--set` option that gave it."""
+
+    label: str
+    data: dict[str, Any]
+    origins: Mapping[KeyPath, int | str] = field(default_factory=dict)
+    folder: str = ""  # where relative paths are looked up first
+
+    def error(self, path: KeyPath, problem: str) -> InputError:
+        """The one message for something wrong at `path`: file, line or option, key, problem."""
+        origin: int | str | None = None
+        for length in range(len(path), 0, -1):
+            origin = self.origins.get(path[:length])
+            if origin is not None:
+                break
+        key = dotted(path)
+        if isinstance(origin, str):
+            key = f"--set {origin}" if origin == key else f"--set {origin}: {key}"
+            return InputError(f"{self.label}: {key}: {problem}")
+        place = self.label if origin is None else f"{self.label}:{origin}"
+        return InputError(f"{place}: {key}: {problem}" if key else f"{place}: {problem}")
+
+
+def show(value: Any) -> str:
+    """A found value, short enough for a message."""
+    if isinstance(value, str):
+        text = f"'{value}'"
+    elif value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, Mapping):
+        text = "a mapping"
+    elif isinstance(value, (list, tuple)):
+        text = f"a list of {len(value)}"
+    else:
+        text = str(value) if not isinstance(value, int) or abs(value) < 10**40 else "a very long number"
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def nearest(word: Any, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest known word, or nothing."""
+    import difflib
+
+    found = difflib.get_close_matches(str(word)[:100].lower(), list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{found[0]}'?" if found else ""
+
+
+def check_plain(source: Source) -> None:
+    """Raise unless the data is mappings with text keys, lists, text, numbers, booleans and nulls, not too deep."""
+    _check_plain(source, source.data, ())
+
+
+def _check_plain(source: Source, value: Any, path: KeyPath) -> None:
+    if len(path) > MAX_DEPTH:
+        raise source.error(path[:4], f"is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise source.error(path, f"found the key {show(key)}; keys must be text")
+            _check_plain(source, item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _check_plain(source, item, (*path, index))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise source.error(path, f"found {value}; must be a finite number")
+    elif not (value is None or isinstance(value, (str, bool, int, float))):
+        raise source.error(
+            path, f"found a {type(value).__name__}; must be text, a number, a list or a mapping"
+        )
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without keys that are null: null means the default."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def validate(model: type[ModelT], data: Any, source: Source, path: KeyPath) -> ModelT:
+    """`data` as `model`; InputError for the first thing wrong with it, unknown keys before all else."""
+    try:
+        return model.model_validate(without_nulls(data), strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+        loc = tuple(part for part in first["loc"] if not (isinstance(part, str) and part.startswith("<")))
+        message = _message(first["type"], first, model, loc)
+        raise source.error((*path, *loc), message) from None
+
+
+_EXPECTED = {
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "int_parsing": "must be an integer",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text (put a number in quotes)",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "finite_number": "must be a finite number",
+}
+
+
+def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc: KeyPath) -> str:
+    found = show(problem["input"])
+    context = problem.get("ctx", {})
+    if kind == "missing":
+        return "is required and missing"
+    if kind == "extra_forbidden":
+        known = list(_model_at(model, loc[:-1]).model_fields)
+        return f"unknown key{nearest(loc[-1], known)} (allowed: {', '.join(known)})"
+    if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
+        words = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
+        key, limit = next((k, v) for k, v in context.items() if k in words)
+        return (
+            f"found {found}; must be {words[key]} {limit:,}"
+            if isinstance(limit, int)
+            else (f"found {found}; must be {words[key]} {limit:g}")
+        )
+    if kind == "literal_error":
+        allowed = str(context["expected"])
+        return f"found {found}; must be {allowed}{nearest(problem['input'], allowed.replace(' or ', ', ').split(', '))}"
+    if kind == "value_error":
+        return f"found {found}; {context['error']}"
+    return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}"
+
+
+def _model_at(model: type[BaseModel], loc: KeyPath) -> type[BaseModel]:
+    """The model class whose fields stand at `loc` below `model`."""
+    for part in loc:
+        if isinstance(part, int) or part not in model.model_fields:
+            continue
+        model = _models_in(model.model_fields[part].annotation)[0]
+    return model
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for item in getattr(annotation, "__args__", ()) for model in _models_in(item)]

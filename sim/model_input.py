@@ -1,0 +1,107 @@
+"""A scenario's `model`: a preset's name, a Hugging Face config, either with overrides, or a full mapping."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sim.input_source import Source, nearest, show, validate
+from sim.model_config import ModelConfig
+from sim.overrides import merge
+from sim.yaml_input import KeyPath, parse_yaml, read_text
+
+_FOLDER = Path(__file__).parent / "presets" / "models"
+
+
+@cache
+def model_presets() -> tuple[str, ...]:
+    """Names of the shipped models."""
+    return tuple(sorted(path.name.removesuffix(".yaml") for path in _FOLDER.glob("*.yaml")))
+
+
+def load_model(name: str) -> ModelConfig:
+    """A shipped model, or one from a Hugging Face `config.json`."""
+    return resolve_model(name, Source("model", {}), ())
+
+
+def resolve_model(value: Any, source: Source, path: KeyPath) -> ModelConfig:
+    """The model that `value` describes, checked for itself (not against any workload or layout)."""
+    given: Any = {"preset": value} if isinstance(value, str) else value
+    if not isinstance(given, dict):
+        raise source.error(path, f"found {show(value)}; must be a preset's name, a path or a mapping")
+    data = dict(given)
+    preset = data.pop("preset", None)
+    if preset is not None:
+        data = merge(_base(preset, source, path), data)
+    model = validate(ModelConfig, data, source, path)
+    _check(model, source, path)
+    return model
+
+
+def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
+    if not isinstance(preset, str):
+        raise source.error((*path, "preset"), f"found {show(preset)}; must be a preset's name or a path")
+    if preset in model_presets():
+        return _preset(preset)
+    if preset.endswith(".json") or "/" in preset or "\\" in preset:
+        from sim.huggingface import model_from_config
+
+        return model_from_config(_find(preset, source, path), source, path)
+    known = ", ".join(model_presets())
+    raise source.error(
+        path, f"found {show(preset)}; no such model preset{nearest(preset, model_presets())} (there are: {known}; "
+        "or a path to a Hugging Face config.json, or a mapping)"
+    )  # fmt: skip
+
+
+def _preset(name: str) -> dict[str, Any]:
+    """A shipped model's mapping; a file that only holds `preset: OTHER` is a second name."""
+    path = _FOLDER / f"{name}.yaml"
+    data, _ = parse_yaml(read_text(path), str(path))
+    assert isinstance(data, dict), path
+    return _preset(data["preset"]) if "preset" in data else data
+
+
+def _find(name: str, source: Source, path: KeyPath) -> Path:
+    for folder in dict.fromkeys((source.folder, "")):
+        candidate = Path(folder, name)
+        try:
+            if candidate.is_dir() and (candidate / "config.json").is_file():
+                return candidate / "config.json"
+            if candidate.exists():
+                return candidate
+        except (OSError, ValueError):  # a name too long, or with a NUL byte
+            break
+    raise source.error(path, f"found {show(name)}; no such file (a Hugging Face config.json was expected)")
+
+
+def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:
+    given = model.model_fields_set
+    if "head_dim" not in given and model.mla is None and model.hidden % model.heads:
+        raise source.error(
+            (*path, "heads"), f"found {model.heads}; must divide hidden ({model.hidden}), or give head_dim"
+        )
+    if model.heads % model.kv_heads:
+        raise source.error((*path, "kv_heads"), f"found {model.kv_heads}; must divide heads ({model.heads})")
+    if model.mla is not None and model.kv_heads != model.heads:
+        raise source.error(
+            (*path, "kv_heads"), f"found {model.kv_heads}; with mla every head has its own: {model.heads}"
+        )
+    if model.mla is not None:
+        head_dim = model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim
+        if model.head_dim != head_dim:
+            raise source.error(
+                (*path, "head_dim"),
+                f"found {model.head_dim}; with mla it is qk_nope_head_dim + qk_rope_head_dim = {head_dim}",
+            )
+    moe = model.moe
+    if moe is not None and moe.top_k > moe.experts:
+        raise source.error(
+            (*path, "moe", "top_k"), f"found {moe.top_k}; must be at most experts ({moe.experts})"
+        )
+    if moe is not None and moe.dense_layers > model.layers:
+        raise source.error(
+            (*path, "moe", "dense_layers"),
+            f"found {moe.dense_layers}; must be at most layers ({model.layers})",
+        )

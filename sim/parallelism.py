@@ -1,0 +1,149 @@
+"""What a scenario's `parallelism` section may say, and how layers are dealt out to pipeline stages."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from sim.dtypes import TransportDtype
+from sim.input_source import Written
+
+ScheduleName = Literal[
+    "naive",
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "zb_search",
+    "dualpipe",
+    "dualpipe_v",
+]
+STAGES_PER_RANK = {"interleaved_1f1b": 2, "zb_v": 2, "dualpipe_v": 2, "dualpipe": 2}
+_BLOCKING_SENDS = ("naive", "gpipe", "1f1b")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+_RANK_ORDERS = "tp-cp-dp-pp and its permutations"
+
+
+def parse_size(value: Any) -> Any:
+    """A size such as `25MiB` or `1.5 GB` as a number of bytes; what is no text comes back as it is.
+
+    >>> parse_size("25MiB"), parse_size("80GB"), parse_size(7)
+    (26214400, 80000000000, 7)
+    """
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value[:60])
+    if match is None or match[2].upper() not in _UNITS or len(match[1]) > 30:
+        raise ValueError(
+            "must be a number of bytes, or one with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
+        )
+    return round(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _rank_order(value: Any) -> Any:
+    if isinstance(value, str) and sorted(value.split("-")) != ["cp", "dp", "pp", "tp"]:
+        raise ValueError("must hold each of tp, cp, dp, pp once, joined by '-', fastest-varying first")
+    return value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Degree = Annotated[int, Field(ge=1, le=10_000_000)]
+ByteSize = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^[0-9.]+ *[A-Za-z]*$"}]}
+    ),
+]
+
+
+class Parallelism(Written):
+    """How a model and its batch are split over ranks; see docs/scenario.md for each key.
+
+    In a loaded scenario `virtual_stages`, `layers_per_stage`, `shard_size`, `param_gather_overlap` and `p2p_overlap`
+    hold what null stands for. `layers_per_stage` has one entry per stage in model order: pp·virtual_stages of
+    them, but pp with dualpipe (each held by ranks i and p-1-i), and one where pp is 1.
+    """
+
+    dp: Degree = 1
+    tp: Degree = 1
+    sp: bool = False
+    cp: Degree = 1
+    pp: Degree = 1
+    ep: Degree = 1
+    expert_tp: Degree = 1
+    zero: Literal[0, 1, 2, 3] = 0
+    shard_size: Degree = Field(
+        default_factory=lambda data: data["dp"] * data["cp"], description="null: dp * cp"
+    )
+    reshard_after_forward: bool = True
+    accumulate_unsharded: bool = False
+    schedule: ScheduleName = "1f1b"
+    schedule_memory: float = Field(default=1.0, gt=0, le=1_000)
+    virtual_stages: int = Field(
+        default_factory=lambda data: STAGES_PER_RANK.get(data["schedule"], 1) if data["pp"] > 1 else 1,
+        ge=1, le=10_000, description="null: what the schedule needs",
+    )  # fmt: skip
+    layers_per_stage: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=10_000)], ...],
+        BeforeValidator(_as_tuple),
+        Field(max_length=1_000_000),
+    ] = Field(default=(), json_schema_extra={"default": None})
+    dp_sync: Literal["bucketed", "after_backward", "per_parameter"] = "bucketed"
+    bucket_bytes: ByteSize = Field(
+        default=25 * 2**20, ge=1, le=10**15, json_schema_extra={"default": "25MiB"}
+    )
+    param_gather_overlap: bool = Field(
+        default_factory=lambda data: data["dp_sync"] != "after_backward",
+        description="null: true unless dp_sync is after_backward",
+    )
+    cp_method: Literal["ring", "all_gather", "all_to_all"] = "ring"
+    cp_split: Literal["zigzag", "contiguous", "striped"] = "zigzag"
+    tp_overlap: Literal["none", "wgrad", "full"] = "none"
+    ep_overlap: bool = False
+    ep_dispatch_dtype: TransportDtype | None = None
+    p2p_overlap: bool = Field(
+        default_factory=lambda data: data["schedule"] not in _BLOCKING_SENDS,
+        description="null: false for naive, gpipe and 1f1b, true for the others",
+    )
+    p2p_scatter: bool = False
+    rank_order: Annotated[
+        str, BeforeValidator(_rank_order), WithJsonSchema({"type": "string", "description": _RANK_ORDERS})
+    ] = "tp-cp-dp-pp"
+
+    @property
+    def ranks(self) -> int:
+        """tp·cp·dp·pp."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def stages(self) -> int:
+        """Parts that the layers are dealt out to, in model order."""
+        if self.pp == 1:
+            return 1
+        return self.pp if self.schedule == "dualpipe" else self.pp * self.virtual_stages
+
+
+def split_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage, as even as possible, the larger ones first.
+
+    Where stages outnumber layers every stage has one layer or none: the last stage has none, then (with two or
+    more without) the first, and any others without stand at the end too.
+
+    >>> split_layers(10, 4), split_layers(2, 4), split_layers(3, 4), split_layers(2, 5)
+    ((3, 3, 2, 2), (0, 1, 1, 0), (1, 1, 1, 0), (0, 1, 1, 0, 0))
+    """
+    empty = stages - layers
+    if empty >= 2:
+        return (0, *([1] * layers), *([0] * (empty - 1)))
+    least, extra = divmod(layers, stages)
+    return tuple(least + (stage < extra) for stage in range(stages))

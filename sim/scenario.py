@@ -1,0 +1,232 @@
+"""The scenario: what a user wrote, checked, with every preset and default filled in.
+
+`load_scenario` reads a YAML file, `parse_scenario` a mapping (a row of a table, a result's own `scenario`). Both
+raise `InputError` with one message for the first thing wrong. What a resolved scenario dumps, parses to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sim.cluster_input import resolve_cluster
+from sim.dtypes import sixteen_bit
+from sim.input_source import Source, check_plain, nearest, show, validate, without_nulls
+from sim.model_config import ModelConfig
+from sim.model_input import resolve_model
+from sim.overrides import with_overrides
+from sim.parallelism import Parallelism, split_layers
+from sim.rules import Parts, check_rules, notes
+from sim.training_config import Recompute, Training
+from sim.workloads import Distillation, Faults, Inference, RequestPattern, RequestTrace
+from sim.yaml_input import parse_yaml, read_text
+from topology.presets import GPUS
+from topology.spec import ClusterSpec
+
+__all__ = [
+    "ClusterSpec", "Distillation", "Faults", "Inference", "ModelConfig", "Parallelism", "Recompute", "Scenario",
+    "Training", "load_mapping", "load_scenario", "parse_scenario", "read_source",
+]  # fmt: skip
+
+KEYS = (
+    "version", "name", "model", "training", "parallelism", "cluster", "calibration", "inference", "distillation",
+    "faults",
+)  # fmt: skip
+
+
+class Scenario(BaseModel):
+    """A checked scenario: no preset names and no nulls that stand for a default are left.
+
+    `training` is None for a serving workload, `inference` for a training step. `warnings` is no part of the input.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int = 1
+    name: str
+    model: ModelConfig
+    training: Training | None = None
+    parallelism: Parallelism = Parallelism()
+    cluster: ClusterSpec
+    calibration: str
+    inference: Inference | None = None
+    distillation: Distillation | None = None
+    faults: Faults | None = None
+    warnings: tuple[str, ...] = Field(default=(), exclude=True)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per rank and step: global_batch_size / (micro_batch_size · dp); 1 without training."""
+        if self.training is None:
+            return 1
+        return self.training.global_batch_size // (self.training.micro_batch_size * self.parallelism.dp)
+
+    @property
+    def precision(self) -> str:
+        """The precision of matmuls, of whichever workload this is."""
+        workload = self.training or self.inference
+        assert workload is not None
+        return workload.precision
+
+
+def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in a YAML file, with `KEY=VALUE` overrides applied first."""
+    source = read_source(path, overrides)
+    return _resolve(source, Path(path).stem)
+
+
+def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:
+    """The scenario in a mapping; `where` starts error messages and is the name where the mapping has none."""
+    return _resolve(Source(where, data), where)
+
+
+def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a scenario file says, overrides applied, nothing filled in: to be varied with `sim.overrides.merge`."""
+    return read_source(path, overrides).data
+
+
+def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
+    """A YAML file as data with the line of each key, and overrides applied."""
+    file = Path(path)
+    data, lines = parse_yaml(read_text(file), str(path))
+    if data is None:
+        raise Source(str(path), {}).error(
+            (), "is empty; a scenario needs at least model, training and cluster"
+        )
+    if not isinstance(data, dict):
+        raise Source(str(path), {}, lines).error((), f"found {show(data)}; a scenario is a mapping")
+    return with_overrides(Source(str(path), data, lines, str(file.parent)), overrides)
+
+
+def _resolve(source: Source, name: str) -> Scenario:
+    check_plain(source)
+    data = {key: value for key, value in source.data.items() if value is not None}
+    _check_sections(source, data)
+    model = resolve_model(data["model"], source, ("model",))
+    training = validate(Training, data["training"], source, ("training",)) if "training" in data else None
+    inference = _inference(data, source)
+    seq_len = _sequence_length(training, inference)
+    model = _with_positions(model, seq_len)
+    parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
+    cluster = resolve_cluster(data["cluster"], parallelism.ranks, source)
+    faults = validate(Faults, data["faults"], source, ("faults",)) if "faults" in data else None
+    distillation = _distillation(data, source, seq_len)
+    parts = Parts(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
+    check_rules(parts, source)
+    calibration, unknown = _calibration(data, cluster, source)
+    return Scenario(
+        name=data.get("name", name),
+        model=model,
+        training=training,
+        parallelism=parallelism,
+        cluster=cluster,
+        calibration=calibration,
+        inference=inference,
+        distillation=distillation,
+        faults=faults,
+        warnings=(*unknown, *notes(parts)),
+    )
+
+
+def _check_sections(source: Source, data: dict[str, Any]) -> None:
+    for key in data:
+        if key not in KEYS:
+            raise source.error((key,), f"unknown key{nearest(key, KEYS)} (allowed: {', '.join(KEYS)})")
+    version = data.get("version", 1)
+    if isinstance(version, bool) or version != 1:
+        raise source.error(("version",), f"found {show(version)}; this program reads version 1")
+    for key in ("name", "calibration"):
+        value = data.get(key, "x")
+        if not isinstance(value, str) or not 1 <= len(value) <= 4096:
+            raise source.error((key,), f"found {show(value)}; must be text of 1 to 4,096 characters")
+    for key in ("model", "cluster"):
+        if key not in data:
+            raise source.error((key,), "is required and missing")
+    if "training" not in data and "inference" not in data:
+        raise source.error(
+            ("training",), "is required and missing (or give inference for a serving workload)"
+        )
+    if "training" in data and "inference" in data:
+        raise source.error(("inference",), "stands beside training; a scenario has one of the two")
+    if "distillation" in data and "training" not in data:
+        raise source.error(("distillation",), "needs training, which describes the student")
+
+
+def _inference(data: dict[str, Any], source: Source) -> Inference | None:
+    if "inference" not in data:
+        return None
+    inference = validate(Inference, data["inference"], source, ("inference",))
+    changes: dict[str, Any] = {}
+    if inference.kv_cache.dtype is None:
+        dtype = sixteen_bit(inference.precision)
+        changes["kv_cache"] = inference.kv_cache.model_copy(update={"dtype": dtype})
+    if isinstance(inference.requests, RequestTrace):
+        changes["requests"] = RequestTrace(trace=_found_file(inference.requests.trace, source))
+    return inference.model_copy(update=changes)
+
+
+def _found_file(name: str, source: Source) -> str:
+    for folder in dict.fromkeys((source.folder, "")):
+        try:
+            if Path(folder, name).is_file():
+                return str(Path(folder, name))
+        except (OSError, ValueError):
+            break
+    raise source.error(("inference", "requests", "trace"), f"found {show(name)}; no such file")
+
+
+def _sequence_length(training: Training | None, inference: Inference | None) -> int:
+    """Tokens of the longest sequence that is known beforehand; 1 for requests from a trace."""
+    if training is not None:
+        return training.seq_len
+    assert inference is not None
+    requests = inference.requests
+    return requests.prompt_len + requests.output_len if isinstance(requests, RequestPattern) else 1
+
+
+def _with_positions(model: ModelConfig, seq_len: int) -> ModelConfig:
+    return model if model.max_positions else model.model_copy(update={"max_positions": seq_len})
+
+
+def _parallelism(
+    value: Any, source: Source, model: ModelConfig, workload: Training | Inference | None
+) -> Parallelism:
+    parallelism = validate(Parallelism, value, source, ("parallelism",))
+    if parallelism.pp == 1 and parallelism.virtual_stages != 1:
+        parallelism = parallelism.model_copy(update={"virtual_stages": 1})
+    changes: dict[str, Any] = {}
+    if "layers_per_stage" not in parallelism.model_fields_set and parallelism.stages <= 1_000_000:
+        changes["layers_per_stage"] = split_layers(model.layers, parallelism.stages)
+    if parallelism.ep_dispatch_dtype is None and workload is not None:
+        changes["ep_dispatch_dtype"] = sixteen_bit(workload.precision)
+    return parallelism.model_copy(update=changes)
+
+
+def _distillation(data: dict[str, Any], source: Source, seq_len: int) -> Distillation | None:
+    """The section with its teacher resolved first, so that the teacher's errors carry the teacher's keys."""
+    if "distillation" not in data:
+        return None
+    path = ("distillation",)
+    given = without_nulls(data["distillation"])
+    if not isinstance(given, dict):
+        raise source.error(path, f"found {show(given)}; must be a mapping")
+    if "teacher" in given:
+        teacher = resolve_model(given["teacher"], source, (*path, "teacher"))
+        given = {**given, "teacher": _with_positions(teacher, seq_len)}
+    return validate(Distillation, given, source, path)
+
+
+def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> tuple[str, tuple[str, ...]]:
+    """The profile's name or path, and a warning where a GPU of one's own has none."""
+    if "calibration" in data:
+        name = data["calibration"]
+        beside = Path(source.folder, name)
+        if name.endswith(".json") and not Path(name).is_file() and beside.is_file():
+            return str(beside), ()
+        return name, ()
+    if cluster.gpu.name in GPUS:
+        return cluster.gpu.name, ()
+    return "roofline", (f"calibration: no profile for GPU '{cluster.gpu.name}', so roofline is used",)

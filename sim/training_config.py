@@ -1,0 +1,57 @@
+"""What a scenario's `training` section may say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from sim.dtypes import Precision, StorageDtype, sixteen_bit
+from sim.input_source import Written
+
+RecomputeMode = Literal["none", "selective", "selective_op", "full"]
+
+
+class Recompute(Written):
+    """What is computed again before backward. `layers`: only that many; `every`: only each n-th (both: mode full)."""
+
+    mode: RecomputeMode
+    layers: int | None = Field(default=None, ge=0, le=10_000)
+    every: int | None = Field(default=None, ge=1, le=10_000)
+
+
+def _recompute(value: Any) -> Any:
+    return {"mode": value} if isinstance(value, str) else value
+
+
+def _recompute_schema() -> WithJsonSchema:
+    modes = {"enum": ["none", "selective", "selective_op", "full"]}
+    fields = {"mode": modes, "layers": {"type": ["integer", "null"]}, "every": {"type": ["integer", "null"]}}
+    mapping = {"type": "object", "properties": fields, "required": ["mode"], "additionalProperties": False}
+    return WithJsonSchema({"anyOf": [modes, mapping], "default": "none"})
+
+
+def _param_dtype(data: dict[str, Any]) -> Any:
+    return sixteen_bit(data["precision"])
+
+
+class Training(Written):
+    """One training step. Sizes: tokens and sequences, global unless said otherwise."""
+
+    seq_len: int = Field(ge=1, le=100_000_000)
+    global_batch_size: int = Field(ge=1, le=1_000_000_000)
+    micro_batch_size: int = Field(default=1, ge=1, le=1_000_000)
+    precision: Precision = "bf16"
+    param_dtype: StorageDtype = Field(
+        default_factory=_param_dtype, description="null: precision's 16-bit dtype"
+    )
+    grad_dtype: StorageDtype = "fp32"
+    grad_reduce_dtype: StorageDtype = Field(
+        default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
+    )
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Recompute(mode="none")
+    attention: Literal["fused", "unfused"] = "fused"
+    cross_entropy: Literal["unfused", "fused"] = "unfused"
+    elementwise: Literal["eager", "megatron", "compiled"] = "eager"
+    activation_offload: bool = False

@@ -1,0 +1,112 @@
+"""What a scenario's `inference`, `distillation` and `faults` sections may say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from sim.dtypes import Precision, TransportDtype
+from sim.input_source import Written
+from sim.model_config import ModelConfig
+
+
+class RequestPattern(Written):
+    """`count` equal requests, all at once or as a Poisson process of `rate_per_s`."""
+
+    prompt_len: int = Field(ge=1, le=100_000_000)
+    output_len: int = Field(ge=1, le=100_000_000)
+    count: int = Field(default=1, ge=1, le=10_000_000)
+    rate_per_s: float | None = Field(default=None, gt=0, le=1e9)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+
+class RequestTrace(Written):
+    """Requests from a CSV file with columns arrival_s, prompt_tokens, output_tokens, prefix_id."""
+
+    trace: str = Field(min_length=1, max_length=4096)
+
+
+def _requests_form(value: Any) -> str:
+    traced = isinstance(value, RequestTrace) or (isinstance(value, dict) and "trace" in value)
+    return "<trace>" if traced else "<pattern>"
+
+
+class KvCache(Written):
+    """Where keys and values of running requests live. `dtype` null: the inference precision."""
+
+    layout: Literal["paged", "contiguous"] = "paged"
+    block_tokens: int = Field(default=16, ge=1, le=1_000_000)
+    dtype: TransportDtype | None = None
+    memory_fraction: float = Field(default=0.9, gt=0, le=1)
+
+
+class Inference(Written):
+    """A serving workload."""
+
+    batching: Literal["continuous", "static"] = "continuous"
+    precision: Precision = "bf16"
+    requests: Annotated[
+        Annotated[RequestPattern, Tag("<pattern>")] | Annotated[RequestTrace, Tag("<trace>")],
+        Discriminator(_requests_form),
+    ]
+    max_running_requests: int = Field(default=256, ge=1, le=10_000_000)
+    max_batch_tokens: int = Field(default=8192, ge=1, le=1_000_000_000)
+    kv_cache: KvCache = KvCache()
+    prefix_cache: Literal["none", "gpu", "cpu"] = "none"
+    quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only"] = "none"
+
+
+class TeacherParallelism(Written):
+    """How the teacher is split over the student's ranks."""
+
+    tp: int = Field(default=1, ge=1, le=10_000_000)
+
+
+class Distillation(Written):
+    """A teacher beside the student that `training` describes."""
+
+    teacher: ModelConfig
+    mode: Literal["logits", "sequence"] = "logits"
+    teacher_parallelism: TeacherParallelism = TeacherParallelism()
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Straggler(Written):
+    """One rank whose computations take `compute_scale` times as long."""
+
+    rank: int = Field(ge=0, le=10_000_000)
+    compute_scale: float = Field(default=1.3, gt=0, le=1e6)
+
+
+class LinkFault(Written):
+    """The links between two places, such as `node0` and `node1`, at a fraction of their bandwidth."""
+
+    between: Annotated[
+        tuple[
+            Annotated[str, Field(min_length=1, max_length=100)],
+            Annotated[str, Field(min_length=1, max_length=100)],
+        ],
+        BeforeValidator(_as_tuple),
+    ]
+    bandwidth_scale: float = Field(default=0.5, gt=0, le=1e6)
+
+
+class Failures(Written):
+    """Random failures and checkpoints, in seconds."""
+
+    mtbf_s_per_gpu: float = Field(default=1.8e8, gt=0, le=1e15)
+    checkpoint_interval_s: float = Field(default=1800.0, gt=0, le=1e9)
+    checkpoint_s: float = Field(default=60.0, ge=0, le=1e9)
+    restart_s: float = Field(default=600.0, ge=0, le=1e9)
+
+
+class Faults(Written):
+    """What goes wrong during the workload."""
+
+    stragglers: Annotated[tuple[Straggler, ...], BeforeValidator(_as_tuple), Field(max_length=100_000)] = ()
+    links: Annotated[tuple[LinkFault, ...], BeforeValidator(_as_tuple), Field(max_length=100_000)] = ()
+    failures: Failures | None = None
