@@ -1,17 +1,17 @@
 """Closed forms of collective times: α–β per level, one function per algorithm. Pure.
 
-A group of n ranks lies in d domains (a domain: the GPUs that share NVLink, or one PCIe host) with g members in
-each. S is the size as nccl-tests counts it: the whole buffer (the gathered output of an all-gather, the input
-of a reduce-scatter, what each rank holds for an all-to-all). B is what one GPU sends over its links inside the
-domain, b what it sends through its share of the NICs; bandwidths are those of the link, with no efficiency
-factor. α is one step inside a domain, α' one step between domains.
+A group of n ranks lies in d domains (a domain: the GPUs that share NVLink, or one PCIe host) with g members
+in each. S is the size as nccl-tests counts it: the whole buffer (the gathered output of an all-gather, the
+input of a reduce-scatter, what each rank holds for an all-to-all). B is what one GPU sends over its links
+inside the domain, b what it sends through its share of the NICs; bandwidths are those of the link, with no
+efficiency factor. α is one step inside a domain, α' one step between domains.
 
 Sources: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
 2005 (α–β costs of ring and pairwise algorithms); P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", 2009 (the ring's 2(n-1)/n is optimal); P. Sanders, J. Speck,
-J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009, and NCCL 2.4 (double
-binary trees); NCCL's cost model, src/graph/tuning.cc (which steps cross nodes, chains inside them); nccl-tests,
-doc/PERFORMANCE.md (bus bandwidth).
+J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009, and NCCL 2.4
+(double binary trees); NCCL's cost model, src/graph/tuning.cc (which steps cross nodes, chains inside them);
+nccl-tests, doc/PERFORMANCE.md (bus bandwidth).
 
 Left out: protocols LL, LL128 and Simple (each would scale B and α of an algorithm: one more candidate per
 pair), in-network reduction between nodes (CollNet, SHARP, NVLSTree), PAT, kernel launch.
@@ -58,7 +58,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
-    """Seconds of one algorithm: `latency_s` that no size changes, and `transfer_s` proportional to the size."""
+    """Seconds of one algorithm: `latency_s` of its steps, and `transfer_s` proportional to the size."""
 
     latency_s: float
     transfer_s: float
@@ -74,9 +74,9 @@ Algorithm = Callable[[Group, float], AlphaBeta]
 def _ring_pass(group: Group, sent_bytes: float) -> float:
     """Seconds in which every rank hands `sent_bytes` to its successor.
 
-    NCCL lays one ring per NIC, each leaving the node at another GPU. Of a GPU's g rings g-1 stay on NVLink and
-    one leaves, so NVLink carries (g-1)/g of what it sends, and the node's boundary is passed by `sent_bytes`
-    once, through the NICs of all members together.
+    NCCL lays one ring per NIC, each leaving the node at another GPU. Of a GPU's g rings g-1 stay on NVLink
+    and one leaves, so NVLink carries (g-1)/g of what it sends, and the node's boundary is passed by
+    `sent_bytes` once, through the NICs of all members together.
     """
     if group.domains == 1:
         return sent_bytes / group.ring_bytes_per_s
@@ -110,31 +110,33 @@ def ring_broadcast(group: Group, size_bytes: float) -> AlphaBeta:
 def tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """Double binary tree over the domains, a chain inside each (NCCL 2.4).
 
-    2((g-1)α + ⌈log2 d⌉α') + max(S(g-1)/g / C, wS / gb'): C is the chains' bandwidth, each GPU passing S up and S
-    down. Each of the two trees carries S/2 up and down; an inner node of one is a leaf of the other and sends
-    S up and S down in all: w = 2, and 1 between two domains, where each is the other's only neighbour.
+    2((g-1)α + ⌈log2 d⌉α') + max(S(g-1)/g / C, 2S / gb): C is the chains' bandwidth, each GPU passing S up and
+    S down. Each of the two trees carries S/2 up and down; an inner node of one is a leaf of the other, so a
+    domain sends S up and S down in all. (Two domains could do with half of that; not counted on.)
     """
     g, d = group.members_max, group.domains
     latency_s = 2 * ((g - 1) * group.latency_s + math.ceil(math.log2(d)) * group.inter_latency_s)
     if d == 1:
         return AlphaBeta(latency_s, size_bytes / group.chain_bytes_per_s)
     inside = size_bytes * (g - 1) / g / group.chain_bytes_per_s
-    sent_bytes = size_bytes * (1 if d == 2 else 2)
-    return AlphaBeta(latency_s, max(inside, sent_bytes / (group.members * group.inter_tree_bytes_per_s)))
+    between = 2 * size_bytes / (group.members * group.inter_tree_bytes_per_s)
+    return AlphaBeta(latency_s, max(inside, between))
 
 
 def nvls_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """5α + S(1+1/n)/B: the switch reduces and multicasts (NVLink SHARP).
 
-    Each rank reads its n-th already reduced by the switch (every GPU sends S in all) and writes it to all (S/n
-    more). Steps: a barrier, the read's two ways, the write, a barrier.
+    Each rank reads its n-th already reduced by the switch (every GPU sends S in all) and writes it to all
+    (S/n more). Steps: a barrier, the read's two ways, the write, a barrier.
     """
     return AlphaBeta(5 * group.latency_s, size_bytes * (1 + 1 / group.ranks) / group.ring_bytes_per_s)
 
 
 def nvls_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
     """4α + S(n-1)/n / B: each rank multicasts its n-th; a reduce-scatter reads instead, in as many steps."""
-    return AlphaBeta(4 * group.latency_s, size_bytes * (group.ranks - 1) / group.ranks / group.ring_bytes_per_s)
+    return AlphaBeta(
+        4 * group.latency_s, size_bytes * (group.ranks - 1) / group.ranks / group.ring_bytes_per_s
+    )
 
 
 def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
@@ -151,7 +153,7 @@ def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 def _exchange(group: Group, size_bytes: float) -> AlphaBeta:
-    """A rank sends S/n to each other rank: those in its domain over NVLink, beside it the others over its NIC.
+    """A rank sends S/n to each other: those of its domain over NVLink, beside it the others over its NIC.
 
     Sends go out in rounds of 8. Of unequal domains the one with the fewest members sends most outside.
     """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import permutations
+from itertools import pairwise, permutations
 
-# Links between the 8 GPUs of a DGX-1 with V100 (hybrid cube mesh), as `nvidia-smi topo -m` prints them: 6 links
-# a GPU. NVIDIA DGX-1 with Tesla V100 System Architecture whitepaper, 2017, figure 4.
+# Links between the 8 GPUs of a DGX-1 with V100 (hybrid cube mesh), as `nvidia-smi topo -m` prints them: 6
+# links a GPU. NVIDIA DGX-1 with Tesla V100 System Architecture whitepaper, 2017, figure 4.
 _CUBE_MESH = (
     (0, 1, 1, 2, 2, 0, 0, 0),
     (1, 0, 2, 1, 0, 2, 0, 0),
@@ -32,21 +32,66 @@ def links_per_gpu(gpus: int) -> int:
     return max(1, sum(links(gpus)[0]))
 
 
+def relay(gpus: int, src: int, dst: int) -> tuple[int, ...]:
+    """The way from one GPU to another: direct, else through the GPU with most links to both.
+
+    NCCL relays over NVLink the same way (PATH_NVB). Of equally good ones, which depends on src + dst, so that
+    not all pairs take the same.
+
+    >>> relay(8, 0, 3), relay(8, 0, 7)
+    ((0, 3), (0, 4, 7))
+    """
+    count = links(gpus)
+    if count[src][dst] or src == dst:
+        return (src, dst)
+    most = max(min(count[src][via], count[via][dst]) for via in range(gpus))
+    best = [via for via in range(gpus) if min(count[src][via], count[via][dst]) == most]
+    return (src, best[(src + dst) % len(best)], dst)
+
+
+def relay_links(gpus: int, src: int, dst: int) -> int:
+    """Links on the narrowest part of the way from one GPU to another."""
+    way = relay(gpus, src, dst)
+    return min(links(gpus)[a][b] for a, b in pairwise(way))
+
+
 @lru_cache(maxsize=1024)
+def exchange_load(gpus: int, members: tuple[int, ...]) -> float:
+    """Blocks on the fullest link, in blocks per link, when each member sends one block to every other."""
+    load: dict[tuple[int, int], int] = {}
+    for src in members:
+        for dst in members:
+            way = relay(gpus, src, dst) if src != dst else ()
+            for hop in pairwise(way):
+                load[hop] = load.get(hop, 0) + 1
+    return max(blocks / links(gpus)[a][b] for (a, b), blocks in load.items())
+
+
+@lru_cache(maxsize=1024)
+def ring_cycles(gpus: int, members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The most cycles through all members of a cube mesh that share no link, found by search as NCCL does.
+
+    Each is two rings, one a direction (NCCL, src/graph/search.cc). Empty where no cycle exists.
+    """
+    free = [list(row) for row in links(gpus)]
+    cycles = [(members[0], *rest) for rest in permutations(members[1:]) if rest[0] < rest[-1]]
+    return _pack([cycle for cycle in cycles if _fits(free, cycle)], free)
+
+
 def rings(gpus: int, members: tuple[int, ...]) -> int:
     """How many one-way rings over `members` fit on the links, each on links of its own.
 
-    On the cube mesh found by search (as NCCL does, src/graph/search.cc); between every two, m members have
-    m-1 links each: the complete digraph splits into m-1 rings (Tillson 1980; for m = 4 and 6, one fewer, which
-    is ignored). Every ring runs in both directions.
+    Where every two GPUs are linked, m members fill all their m-1 links with rings (Tillson 1980; for 4 and 6
+    members with every link split in two).
+
+    >>> [rings(8, tuple(range(members))) for members in range(2, 9)]
+    [1, 2, 4, 0, 2, 4, 6]
     """
     if len(members) == 2:
         return links(gpus)[members[0]][members[1]]
     if gpus != len(_CUBE_MESH):
         return len(members) - 1
-    free = [list(row) for row in _CUBE_MESH]
-    cycles = [(members[0], *rest) for rest in permutations(members[1:]) if rest[0] < rest[-1]]
-    return 2 * _pack([cycle for cycle in cycles if _fits(free, cycle)], free)
+    return 2 * len(ring_cycles(gpus, members))
 
 
 def _edges(cycle: Sequence[int]) -> list[tuple[int, int]]:
@@ -63,15 +108,16 @@ def _take(free: list[list[int]], cycle: Sequence[int], count: int) -> None:
         free[b][a] -= count
 
 
-def _pack(cycles: Sequence[Sequence[int]], free: list[list[int]]) -> int:
-    """The most cycles that share no link, by backtracking; a GPU's links bound them at 3."""
-    best = 0
+def _pack(cycles: Sequence[tuple[int, ...]], free: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    """The most cycles that share no link, by backtracking; a GPU's 6 links allow 3 at most."""
+    best: tuple[tuple[int, ...], ...] = ()
     for index, cycle in enumerate(cycles):
         if not _fits(free, cycle):
             continue
         _take(free, cycle, 1)
-        best = max(best, 1 + _pack(cycles[index:], free))
+        packed = (cycle, *_pack(cycles[index:], free))
         _take(free, cycle, -1)
-        if best == 3:
+        best = max(best, packed, key=len)
+        if len(best) == 3:
             break
     return best

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topology.collectives import Group, bus_factor, fastest
-from topology.mesh import links, links_per_gpu, rings
+from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
 from topology.spec import ClusterSpec
 from topology.torus import mean_hops, torus_hops, torus_shape
 
@@ -71,7 +71,9 @@ class Network:
         Raises `ValueError` for an unknown kind, a negative size, or no ranks.
         """
         if size_bytes < 0 or not len(ranks):
-            raise ValueError(f"{kind} of {size_bytes} bytes over {len(ranks)} ranks; it needs bytes ≥ 0, ranks ≥ 1")
+            raise ValueError(
+                f"{kind} of {size_bytes} bytes over {len(ranks)} ranks; it needs bytes ≥ 0, ranks ≥ 1"
+            )
         if len(ranks) == 1:
             return _NOTHING
         algorithm, cost = fastest(kind, self.group(ranks), size_bytes)
@@ -82,14 +84,14 @@ class Network:
     def send(self, src: int, dst: int, size_bytes: float) -> float:
         """Seconds of one message: α + S/B.
 
-        Between nodes α is one network step, or one a hop on a torus; on rails, a message to another local index
-        first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step.
+        Between nodes α is one network step, or one a hop on a torus; on rails, a message to another local
+        index first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step.
         """
         if src == dst:
             return 0.0
         intra, inter = self.cluster.intra_node, self.cluster.inter_node
         if src // self.domain_gpus == dst // self.domain_gpus:
-            return intra.latency_s + size_bytes / self._pair(src, dst)
+            return self._latency(src, dst) + size_bytes / self._pair(src, dst)
         gpus = self.cluster.gpus_per_node
         latency_s, share = inter.latency_s, self._share
         if self._shape:
@@ -139,7 +141,8 @@ class Network:
         )
 
     def _inside(self, ranks: NDArray[np.int64], most: int) -> _Inside:
-        """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there are.
+        """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there
+        are.
 
         Where no ring fits on the mesh, rings close over PCIe, and an all-reduce goes up and down one chain of
         single links (NCCL makes no more chains than rings).
@@ -148,28 +151,29 @@ class Network:
         if self.cluster.intra_node.kind != "nvlink_mesh" or most == 1:
             return _Inside(full, full / 2, full, full)
         gpus, domains = self.cluster.gpus_per_node, ranks // self.domain_gpus
-        first = ranks[domains == np.bincount(domains).argmax()] % gpus
-        members = tuple(int(rank) for rank in first)
-        lane, host = full / links_per_gpu(gpus), self.cluster.gpu.host_bandwidth_bytes_per_s
-        pairs = [(a, b) for a in members for b in members if a != b]
-        count = links(gpus)
-        unlinked = max(sum(not count[a][b] for b in members if a != b) for a in members)
-        slowest = lane * min(n for a, b in pairs if (n := count[a][b]))
-        per_block_s = max(1 / slowest, unlinked / host)
-        following = zip(members, (*members[1:], members[0]), strict=True)
+        members = tuple(int(rank) for rank in ranks[domains == np.bincount(domains).argmax()] % gpus)
+        lane = full / links_per_gpu(gpus)
         fit = rings(gpus, tuple(sorted(members)))
-        chain = lane * max(1.0, fit / 2 * len(members) / (len(members) - 1))
-        ring = lane * fit or host
-        return _Inside(ring, chain, (len(members) - 1) / per_block_s, min(self._pair(a, b) for a, b in following))
+        following = zip(members, (*members[1:], members[0]), strict=True)
+        return _Inside(
+            ring=lane * fit or self.cluster.gpu.host_bandwidth_bytes_per_s,
+            chain=lane * max(1.0, fit / 2),
+            exchange=lane * (len(members) - 1) / exchange_load(gpus, members),
+            pair=min(self._pair(a, b) for a, b in following),
+        )
 
     def _pair(self, src: int, dst: int) -> float:
-        """Bandwidth between two GPUs of one domain; over PCIe where a mesh has no link between them."""
+        """Bandwidth between two GPUs of one domain; on a mesh the links between them or over a third GPU."""
         intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
         if intra.kind != "nvlink_mesh":
             return intra.bandwidth_bytes_per_s
-        lanes = links(gpus)[src % gpus][dst % gpus]
-        lane = intra.bandwidth_bytes_per_s / links_per_gpu(gpus)
-        return lane * lanes or self.cluster.gpu.host_bandwidth_bytes_per_s
+        return intra.bandwidth_bytes_per_s / links_per_gpu(gpus) * relay_links(gpus, src % gpus, dst % gpus)
+
+    def _latency(self, src: int, dst: int) -> float:
+        """Within a domain one step, on a mesh one a link."""
+        intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
+        steps = len(relay(gpus, src % gpus, dst % gpus)) - 1 if intra.kind == "nvlink_mesh" else 1
+        return intra.latency_s * steps
 
     def _between(
         self, ranks: NDArray[np.int64], domains: NDArray[np.int64], fewest: int
@@ -178,8 +182,9 @@ class Network:
 
         Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last
         sends above it, so the ring gets min(1, k/oversubscription); trees and pairs are taken to cross; of an
-        exchange the part that leaves the leaf crosses. On a torus rings use all directions (a torus splits into
-        Hamiltonian rings), a pair the links of one direction, and an exchange's bytes pass mean_hops links.
+        exchange the part that leaves the leaf crosses. On a torus rings use all directions (a torus splits
+        into Hamiltonian rings), a pair the links of one direction, and an exchange's bytes pass mean_hops
+        links.
         """
         share, over = self._share, self.cluster.inter_node.oversubscription
         if self._shape:

@@ -3,7 +3,8 @@
 Peaks are dense (a sheet that prints "with sparsity" is halved), memory in decimal bytes, bandwidths per
 direction. Latencies are no data-sheet figures: `NVLINK_LATENCY_S` and the others below are assumptions of the
 order that NCCL's own cost model uses (src/graph/tuning.cc, hardware latencies per step: NVLink 0.6 µs in
-protocol LL to 3.4 µs in Simple, network 2.7 µs to 14 µs); a measured profile replaces them where it has points.
+protocol LL to 3.4 µs in Simple, network 2.7 µs to 14 µs); a measured profile replaces them where it has
+points.
 """
 
 from __future__ import annotations
@@ -56,31 +57,77 @@ def _gpu(
 
 _V100 = {"fp32": 15.7 * _T, "fp16": 125 * _T}  # no bf16 and no fp8 tensor cores
 # One rank of a CPU host: nominal figures of one AVX-512 core at 4 GHz (two 512-bit FMA units: 64 fp32 flops a
-# cycle; bf16 dot products twice that). Real hosts differ by factors; `calibrate.run` measures the one at hand.
+# cycle; bf16 dot products twice that). Real hosts differ by factors; `calibrate.run` measures the one at
+# hand.
 _CPU = {"fp32": 0.256 * _T, "bf16": 0.512 * _T}
 
 _GPU_LIST = (
-    _gpu("v100", 32, 900, _V100, 300, 80, _PCIE3_X16, "NVIDIA V100 data sheet (SXM2 32 GB), 2020; Volta whitepaper"),
+    _gpu(
+        "v100",
+        32,
+        900,
+        _V100,
+        300,
+        80,
+        _PCIE3_X16,
+        "NVIDIA V100 data sheet (SXM2 32 GB), 2020; Volta whitepaper",
+    ),
     _gpu("a100-sxm", 80, 2039, _AMPERE, 400, 108, _PCIE4_X16, "NVIDIA A100 data sheet (80 GB SXM), 2021"),
     _gpu("a100-sxm-40g", 40, 1555, _AMPERE, 400, 108, _PCIE4_X16, "NVIDIA A100 data sheet (40 GB SXM), 2020"),
     _gpu("a100-pcie", 80, 1935, _AMPERE, 300, 108, _PCIE4_X16, "NVIDIA A100 data sheet (80 GB PCIe), 2021"),
-    _gpu("h100-sxm", 80, 3350, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H100 data sheet (SXM); Hopper whitepaper"),
+    _gpu(
+        "h100-sxm", 80, 3350, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H100 data sheet (SXM); Hopper whitepaper"
+    ),
     _gpu("h200-sxm", 141, 4800, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H200 data sheet (SXM)"),
-    _gpu("b200-sxm", 180, 8000, _blackwell(75, 2250, 9000), 1000, 148, _PCIE5_X16,
-         "NVIDIA DGX B200 data sheet and HGX platform page, an eighth of the system's figures"),
-    _gpu("b300-sxm", 288, 8000, _blackwell(75, 2250, 13500), 1100, 148, _PCIE5_X16,
-         "NVIDIA DGX B300 data sheet and HGX platform page, an eighth of the system's figures"),
-    _gpu("gb200", 186, 8000, _blackwell(80, 2500, 10000), 1200, 152, _GRACE_C2C_PER_GPU,
-         "NVIDIA GB200 NVL72 data sheet, a 72nd of the rack's figures"),
-    _gpu("gb300", 288, 8000, _blackwell(80, 2500, 15000), 1400, 152, _GRACE_C2C_PER_GPU,
-         "NVIDIA GB300 NVL72 data sheet, a 72nd of the rack's figures; Blackwell Ultra technical blog"),
+    _gpu(
+        "b200-sxm",
+        180,
+        8000,
+        _blackwell(75, 2250, 9000),
+        1000,
+        148,
+        _PCIE5_X16,
+        "NVIDIA DGX B200 data sheet and HGX platform page, an eighth of the system's figures",
+    ),
+    _gpu(
+        "b300-sxm",
+        288,
+        8000,
+        _blackwell(75, 2250, 13500),
+        1100,
+        148,
+        _PCIE5_X16,
+        "NVIDIA DGX B300 data sheet and HGX platform page, an eighth of the system's figures",
+    ),
+    _gpu(
+        "gb200",
+        186,
+        8000,
+        _blackwell(80, 2500, 10000),
+        1200,
+        152,
+        _GRACE_C2C_PER_GPU,
+        "NVIDIA GB200 NVL72 data sheet, a 72nd of the rack's figures",
+    ),
+    _gpu(
+        "gb300",
+        288,
+        8000,
+        _blackwell(80, 2500, 15000),
+        1400,
+        152,
+        _GRACE_C2C_PER_GPU,
+        "NVIDIA GB300 NVL72 data sheet, a 72nd of the rack's figures; Blackwell Ultra technical blog",
+    ),
     _gpu("cpu", 8, 20, _CPU, 100, 1, 20e9, "nominal figures of one core with AVX-512: an assumption"),
-)  # fmt: skip
+)
 
 GPUS: dict[str, GpuSpec] = {gpu.name: gpu for gpu in _GPU_LIST}
 
 
-def _dgx(name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: float, source: str) -> ClusterSpec:
+def _dgx(
+    name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: float, source: str
+) -> ClusterSpec:
     """Eight GPUs a node. From Hopper on, the NVSwitches can reduce and multicast (NVLink SHARP)."""
     volta = gpu == "v100"
     return ClusterSpec(
@@ -142,10 +189,28 @@ _CLUSTER_LIST = (
     _dgx("dgx-a100", "a100-sxm", 300, 8, 25, "DGX A100 data sheet: 12 NVLink at 25 GB/s, 8 HDR NICs"),
     _dgx("dgx-h100", "h100-sxm", 450, 8, 50, "DGX H100 data sheet: 18 NVLink at 25 GB/s, 8 NDR NICs"),
     _dgx("dgx-h200", "h200-sxm", 450, 8, 50, "DGX H200 data sheet: 18 NVLink at 25 GB/s, 8 NDR NICs"),
-    _dgx("dgx-b200", "b200-sxm", 900, 8, 50, "DGX B200 user guide: 14.4 TB/s NVLink, 8 ConnectX-7 at 400 Gbit/s"),
-    _dgx("dgx-b300", "b300-sxm", 900, 8, 100, "DGX B300 data sheet: 14.4 TB/s NVLink, 8 ConnectX-8 at 800 Gbit/s"),
-    _nvl72("gb200-nvl72", "gb200", 50, "GB200 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-7 at 400 Gbit/s"),
-    _nvl72("gb300-nvl72", "gb300", 100, "GB300 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-8 at 800 Gbit/s"),
+    _dgx(
+        "dgx-b200",
+        "b200-sxm",
+        900,
+        8,
+        50,
+        "DGX B200 user guide: 14.4 TB/s NVLink, 8 ConnectX-7 at 400 Gbit/s",
+    ),
+    _dgx(
+        "dgx-b300",
+        "b300-sxm",
+        900,
+        8,
+        100,
+        "DGX B300 data sheet: 14.4 TB/s NVLink, 8 ConnectX-8 at 800 Gbit/s",
+    ),
+    _nvl72(
+        "gb200-nvl72", "gb200", 50, "GB200 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-7 at 400 Gbit/s"
+    ),
+    _nvl72(
+        "gb300-nvl72", "gb300", 100, "GB300 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-8 at 800 Gbit/s"
+    ),
 )
 
 CLUSTERS: dict[str, ClusterSpec] = {cluster.name: cluster for cluster in _CLUSTER_LIST}

@@ -12,7 +12,7 @@ class _Spec(BaseModel):
 
 
 class GpuSpec(_Spec):
-    """One accelerator's data-sheet figures. `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, fp16, fp8, ...)."""
+    """One accelerator's data-sheet figures. `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, ...)."""
 
     name: str
     memory_bytes: float = Field(gt=0, le=1e15)
@@ -20,7 +20,7 @@ class GpuSpec(_Spec):
     peak_flops_per_s: dict[str, float]
     power_limit_w: float = Field(default=500.0, gt=0, le=1e5)
     sm_count: int = Field(default=1, ge=1, le=10_000)
-    host_bandwidth_bytes_per_s: float = Field(default=25e9, gt=0, le=1e18)  # PCIe or C2C to host memory, a direction
+    host_bandwidth_bytes_per_s: float = Field(default=25e9, gt=0, le=1e18)  # PCIe or C2C, a direction
     launch_overhead_s: float = Field(default=5e-6, ge=0, le=1)  # device-side floor of one kernel
     source: str = ""
 
@@ -83,4 +83,8 @@ class ClusterSpec(_Spec):
     @property
     def domain_gpus(self) -> int:
         """GPUs of one NVLink domain: at least a node, for PCIe within a node counts as its fast level."""
-        return max(self.nvlink_domain, self.gpus_per_node) if self.intra_node.kind == "nvswitch" else self.gpus_per_node
+        return (
+            max(self.nvlink_domain, self.gpus_per_node)
+            if self.intra_node.kind == "nvswitch"
+            else self.gpus_per_node
+        )

@@ -7,7 +7,7 @@ from itertools import product
 
 
 def torus_shape(nodes: int, nics_per_node: int) -> tuple[int, ...]:
-    """Sides of the torus, as even as `nodes` divides; two NICs a dimension: 3 from 6 NICs on, 2 from 4, else 1.
+    """Sides of the torus, as even as `nodes` divides; dimensions: 3 from 6 NICs on, 2 from 4, else 1.
 
     >>> torus_shape(64, 8), torus_shape(12, 4), torus_shape(7, 1)
     ((4, 4, 4), (3, 4), (7,))
