@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a link. `kind`: nvlink, pcie, nic or fabric."""
+    """One direction of a link. `kind`: nvlink, peer (GPU to GPU over PCIe), pcie, nic or fabric."""
 
     kind: str
     bandwidth_bytes_per_s: float
@@ -91,9 +91,7 @@ def _add_node(graph: Graph, cluster: ClusterSpec, node: int) -> None:
 
 
 def _add_nvlink(graph: Graph, cluster: ClusterSpec, node: int) -> None:
-    """The node's fast links: to the domain's NVSwitch, between GPUs, or (kind pcie) to a switch of its
-    own."""
-    gpus, intra = cluster.gpus_per_node, cluster.intra_node
+    """The node's fast links: to the domain's NVSwitch, between GPUs, or (kind pcie) through the host."""
     ranks = range(node * gpus, (node + 1) * gpus)
     if intra.kind == "nvlink_mesh":
         lane = intra.bandwidth_bytes_per_s / links_per_gpu(gpus)
@@ -103,9 +101,8 @@ def _add_nvlink(graph: Graph, cluster: ClusterSpec, node: int) -> None:
                 _join(graph, ends, "nvlink", lane * links(gpus)[a][b], intra.latency_s)
         return
     nvswitch = intra.kind == "nvswitch"
-    name = f"nvswitch{ranks[0] // cluster.domain_gpus}" if nvswitch else f"root{node}"
-    hub = _add(graph, name, "nvswitch" if nvswitch else "pcie")
-    kind = "nvlink" if nvswitch else "pcie"
+    hub = _add(graph, f"nvswitch{ranks[0] // cluster.domain_gpus}", "nvswitch") if nvswitch else f"host{node}"
+    kind = "nvlink" if nvswitch else "peer"
     for rank in ranks:
         _join(graph, (gpu(rank), hub), kind, intra.bandwidth_bytes_per_s, intra.latency_s / 2)
 
@@ -119,7 +116,7 @@ def _add_tree(graph: Graph, cluster: ClusterSpec) -> None:
         group = node // inter.nodes_per_leaf
         leaf = _add(graph, f"leaf{group}.{nic}" if rails else f"leaf{group}", "leaf")
         _join(graph, (f"nic{node}.{nic}", leaf), "nic", inter.nic_bandwidth_bytes_per_s, inter.latency_s / 2)
-    leaves = [name for name, kind in graph.nodes(data="kind") if kind == "leaf"]
+    leaves = [name for name in graph if graph.nodes[name]["kind"] == "leaf"]
     for leaf in leaves:
         below = graph.out_degree(leaf) * inter.nic_bandwidth_bytes_per_s
         _join(graph, (leaf, spine), "fabric", below / inter.oversubscription, 0.0)
