@@ -1,0 +1,46 @@
+"""What the entry points share: one message and exit code 2 for bad input, JSON to a file or to standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sim.errors import InputError
+from sim.files import write_text
+
+
+@contextmanager
+def bad_input_exits() -> Iterator[None]:
+    """Turn an `InputError` into one message on standard error and exit code 2; Ctrl-C into exit code 130."""
+    try:
+        yield
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(0) from None
+
+
+def write_json(target: str, data: dict[str, Any]) -> None:
+    """JSON to a file, or to standard output where `target` is "-"."""
+    text = json.dumps(data, indent=1, allow_nan=False)
+    if target == "-":
+        print(text)
+    else:
+        write_text(target, text + "\n")
+
+
+def run_main(main: Callable[..., None]) -> None:
+    """Run a command function whose parameters are typer arguments and options."""
+    import typer
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

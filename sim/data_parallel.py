@@ -1,0 +1,219 @@
+"""Data parallelism and ZeRO, woven into the programs of blocks.
+
+What is sent, in elements of a rank's parameters Ψ (Rajbhandari et al. 2020, sections 5 and 7, an all-reduce being a
+reduce-scatter and an all-gather, a pass of Ψ each), with k micro-batches a step:
+
+- zero 0: one all-reduce of the accumulated gradients: 2Ψ;
+- zero 1: reduce-scatter of the gradients, all-gather of the updated parameters: 2Ψ;
+- zero 2: a reduce-scatter each micro-batch, one all-gather: (k+1)Ψ; with `accumulate_unsharded` 2Ψ;
+- zero 3: parameters gathered for each forward and again for each backward, gradients reduce-scattered: 3kΨ; with
+  `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` one gather a step instead of 2k.
+
+Hybrid sharding (`shard_size` below dp·cp) adds an all-reduce of the reduced shard over the replicas
+(Zhao et al. 2023, PyTorch FSDP, section 3.2). Experts do the same over the ranks that hold the same experts.
+All of a rank's data-parallel traffic queues on one stream, "dp", as it shares one set of links.
+
+Left out: the copies in and out of FSDP's flat buffers; layer-norm gradients' all-reduce over tp under sequence parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sim.dtypes import dtype_bytes
+from sim.plan import Plan
+from sim.program import Block, Comm, Compute, Item, Phase, Program, Wait
+
+DP = "dp"
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """What a layout's data parallelism does to every stage. Sizes are group sizes; bytes are per element."""
+
+    zero: int
+    sync: str
+    bucket_bytes: float
+    shard: int
+    replica: int
+    expert_shard: int
+    expert_replica: int
+    parameter_bytes: float
+    gradient_bytes: float
+    reshard: bool
+    each_micro_batch: bool  # gradients are reduced every micro-batch, not once a step
+    gather_overlap: bool
+
+    def gather(self, name: str, params: float, experts: float, phase: Phase, handle: str) -> list[Comm]:
+        """All-gathers of a unit's parameters from its shards; asynchronous if `handle` is given."""
+        b = self.parameter_bytes
+        parts = (("shard", params * b, self.shard, ""), ("expert_shard", experts * b, self.expert_shard, "x"))
+        return [Comm(f"{name} parameters", "all_gather", group, size, phase, not handle, handle and handle + tag, DP)
+                for group, size, n, tag in parts if size > 0 and n > 1]
+
+    def reduce(self, name: str, params: float, experts: float, handle: str) -> list[Comm]:
+        """The reduction of a unit's gradients; asynchronous if `handle` is given."""
+        b, phase = self.gradient_bytes, Phase.WEIGHT_GRAD
+        sharded = self.zero >= 1
+        out: list[Comm] = []
+        for prefix, elements, shard, replica in (("", params, self.shard, self.replica),
+                                                 ("expert_", experts, self.expert_shard, self.expert_replica)):
+            size, kind = elements * b, "reduce_scatter" if sharded else "all_reduce"
+            steps = [(kind, f"{prefix}shard", size, shard), ("all_reduce", f"{prefix}replica", size / shard, replica)]
+            if not sharded:
+                whole = f"{prefix}dp" if prefix else "dp_cp"
+                steps = [("all_reduce", whole, size, shard * replica)]
+            out += [Comm(f"{name} gradients", k, group, nbytes, phase, not handle, handle and f"{handle}{prefix}{i}", DP)
+                    for i, (k, group, nbytes, n) in enumerate(steps) if nbytes > 0 and n > 1]
+        return out
+
+
+def make_data_parallel(plan: Plan) -> DataParallel:
+    """The data parallelism of a plan."""
+    p, t = plan.scenario.parallelism, plan.scenario.training
+    assert t is not None
+    size = plan.group_size
+    return DataParallel(
+        p.zero, p.dp_sync, float(p.bucket_bytes), size("shard"), size("replica"), size("expert_shard"),
+        size("expert_replica"), compute_bytes(t.precision), dtype_bytes(t.grad_reduce_dtype),
+        p.reshard_after_forward, p.zero >= 2 and not p.accumulate_unsharded, bool(p.param_gather_overlap),
+    )
+
+
+def compute_bytes(precision: str) -> float:
+    """Bytes of a parameter as the layers use it: 8-bit precisions compute from 16-bit parameters."""
+    return max(2.0, dtype_bytes(precision))
+
+
+def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
+    """One wait for each communication."""
+    return [Wait(c.handle, phase) for c in comms]
+
+
+def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
+    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here.
+
+    ZeRO-3 gathers a block's parameters while the block before it computes (one block ahead, as FSDP2 does).
+    ZeRO-1 and -2 wait for the gathers that the step began with (`prologue`), where these overlap.
+    """
+    phase = Phase.FORWARD
+    out: list[list[Item]] = [[] for _ in blocks]
+    if dp.zero == 3 and (dp.reshard or first):
+        gathers = [dp.gather(b.name, b.params, b.expert_params, phase, f"w{i}") for i, b in enumerate(blocks)]
+        out[0] += gathers[0]
+        for i, items in enumerate(out):
+            items += gathers[i + 1] if i + 1 < len(blocks) else []
+            items += waits(gathers[i], phase)
+    for block, items in zip(blocks, out, strict=True):
+        items += block.forward
+    return out
+
+
+def weave_backward(blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool,
+                   tag: str) -> list[list[Item]]:
+    """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
+
+    `last`: the step's last micro-batch here, after which gradients are complete. `tag` makes handles unique.
+    """
+    order = blocks[::-1]
+    out: list[list[Item]] = [[] for _ in order]
+    phase = Phase.INPUT_GRAD
+    if dp.zero == 3 and dp.reshard and phase in phases:
+        gathers = [dp.gather(b.name, b.params, b.expert_params, phase, f"v{i}") for i, b in enumerate(order)]
+        out[0] += gathers[0]
+        for i, items in enumerate(out):
+            items += gathers[i + 1] if i + 1 < len(order) else []
+            items += waits(gathers[i], phase)
+    reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and dp.sync != "after_backward"))
+    buckets = _Buckets(dp, tag) if reduce_now or (last and dp.zero == 3) else None
+    for block, items in zip(order, out, strict=True):
+        if phase in phases:
+            items += block.recompute
+        left = [block.params, block.expert_params]
+        for item in block.backward:
+            if item.phase not in phases:
+                continue
+            items.append(item)
+            if buckets is not None and isinstance(item, Compute):
+                items += buckets.add(block.name, gradients_of(item), left)
+        if buckets is not None and Phase.WEIGHT_GRAD in phases:
+            items += buckets.finish(block.name, left, block is order[-1])
+    return out
+
+
+def gradients_of(item: Compute) -> tuple[int, int]:
+    """Elements of dense and expert weights whose gradient this computation completes: its output's size."""
+    if item.phase is not Phase.WEIGHT_GRAD:
+        return 0, 0
+    if item.kind == "gemm" and len(item.shape) == 4:
+        batch, m, n, _ = item.shape
+        return batch * m * n, 0
+    if item.kind == "grouped_gemm":
+        groups, m, n, _ = item.shape
+        return 0, groups * m * n
+    return 0, 0
+
+
+class _Buckets:
+    """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once."""
+
+    def __init__(self, dp: DataParallel, tag: str) -> None:
+        self.dp, self.tag, self.count = dp, tag, 0
+        self.limit_bytes = {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
+        if dp.zero == 3:
+            self.limit_bytes = float("inf")
+        self.dense, self.experts = 0.0, 0.0
+
+    def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm]:
+        """Count gradients as ready; `left` is what is left of the block's parameters."""
+        dense, experts = min(ready[0], left[0]), min(ready[1], left[1])
+        left[0] -= dense
+        left[1] -= experts
+        self.dense += dense
+        self.experts += experts
+        full = (self.dense + self.experts) * self.dp.gradient_bytes >= max(self.limit_bytes, 1.0)
+        return self._flush(name) if full else []
+
+    def finish(self, name: str, left: list[int], last_block: bool) -> list[Comm]:
+        """The end of a block: what is left of it (biases, norms) is ready."""
+        out = self.add(name, (left[0], left[1]), left)
+        if last_block or self.dp.zero == 3:
+            out = out + self._flush(name)
+        return out
+
+    def _flush(self, name: str) -> list[Comm]:
+        dense, experts, self.dense, self.experts = self.dense, self.experts, 0.0, 0.0
+        self.count += 1
+        return self.dp.reduce(name, dense, experts, f"g{self.tag}.{self.count}")
+
+
+def prologue(blocks: tuple[Block, ...], dp: DataParallel, tag: str) -> Program:
+    """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
+    if dp.zero not in (1, 2) or not dp.gather_overlap:
+        return ()
+    return tuple(c for i, b in enumerate(blocks)
+                 for c in dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{tag}.{i}"))
+
+
+def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel, tag: str) -> list[list[Wait]]:
+    """What the first micro-batch's forward of each block waits for: its gather of `prologue`."""
+    gathers = [dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{tag}.{i}") for i, b in enumerate(blocks)]
+    overlapped = dp.zero in (1, 2) and dp.gather_overlap
+    return [waits(g, Phase.FORWARD) if overlapped else [] for g in gathers]
+
+
+def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
+    """Gradients reduced once all backwards are done (`dp_sync: after_backward`), nothing beside them."""
+    if dp.sync != "after_backward" or dp.each_micro_batch or dp.zero == 3:
+        return ()
+    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+    return tuple(dp.reduce("all", dense, experts, ""))
+
+
+def gather_after_optimizer(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
+    """ZeRO-1 and -2 without overlap: the updated parameters are gathered before the next step starts."""
+    if dp.zero not in (1, 2) or dp.gather_overlap:
+        return ()
+    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+    return tuple(dp.gather("all", dense, experts, Phase.OPTIMIZER, ""))

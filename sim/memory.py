@@ -1,0 +1,160 @@
+"""Bytes on each rank over the step: parameters, gradients, optimizer states, saved activations, buffers.
+
+States per parameter (Rajbhandari et al. 2020, section 3.1): stored parameter, gradient in `grad_dtype`, and for AdamW two
+fp32 moments, with an fp32 master copy where parameters are kept in 16 bits: 2+2+12 with 16-bit gradients, 2+4+12 with fp32
+ones, 4+4+8 in fp32. ZeRO-1 shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters.
+
+A forward's saved bytes count from its start, a backward's until its end; after a split backward's input half only what
+the weight half needs is left. Buffers are transient: what the running operator or recomputation holds, and what ZeRO
+gathers. Gradients live in persistent buffers (Megatron's). Left out: NCCL's buffers, the CUDA context, output gradients that
+a split backward keeps for its weight half, DDP's bucket copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.actions import Action, Kind
+from sim.data_parallel import compute_bytes
+from sim.dtypes import dtype_bytes
+from sim.models.head import tied_params
+from sim.plan import Plan
+from sim.stages import Stage
+
+Bytes = NDArray[np.float64]
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What a rank holds for the whole step, and what gathering and reducing needs for the moment. Bytes."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryCurve:
+    """Bytes by category on one class of ranks; `time_s[i]` is when the i-th values begin to hold."""
+
+    rank: int
+    time_s: Bytes
+    parameters: Bytes
+    gradients: Bytes
+    optimizer: Bytes
+    activations: Bytes
+    buffers: Bytes
+
+    @property
+    def total(self) -> Bytes:
+        """All categories together."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+def states(plan: Plan, stages: Sequence[Stage]) -> States:
+    """Parameters, gradients and optimizer states of a rank that holds these stages, by dtype and ZeRO stage."""
+    t = plan.scenario.training
+    assert t is not None
+    dp = stages[0].dp
+    blocks = [b for s in stages for b in s.blocks]
+    dense = sum(b.params for b in blocks) + _tied_copy(plan, stages)
+    experts = sum(b.expert_params for b in blocks)
+    sharded = dense / dp.shard + experts / dp.expert_shard
+    whole = float(dense + experts)
+    kept = dtype_bytes(t.param_dtype)
+    optimizer = (8.0 if t.optimizer == "adamw" else 0.0) + (4.0 if kept < 4 else 0.0)
+    gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
+    largest = max((b.params + b.expert_params for b in blocks), default=0)
+    gathered = 0.0
+    if dp.zero == 3:
+        sizes = sorted((b.params + b.expert_params for b in blocks), reverse=True)
+        held = sizes[:2] if dp.reshard else sizes
+        gathered = sum(held) * dp.parameter_bytes
+    elif kept > compute_bytes(t.precision):
+        gathered = largest * dp.parameter_bytes
+    if gradients_sharded and dp.shard > 1:
+        gathered += largest * dp.gradient_bytes
+    return States(
+        (sharded if dp.zero == 3 else whole) * kept,
+        (sharded if gradients_sharded else whole) * dtype_bytes(t.grad_dtype),
+        (sharded if dp.zero >= 1 else whole) * optimizer,
+        gathered,
+    )
+
+
+def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:
+    """The embedding matrix that the last stage holds a copy of, where it is tied to a first stage elsewhere."""
+    model = plan.scenario.model
+    names = [b.name for s in stages for b in s.blocks]
+    if not model.tied_embeddings or "head" not in names or "embedding" in names:
+        return 0
+    return tied_params(plan.scenario)
+
+
+@dataclass(frozen=True, slots=True)
+class _StageBytes:
+    saved: float
+    for_weights: float
+    forward_peak: float
+    backward_peak: float
+
+
+def _stage_bytes(stage: Stage) -> _StageBytes:
+    saved = [sum(s.bytes for s in b.saved) for b in stage.blocks]
+    kept = sum(saved)
+    if stage.offload:  # two blocks at a time are on the device
+        kept = sum(sorted(saved)[-2:])
+    for_weights = sum(s.bytes for b in stage.blocks for s in b.saved if s.weight_grad)
+    return _StageBytes(kept, min(for_weights, kept), max((b.forward_peak_bytes for b in stage.blocks), default=0.0),
+                       max((b.backward_peak_bytes for b in stage.blocks), default=0.0))
+
+
+def memory_curve(plan: Plan, class_index: int, stages: dict[int, Stage],
+                 spans: dict[Action, tuple[float, float]], held: States) -> MemoryCurve:
+    """The memory of one class of ranks; `spans` are its actions' start and end in seconds."""
+    sizes = {i: _stage_bytes(s) for i, s in stages.items()}
+    events: list[tuple[float, int, float, float]] = [(0.0, 0, 0.0, 0.0)]  # time, releases first, activations, buffers
+    for action, (start, end) in spans.items():
+        b = sizes[action.stage]
+        if action.kind is Kind.F:
+            offloaded = b.saved if stages[action.stage].offload else 0.0
+            events += [(start, 1, b.saved, b.forward_peak), (end, 0, -offloaded, -b.forward_peak)]
+        else:
+            fetched = b.saved if stages[action.stage].offload and action.kind is not Kind.W else 0.0
+            peak = 0.0 if action.kind is Kind.W else b.backward_peak
+            freed = {Kind.B: b.saved, Kind.I: b.saved - b.for_weights, Kind.W: b.for_weights}[action.kind]
+            events += [(start, 1, fetched, peak), (end, 0, -freed, -peak)]
+    events.sort()
+    table = np.array(events)
+    time = np.unique(table[:, 0])
+    activations, buffers = _running(table, time)
+    ones = np.ones(len(time))
+    rank = plan.classes[class_index].rank
+    return MemoryCurve(rank, time, ones * held.parameters, ones * held.gradients, ones * held.optimizer,
+                       activations, buffers + held.gathered)
+
+
+def _running(table: Bytes, time: Bytes) -> tuple[Bytes, Bytes]:
+    """Running sums of activations and buffers after all events of each instant (releases come before new claims)."""
+    at = np.searchsorted(table[:, 0], time, side="right") - 1
+    return np.cumsum(table[:, 2])[at].clip(min=0.0), np.cumsum(table[:, 3])[at].clip(min=0.0)
+
+
+def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float, steps: int) -> MemoryCurve:
+    """The curve of the first `steps` steps: optimizer states appear at the end of the first (torch creates them lazily)."""
+    shift = np.concatenate([curve.time_s + i * step_time_s for i in range(steps)])
+    cut = np.sort(np.append(shift, optimizer_start_s))
+    at = (np.searchsorted(shift, cut, side="right") - 1).clip(min=0)
+
+    def tiled(values: Bytes) -> Bytes:
+        return np.tile(values, steps)[at]
+
+    optimizer = np.where(cut < optimizer_start_s, 0.0, tiled(curve.optimizer))
+    return MemoryCurve(curve.rank, cut, tiled(curve.parameters), tiled(curve.gradients), optimizer,
+                       tiled(curve.activations), tiled(curve.buffers))

@@ -1,0 +1,136 @@
+"""Numbers out of a finished run: where each rank's seconds went, the critical path, utilization, certainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.build import Built
+from sim.engine import Times
+from sim.plan import Plan
+from sim.template import COMPUTE
+
+Intervals = NDArray[np.float64]  # [n, 2]: start and end in seconds
+NINETY_PERCENT = 1.645  # of a normal distribution, both sides
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeconds:
+    """One class of ranks: seconds computing, in F, B and W (`busy_s`, blocking messages inside them included),
+    communicating with no computation beside, and idle for want of input until the last backward."""
+
+    compute_s: float
+    busy_s: float
+    exposed_comm_s: float
+    bubble_s: float
+
+
+def union_s(intervals: Intervals) -> float:
+    """Seconds covered by at least one interval."""
+    if not len(intervals):
+        return 0.0
+    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(ordered[:, 1])
+    begin = np.maximum(ordered[1:, 0], reach[:-1])
+    return float(ordered[0, 1] - ordered[0, 0] + np.maximum(0.0, ordered[1:, 1] - begin).sum())
+
+
+def uncovered_s(what: Intervals, by: Intervals) -> float:
+    """Seconds of `what` that lie in no interval of `by`."""
+    return max(0.0, union_s(np.concatenate([what, by])) - union_s(by))
+
+
+def rank_seconds(built: Built, times: Times) -> list[RankSeconds]:
+    """For every class of ranks; see `RankSeconds`."""
+    graph = built.graph
+    n = len(graph.classes)
+    rows: list[tuple[list[tuple[float, float]], list[tuple[float, float]]]] = [([], []) for _ in range(n)]
+    compute = [0.0] * n
+    inside = [0.0] * n
+    for placed, start, end in zip(graph.placed, times.start_s, times.end_s, strict=True):
+        for slot in placed.slots:
+            computes = slot.stream == COMPUTE
+            rows[slot.class_index][0 if computes else 1].append((start, end))
+            if computes:
+                compute[slot.class_index] += placed.compute_s
+                inside[slot.class_index] += placed.exposed_s
+    actions: list[list[tuple[float, float]]] = [[] for _ in range(n)]
+    for (index, _), (first, last) in built.actions.items():
+        actions[index].append((times.start_s[first], times.end_s[last]))
+    phase_end = max((end for spans in actions for _, end in spans), default=0.0)
+    out = []
+    for i in range(n):
+        computing, talking, acting = (_intervals(x) for x in (*rows[i], actions[i]))
+        busy = union_s(acting)
+        outside = uncovered_s(talking.clip(max=phase_end), acting)
+        exposed = uncovered_s(talking, computing) + inside[i]
+        out.append(RankSeconds(compute[i], busy, exposed, max(0.0, phase_end - busy - outside)))
+    return out
+
+
+def _intervals(pairs: Iterable[tuple[float, float]]) -> Intervals:
+    return np.array(list(pairs), dtype=np.float64).reshape(-1, 2)
+
+
+def mean(values: Iterable[float], plan: Plan) -> float:
+    """Mean over all ranks of a value per class."""
+    counts = [len(c.ranks) for c in plan.classes]
+    return sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)
+
+
+def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[int]]:
+    """Seconds by kind along the chain of tasks that fixes the step time, and that chain, first to last."""
+    graph = built.graph
+    if not len(graph):
+        return {}, []
+    task = int(np.argmax(times.end_s))
+    chain = [task]
+    while graph.waits[task]:
+        task = max(graph.waits[task], key=times.end_s.__getitem__)
+        chain.append(task)
+    chain.reverse()
+    seconds: dict[str, float] = {}
+    for t in chain:
+        kind = graph.placed[t].slots[0].kind
+        seconds[kind] = seconds.get(kind, 0.0) + graph.seconds[t]
+    return dict(sorted(seconds.items(), key=lambda kv: -kv[1])), chain
+
+
+def source_shares(shares: dict[tuple[str, str, float], float]) -> dict[str, float]:
+    """Fraction of all priced seconds by where the price came from."""
+    total = sum(shares.values())
+    out = dict.fromkeys(("measured", "interpolated", "roofline", "topology"), 0.0)
+    for (_, source, _), seconds in shares.items():
+        out[source] = out.get(source, 0.0) + (seconds / total if total > 0 else 0.0)
+    return out
+
+
+def interval(step_time_s: float, shares: dict[tuple[str, str, float], float]) -> tuple[float, float]:
+    """90 % interval of the step time from the prices' own uncertainty.
+
+    Prices of one operator kind are taken to err together (they come from the same points or bound), different
+    kinds independently, and an error of x % in a kind to move the step by its share of all priced seconds.
+    Errors are taken as log-normal.
+    """
+    total = sum(shares.values())
+    if total <= 0:
+        return step_time_s, step_time_s
+    by_kind: dict[str, float] = {}
+    for (kind, _, uncertainty), seconds in shares.items():
+        by_kind[kind] = by_kind.get(kind, 0.0) + uncertainty * seconds / total
+    sigma = math.sqrt(sum(x * x for x in by_kind.values()))
+    return step_time_s * math.exp(-NINETY_PERCENT * sigma), step_time_s * math.exp(NINETY_PERCENT * sigma)
+
+
+def text_of(ranks: Sequence[int]) -> str:
+    """Ranks in words: "0-7", "0-126 by 2" or "0, 3, 4"."""
+    if len(ranks) < 3:
+        return ", ".join(map(str, ranks))
+    step = ranks[1] - ranks[0]
+    if all(b - a == step for a, b in zip(ranks, ranks[1:], strict=False)):
+        return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    return ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")

@@ -1,0 +1,188 @@
+"""Who does what: the mesh of ranks, the groups of each parallelism, and the part of the model on each stage.
+
+Ranks are numbered with `rank_order`'s first dimension varying fastest (Megatron's tp-cp-dp-pp by default).
+Experts use the same ranks of a pipeline stage in another arrangement: within one stage, in rank order, first
+`expert_tp`, then `ep`, and what is left replicates the experts (Megatron Core's folding).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sim.scenario import Parallelism, Scenario
+from sim.timeline import RankClass
+
+GROUPS = ("tp", "cp", "dp", "pp", "dp_cp", "shard", "replica", "ep", "expert_tp", "expert_dp", "expert_shard",
+          "expert_replica", "model", "embedding")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The grid of ranks. `strides[d]` is how far apart neighbours along dimension d are."""
+
+    sizes: dict[str, int]
+    strides: dict[str, int]
+
+    def coordinate(self, dimension: str, rank: int) -> int:
+        """Where `rank` stands along `dimension`."""
+        return rank // self.strides[dimension] % self.sizes[dimension]
+
+    def along(self, dimensions: Sequence[str], rank: int) -> list[int]:
+        """All ranks that differ from `rank` in these dimensions alone, in ascending order."""
+        ranks = [rank]
+        for d in dimensions:
+            start, stride = -self.coordinate(d, rank) * self.strides[d], self.strides[d]
+            ranks = [r + start + i * stride for r in ranks for i in range(self.sizes[d])]
+        ranks.sort()
+        return ranks
+
+
+def make_mesh(p: Parallelism) -> Mesh:
+    """The mesh of a layout; its dimensions are those of `rank_order`."""
+    sizes = {"tp": p.tp, "cp": p.cp, "dp": p.dp, "pp": p.pp}
+    strides, stride = {}, 1
+    for d in p.rank_order.split("-"):
+        strides[d] = stride
+        stride *= sizes[d]
+    return Mesh(sizes, strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice of the model: what one stage holds."""
+
+    index: int
+    layers: range
+    embedding: bool
+    head: bool
+
+
+def make_parts(scenario: Scenario) -> tuple[Part, ...]:
+    """The model cut into consecutive parts by `layers_per_stage`; the first embeds, the last has the output."""
+    counts = scenario.parallelism.layers_per_stage
+    parts, first = [], 0
+    for i, n in enumerate(counts):
+        parts.append(Part(i, range(first, first + n), i == 0, i == len(counts) - 1))
+        first += n
+    return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A scenario laid out on ranks.
+
+    `classes` are the ranks that are simulated; each stands for equal ranks. One for each pipeline rank, and more
+    where ranks of one stage differ in work (a context split that is uneven, experts that are).
+    """
+
+    scenario: Scenario
+    mesh: Mesh
+    parts: tuple[Part, ...]
+    classes: tuple[RankClass, ...]
+    class_index: dict[int, int] = field(repr=False)  # rank → class, only where a stage has several classes
+
+    def pipeline_rank(self, rank: int) -> int:
+        """The pipeline coordinate of `rank`."""
+        return self.mesh.coordinate("pp", rank)
+
+    def class_of(self, rank: int) -> int:
+        """Index into `classes` of the class that stands for `rank`."""
+        if self.class_index:
+            return self.class_index[rank]
+        return self.pipeline_rank(rank)
+
+    def group_size(self, name: str) -> int:
+        """Members of each group of this name."""
+        p = self.scenario.parallelism
+        plane = p.tp * p.cp * p.dp
+        shard = min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
+        expert_dp = plane // (p.ep * p.expert_tp)
+        expert_shard = math.gcd(shard, expert_dp) if shard < p.dp * p.cp else expert_dp
+        return {
+            "tp": p.tp, "cp": p.cp, "dp": p.dp, "pp": p.pp, "dp_cp": p.dp * p.cp, "shard": shard,
+            "replica": p.dp * p.cp // shard, "ep": p.ep, "expert_tp": p.expert_tp, "expert_dp": expert_dp,
+            "expert_shard": expert_shard, "expert_replica": expert_dp // expert_shard,
+            "model": p.tp * p.pp, "embedding": min(p.pp, 2),
+        }[name]
+
+    def group(self, name: str, rank: int) -> list[int]:
+        """The members of the group of this name that `rank` belongs to, ascending; see `GROUPS`.
+
+        dp_cp: who holds the same dense parameters; shard and replica: dp_cp cut into ranks that shard the states
+        together (consecutive ones) and those that hold the same shard; ep, expert_tp, expert_dp: as in this file's
+        head; model: all ranks of one replica along tp and pp (gradient norm); embedding: first and last stage.
+        """
+        along = self.mesh.along
+        if name in ("tp", "cp", "dp", "pp"):
+            return along([name], rank)
+        if name == "dp_cp":
+            return along(["cp", "dp"], rank)
+        if name == "model":
+            return along(["tp", "pp"], rank)
+        if name == "embedding":
+            stages = along(["pp"], rank)
+            return [stages[0], stages[-1]] if len(stages) > 1 else stages
+        if name in ("shard", "replica"):
+            return _cut(along(["cp", "dp"], rank), rank, self.group_size("shard"), name == "replica")
+        plane = along(["tp", "cp", "dp"], rank)
+        p = self.scenario.parallelism
+        if name == "expert_tp":
+            return _cut(plane, rank, p.expert_tp, False)
+        position = plane.index(rank)
+        inner = p.expert_tp * p.ep
+        if name == "ep":
+            first = position // inner * inner + position % p.expert_tp
+            return plane[first : first + inner : p.expert_tp]
+        copies = plane[position % inner :: inner]
+        if name == "expert_dp":
+            return copies
+        if name in ("expert_shard", "expert_replica"):
+            return _cut(copies, rank, self.group_size("expert_shard"), name == "expert_replica")
+        raise ValueError(f"group: {name!r} is none of {', '.join(GROUPS)}")
+
+
+def _cut(ranks: list[int], rank: int, size: int, across: bool) -> list[int]:
+    """The run of `size` consecutive members that `rank` is in, or (`across`) its peers in the other runs."""
+    i = ranks.index(rank)
+    return ranks[i % size :: size] if across else ranks[i // size * size : i // size * size + size]
+
+
+def make_plan(scenario: Scenario) -> Plan:
+    """Lay a scenario out: mesh, parts, and the classes of equal ranks that are simulated."""
+    p = scenario.parallelism
+    mesh = make_mesh(p)
+    parts = make_parts(scenario)
+    plan = Plan(scenario, mesh, parts, (), {})
+    uneven_cp = p.cp > 1 and p.cp_split != "zigzag" and p.cp_method == "ring"
+    moe = scenario.model.moe
+    uneven_ep = p.ep > 1 and moe is not None and moe.imbalance != "balanced"
+    plane = mesh.along(["tp", "cp", "dp"], 0)
+    if not (uneven_cp or uneven_ep):
+        classes = tuple(_folded_class(mesh, plane, i) for i in range(p.pp))
+        return Plan(scenario, mesh, parts, classes, {})
+    split: dict[tuple[int, int], list[int]] = {}
+    for position, rank in enumerate(plane):
+        key = (mesh.coordinate("cp", rank) if uneven_cp else 0, expert_rank(p, position) if uneven_ep else 0)
+        split.setdefault(key, []).append(rank)
+    shift = mesh.strides["pp"]
+    classes = tuple(
+        RankClass(ranks[0] + i * shift, tuple(r + i * shift for r in ranks), i)
+        for i in range(p.pp)
+        for ranks in split.values()
+    )
+    index = {r: i for i, c in enumerate(classes) for r in c.ranks}
+    return Plan(plan.scenario, mesh, parts, classes, index)
+
+
+def expert_rank(p: Parallelism, position: int) -> int:
+    """The expert-parallel coordinate of the rank at `position` of its stage's ranks in order."""
+    return position // p.expert_tp % p.ep
+
+
+def _folded_class(mesh: Mesh, plane: list[int], pipeline_rank: int) -> RankClass:
+    first = pipeline_rank * mesh.strides["pp"]
+    if plane[-1] - plane[0] == len(plane) - 1:
+        return RankClass(first, range(first, first + len(plane)), pipeline_rank)
+    return RankClass(first, tuple(r + first for r in plane), pipeline_rank)

@@ -1,0 +1,147 @@
+"""The result of a simulated step as plain data: format sim-result/1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.actions import Kind
+from sim.memory import CATEGORIES, MemoryCurve
+from sim.metrics import critical_path, interval, mean, rank_seconds, source_shares, text_of
+from sim.models.flops import model_flops_per_token
+from sim.program import Block, Compute
+from sim.template import compile_program
+
+if TYPE_CHECKING:
+    from sim.simulate import Simulation
+
+ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large segments up to this
+MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")
+
+
+def make_result(sim: Simulation) -> dict[str, Any]:
+    """Everything that `sim.run --json` prints."""
+    scenario, plan = sim.scenario, sim.plan
+    t = scenario.training
+    assert t is not None
+    step_s = sim.step_time_s
+    seconds = rank_seconds(sim.built, sim.times)
+    busy, idle = (mean((getattr(r, k) for r in seconds), plan) for k in ("busy_s", "bubble_s"))
+    path, _ = critical_path(sim.built, sim.times)
+    memory = [_memory_row(sim, i, c) for i, c in enumerate(sim.memory)]
+    peak = max(m["peak"] for m in memory)
+    reserved = max(m.pop("reserved") for m in memory)
+    fits = peak <= scenario.cluster.gpu.memory_bytes
+    throughput = t.global_batch_size * t.seq_len / step_s if step_s > 0 else 0.0
+    return {
+        "format": "sim-result/1",
+        "scenario": scenario.model_dump(mode="json"),
+        "step_time_s": step_s,
+        "step_time_interval_s": list(interval(step_s, sim.built.shares)),
+        "tokens_per_s": throughput,
+        "tokens_per_s_per_gpu": throughput / scenario.parallelism.ranks,
+        **_utilization(sim, throughput),
+        "bubble_fraction": idle / step_s if step_s > 0 else 0.0,
+        "bubble_ratio": idle / busy if busy > 0 else 0.0,
+        "exposed_comm_s": mean((r.exposed_comm_s for r in seconds), plan),
+        "compute_s": mean((r.compute_s for r in seconds), plan),
+        **_middle_layer(sim),
+        "peak_memory_bytes": peak,
+        "peak_reserved_bytes": reserved,
+        "memory": memory,
+        "fits_in_memory": fits,
+        "critical_path": path,
+        "ranks": [{"ranks": text_of(c.ranks), "rank": c.rank, "count": len(c.ranks), "pipeline_rank": c.pipeline_rank,
+                   "compute_s": r.compute_s, "busy_s": r.busy_s, "exposed_comm_s": r.exposed_comm_s,
+                   "bubble_s": r.bubble_s} for c, r in zip(plan.classes, seconds, strict=True)],
+        "communication": _communication(sim),
+        "provenance": _provenance(sim),
+        "warnings": [*scenario.warnings, *_warnings(sim, peak, fits)],
+        "engine": {"tasks": len(sim.built.graph), "events": sim.times.events, "wall_s": sim.wall_s,
+                   "path": sim.times.path, "simulated_ranks": len(plan.classes)},
+    }
+
+
+def _utilization(sim: Simulation, tokens_per_s: float) -> dict[str, float]:
+    """Model FLOP/s a GPU, MFU with causal and with full attention, and HFU, which adds what is recomputed."""
+    s = sim.scenario
+    t = s.training
+    assert t is not None
+    ranks = s.parallelism.ranks
+    peak = s.cluster.gpu.peak_flops_per_s[t.precision]
+    per_token = model_flops_per_token(s.model, t.seq_len)
+    full = model_flops_per_token(s.model, t.seq_len, causal_half=False)
+    per_gpu = per_token * tokens_per_s / ranks
+    again = sum(_recomputed_flops(sim, i) * len(c.ranks) for i, c in enumerate(sim.plan.classes)) / ranks
+    step_s = sim.step_time_s
+    return {
+        "model_flops_per_s_per_gpu": per_gpu,
+        "mfu": per_gpu / peak,
+        "mfu_full_attention": full * tokens_per_s / ranks / peak,
+        "hfu": (per_gpu + (again / step_s if step_s > 0 else 0.0)) / peak,
+    }
+
+
+def _recomputed_flops(sim: Simulation, class_index: int) -> float:
+    """Matmul FLOPs that one rank of a class recomputes in a step."""
+    stages = sim.stages[class_index]
+    per_stage = {
+        i: sum(op.flops for b in s.blocks for op in b.recompute if isinstance(op, Compute) and op.kind in MATMUL_KINDS)
+        for i, s in stages.items()
+    }
+    if not any(per_stage.values()):
+        return 0.0
+    return sum(per_stage[a.stage] for a in sim.spans[class_index] if a.kind in (Kind.B, Kind.I))
+
+
+def _middle_layer(sim: Simulation) -> dict[str, float]:
+    """Forward and backward of one middle layer for one micro-batch, alone, its own communication included."""
+    middle = f"layer {sim.scenario.model.layers // 2}"
+    for c, stages in zip(sim.plan.classes, sim.stages, strict=True):
+        price = sim.pricing.on(c.rank)
+        for stage in stages.values():
+            for i, block in enumerate(stage.blocks):
+                if block.name == middle:
+                    forward, backward = (stage.measured(k)[i] for k in (Kind.F, Kind.B))
+                    return {"layer_forward_s": compile_program(forward.forward, price).makespan_s,
+                            "layer_backward_s": compile_program(_whole_backward(backward), price).makespan_s}
+    return {"layer_forward_s": 0.0, "layer_backward_s": 0.0}
+
+
+def _whole_backward(block: Block) -> tuple[Any, ...]:
+    return (*block.recompute, *block.backward)
+
+
+def _memory_row(sim: Simulation, index: int, curve: MemoryCurve) -> dict[str, Any]:
+    """One class of ranks: each category at its maximum, and the peak of their sum."""
+    c = sim.plan.classes[index]
+    at_most = {k: float(getattr(curve, k).max()) for k in CATEGORIES}
+    peak = float(curve.total.max())
+    reserved = peak + ALLOCATOR_SEGMENT_BYTES * sum(
+        (-v / ALLOCATOR_SEGMENT_BYTES) % 1.0 for v in at_most.values())
+    return {"ranks": text_of(c.ranks), "rank": c.rank, "count": len(c.ranks), **at_most, "peak": peak, "reserved": reserved}
+
+
+def _communication(sim: Simulation) -> list[dict[str, Any]]:
+    """Bytes a rank hands to each sort of collective in a step (as nccl-tests counts them), by class of ranks."""
+    return [
+        {"rank": c.rank, "kind": kind, "group": group, "bytes": size}
+        for c, traffic in zip(sim.plan.classes, sim.built.traffic, strict=True)
+        for (kind, group), size in sorted(traffic.items())
+    ]
+
+
+def _provenance(sim: Simulation) -> dict[str, Any]:
+    p = sim.profile
+    return {"profile": p.name, "source": p.source, "date": p.date, "hardware": dict(p.hardware),
+            "shares": source_shares(sim.built.shares)}
+
+
+def _warnings(sim: Simulation, peak: float, fits: bool) -> list[str]:
+    out = []
+    if not fits:
+        limit = sim.scenario.cluster.gpu.memory_bytes
+        out.append(f"does not fit in memory: {peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB on the fullest rank")
+    shares = source_shares(sim.built.shares)
+    if shares["roofline"] > 0.5:
+        out.append(f"{shares['roofline']:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured")
+    return out

@@ -1,0 +1,239 @@
+"""A program compiled once per (stage, action kind): local tasks on streams, ready to be placed in time.
+
+The same template is placed for every micro-batch. A template that starts and ends with all its streams joined
+(`closed`) takes its `makespan_s` wherever it is placed, so it can stand in the task graph as one task; one that
+leaves communication running past its end (gradient buckets, prefetched weights) is placed task by task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sim.program import Comm, Compute, Item, Program, Wait
+from sim.timeline import Detail
+
+COMPUTE = "compute"
+
+
+class Priced(NamedTuple):
+    """Seconds of one item, where they come from, and the relative standard deviation of that figure."""
+
+    seconds: float
+    source: str
+    uncertainty: float
+    algorithm: str = ""
+    bus_bandwidth_bytes_per_s: float = 0.0
+
+
+Price = Callable[[Compute | Comm], Priced]
+
+
+class LocalTask(NamedTuple):
+    """A task of a template. `deps` are earlier local tasks; the order on a stream is the order in the template."""
+
+    stream: str
+    kind: str  # "" for computation: the action's kind is shown
+    seconds: float
+    deps: tuple[int, ...]
+    external: tuple[str, ...]  # handles of communications started by earlier actions
+    detail: Detail
+    group: str  # of a communication; "" for computation
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A compiled program. `tail`: local tasks that the action's result waits for (besides the last computation);
+    `open`: communications that nothing here waits for, under the handles by which later actions may.
+    `shares` are (operator kind, source, uncertainty) → seconds; `parts` seconds per part of the model;
+    `exposed_s` is communication with no computation beside it, when placed alone; `traffic` bytes per
+    (kind, group).
+    """
+
+    tasks: tuple[LocalTask, ...]
+    tail: tuple[int, ...]
+    open: tuple[tuple[str, int], ...]
+    closed: bool
+    makespan_s: float
+    compute_s: float
+    exposed_s: float
+    shares: dict[tuple[str, str, float], float]
+    parts: dict[str, float]
+    traffic: dict[tuple[str, str], float]
+
+    @property
+    def streams(self) -> frozenset[str]:
+        """The streams that it uses."""
+        return frozenset(t.stream for t in self.tasks)
+
+    @property
+    def detail(self) -> str:
+        """The parts in words, longest first."""
+        parts = sorted(self.parts.items(), key=lambda kv: -kv[1])
+        return ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in parts[:6])
+
+
+class _Compiler:
+    """Walks a program once; see `compile_program`."""
+
+    def __init__(self, price: Price) -> None:
+        self.price = price
+        self.tasks: list[LocalTask] = []
+        self.handles: dict[str, int] = {}
+        self.waiting: list[int] = []  # communications the next computation waits for
+        self.external: list[str] = []
+        self.last_compute = -1
+        self.run: list[tuple[Compute, Priced]] = []  # computations not yet put into a task
+        self.shares: dict[tuple[str, str, float], float] = {}
+        self.parts: dict[str, float] = {}
+        self.traffic: dict[tuple[str, str], float] = {}
+
+    def add(self, item: Item) -> None:
+        if isinstance(item, Compute):
+            priced = self.price(item)
+            self._count(item, priced)
+            self.run.append((item, priced))
+        elif isinstance(item, Comm):
+            self._communicate(item)
+        elif item.handle in self.handles:
+            self.flush()
+            self.waiting.append(self.handles.pop(item.handle))
+        else:
+            self.flush()
+            self.external.append(item.handle)
+
+    def _count(self, item: Compute | Comm, priced: Priced) -> None:
+        key = (item.kind, priced.source, priced.uncertainty)
+        self.shares[key] = self.shares.get(key, 0.0) + priced.seconds
+        if isinstance(item, Compute):
+            part = item.name.partition(".")[0].partition(" ")[0]
+        else:
+            part = f"{item.group} {item.kind}"
+        self.parts[part] = self.parts.get(part, 0.0) + priced.seconds
+
+    def _communicate(self, item: Comm) -> None:
+        self.flush()
+        priced = self.price(item)
+        self._count(item, priced)
+        wire = (item.kind, item.group)
+        self.traffic[wire] = self.traffic.get(wire, 0.0) + item.bytes
+        deps = (self.last_compute, *self.waiting) if self.last_compute >= 0 else tuple(self.waiting)
+        detail = Detail(item.name, item.bytes, priced.bus_bandwidth_bytes_per_s, priced.source, priced.algorithm)
+        index = len(self.tasks)
+        self.tasks.append(LocalTask(item.stream or item.group, item.kind.upper(), priced.seconds, deps,
+                                    tuple(self.external), detail, item.group))
+        if item.blocking:
+            self.waiting.append(index)
+        else:
+            self.handles[item.handle] = index
+
+    def flush(self) -> None:
+        """Put the computations since the last communication or wait into one task."""
+        if not self.run:
+            return
+        seconds = 0.0
+        for _, priced in self.run:
+            seconds += priced.seconds
+        sources = dict.fromkeys(p.source for _, p in self.run)
+        names = [op.name for op, _ in self.run]
+        name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        deps = [d for d in (self.last_compute, *self.waiting) if d >= 0]
+        self.last_compute = len(self.tasks)
+        self.tasks.append(LocalTask(COMPUTE, "", seconds, tuple(deps), tuple(self.external),
+                                    Detail(name, source="+".join(sources)), ""))
+        self.run, self.waiting, self.external = [], [], []
+
+
+def compile_program(program: Program, price: Price) -> Template:
+    """Compile a program (see `sim.program` for what its order means) with the seconds that `price` gives.
+
+    Communications that nothing in the program waits for stay open under their handles.
+    """
+    c = _Compiler(price)
+    for item in program:
+        c.add(item)
+    c.flush()
+    tail = tuple(c.waiting)
+    closed = not c.handles and not c.external and not any(t.external for t in c.tasks)
+    compute_s = sum(t.seconds for t in c.tasks if t.stream == COMPUTE)
+    makespan_s = _makespan(c.tasks)
+    return Template(tuple(c.tasks), tail, tuple(c.handles.items()), closed, makespan_s, compute_s, max(0.0, makespan_s - compute_s),
+                    c.shares, c.parts, c.traffic)
+
+
+def _makespan(tasks: Sequence[LocalTask]) -> float:
+    """End of the last task, all streams free at zero. Sums run in the order that the engine takes them."""
+    ends: list[float] = []
+    free: dict[str, float] = {}
+    for t in tasks:
+        start = free.get(t.stream, 0.0)
+        for d in t.deps:
+            start = max(start, ends[d])
+        free[t.stream] = end = start + t.seconds
+        ends.append(end)
+    return max(ends, default=0.0)
+
+
+def interleave(first: Program, second: Program, price: Price) -> Template:
+    """Two programs run at once on one rank (DualPipe's forward beside backward).
+
+    Their computations share the device one after the other, their communications have their streams; at each point
+    the program whose next computation could start first goes on, so each hides the other's messages
+    (DeepSeek-V3 technical report, figure 4, orders them by hand to the same end).
+    """
+    sides = (_Side(first, "a"), _Side(second, "b"))
+    merged: list[Item] = []
+    clock = 0.0
+    streams: dict[str, float] = {}
+    while any(s.left for s in sides):
+        side = min((s for s in sides if s.left), key=lambda s: (s.on_compute, max(clock, s.ready_s)))
+        clock = side.advance(merged, price, max(clock, side.ready_s) if side.on_compute else clock, streams)
+    for side in sides:
+        merged.extend(Wait(h, side.items[-1].phase) for h in side.pending)
+    return compile_program(tuple(merged), price)
+
+
+class _Side:
+    """One of two interleaved programs: its next item and when its last communication ends."""
+
+    def __init__(self, program: Program, tag: str) -> None:
+        self.items, self.tag, self.position = program, tag, 0
+        self.ready_s = 0.0
+        self.pending: list[str] = []
+        self.ends: dict[str, float] = {}
+        self.compute_end_s = 0.0
+
+    @property
+    def left(self) -> bool:
+        return self.position < len(self.items)
+
+    @property
+    def on_compute(self) -> bool:
+        return isinstance(self.items[self.position], Compute)
+
+    def advance(self, merged: list[Item], price: Price, clock: float, streams: dict[str, float]) -> float:
+        """Move on to just before the next computation but one; returns the compute stream's clock."""
+        item = self.items[self.position]
+        self.position += 1
+        if isinstance(item, Compute):
+            merged.extend(Wait(h, item.phase) for h in self.pending)
+            self.pending = []
+            merged.append(item)
+            self.compute_end_s = clock + price(item).seconds
+            self.ready_s = self.compute_end_s
+            return self.compute_end_s
+        if isinstance(item, Wait):
+            self.pending.append(self.tag + item.handle)
+            self.ready_s = max(self.ready_s, self.ends.get(item.handle, 0.0))
+            return clock
+        stream = item.stream or item.group
+        start = max(streams.get(stream, 0.0), self.ready_s if item.blocking else self.compute_end_s)
+        streams[stream] = end = start + price(item).seconds
+        handle = item.handle or f"{self.position}"
+        merged.append(replace(item, blocking=False, handle=self.tag + handle))
+        self.ends[handle] = end
+        if item.blocking:
+            self.pending.append(self.tag + handle)
+            self.ready_s = end
+        return clock
