@@ -1,0 +1,191 @@
+"""The attention core: fused (FlashAttention-like) or unfused, whole or over blocks of keys, and the layer's half around it.
+
+Fused: Dao et al. 2022 and 2023. Unfused: two batched matmuls with scale-mask-softmax and dropout between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.models.dims import Dims
+from sim.models.elementwise import MASK_BYTES, norm, rope
+from sim.models.linear import Linear, linear
+from sim.models.mlp import separate_matmuls
+from sim.models.operators import F, I, Part, gemm, memory_op
+from sim.program import Compute, Program, Saved
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
+BACKWARD_FLOPS = 2.5  # five matmuls in a fused backward, two forward (Dao 2023, section 3.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """Shapes of one attention: `[batch, heads, q_len, head_dim]` against kv_len keys; values are v_head_dim wide.
+
+    `causal`: the mask is aligned to the last key, so that query i of q sees kv − q + i + 1 keys.
+    `share` replaces the share of the q·kv scores that the mask leaves, where it is not that triangle.
+    """
+
+    q_len: int
+    kv_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    causal: bool = True
+    share: float | None = None
+
+    @property
+    def visible(self) -> float:
+        """Scores computed by a kernel that skips what is masked, per batch and head (half of the square when causal)."""
+        if self.share is not None:
+            return self.share * self.q_len * self.kv_len
+        return self.q_len * (self.kv_len - self.q_len / 2 if self.causal else self.kv_len)
+
+
+def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
+    """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half of it when causal; q, k, v read, o and log-sum-exp written."""
+    if not d.fused_attention:
+        return _unfused_forward(d, c, name)
+    moved = _qo_bytes(d, c) + _kv_bytes(d, c) + d.batch * c.heads * c.q_len * LSE_BYTES
+    return (_fused(d, c, name, "attention_forward", 1.0, moved),)
+
+
+def core_backward(d: Dims, c: Core, name: str = "attention_backward") -> Program:
+    """Fused: 2.5 times the forward's flops; q, k, v, o, dO read, dQ, dK, dV written (and the rows' dO·o sums)."""
+    if not d.fused_attention:
+        return _unfused_backward(d, c, name)
+    moved = 2 * (_qo_bytes(d, c) + _kv_bytes(d, c)) + 2 * d.batch * c.heads * c.q_len * LSE_BYTES
+    return (_fused(d, c, name, "attention_backward", BACKWARD_FLOPS, moved),)
+
+
+def _qo_bytes(d: Dims, c: Core) -> float:
+    return d.batch * c.q_len * c.heads * (c.head_dim + c.v_head_dim) * d.act_bytes
+
+
+def _kv_bytes(d: Dims, c: Core) -> float:
+    return d.batch * c.kv_len * c.kv_heads * (c.head_dim + c.v_head_dim) * d.act_bytes
+
+
+def _fused(d: Dims, c: Core, name: str, kind: str, factor: float, moved: float) -> Compute:
+    flops = factor * 2.0 * d.batch * c.heads * c.visible * (c.head_dim + c.v_head_dim)
+    shape = (d.batch, c.heads, c.kv_heads, c.q_len, c.kv_len, c.head_dim, c.v_head_dim, int(c.causal))
+    phase = F if kind == "attention_forward" else I
+    return Compute(name, kind, shape, d.act, flops, moved, phase, 1 if kind == "attention_forward" else 3)
+
+
+def _scores(d: Dims, c: Core) -> float:
+    return float(d.batch * c.heads * c.q_len * c.kv_len)
+
+
+def _softmax_accesses(d: Dims, c: Core) -> tuple[float, float]:
+    """Forward reads scores and writes probabilities, backward reads both and writes; Megatron's causal kernel reads
+    only what the mask leaves (scaled_upper_triang_masked_softmax)."""
+    seen = c.visible / (c.q_len * c.kv_len) if d.style == "megatron" else 1.0
+    return 1.0 + seen, 1.0 + 2.0 * seen
+
+
+def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
+    """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`.
+
+    The query heads that share a key head are stacked as rows of one matmul: keys and values are not repeated.
+    """
+    n, e = _scores(d, c), d.act_bytes
+    batch, rows = _stacked(d, c)
+    context = batch * rows * c.v_head_dim
+    items = [
+        gemm(f"{name}_scores", F, rows, c.kv_len, c.head_dim, d.act, batch),
+        memory_op(f"{name}_softmax", F, "softmax", n, _softmax_accesses(d, c)[0] * n * e, d.act),
+    ]
+    if d.dropout:
+        items.append(memory_op(f"{name}_dropout", F, "elementwise", n, (2 * e + MASK_BYTES) * n, d.act))
+    items += [
+        gemm(f"{name}_context", F, rows, c.v_head_dim, c.kv_len, d.act, batch),
+        memory_op(f"{name}_context_copy", F, "copy", context, 2 * context * e, d.act),
+    ]
+    return tuple(items)
+
+
+def _stacked(d: Dims, c: Core) -> tuple[int, int]:
+    """Batch and rows of the unfused matmuls."""
+    return d.batch * c.kv_heads, c.heads // c.kv_heads * c.q_len
+
+
+def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
+    """Four batched matmuls (dV, dA, dQ, dK), dropout and softmax backward."""
+    n, e = _scores(d, c), d.act_bytes
+    batch, rows = _stacked(d, c)
+    context = batch * rows * c.v_head_dim
+    items = [
+        memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act),
+        gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch),
+        gemm(f"{name}_dprobs", I, rows, c.kv_len, c.v_head_dim, d.act, batch),
+    ]
+    if d.dropout:
+        items.append(memory_op(f"{name}_dropout", I, "elementwise", n, (2 * e + MASK_BYTES) * n, d.act))
+    items += [
+        memory_op(f"{name}_softmax", I, "softmax", n, _softmax_accesses(d, c)[1] * n * e, d.act),
+        gemm(f"{name}_dq", I, rows, c.head_dim, c.kv_len, d.act, batch),
+        gemm(f"{name}_dk", I, c.kv_len, c.head_dim, rows, d.act, batch),
+    ]
+    return tuple(items)
+
+
+def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...]:
+    """What the core keeps of its own queries, keys and values, and per block of scores.
+
+    Unfused (Korthikanti 2022, section 4.1): q, k 4sbh, v 2sbh, softmax output 2as²b, dropout mask as²b, dropped
+    output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input.
+    """
+    q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
+    kv = d.batch * own.kv_heads * own.kv_len * d.act_bytes
+    saved = [Saved("attention", "query", q, False), Saved("attention", "key", kv * own.head_dim, False),
+             Saved("attention", "value", kv * own.v_head_dim, False)]
+    if d.fused_attention:
+        rows = d.batch * own.heads * own.q_len
+        return (*saved, Saved("attention", "log-sum-exp", rows * LSE_BYTES, False))
+    scores = sum(_scores(d, c) for c in blocks)
+    saved.append(Saved("attention", "softmax output", scores * d.act_bytes, False))
+    if d.dropout:
+        saved += [Saved("attention", "dropout mask", scores * MASK_BYTES, False),
+                  Saved("attention", "dropped probabilities", scores * d.act_bytes, False)]
+    return tuple(saved)
+
+
+def core_part(d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, backward: Program) -> Part:
+    """The core as a part; `blocks` are the shapes it is computed in (one without context parallelism)."""
+    e = d.act_bytes
+    tensors = _qo_bytes(d, own) + _kv_bytes(d, own)
+    scores = 0.0 if d.fused_attention else 2 * max((_scores(d, c) for c in blocks), default=0.0) * e
+    out = d.batch * own.heads * own.q_len * own.v_head_dim * e
+    return Part(
+        "attention", forward, backward, core_saved(d, own, blocks),
+        forward_bytes=scores, backward_bytes=tensors + scores + out, core=True, output_bytes=out,
+    )
+
+
+def attention_parts(scenario: Scenario, d: Dims, core: Part) -> tuple[Part, ...]:
+    """Query, key, value projection, their norms, rope, core, output projection of multi-head and grouped-query attention."""
+    m = scenario.model
+    q, kv = d.heads * d.head_dim, d.kv_heads * d.head_dim
+    apart = separate_matmuls(d, m.mlp)
+    keep = d.style != "compiled"
+    qkv = Linear("qkv", "attention", d.tokens, d.hidden, (q, kv, kv) if apart else (q + 2 * kv,), "column",
+                 m.bias or m.qkv_bias, keep)
+    out = Linear("attention_out", "attention", d.tokens, q, (d.hidden,), "row", m.bias)
+    turn = (rope(d, d.tokens * (q + kv)),) if m.positions == "rope" else ()
+    if m.qk_norm:
+        turn = (*_qk_norms(d), *turn)
+    return linear(d, qkv), *turn, core, linear(d, out)
+
+
+def _qk_norms(d: Dims) -> tuple[Part, ...]:
+    """Qwen3: an RMS norm over each head's width of queries and of keys."""
+    return tuple(
+        norm(d, f"{name}_norm", "rmsnorm", d.tokens * heads, d.head_dim, False)
+        for name, heads in (("query", d.heads), ("key", d.kv_heads))
+    )

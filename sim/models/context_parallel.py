@@ -1,0 +1,174 @@
+"""The attention core over context-parallel ranks: ring, all-gather and all-to-all, for three splits of the sequence.
+
+Ring: Liu et al. 2023 (Ring Attention); zigzag as in Llama 3 and ring-flash-attention; striped: Brandon et al. 2023.
+All-gather: Llama 3 (2024) section 3.3.2. All-to-all: Jacobs et al. 2023 (DeepSpeed-Ulysses).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sim.models.attention import Core, core_backward, core_forward, core_part
+from sim.models.dims import Dims, ceil_div
+from sim.models.operators import F, I, Part, collective, memory_op
+from sim.models.shard import Shard
+from sim.program import Comm, Compute, Item, Phase, Wait
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+FP32_BYTES = 4.0
+
+
+def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Part:
+    """The core of `own` queries, keys and values (this rank's seq / cp tokens) by `parallelism.cp_method`."""
+    p = scenario.parallelism
+    if d.cp == 1:
+        return core_part(d, own, (own,), core_forward(d, own), core_backward(d, own))
+    if p.cp_method == "all_to_all":
+        return _all_to_all(d, own)
+    if p.cp_method == "all_gather":
+        return _all_gather(d, own, gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split))
+    return _ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split))
+
+
+def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:
+    """What `rank` computes in each of the ring's cp steps; in step j it holds the keys of rank − j. None: nothing.
+
+    Contiguous: its own block causal, earlier ranks' whole, later ranks' not at all: rank r does r + 1 of them.
+    Zigzag (2·cp pieces, rank r holds r and 2cp − 1 − r): all queries see an earlier rank's first half of the keys,
+    the second half of the queries sees all of a later rank's: half a square in every step.
+    Striped (token i on rank i mod cp): every block is causal.
+
+    >>> own = Core(8, 8, 1, 1, 4, 4)
+    >>> [b.visible if b else 0 for b in ring_blocks(own, 4, 1, "contiguous")]
+    [32.0, 64, 0, 0]
+    >>> [b.visible for b in ring_blocks(own, 4, 1, "zigzag")]
+    [32.0, 32, 32, 32]
+    """
+    n, half = own.q_len, ceil_div(own.q_len, 2)
+    blocks: list[Core | None] = []
+    for step in range(cp):
+        source = (rank - step) % cp
+        if source == rank or split == "striped":
+            blocks.append(replace(own, causal=True))
+        elif split == "contiguous":
+            blocks.append(replace(own, causal=False) if source < rank else None)
+        elif source < rank:
+            blocks.append(replace(own, q_len=n, kv_len=half, causal=False))
+        else:
+            blocks.append(replace(own, q_len=half, kv_len=n, causal=False))
+    return tuple(blocks)
+
+
+def gathered_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core, ...]:
+    """What `rank` computes once all keys are there: each of its pieces of queries against the keys up to it.
+
+    Striped: one kernel over all keys, half of whose scores are masked.
+    """
+    n, half = own.q_len, ceil_div(own.q_len, 2)
+    if split == "contiguous":
+        return (replace(own, kv_len=(rank + 1) * n),)
+    if split == "striped":
+        return (replace(own, kv_len=cp * n, share=0.5),)
+    return (replace(own, q_len=half, kv_len=(rank + 1) * half),
+            replace(own, q_len=half, kv_len=(2 * cp - rank) * half))
+
+
+def kv_bytes(d: Dims, own: Core) -> float:
+    """This rank's keys and values, with as many heads as they have (grouped queries send less)."""
+    return d.batch * own.kv_len * own.kv_heads * (own.head_dim + own.v_head_dim) * d.act_bytes
+
+
+def _shift(name: str, bytes_: float, phase: Phase) -> Comm:
+    return collective(name, "send_recv", bytes_, phase, name, "cp")
+
+
+def _merge(d: Dims, block: Core, step: int) -> Compute:
+    """Online softmax: the block's output joins the fp32 sum by their log-sum-exps (read 4 + e, write 4 an element)."""
+    n = d.batch * block.heads * block.q_len * block.v_head_dim
+    return memory_op(f"attention_merge{step}", F, "elementwise", n, n * (2 * FP32_BYTES + d.act_bytes), d.act)
+
+
+def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> Part:
+    forward = _ring_forward(d, own, blocks)
+    backward = _ring_backward(d, own, blocks)
+    part = core_part(d, own, tuple(b for b in blocks if b), forward, backward)
+    in_flight = 2 * kv_bytes(d, own)  # the block in use and the one arriving
+    sum_fp32 = d.batch * own.heads * own.q_len * own.v_head_dim * FP32_BYTES
+    return replace(part, forward_bytes=part.forward_bytes + in_flight + sum_fp32,
+                   backward_bytes=part.backward_bytes + 2 * in_flight)
+
+
+def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[Item, ...]:
+    """Each step sends the keys and values on while it computes with them: cp − 1 messages."""
+    items: list[Item] = []
+    last = len(blocks) - 1
+    for step, block in enumerate(blocks):
+        if step < last:
+            items.append(_shift(f"ring_kv{step}", kv_bytes(d, own), F))
+        if block:
+            items += core_forward(d, block, f"attention{step}")
+            items += [_merge(d, block, step)] if step else []
+        if step < last:
+            items.append(Wait(f"ring_kv{step}", F))
+    return tuple(items)
+
+
+def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[Item, ...]:
+    """Keys and values go round once more (cp − 1 messages), their gradients behind them and home (cp messages)."""
+    items: list[Item] = []
+    last, size = len(blocks) - 1, kv_bytes(d, own)
+    for step, block in enumerate(blocks):
+        if step < last:
+            items.append(_shift(f"ring_backward_kv{step}", size, I))
+        if block:
+            items += core_backward(d, block, f"attention_backward{step}")
+        if step:
+            items.append(Wait(f"ring_dkv{step - 1}", I))
+        if block and step:
+            n = size / d.act_bytes
+            items.append(memory_op(f"attention_dkv_sum{step}", I, "elementwise", n, 3 * size, d.act, 2))
+        if step < last:
+            items.append(Wait(f"ring_backward_kv{step}", I))
+        items.append(_shift(f"ring_dkv{step}", size, I))
+    return (*items, Wait(f"ring_dkv{last}", I))
+
+
+def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...]) -> Part:
+    """Keys and values of all ranks gathered before the kernels, again for backward, whose dK, dV are reduce-scattered."""
+    size = kv_bytes(d, own) * d.cp
+    forward = [collective("kv_gather", "all_gather", size, F, group="cp")]
+    backward = [collective("kv_regather", "all_gather", size, I, group="cp")]
+    f_items: list[Item] = [*forward]
+    b_items: list[Item] = [*backward]
+    for i, block in enumerate(blocks):
+        f_items += core_forward(d, block, f"attention{i}")
+        b_items += core_backward(d, block, f"attention_backward{i}")
+    b_items.append(collective("dkv_scatter", "reduce_scatter", size, I, group="cp"))
+    part = core_part(d, own, blocks, tuple(f_items), tuple(b_items))
+    return replace(part, forward_bytes=part.forward_bytes + size, backward_bytes=part.backward_bytes + 2 * size)
+
+
+def _all_to_all(d: Dims, own: Core) -> Part:
+    """Heads for tokens: four exchanges each way; in between every rank has the whole sequence of heads / cp.
+
+    Where a rank has fewer key and value heads than cp, they are repeated so that each rank gets one.
+    """
+    kv_heads = max(own.kv_heads, d.cp)
+    whole = replace(own, q_len=own.q_len * d.cp, kv_len=own.kv_len * d.cp,
+                    heads=ceil_div(own.heads, d.cp), kv_heads=ceil_div(kv_heads, d.cp))
+    unit = d.batch * own.q_len * d.act_bytes
+    sizes = {"query": unit * own.heads * own.head_dim, "key": unit * kv_heads * own.head_dim,
+             "value": unit * kv_heads * own.v_head_dim}
+    out = unit * own.heads * own.v_head_dim
+
+    def exchange(name: str, size: float, phase: Phase) -> Comm:
+        return collective(f"ulysses_{name}", "all_to_all", size, phase, group="cp")
+
+    forward = (*(exchange(n, s, F) for n, s in sizes.items()), *core_forward(d, whole), exchange("output", out, F))
+    backward = (exchange("doutput", out, I), *core_backward(d, whole),
+                *(exchange(f"d{n}", s, I) for n, s in sizes.items()))
+    part = core_part(d, whole, (whole,), forward, backward)
+    return replace(part, output_bytes=out)

@@ -1,0 +1,102 @@
+"""The sizes of one rank's piece of a model: what every operator of a layer reads its shapes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.dtypes import dtype_bytes, sixteen_bit
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """Sizes on one rank. Tensor-parallel shards are taken in `heads`, `kv_heads`, `vocab`, context-parallel in `seq`.
+
+    `tokens` = micro-batch · seq / cp; `rows` = the tokens of the parts that sequence parallelism splits
+    (tokens / tp with it, else tokens). `linear` is the linear layers' dtype, `act` that of everything else.
+    """
+
+    batch: int
+    full_seq: int
+    seq: int
+    tokens: int
+    rows: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tp: int
+    sp: bool
+    cp: int
+    act: str
+    linear: str
+    act_bytes: float
+    linear_bytes: float
+    grad_bytes: float
+    dropout: float
+    style: str  # training.elementwise
+    fused_attention: bool
+    tp_overlap: str
+    micro_batches: int
+
+    @property
+    def stream_bytes(self) -> float:
+        """The residual stream of one micro-batch on this rank, `[batch, seq, hidden]`, in bytes."""
+        return self.rows * self.hidden * self.act_bytes
+
+    @property
+    def quantized(self) -> bool:
+        return self.linear != self.act
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`a / b` rounded up: the largest shard decides.
+
+    >>> ceil_div(7, 2)
+    4
+    """
+    return -(-a // b)
+
+
+def dims(scenario: Scenario) -> Dims:
+    """Sizes of one rank's shard of `scenario`.
+
+    Key and value heads are replicated where tp exceeds them, so that each rank has at least one.
+
+    Raises:
+        ValueError: without `training` (an inference scenario).
+    """
+    m, t, p = scenario.model, scenario.training, scenario.parallelism
+    if t is None:
+        raise ValueError("a layer's training program needs `training` in the scenario")
+    act = sixteen_bit(t.precision)
+    seq = ceil_div(t.seq_len, p.cp)
+    tokens = t.micro_batch_size * seq
+    sp = p.sp and p.tp > 1
+    return Dims(
+        batch=t.micro_batch_size,
+        full_seq=t.seq_len,
+        seq=seq,
+        tokens=tokens,
+        rows=ceil_div(tokens, p.tp) if sp else tokens,
+        hidden=m.hidden,
+        heads=ceil_div(m.heads, p.tp),
+        kv_heads=max(1, m.kv_heads // p.tp),
+        head_dim=m.head_dim,
+        tp=p.tp,
+        sp=sp,
+        cp=p.cp,
+        act=act,
+        linear=t.precision,
+        act_bytes=dtype_bytes(act),
+        linear_bytes=dtype_bytes(t.precision),
+        grad_bytes=dtype_bytes(t.grad_dtype),
+        dropout=m.dropout,
+        style=t.elementwise,
+        fused_attention=t.attention == "fused",
+        tp_overlap=p.tp_overlap,
+        micro_batches=max(1, t.global_batch_size // (t.micro_batch_size * p.dp)),
+    )

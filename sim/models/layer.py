@@ -1,0 +1,96 @@
+"""A transformer layer as one rank runs it: norm, attention, residual, norm, MLP or experts, residual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.models.attention import Core, attention_parts
+from sim.models.context_parallel import attention_core
+from sim.models.dims import Dims, dims
+from sim.models.elementwise import branch_sum, norm, residual
+from sim.models.mla import mla_core, mla_parts
+from sim.models.mlp import mlp_parts
+from sim.models.moe import moe_parts
+from sim.models.operators import Part, backward_of, forward_of
+from sim.models.recompute import keep, mode_of_layer
+from sim.models.shard import Shard
+from sim.program import Block
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+
+def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> Block:
+    """Layer number `layer` (from 0, over the whole model) of `scenario` on the rank at `shard`.
+
+    Saved activations of an unfused 16-bit GPT layer with dropout: 34·s·b·h + 5·a·s²·b bytes, and its tensor- and
+    sequence-parallel forms (Korthikanti 2022, equations 1 to 4).
+    """
+    shard = shard or Shard()
+    d = dims(scenario)
+    parts = layer_parts(scenario, d, layer, shard)
+    kept = keep(d, parts, mode_of_layer(scenario, layer, shard.part))
+    return Block(
+        name=f"layer {layer}",
+        forward=forward_of(parts),
+        backward=backward_of(parts),
+        recompute=kept.recompute,
+        saved=kept.saved,
+        params=sum(p.params for p in parts),
+        expert_params=sum(p.expert_params for p in parts),
+        forward_peak_bytes=max(p.forward_bytes for p in parts),
+        backward_peak_bytes=kept.backward_peak_bytes,
+        key=layer_key(scenario, d, layer, shard),
+    )
+
+
+def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Part, ...]:
+    """The layer's operators in forward order."""
+    m = scenario.model
+    moe = m.is_moe_layer(layer)
+    mlp = moe_parts(scenario, d, layer, shard) if moe else mlp_parts(d, m)
+    bias_after = m.bias and d.tp > 1
+    return (
+        branch_sum(d),
+        norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),
+        *_attention(scenario, d, shard),
+        residual(d, "attention_residual", "attention", bias_after),
+        branch_sum(d),
+        norm(d, "mlp_norm", m.norm, d.rows, d.hidden, m.bias, after_sum=True),
+        *mlp,
+        residual(d, "mlp_residual", "mlp", bias_after and not moe),
+    )
+
+
+def _attention(scenario: Scenario, d: Dims, shard: Shard) -> tuple[Part, ...]:
+    if scenario.model.mla is not None:
+        core = attention_core(scenario, d, shard, mla_core(scenario, d))
+        return mla_parts(scenario, d, core)
+    own = Core(d.seq, d.seq, d.heads, d.kv_heads, d.head_dim, d.head_dim)
+    return attention_parts(scenario, d, attention_core(scenario, d, shard, own))
+
+
+def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
+    """What fixes the layer's computation, as text; recomputation is left out (it runs the same forward)."""
+    m, p = scenario.model, scenario.parallelism
+    text = (
+        f"layer {shape_key(scenario, d)} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} ffn={m.ffn} "
+        f"mlp={m.mlp} positions={m.positions} dropout={m.dropout:g} "
+        f"attention={'fused' if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
+    )
+    if m.mla is not None:
+        text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())
+    if d.cp > 1:
+        text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"
+    if m.is_moe_layer(layer) and m.moe is not None:
+        text += f" moe={m.moe.experts},{m.moe.top_k},{m.moe.ffn},{m.moe.shared_experts} ep={p.ep}/{p.expert_tp}"
+    return text
+
+
+def shape_key(scenario: Scenario, d: Dims) -> str:
+    """The part of a key that all blocks share."""
+    m = scenario.model
+    return (
+        f"b={d.batch} s={d.full_seq} h={d.hidden} norm={m.norm} bias={int(m.bias)} precision={d.linear} "
+        f"elementwise={d.style} tp={d.tp} sp={int(d.sp)} cp={d.cp}"
+    )

@@ -1,0 +1,195 @@
+"""Linear layers and their tensor parallelism: column, row, or plain, with and without sequence parallelism.
+
+Shoeybi et al. 2019 (Megatron-LM) section 3; Korthikanti et al. 2022 section 4.2.2 for sequence parallelism.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.models.dims import Dims, ceil_div
+from sim.models.operators import F, I, Part, W, accumulate, collective, gemm, memory_op, weight_gradient
+from sim.program import Item, Phase, Program, Saved, Wait
+
+CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`[rows, k] x [k, n]` for every n of `outs` (query, key, value as three matmuls have one input).
+
+    `mode`: column (n is this rank's part, the input whole), row (k is this rank's part, the output summed),
+    plain (every rank the whole). `rows` are those of the matmul, before any gather or after any scatter is undone.
+    """
+
+    name: str
+    part: str
+    rows: int
+    k: int
+    outs: tuple[int, ...]
+    mode: str = "plain"
+    bias: bool = False
+    save_input: bool = True
+
+    @property
+    def n(self) -> int:
+        return sum(self.outs)
+
+    def out_name(self, i: int) -> str:
+        return self.name if len(self.outs) == 1 else f"{self.name}_{i}"
+
+
+def linear(d: Dims, spec: Linear) -> Part:
+    """The layer with its weight and bias gradients, casts to 8-bit formats and tensor-parallel communication.
+
+    Column: forward nothing (an all-gather of the input with sequence parallelism), backward an all-reduce of the
+    input's gradient (a reduce-scatter, and the input gathered again for the weight gradient). Row: forward an
+    all-reduce (a reduce-scatter), backward nothing (an all-gather of the output's gradient).
+    """
+    split = d.tp > 1 and spec.mode != "plain"
+    column_sp = split and d.sp and spec.mode == "column"
+    input_rows = ceil_div(spec.rows, d.tp) if column_sp else spec.rows
+    saved = Saved(spec.part, f"{spec.name} input", input_rows * spec.k * saved_element_bytes(d), True)
+    forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
+    backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
+    bias = spec.n if spec.bias else 0
+    temporary = 0.0 if d.style == "megatron" else d.act_bytes * spec.k * max(spec.outs)
+    gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) * d.act_bytes if split and d.sp else 0.0
+    both = spec.rows * (spec.k + spec.n) * d.act_bytes
+    return Part(
+        spec.name, forward, backward, (saved,) if spec.save_input else (), params=spec.k * spec.n + bias,
+        forward_bytes=gathered, backward_bytes=max(both, spec.rows * spec.n * d.act_bytes + temporary) + gathered,
+    )
+
+
+def saved_element_bytes(d: Dims) -> float:
+    """A linear layer keeps its input in the dtype that its weight gradient reads: 8 bits where matmuls are."""
+    return min(d.act_bytes, d.linear_bytes)
+
+
+def casts(d: Dims, name: str, phase: Phase, elements: float) -> Program:
+    """Quantizing a 16-bit tensor for an 8-bit matmul: read once, written twice (rows and columns scaled apart)."""
+    if not d.quantized:
+        return ()
+    moved = elements * (d.act_bytes + 2.0 * d.linear_bytes)
+    return (memory_op(f"{name}_cast", phase, "cast", elements, moved, d.act),)
+
+
+def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
+    return tuple(
+        gemm(spec.out_name(i) + chunk, F, rows, n, spec.k, d.linear, out_bytes=rows * n * d.act_bytes)
+        for i, n in enumerate(spec.outs)
+    )
+
+
+def _weight_casts(d: Dims, spec: Linear) -> Program:
+    """Weights are quantized once a step, in its first micro-batch: counted at 1/micro-batches in each."""
+    if not d.quantized:
+        return ()
+    size = spec.k * spec.n
+    moved = size * (d.act_bytes + 2.0 * d.linear_bytes) / d.micro_batches
+    return (memory_op(f"{spec.name}_weight_cast", F, "cast", size, moved, d.act),)
+
+
+def _chunks(d: Dims, spec: Linear) -> int:
+    return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
+
+
+def _column_forward(d: Dims, spec: Linear) -> Program:
+    before = casts(d, spec.name, F, spec.rows * spec.k) + _weight_casts(d, spec)
+    if d.tp == 1 or not d.sp or spec.mode == "plain":
+        return before + _gemms(d, spec, spec.rows)
+    size = spec.rows * spec.k * d.act_bytes
+    chunks = _chunks(d, spec)
+    if chunks == 1:
+        return (collective(f"{spec.name}_gather", "all_gather", size, F), *before, *_gemms(d, spec, spec.rows))
+    names = [f"{spec.name}_gather{c}" for c in range(chunks)]
+    items: list[Item] = [collective(x, "all_gather", size / chunks, F, x) for x in names]
+    items += before
+    for c, name in enumerate(names):
+        items += (Wait(name, F), *_gemms(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
+    return tuple(items)
+
+
+def _row_forward(d: Dims, spec: Linear) -> Program:
+    before = casts(d, spec.name, F, spec.rows * spec.k) + _weight_casts(d, spec)
+    if d.tp == 1:
+        return before + _gemms(d, spec, spec.rows)
+    kind = "reduce_scatter" if d.sp else "all_reduce"
+    size = spec.rows * spec.n * d.act_bytes
+    chunks = _chunks(d, spec)
+    if chunks == 1:
+        return (*before, *_gemms(d, spec, spec.rows), collective(f"{spec.name}_{kind}", kind, size, F))
+    items: list[Item] = list(before)
+    names = [f"{spec.name}_{kind}{c}" for c in range(chunks)]
+    for c, name in enumerate(names):
+        items += _gemms(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}")
+        items.append(collective(name, kind, size / chunks, F, name))
+    return (*items, *(Wait(name, F) for name in names))
+
+
+def _input_gradient(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
+    """`dX = dY W`, summed over the matmuls that share the input."""
+    items: list[Item] = []
+    for i, n in enumerate(spec.outs):
+        items.append(
+            gemm(f"{spec.out_name(i)}_dgrad{chunk}", I, rows, spec.k, n, d.linear,
+                 out_bytes=rows * spec.k * d.act_bytes)
+        )
+        if i:
+            items.append(accumulate(d, f"{spec.name}_dgrad_sum{chunk}", rows * spec.k))
+    return tuple(items)
+
+
+def _weight_gradients(d: Dims, spec: Linear) -> Program:
+    items: list[Item] = []
+    for i, n in enumerate(spec.outs):
+        items += weight_gradient(d, f"{spec.out_name(i)}_wgrad", spec.rows, spec.k, n)
+        if spec.bias:
+            elements = (ceil_div(spec.rows, d.tp) if spec.mode == "row" and d.sp else spec.rows) * n
+            items.append(
+                memory_op(f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, elements * d.act_bytes, d.act)
+            )
+    return tuple(items)
+
+
+def _column_backward(d: Dims, spec: Linear) -> Program:
+    """Input gradient, its reduction, weight gradient; what runs beside what is `tp_overlap`."""
+    cast = casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
+    if d.tp == 1 or spec.mode == "plain":
+        return cast + _input_gradient(d, spec, spec.rows) + _weight_gradients(d, spec)
+    size = spec.rows * spec.k * d.act_bytes
+    kind = "reduce_scatter" if d.sp else "all_reduce"
+    name, again = f"{spec.name}_dgrad_{kind}", f"{spec.name}_regather"
+    blocking = d.tp_overlap == "none"
+    items: list[Item] = []
+    if d.sp and not blocking:
+        items.append(collective(again, "all_gather", size, W, again))
+    items += cast
+    chunks = _chunks(d, spec)
+    names = [name if chunks == 1 else f"{name}{c}" for c in range(chunks)]
+    for c, handle in enumerate(names):
+        items += _input_gradient(d, spec, ceil_div(spec.rows, chunks), "" if chunks == 1 else f"_chunk{c}")
+        items.append(collective(handle, kind, size / chunks, I, "" if blocking else handle))
+    if d.sp:
+        items.append(collective(again, "all_gather", size, W) if blocking else Wait(again, W))
+    items += _weight_gradients(d, spec)
+    return tuple(items) if blocking else (*items, *(Wait(h, I) for h in names))
+
+
+def _row_backward(d: Dims, spec: Linear) -> Program:
+    cast = casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
+    if d.tp == 1 or not d.sp:
+        return cast + _input_gradient(d, spec, spec.rows) + _weight_gradients(d, spec)
+    size = spec.rows * spec.n * d.act_bytes
+    chunks = _chunks(d, spec)
+    name = f"{spec.name}_grad_gather"
+    if chunks == 1:
+        gather = collective(name, "all_gather", size, I)
+        return (gather, *cast, *_input_gradient(d, spec, spec.rows), *_weight_gradients(d, spec))
+    names = [f"{name}{c}" for c in range(chunks)]
+    items: list[Item] = [collective(x, "all_gather", size / chunks, I, x) for x in names]
+    items += cast
+    for c, handle in enumerate(names):
+        items += (Wait(handle, I), *_input_gradient(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
+    return (*items, *_weight_gradients(d, spec))

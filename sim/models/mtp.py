@@ -1,0 +1,55 @@
+"""DeepSeek-V3's multi-token prediction module (2024, section 2.2): one more layer that predicts one token further."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sim.models.dims import dims
+from sim.models.elementwise import norm
+from sim.models.embedding import lookup
+from sim.models.head import head_parts
+from sim.models.layer import layer_parts
+from sim.models.linear import Linear, linear
+from sim.models.operators import Part, backward_of, forward_of
+from sim.models.recompute import keep, mode_of_layer
+from sim.models.shard import Shard
+from sim.program import Block
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+
+def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
+    """Look-up of the next token, two norms, 2h → h projection, a layer (the last one's kind), final norm, output, loss.
+
+    Embedding and output matrix are the main model's: their parameters are not counted again. The layer is recomputed
+    as the others are.
+    """
+    shard = shard or Shard()
+    d = dims(scenario)
+    m, last = scenario.model, scenario.model.layers - 1
+    project = Linear("mtp_projection", "layer", d.rows, 2 * d.hidden, (d.hidden,))
+    before = (
+        replace(lookup(scenario, d), params=0),
+        norm(d, "mtp_embedding_norm", m.norm, d.rows, d.hidden, m.bias),
+        norm(d, "mtp_hidden_norm", m.norm, d.rows, d.hidden, m.bias),
+        linear(d, project),
+    )
+    layer = layer_parts(scenario, d, last, shard)
+    final, output, loss = head_parts(scenario, d)
+    after = (final, replace(output, params=0), loss)
+    kept = keep(d, layer, mode_of_layer(scenario, last, shard.part))
+    around = keep(d, (*before, *after), "none")
+    parts: tuple[Part, ...] = (*before, *layer, *after)
+    return Block(
+        name="multi-token prediction",
+        forward=forward_of(parts),
+        backward=backward_of(parts),
+        recompute=kept.recompute,
+        saved=(*around.saved, *kept.saved),
+        params=sum(p.params for p in parts),
+        expert_params=sum(p.expert_params for p in parts),
+        forward_peak_bytes=max(p.forward_bytes for p in parts),
+        backward_peak_bytes=max(kept.backward_peak_bytes, around.backward_peak_bytes),
+    )

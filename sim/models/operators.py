@@ -1,0 +1,122 @@
+"""Operators with their flops and bytes, and `Part`: one operator forward and backward with what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from sim.dtypes import dtype_bytes
+from sim.models.dims import Dims
+from sim.program import Comm, Compute, Item, Phase, Program, Saved, Wait
+
+F, I, W = Phase.FORWARD, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD  # noqa: E741
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One operator of a layer as one rank runs it, for one micro-batch.
+
+    `forward_bytes` and `backward_bytes` are held while it runs, beyond what any part keeps: gradients of its output
+    and input, gathered copies, temporaries. `outputs` are the forward results in order, for selective policies that
+    keep some of them: (Compute name, bytes).
+    """
+
+    name: str
+    forward: Program = ()
+    backward: Program = ()
+    saved: tuple[Saved, ...] = ()
+    params: int = 0
+    expert_params: int = 0
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
+    output_bytes: float = 0.0  # of the core's result
+
+
+def forward_of(parts: Iterable[Part]) -> Program:
+    return tuple(item for part in parts for item in part.forward)
+
+
+def backward_of(parts: Sequence[Part]) -> Program:
+    return tuple(item for part in reversed(parts) for item in part.backward)
+
+
+def saved_of(parts: Iterable[Part]) -> tuple[Saved, ...]:
+    return tuple(s for part in parts for s in part.saved if s.bytes > 0)
+
+
+def backward_peak(parts: Sequence[Part], kept_bytes: float = 0.0) -> float:
+    """Bytes beyond the saved ones at the worst moment of a backward.
+
+    Walks back through the parts: each holds its own `backward_bytes`, plus `kept_bytes` (the residual branch's
+    gradient), less what the parts already done have released.
+    """
+    released, peak = 0.0, 0.0
+    for part in reversed(parts):
+        peak = max(peak, part.backward_bytes + kept_bytes - released)
+        released += sum(s.bytes for s in part.saved)
+    return peak
+
+
+def gemm(name: str, phase: Phase, m: int, n: int, k: int, dtype: str, batch: int = 1,
+         out_bytes: float | None = None) -> Compute:
+    """`[m, k] x [k, n]`, `batch` times: 2·batch·m·n·k flops; both operands read, the result written once.
+
+    `out_bytes` replaces the result's traffic where it is not one write in `dtype` (8-bit operands, accumulation).
+    """
+    size = dtype_bytes(dtype)
+    result = batch * m * n * max(size, 2.0) if out_bytes is None else out_bytes
+    moved = batch * (m * k + k * n) * size + result
+    return Compute(name, "gemm", (batch, m, n, k), dtype, 2.0 * batch * m * n * k, moved, phase)
+
+
+def memory_op(name: str, phase: Phase, kind: str, elements: float, moved_bytes: float, dtype: str,
+              kernels: int = 1) -> Compute:
+    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches; one flop per element each."""
+    return Compute(
+        name, kind, (max(1, round(elements)),), dtype, float(elements) * max(kernels, 1), moved_bytes, phase, kernels
+    )
+
+
+def collective(name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp") -> Comm:
+    """A collective; with a `handle` it is asynchronous."""
+    return Comm(name, kind, group, bytes_, phase, blocking=not handle, handle=handle)
+
+
+def accumulate(d: Dims, name: str, elements: float, accesses: float = 3.0, phase: Phase = I) -> Compute:
+    """Sum of two tensors, such as the gradients of two branches: two reads and a write."""
+    return memory_op(name, phase, "elementwise", elements, accesses * d.act_bytes * elements, d.act)
+
+
+def weight_gradient(d: Dims, name: str, m: int, k: int, n: int) -> Program:
+    """`dW = dYᵀ X`, `[n, m] x [m, k]`, and its accumulation into the gradients kept in `grad_dtype`.
+
+    Megatron's matmul accumulates by itself (beta = 1: the gradient is read and written). Elsewhere the matmul writes
+    a temporary; a second kernel adds it in every micro-batch but the first, whose gradient is taken as it is, so its
+    traffic is counted at (micro-batches − 1)/micro-batches; a gradient kept in another dtype is always converted.
+    """
+    size = n * k
+    if d.style == "megatron":
+        return (gemm(name, W, n, k, m, d.linear, out_bytes=2.0 * d.grad_bytes * size),)
+    product = gemm(name, W, n, k, m, d.linear, out_bytes=d.act_bytes * size)
+    added = (d.micro_batches - 1) / d.micro_batches
+    moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
+    if d.grad_bytes != d.act_bytes:
+        moved += (d.act_bytes + d.grad_bytes) * size * (1.0 - added)
+    if not moved:
+        return (product,)
+    return (product, memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act))
+
+
+def rerun(program: Program) -> Program:
+    """A forward as the recompute before a backward runs it: INPUT_GRAD items, handles of their own."""
+    out: list[Item] = []
+    for item in program:
+        if isinstance(item, Compute):
+            out.append(replace(item, phase=I))
+        elif isinstance(item, Comm):
+            handle = f"recompute.{item.handle}" if item.handle else ""
+            out.append(replace(item, phase=I, handle=handle))
+        else:
+            out.append(Wait(f"recompute.{item.handle}", I))
+    return tuple(out)

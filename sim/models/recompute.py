@@ -1,0 +1,103 @@
+"""Activation recomputation: what of a layer is kept and what is run again before its backward.
+
+- none: everything is kept;
+- selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5);
+- selective_op: of the layer's matmuls every second runs again, and everything that is no matmul; outputs of the other
+  matmuls, of the attention and of reduce-scatters are kept (torchtitan's selective "op" policy);
+- full: the layer's forward runs again, communication included; only its input is kept. `layers: n`: the first n layers
+  of each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.models.dims import Dims
+from sim.models.operators import Part, backward_peak, forward_of, rerun, saved_of
+from sim.program import Comm, Compute, Item, Program, Saved
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The outcome: the program to rerun, what is kept, and the backward's transient bytes."""
+
+    recompute: Program
+    saved: tuple[Saved, ...]
+    backward_peak_bytes: float
+
+
+def mode_of_layer(scenario: Scenario, layer: int, part: int = 0) -> str:
+    """none, selective, selective_op or full for layer `layer` (of the whole model), which stage `part` holds."""
+    t = scenario.training
+    if t is None or t.recompute.mode != "full":
+        return "none" if t is None else t.recompute.mode
+    if t.recompute.every is not None:
+        return "full" if layer % t.recompute.every == 0 else "none"
+    if t.recompute.layers is not None:
+        place = layer - sum(scenario.parallelism.layers_per_stage[:part])
+        return "full" if place < t.recompute.layers else "none"
+    return "full"
+
+
+def keep(d: Dims, parts: Sequence[Part], mode: str) -> Kept:
+    """Apply `mode` to a layer's parts in forward order."""
+    saved, stream = saved_of(parts), d.stream_bytes
+    whole = sum(s.bytes for s in saved)
+    peak = backward_peak(parts, stream)
+    if mode == "none":
+        return Kept((), saved, peak)
+    layer_input = Saved("layer", "input", stream, True)
+    if mode == "full":
+        return Kept(rerun(forward_of(parts)), (layer_input,), peak + whole - stream)
+    if mode == "selective":
+        kept = saved_of(p for p in parts if not p.core) + _core_inputs(parts)
+        again = rerun(forward_of(p for p in parts if p.core))
+        return Kept(again, kept, peak + whole - sum(s.bytes for s in kept))
+    kept = (layer_input, *_kept_outputs(d, parts))
+    return Kept(rerun(_not_kept(parts)), kept, max(stream, peak + whole - sum(s.bytes for s in kept)))
+
+
+def _core_inputs(parts: Sequence[Part]) -> tuple[Saved, ...]:
+    """A rerun core starts from query, key and value, which stay (34sbh includes them)."""
+    return tuple(s for p in parts if p.core for s in p.saved if s.name in ("query", "key", "value"))
+
+
+def _kept_outputs(d: Dims, parts: Sequence[Part]) -> list[Saved]:
+    kept: list[Saved] = []
+    count = 0
+    for part in parts:
+        if part.core:
+            kept.append(Saved("attention", "attention output", part.output_bytes, True))
+            kept += [s for s in part.saved if s.name == "log-sum-exp"]
+            continue
+        for item in part.forward:
+            if isinstance(item, Compute) and item.kind in ("gemm", "grouped_gemm"):
+                count += 1
+                if count % 2:
+                    batch, m, n, _ = item.shape
+                    kept.append(Saved("layer", f"{item.name} output", batch * m * n * d.act_bytes, True))
+            elif isinstance(item, Comm) and item.kind == "reduce_scatter":
+                kept.append(Saved("layer", f"{item.name} output", item.bytes / d.tp, True))
+    return kept
+
+
+def _not_kept(parts: Sequence[Part]) -> Program:
+    items: list[Item] = []
+    count = 0
+    for part in parts:
+        if part.core:
+            continue
+        for item in part.forward:
+            if isinstance(item, Compute) and item.kind in ("gemm", "grouped_gemm"):
+                count += 1
+                if count % 2:
+                    continue
+            if isinstance(item, Comm) and item.kind == "reduce_scatter":
+                continue
+            items.append(item)
+    return tuple(items)
