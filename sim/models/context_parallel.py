@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.models.attention import Core, core_backward, core_forward, core_part
-from sim.models.dims import Dims, ceil_div
+from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.operators import F, I, Part, collective, memory_op
-from sim.models.shard import Shard
 from sim.program import Comm, Compute, Item, Phase, Wait
 
 if TYPE_CHECKING:

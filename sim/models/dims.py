@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """What of a rank's place is not in the scenario: its context- and expert-parallel ranks."""
+
+    cp_rank: int = 0
+    ep_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Dims:
     """Sizes on one rank. Tensor-parallel shards are taken in `heads`, `kv_heads`, `vocab`, context-parallel in `seq`.
 

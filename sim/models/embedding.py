@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.models.dims import Dims, dims
+from sim.models.dims import Dims, Shard, dims
 from sim.models.layer import shape_key
 from sim.models.operators import F, I, Part, W, backward_of, backward_peak, collective, forward_of, memory_op, saved_of
-from sim.models.shard import Shard
 from sim.program import Block, Program, Saved
 
 if TYPE_CHECKING:

@@ -69,6 +69,7 @@ def mlp_matmul_params(model: ModelConfig, ffn: int) -> int:
 def moe_active_params(model: ModelConfig) -> int:
     """Router, top-k experts and shared experts."""
     moe = model.moe
-    assert moe is not None
+    if moe is None:
+        return 0
     experts = (moe.top_k + moe.shared_experts) * mlp_matmul_params(model, moe.ffn)
     return int(model.hidden * moe.experts + experts)

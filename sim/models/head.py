@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sim.models.dims import Dims, dims
+from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import table_elements
 from sim.models.layer import shape_key
 from sim.models.linear import Linear, linear
 from sim.models.operators import F, I, Part, backward_of, backward_peak, collective, forward_of, memory_op, saved_of
-from sim.models.shard import Shard
 from sim.program import Block, Item, Saved
 
 if TYPE_CHECKING:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from sim.models.attention import Core, attention_parts
 from sim.models.context_parallel import attention_core
-from sim.models.dims import Dims, dims
+from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, norm, residual
 from sim.models.mla import mla_core, mla_parts
 from sim.models.mlp import mlp_parts
-from sim.models.moe import moe_parts
+from sim.models.moe import is_moe_layer, moe_parts
 from sim.models.operators import Part, backward_of, forward_of
 from sim.models.recompute import keep, mode_of_layer
-from sim.models.shard import Shard
 from sim.program import Block
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     shard = shard or Shard()
     d = dims(scenario)
     parts = layer_parts(scenario, d, layer, shard)
-    kept = keep(d, parts, mode_of_layer(scenario, layer, shard.part))
+    kept = keep(d, parts, mode_of_layer(scenario, layer))
     return Block(
         name=f"layer {layer}",
         forward=forward_of(parts),
@@ -47,7 +46,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Part, ...]:
     """The layer's operators in forward order."""
     m = scenario.model
-    moe = m.is_moe_layer(layer)
+    moe = is_moe_layer(scenario, layer)
     mlp = moe_parts(scenario, d, layer, shard) if moe else mlp_parts(d, m)
     bias_after = m.bias and d.tp > 1
     return (
@@ -82,7 +81,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())
     if d.cp > 1:
         text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"
-    if m.is_moe_layer(layer) and m.moe is not None:
+    if is_moe_layer(scenario, layer) and m.moe is not None:
         text += f" moe={m.moe.experts},{m.moe.top_k},{m.moe.ffn},{m.moe.shared_experts} ep={p.ep}/{p.expert_tp}"
     return text
 

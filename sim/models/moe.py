@@ -10,12 +10,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sim.dtypes import dtype_bytes
-from sim.models.dims import Dims, ceil_div
+from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import activation
 from sim.models.linear import casts, saved_element_bytes
 from sim.models.mlp import projections
 from sim.models.operators import F, I, Part, W, accumulate, collective, gemm, memory_op
-from sim.models.shard import Shard
 from sim.program import Compute, Item, Phase, Program, Saved
 
 if TYPE_CHECKING:
@@ -39,6 +38,11 @@ class Routing:
     sent: float
     received: float
     wire: float
+
+
+def is_moe_layer(scenario: Scenario, layer: int) -> bool:
+    """Whether layer `layer` (from 0) has experts in place of the dense MLP."""
+    return scenario.model.is_moe_layer(layer)
 
 
 def expert_load(moe: MoeConfig, tokens: int, layer: int) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sim.models.dims import dims
+from sim.models.dims import Shard, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import lookup
 from sim.models.head import head_parts
@@ -13,7 +13,6 @@ from sim.models.layer import layer_parts
 from sim.models.linear import Linear, linear
 from sim.models.operators import Part, backward_of, forward_of
 from sim.models.recompute import keep, mode_of_layer
-from sim.models.shard import Shard
 from sim.program import Block
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     layer = layer_parts(scenario, d, last, shard)
     final, output, loss = head_parts(scenario, d)
     after = (final, replace(output, params=0), loss)
-    kept = keep(d, layer, mode_of_layer(scenario, last, shard.part))
+    kept = keep(d, layer, mode_of_layer(scenario, last))
     around = keep(d, (*before, *after), "none")
     parts: tuple[Part, ...] = (*before, *layer, *after)
     return Block(

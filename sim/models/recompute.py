@@ -31,17 +31,24 @@ class Kept:
     backward_peak_bytes: float
 
 
-def mode_of_layer(scenario: Scenario, layer: int, part: int = 0) -> str:
-    """none, selective, selective_op or full for layer `layer` (of the whole model), which stage `part` holds."""
+def mode_of_layer(scenario: Scenario, layer: int) -> str:
+    """none, selective, selective_op or full for layer `layer`, counted over the whole model."""
     t = scenario.training
     if t is None or t.recompute.mode != "full":
         return "none" if t is None else t.recompute.mode
     if t.recompute.every is not None:
         return "full" if layer % t.recompute.every == 0 else "none"
     if t.recompute.layers is not None:
-        place = layer - sum(scenario.parallelism.layers_per_stage[:part])
-        return "full" if place < t.recompute.layers else "none"
+        return "full" if _place_in_stage(scenario, layer) < t.recompute.layers else "none"
     return "full"
+
+
+def _place_in_stage(scenario: Scenario, layer: int) -> int:
+    for count in scenario.parallelism.layers_per_stage:
+        if layer < count:
+            return layer
+        layer -= count
+    return layer
 
 
 def keep(d: Dims, parts: Sequence[Part], mode: str) -> Kept:
