@@ -1,11 +1,12 @@
 """Zero bubble by search: lists for given durations and a memory limit.
 
-Ranks that are free choose one of F, I and W as their inputs arrive, by rules with three binary settings;
-the best of the eight outcomes, of ZB-H1 and, if it fits the limit, of ZB-H2 is returned, by makespan (all
-ranks start together at zero and the optimizer step waits for all, so the skew of ZB-H2 counts as bubble).
-Source: Qi et al. 2024 (arXiv 2401.10241, section 3.1: greedy rules and a grid over binary settings).
-Unlike the paper's, the greedy runs forward in time over all ranks, and a micro-batch's activations count
-as held until its W, without the paper's part that I frees. Left out: the integer program of section 3.2.
+Ranks that are free choose among F, I and W as inputs arrive, by rules with three binary settings; the
+best of the eight outcomes and of the handcrafted shapes that the limit allows (ZB-H1 at 1, ZB-H2 at 2, and
+those between) is returned, by makespan: all ranks start at zero and the optimizer waits for all, so the skew
+of ZB-H2 counts as bubble.
+Source: Qi et al. 2024 (arXiv 2401.10241, section 3.1: greedy rules and a grid over binary settings). Unlike
+the paper's, the greedy runs forward in time over all ranks, and a micro-batch's activations count as held
+until its W, without the part that the paper's I frees. Left out: the integer program of section 3.2.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from sim.actions import Action, Kind, Schedule, in_flight
+from sim.actions import Action, Kind, Schedule
 from sim.schedules.layout import looped
 from sim.schedules.unit_time import UnitTimes, at, evaluate
-from sim.schedules.zb_h1 import zb_h1
-from sim.schedules.zb_h2 import zb_h2
+from sim.schedules.zb_h1 import split_backward
 
 
 def zb_search(p: int, m: int, times: UnitTimes | None = None, memory: float = 1.0) -> Schedule:
@@ -32,17 +32,21 @@ def zb_search(p: int, m: int, times: UnitTimes | None = None, memory: float = 1.
         ValueError: if that is below one micro-batch.
     """
     times = times or UnitTimes()
-    limit = min(int(memory * p + 1e-9), m)
+    limit = int(memory * p + 1e-9)
     if limit < 1:
         raise ValueError(f"schedule zb_search: memory {memory} x p={p} is less than one micro-batch")
-    greedy = (
-        looped("zb_search", p, m, _Greedy(p, m, times, limit, _Rules(*bits)).run())
-        for bits in product((True, False), repeat=3)
-    )
-    known = (build(p, m) for build in (zb_h1, zb_h2))
-    fitting = [s for s in known if max(in_flight(s, until=Kind.W)) <= limit]
-    best = min((*greedy, *fitting), key=lambda s: evaluate(s, times).makespan_s)
-    return looped("zb_search", p, m, best.ranks)
+    lists = [_Greedy(p, m, times, limit, _Rules(*bits)).run() for bits in product((True, False), repeat=3)]
+    sizes = [size for size in (p, 2 * p - 1, limit) if size <= limit]
+    shapes = {(size, extra) for size in sizes for extra in (0, max(0, size - p))}
+    lists += [_even_lag(p, m, size, extra) for size, extra in sorted(shapes)]
+    found = (looped("zb_search", p, m, ranks) for ranks in lists)
+    return min(found, key=lambda schedule: evaluate(schedule, times).makespan_s)
+
+
+def _even_lag(p: int, m: int, size: int, extra: int) -> list[list[Action]]:
+    """The handcrafted shape that holds `size` micro-batches: ZB-H1 for (p, 0), ZB-H2 for (2p−1, p−1)."""
+    warm_up = [min(size, p - r + min(extra, p - 1 - r)) for r in range(p)]
+    return [split_backward(r, m, warm_up[r], size - warm_up[r]) for r in range(p)]
 
 
 class _Rules(NamedTuple):
