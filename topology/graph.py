@@ -92,6 +92,7 @@ def _add_node(graph: Graph, cluster: ClusterSpec, node: int) -> None:
 
 def _add_nvlink(graph: Graph, cluster: ClusterSpec, node: int) -> None:
     """The node's fast links: to the domain's NVSwitch, between GPUs, or (kind pcie) through the host."""
+    gpus, intra = cluster.gpus_per_node, cluster.intra_node
     ranks = range(node * gpus, (node + 1) * gpus)
     if intra.kind == "nvlink_mesh":
         lane = intra.bandwidth_bytes_per_s / links_per_gpu(gpus)

@@ -8,8 +8,8 @@ training step do. Transfers that overlap otherwise are `contention`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +57,13 @@ class Network:
     ('ring', 299)
     """
 
-    def __init__(self, cluster: ClusterSpec) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, link_scales: Mapping[tuple[int, int], float] | None = None
+    ) -> None:
+        """`link_scales`: what is left of the bandwidth between two nodes (or, (n, n), inside node n) by a
+        fault."""
         self.cluster = cluster
+        self._scales = {(min(pair), max(pair)): scale for pair, scale in (link_scales or {}).items()}
         self.domain_gpus = cluster.domain_gpus
         inter = cluster.inter_node
         self._share = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
@@ -90,9 +95,10 @@ class Network:
         if src == dst:
             return 0.0
         intra, inter = self.cluster.intra_node, self.cluster.inter_node
-        if src // self.domain_gpus == dst // self.domain_gpus:
-            return self._latency(src, dst) + size_bytes / self._pair(src, dst)
         gpus = self.cluster.gpus_per_node
+        scale = self._scale(src // gpus, dst // gpus)
+        if src // self.domain_gpus == dst // self.domain_gpus:
+            return self._latency(src, dst) + size_bytes / (scale * self._pair(src, dst))
         latency_s, share = inter.latency_s, self._share
         if self._shape:
             hops = max(1, torus_hops(src // gpus, dst // gpus, self._shape))
@@ -101,7 +107,7 @@ class Network:
             share /= inter.oversubscription
         if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
             latency_s, share = latency_s + intra.latency_s, min(share, intra.bandwidth_bytes_per_s)
-        return latency_s + size_bytes / share
+        return latency_s + size_bytes / (scale * share)
 
     def host_copy(self, size_bytes: float) -> float:
         """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
@@ -112,7 +118,9 @@ class Network:
         """Where the ranks lie and what each may send; kept per sequence of ranks."""
         key = ranks if isinstance(ranks, range | tuple) else tuple(ranks)
         if key not in self._groups:
-            self._groups[key] = self._place(np.asarray(key, dtype=np.int64))
+            placed = np.asarray(key, dtype=np.int64)
+            group = self._place(placed)
+            self._groups[key] = self._degrade(group, placed) if self._scales else group
         return self._groups[key]
 
     def _place(self, ranks: NDArray[np.int64]) -> Group:
@@ -204,6 +212,42 @@ class Network:
             share / over,
             share / max(1.0, min(1.0, above) * over),
             share / over,
+        )
+
+    def _scale(self, node: int, other: int) -> float:
+        return self._scales.get((min(node, other), max(node, other)), 1.0)
+
+    def _degrade(self, group: Group, ranks: NDArray[np.int64]) -> Group:
+        """The group with its links' faults: rings suffer from those between successive nodes.
+
+        Trees are taken to use every degraded pair; of an exchange's bytes only those of the pair are slowed.
+        """
+        nodes = (ranks // self.cluster.gpus_per_node).tolist()
+        per_domain = self.domain_gpus // self.cluster.gpus_per_node
+        steps = {(min(pair), max(pair)) for pair in zip(nodes, [*nodes[1:], nodes[0]], strict=True)}
+        reached = set(nodes)
+        scaled = {pair: scale for pair, scale in self._scales.items() if reached.issuperset(pair)}
+        near = {
+            pair: scale for pair, scale in scaled.items() if pair[0] // per_domain == pair[1] // per_domain
+        }
+        far = {pair: scale for pair, scale in scaled.items() if pair not in near}
+        ring = min((scale for pair, scale in far.items() if pair in steps), default=1.0)
+        inside = min((scale for pair, scale in near.items() if pair in steps), default=1.0)
+        outside = group.ranks - group.members
+        exchange = min(
+            (scale * outside / max(nodes.count(end) for end in pair) for pair, scale in far.items()),
+            default=1,
+        )
+        return replace(
+            group,
+            ring_bytes_per_s=group.ring_bytes_per_s * inside,
+            chain_bytes_per_s=group.chain_bytes_per_s * inside,
+            exchange_bytes_per_s=group.exchange_bytes_per_s * min(near.values(), default=1.0),
+            pair_bytes_per_s=group.pair_bytes_per_s * inside,
+            inter_ring_bytes_per_s=group.inter_ring_bytes_per_s * ring,
+            inter_tree_bytes_per_s=group.inter_tree_bytes_per_s * min(far.values(), default=1.0),
+            inter_exchange_bytes_per_s=group.inter_exchange_bytes_per_s * min(1.0, exchange),
+            inter_pair_bytes_per_s=group.inter_pair_bytes_per_s * ring,
         )
 
     def _torus_link(self, hops: int) -> float:

@@ -58,7 +58,7 @@ class ClusterSpec(_Spec):
     name: str = "custom"
     gpu: GpuSpec
     gpus_per_node: int = Field(default=8, ge=1, le=1024)
-    nodes: int = Field(default=1, ge=1, le=1_000_000)
+    nodes: int = Field(default=1, ge=1, le=10_000_000)
     nvlink_domain: int = Field(default=8, ge=1, le=1024)
     intra_node: IntraNode = IntraNode()
     inter_node: InterNode = InterNode()
