@@ -266,9 +266,10 @@ class Build:
         lane = rank.index % self.per_stage
         key = (lane, source, micro_batch, forward)
         task = self.messages.get(key)
-        stream = ("send" if sends else "recv") + ("_f" if forward else "_b")
+        name = _channel(*(self.schedule.rank_of_stage[x] for x in (source, target)), forward, len(self.schedule.ranks))
+        stream = ("send" if sends else "recv") + name
         kind = ("SEND" if sends else "RECV") + ("_F" if forward else "_B")
-        waits = self._after(rank, stream, rank.waits if sends else ())
+        waits = self._after(rank, stream, rank.waits) if sends else []
         if (sends or not self.overlap) and COMPUTE in rank.last:
             waits.append(rank.last[COMPUTE])
         slot = Slot(rank.index, stream, kind)
@@ -279,7 +280,8 @@ class Build:
             placed = self.graph.placed[task]
             slots = (slot, *placed.slots) if sends else (*placed.slots, slot)
             self.graph.placed[task] = placed._replace(slots=slots)
-        rank.last[stream] = task
+        if sends:
+            rank.last[stream] = task
         return task
 
     def _new_message(self, lane: int, source: int, target: int, micro_batch: int, waits: list[int], slot: Slot) -> int:
@@ -290,6 +292,12 @@ class Build:
         self.shares[share] = self.shares.get(share, 0.0) + priced.seconds
         detail = Detail(f"stage {source} to {target}", self.wire_bytes, priced.bus_bandwidth_bytes_per_s, priced.source)
         return self.graph.add(priced.seconds, waits, Placed((slot,), source, micro_batch, detail, 0.0, 0.0))
+
+
+def _channel(source: int, target: int, forward: bool, p: int) -> str:
+    """The stream that a message between two pipeline ranks queues on; V-shaped schedules send both ways."""
+    usual = target == (source + 1) % p if forward else target == (source - 1) % p
+    return ("_f" if forward else "_b") + ("" if usual else "_back")
 
 
 def _actions(entry: Action | Overlap) -> tuple[Action, ...]:

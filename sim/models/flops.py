@@ -9,11 +9,12 @@ if TYPE_CHECKING:
 
 
 def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = True) -> float:
-    """Forward and backward: 6·(parameters of matmuls) + 12·layers·heads·head_dim·seq_len, half of it when causal.
+    """Forward and backward: 6·(parameters of matmuls) + 12·layers·heads·head_dim·seq_len, half of it when
+    causal.
 
-    Matmul parameters: the output layer's count, the embedding look-up's not; of experts those active. The attention
-    term is the PaLM paper's (Chowdhery 2022, appendix B); MLA's query-key and value widths take the place of
-    2·head_dim.
+    Matmul parameters: the output layer's count, the embedding look-up's not; of experts those active. The
+    attention term is the PaLM paper's (Chowdhery 2022, appendix B); MLA's query-key and value widths take the
+    place of 2·head_dim.
     """
     attention = 6.0 * _attention_layers(model) * model.heads * sum(attention_widths(model)) * seq_len
     return 6.0 * matmul_params_per_token(model) + attention * (0.5 if causal_half else 1.0)
@@ -27,7 +28,9 @@ def attention_widths(model: ModelConfig) -> tuple[int, int]:
 
 
 def matmul_params_per_token(model: ModelConfig) -> float:
-    """Weights that a token is multiplied by: attention, MLP or its active experts and router, output (and MTP)."""
+    """Weights that a token is multiplied by: attention, MLP or its active experts and router, output (and
+    MTP).
+    """
     dense, sparse = layer_counts(model)
     total = (dense + sparse) * attention_matmul_params(model) + dense * mlp_matmul_params(model, model.ffn)
     total += sparse * moe_active_params(model) + model.hidden * model.vocab
