@@ -21,7 +21,7 @@ _PEAK_NAMES = (*dict.fromkeys(SPELLINGS.values()), "tf32", "fp4", "int8", "int4"
 def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cluster",)) -> ClusterSpec:
     """The cluster that `value` describes; where it names no `nodes`, as many as hold `ranks`.
 
-    Left-out keys of a full description: `nvlink_domain` is the node, one NIC per GPU, the rest as in ClusterSpec.
+    Left out of a full description, `nvlink_domain` is the node, NICs one per GPU, others as in ClusterSpec.
     """
     given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
     if not isinstance(given, dict):
@@ -101,6 +101,7 @@ def _preset(known: Mapping[str, SpecT], name: Any, what: str, source: Source, pa
     if not isinstance(name, str) or name not in known:
         raise source.error(
             path,
-            f"found {show(name)}; no such {what} preset{nearest(name, known)} (there are: {', '.join(known)})",
+            f"found {show(name)}; no such {what} preset{nearest(name, known)} "
+            f"(there are: {', '.join(known)})",
         )
     return known[name]

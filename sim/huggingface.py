@@ -15,12 +15,13 @@ Config = dict[str, Any]
 
 
 def model_from_config(file: Path, source: Source, path: KeyPath) -> Config:
-    """The `model` mapping of a config file; InputError for a family that is not known or a variant not expressible."""
+    """The `model` mapping of a config file; InputError for an unknown family or a variant not expressible."""
     config = _read(file)
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise InputError(
-            f"{file}: model_type: found {show(family)}; must be one of {', '.join(_FAMILIES)}{nearest(family, _FAMILIES)}"
+            f"{file}: model_type: found {show(family)}; must be one of {', '.join(_FAMILIES)}"
+            f"{nearest(family, _FAMILIES)}"
         )
     try:
         mapping = _FAMILIES[family](config)

@@ -16,7 +16,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Written(BaseModel):
-    """Base of what users write: unknown keys, wrong types, NaN and infinity are errors; values cannot change."""
+    """Base of what users write: unknown keys, wrong types, NaN and infinity are errors; values are fixed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
@@ -72,7 +72,7 @@ def nearest(word: Any, known: Iterable[str]) -> str:
 
 
 def check_plain(source: Source) -> None:
-    """Raise unless the data is mappings with text keys, lists, text, numbers, booleans and nulls, not too deep."""
+    """Raise unless the data is made of plain values, lists and mappings with text keys, not too deep."""
     _check_plain(source, source.data, ())
 
 
@@ -99,6 +99,8 @@ def without_nulls(value: Any) -> Any:
     """The value without keys that are null: null means the default."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
     return value
 
 
@@ -150,7 +152,8 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         )
     if kind == "literal_error":
         allowed = str(context["expected"])
-        return f"found {found}; must be {allowed}{nearest(problem['input'], allowed.replace(' or ', ', ').split(', '))}"
+        choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")
+        return f"found {found}; must be {allowed}{nearest(problem['input'], choices)}"
     if kind == "value_error":
         return f"found {found}; {context['error']}"
     return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}"

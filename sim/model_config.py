@@ -40,7 +40,7 @@ class MoeConfig(Written):
 
 
 class MlaConfig(Written):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). `q_lora_rank` null: queries are not compressed."""
+    """Multi-head latent attention (arXiv 2405.04434). `q_lora_rank` null: queries are not compressed."""
 
     q_lora_rank: int | None = Field(default=None, ge=1, le=1_000_000)
     kv_lora_rank: int = Field(ge=1, le=1_000_000)
@@ -109,10 +109,10 @@ class ModelConfig(Written):
 class ParameterCount(NamedTuple):
     """Numbers of parameters with the vocabulary unpadded.
 
-    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts and norms:
-    the main model. `active` is what one token uses of it. Apart from it stand `mtp` (the multi-token-prediction
-    modules without the embedding and head they share with the main model) and `router_bias` (one
-    load-balancing bias per expert as DeepSeek-V3 keeps it: not trained by gradients, not simulated).
+    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts and
+    norms: the main model. `active` is what one token uses of it. `mtp` stands apart (multi-token-prediction
+    modules, without the embedding and head that they share with the main model). Not counted: load-balancing
+    biases of routers (DeepSeek-V3 keeps one per expert, which no gradient trains).
     """
 
     total: int
@@ -127,11 +127,10 @@ class ParameterCount(NamedTuple):
     experts: int
     norms: int
     mtp: int
-    router_bias: int
 
 
 def attention_parameters(model: ModelConfig) -> int:
-    """Parameters of one layer's attention: projections, their biases, inner norms; its input norm not included."""
+    """Parameters of one layer's attention: projections, their biases, inner norms; not its input norm."""
     h = model.hidden
     if model.mla is not None:
         return _mla_parameters(model, model.mla)
@@ -145,7 +144,7 @@ def attention_parameters(model: ModelConfig) -> int:
 
 
 def _mla_parameters(model: ModelConfig, mla: MlaConfig) -> int:
-    """DeepSeek-V2 (arXiv 2405.04434), section 2.1: down- and up-projections with an RMS norm on each latent."""
+    """DeepSeek-V2 (arXiv 2405.04434), section 2.1: down- and up-projections, an RMS norm on each latent."""
     h, heads = model.hidden, model.heads
     query_out = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     rank = mla.q_lora_rank
@@ -156,7 +155,7 @@ def _mla_parameters(model: ModelConfig, mla: MlaConfig) -> int:
 
 
 def mlp_parameters(model: ModelConfig, ffn: int) -> int:
-    """Parameters of one MLP (or expert) of inner size `ffn`: two matrices, three for swiglu, and their biases."""
+    """Parameters of one MLP (or expert) of inner size `ffn`: two matrices, three for swiglu, biases."""
     inner = 2 * ffn if model.mlp == "swiglu" else ffn
     return model.hidden * (inner + ffn) + (inner + model.hidden if model.bias else 0)
 
@@ -198,7 +197,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     }
     total = sum(parts.values())
     idle = sparse * expert * max(0, moe.experts - moe.top_k) if moe else 0
-    # A prediction module: its own layer, two input norms, a 2h -> h projection, an output norm (arXiv 2412.19437, 2.2).
+    # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     mlp = sum(per_layer.values()) if moe else mlp_parameters(model, model.ffn)
     module = attention + mlp + 2 * norm + 2 * model.hidden**2 + 3 * norm
     return ParameterCount(
@@ -206,5 +205,4 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         active=total - idle,
         **parts,
         mtp=model.mtp_layers * module,
-        router_bias=(sparse + model.mtp_layers) * moe.experts if moe else 0,
     )

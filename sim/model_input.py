@@ -50,8 +50,8 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         return model_from_config(_find(preset, source, path), source, path)
     known = ", ".join(model_presets())
     raise source.error(
-        path, f"found {show(preset)}; no such model preset{nearest(preset, model_presets())} (there are: {known}; "
-        "or a path to a Hugging Face config.json, or a mapping)"
+        path, f"found {show(preset)}; no such model preset{nearest(preset, model_presets())} "
+        f"(there are: {known}; or a path to a Hugging Face config.json, or a mapping)"
     )  # fmt: skip
 
 

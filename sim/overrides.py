@@ -29,8 +29,8 @@ def _opened(value: Any, path: KeyPath) -> Any:
 def merge(base: Any, changes: Any, path: KeyPath = ()) -> Any:
     """`changes` over `base`, key by key; lists and single values are replaced. Neither argument is changed.
 
-    >>> merge({"model": "gpt2", "training": {"seq_len": 8}}, {"model": {"layers": 2}, "training": {"seq_len": 4}})
-    {'model': {'preset': 'gpt2', 'layers': 2}, 'training': {'seq_len': 4}}
+    >>> merge({"model": "gpt2", "training": {"seq_len": 8}}, {"model": {"layers": 2}})
+    {'model': {'preset': 'gpt2', 'layers': 2}, 'training': {'seq_len': 8}}
     """
     if not isinstance(changes, dict):
         return changes

@@ -69,9 +69,8 @@ ByteSize = Annotated[
 class Parallelism(Written):
     """How a model and its batch are split over ranks; see docs/scenario.md for each key.
 
-    In a loaded scenario `virtual_stages`, `layers_per_stage`, `shard_size`, `param_gather_overlap` and `p2p_overlap`
-    hold what null stands for. `layers_per_stage` has one entry per stage in model order: pp·virtual_stages of
-    them, but pp with dualpipe (each held by ranks i and p-1-i), and one where pp is 1.
+    In a loaded scenario no null is left. `layers_per_stage` has one entry per stage in model order:
+    pp·virtual_stages of them, but pp with dualpipe (each held by ranks i and p-1-i), and one where pp is 1.
     """
 
     dp: Degree = 1
@@ -136,8 +135,8 @@ class Parallelism(Written):
 def split_layers(layers: int, stages: int) -> tuple[int, ...]:
     """Layers per stage, as even as possible, the larger ones first.
 
-    Where stages outnumber layers every stage has one layer or none: the last stage has none, then (with two or
-    more without) the first, and any others without stand at the end too.
+    Where stages outnumber layers every stage has one layer or none: none has the last stage, with two or more
+    to spare the first as well, and any others without stand at the end too.
 
     >>> split_layers(10, 4), split_layers(2, 4), split_layers(3, 4), split_layers(2, 5)
     ((3, 3, 2, 2), (0, 1, 1, 0), (1, 1, 1, 0), (0, 1, 1, 0, 0))

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from sim.dtypes import matmul_peak_names, sixteen_bit
-from sim.input_source import Source
+from sim.input_source import Source, show
 from sim.model_config import ModelConfig
 from sim.parallelism import STAGES_PER_RANK, Parallelism
 from sim.training_config import Training
@@ -17,10 +17,11 @@ from sim.workloads import Distillation, Faults, Inference, RequestPattern
 from topology.spec import ClusterSpec
 
 MAX_RANKS = 10_000_000
+MAX_STAGES = 1_000_000
 
 
 class Parts(NamedTuple):
-    """The sections of a scenario, each checked for itself. `seq_len`: tokens of the longest sequence known."""
+    """A scenario's sections, each checked for itself. `seq_len`: tokens of the longest sequence known."""
 
     model: ModelConfig
     training: Training | None
@@ -30,6 +31,20 @@ class Parts(NamedTuple):
     distillation: Distillation | None
     faults: Faults | None
     seq_len: int
+
+
+def _product(p: Parallelism) -> str:
+    return f"tp·cp·dp·pp = {p.tp}·{p.cp}·{p.dp}·{p.pp} = {p.ranks:,} ranks"
+
+
+def check_size(p: Parallelism, source: Source) -> None:
+    """Raise where there are more ranks or stages than can be simulated."""
+    if p.ranks > MAX_RANKS:
+        raise source.error(("parallelism",), f"{_product(p)}; at most {MAX_RANKS:,} can be simulated")
+    if p.stages > MAX_STAGES:
+        raise source.error(
+            ("parallelism",), f"makes {p.stages:,} stages; at most {MAX_STAGES:,} can be simulated"
+        )
 
 
 def check_rules(parts: Parts, source: Source) -> None:
@@ -56,15 +71,12 @@ def check_rules(parts: Parts, source: Source) -> None:
 
 def _check_ranks(parts: Parts, source: Source) -> None:
     p, cluster = parts.parallelism, parts.cluster
-    product = f"tp·cp·dp·pp = {p.tp}·{p.cp}·{p.dp}·{p.pp} = {p.ranks:,} ranks"
-    if p.ranks > MAX_RANKS:
-        raise source.error(("parallelism",), f"{product}; at most {MAX_RANKS:,} can be simulated")
     gpus = cluster.nodes * cluster.gpus_per_node
     if p.ranks > gpus:
         raise source.error(
             ("cluster", "nodes"),
-            f"found {cluster.nodes} nodes of {cluster.gpus_per_node} = {gpus:,} GPUs; {product} need at least "
-            f"{-(-p.ranks // cluster.gpus_per_node)} nodes (or leave nodes out)",
+            f"found {cluster.nodes} nodes of {cluster.gpus_per_node} = {gpus:,} GPUs; {_product(p)} need "
+            f"at least {-(-p.ranks // cluster.gpus_per_node)} nodes (or leave nodes out)",
         )
 
 
@@ -73,7 +85,7 @@ def _check_positions(parts: Parts, source: Source) -> None:
     if model.positions == "learned" and parts.seq_len > model.max_positions:
         raise source.error(
             ("model", "max_positions"),
-            f"found {model.max_positions}; learned positions must cover the sequence of {parts.seq_len} tokens",
+            f"found {model.max_positions}; learned positions must cover {parts.seq_len} tokens",
         )
 
 
@@ -128,8 +140,8 @@ def _check_experts(model: ModelConfig, p: Parallelism, source: Source) -> None:
     if p.ep_overlap and p.ep > 1 and (p.pp == 1 or p.schedule not in ("dualpipe", "dualpipe_v")):
         raise source.error(
             ("parallelism", "ep_overlap"),
-            f"found true with schedule {p.schedule} and pp {p.pp}; only dualpipe and dualpipe_v pair a forward with a "
-            "backward to hide it in",
+            f"found true with schedule {p.schedule} and pp {p.pp}; only dualpipe and dualpipe_v pair "
+            "a forward with a backward to hide it in",
         )
 
 
@@ -147,15 +159,11 @@ def _check_schedule(parts: Parts, source: Source) -> None:
         if p.schedule == "dualpipe" and p.pp % 2:
             raise source.error(("parallelism", "pp"), f"found {p.pp}; dualpipe needs an even number of ranks")
     path = ("parallelism", "layers_per_stage")
-    if p.stages > 1_000_000:
-        raise source.error(
-            ("parallelism", "pp"), f"makes {p.stages:,} stages; at most 1,000,000 can be simulated"
-        )
     if len(p.layers_per_stage) != p.stages:
         raise source.error(
             path,
-            f"found {len(p.layers_per_stage)} entries; pp {p.pp} with schedule {p.schedule} and {p.virtual_stages} "
-            f"virtual stages makes {p.stages} stages",
+            f"found {len(p.layers_per_stage)} entries; pp {p.pp} with schedule {p.schedule} and "
+            f"{p.virtual_stages} virtual stages makes {p.stages} stages",
         )
     if sum(p.layers_per_stage) != layers:
         raise source.error(path, f"found {sum(p.layers_per_stage)} layers in all; model.layers is {layers}")
@@ -177,7 +185,8 @@ def _check_context_parallel(parts: Parts, source: Source) -> None:
     if p.cp_method == "all_to_all" and (model.heads // p.tp) % p.cp:
         raise source.error(
             path,
-            f"found {p.cp}; cp_method all_to_all exchanges heads, so cp must divide heads/tp ({model.heads // p.tp})",
+            f"found {p.cp}; cp_method all_to_all exchanges heads, so cp must divide heads/tp "
+            f"({model.heads // p.tp})",
         )
     if p.sp and seq_len % (p.cp * p.tp):
         raise source.error(
@@ -200,8 +209,8 @@ def _check_batch(t: Training, p: Parallelism, source: Source) -> None:
         nearby = f"{below} or {above}" if below else f"{above}"
         raise source.error(
             ("training", "global_batch_size"),
-            f"found {t.global_batch_size}; must be a multiple of micro_batch_size·dp = {t.micro_batch_size}·{p.dp} = "
-            f"{unit} (nearest: {nearby})",
+            f"found {t.global_batch_size}; must be a multiple of micro_batch_size·dp = "
+            f"{t.micro_batch_size}·{p.dp} = {unit} (nearest: {nearby})",
         )
 
 
@@ -210,7 +219,7 @@ def _check_dtypes(t: Training, source: Source) -> None:
     if t.param_dtype not in allowed:
         raise source.error(
             ("training", "param_dtype"),
-            f"found '{t.param_dtype}'; with precision {t.precision} parameters are kept in {' or '.join(allowed)}",
+            f"found '{t.param_dtype}'; precision {t.precision} keeps parameters in {' or '.join(allowed)}",
         )
 
 
@@ -235,7 +244,8 @@ def _check_precision(parts: Parts, source: Source) -> None:
         if not any(name in peaks for name in matmul_peak_names(needed)):
             raise source.error(
                 (section, "precision"),
-                f"found '{workload.precision}'; GPU {parts.cluster.gpu.name} has no {needed} peak (it has: {', '.join(peaks)})",
+                f"found '{workload.precision}'; GPU {parts.cluster.gpu.name} has no {needed} peak "
+                f"(it has: {', '.join(peaks)})",
             )
 
 
@@ -264,12 +274,12 @@ def _check_distillation(parts: Parts, distillation: Distillation, source: Source
     if distillation.mode == "logits" and teacher.vocab != parts.model.vocab:
         raise source.error(
             (*path, "teacher"),
-            f"has a vocabulary of {teacher.vocab}; mode logits compares logits, so it must be the student's ({parts.model.vocab})",
+            f"has a vocabulary of {teacher.vocab}; mode logits needs the student's ({parts.model.vocab})",
         )
     if teacher.positions == "learned" and parts.seq_len > teacher.max_positions:
         raise source.error(
             (*path, "teacher", "max_positions"),
-            f"found {teacher.max_positions}; learned positions must cover the sequence of {parts.seq_len} tokens",
+            f"found {teacher.max_positions}; learned positions must cover {parts.seq_len} tokens",
         )
     for what, size in (("heads", teacher.heads), ("ffn", teacher.ffn)):
         if size % tp:
@@ -294,15 +304,11 @@ def _check_faults(parts: Parts, faults: Faults, source: Source) -> None:
     for index, link in enumerate(faults.links):
         for place, name in enumerate(link.between):
             match = re.fullmatch(r"node([0-9]{1,9})", name)
-            if match and int(match[1]) >= nodes:
+            if match is None or int(match[1]) >= nodes:
                 raise source.error(
                     ("faults", "links", index, "between", place),
-                    f"found '{name}'; the cluster has node0 to node{nodes - 1}",
+                    f"found {show(name)}; the cluster has node0 to node{nodes - 1}",
                 )
-        if link.between[0] == link.between[1]:
-            raise source.error(
-                ("faults", "links", index, "between"), f"found '{link.between[0]}' twice; must be two places"
-            )
 
 
 def notes(parts: Parts) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The scenario: what a user wrote, checked, with every preset and default filled in.
 
-`load_scenario` reads a YAML file, `parse_scenario` a mapping (a row of a table, a result's own `scenario`). Both
-raise `InputError` with one message for the first thing wrong. What a resolved scenario dumps, parses to itself.
+`load_scenario` reads a YAML file, `parse_scenario` a mapping (a row of a table, a result's own `scenario`).
+Both raise `InputError` for the first thing wrong. A resolved scenario's dump parses to itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sim.model_config import ModelConfig
 from sim.model_input import resolve_model
 from sim.overrides import with_overrides
 from sim.parallelism import Parallelism, split_layers
-from sim.rules import Parts, check_rules, notes
+from sim.rules import Parts, check_rules, check_size, notes
 from sim.training_config import Recompute, Training
 from sim.workloads import Distillation, Faults, Inference, RequestPattern, RequestTrace
 from sim.yaml_input import parse_yaml, read_text
@@ -27,20 +27,20 @@ from topology.presets import GPUS
 from topology.spec import ClusterSpec
 
 __all__ = [
-    "ClusterSpec", "Distillation", "Faults", "Inference", "ModelConfig", "Parallelism", "Recompute", "Scenario",
-    "Training", "load_mapping", "load_scenario", "parse_scenario", "read_source",
+    "ClusterSpec", "Distillation", "Faults", "Inference", "ModelConfig", "Parallelism", "Recompute",
+    "Scenario", "Training", "json_schema", "load_mapping", "load_scenario", "parse_scenario", "read_source",
 ]  # fmt: skip
 
 KEYS = (
-    "version", "name", "model", "training", "parallelism", "cluster", "calibration", "inference", "distillation",
-    "faults",
+    "version", "name", "model", "training", "parallelism", "cluster", "calibration", "inference",
+    "distillation", "faults",
 )  # fmt: skip
 
 
 class Scenario(BaseModel):
     """A checked scenario: no preset names and no nulls that stand for a default are left.
 
-    `training` is None for a serving workload, `inference` for a training step. `warnings` is no part of the input.
+    `training` is None for a serving workload, `inference` for a training step; `warnings` is no input.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,7 +59,7 @@ class Scenario(BaseModel):
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per rank and step: global_batch_size / (micro_batch_size · dp); 1 without training."""
+        """Micro-batches per rank and step: global batch / (micro-batch · dp); 1 without training."""
         if self.training is None:
             return 1
         return self.training.global_batch_size // (self.training.micro_batch_size * self.parallelism.dp)
@@ -84,7 +84,7 @@ def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:
 
 
 def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a scenario file says, overrides applied, nothing filled in: to be varied with `sim.overrides.merge`."""
+    """What a scenario file says, overrides applied, nothing filled in; vary it with `sim.overrides.merge`."""
     return read_source(path, overrides).data
 
 
@@ -99,6 +99,13 @@ def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
     if not isinstance(data, dict):
         raise Source(str(path), {}, lines).error((), f"found {show(data)}; a scenario is a mapping")
     return with_overrides(Source(str(path), data, lines, str(file.parent)), overrides)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a scenario file, with the defaults of every key."""
+    from sim.schema import scenario_schema
+
+    return scenario_schema()
 
 
 def _resolve(source: Source, name: str) -> Scenario:
@@ -197,8 +204,9 @@ def _parallelism(
     parallelism = validate(Parallelism, value, source, ("parallelism",))
     if parallelism.pp == 1 and parallelism.virtual_stages != 1:
         parallelism = parallelism.model_copy(update={"virtual_stages": 1})
+    check_size(parallelism, source)
     changes: dict[str, Any] = {}
-    if "layers_per_stage" not in parallelism.model_fields_set and parallelism.stages <= 1_000_000:
+    if "layers_per_stage" not in parallelism.model_fields_set:
         changes["layers_per_stage"] = split_layers(model.layers, parallelism.stages)
     if parallelism.ep_dispatch_dtype is None and workload is not None:
         changes["ep_dispatch_dtype"] = sixteen_bit(workload.precision)

@@ -13,7 +13,7 @@ RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 
 
 class Recompute(Written):
-    """What is computed again before backward. `layers`: only that many; `every`: only each n-th (both: mode full)."""
+    """What is computed again before backward. With mode full, `layers`: so many; `every`: each n-th one."""
 
     mode: RecomputeMode
     layers: int | None = Field(default=None, ge=0, le=10_000)
@@ -50,6 +50,9 @@ class Training(Written):
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
     )
     optimizer: Literal["adamw", "sgd"] = "adamw"
+    gradient_clipping: bool = Field(
+        default=True, description="norm of all gradients, and their scaling by it"
+    )
     recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Recompute(mode="none")
     attention: Literal["fused", "unfused"] = "fused"
     cross_entropy: Literal["unfused", "fused"] = "unfused"

@@ -83,7 +83,7 @@ class Straggler(Written):
 
 
 class LinkFault(Written):
-    """The links between two places, such as `node0` and `node1`, at a fraction of their bandwidth."""
+    """The links between `node0` and `node1`, or (one name twice) within a node, slowed down."""
 
     between: Annotated[
         tuple[

@@ -1,6 +1,6 @@
 """YAML read from events: plain data with the line of every key, and nothing that could run code or explode.
 
-Anchors, aliases and tags are refused, so are duplicate keys, more than one document, deep nesting and large files.
+Anchors, aliases and tags are refused, so are duplicate keys, further documents, deep nesting and large files.
 Numbers are read as in YAML 1.2 (`1e9` is a number, `010` is ten); `yes`, `no`, `on`, `off` stay booleans.
 """
 
@@ -50,7 +50,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, label: str) -> tuple[Any, dict[KeyPath, int]]:
-    """The value of a YAML text and, for every key path in it, its line (from 1). `label` starts error messages."""
+    """A YAML text's value and the line (from 1) of every key path in it. `label` starts error messages."""
     reader = _Reader(label)
     try:
         events = iter(yaml.parse(text, Loader=_LOADER))
@@ -107,15 +107,17 @@ class _Reader:
 
     def mapping(self, events: Iterator[Any], path: KeyPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        while not isinstance(key := next(events), yaml.MappingEndEvent):
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            key: Any = event
             self.check(key, path)
+            line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarEvent):
                 raise self.refuse(key, "a key must be a plain word, not a list or a mapping")
             name = key.value
             if name in result:
                 first = self.lines[(*path, name)]
                 raise self.refuse(key, f"{dotted((*path, name))}: is given twice (first in line {first})")
-            self.lines[(*path, name)] = key.start_mark.line + 1
+            self.lines[(*path, name)] = line
             result[name] = self.value(next(events), events, (*path, name))
         return result
 

@@ -1,0 +1,114 @@
+"""The JSON Schema of a scenario, made from the very classes that check it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from sim.model_config import ModelConfig
+from sim.parallelism import Parallelism
+from sim.training_config import Training
+from sim.workloads import Distillation, Faults, Inference
+from topology.spec import ClusterSpec
+
+Schema = dict[str, Any]
+
+_NULL: Schema = {"type": "null"}
+_SIZE: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
+
+
+def scenario_schema() -> Schema:
+    """What `sim.scenario` accepts, as far as one key can say; rules between keys are not in it."""
+    definitions: dict[str, Schema] = {}
+    sections = {
+        "training": _section(Training, definitions),
+        "parallelism": _section(Parallelism, definitions),
+        "inference": _section(Inference, definitions),
+        "distillation": _section(Distillation, definitions),
+        "faults": _section(Faults, definitions),
+    }
+    model = _section(ModelConfig, definitions)
+    definitions["Model"] = _or_preset(
+        model, "a shipped model's name, or a path to a Hugging Face config.json"
+    )
+    definitions["Distillation"]["properties"]["teacher"] = {"$ref": "#/$defs/Model"}
+    _open_cluster(_section(ClusterSpec, definitions), definitions)
+    nullable: dict[str, Schema] = {
+        name: {"anyOf": [schema, _NULL], "default": None} for name, schema in sections.items()
+    }
+    nullable["parallelism"] = {"anyOf": [sections["parallelism"], _NULL], "default": {}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "stepsim scenario",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["model", "cluster"],
+        "properties": {
+            "version": {"const": 1, "default": 1},
+            "name": {"type": ["string", "null"], "default": None, "description": "null: the file's own name"},
+            "model": {"$ref": "#/$defs/Model"},
+            "cluster": {"$ref": "#/$defs/Cluster"},
+            "calibration": {
+                "type": ["string", "null"],
+                "default": None,
+                "description": "a profile's name or path, or roofline; null: the profile of the cluster's GPU",
+            },
+            **nullable,
+        },
+        "oneOf": [{"required": ["training"]}, {"required": ["inference"]}],
+        "$defs": definitions,
+    }
+
+
+def _section(model: type[BaseModel], definitions: dict[str, Schema]) -> Schema:
+    """A reference to the schema of `model`, which goes into `definitions` with those it needs."""
+    schema = model.model_json_schema()
+    for name, definition in {**schema.pop("$defs", {}), model.__name__: schema}.items():
+        definitions[name] = _with_nulls(definition)
+    return {"$ref": f"#/$defs/{model.__name__}"}
+
+
+def _with_nulls(schema: Schema) -> Schema:
+    """The schema of one mapping, where null stands for the default of any key that has one."""
+    required = schema.get("required", [])
+    properties = {
+        key: {k: v for k, v in value.items() if k != "title"} if key in required else _nullable(value)
+        for key, value in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": properties} if properties else schema
+
+
+def _nullable(value: Schema) -> Schema:
+    notes: Schema = {"description": value["description"]} if "description" in value else {}
+    rest = {key: item for key, item in value.items() if key not in ("title", "description", "default")}
+    if not (rest.get("anyOf") and _NULL in rest["anyOf"]):
+        rest = {"anyOf": [rest, _NULL]}
+    return {**rest, **notes, "default": value.get("default")}
+
+
+def _or_preset(reference: Schema, full: Schema, words: str) -> Schema:
+    """A name, a full mapping, or `preset: NAME` with any of the full mapping's keys."""
+    properties = {"preset": {"type": "string", "description": words}, **full["properties"]}
+    preset = {
+        "type": "object",
+        "required": ["preset"],
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return {"anyOf": [{"type": "string", "description": words}, reference, preset]}
+
+
+def _open_cluster(cluster: Schema, definitions: dict[str, Schema]) -> None:
+    """Make optional what follows from elsewhere: the GPU's name, the number of nodes, the domain, the NICs."""
+    gpu, spec = definitions["GpuSpec"], definitions["ClusterSpec"]
+    gpu["required"] = [key for key in gpu["required"] if key != "name"]
+    gpu["properties"]["name"] = {"type": ["string", "null"], "default": "custom"}
+    gpu["properties"]["memory_bytes"] = _SIZE
+    definitions["Gpu"] = _or_preset({"$ref": "#/$defs/GpuSpec"}, gpu, "a shipped GPU's name")
+    spec["properties"]["gpu"] = {"$ref": "#/$defs/Gpu"}
+    spec["properties"]["nodes"] |= {"default": None, "description": "null: as many as the ranks need"}
+    spec["properties"]["nvlink_domain"] |= {"default": None, "description": "null: gpus_per_node"}
+    nics = definitions["InterNode"]["properties"]["nics_per_node"]
+    nics |= {"default": None, "description": "null: gpus_per_node"}
+    definitions["Cluster"] = _or_preset(cluster, spec, "a shipped cluster's name")
