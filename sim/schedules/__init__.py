@@ -15,6 +15,8 @@ from sim.schedules.zb_h2 import zb_h2
 from sim.schedules.zb_search import zb_search
 from sim.schedules.zb_v import zb_v
 
+__all__ = ["NAMES", "UnitTimes", "build"]
+
 _BUILDERS = {  # those of p and m alone, each with its stages per rank
     "naive": (naive, 1),
     "gpipe": (gpipe, 1),

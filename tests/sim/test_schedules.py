@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.actions import Action, Kind, Schedule, in_flight, parts, validate
+from sim.actions import Action, Kind, Schedule, grid, in_flight, parts, validate
 from sim.schedules import NAMES, build
-from sim.schedules.unit_time import Timed, UnitTimes, evaluate
+from sim.schedules.unit_time import Timed, UnitTimes, evaluate, picture
 from sim.schedules.zb_search import zb_search
 
 ANY_M = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2", "zb_v", "zb_search")
@@ -241,6 +243,23 @@ def test_evaluate_names_a_deadlock() -> None:
         evaluate(Schedule("test", 1, (0, 1), (0, 1), ((0, 1),), lists))
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_shows_what_is_built(name: str) -> None:
+    """The grid is the printer's, the ratios the evaluator's."""
+    section = PAGE[PAGE.index(f"\n## {name}\n") :]
+    arguments = r'"(\w+)", (\d+), (\d+)(?:, memory=([\d.]+))?'
+    call = re.search(rf"`build\({arguments}\)`:\n\n```text\n(.*?)\n```", section, re.DOTALL)
+    assert call is not None
+    shown = build(call[1], int(call[2]), int(call[3]), memory=float(call[4] or 1))
+    assert shown.name == name
+    assert call[5] == grid(picture(shown))
+    ratios = [f"{make(name, p, m)[1].bubble_ratio:.4f}" for p, m in ((4, 8), (8, 32), (16, 32))]
+    assert f"| {name} | {' | '.join(ratios)} |" in PAGE
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_lists_every_time(name: str) -> None:
     assert build(name, 4, 8) == build(name, 4, 8)
@@ -258,7 +277,7 @@ def test_every_schedule_does_the_same_work() -> None:
 
 
 def test_building_and_checking_scale_with_the_lists() -> None:
-    """Against a plain loop over as many actions, as this machine's speed is not known; measured: 1, 1 and 3."""
+    """Against a plain loop over as many actions, as machines differ; measured: 1, 1 and 3 times it."""
     start = time.process_time()
     plain = [Action(s, kind, m) for s in range(64) for m in range(512) for kind in (Kind.F, Kind.B)]
     times = [time.process_time() - start]
