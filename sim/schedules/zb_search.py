@@ -25,8 +25,7 @@ from sim.schedules.zb_h1 import split_backward
 
 
 def zb_search(p: int, m: int, times: UnitTimes | None = None, memory: float = 1.0) -> Schedule:
-    """The fastest lists found in which no rank holds more than `memory`·p micro-batches (1F1B's rank 0
-    holds p).
+    """The fastest lists found in which no rank holds more than `memory`·p micro-batches, 1F1B's rank 0 p.
 
     Raises:
         ValueError: if that is below one micro-batch.
