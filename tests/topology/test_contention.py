@@ -66,7 +66,7 @@ def test_one_long_flow_over_three_links_of_the_line_network() -> None:
 
 
 def test_a_transfer_speeds_up_when_another_ends() -> None:
-    # Both at 5 bytes/s until the short one ends at 2 s; 20 of the long one's 30 bytes are left, at 10 bytes/s.
+    # Both at 5 bytes/s until the short one ends at 2 s; then 20 of the other's 30 bytes are left, at 10.
     assert transfer_seconds([["a"], ["a"]], [10.0, 30.0], {"a": 10.0}) == [2.0, 4.0]
 
 

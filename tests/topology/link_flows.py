@@ -1,0 +1,70 @@
+"""Transfers of a collective laid on the graph's links: an account of its own, for closed forms to meet."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import groupby, pairwise
+
+from topology.contention import transfer_seconds
+from topology.graph import build_graph, gpu, link
+from topology.mesh import ring_cycles
+from topology.presets import CLUSTERS
+from topology.routing import Route, route
+from topology.spec import ClusterSpec
+
+Transfer = tuple[int, int, float]
+
+
+def cluster(name: str, nodes: int, **inter_node: object) -> ClusterSpec:
+    preset = CLUSTERS[name]
+    inter = preset.inter_node.model_copy(update=inter_node)
+    return preset.model_copy(update={"nodes": nodes, "inter_node": inter})
+
+
+class Links:
+    """A cluster's graph, with the links of transfers between ranks."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.graph = build_graph(spec)
+        self.capacity = {(a, b): link(self.graph, a, b).bandwidth_bytes_per_s for a, b in self.graph.edges}
+        self.route = cache(self._route)
+
+    def _route(self, src: int, dst: int) -> Route:
+        return route(self.graph, self.spec, src, dst)
+
+    def seconds(self, transfers: Sequence[Transfer]) -> float:
+        """When the last of the transfers ends that start together, latency left out."""
+        flows = [self.route(src, dst).hops for src, dst, _ in transfers]
+        return max(transfer_seconds(flows, [size for _, _, size in transfers], self.capacity))
+
+
+def ring_transfers(spec: ClusterSpec, ranks: Sequence[int], sent_bytes: float) -> list[Transfer]:
+    """Every rank hands on `sent_bytes`, over as many rings as a domain has members.
+
+    Ring i enters even domains at member i and leaves them at member i-1; odd ones the other way round, so
+    that it stays on its rail between them, as NCCL's rings do.
+    """
+    domains = [list(members) for _, members in groupby(ranks, key=lambda rank: rank // spec.domain_gpus)]
+    count = max(map(len, domains))
+    transfers: list[Transfer] = []
+    for start in range(count):
+        ring: list[int] = []
+        for place, members in enumerate(domains):
+            turn = start % len(members)
+            order = members[turn:] + members[:turn]
+            ring += order if place % 2 == 0 else order[::-1]
+        transfers += [(a, b, sent_bytes / count) for a, b in pairwise([*ring, ring[0]])]
+    return transfers
+
+
+def mesh_ring_seconds(links: Links, members: tuple[int, ...], sent_bytes: float) -> float:
+    """Rings along the mesh's disjoint cycles, each in both directions."""
+    cycles = ring_cycles(8, members)
+    rings = [cycle for one in cycles for cycle in (one, one[::-1])]
+    flows = [[(gpu(a), gpu(b))] for ring in rings for a, b in pairwise([*ring, ring[0]])]
+    return max(transfer_seconds(flows, [sent_bytes / len(rings)] * len(flows), links.capacity))
+
+
+def exchange_transfers(ranks: Sequence[int], size_bytes: float) -> list[Transfer]:
+    """An all-to-all: every rank sends its n-th to each other."""
+    return [(a, b, size_bytes / len(ranks)) for a in ranks for b in ranks if a != b]

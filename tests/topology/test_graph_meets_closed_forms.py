@@ -1,0 +1,139 @@
+"""Transfers laid on the graph's links, shared max-min fairly, take the closed forms' times."""
+
+import pytest
+from link_flows import Links, cluster, exchange_transfers, mesh_ring_seconds, ring_transfers
+
+from topology.collectives import pairwise_all_to_all, ring_all_gather, ring_all_reduce
+from topology.network import Network
+
+SIZE = float(1 << 28)
+SWITCHED = ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "dgx-b300"]
+
+
+@pytest.mark.parametrize("name", [*SWITCHED, "dgx-v100", "cpu-host"])
+def test_a_lone_message_inside_a_node(name: str) -> None:
+    links = Links(cluster(name, 1))
+    network = Network(links.spec)
+    for dst in range(1, 8):
+        way = links.route(0, dst)
+        expected = way.latency_s + SIZE / way.bandwidth_bytes_per_s
+        assert network.send(0, dst, SIZE) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+@pytest.mark.parametrize(("src", "dst"), [(0, 8), (3, 11), (0, 9), (7, 16)])
+def test_a_lone_message_between_nodes(name: str, src: int, dst: int) -> None:
+    links = Links(cluster(name, 3))
+    way = links.route(src, dst)
+    expected = way.latency_s + SIZE / way.bandwidth_bytes_per_s
+    assert Network(links.spec).send(src, dst, SIZE) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["fat_tree", "rail_optimized"])
+@pytest.mark.parametrize("oversubscription", [1.0, 2.0, 5.0])
+@pytest.mark.parametrize("name", ["dgx-v100", "dgx-a100", "dgx-b200"])
+def test_a_node_sends_to_the_next_with_all_gpus_at_once(
+    name: str, kind: str, oversubscription: float
+) -> None:
+    links = Links(cluster(name, 2, kind=kind, oversubscription=oversubscription))
+    at_once = links.seconds([(rank, rank + 8, SIZE) for rank in range(8)])
+    latency_s = links.route(0, 8).latency_s
+    assert Network(links.spec).send(0, 8, SIZE) == pytest.approx(latency_s + at_once, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+@pytest.mark.parametrize(
+    "ranks", [range(2), range(8), range(16), range(32), range(0, 16, 2), range(0, 32, 4)]
+)
+def test_ring_all_reduce(name: str, ranks: range) -> None:
+    links = Links(cluster(name, 4))
+    group = Network(links.spec).group(ranks)
+    sent = SIZE * (len(ranks) - 1) / len(ranks)
+    on_links = 2 * links.seconds(ring_transfers(links.spec, ranks, sent))
+    assert ring_all_reduce(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gb200-nvl72", "gb300-nvl72"])
+@pytest.mark.parametrize("ranks", [range(8), range(72), range(36, 108)])
+def test_ring_all_gather_fills_an_nvl72_before_it_leaves_it(name: str, ranks: range) -> None:
+    links = Links(cluster(name, 36))
+    group = Network(links.spec).group(ranks)
+    sent = SIZE * (len(ranks) - 1) / len(ranks)
+    on_links = links.seconds(ring_transfers(links.spec, ranks, sent))
+    assert ring_all_gather(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_data_parallel_groups_side_by_side_share_the_nics(size: int) -> None:
+    """8 / size groups, each with `size` members a node: none gets more than its members' NICs."""
+    links = Links(cluster("dgx-h100", 2))
+    groups = [
+        [*range(first, first + size), *range(8 + first, 8 + first + size)] for first in range(0, 8, size)
+    ]
+    sent = SIZE * (2 * size - 1) / (2 * size)
+    transfers = [each for ranks in groups for each in ring_transfers(links.spec, ranks, sent)]
+    group = Network(links.spec).group(groups[0])
+    assert ring_all_gather(group, SIZE).transfer_s == pytest.approx(links.seconds(transfers), rel=1e-9)
+
+
+@pytest.mark.parametrize("nodes_per_leaf", [1, 2, 4])
+@pytest.mark.parametrize("oversubscription", [2.0, 3.0])
+def test_an_oversubscribed_ring_crosses_once_a_leaf(nodes_per_leaf: int, oversubscription: float) -> None:
+    links = Links(cluster("dgx-a100", 8, nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription))
+    group = Network(links.spec).group(range(64))
+    on_links = links.seconds(ring_transfers(links.spec, range(64), SIZE * 63 / 64))
+    assert ring_all_gather(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "members", [(0, 1, 2), (0, 1, 2, 3), tuple(range(6)), tuple(range(7)), tuple(range(8))]
+)
+def test_rings_on_the_cube_mesh(members: tuple[int, ...]) -> None:
+    links = Links(cluster("dgx-v100", 1))
+    sent = SIZE * (len(members) - 1) / len(members)
+    group = Network(links.spec).group(members)
+    on_links = mesh_ring_seconds(links, members, sent)
+    assert ring_all_gather(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-v100"])
+@pytest.mark.parametrize("ranks", [range(4), range(8)])
+def test_all_to_all_inside_a_node(name: str, ranks: range) -> None:
+    links = Links(cluster(name, 1))
+    on_links = links.seconds(exchange_transfers(ranks, SIZE))
+    cost = pairwise_all_to_all(Network(links.spec).group(ranks), SIZE)
+    assert cost.transfer_s == pytest.approx(on_links, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["fat_tree", "rail_optimized"])
+@pytest.mark.parametrize("oversubscription", [1.0, 3.0])
+def test_all_to_all_between_nodes(kind: str, oversubscription: float) -> None:
+    links = Links(cluster("dgx-h100", 3, kind=kind, oversubscription=oversubscription))
+    on_links = links.seconds(exchange_transfers(range(24), SIZE))
+    cost = pairwise_all_to_all(Network(links.spec).group(range(24)), SIZE)
+    assert cost.transfer_s == pytest.approx(on_links, rel=1e-9)
+
+
+def test_a_shift_along_one_dimension_of_a_torus() -> None:
+    links = Links(cluster("dgx-h100", 27, kind="torus"))
+    shift = [(rank, (rank + 8) % 24 + rank // 24 * 24, SIZE) for rank in range(27 * 8)]
+    latency_s = links.route(0, 8).latency_s
+    assert Network(links.spec).send(0, 8, SIZE) == pytest.approx(latency_s + links.seconds(shift), rel=1e-9)
+
+
+def test_all_to_all_on_a_ring_of_nodes_passes_every_link_alike() -> None:
+    preset = cluster("dgx-h100", 9, kind="torus", nics_per_node=1)
+    links = Links(preset.model_copy(update={"gpus_per_node": 1, "nvlink_domain": 1}))
+    on_links = links.seconds(exchange_transfers(range(9), SIZE))
+    cost = pairwise_all_to_all(Network(links.spec).group(range(9)), SIZE)
+    assert cost.transfer_s == pytest.approx(on_links, rel=1e-9)
+
+
+def test_ways_pass_what_they_should() -> None:
+    links = Links(cluster("dgx-h100", 2))
+    kinds = [links.graph.nodes[name]["kind"] for name in links.route(0, 9).nodes]
+    assert kinds == ["gpu", "nvswitch", "gpu", "pcie", "nic", "leaf", "spine", "leaf", "nic", "pcie", "gpu"]
+    assert links.route(0, 9).nodes[4] == "nic0.1"
+    assert links.route(3, 3).links == ()
+    with pytest.raises(ValueError, match="rank 16 is not in the graph of 2 nodes"):
+        links.route(0, 16)

@@ -1,0 +1,209 @@
+"""What the costs of `Network` must obey: bounds, orders of magnitude between placements, limits, errors."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topology.collectives import (
+    ALGORITHMS,
+    bus_factor,
+    hierarchical_all_reduce,
+    ring_all_reduce,
+    tree_all_reduce,
+)
+from topology.network import Network
+from topology.presets import CLUSTERS
+from topology.spec import ClusterSpec, InterNode
+
+SIZE = float(1 << 28)
+
+
+def with_fabric(name: str, nodes: int = 4, **inter_node: object) -> ClusterSpec:
+    preset = CLUSTERS[name]
+    fabric = InterNode.model_validate(preset.inter_node.model_dump() | inter_node)
+    return preset.model_copy(update={"nodes": nodes, "inter_node": fabric})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "times"),
+    [
+        ("dgx-a100", "all_reduce", 1.55),
+        ("dgx-h100", "all_reduce", 1.8),
+        ("dgx-b200", "all_reduce", 3.5),
+        ("dgx-a100", "all_gather", 1.55),
+        ("dgx-h100", "all_gather", 1.2),
+        ("dgx-h100", "reduce_scatter", 1.2),
+        ("dgx-h100", "all_to_all", 5),
+        ("dgx-h100", "send_recv", 8),
+    ],
+)
+def test_a_group_over_two_nodes_is_clearly_slower_than_one_inside(name: str, kind: str, times: float) -> None:
+    """Tensor parallelism 16 against 8: the same bytes a rank, so nothing but the place differs."""
+    network = Network(CLUSTERS[name])
+    inside = network.collective(kind, range(8), SIZE).seconds
+    assert network.collective(kind, range(16), SIZE).seconds > times * inside
+
+
+def test_an_nvl72_keeps_16_ranks_inside() -> None:
+    network = Network(CLUSTERS["gb200-nvl72"])
+    eight, sixteen, across = (
+        network.collective("all_gather", ranks, SIZE).seconds
+        for ranks in (range(8), range(16), range(64, 80))
+    )
+    assert sixteen == pytest.approx(eight, rel=0.1)
+    assert across > 1.5 * sixteen
+
+
+@pytest.mark.parametrize("kind", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(CLUSTERS))
+def test_a_large_collective_reaches_no_more_than_the_links_carry(name: str, kind: str) -> None:
+    network = Network(CLUSTERS[name])
+    intra, inter = CLUSTERS[name].intra_node, CLUSTERS[name].inter_node
+    nic = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / CLUSTERS[name].gpus_per_node
+    for ranks in (range(2), range(8), range(5), range(0, 512, 8), range(128)):
+        cost = network.collective(kind, ranks, 1e12)
+        # in-switch reduction halves what an all-reduce moves, so its bus bandwidth may reach twice the link's
+        links = intra.bandwidth_bytes_per_s * (2 if cost.algorithm == "nvls" else 1) + nic
+        assert 0 < cost.bus_bandwidth_bytes_per_s <= links
+
+
+@given(
+    st.sampled_from(sorted(CLUSTERS)),
+    st.sampled_from(sorted(ALGORITHMS)),
+    st.integers(2, 200),
+    st.sampled_from([1, 2, 4, 8, 24]),
+    st.floats(0, 1e12),
+)
+def test_time_is_latency_plus_a_part_that_grows_with_size(
+    name: str, kind: str, count: int, stride: int, size: float
+) -> None:
+    network = Network(CLUSTERS[name])
+    ranks = range(0, count * stride, stride)
+    cost = network.collective(kind, ranks, size)
+    assert cost.seconds >= cost.latency_s > 0
+    assert network.collective(kind, ranks, 2 * size + 1).seconds > cost.seconds
+    assert network.collective(kind, list(ranks), size) == cost
+    if cost.seconds:
+        assert cost.bus_bandwidth_bytes_per_s == pytest.approx(size / cost.seconds * bus_factor(kind, count))
+
+
+@given(st.lists(st.integers(0, 500), min_size=2, max_size=40, unique=True), st.floats(1, 1e10))
+def test_irregular_groups_take_no_less_than_the_bytes_they_must_move(ranks: list[int], size: float) -> None:
+    network = Network(CLUSTERS["dgx-a100"])
+    n = len(ranks)
+    full = CLUSTERS["dgx-a100"].intra_node.bandwidth_bytes_per_s
+    assert network.collective("all_reduce", ranks, size).seconds >= 2 * size * (n - 1) / n / full * (
+        1 - 1 / n
+    )
+    assert network.collective("all_gather", ranks, size).seconds >= size * (n - 1) / n / full * (1 - 1 / n)
+
+
+def test_small_all_reduces_over_many_nodes_go_by_tree_and_large_ones_by_ring() -> None:
+    network = Network(CLUSTERS["dgx-a100"])
+    small, large = (network.collective("all_reduce", range(0, 1024, 8), size) for size in (1e3, 1e11))
+    assert (small.algorithm, large.algorithm) == ("tree", "ring")
+    # 128 nodes: 7 levels up and down against 254 steps round
+    assert small.latency_s == pytest.approx(2 * 7 * 5e-6)
+    assert large.latency_s == pytest.approx(254 * 5e-6)
+
+
+def test_nvls_is_taken_where_the_switch_has_it() -> None:
+    assert Network(CLUSTERS["dgx-a100"]).collective("all_reduce", range(8), SIZE).algorithm == "ring"
+    assert Network(CLUSTERS["dgx-h100"]).collective("all_reduce", range(8), SIZE).algorithm == "nvls"
+    assert Network(CLUSTERS["dgx-h100"]).collective("all_reduce", range(16), SIZE).algorithm != "nvls"
+
+
+def test_hierarchical_all_reduce_between_its_neighbours() -> None:
+    """With one rank a node it is the ring; with several it saves steps and pays in NVLink passes."""
+    network = Network(CLUSTERS["dgx-a100"])
+    lone, full = network.group(range(0, 64, 8)), network.group(range(64))
+    assert hierarchical_all_reduce(lone, SIZE).seconds == pytest.approx(ring_all_reduce(lone, SIZE).seconds)
+    assert hierarchical_all_reduce(full, SIZE).latency_s < ring_all_reduce(full, SIZE).latency_s
+    assert hierarchical_all_reduce(full, SIZE).latency_s > tree_all_reduce(full, SIZE).latency_s
+    assert hierarchical_all_reduce(full, SIZE).transfer_s > ring_all_reduce(full, SIZE).transfer_s
+
+
+def test_on_a_mesh_a_group_gets_the_rings_its_links_allow() -> None:
+    network = Network(CLUSTERS["dgx-v100"])
+    bus = {n: network.collective("all_reduce", range(n), 1e12).bus_bandwidth_bytes_per_s for n in range(2, 9)}
+    expected = {2: 25e9, 3: 50e9, 4: 100e9, 5: 25e9 * 1.6, 6: 50e9, 7: 100e9, 8: 150e9}
+    assert bus == pytest.approx(expected, rel=1e-3)
+
+
+def test_oversubscription_slows_what_crosses_leaves_only() -> None:
+    plain, scarce = (Network(with_fabric("dgx-h100", oversubscription=over)) for over in (1.0, 4.0))
+    shared = Network(with_fabric("dgx-h100", oversubscription=4.0, nodes_per_leaf=4))
+    for kind in ("all_reduce", "all_gather", "all_to_all"):
+        cost = plain.collective(kind, range(16), 1e10).seconds
+        assert scarce.collective(kind, range(16), 1e10).seconds == pytest.approx(4 * cost, rel=0.1)
+        assert shared.collective(kind, range(16), 1e10).seconds == cost
+        assert (
+            scarce.collective(kind, range(8), 1e10).seconds == plain.collective(kind, range(8), 1e10).seconds
+        )
+    assert scarce.send(0, 8, 1e10) == pytest.approx(4 * plain.send(0, 8, 1e10), rel=0.01)
+    assert shared.send(0, 8, 1e10) == plain.send(0, 8, 1e10)
+    assert shared.send(24, 32, 1e10) == scarce.send(24, 32, 1e10)
+
+
+def test_on_a_torus_a_message_pays_for_every_hop() -> None:
+    network = Network(with_fabric("dgx-h100", nodes=64, kind="torus"))
+    hops = {8: 1, 16: 2, 24: 1, 32: 1, 8 * 21: 3}
+    for dst, count in hops.items():
+        assert network.send(0, dst, 0) == pytest.approx(count * 5e-6)
+    assert network.send(0, 16, 1e9) == pytest.approx(2 * network.send(0, 8, 1e9), rel=1e-9)
+
+
+def test_a_degraded_link_slows_the_groups_that_use_it() -> None:
+    cluster = with_fabric("dgx-h100")
+    sound, broken = Network(cluster), Network(cluster, {(1, 0): 0.5})
+    for kind in sorted(ALGORITHMS):
+        before, after = (n.collective(kind, range(0, 32, 8), 1e10).seconds for n in (sound, broken))
+        assert after > before * (1 if kind in ("all_to_all", "gather", "scatter") else 1.9) - 1e-12
+        for ranks in (range(8), range(16, 32)):
+            assert broken.collective(kind, ranks, 1e10) == sound.collective(kind, ranks, 1e10)
+    assert broken.send(8, 0, 1e10) == pytest.approx(2 * sound.send(8, 0, 1e10), rel=0.01)
+    assert broken.send(0, 1, 1e10) == sound.send(0, 1, 1e10)
+    inside = Network(cluster, {(2, 2): 0.25})
+    assert inside.collective("all_reduce", range(16, 24), 1e10).seconds == pytest.approx(
+        4 * sound.collective("all_reduce", range(16, 24), 1e10).seconds, rel=0.01
+    )
+
+
+def test_degraded_exchange_is_slow_only_when_the_pair_is_the_bottleneck() -> None:
+    cluster = with_fabric("dgx-h100")
+    sound, half, tenth = (Network(cluster, {(0, 1): scale}) for scale in (1.0, 0.5, 0.1))
+    cost = sound.collective("all_to_all", range(32), 1e10).seconds
+    # a third of what leaves a node goes to the neighbour: at half its bandwidth it still ends first
+    assert half.collective("all_to_all", range(32), 1e10).seconds == cost
+    assert tenth.collective("all_to_all", range(32), 1e10).seconds == pytest.approx(cost / 0.3, rel=0.01)
+
+
+def test_a_copy_to_the_host_goes_at_pcie_speed() -> None:
+    network = Network(CLUSTERS["dgx-a100"])
+    assert network.host_copy(31.5e9) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_nothing_to_do_and_nothing_that_can_be_done() -> None:
+    network = Network(CLUSTERS["dgx-a100"])
+    assert network.collective("all_reduce", [3], 1e9).seconds == 0
+    assert network.send(3, 3, 1e9) == 0
+    with pytest.raises(ValueError, match="collective is 'all_shuffle'; it must be one of all_gather"):
+        network.collective("all_shuffle", range(8), 1)
+    with pytest.raises(ValueError, match="all_reduce of -1 bytes over 8 ranks"):
+        network.collective("all_reduce", range(8), -1)
+    with pytest.raises(ValueError, match="over 0 ranks"):
+        network.collective("all_reduce", [], 1)
+
+
+def test_placing_16384_ranks_costs_little_beside_a_step() -> None:
+    """Ratios only: placing a group once costs far less than reading its ranks a hundred times in Python."""
+    ranks = range(0, 16_384 * 8, 8)
+    start = time.perf_counter()
+    for _ in range(100):
+        sum(1 for _ in ranks)
+    reading_s = time.perf_counter() - start
+    start = time.perf_counter()
+    Network(CLUSTERS["dgx-h100"]).collective("all_gather", ranks, 1e9)
+    assert time.perf_counter() - start < reading_s
