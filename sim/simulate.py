@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from sim import schedules
-from sim.actions import Action, Schedule
+from sim.actions import Action, Kind, Schedule
 from sim.build import Build, Built
 from sim.costs import Costs
-from sim.data_parallel import make_data_parallel
+from sim.data_parallel import DataParallel, make_data_parallel
 from sim.engine import Times, run_simpy, run_static
 from sim.errors import InputError
 from sim.memory import MemoryCurve, States, memory_curve, over_steps, states
@@ -29,7 +29,9 @@ from sim.pricing import Pricing
 from sim.profile import Profile, load_profile
 from sim.result import make_result
 from sim.scenario import Scenario
+from sim.schedules.unit_time import UnitTimes
 from sim.stages import Stage, stage_blocks, stage_input_bytes
+from sim.template import compile_program
 from sim.timeline import Timeline
 from topology.network import Network
 
@@ -112,14 +114,20 @@ def simulate(scenario: Scenario, profile: Profile | None = None, *, expand: bool
     plan = make_plan(scenario)
     pricing = Pricing(plan, Costs(profile, scenario.cluster.gpu), Network(scenario.cluster))
     dp = make_data_parallel(plan)
-    schedule = make_schedule(scenario, plan, pricing)
+    schedule = make_schedule(scenario, plan, pricing, dp)
     stages = _stages(plan, schedule, pricing, dp)
     built = Build(plan, schedule, pricing, stages, expand).run()
-    times = run_simpy(built.graph) if engine == "simpy" else run_static(built.graph)
+    try:
+        times = run_simpy(built.graph) if engine == "simpy" else run_static(built.graph)
+    except ValueError as error:
+        if scenario.parallelism.p2p_overlap:
+            raise
+        raise InputError(f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
+                         f"overlapped messages (true); with blocking ones ranks wait for each other: {error}") from None
     return Simulation(scenario, profile, plan, schedule, pricing, stages, built, times, time.perf_counter() - begin)
 
 
-def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing) -> Schedule:
+def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataParallel) -> Schedule:
     """The action lists of the scenario's schedule; at pp 1 that of a single stage.
 
     Raises:
@@ -130,13 +138,28 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing) -> Schedule:
     if p.pp == 1:
         return schedules.build("1f1b", 1, m)
     try:
-        return schedules.build(p.schedule, p.pp, m, p.virtual_stages)
+        times = None
+        if p.schedule == "zb_search":
+            times = unit_times(plan, schedules.build("zb_h1", p.pp, m), pricing, dp)
+        return schedules.build(p.schedule, p.pp, m, p.virtual_stages, times, p.schedule_memory)
     except ValueError as error:
         raise InputError(f"{scenario.name}: parallelism.schedule: {error} (global_batch_size / (micro_batch_size * dp) "
                          f"= {m} micro-batches, pp = {p.pp})") from None
 
 
-def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: Any) -> list[dict[int, Stage]]:
+def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel) -> UnitTimes:
+    """Seconds of F, I and W of every stage, and of a message, for the schedule that is searched for them."""
+    rows = []
+    for held, c in zip(_stages(plan, layout, pricing, dp), plan.classes, strict=True):
+        price, (stage,) = pricing.on(c.rank), held.values()
+        programs = (stage.forward(False, True, ""), *(stage.backward(k, False, True, "") for k in (Kind.I, Kind.W)))
+        rows.append([compile_program(program, price).makespan_s for program in programs])
+    forward, inputs, weights = (tuple(column) for column in zip(*rows, strict=True))
+    ends = [c.rank for c in plan.classes[:2]]
+    return UnitTimes(forward, inputs, weights, pricing.send(ends[0], ends[1], stage_input_bytes(plan)).seconds)
+
+
+def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel) -> list[dict[int, Stage]]:
     """What every class of ranks holds, by schedule stage."""
     s = plan.scenario
     t, p = s.training, s.parallelism

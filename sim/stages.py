@@ -26,6 +26,7 @@ from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.moe import is_moe_layer
+from sim.models.mtp import mtp_block
 from sim.models.optimizer import clip_items, optimizer_items
 from sim.models.recompute import mode_of_layer
 from sim.plan import Part, Plan, expert_rank
@@ -55,6 +56,7 @@ def stage_blocks(plan: Plan, part: Part, rank: int) -> tuple[Block, ...]:
         blocks.append(replace(sorts[sort], name=f"layer {layer}"))
     if part.head:
         blocks.append(head_block(s, shard))
+        blocks += [mtp_block(s, shard)] * s.model.mtp_layers
     return tuple(blocks)
 
 

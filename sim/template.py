@@ -136,7 +136,7 @@ class _Compiler:
         for _, priced in self.run:
             seconds += priced.seconds
         sources = dict.fromkeys(p.source for _, p in self.run)
-        names = [op.name for op, _ in self.run]
+        names = [op.name.partition(" ")[0] for op, _ in self.run]  # a measured block's name is its key
         name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         deps = [d for d in (self.last_compute, *self.waiting) if d >= 0]
         self.last_compute = len(self.tasks)

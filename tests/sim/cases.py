@@ -1,0 +1,46 @@
+"""Small scenarios and profiles that several tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.data_parallel import make_data_parallel
+from sim.plan import make_plan
+from sim.profile import BlockPoint, Profile
+from sim.scenario import Scenario, parse_scenario
+
+GPT = {
+    "layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 1024, "mlp": "gelu", "norm": "layernorm",
+    "bias": True, "positions": "none",
+}
+FREE_LINKS = {
+    "preset": "dgx-h100", "intra_node": {"bandwidth_bytes_per_s": 1e18, "latency_s": 0.0},
+    "inter_node": {"nic_bandwidth_bytes_per_s": 1e18, "latency_s": 0.0},
+}
+
+
+def case(
+    parallelism: dict[str, Any] | None = None, training: dict[str, Any] | None = None,
+    model: dict[str, Any] | str | None = None, cluster: Any = "dgx-h100", calibration: str = "roofline",
+) -> Scenario:
+    """A GPT of eight small layers on H100s; every argument overrides."""
+    return parse_scenario({
+        "model": {**GPT, **model} if isinstance(model, dict) else model or GPT,
+        "training": {"seq_len": 512, "global_batch_size": 8, **(training or {})},
+        "parallelism": parallelism or {}, "cluster": cluster, "calibration": calibration,
+    })
+
+
+def even_profile(scenario: Scenario, layer_s: float = 1e-3) -> Profile:
+    """Measured blocks: a layer takes 1, 1 and 1 `layer_s` for forward, input and weight gradient, the ends nothing."""
+    from sim.stages import stage_blocks
+
+    plan = make_plan(scenario)
+    make_data_parallel(plan)
+    blocks = {}
+    for part in plan.parts:
+        for block in stage_blocks(plan, part, 0):
+            seconds = layer_s if block.name.startswith("layer") else 1e-18
+            for phase, factor in (("forward", 1), ("backward", 2), ("input_grad", 1), ("weight_grad", 1)):
+                blocks[block.key, phase] = BlockPoint(block.key, phase, 0, seconds * factor, 0.0)
+    return Profile(name="even", source="test", blocks=tuple(blocks.values()))

@@ -1,0 +1,102 @@
+"""Schedules through the whole simulator, with equal stages and free messages, against their closed forms."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.actions import Action, Kind
+from sim.errors import InputError
+from sim.simulate import Simulation, simulate
+from tests.sim.cases import FREE_LINKS, case, even_profile
+
+
+def run(schedule: str, p: int, m: int, v: int | None = None, engine: str = "static", **more: object) -> Simulation:
+    """`schedule` on p ranks with m micro-batches; one layer on each stage."""
+    stages = p * (v or (2 if schedule in ("zb_v", "dualpipe_v") else 1))
+    scenario = case({"pp": p, "schedule": schedule, "virtual_stages": v, **more},
+                    {"global_batch_size": m, "seq_len": 128, "gradient_clipping": False},
+                    {"layers": stages, "hidden": 64, "heads": 1, "ffn": 64, "vocab": 128}, FREE_LINKS)
+    return simulate(scenario, even_profile(scenario), engine=engine)
+
+
+@settings(deadline=None, max_examples=30)
+@given(schedule=st.sampled_from(["gpipe", "1f1b"]), p=st.integers(2, 12), m=st.integers(1, 24))
+def test_bubble_of_gpipe_and_1f1b(schedule: str, p: int, m: int) -> None:
+    """(p−1)/m (Huang 2019, section 2.3; Narayanan 2021, section 2.2.1). For 1F1B this needs m >= p micro-batches
+    only for its memory, not for its bubble."""
+    assert run(schedule, p, m).result["bubble_ratio"] == pytest.approx((p - 1) / m, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=10)
+@given(p=st.integers(2, 8), m=st.integers(1, 8))
+def test_bubble_of_naive(p: int, m: int) -> None:
+    """One micro-batch at a time: a rank works a p-th of the time."""
+    assert run("naive", p, m).result["bubble_ratio"] == pytest.approx(p - 1, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=20)
+@given(p=st.integers(2, 6), rounds=st.integers(1, 4), v=st.integers(2, 4))
+def test_bubble_of_interleaved(p: int, rounds: int, v: int) -> None:
+    """(p−1)/(v·m) (Narayanan 2021, section 2.2.2)."""
+    m = p * rounds
+    assert run("interleaved_1f1b", p, m, v).result["bubble_ratio"] == pytest.approx((p - 1) / (v * m), abs=1e-9)
+
+
+@settings(deadline=None, max_examples=15)
+@given(schedule=st.sampled_from(["gpipe", "1f1b", "zb_h1"]), p=st.integers(2, 8), m=st.integers(1, 16))
+def test_micro_batches_in_flight(schedule: str, p: int, m: int) -> None:
+    """m for GPipe, min(m, p − rank) for 1F1B and ZB-H1, counted on the simulated times."""
+    sim = run(schedule, p, m)
+    for rank, spans in enumerate(sim.spans):
+        events = sorted((start, 1) if a.kind is Kind.F else (end, -1)
+                        for a, (start, end) in spans.items() if a.kind in (Kind.F, Kind.B, Kind.I))
+        most = live = 0
+        for _, change in events:
+            live += change
+            most = max(most, live)
+        assert most == (m if schedule == "gpipe" else min(m, p - rank))
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2", "zb_v", "zb_search", "dualpipe", "dualpipe_v"])
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 16)])
+def test_split_backward_schedules_leave_less_idle(schedule: str, p: int, m: int) -> None:
+    base = run("1f1b", p, m).result["bubble_ratio"]
+    assert run(schedule, p, m).result["bubble_ratio"] < 0.75 * base
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v",
+                                      "zb_search", "dualpipe", "dualpipe_v"])
+def test_every_action_runs_once_and_engines_agree(schedule: str) -> None:
+    p, m = 4, 8
+    static, simpy = (run(schedule, p, m, engine=e) for e in ("static", "simpy"))
+    assert static.times.start_s == simpy.times.start_s
+    assert static.times.end_s == simpy.times.end_s
+    listed = [(r, part) for r, entries in enumerate(static.schedule.ranks) for e in entries
+              for part in ((e,) if isinstance(e, Action) else (e.forward, e.backward))]
+    assert sorted(static.built.actions, key=str) == sorted(listed, key=str)
+
+
+@settings(deadline=None, max_examples=20)
+@given(schedule=st.sampled_from(["gpipe", "1f1b", "zb_h1", "dualpipe_v"]), overlap=st.booleans(), rounds=st.integers(2, 3))
+def test_streams_run_one_task_at_a_time_and_messages_match(schedule: str, overlap: bool, rounds: int) -> None:
+    p = 4
+    overlap |= schedule == "dualpipe_v"  # two blocking exchanges at once would wait for each other
+    t = run(schedule, p, 4 * rounds, p2p_overlap=overlap).timeline
+    rows: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    flows: dict[int, list[str]] = {}
+    for span, flow in zip(t.spans(), t.flow.tolist(), strict=True):
+        if not (span.stream.startswith("recv") or span.stream.startswith("send")):
+            rows.setdefault((span.rank, span.stream), []).append((span.start_s, span.end_s))
+        if flow >= 0:
+            flows.setdefault(flow, []).append(span.kind)
+    for spans in rows.values():
+        spans.sort()
+        assert all(b[0] >= a[1] - 1e-12 for a, b in zip(spans, spans[1:], strict=False))
+    assert all(sorted(k) in (["RECV_F", "SEND_F"], ["RECV_B", "SEND_B"]) for k in flows.values())
+
+
+def test_blocking_messages_that_would_deadlock_are_refused() -> None:
+    with pytest.raises(InputError, match="p2p_overlap"):
+        run("dualpipe_v", 4, 8, p2p_overlap=False)

@@ -1,0 +1,72 @@
+"""Programs compiled to streams: what overlaps, what waits, and that one task can stand for a closed program."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.program import Comm, Compute, Phase, Wait
+from sim.template import Priced, compile_program, interleave
+
+F = Phase.FORWARD
+
+
+def price(item: Compute | Comm) -> Priced:
+    return Priced(item.bytes, "measured", 0.0)
+
+
+def work(name: str, seconds: float) -> Compute:
+    return Compute(name, "elementwise", (1,), "fp32", 0.0, seconds, F)
+
+
+def talk(seconds: float, handle: str = "", group: str = "tp") -> Comm:
+    return Comm("message", "all_reduce", group, seconds, F, not handle, handle)
+
+
+def test_blocking_communication_adds_up() -> None:
+    t = compile_program((work("a", 1), talk(2), work("b", 3)), price)
+    assert (t.makespan_s, t.compute_s, t.exposed_s, t.closed) == (6, 4, 2, True)
+
+
+def test_asynchronous_communication_hides_under_computation() -> None:
+    t = compile_program((work("a", 1), talk(2, "h"), work("b", 3), Wait("h", F), work("c", 1)), price)
+    assert (t.makespan_s, t.exposed_s, t.closed) == (5, 0, True)
+
+
+def test_it_starts_after_the_last_computation_before_it() -> None:
+    t = compile_program((work("a", 1), talk(5, "h"), work("b", 3), Wait("h", F), work("c", 1)), price)
+    assert (t.makespan_s, t.exposed_s) == (7, 2)
+
+
+def test_one_stream_is_in_order_and_two_are_not() -> None:
+    same = compile_program((talk(2, "x"), talk(2, "y"), Wait("x", F), Wait("y", F), work("a", 1)), price)
+    other = compile_program((talk(2, "x"), talk(2, "y", "cp"), Wait("x", F), Wait("y", F), work("a", 1)), price)
+    assert (same.makespan_s, other.makespan_s) == (5, 3)
+
+
+def test_what_nobody_waits_for_stays_open() -> None:
+    t = compile_program((work("a", 1), talk(9, "h")), price)
+    assert not t.closed
+    assert [h for h, _ in t.open] == ["h"]
+
+
+def test_a_result_waits_for_a_last_blocking_communication() -> None:
+    t = compile_program((work("a", 1), talk(2)), price)
+    assert t.tail == (1,)
+    assert t.makespan_s == 3
+
+
+def test_a_wait_for_an_earlier_action_is_external() -> None:
+    t = compile_program((Wait("before", F), work("a", 1)), price)
+    assert t.tasks[0].external == ("before",)
+    assert not t.closed
+
+
+@pytest.mark.parametrize("message_s", [0.5, 2.0])
+def test_two_interleaved_programs_hide_each_others_messages(message_s: float) -> None:
+    program = (work("a", 2), talk(message_s), work("b", 2), talk(message_s), work("c", 2))
+    alone = compile_program(program, price).makespan_s
+    both = interleave(program, program, price)
+    assert both.compute_s == 12
+    assert both.makespan_s == pytest.approx(12 if message_s <= 2 else 2 * alone)
+    assert both.makespan_s < 2 * alone
+    assert both.closed
