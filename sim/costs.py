@@ -124,7 +124,7 @@ class Costs:
             if cost is None:
                 raise ValueError(f"profile {self.profile.name!r}: no block {op.name!r}, {op.phase.value}")
             return cost
-        repeats = op.kernels if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
+        repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
         for candidate in _candidates(op):
             table = self._table(candidate.op, op.dtype, op.kind)

@@ -1,0 +1,119 @@
+"""Causal attention: fused, with every backend the device has, and unfused; forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from calibrate.kernels import DTYPES, Case, dtypes
+from calibrate.records import Record, point
+from calibrate.timing import Bench
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Shape(NamedTuple):
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_len: int
+    head_dim: int
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """As `sim.program.Compute` writes it: causal, equal lengths and head sizes."""
+        b, h, g, s, d = self
+        return (b, h, g, s, s, d, d, 1)
+
+
+def attention_cases(bench: Bench) -> list[Case]:
+    cases = []
+    for dtype in dtypes(bench):
+        for shape in attention_shapes(bench):
+            name = " ".join(str(x) for x in shape)
+            for backend in ("", *backends(bench)):
+                key = f"attention {backend or 'default'} {dtype} {name}"
+                cases.append(Case(key, partial(_fused, dtype=dtype, shape=shape, backend=backend)))
+            run = partial(_unfused, dtype=dtype, shape=shape)
+            cases.append(Case(f"attention unfused {dtype} {name}", run))
+    return cases
+
+
+def attention_shapes(bench: Bench) -> list[Shape]:
+    if bench.device == "cpu":
+        if bench.quick:
+            return [Shape(1, 4, 4, 256, 64), Shape(2, 4, 4, 256, 64), Shape(1, 8, 8, 512, 64)]
+        heads = ((2, 64), (4, 32), (4, 64), (8, 64), (8, 128))
+        return [Shape(b, h, h, s, d) for b in (1, 2) for h, d in heads for s in (128, 256, 512, 1024)]
+    if bench.quick:
+        return [Shape(1, 32, 32, 2048, 128), Shape(1, 32, 8, 8192, 128)]
+    groups, lengths = ((8, 8), (32, 32), (32, 8), (64, 8), (8, 1)), (1024, 2048, 4096, 8192, 16384)
+    return [Shape(b, h, g, s, d) for b in (1, 4) for h, g in groups for s in lengths for d in (64, 128)
+            if b * h * s * s <= 2**35]
+
+
+def backends(bench: Bench) -> tuple[str, ...]:
+    """Names of torch's fused backends on this device; a CPU has one, which is what torch picks."""
+    return () if bench.device == "cpu" else ("flash", "efficient", "cudnn")
+
+
+def _fused(bench: Bench, dtype: str, shape: Shape, backend: str) -> list[Record]:
+    """`scaled_dot_product_attention`; `backend` "" is the one torch picks, which the simulator reads."""
+    attention = partial(_sdpa, backend=backend, grouped=shape.kv_heads != shape.heads)
+    suffix = f":{backend}" if backend else ""
+    try:
+        return _both_ways(bench, dtype, shape, attention, "attention_{}" + suffix)
+    except RuntimeError as error:
+        if "No available kernel" in str(error):
+            return []  # this backend does not take this shape, dtype or device
+        raise
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, backend: str, grouped: bool) -> Tensor:
+    if not backend:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    which = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+             "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
+    with sdpa_kernel(which):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+def _unfused(bench: Bench, dtype: str, shape: Shape) -> list[Record]:
+    """Batched matmul, mask, softmax, batched matmul: what the simulator prices by its parts, as a whole."""
+    s = shape.seq_len
+    if shape.kv_heads != shape.heads or shape.batch * shape.heads * s * s > 2**31:
+        return []  # probabilities alone would take many gigabytes
+    mask = torch.ones(s, s, dtype=torch.bool, device=bench.device).triu(1)
+    attention = partial(_by_parts, mask=mask, scale=shape.head_dim**-0.5)
+    return _both_ways(bench, dtype, shape, attention, "attention_unfused_{}")
+
+
+def _by_parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    scores = (q @ k.transpose(-2, -1)) * scale
+    return scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
+
+
+def _both_ways(bench: Bench, dtype: str, shape: Shape, attention: Attention, op: str) -> list[Record]:
+    b, heads, kv_heads, s, d = shape
+    forward: list[Callable[[], object]] = []
+    backward: list[Callable[[], object]] = []
+    size = torch.finfo(DTYPES[dtype]).bits // 8
+    for _ in range(min(4, bench.copies(size * b * s * d * (2 * heads + 2 * kv_heads)))):
+        q, k, v = (
+            torch.randn(b, h, s, d, device=bench.device, dtype=DTYPES[dtype], requires_grad=True)
+            for h in (heads, kv_heads, kv_heads)
+        )
+        out = attention(q, k, v)
+        forward.append(partial(attention, q, k, v))
+        grad = torch.randn_like(out)
+        backward.append(partial(torch.autograd.grad, out, (q, k, v), grad, retain_graph=True))
+    return [
+        point(op.format("forward"), dtype, shape.key, bench.time(forward)),
+        point(op.format("backward"), dtype, shape.key, bench.time(backward)),
+    ]

@@ -1,0 +1,152 @@
+"""Collectives on every group of local ranks that this node can form: gloo on a CPU, NCCL with a rank per GPU.
+
+Run by `calibrate.run` once for each number of ranks; as `python -m calibrate.collectives` it is one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from calibrate import overlap
+from calibrate.launch import join
+from calibrate.machine import cores
+from calibrate.ranks import stream_ranks
+from calibrate.records import Collective, Record, from_json, to_json
+from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+MAX_CPU_RANKS = 8
+Work = Callable[[], object]
+
+
+def group_sizes(device: str) -> list[int]:
+    """Numbers of ranks: powers of two, and all; a CPU has one rank a core, and at most 8."""
+    most = torch.cuda.device_count() if device == "cuda" else min(cores(), MAX_CPU_RANKS)
+    return sorted({n for n in (2, 4, 8, 16, 32, 64, most) if 2 <= n <= most})
+
+
+def sizes(bench: Bench) -> list[int]:
+    """Bytes of the full buffer, as nccl-tests counts them."""
+    if bench.device == "cpu":
+        step, last = (2, 23) if bench.quick else (1, 26)
+    else:
+        step, last = (3, 28) if bench.quick else (1, 32)
+    return [1 << i for i in range(10, last, step)]
+
+
+def keys(bench: Bench, ranks: int) -> list[str]:
+    """Keys of all measurements on this number of ranks."""
+    return [*(f"collective {op} {ranks} {size}" for op in OPS for size in sizes(bench)), f"overlap {ranks}"]
+
+
+def measure(bench: Bench, ranks: int, wanted: Sequence[str]) -> Iterator[tuple[str, list[Record]]]:
+    """Starts the ranks and hands on what they measure, one key after the other.
+
+    Raises:
+        calibrate.launch.RankError: if a rank fails or they take many times longer than planned.
+    """
+    timeout_s = 120.0 + 20.0 * bench.limit_s * len(wanted)
+    command = [sys.executable, "-m", "calibrate.collectives", bench.device, "--parent", str(os.getpid())]
+    command += ["--limit-s", str(bench.limit_s)]
+    command += ["--quick"] * bench.quick + [x for key in wanted for x in ("--key", key)]
+    for line in stream_ranks(command, ranks, timeout_s):
+        key, rows = json.loads(line)
+        yield key, [from_json(row) for row in rows]
+
+
+def main() -> None:
+    """One rank: measures every key, rank 0 writes a line of JSON for each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device", choices=("cpu", "cuda"))
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--limit-s", type=float, required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--key", action="append", default=[])
+    args = parser.parse_args()
+    if os.getppid() != args.parent:
+        return  # it died while this rank was starting
+    bench = Bench(args.device, args.quick, args.limit_s)
+    rank, _ = join(args.device)
+    for key in args.key:
+        records = overlap.interference(bench) if key.startswith("overlap") else [_collective(bench, key)]
+        if rank == 0:
+            print(json.dumps([key, [to_json(r) for r in records]]), flush=True)
+    dist.destroy_process_group()
+
+
+def _collective(bench: Bench, key: str) -> Record:
+    _, op, ranks, size = key.split()
+    timing = together(bench, make(op, int(size), bench.device))
+    return Collective(op, int(ranks), float(size), timing.seconds, timing.spread)
+
+
+def together(bench: Bench, call: Work) -> Timing:
+    """Time of one call when all ranks call at once, back to back; a sample is that of the slowest rank."""
+    for _ in range(3):
+        call()
+    plan = torch.tensor([_elapsed(bench, call, 2) / 2], dtype=torch.float64, device=bench.device)
+    dist.broadcast(plan, 0)  # all ranks must agree on how often to call
+    once = max(float(plan), 1e-7)
+    inner = max(1, math.ceil(4 * SAMPLE_S / once))
+    count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(bench.limit_s / (inner * once))))
+    samples = torch.empty(count, dtype=torch.float64, device=bench.device)
+    for i in range(count):
+        samples[i] = _elapsed(bench, call, inner) / inner
+    dist.all_reduce(samples, dist.ReduceOp.MAX)
+    return summarize(samples.tolist())
+
+
+def _elapsed(bench: Bench, call: Work, times: int) -> float:
+    dist.barrier()
+    synchronize(bench)
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    synchronize(bench)
+    return time.perf_counter() - start
+
+
+def synchronize(bench: Bench) -> None:
+    """Waits for the device."""
+    if bench.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def make(op: str, size: int, device: str) -> Work:
+    """One call of the collective over `size` bytes of fp32."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    full = torch.zeros(max(n, size // 4 // n * n), device=device)
+    part = torch.zeros(len(full) // n, device=device)
+    if op == "send_recv":
+        return partial(_shift, full, torch.empty_like(full), (rank + 1) % n, (rank - 1) % n)
+    return {
+        "all_reduce": partial(dist.all_reduce, full),
+        "all_gather": partial(dist.all_gather_into_tensor, full, part),
+        "reduce_scatter": partial(dist.reduce_scatter_tensor, part, full),
+        "all_to_all": partial(dist.all_to_all_single, torch.empty_like(full), full),
+        "broadcast": partial(dist.broadcast, full, 0),
+    }[op]
+
+
+def _shift(send: Tensor, receive: Tensor, to: int, source: int) -> None:
+    """A ring shift: every rank sends to the next and receives from the one before."""
+    works = dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, send, to), dist.P2POp(dist.irecv, receive, source),
+    ])
+    for work in works:
+        work.wait()
+
+
+if __name__ == "__main__":
+    main()

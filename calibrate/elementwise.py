@@ -1,0 +1,198 @@
+"""What memory bounds: copies, activations, norms, softmax, losses, the optimizer; and a chain fused or not.
+
+A point's shape is (bytes,): what one kernel moves, counted as `sim.models` counts it for that operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from calibrate.kernels import DTYPES, Case, dtypes
+from calibrate.records import Constant, Record, point
+from calibrate.timing import Bench
+
+WIDTH = 512  # of a row that a norm or a softmax reduces
+Call = Callable[[], object]
+Maker = Callable[[Tensor], Call]
+
+
+def elementwise_cases(bench: Bench) -> list[Case]:
+    cases = []
+    for dtype in dtypes(bench):
+        for elements in _sizes(bench):
+            for op in _OPS:
+                run = partial(_operator, op=op, dtype=dtype, elements=elements)
+                cases.append(Case(f"elementwise {op} {dtype} {elements}", run))
+        for tokens, vocab in _losses(bench):
+            run = partial(_cross_entropy, dtype=dtype, tokens=tokens, vocab=vocab)
+            cases.append(Case(f"elementwise cross_entropy {dtype} {tokens} {vocab}", run))
+        for elements in () if bench.device == "cpu" and bench.quick else _sizes(bench):
+            run = partial(_chain, dtype=dtype, elements=elements)
+            cases.append(Case(f"elementwise chain {dtype} {elements}", run))
+    return cases
+
+
+def _sizes(bench: Bench) -> tuple[int, ...]:
+    if bench.device == "cpu":
+        return (1 << 16, 1 << 18, 1 << 20) if bench.quick else tuple(1 << i for i in range(14, 24, 2))
+    return (1 << 20, 1 << 24, 1 << 27) if bench.quick else tuple(1 << i for i in range(16, 30, 2))
+
+
+def _losses(bench: Bench) -> tuple[tuple[int, int], ...]:
+    """(tokens, vocabulary)."""
+    return ((256, 4096), (1024, 4096)) if bench.device == "cpu" else ((2048, 32000), (8192, 32000))
+
+
+def _grad(function: Callable[[Tensor], Tensor], x: Tensor) -> Call:
+    x = x.requires_grad_()
+    out = function(x)
+    return partial(torch.autograd.grad, out, x, torch.randn_like(out), retain_graph=True)
+
+
+def _norm_grad(x: Tensor) -> Call:
+    x = x.requires_grad_()
+    weight, bias = (torch.ones(WIDTH, device=x.device, dtype=x.dtype, requires_grad=True) for _ in range(2))
+    out = F.layer_norm(x, (WIDTH,), weight, bias)
+    return partial(torch.autograd.grad, out, (x, weight, bias), torch.randn_like(out), retain_graph=True)
+
+
+def _norm(x: Tensor) -> Call:
+    weight, bias = (torch.ones(WIDTH, device=x.device, dtype=x.dtype) for _ in range(2))
+    return partial(F.layer_norm, x, (WIDTH,), weight, bias)
+
+
+_gelu = partial(F.gelu, approximate="tanh")
+
+# operator of the profile: accesses per element, kernels, and what makes one call of it
+_OPS: dict[str, tuple[float, int, Maker]] = {
+    "elementwise": (3, 1, lambda x: partial(torch.add, x, torch.ones_like(x))),
+    "elementwise:gelu": (2, 1, lambda x: partial(_gelu, x)),
+    "elementwise:gelu_backward": (3, 1, partial(_grad, _gelu)),
+    "elementwise:swiglu": (5, 2, lambda x: partial(lambda a, b: F.silu(a) * b, x, torch.ones_like(x))),
+    "norm": (2, 1, _norm),
+    "norm_input_grad": (5, 2, _norm_grad),
+    "softmax": (2, 1, lambda x: partial(torch.softmax, x, -1)),
+    "softmax_input_grad": (3, 1, partial(_grad, partial(torch.softmax, dim=-1))),
+    "permute": (2, 1, lambda x: lambda: x.t().contiguous()),
+}
+
+
+def _operator(bench: Bench, op: str, dtype: str, elements: int) -> list[Record]:
+    accesses, kernels, maker = _OPS[op]
+    size = torch.finfo(DTYPES[dtype]).bits // 8
+    moved = accesses * size * elements
+    calls = [
+        maker(torch.randn(elements // WIDTH, WIDTH, device=bench.device, dtype=DTYPES[dtype]))
+        for _ in range(bench.copies(moved))
+    ]
+    timing = bench.time(calls)
+    each = timing._replace(seconds=timing.seconds / kernels)
+    return [point(op, dtype, (round(moved / kernels),), each)]
+
+
+def _cross_entropy(bench: Bench, dtype: str, tokens: int, vocab: int) -> list[Record]:
+    """torch's own loss, for the 7 kernels forward and 4 backward that `sim.models.head` counts unfused."""
+    logits = torch.randn(tokens, vocab, device=bench.device, dtype=DTYPES[dtype], requires_grad=True)
+    target = torch.randint(vocab, (tokens,), device=bench.device)
+
+    def loss() -> Tensor:
+        return F.cross_entropy(logits.float(), target)
+
+    copy = 0 if dtype == "fp32" else 6
+    forward = bench.time([loss])
+    backward = bench.time([partial(torch.autograd.grad, loss(), logits, retain_graph=True)])
+    return [
+        point(op, dtype, (round(per_element * logits.numel() / kernels),),
+              timing._replace(seconds=timing.seconds / kernels))
+        for op, per_element, kernels, timing in (
+            ("cross_entropy", 32 + copy, 7, forward),
+            ("cross_entropy_input_grad", 16 + copy, 4, backward),
+        )
+    ]
+
+
+def _elu_chain(x: Tensor) -> Tensor:
+    """ELU by its parts, x where x > 0 else exp(x) - 1, scaled: five kernels when eager."""
+    return torch.where(x > 0, x, torch.exp(x) - 1.0) * 1.0507
+
+
+def _chain(bench: Bench, dtype: str, elements: int) -> list[Record]:
+    """The same chain eager and fused by torch.compile, both with the bytes of the fused one."""
+    inputs = [
+        torch.randn(elements, device=bench.device, dtype=DTYPES[dtype])
+        for _ in range(bench.copies(2.0 * elements * torch.finfo(DTYPES[dtype]).bits / 8))
+    ]
+    moved = 2 * inputs[0].numel() * inputs[0].element_size()
+    compiled: Callable[[Tensor], Tensor] = torch.compile(_elu_chain, dynamic=False)
+    return [
+        point(f"elementwise:elu_chain_{how}", dtype, (moved,), bench.time([partial(call, x) for x in inputs]))
+        for how, call in (("eager", _elu_chain), ("compiled", compiled))
+    ]
+
+
+def memory_cases(bench: Bench) -> list[Case]:
+    exponents = (16, 20, 24, 26) if bench.device == "cpu" else (20, 24, 28, 30)
+    sizes = [1 << e for e in exponents]
+    cases = [Case(f"memory copy {n}", partial(_copy, size=n, last=n == sizes[-1])) for n in sizes]
+    return cases if bench.device == "cpu" else [*cases, Case("memory host", _host_copy)]
+
+
+def _copy(bench: Bench, size: int, last: bool) -> list[Record]:
+    """Copy of `size` bytes: reads and writes them once. The largest gives the bandwidth."""
+    pairs = [
+        (torch.zeros(size, dtype=torch.uint8, device=bench.device),
+         torch.ones(size, dtype=torch.uint8, device=bench.device))
+        for _ in range(bench.copies(2.0 * size))
+    ]
+    timing = bench.time([partial(a.copy_, b) for a, b in pairs])
+    records: list[Record] = [point("copy", "fp32" if bench.device == "cpu" else "bf16", (2 * size,), timing)]
+    if last:
+        rate = 2 * size / timing.seconds
+        source = f"copy of {size} bytes, read and written"
+        records.append(Constant("memory_bandwidth_bytes_per_s", rate, source))
+    return records
+
+
+def _host_copy(bench: Bench) -> list[Record]:
+    host = torch.zeros(1 << 28, dtype=torch.uint8, pin_memory=True)
+    device = torch.zeros(1 << 28, dtype=torch.uint8, device=bench.device)
+    rate = host.numel() / bench.time([partial(host.copy_, device, non_blocking=True)]).seconds
+    return [Constant("host_bandwidth_bytes_per_s", rate, "copy of 256 MiB to pinned host memory")]
+
+
+def optimizer_cases(bench: Bench) -> list[Case]:
+    """Steps over a layer's 12 h² parameters. Real runs take the fused AdamW: that is `optimizer:adamw`."""
+    if bench.device == "cpu":
+        hidden = (128, 256, 512) if bench.quick else (64, 128, 256, 512, 1024)
+    else:
+        hidden = (1024, 4096) if bench.quick else (512, 1024, 2048, 4096, 8192)
+    return [
+        Case(f"optimizer {op} {h}", partial(_optimizer, op=op, h=h)) for h in hidden for op in _OPTIMIZERS
+    ]
+
+
+# bytes per fp32 parameter: the gradient read; the parameter (and two moments) read and written
+_OPTIMIZERS: dict[str, tuple[int, type[torch.optim.Optimizer], dict[str, bool]]] = {
+    "adamw": (28, torch.optim.AdamW, {"fused": True}),
+    "adamw_foreach": (28, torch.optim.AdamW, {"foreach": True}),
+    "adamw_single_tensor": (28, torch.optim.AdamW, {"foreach": False}),
+    "sgd": (12, torch.optim.SGD, {"fused": True}),
+}
+
+
+def _optimizer(bench: Bench, op: str, h: int) -> list[Record]:
+    per_parameter, kind, options = _OPTIMIZERS[op]
+    parameters = [
+        torch.nn.Parameter(torch.randn(*shape, device=bench.device))
+        for shape in ((3 * h, h), (3 * h,), (h, h), (h,), (4 * h, h), (4 * h,), (h, 4 * h), (h,), (h,), (h,))
+    ]
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    timing = bench.time([kind(parameters, lr=1e-4, **options).step])  # type: ignore[call-arg, arg-type]
+    moved = per_parameter * sum(p.numel() for p in parameters)
+    return [point(f"optimizer:{op}", "fp32", (moved,), timing)]

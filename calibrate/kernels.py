@@ -1,0 +1,135 @@
+"""Matmuls over the shapes of transformer layers, in the memory layouts of forward and both gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from calibrate.records import Constant, Record, point
+from calibrate.timing import Bench
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_MOST_FLOPS = {"cpu": 2e10, "cuda": 1e14}
+_QUICK_FLOPS = {"cpu": 6e9, "cuda": 2e13}
+
+
+class Case(NamedTuple):
+    """One measurement: a key unique among all, and what to run."""
+
+    key: str
+    run: Callable[[Bench], list[Record]]
+
+
+def dtypes(bench: Bench) -> tuple[str, ...]:
+    """fp32 alone on a CPU (bf16 too in a full run); on CUDA bf16, in a full run all three."""
+    if bench.device == "cpu":
+        return ("fp32",) if bench.quick else ("fp32", "bf16")
+    return ("bf16",) if bench.quick else ("bf16", "fp16", "fp32")
+
+
+def matmul_cases(bench: Bench) -> list[Case]:
+    """A linear layer's forward, input gradient and weight gradient; batched products of unfused attention."""
+    cases = []
+    for dtype in dtypes(bench):
+        for tokens, n, k in linear_shapes(bench):
+            for phase in ("", "_input_grad", "_weight_grad"):
+                key = f"matmul{phase} {dtype} {tokens}x{n}x{k}"
+                cases.append(Case(key, partial(_linear, phase=phase, dtype=dtype, tokens=tokens, n=n, k=k)))
+        for batch, s, d in batched_shapes(bench):
+            key = f"matmul {dtype} batch {batch} {s}x{s}x{d}"
+            cases.append(Case(key, partial(_batched, dtype=dtype, batch=batch, s=s, d=d)))
+    return cases
+
+
+def linear_shapes(bench: Bench) -> list[tuple[int, int, int]]:
+    """(tokens, outputs, inputs) of query-key-value, projection, both MLP layers and the output layer."""
+    if bench.device == "cpu":
+        hidden = (256, 512, 768) if bench.quick else (64, 128, 256, 512, 768, 1024, 2048)
+        rows = (256, 1024) if bench.quick else (64, 128, 256, 512, 1024, 2048, 4096)
+        vocab = (4096,)
+    else:
+        hidden = (1024, 4096, 8192) if bench.quick else (512, 1024, 2048, 4096, 5120, 8192, 12288, 16384)
+        rows = (2048, 8192) if bench.quick else (512, 1024, 2048, 4096, 8192, 16384)
+        vocab = (32000,) if bench.quick else (32000, 128256)
+    limit = (_QUICK_FLOPS if bench.quick else _MOST_FLOPS)[bench.device]
+    shapes = [
+        (m, n, k) for m in rows for h in hidden
+        for n, k in ((3 * h, h), (h, h), (4 * h, h), (h, 4 * h), *((v, h) for v in vocab))
+    ]
+    return list(dict.fromkeys(s for s in shapes if 2.0 * s[0] * s[1] * s[2] <= limit))
+
+
+def batched_shapes(bench: Bench) -> list[tuple[int, int, int]]:
+    """(batch x heads, sequence, head size)."""
+    if bench.device == "cpu":
+        return [(4, 256, 64), (8, 512, 64)] if bench.quick else [
+            (b, s, d) for b in (4, 8, 16) for s in (128, 256, 512, 1024) for d in (32, 64, 128)]
+    heads, lengths = ((32,), (2048,)) if bench.quick else ((8, 32, 96), (1024, 2048, 4096))
+    return [(b, s, d) for b in heads for s in lengths for d in (64, 128)]
+
+
+def _linear(bench: Bench, phase: str, dtype: str, tokens: int, n: int, k: int) -> list[Record]:
+    """forward x Wᵀ, input gradient dy W, weight gradient dyᵀ x, with W [n, k] as torch.nn.Linear keeps it."""
+    calls: list[Callable[[], Tensor]] = []
+    size = torch.finfo(DTYPES[dtype]).bits // 8
+    for _ in range(bench.copies(size * (tokens * k + n * k + tokens * n))):
+        x, w, dy = (_random(bench, dtype, *s) for s in ((tokens, k), (n, k), (tokens, n)))
+        if phase == "_input_grad":
+            calls.append(partial(torch.mm, dy, w))
+        elif phase == "_weight_grad":
+            calls.append(partial(torch.mm, dy.t(), x))
+        else:
+            calls.append(partial(torch.mm, x, w.t()))
+    shapes = {"": (1, tokens, n, k), "_input_grad": (1, tokens, k, n), "_weight_grad": (1, n, k, tokens)}
+    return [point(f"gemm{phase}", dtype, shapes[phase], bench.time(calls))]
+
+
+def _batched(bench: Bench, dtype: str, batch: int, s: int, d: int) -> list[Record]:
+    """Q Kᵀ and P V of unfused attention."""
+    scores: list[Callable[[], Tensor]] = []
+    values: list[Callable[[], Tensor]] = []
+    size = torch.finfo(DTYPES[dtype]).bits // 8
+    for _ in range(bench.copies(size * batch * (s * s + 2 * s * d))):
+        q, k, p = (_random(bench, dtype, batch, *x) for x in ((s, d), (s, d), (s, s)))
+        scores.append(partial(torch.bmm, q, k.transpose(1, 2)))
+        values.append(partial(torch.bmm, p, k))
+    return [
+        point("gemm", dtype, (batch, s, s, d), bench.time(scores)),
+        point("gemm", dtype, (batch, s, d, s), bench.time(values)),
+    ]
+
+
+def launch_cases(bench: Bench) -> list[Case]:
+    return [Case("launch", _launch)]
+
+
+def _launch(bench: Bench) -> list[Record]:
+    """Time of an operator that computes next to nothing.
+
+    On a CPU the core that dispatches is the one that computes, so this gap follows every operator; a GPU's
+    host runs ahead, and this is the shortest time from one launch to the next.
+    """
+    x = _random(bench, "fp32", 8).requires_grad_()
+    linear = torch.nn.Linear(8, 8, device=bench.device)
+    rows = _random(bench, "fp32", 8, 8).requires_grad_()
+    out, ones = linear(rows), _random(bench, "fp32", 8, 8)
+    inputs = (rows, *linear.parameters())
+    add = bench.time([partial(torch.add, x, x)]).seconds
+    forward = bench.time([partial(linear, rows)]).seconds
+    backward = bench.time([lambda: torch.autograd.grad(out, inputs, ones, retain_graph=True)]).seconds
+    records: list[Record] = [
+        Constant("linear_forward_overhead_s", forward, "torch.nn.Linear of 8 x 8, forward with autograd"),
+        Constant("linear_backward_overhead_s", backward, "its backward"),
+    ]
+    if bench.device == "cpu":
+        records.append(Constant("launch_overhead_s", 0.0, "a CPU does not queue kernels: see kernel_gap_s"))
+        return [*records, Constant("kernel_gap_s", add, "torch.add of 8 elements, recorded by autograd")]
+    return [*records, Constant("launch_overhead_s", add, "torch.add of 8 elements, recorded by autograd")]
+
+
+def _random(bench: Bench, dtype: str, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=bench.device, dtype=DTYPES[dtype])

@@ -1,0 +1,133 @@
+"""How much communication and computation slow each other down when both run."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from calibrate.records import Constant, Record
+from calibrate.timing import Bench
+
+REPEATS = 7
+COVER = 3.0  # the one that disturbs lasts so much longer than the one measured, even when slowed down itself
+MATMULS = 32
+Work = Callable[[], object]
+
+
+def interference(bench: Bench) -> list[Record]:
+    """Matmuls while all-reduces run and the other way round, relative to each alone, median over repeats.
+
+    On a CPU gloo's threads take the cores that compute; on a GPU NCCL's kernels take multiprocessors and
+    memory bandwidth. Every rank of the group must call this at the same time.
+    """
+    matmul, reduce = _matmul(bench), _reduce(bench)
+    compute_s = _agree(bench, _median(partial(_alone, bench, partial(_repeat, matmul, MATMULS))))
+    reduce_s = _agree(bench, _median(partial(_alone, bench, lambda: reduce().wait())))
+    reduces = max(1, math.ceil(COVER * compute_s / reduce_s))
+    slow_compute = _median(partial(_compute_under, bench, matmul, reduce, reduces)) / compute_s
+    matmuls = math.ceil(COVER * MATMULS * reduce_s / compute_s)
+    slow_reduce = _median(partial(_reduce_under, bench, matmul, reduce, matmuls)) / reduce_s
+    where = f"all-reduce of {dist.get_world_size()} ranks and matmuls at once, relative to alone"
+    return [
+        Constant("overlap_compute_slowdown", _agree(bench, slow_compute), where),
+        Constant("overlap_comm_slowdown", _agree(bench, slow_reduce), where),
+    ]
+
+
+def _matmul(bench: Bench) -> Work:
+    """On a CPU a short one, as `_reduce_under` looks for the end of the all-reduce after each."""
+    n, dtype = (256, torch.float32) if bench.device == "cpu" else (8192, torch.bfloat16)
+    a, b = (torch.randn(n, n, device=bench.device, dtype=dtype) for _ in range(2))
+    return partial(torch.mm, a, b)
+
+
+def _repeat(work: Work, times: int) -> None:
+    for _ in range(times):
+        work()
+
+
+def _reduce(bench: Bench) -> Callable[[], dist.Work]:
+    elements = 1 << 22 if bench.device == "cpu" else 1 << 26
+    buffer = torch.zeros(elements, device=bench.device)
+    return lambda: dist.all_reduce(buffer, async_op=True)
+
+
+def _alone(bench: Bench, work: Work) -> float:
+    _together(bench)
+    start = time.perf_counter()
+    work()
+    _synchronize(bench)
+    return time.perf_counter() - start
+
+
+def _compute_under(
+    bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], reduces: int
+) -> float:
+    """Time of the matmuls, with all-reduces under way from before the first to after the last of them."""
+    _together(bench)
+    works = [reduce() for _ in range(reduces)]
+    if bench.device == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        _repeat(matmul, MATMULS)
+        last.record()
+        _synchronize(bench)
+        return float(first.elapsed_time(last)) * 1e-3
+    start = time.perf_counter()
+    _repeat(matmul, MATMULS)
+    seconds = time.perf_counter() - start
+    for work in works:
+        work.wait()
+    return seconds
+
+
+def _reduce_under(
+    bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], matmuls: int
+) -> float:
+    """Time from issuing an all-reduce to its end, with matmuls under way."""
+    _together(bench)
+    if bench.device == "cuda":
+        side = torch.cuda.Stream()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record(side)
+        work = reduce()
+        _repeat(matmul, matmuls)
+        with torch.cuda.stream(side):
+            work.wait()
+            last.record(side)
+        _synchronize(bench)
+        return float(first.elapsed_time(last)) * 1e-3
+    start = time.perf_counter()
+    work = reduce()
+    while not work.is_completed():
+        matmul()
+    work.wait()
+    return time.perf_counter() - start
+
+
+def _median(measure: Callable[[], float]) -> float:
+    measure()
+    return statistics.median(measure() for _ in range(REPEATS))
+
+
+def _agree(bench: Bench, value: float) -> float:
+    """The ranks' mean: all must take the same decisions."""
+    mean = torch.tensor([value], dtype=torch.float64, device=bench.device)
+    dist.all_reduce(mean)
+    return float(mean) / dist.get_world_size()
+
+
+def _together(bench: Bench) -> None:
+    dist.barrier()
+    _synchronize(bench)
+
+
+def _synchronize(bench: Bench) -> None:
+    if bench.device == "cuda":
+        torch.cuda.synchronize()

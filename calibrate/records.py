@@ -1,0 +1,161 @@
+"""What a calibration measured: records, the resumable file that keeps them, the profile they become."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.timing import Timing
+from sim.errors import InputError
+from sim.profile import Coefficient, CollectiveTable, Facts, PointTable, Profile, read_json, write_json
+
+FORMAT = "profile-partial/1"
+
+
+class Point(NamedTuple):
+    """A measured kernel; `op` and `shape` as in `sim.costs`."""
+
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    seconds: float
+    spread: float
+    samples: int
+
+
+class Collective(NamedTuple):
+    """A measured collective of `ranks` ranks on one node; bytes as nccl-tests counts them."""
+
+    op: str
+    ranks: int
+    bytes: float
+    seconds: float
+    spread: float
+
+
+class Constant(NamedTuple):
+    """A coefficient of the profile and how it was measured."""
+
+    name: str
+    value: float
+    source: str
+
+
+Record = Point | Collective | Constant
+_TYPES: dict[str, type[Point] | type[Collective] | type[Constant]] = {
+    "point": Point, "collective": Collective, "constant": Constant,
+}
+
+
+def point(op: str, dtype: str, shape: tuple[int, ...], timing: Timing) -> Point:
+    return Point(op, dtype, shape, timing.seconds, timing.spread, timing.samples)
+
+
+def to_json(record: Record) -> list[object]:
+    return [type(record).__name__.lower(), *record]
+
+
+def from_json(row: list[object]) -> Record:
+    """The record that `to_json` wrote. Raises TypeError, ValueError or KeyError for anything else."""
+    name, *fields = row
+    if name == "point":
+        fields[2] = tuple(fields[2])  # type: ignore[arg-type]
+    return _TYPES[str(name)](*fields)  # type: ignore[arg-type]
+
+
+class Partial:
+    """`PROFILE.json.partial`: the records of every finished measurement, by its key; whole at any instant.
+
+    What another machine, other software or other settings left behind is not taken over.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, Facts]) -> None:
+        self.path = path
+        self._fingerprint = {k: dict(v) for k, v in fingerprint.items()}
+        self._done: dict[str, list[Record]] = self._load()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._done
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def records(self, keys: Iterable[str]) -> Iterator[Record]:
+        for key in keys:
+            yield from self._done.get(key, ())
+
+    def add(self, key: str, records: Iterable[Record]) -> None:
+        """Keeps one measurement, on disk at once."""
+        self._done[key] = list(records)
+        done = {k: [to_json(r) for r in rows] for k, rows in self._done.items()}
+        write_json(self.path, {"format": FORMAT, "fingerprint": self._fingerprint, "done": done})
+
+    def _load(self) -> dict[str, list[Record]]:
+        if not self.path.exists():
+            return {}
+        try:
+            data = read_json(self.path)
+            if not isinstance(data, dict) or data["format"] != FORMAT:
+                return {}
+            if data["fingerprint"] != self._fingerprint:
+                return {}
+            return {key: [from_json(row) for row in rows] for key, rows in data["done"].items()}
+        except (InputError, KeyError, TypeError, ValueError, AttributeError):
+            return {}  # not ours: start over
+
+
+def make_profile(name: str, facts: Mapping[str, Facts], records: Iterable[Record]) -> Profile:
+    """One profile of all records: points by operator and dtype, collectives by operator and ranks.
+
+    The best matmul rate of each dtype becomes the roofline's peak on this machine.
+    """
+    points: dict[tuple[str, str], dict[tuple[int, ...], Point]] = defaultdict(dict)
+    groups: dict[tuple[str, int], dict[float, Collective]] = defaultdict(dict)
+    coefficients: dict[str, Coefficient] = {}
+    for record in records:
+        if isinstance(record, Point):
+            points[record.op, record.dtype][record.shape] = record
+        elif isinstance(record, Collective):
+            groups[record.op, record.ranks][record.bytes] = record
+        else:
+            coefficients[record.name] = Coefficient(record.value, record.source)
+    for dtype, rate in _peaks(points).items():
+        coefficients[f"peak_{dtype}_flops_per_s"] = Coefficient(rate, "the fastest matmul measured")
+    return Profile(
+        name, "measured by calibrate.run", datetime.date.today().isoformat(),
+        hardware=facts["hardware"], software=facts["software"], settings=facts["settings"],
+        coefficients=coefficients,
+        points=tuple(_point_table(op, dtype, rows) for (op, dtype), rows in points.items()),
+        collectives=tuple(_collective_table(op, ranks, rows) for (op, ranks), rows in groups.items()),
+    )
+
+
+def _peaks(points: Mapping[tuple[str, str], Mapping[tuple[int, ...], Point]]) -> dict[str, float]:
+    peaks: dict[str, float] = {}
+    for (op, dtype), rows in points.items():
+        if op.startswith("gemm"):
+            rates = [2.0 * s[0] * s[1] * s[2] * s[3] / p.seconds for s, p in rows.items()]
+            peaks[dtype] = max(peaks.get(dtype, 0.0), *rates)
+    return peaks
+
+
+def _point_table(op: str, dtype: str, rows: Mapping[tuple[int, ...], Point]) -> PointTable:
+    ordered = [rows[shape] for shape in sorted(rows)]
+    return PointTable(
+        op, dtype, np.array([p.shape for p in ordered], dtype=np.int64),
+        np.array([p.seconds for p in ordered]), np.array([p.spread for p in ordered]),
+        np.array([p.samples for p in ordered], dtype=np.int64),
+    )
+
+
+def _collective_table(op: str, ranks: int, rows: Mapping[float, Collective]) -> CollectiveTable:
+    ordered = [rows[size] for size in sorted(rows)]
+    return CollectiveTable(
+        op, ranks, np.array([c.bytes for c in ordered], dtype=np.float64),
+        np.array([c.seconds for c in ordered]), np.array([c.spread for c in ordered]),
+    )

@@ -1,0 +1,178 @@
+"""Measures this node and writes a profile: `python -m calibrate.run [--out PROFILE.json] [--quick] …`.
+
+Each finished measurement is kept in `PROFILE.json.partial`; after an interruption the same command goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from sim.errors import InputError
+
+if TYPE_CHECKING:
+    from calibrate.kernels import Case
+    from calibrate.records import Partial, Record
+    from calibrate.timing import Bench
+
+GROUPS = ("matmul", "attention", "elementwise", "memory", "optimizer", "launch", "collectives", "overlap")
+LIMIT_S = {True: 0.12, False: 0.5}  # of one measurement, quick or not
+DEFAULT_OUT = Path("profile.json")
+Step = tuple[str, "list[Record]"]
+
+
+Out = Annotated[Path, typer.Option(help="profile to write; an existing one is replaced")]
+Device = Annotated[str, typer.Option(help="cpu or cuda; without it cuda where there is one")]
+Quick = Annotated[bool, typer.Option("--quick", help="fewer shapes and repetitions: a minute on a CPU")]
+Only = Annotated[list[str], typer.Option(help=f"one of {', '.join(GROUPS)}; may be repeated")]
+
+
+def main(out: Out = DEFAULT_OUT, device: Device = "", quick: Quick = False, only: Only = []) -> None:  # noqa: B006
+    """Measures matmuls, attention, elementwise kernels, memory, optimizer, launches and collectives."""
+    try:
+        groups = _groups(only)
+        _check_out(out)
+        _calibrate(out, _device(device), quick, groups)
+    except InputError as error:
+        _fail(error, 2)
+    except RuntimeError as error:  # a rank that failed, memory that ran out
+        _fail(f"{error}\nthe same command goes on from what {out}.partial holds", 1)
+    except KeyboardInterrupt:
+        _fail(f"interrupted; the same command goes on from what {out}.partial holds", 130)
+
+
+def _groups(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in GROUPS:
+            raise InputError(f"--only: found {name!r}; allowed: {', '.join(GROUPS)}")
+    return [g for g in GROUPS if not names or g in names]
+
+
+def _check_out(out: Path) -> None:
+    folder = out.parent
+    if out.is_dir():
+        raise InputError(f"--out: {out} is a folder; allowed: a file")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"--out: {folder} is not a folder that can be written to")
+
+
+def _device(name: str) -> str:
+    if name not in ("", "cpu", "cuda"):
+        raise InputError(f"--device: found {name!r}; allowed: cpu, cuda")
+    import torch
+
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise InputError("--device: cuda is not available on this machine; allowed: cpu")
+    return name or ("cuda" if there else "cpu")
+
+
+def _calibrate(out: Path, device: str, quick: bool, groups: list[str]) -> None:
+    import torch
+
+    from calibrate import machine
+    from calibrate.quiet import START_BELOW_CORES
+    from calibrate.records import Partial, make_profile
+    from calibrate.timing import Bench
+
+    if device == "cpu":
+        torch.set_num_threads(1)
+    torch.manual_seed(0)
+    facts = {
+        "hardware": machine.hardware(device), "software": machine.software(device),
+        "settings": machine.settings(device, quick),
+    }
+    busy = machine.busy_cores()
+    if busy > START_BELOW_CORES:
+        print(f"warning: others keep {busy:.1f} cores busy; times will come out long", file=sys.stderr)
+    kept = Partial(out.with_name(out.name + ".partial"), facts)
+    if len(kept):
+        print(f"going on from {len(kept)} measurements in {kept.path}", file=sys.stderr)
+    keys = _measure(Bench(device, quick, LIMIT_S[quick]), groups, kept)
+    settings = {**facts["settings"], "busy_cores_before": round(busy, 2), "groups": " ".join(groups)}
+    profile = make_profile(out.stem, {**facts, "settings": settings}, kept.records(keys))
+    profile.save(out)
+    kept.path.unlink(missing_ok=True)
+    points = sum(len(t.seconds) for t in profile.points)
+    sizes = sum(len(t.seconds) for t in profile.collectives)
+    print(f"{out}: {points} kernels, {sizes} collectives, {len(profile.coefficients)} coefficients")
+    if "collectives" in groups and not sizes:
+        print("no collectives: this machine can form no group of two ranks", file=sys.stderr)
+
+
+def _measure(bench: Bench, groups: list[str], kept: Partial) -> list[str]:
+    """Measures what is not kept yet. Returns the keys of everything asked for."""
+    work = [w for group in groups for w in _work(bench, group)]
+    keys = [key for wanted, _ in work for key in wanted]
+    with _progress(len(keys), sum(key in kept for key in keys)) as advance:
+        for wanted, run in work:
+            missing = [key for key in wanted if key not in kept]
+            for key, records in run(missing) if missing else ():
+                kept.add(key, records)
+                advance(key)
+    return keys
+
+
+def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[str]], Iterator[Step]]]]:
+    """Measurements of one group: their keys, and what runs those of them that are missing."""
+    from calibrate import attention, collectives, elementwise, kernels
+
+    if group in ("collectives", "overlap"):
+        for ranks in collectives.group_sizes(bench.device):
+            overlap = group == "overlap"
+            keys = [k for k in collectives.keys(bench, ranks) if k.startswith("overlap") == overlap]
+            yield keys, partial(collectives.measure, bench, ranks)
+        return
+    cases = {
+        "matmul": kernels.matmul_cases, "launch": kernels.launch_cases,
+        "attention": attention.attention_cases, "elementwise": elementwise.elementwise_cases,
+        "memory": elementwise.memory_cases, "optimizer": elementwise.optimizer_cases,
+    }[group](bench)
+
+    yield [case.key for case in cases], partial(_run_cases, bench, {case.key: case for case in cases})
+
+
+def _run_cases(bench: Bench, cases: dict[str, Case], missing: list[str]) -> Iterator[Step]:
+    for key in missing:
+        yield key, cases[key].run(bench)
+
+
+@contextmanager
+def _progress(total: int, done: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error where that is a terminal, else silence."""
+    if not sys.stderr.isatty():
+        yield lambda key: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("warming up", total=total, completed=done)
+        yield lambda key: bar.update(task, advance=1, description=key)
+
+
+def _fail(message: object, code: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _keep_memory() -> None:
+    """Starts again, in the same process, with the allocator set as for the ranks of a real run."""
+    from calibrate.launch import MALLOC
+
+    if any(os.environ.get(k) != v for k, v in MALLOC.items()):
+        command = [sys.executable, "-m", "calibrate.run", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | MALLOC)
+
+
+if __name__ == "__main__":
+    _keep_memory()
+    typer.run(main)

@@ -1,0 +1,89 @@
+"""Times one operator: warmed up, repeated until the median is sure, over buffers out of the cache."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+SAMPLE_S = 0.5e-3  # shorter work is repeated within one sample: the clock and its reading cost 0.1 us
+STANDARD_ERROR = 0.01  # of the median, at which repeating stops
+MIN_SAMPLES, MAX_SAMPLES = 5, 400
+CACHE_BYTES = {"cpu": 32 << 20, "cuda": 128 << 20}
+MAX_COPIES = 16
+
+
+class Timing(NamedTuple):
+    """Median seconds of one call; `spread`: median absolute deviation / median, of `samples`."""
+
+    seconds: float
+    spread: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where and how long to measure. `limit_s`: the most that one measurement takes, its warm-up apart."""
+
+    device: str
+    quick: bool
+    limit_s: float
+
+    def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
+        """Time of one of `calls`: the same work on different buffers, taken in turn.
+
+        On CUDA with events around back-to-back launches: a kernel shorter than its launch counts as that.
+        """
+        turn = itertools.cycle(calls)
+        for _ in range(min(len(calls), 4) + 1):
+            next(turn)()
+        once = max(self._sample(turn, 1), 1e-9)
+        inner = max(1, math.ceil(SAMPLE_S / once))
+        self._sample(turn, inner)
+        samples: list[float] = []
+        end = time.perf_counter() + self.limit_s
+        while not _settled(samples) and (len(samples) < 3 or time.perf_counter() < end):
+            samples.append(self._sample(turn, inner) / inner)
+        return summarize(samples)
+
+    def copies(self, bytes_: float) -> int:
+        """Buffers of this size to take turns with, so that each is out of the cache when used again."""
+        wanted = math.ceil(2 * CACHE_BYTES[self.device] / max(bytes_, 1.0))
+        return max(1, min(MAX_COPIES, wanted))
+
+    def _sample(self, turn: itertools.cycle[Callable[[], object]], inner: int) -> float:
+        if self.device == "cpu":
+            start = time.perf_counter()
+            for _ in range(inner):
+                next(turn)()
+            return time.perf_counter() - start
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        for _ in range(inner):
+            next(turn)()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) * 1e-3
+
+
+def summarize(samples: Sequence[float]) -> Timing:
+    """Median and spread of repeated times."""
+    median = statistics.median(samples)
+    deviation = statistics.median(abs(x - median) for x in samples)
+    return Timing(median, deviation / median, len(samples))
+
+
+def _settled(samples: list[float]) -> bool:
+    """Whether the median's standard error, 1.2533 sigma / sqrt(n) with sigma = 1.4826 MAD, is small."""
+    if len(samples) < MIN_SAMPLES:
+        return False
+    if len(samples) >= MAX_SAMPLES:
+        return True
+    spread = summarize(samples).spread
+    return 1.2533 * 1.4826 * spread / math.sqrt(len(samples)) < STANDARD_ERROR
