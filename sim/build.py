@@ -177,22 +177,22 @@ class Build:
         ids: list[int] = []
         before, inputs = rank.last.get(COMPUTE), rank.waits
         rank.waits = []
-        rooted: set[int] = set()
-        end = -1
+        rooted: dict[int, None] = {}  # in order; all that needs this micro-batch's input
         for i, local in enumerate(template.tasks):
             waits = [ids[d] for d in local.deps]
             waits += [rank.handles.pop(h) for h in local.external if h in rank.handles]
             if not local.deps and before is not None:
                 waits.append(before)
             if local.stream != DP:
-                waits += inputs if rooted.isdisjoint(local.deps) else []
-                rooted.add(i)
+                waits += [] if any(d in rooted for d in local.deps) else inputs
+                rooted[i] = None
             computes = local.stream == COMPUTE
             ids.append(self._add(rank, local, kind if computes else local.kind, waits, stage, micro_batch))
-            end = ids[-1] if computes else end
         rank.handles.update((handle, ids[i]) for handle, i in template.open)
         rank.waits = [ids[i] for i in template.tail]
-        return ids[0], end if end >= 0 else ids[-1]
+        first = next(iter(rooted), 0)
+        last = template.tail[-1] if template.tail else max((i for i in rooted if template.tasks[i].stream == COMPUTE), default=-1)
+        return ids[first], ids[last]
 
     def _add(self, rank: _Rank, local: LocalTask, kind: str, waits: list[int], stage: int, micro_batch: int) -> int:
         """One task of a template; a collective with other simulated ranks is one task for all of them."""

@@ -1,0 +1,114 @@
+"""Bytes that parallel schemes send, counted from the simulated step, against their closed forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.simulate import simulate
+from tests.sim.cases import case
+
+LAYERS, TOKENS, HIDDEN = 8, 512, 1024  # of `cases.GPT` with one sequence of 512 tokens
+PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+
+
+def traffic(groups: tuple[str, ...], parallelism: dict[str, Any], **training: Any) -> dict[str, float]:
+    """Bytes by kind that rank 0 hands to collectives of these groups."""
+    result = simulate(case(parallelism, {"gradient_clipping": False, **training})).result
+    out: dict[str, float] = {}
+    for row in result["communication"]:
+        if row["rank"] == 0 and row["group"] in groups:
+            out[row["kind"]] = out.get(row["kind"], 0.0) + row["bytes"]
+    return out
+
+
+def passes(parallelism: dict[str, Any], k: int = 1, **training: Any) -> float:
+    """Data-parallel traffic in passes of Ψ, all elements being two bytes."""
+    training = {"global_batch_size": 8 * k, "grad_dtype": "bf16", **training}
+    sent = traffic(("shard", "dp_cp", "replica"), {"dp": 8, **parallelism}, **training)
+    params = simulate(case({"dp": 8}, {"global_batch_size": 8})).result["memory"][0]["parameters"]
+    return sum(PASSES[kind] * size for kind, size in sent.items()) / params
+
+
+@pytest.mark.parametrize("sync", ["after_backward", "per_parameter", "bucketed"])
+@pytest.mark.parametrize(("zero", "want"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_passes_with_one_micro_batch(zero: int, want: int, sync: str) -> None:
+    """2Ψ, 2Ψ, 2Ψ, 3Ψ (Rajbhandari 2020, section 7)."""
+    assert passes({"zero": zero, "dp_sync": sync}) == pytest.approx(want)
+
+
+@settings(deadline=None, max_examples=12)
+@given(k=st.integers(1, 5))
+def test_passes_with_accumulation(k: int) -> None:
+    assert passes({"zero": 0}, k) == pytest.approx(2)
+    assert passes({"zero": 1}, k) == pytest.approx(2)
+    assert passes({"zero": 2}, k) == pytest.approx(k + 1)
+    assert passes({"zero": 3}, k) == pytest.approx(3 * k)
+    assert passes({"zero": 2, "accumulate_unsharded": True}, k) == pytest.approx(2)
+    assert passes({"zero": 3, "accumulate_unsharded": True}, k) == pytest.approx(2 * k + 1)
+    assert passes({"zero": 3, "reshard_after_forward": False}, k) == pytest.approx(k + 1)
+
+
+def test_hybrid_sharding_adds_an_all_reduce_of_the_shard() -> None:
+    assert passes({"zero": 3, "shard_size": 4}) == pytest.approx(3 + 2 / 4)
+
+
+def test_tensor_parallel_all_reduces() -> None:
+    """4 all-reduces of [tokens, hidden] a layer and micro-batch, 6 with full recompute; and one for the embedding's
+    output, one for the head's input gradient, three of a number a token for the loss (Shoeybi 2019, section 3)."""
+    message = TOKENS * HIDDEN * 2
+    ends = 2 * message + 3 * TOKENS * 4
+    want = {"all_reduce": 4 * LAYERS * message + ends}
+    assert traffic(("tp",), {"tp": 2}, global_batch_size=1) == pytest.approx(want)
+    again = {"all_reduce": 6 * LAYERS * message + ends}
+    assert traffic(("tp",), {"tp": 2}, global_batch_size=1, recompute="full") == pytest.approx(again)
+
+
+def test_sequence_parallel_gathers_and_scatters() -> None:
+    """6 all-gathers and 4 reduce-scatters a layer: inputs are saved in shards and gathered again for the weight gradient
+    (Korthikanti 2022, section 4.2.2)."""
+    message = TOKENS * HIDDEN * 2
+    sent = traffic(("tp",), {"tp": 2, "sp": True}, global_batch_size=1)
+    deeper = simulate(case({"tp": 2, "sp": True}, {"global_batch_size": 1, "gradient_clipping": False},
+                           {"layers": 2 * LAYERS})).result["communication"]
+    more = {r["kind"]: r["bytes"] - sent.get(r["kind"], 0.0) for r in deeper if r["group"] == "tp"}
+    assert more["all_gather"] == pytest.approx(6 * LAYERS * message)
+    assert more["reduce_scatter"] == pytest.approx(4 * LAYERS * message)
+    assert more.get("all_reduce", 0.0) == 0.0
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_ring_attention_volume(cp: int) -> None:
+    """Keys and values go round the ring, cp−1 blocks of 2·[tokens/cp, kv heads·head_dim], forward; backward they go
+    round again and their gradients all the way home (Liu 2023, section 3)."""
+    sent = traffic(("cp",), {"cp": cp}, global_batch_size=1)["send_recv"]
+    block = 2 * TOKENS / cp * HIDDEN * 2
+    forward = (cp - 1) * block * LAYERS
+    assert forward * 2.9 <= sent <= forward * 5.1
+    wide = traffic(("cp",), {"cp": cp}, global_batch_size=1, seq_len=2 * TOKENS)["send_recv"]
+    assert wide == pytest.approx(2 * sent)
+
+
+def test_expert_parallel_all_to_all_volume() -> None:
+    """Dispatch and combine, each forward and backward: 4·tokens·top_k·hidden a layer (Lepikhin 2020)."""
+    moe = {"moe": {"experts": 8, "top_k": 2, "ffn": 512}, "mlp": "swiglu", "bias": False}
+    scenario = case({"dp": 4, "ep": 4}, {"global_batch_size": 4}, moe)
+    rows = simulate(scenario).result["communication"]
+    sent = sum(r["bytes"] for r in rows if r["group"] == "ep" and r["kind"] == "all_to_all")
+    assert sent == pytest.approx(4 * LAYERS * TOKENS * 2 * HIDDEN * 2)
+
+
+@pytest.mark.parametrize("parallelism", [{"dp": 8, "zero": 3}, {"tp": 4, "sp": True}, {"tp": 8, "tp_overlap": "full"},
+                                         {"cp": 4}, {"cp": 4, "cp_split": "contiguous"}, {"pp": 4, "dp": 2, "zero": 1},
+                                         {"tp": 2, "pp": 2, "dp": 2, "zero": 2}])
+def test_one_task_for_an_action_gives_the_same_times(parallelism: dict[str, Any]) -> None:
+    scenario = case(parallelism, {"global_batch_size": 16})
+    folded, expanded = simulate(scenario), simulate(scenario, expand=True)
+    reference = simulate(scenario, expand=True, engine="simpy")
+    assert folded.step_time_s == pytest.approx(expanded.step_time_s, rel=1e-12)
+    assert reference.times.end_s == expanded.times.end_s
+    for key in ("exposed_comm_s", "compute_s", "bubble_ratio", "peak_memory_bytes"):
+        assert folded.result[key] == pytest.approx(expanded.result[key], rel=1e-9, abs=1e-12)
