@@ -107,7 +107,7 @@ class Stage:
     def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
         """Run the blocks; returns the output (detached), or the scaled loss on the last stage."""
         embedded, blocks = None, self.blocks
-        if isinstance(blocks[0], Embedding):
+        if blocks and isinstance(blocks[0], Embedding):
             self.before_block(blocks[0], micro_batch)
             embedded, blocks = blocks[0](x), blocks[1:]
             x = embedded.detach()
@@ -149,6 +149,8 @@ class Stage:
 class Pipeline:
     """One rank of a pipeline: its stages, its peers, and the shape of what travels.
 
+    `after_action` and `forward_of` (in place of a stage's own forward) are for watching.
+
     `peers[i]` is the global rank of pipeline rank i; `tokens` and `targets` are [micro-batches, b, s].
     """
 
@@ -164,6 +166,7 @@ class Pipeline:
     inbox: dict[Message, Tensor] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     after_action: Callable[[Action], None] = lambda action: None
+    forward_of: dict[int, Callable[..., Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.links = Links(self.schedule)
@@ -219,7 +222,8 @@ class Pipeline:
         x = self.inbox.pop(taken) if taken is not None else None
         start = self.now()
         if a.kind is Kind.F:
-            result = stage.forward(m, tokens[m] if x is None else x, targets[m])
+            forward = self.forward_of.get(a.stage, stage.forward)
+            result = forward(m, tokens[m] if x is None else x, targets[m])
         elif a.kind is Kind.B:
             result = stage.backward(m, x)
         elif a.kind is Kind.I:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,12 @@ from calibrate.model import Build, WeightGrads, make_blocks
 from calibrate.parallel.data import DataParallel
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
 from sim.actions import Kind, Schedule, parts
-from sim.plan import make_mesh, make_parts
+from sim.plan import Mesh, make_mesh, make_parts
 from sim.scenario import Scenario
 from sim.schedules import build
 
 LEARNING_RATE = 1e-3
+CLIP_NORM = 1.0
 
 
 def make_schedule(scenario: Scenario) -> Schedule:
@@ -58,20 +59,30 @@ class Place:
     data_rank: int
     peers: tuple[int, ...]
     data_group: dist.ProcessGroup | None
+    model_group: dist.ProcessGroup | None
 
 
 def make_place(scenario: Scenario, rank: int) -> Place:
     """Coordinates of a rank on the scenario's mesh. Every rank must call this, as it makes process groups."""
     mesh = make_mesh(scenario.parallelism)
-    own = None
-    if scenario.parallelism.dp > 1:
-        for first in range(scenario.parallelism.ranks):
-            members = mesh.along(["dp"], first)
-            if members[0] == first:
-                group = dist.new_group(members)
-                own = group if rank in members else own
     peers = tuple(mesh.along(["pp"], rank))
-    return Place(rank, mesh.coordinate("pp", rank), mesh.coordinate("dp", rank), peers, own)
+    return Place(
+        rank, mesh.coordinate("pp", rank), mesh.coordinate("dp", rank), peers,
+        _own_group(scenario, mesh, "dp", rank), _own_group(scenario, mesh, "pp", rank),
+    )
+
+
+def _own_group(scenario: Scenario, mesh: Mesh, dimension: str, rank: int) -> dist.ProcessGroup | None:
+    """This rank's process group along one dimension; None where it would be alone."""
+    if mesh.sizes[dimension] == 1:
+        return None
+    own = None
+    for first in range(scenario.parallelism.ranks):
+        members = mesh.along([dimension], first)
+        if members[0] == first:
+            group = dist.new_group(members)
+            own = group if rank in members else own
+    return own
 
 
 class Runner:
@@ -136,18 +147,38 @@ class Runner:
             data.finish()
         return records + [r for data in self.data.values() for r in data.records]
 
-    def optimize(self) -> Record:
-        """Update the parameters and zero the gradients."""
+    def optimize(self) -> list[Record]:
+        """Clip the gradients, update the parameters and zero the gradients."""
+        records = self._clip() if self.scenario.training.gradient_clipping else []
         start = self.pipeline.now()
         self.optimizer.step()
         for data in self.data.values():
             data.zero()
-        return Record("OPTIMIZER", -1, -1, start, self.pipeline.now())
+        return [*records, Record("OPTIMIZER", -1, -1, start, self.pipeline.now())]
+
+    def _clip(self) -> list[Record]:
+        """Scale the gradients to a norm of at most `CLIP_NORM` over all stages.
+
+        Records of norm, sum over stages, and scaling.
+        """
+        times = [self.pipeline.now()]
+        square = torch.stack([data.flat.dot(data.flat) for data in self.data.values()]).sum()
+        times.append(self.pipeline.now())
+        if self.place.model_group is not None:
+            dist.all_reduce(square, group=self.place.model_group)
+        times.append(self.pipeline.now())
+        scale = (CLIP_NORM / (square.sqrt() + 1e-6)).clamp(max=1.0)
+        for data in self.data.values():
+            data.flat.mul_(scale)
+        times.append(self.pipeline.now())
+        kinds = ("OPTIMIZER", "ALL_REDUCE", "OPTIMIZER")
+        spans = [Record(k, -1, -1, a, b) for k, (a, b) in zip(kinds, pairwise(times), strict=True)]
+        return spans if self.place.model_group is not None else [spans[0], spans[2]]
 
     def step(self, batch: Tensor) -> list[Record]:
         """A whole training step."""
         self.zero_losses()
-        return [*self.gradients(batch), self.optimize()]
+        return [*self.gradients(batch), *self.optimize()]
 
     def zero_losses(self) -> None:
         """Forget the losses of the last step."""
@@ -162,11 +193,6 @@ class Runner:
     def loss(self) -> float:
         """This rank's share of the global batch's mean loss: zero where it has no last stage."""
         return sum(float(x) for s in self.stages.values() for x in s.losses.values())
-
-
-def share_time() -> int:
-    """Nanoseconds on the clock that all ranks of a machine share."""
-    return time.perf_counter_ns()
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:

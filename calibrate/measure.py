@@ -1,0 +1,243 @@
+"""Run a scenario for real, with a calibration taken between its steps.
+
+    python -m calibrate.measure SCENARIO.yaml --out MEASURED.json [--steps N] [--profile PROFILE.json]
+
+Starts its own local ranks, or runs under torchrun. First it proves that the ranks compute what one device
+computes; then rounds of timed steps and calibrations alternate. Exit codes: 0 done, 1 a rank died or the
+proof failed, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from calibrate.launch import RankError, is_rank, join, run_ranks
+from calibrate.runnable import check_runnable
+from sim.errors import InputError
+from sim.profile import Profile, load_profile, write_json
+from sim.scenario import Scenario, load_scenario
+
+STEPS = 10
+BUDGET_S = 40.0
+Facts = dict[str, str | int | float | bool]
+HANGS_AFTER_S = 600.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        scenario = _checked(args)
+        if is_rank():
+            return _rank_main(scenario, args)
+        command = [sys.executable, "-m", "calibrate.measure", *(sys.argv[1:] if argv is None else argv)]
+        _say(f"{scenario.name}: {scenario.parallelism.ranks} ranks, until {args.steps} steps were quiet")
+        run_ranks(command, scenario.parallelism.ranks, HANGS_AFTER_S)
+        return 0
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except RankError as error:
+        print(error, file=sys.stderr)
+        return error.code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m calibrate.measure", description=__doc__.split("\n")[0])
+    parser.add_argument("scenario", help="scenario file (YAML)")
+    parser.add_argument("--out", required=True, help="measured run to write (JSON)")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"quiet steps wanted (default {STEPS})")
+    parser.add_argument("--profile", help="embed this profile instead of calibrating between the steps")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS",
+                        help=f"time for the rounds, however few steps were quiet (default {BUDGET_S:g})")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    return parser
+
+
+def _checked(args: argparse.Namespace) -> Scenario:
+    """The scenario, after everything a user may have got wrong was looked at."""
+    scenario = load_scenario(args.scenario, args.set)
+    check_runnable(scenario, args.scenario)
+    if not 1 <= args.steps <= 1000:
+        raise InputError(f"--steps: found {args.steps}; allowed: 1 to 1000")
+    if not 0 < args.budget <= 3600:
+        raise InputError(f"--budget: found {args.budget:g}; allowed: above 0, at most 3600 seconds")
+    if args.profile is not None:
+        load_profile(args.profile, "--profile")
+    folder = Path(args.out).resolve().parent
+    if not folder.is_dir():
+        raise InputError(f"--out: found {args.out}; the folder {folder} does not exist")
+    if Path(args.out).is_dir():
+        raise InputError(f"--out: found {args.out}; this is a folder, not a file")
+    return scenario
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _rank_main(scenario: Scenario, args: argparse.Namespace) -> int:
+    """What one rank does; rank 0 writes the file."""
+    import torch.distributed as dist
+
+    device = device_of(scenario)
+    rank, ranks = join(device)
+    try:
+        if ranks != scenario.parallelism.ranks:
+            raise InputError(f"{args.scenario}: needs {scenario.parallelism.ranks} ranks; found {ranks}")
+        measured = _measure(scenario, rank, device, args)
+        if measured is not None:
+            write_json(Path(args.out), measured)
+        dist.barrier()
+        return 0
+    except ProofError as error:
+        if rank == 0:
+            print(error, file=sys.stderr, flush=True)
+        return 1
+    finally:
+        dist.destroy_process_group()
+
+
+class ProofError(RuntimeError):
+    """The parallel run did not compute what one device computes."""
+
+
+def device_of(scenario: Scenario) -> str:
+    """cpu for a host's cores, cuda for GPUs."""
+    return "cpu" if scenario.cluster.gpu.name == "cpu" else "cuda"
+
+
+def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespace) -> dict[str, Any] | None:
+    """Proof, memory, rounds; the measured run on rank 0, None on the others."""
+    import torch
+    import torch.distributed as dist
+
+    from calibrate.parallel.memory import SavedBytes, allocated_peak
+    from calibrate.parallel.proof import prove
+    from calibrate.parallel.runner import Runner, make_batch, make_place
+    from calibrate.rounds import Limits, run_rounds
+
+    runner = Runner(scenario, make_place(scenario, rank), torch.float32, device)
+    proof = prove(runner, sabotage=os.environ.get("STEPSIM_SABOTAGE") == str(rank))
+    if not proof.holds:
+        raise ProofError(f"{args.scenario}: the ranks do not compute what one device computes: {proof}")
+    batch = make_batch(scenario, 0, device)
+    runner.step(batch)  # the optimizer's state appears
+    memory = {
+        "rank": rank,
+        "saved_for_backward_bytes": SavedBytes(runner).step(lambda: runner.step(batch)),
+        "allocated_peak_bytes": allocated_peak(runner, lambda: runner.step(batch)),
+    }
+    keys, epilogue = profile_keys(scenario, runner.numbers, runner.schedule.part_of_stage, rank)
+    log = run_rounds(runner, keys, Limits(args.steps, args.budget, args.profile is None))
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (log, memory, epilogue))
+    if rank != 0:
+        return None
+    logs, memories, epilogues = (list(column) for column in zip(*found, strict=True))
+    facts = environment(device)
+    if args.profile:
+        profile = load_profile(args.profile)
+    else:
+        profile = _paired(scenario, logs, epilogues, runner, facts)
+    return _assemble(scenario, logs, memories, proof, profile, facts)
+
+
+def profile_keys(
+    scenario: Scenario, numbers: dict[int, list[int]], part_of_stage: Sequence[int], rank: int
+) -> tuple[dict[int, list[str]], list[tuple[str, int]]]:
+    """What the simulator asks the profile for: keys of stages' blocks, (op, bytes) of what ends a step."""
+    from sim.models.optimizer import clip_items, optimizer_items
+    from sim.plan import make_plan
+    from sim.stages import stage_blocks
+
+    plan = make_plan(scenario)
+    blocks = {s: stage_blocks(plan, plan.parts[part_of_stage[s]], rank) for s in numbers}
+    for s, own in blocks.items():
+        assert len(own) == len(numbers[s]), f"stage {s}: {len(own)} blocks, {len(numbers[s])} real ones"
+    params = sum(b.params for own in blocks.values() for b in own)
+    clip = clip_items(params, scenario) if scenario.training.gradient_clipping else ()
+    items = [(f"{i.kind}:{i.name}", round(i.bytes)) for i in (*clip, *optimizer_items(params, scenario))]
+    return {s: [b.key for b in own] for s, own in blocks.items()}, items
+
+
+def environment(device: str) -> dict[str, Facts]:
+    """Hardware and software, for the record."""
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        cpu = next((x.split(":", 1)[1].strip() for x in lines if "model name" in x), cpu)
+    hardware: Facts = {"device": device, "cpu": cpu, "cores": os.cpu_count() or 1}
+    if device == "cuda":
+        hardware["gpu"] = torch.cuda.get_device_name()
+    software: Facts = {
+        "python": platform.python_version(), "torch": torch.__version__, "system": platform.system(),
+    }
+    return {"hardware": hardware, "software": software}
+
+
+def _paired(scenario: Scenario, logs: list[Any], epilogues: list[Any], runner: Any, facts: Any) -> Profile:
+    import math
+
+    from calibrate.paired import make_profile
+
+    message = math.prod(runner.pipeline.shape) * runner.dtype.itemsize
+    return make_profile(
+        f"paired with {scenario.name}", datetime.now(UTC).strftime("%Y-%m-%d"), logs, epilogues, message,
+        scenario.parallelism, facts["hardware"], facts["software"],
+    )
+
+
+def _assemble(
+    scenario: Scenario, logs: list[Any], memories: list[dict[str, int]], proof: Any, profile: Profile,
+    facts: Any
+) -> dict[str, Any]:
+    """The measured run, `measured-run/1`."""
+    from calibrate.paired import quiet, representative, step_seconds
+
+    chosen = quiet(logs[0].steps, 3)
+    step = representative(logs, chosen)
+    start = logs[0].steps[step].start_ns
+    actions = [
+        {"rank": log.rank, "kind": r.kind, "stage": r.stage, "micro_batch": r.micro_batch,
+         "start_s": (r.start_ns - start) * 1e-9, "end_s": (r.end_ns - start) * 1e-9}
+        for log in logs for r in sorted(log.steps[step].records, key=lambda r: r.start_ns)
+    ]
+    times = [step_seconds(logs, i) for i in chosen]
+    dropped = [i for i in range(len(logs[0].steps)) if i not in chosen]
+    _say(f"{scenario.name}: {len(times)} quiet steps, median {statistics.median(times):.4g} s; "
+         f"{len(dropped)} noisy steps dropped; waited {logs[0].waited_s:.0f} s for quiet")
+    return {
+        "format": "measured-run/1",
+        "scenario": scenario.model_dump(mode="json"),
+        "environment": facts | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
+        "step_times_s": times,
+        "foreign_cores": [logs[0].steps[i].foreign_cores for i in chosen],
+        "dropped_steps": [
+            {"seconds": step_seconds(logs, i), "foreign_cores": logs[0].steps[i].foreign_cores} for i in
+            dropped
+        ],
+        "actions": actions,
+        "memory": memories,
+        "losses": [logs[0].steps[i].loss for i in chosen],
+        "proof": {
+            "single_device_loss": proof.single_loss, "parallel_loss": proof.parallel_loss,
+            "gradient_difference": proof.difference, "worst": proof.worst, "tolerance": proof.tolerance,
+        },
+        "profile": profile.to_json(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

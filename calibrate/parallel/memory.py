@@ -1,0 +1,122 @@
+"""What a step holds in memory: bytes saved for backward, and the peak of everything allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from calibrate.model import Layer
+from calibrate.parallel.runner import Runner
+from sim.actions import Action, Kind
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Distinct storages: address → bytes."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+def resident(blocks: Iterable[nn.Module]) -> dict[int, int]:
+    """Storages that are there anyway: parameters, gradients, and constants shared by layers."""
+    found: list[Tensor] = []
+    for block in blocks:
+        for p in block.parameters():
+            found += [p] if p.grad is None else [p, p.grad]
+        if isinstance(block, Layer):
+            found += [block.constants.mask, block.constants.cos, block.constants.sin]
+    return storages(found)
+
+
+@contextmanager
+def saved_storages(ignore: dict[int, int]) -> Iterator[dict[int, int]]:
+    """Storages that forwards within save for their backward, `ignore` left out; yields address → bytes."""
+    found: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in ignore:
+            found[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        yield found
+
+
+@dataclass(slots=True)
+class SavedBytes:
+    """Follows a pipeline step's actions and keeps the largest number of bytes saved for backward."""
+
+    runner: Runner
+    ignore: dict[int, int] = field(default_factory=dict)
+    held: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    peak: int = 0
+
+    def step(self, run: Callable[[], object]) -> int:
+        """Run a step with every forward watched; returns the peak."""
+        runner = self.runner
+        self.ignore = resident(b for s in runner.stages.values() for b in s.blocks)
+        originals = {s: stage.forward for s, stage in runner.stages.items()}
+        runner.pipeline.forward_of = {s: self._watched(s, f) for s, f in originals.items()}
+        runner.pipeline.after_action = self._after
+        try:
+            run()
+        finally:
+            runner.pipeline.forward_of = {}
+            runner.pipeline.after_action = lambda action: None
+        return self.peak
+
+    def _watched(self, s: int, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def watched(micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
+            with saved_storages(self.ignore) as found:
+                y = forward(micro_batch, x, targets)
+            self.held[s, micro_batch] = found
+            self.peak = max(self.peak, self.total())
+            return y
+
+        return watched
+
+    def total(self) -> int:
+        """Bytes held now."""
+        return sum(sum(found.values()) for found in self.held.values())
+
+    def _after(self, a: Action) -> None:
+        key = (a.stage, a.micro_batch)
+        if a.kind in (Kind.B, Kind.W):
+            self.held.pop(key)
+        elif a.kind is Kind.I:
+            jobs, embedded, grad = self.runner.stages[a.stage].deferred[a.micro_batch]
+            kept = storages(x for job in jobs for x in job[:2])
+            kept |= {} if embedded is None else storages([grad])
+            self.held[key] = kept
+
+
+def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
+    """Peak of allocated bytes over a step: parameters, gradients and optimizer state, and all the step
+    allocates.
+
+    From the allocator itself: torch's memory statistics on a GPU, the profiler's allocation events on a CPU.
+    """
+    if runner.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated()
+    base, cpu = _held_before(runner), torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
+        run()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return base + peak
+
+
+def _held_before(runner: Runner) -> int:
+    """Bytes of parameters, gradients, optimizer state and constants."""
+    found = resident(b for s in runner.stages.values() for b in s.blocks)
+    states = (v for p in runner.parameters() for v in runner.optimizer.state.get(p, {}).values())
+    found |= storages(v for v in states if isinstance(v, Tensor))
+    return sum(found.values())
