@@ -9,6 +9,12 @@ from sim.models.mtp import mtp_block
 from sim.models.optimizer import optimizer_items
 
 __all__ = [
-    "Shard", "embedding_block", "head_block", "layer_block", "model_flops_per_token", "mtp_block", "optimizer_items",
+    "Shard",
+    "embedding_block",
+    "head_block",
+    "layer_block",
+    "model_flops_per_token",
+    "mtp_block",
+    "optimizer_items",
     "tied_params",
 ]

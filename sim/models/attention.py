@@ -1,6 +1,8 @@
-"""The attention core: fused (FlashAttention-like) or unfused, whole or over blocks of keys, and the layer's half around it.
+"""The attention core: fused (FlashAttention-like) or unfused, whole or over blocks of keys, and the layer's
+half around it.
 
-Fused: Dao et al. 2022 and 2023. Unfused: two batched matmuls with scale-mask-softmax and dropout between them.
+Fused: Dao et al. 2022 and 2023. Unfused: two batched matmuls with scale-mask-softmax and dropout between
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ BACKWARD_FLOPS = 2.5  # five matmuls in a fused backward, two forward (Dao 2023,
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Shapes of one attention: `[batch, heads, q_len, head_dim]` against kv_len keys; values are v_head_dim wide.
+    """Shapes of one attention: `[batch, heads, q_len, head_dim]` against kv_len keys; values are v_head_dim
+    wide.
 
     `causal`: the mask is aligned to the last key, so that query i of q sees kv − q + i + 1 keys.
     `share` replaces the share of the q·kv scores that the mask leaves, where it is not that triangle.
@@ -41,14 +44,18 @@ class Core:
 
     @property
     def visible(self) -> float:
-        """Scores computed by a kernel that skips what is masked, per batch and head (half of the square when causal)."""
+        """Scores computed by a kernel that skips what is masked, per batch and head (half of the square when
+        causal).
+        """
         if self.share is not None:
             return self.share * self.q_len * self.kv_len
         return self.q_len * (self.kv_len - self.q_len / 2 if self.causal else self.kv_len)
 
 
 def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
-    """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half of it when causal; q, k, v read, o and log-sum-exp written."""
+    """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half of it when causal; q, k, v read, o and log-sum-exp
+    written.
+    """
     if not d.fused_attention:
         return _unfused_forward(d, c, name)
     moved = _qo_bytes(d, c) + _kv_bytes(d, c) + d.batch * c.heads * c.q_len * LSE_BYTES
@@ -56,7 +63,9 @@ def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
 
 
 def core_backward(d: Dims, c: Core, name: str = "attention_backward") -> Program:
-    """Fused: 2.5 times the forward's flops; q, k, v, o, dO read, dQ, dK, dV written (and the rows' dO·o sums)."""
+    """Fused: 2.5 times the forward's flops; q, k, v, o, dO read, dQ, dK, dV written (and the rows' dO·o
+    sums).
+    """
     if not d.fused_attention:
         return _unfused_backward(d, c, name)
     moved = 2 * (_qo_bytes(d, c) + _kv_bytes(d, c)) + 2 * d.batch * c.heads * c.q_len * LSE_BYTES
@@ -83,8 +92,9 @@ def _scores(d: Dims, c: Core) -> float:
 
 
 def _softmax_accesses(d: Dims, c: Core) -> tuple[float, float]:
-    """Forward reads scores and writes probabilities, backward reads both and writes; Megatron's causal kernel reads
-    only what the mask leaves (scaled_upper_triang_masked_softmax)."""
+    """Forward reads scores and writes probabilities, backward reads both and writes; Megatron's causal kernel
+    reads only what the mask leaves (scaled_upper_triang_masked_softmax).
+    """
     seen = c.visible / (c.q_len * c.kv_len) if d.style == "megatron" else 1.0
     return 1.0 + seen, 1.0 + 2.0 * seen
 
@@ -138,21 +148,26 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
 def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...]:
     """What the core keeps of its own queries, keys and values, and per block of scores.
 
-    Unfused (Korthikanti 2022, section 4.1): q, k 4sbh, v 2sbh, softmax output 2as²b, dropout mask as²b, dropped
-    output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input.
+    Unfused (Korthikanti 2022, section 4.1): q, k 4sbh, v 2sbh, softmax output 2as²b, dropout mask as²b,
+    dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input.
     """
     q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
     kv = d.batch * own.kv_heads * own.kv_len * d.act_bytes
-    saved = [Saved("attention", "query", q, False), Saved("attention", "key", kv * own.head_dim, False),
-             Saved("attention", "value", kv * own.v_head_dim, False)]
+    saved = [
+        Saved("attention", "query", q, False),
+        Saved("attention", "key", kv * own.head_dim, False),
+        Saved("attention", "value", kv * own.v_head_dim, False),
+    ]
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
         return (*saved, Saved("attention", "log-sum-exp", rows * LSE_BYTES, False))
     scores = sum(_scores(d, c) for c in blocks)
     saved.append(Saved("attention", "softmax output", scores * d.act_bytes, False))
     if d.dropout:
-        saved += [Saved("attention", "dropout mask", scores * MASK_BYTES, False),
-                  Saved("attention", "dropped probabilities", scores * d.act_bytes, False)]
+        saved += [
+            Saved("attention", "dropout mask", scores * MASK_BYTES, False),
+            Saved("attention", "dropped probabilities", scores * d.act_bytes, False),
+        ]
     return tuple(saved)
 
 
@@ -163,19 +178,35 @@ def core_part(d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, ba
     scores = 0.0 if d.fused_attention else 2 * max((_scores(d, c) for c in blocks), default=0.0) * e
     out = d.batch * own.heads * own.q_len * own.v_head_dim * e
     return Part(
-        "attention", forward, backward, core_saved(d, own, blocks),
-        forward_bytes=scores, backward_bytes=tensors + scores + out, core=True, output_bytes=out,
+        "attention",
+        forward,
+        backward,
+        core_saved(d, own, blocks),
+        forward_bytes=scores,
+        backward_bytes=tensors + scores + out,
+        core=True,
+        output_bytes=out,
     )
 
 
 def attention_parts(scenario: Scenario, d: Dims, core: Part) -> tuple[Part, ...]:
-    """Query, key, value projection, their norms, rope, core, output projection of multi-head and grouped-query attention."""
+    """Query, key, value projection, their norms, rope, core, output projection of multi-head and
+    grouped-query attention.
+    """
     m = scenario.model
     q, kv = d.heads * d.head_dim, d.kv_heads * d.head_dim
     apart = separate_matmuls(d, m.mlp)
     keep = d.style != "compiled"
-    qkv = Linear("qkv", "attention", d.tokens, d.hidden, (q, kv, kv) if apart else (q + 2 * kv,), "column",
-                 m.bias or m.qkv_bias, keep)
+    qkv = Linear(
+        "qkv",
+        "attention",
+        d.tokens,
+        d.hidden,
+        (q, kv, kv) if apart else (q + 2 * kv,),
+        "column",
+        m.bias or m.qkv_bias,
+        keep,
+    )
     out = Linear("attention_out", "attention", d.tokens, q, (d.hidden,), "row", m.bias)
     turn = (rope(d, d.tokens * (q + kv)),) if m.positions == "rope" else ()
     if m.qk_norm:

@@ -1,7 +1,8 @@
-"""The attention core over context-parallel ranks: ring, all-gather and all-to-all, for three splits of the sequence.
+"""The attention core over context-parallel ranks: ring, all-gather and all-to-all, for three splits of the
+sequence.
 
-Ring: Liu et al. 2023 (Ring Attention); zigzag as in Llama 3 and ring-flash-attention; striped: Brandon et al. 2023.
-All-gather: Llama 3 (2024) section 3.3.2. All-to-all: Jacobs et al. 2023 (DeepSpeed-Ulysses).
+Ring: Liu et al. 2023 (Ring Attention); zigzag as in Llama 3 and ring-flash-attention; striped: Brandon et al.
+2023. All-gather: Llama 3 (2024) section 3.3.2. All-to-all: Jacobs et al. 2023 (DeepSpeed-Ulysses).
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Part
 
 
 def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:
-    """What `rank` computes in each of the ring's cp steps; in step j it holds the keys of rank − j. None: nothing.
+    """What `rank` computes in each of the ring's cp steps; in step j it holds the keys of rank − j. None:
+    nothing.
 
-    Contiguous: its own block causal, earlier ranks' whole, later ranks' not at all: rank r does r + 1 of them.
-    Zigzag (2·cp pieces, rank r holds r and 2cp − 1 − r): all queries see an earlier rank's first half of the keys,
-    the second half of the queries sees all of a later rank's: half a square in every step.
+    Contiguous: its own block causal, earlier ranks' whole, later ranks' not at all: rank r does r + 1 of
+    them. Zigzag (2·cp pieces, rank r holds r and 2cp − 1 − r): all queries see an earlier rank's first half
+    of the keys, the second half of the queries sees all of a later rank's: half a square in every step.
     Striped (token i on rank i mod cp): every block is causal.
 
     >>> own = Core(8, 8, 1, 1, 4, 4)
@@ -71,8 +73,10 @@ def gathered_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core, ..
         return (replace(own, kv_len=(rank + 1) * n),)
     if split == "striped":
         return (replace(own, kv_len=cp * n, share=0.5),)
-    return (replace(own, q_len=half, kv_len=(rank + 1) * half),
-            replace(own, q_len=half, kv_len=(2 * cp - rank) * half))
+    return (
+        replace(own, q_len=half, kv_len=(rank + 1) * half),
+        replace(own, q_len=half, kv_len=(2 * cp - rank) * half),
+    )
 
 
 def kv_bytes(d: Dims, own: Core) -> float:
@@ -85,7 +89,9 @@ def _shift(name: str, bytes_: float, phase: Phase) -> Comm:
 
 
 def _merge(d: Dims, block: Core, step: int) -> Compute:
-    """Online softmax: the block's output joins the fp32 sum by their log-sum-exps (read 4 + e, write 4 an element)."""
+    """Online softmax: the block's output joins the fp32 sum by their log-sum-exps (read 4 + e, write 4 an
+    element).
+    """
     n = d.batch * block.heads * block.q_len * block.v_head_dim
     return memory_op(f"attention_merge{step}", F, "elementwise", n, n * (2 * FP32_BYTES + d.act_bytes), d.act)
 
@@ -96,8 +102,11 @@ def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> Part:
     part = core_part(d, own, tuple(b for b in blocks if b), forward, backward)
     in_flight = 2 * kv_bytes(d, own)  # the block in use and the one arriving
     sum_fp32 = d.batch * own.heads * own.q_len * own.v_head_dim * FP32_BYTES
-    return replace(part, forward_bytes=part.forward_bytes + in_flight + sum_fp32,
-                   backward_bytes=part.backward_bytes + 2 * in_flight)
+    return replace(
+        part,
+        forward_bytes=part.forward_bytes + in_flight + sum_fp32,
+        backward_bytes=part.backward_bytes + 2 * in_flight,
+    )
 
 
 def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[Item, ...]:
@@ -116,7 +125,9 @@ def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[
 
 
 def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[Item, ...]:
-    """Keys and values go round once more (cp − 1 messages), their gradients behind them and home (cp messages)."""
+    """Keys and values go round once more (cp − 1 messages), their gradients behind them and home (cp
+    messages).
+    """
     items: list[Item] = []
     last, size = len(blocks) - 1, kv_bytes(d, own)
     for step, block in enumerate(blocks):
@@ -136,7 +147,9 @@ def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple
 
 
 def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...]) -> Part:
-    """Keys and values of all ranks gathered before the kernels, again for backward, whose dK, dV are reduce-scattered."""
+    """Keys and values of all ranks gathered before the kernels, again for backward, whose dK, dV are
+    reduce-scattered.
+    """
     size = kv_bytes(d, own) * d.cp
     forward = [collective("kv_gather", "all_gather", size, F, group="cp")]
     backward = [collective("kv_regather", "all_gather", size, I, group="cp")]
@@ -147,7 +160,9 @@ def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...]) -> Part:
         b_items += core_backward(d, block, f"attention_backward{i}")
     b_items.append(collective("dkv_scatter", "reduce_scatter", size, I, group="cp"))
     part = core_part(d, own, blocks, tuple(f_items), tuple(b_items))
-    return replace(part, forward_bytes=part.forward_bytes + size, backward_bytes=part.backward_bytes + 2 * size)
+    return replace(
+        part, forward_bytes=part.forward_bytes + size, backward_bytes=part.backward_bytes + 2 * size
+    )
 
 
 def _all_to_all(d: Dims, own: Core) -> Part:
@@ -156,18 +171,33 @@ def _all_to_all(d: Dims, own: Core) -> Part:
     Where a rank has fewer key and value heads than cp, they are repeated so that each rank gets one.
     """
     kv_heads = max(own.kv_heads, d.cp)
-    whole = replace(own, q_len=own.q_len * d.cp, kv_len=own.kv_len * d.cp,
-                    heads=ceil_div(own.heads, d.cp), kv_heads=ceil_div(kv_heads, d.cp))
+    whole = replace(
+        own,
+        q_len=own.q_len * d.cp,
+        kv_len=own.kv_len * d.cp,
+        heads=ceil_div(own.heads, d.cp),
+        kv_heads=ceil_div(kv_heads, d.cp),
+    )
     unit = d.batch * own.q_len * d.act_bytes
-    sizes = {"query": unit * own.heads * own.head_dim, "key": unit * kv_heads * own.head_dim,
-             "value": unit * kv_heads * own.v_head_dim}
+    sizes = {
+        "query": unit * own.heads * own.head_dim,
+        "key": unit * kv_heads * own.head_dim,
+        "value": unit * kv_heads * own.v_head_dim,
+    }
     out = unit * own.heads * own.v_head_dim
 
     def exchange(name: str, size: float, phase: Phase) -> Comm:
         return collective(f"ulysses_{name}", "all_to_all", size, phase, group="cp")
 
-    forward = (*(exchange(n, s, F) for n, s in sizes.items()), *core_forward(d, whole), exchange("output", out, F))
-    backward = (exchange("doutput", out, I), *core_backward(d, whole),
-                *(exchange(f"d{n}", s, I) for n, s in sizes.items()))
+    forward = (
+        *(exchange(n, s, F) for n, s in sizes.items()),
+        *core_forward(d, whole),
+        exchange("output", out, F),
+    )
+    backward = (
+        exchange("doutput", out, I),
+        *core_backward(d, whole),
+        *(exchange(f"d{n}", s, I) for n, s in sizes.items()),
+    )
     part = core_part(d, whole, (whole,), forward, backward)
     return replace(part, output_bytes=out)

@@ -21,7 +21,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """Sizes on one rank. Tensor-parallel shards are taken in `heads`, `kv_heads`, `vocab`, context-parallel in `seq`.
+    """Sizes on one rank. Tensor-parallel shards are taken in `heads`, `kv_heads`, `vocab`, context-parallel
+    in `seq`.
 
     `tokens` = micro-batch · seq / cp; `rows` = the tokens of the parts that sequence parallelism splits
     (tokens / tp with it, else tokens). `linear` is the linear layers' dtype, `act` that of everything else.

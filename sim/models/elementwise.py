@@ -5,8 +5,8 @@
 - eager: every torch operator is a kernel. LayerNorm is one already; RMSNorm as written in PyTorch code
   (cast to fp32, square, mean, rsqrt, scale, cast back, weight) is eight;
 - megatron: norm, rope, bias-GELU, SwiGLU and bias-dropout-add are one kernel each;
-- compiled: as megatron, and a chain without a matmul in it is one kernel (the residual sum and the norm after it);
-  what a pointwise chain can rebuild from kept tensors is not kept (norm and activation outputs).
+- compiled: as megatron, and a chain without a matmul in it is one kernel (the residual sum and the norm after
+  it); what a pointwise chain can rebuild from kept tensors is not kept (norm and activation outputs).
 
 Accesses are per element, times the activations' bytes; a dropout mask is one byte.
 """
@@ -36,17 +36,19 @@ def _rms_norm_eager(e: float) -> Traffic:
     """RMSNorm in separate torch kernels, `e` bytes an activation.
 
     Forward: x.float() (e+4), pow (8), mean (4), rsqrt and epsilon (rows only), multiply (8), to dtype (4+e),
-    weight (2e). Backward: the weight's two products and sum (2e, 3e, e), to fp32 (e+4), product with rsqrt and
-    its row sum (8, 12, 4), pow (8, 12), sum of the two paths (12), to dtype (4+e). Without upcasts in fp32.
+    weight (2e). Backward: the weight's two products and sum (2e, 3e, e), to fp32 (e+4), product with rsqrt
+    and its row sum (8, 12, 4), pow (8, 12), sum of the two paths (12), to dtype (4+e). Without upcasts in
+    fp32.
     """
     if e == FP32_BYTES:
         return Traffic(8 + 4 + 8 + 8, 6, 8 + 12 + 4 + 8 + 12 + 4 + 8 + 12 + 12, 11)
-    return Traffic((e + 4) + 8 + 4 + 8 + (4 + e) + 2 * e, 8,
-                   6 * e + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 14)
+    return Traffic(
+        (e + 4) + 8 + 4 + 8 + (4 + e) + 2 * e, 8, 6 * e + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 14
+    )
 
 
 def norm_traffic(d: Dims, kind: str, after_sum: bool) -> Traffic:
-    """`after_sum`: the norm right after a residual sum, whose kernel a compiler extends by the norm's result."""
+    """`after_sum`: the norm right after a residual sum, whose kernel a compiler extends by the norm."""
     e = d.act_bytes
     if d.style == "eager" and kind == "rmsnorm":
         return _rms_norm_eager(e)
@@ -60,33 +62,47 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool) -> Traffic:
 def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after_sum: bool = False) -> Part:
     """LayerNorm or RMSNorm over `width` of `rows` tokens.
 
-    Its input is kept: 4sbh for a layer's two (Korthikanti 2022, section 4.1); row statistics (8 bytes a row, 4 for
-    RMSNorm) are left out there and here. Eager RMSNorm as a chain of torch operators would also keep what the chain
-    makes (an fp32 copy, the normalized value): the reference implementation does not, and neither does torch's
-    fused operator.
+    Its input is kept: 4sbh for a layer's two (Korthikanti 2022, section 4.1); row statistics (8 bytes a row,
+    4 for RMSNorm) are left out there and here. Eager RMSNorm as a chain of torch operators would also keep
+    what the chain makes (an fp32 copy, the normalized value): the reference implementation does not, and
+    neither does torch's fused CUDA operator.
     """
     elements = rows * width
     t = norm_traffic(d, kind, after_sum)
     return Part(
         name,
         (memory_op(name, F, "norm", elements, t.forward_bytes * elements, d.act, t.forward_kernels),),
-        (memory_op(f"{name}_backward", I, "norm", elements, t.backward_bytes * elements, d.act, t.backward_kernels),),
+        (
+            memory_op(
+                f"{name}_backward",
+                I,
+                "norm",
+                elements,
+                t.backward_bytes * elements,
+                d.act,
+                t.backward_kernels,
+            ),
+        ),
         (Saved("norm", f"{name} input", elements * d.act_bytes, d.style == "compiled"),),
         params=width * (2 if kind == "layernorm" and bias else 1),
-        backward_bytes=2 * elements * (FP32_BYTES if d.style == "eager" and kind == "rmsnorm" else d.act_bytes),
+        backward_bytes=2
+        * elements
+        * (FP32_BYTES if d.style == "eager" and kind == "rmsnorm" else d.act_bytes),
     )
 
 
 def rope(d: Dims, elements: float, name: str = "rope", kernels: int = 2) -> Part:
     """Rotary embedding of query and key, `kernels` tensors in all.
 
-    Eager (x·cos + rotate_half(x)·sin): multiply 2, negate 1, concatenate 2, multiply 2, add 3 accesses in five
-    kernels; fused 2 in one. cos and sin are constants: nothing is kept.
+    Eager (x·cos + rotate_half(x)·sin): multiply 2, negate 1, concatenate 2, multiply 2, add 3 accesses in
+    five kernels; fused 2 in one. cos and sin are constants: nothing is kept.
     """
     eager = d.style == "eager"
     moved, launches = elements * d.act_bytes * (10 if eager else 2), kernels * (5 if eager else 1)
-    items = [memory_op(n, p, "elementwise", elements, moved, d.act, launches)
-             for n, p in ((name, F), (f"{name}_backward", I))]
+    items = [
+        memory_op(n, p, "elementwise", elements, moved, d.act, launches)
+        for n, p in ((name, F), (f"{name}_backward", I))
+    ]
     return Part(name, (items[0],), (items[1],), backward_bytes=2 * elements * d.act_bytes)
 
 
@@ -94,7 +110,9 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
     """Per element of the MLP's inner width. GELU; SwiGLU (silu, multiply); squared ReLU (relu, square)."""
     e, compiled = d.act_bytes, d.style == "compiled"
     if mlp == "gelu" or (mlp == "relu2" and d.style != "eager"):
-        return Traffic(2 * e, 1, (3 + compiled) * e, 1)  # a compiler rebuilds the output for the weight gradient
+        return Traffic(
+            2 * e, 1, (3 + compiled) * e, 1
+        )  # a compiler rebuilds the output for the weight gradient
     if mlp == "relu2":
         return Traffic(4 * e, 2, 8 * e, 3)
     if d.style == "eager":
@@ -103,7 +121,9 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
 
 
 def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Saved, ...]:
-    """GELU and squared ReLU keep their input (the latter its rectified input); SwiGLU gate and up, eager silu(gate) too."""
+    """GELU and squared ReLU keep their input (the latter its rectified input); SwiGLU gate and up, eager
+    silu(gate) too.
+    """
     size = elements * d.act_bytes
     tensors = {"gelu": ("gelu input",), "relu2": ("relu output",), "swiglu": ("gate", "up")}[mlp]
     if mlp == "swiglu" and d.style == "eager":
@@ -117,8 +137,17 @@ def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Part:
     return Part(
         mlp,
         (memory_op(mlp, F, "elementwise", elements, t.forward_bytes * elements, d.act, t.forward_kernels),),
-        (memory_op(f"{mlp}_backward", I, "elementwise", elements, t.backward_bytes * elements, d.act,
-                   t.backward_kernels),),
+        (
+            memory_op(
+                f"{mlp}_backward",
+                I,
+                "elementwise",
+                elements,
+                t.backward_bytes * elements,
+                d.act,
+                t.backward_kernels,
+            ),
+        ),
         activation_saved(d, mlp, elements, part),
         backward_bytes=(1 + inputs) * elements * d.act_bytes,
     )
@@ -130,19 +159,31 @@ def residual(d: Dims, name: str, part: str, bias_after: bool) -> Part:
     mask = MASK_BYTES if d.dropout else 0.0
     moved, kernels = 3 * e + mask, 1
     if d.style == "eager":
-        moved, kernels = moved + (2 * e if d.dropout else 0) + (2 * e if bias_after else 0), 1 + bool(d.dropout) + bias_after
+        moved, kernels = (
+            moved + (2 * e if d.dropout else 0) + (2 * e if bias_after else 0),
+            1 + bool(d.dropout) + bias_after,
+        )
     backward: Program = ()
     if d.dropout:
-        backward = (memory_op(f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act),)
+        backward = (
+            memory_op(
+                f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act
+            ),
+        )
     return Part(
-        name, (memory_op(name, F, "elementwise", elements, moved * elements, d.act, kernels),), backward,
+        name,
+        (memory_op(name, F, "elementwise", elements, moved * elements, d.act, kernels),),
+        backward,
         (Saved(part, f"{name} dropout mask", mask * elements, False),),
-        forward_bytes=elements * e, backward_bytes=(2 if d.dropout else 1) * elements * e,
+        forward_bytes=elements * e,
+        backward_bytes=(2 if d.dropout else 1) * elements * e,
     )
 
 
 def branch_sum(d: Dims) -> Part:
-    """Backward alone: the residual branch's gradient is added to that of the norm's input (fused by a compiler)."""
+    """Backward alone: the residual branch's gradient is added to that of the norm's input (fused by a
+    compiler).
+    """
     elements = d.rows * d.hidden
     add = accumulate(d, "residual_grad_sum", elements, 1.0 if d.style == "compiled" else 3.0)
     return Part("residual_grad_sum", (), (add,), backward_bytes=2 * elements * d.act_bytes)

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING
 
 from sim.models.dims import Dims, Shard, dims
 from sim.models.layer import shape_key
-from sim.models.operators import F, I, Part, W, backward_of, backward_peak, collective, forward_of, memory_op, saved_of
+from sim.models.operators import (
+    F,
+    I,
+    Part,
+    W,
+    backward_of,
+    backward_peak,
+    collective,
+    forward_of,
+    memory_op,
+    saved_of,
+)
 from sim.program import Block, Program, Saved
 
 if TYPE_CHECKING:
@@ -16,7 +27,9 @@ TOKEN_BYTES = 8.0  # an int64 token number
 
 
 def embedding_block(scenario: Scenario, shard: Shard | None = None) -> Block:
-    """Look-up, the sum over vocabulary shards (a reduce-scatter with sequence parallelism), positions, dropout."""
+    """Look-up, the sum over vocabulary shards (a reduce-scatter with sequence parallelism), positions,
+    dropout.
+    """
     d = dims(scenario)
     parts = (lookup(scenario, d), *_positions(scenario, d), *_dropout(d))
     return Block(
@@ -29,7 +42,7 @@ def embedding_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=backward_peak(parts),
         key=f"embedding {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-            f"positions={scenario.model.positions} dropout={d.dropout:g}",
+        f"positions={scenario.model.positions} dropout={d.dropout:g}",
     )
 
 
@@ -42,12 +55,15 @@ def table_elements(scenario: Scenario) -> int:
 def lookup(scenario: Scenario, d: Dims) -> Part:
     """Rows read and written; backward zeroes a dense gradient, adds the tokens' rows and accumulates it.
 
-    Every rank looks up what its part of the vocabulary holds and zeroes the rest, then they sum (Megatron-LM).
+    Every rank looks up what its part of the vocabulary holds and zeroes the rest, then they sum
+    (Megatron-LM).
     """
     n, table = d.tokens * d.hidden, table_elements(scenario)
     size = n * d.act_bytes
     masked = 2 * size if d.tp > 1 else 0.0
-    forward: Program = (memory_op("embedding", F, "embedding", n, 2 * size + masked, d.act, 2 if masked else 1),)
+    forward: Program = (
+        memory_op("embedding", F, "embedding", n, 2 * size + masked, d.act, 2 if masked else 1),
+    )
     added = 0.0 if d.micro_batches == 1 and d.grad_bytes == d.act_bytes else d.act_bytes + 2 * d.grad_bytes
     moved = 2 * size + masked + table * (d.act_bytes + added)
     backward: Program = (memory_op("embedding_wgrad", W, "embedding", n, moved, d.act, 3),)
@@ -57,8 +73,13 @@ def lookup(scenario: Scenario, d: Dims) -> Part:
         if d.sp:
             backward = (collective("embedding_grad_gather", "all_gather", size, I), *backward)
     return Part(
-        "embedding", forward, backward, (Saved("embedding", "tokens", d.tokens * TOKEN_BYTES, True),), params=table,
-        forward_bytes=size, backward_bytes=size + table * d.act_bytes,
+        "embedding",
+        forward,
+        backward,
+        (Saved("embedding", "tokens", d.tokens * TOKEN_BYTES, True),),
+        params=table,
+        forward_bytes=size,
+        backward_bytes=size + table * d.act_bytes,
     )
 
 
@@ -69,8 +90,16 @@ def _positions(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
     n = d.rows * d.hidden
     add = memory_op("positions", F, "elementwise", n, 3 * n * d.act_bytes, d.act)
     grad = memory_op("positions_wgrad", W, "embedding", n, 2 * n * d.act_bytes, d.act, 2)
-    return (Part("positions", (add,), (grad,), params=scenario.model.max_positions * scenario.model.hidden,
-                 forward_bytes=n * d.act_bytes, backward_bytes=n * d.act_bytes),)
+    return (
+        Part(
+            "positions",
+            (add,),
+            (grad,),
+            params=scenario.model.max_positions * scenario.model.hidden,
+            forward_bytes=n * d.act_bytes,
+            backward_bytes=n * d.act_bytes,
+        ),
+    )
 
 
 def _dropout(d: Dims) -> tuple[Part, ...]:
@@ -78,9 +107,12 @@ def _dropout(d: Dims) -> tuple[Part, ...]:
         return ()
     n = d.rows * d.hidden
     moved = n * (2 * d.act_bytes + 1)
-    return (Part(
-        "embedding_dropout",
-        (memory_op("embedding_dropout", F, "elementwise", n, moved, d.act),),
-        (memory_op("embedding_dropout_backward", I, "elementwise", n, moved, d.act),),
-        (Saved("embedding", "dropout mask", float(n), False),), backward_bytes=2 * n * d.act_bytes,
-    ),)
+    return (
+        Part(
+            "embedding_dropout",
+            (memory_op("embedding_dropout", F, "elementwise", n, moved, d.act),),
+            (memory_op("embedding_dropout_backward", I, "elementwise", n, moved, d.act),),
+            (Saved("embedding", "dropout mask", float(n), False),),
+            backward_bytes=2 * n * d.act_bytes,
+        ),
+    )

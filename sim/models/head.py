@@ -1,4 +1,6 @@
-"""The head: final norm, output projection over the vocabulary, cross-entropy, all split over tensor-parallel ranks."""
+"""The head: final norm, output projection over the vocabulary, cross-entropy, all split over tensor-parallel
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from sim.models.elementwise import norm
 from sim.models.embedding import table_elements
 from sim.models.layer import shape_key
 from sim.models.linear import Linear, linear
-from sim.models.operators import F, I, Part, backward_of, backward_peak, collective, forward_of, memory_op, saved_of
+from sim.models.operators import (
+    F,
+    I,
+    Part,
+    backward_of,
+    backward_peak,
+    collective,
+    forward_of,
+    memory_op,
+    saved_of,
+)
 from sim.program import Block, Item, Saved
 
 if TYPE_CHECKING:
@@ -22,8 +34,8 @@ FP32_BYTES = 4.0
 def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     """Final norm, `[tokens, hidden] x [hidden, vocab / tp]`, loss.
 
-    With tied embeddings `params` leaves the output matrix out; a stage that holds the head but not the embedding has
-    its own copy: add `tied_params`.
+    With tied embeddings `params` leaves the output matrix out; a stage that holds the head but not the
+    embedding has its own copy: add `tied_params`.
     """
     d = dims(scenario)
     parts = head_parts(scenario, d)
@@ -37,7 +49,7 @@ def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=backward_peak(parts),
         key=f"head {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-            f"loss={_training(scenario).cross_entropy}",
+        f"loss={_training(scenario).cross_entropy}",
     )
 
 
@@ -51,8 +63,10 @@ def head_parts(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
     vocab = m.padded_vocab(d.tp) // d.tp
     # the output projection runs in 16 bits even where the layers' matmuls are quantized
     plain = replace(d, linear=d.act, linear_bytes=d.act_bytes)
-    output = linear(plain, Linear("output", "head", d.tokens, d.hidden, (vocab,), "column",
-                                  save_input=d.style != "compiled"))
+    output = linear(
+        plain,
+        Linear("output", "head", d.tokens, d.hidden, (vocab,), "column", save_input=d.style != "compiled"),
+    )
     if m.tied_embeddings:
         output = replace(output, params=0)
     final = norm(d, "final_norm", m.norm, d.rows, d.hidden, m.bias)
@@ -63,10 +77,11 @@ def head_parts(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
 def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
     """Loss over `vocab` logits a token on this rank; its all-reduces over tp are of one fp32 number a token.
 
-    Unfused: logits to fp32 (e+4), maximum (4), subtract (8), exponential (8), sum (4), divide (8), of which the fp32
-    softmax stays: 4·s·b·v/t (Korthikanti 2022, section 4.3); backward subtracts one at the target, scales (8) and
-    converts (4+e); torch's own writes a dense gradient of the loss before (4) and reads it back. Transient there:
-    2·tokens·vocab·4. Fused: logits read twice, gradient written over them (3e), later scaled in place (2e).
+    Unfused: logits to fp32 (e+4), maximum (4), subtract (8), exponential (8), sum (4), divide (8), of which
+    the fp32 softmax stays: 4·s·b·v/t (Korthikanti 2022, section 4.3); backward subtracts one at the target,
+    scales (8) and converts (4+e); torch's own writes a dense gradient of the loss before (4) and reads it
+    back. Transient there: 2·tokens·vocab·4. Fused: logits read twice, gradient written over them (3e), later
+    scaled in place (2e).
     """
     n, e = float(d.tokens * vocab), d.act_bytes
     fused = _training(scenario).cross_entropy == "fused"
@@ -76,7 +91,9 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
         forward += _reductions(d, 1)
         backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, 2 * e * n, d.act, 1)
         saved = Saved("head", "logits gradient", e * n, False)
-        return Part("cross_entropy", tuple(forward), (backward,), (saved,), forward_bytes=0.0, backward_bytes=0.0)
+        return Part(
+            "cross_entropy", tuple(forward), (backward,), (saved,), forward_bytes=0.0, backward_bytes=0.0
+        )
     copy = 0.0 if e == FP32_BYTES else e + FP32_BYTES
     compiled = d.style == "compiled"
     moved = (e + e + 4 if compiled else copy + 32) * n
@@ -85,12 +102,20 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
     back = (4 + e if compiled else 16 + copy) * n
     backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, 1 if compiled else 4)
     saved = Saved("head", "log-softmax in fp32", FP32_BYTES * n, False)
-    return Part("cross_entropy", tuple(forward), (backward,), (saved,),
-                forward_bytes=(copy and e + FP32_BYTES) * n, backward_bytes=2 * FP32_BYTES * n)
+    return Part(
+        "cross_entropy",
+        tuple(forward),
+        (backward,),
+        (saved,),
+        forward_bytes=(copy and e + FP32_BYTES) * n,
+        backward_bytes=2 * FP32_BYTES * n,
+    )
 
 
 def _reductions(d: Dims, count: int) -> list[Item]:
-    """Maximum, target logit and sum of exponentials over the vocabulary's shards; one packed message when fused."""
+    """Maximum, target logit and sum of exponentials over the vocabulary's shards; one packed message when
+    fused.
+    """
     if d.tp == 1:
         return []
     size = d.tokens * FP32_BYTES

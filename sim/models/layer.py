@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> Block:
     """Layer number `layer` (from 0, over the whole model) of `scenario` on the rank at `shard`.
 
-    Saved activations of an unfused 16-bit GPT layer with dropout: 34·s·b·h + 5·a·s²·b bytes, and its tensor- and
-    sequence-parallel forms (Korthikanti 2022, equations 1 to 4).
+    Saved activations of an unfused 16-bit GPT layer with dropout: 34·s·b·h + 5·a·s²·b bytes, and its tensor-
+    and sequence-parallel forms (Korthikanti 2022, equations 1 to 4).
     """
     shard = shard or Shard()
     d = dims(scenario)
@@ -73,8 +73,8 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     """What fixes the layer's computation, as text; recomputation is left out (it runs the same forward)."""
     m, p = scenario.model, scenario.parallelism
     text = (
-        f"layer {shape_key(scenario, d)} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} ffn={m.ffn} "
-        f"mlp={m.mlp} positions={m.positions} dropout={m.dropout:g} "
+        f"layer {shape_key(scenario, d)} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "
+        f"ffn={m.ffn} mlp={m.mlp} positions={m.positions} dropout={m.dropout:g} "
         f"attention={'fused' if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
     )
     if m.mla is not None:
@@ -82,7 +82,9 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     if d.cp > 1:
         text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"
     if is_moe_layer(scenario, layer) and m.moe is not None:
-        text += f" moe={m.moe.experts},{m.moe.top_k},{m.moe.ffn},{m.moe.shared_experts} ep={p.ep}/{p.expert_tp}"
+        text += (
+            f" moe={m.moe.experts},{m.moe.top_k},{m.moe.ffn},{m.moe.shared_experts} ep={p.ep}/{p.expert_tp}"
+        )
     return text
 
 

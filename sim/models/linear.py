@@ -8,7 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.models.dims import Dims, ceil_div
-from sim.models.operators import F, I, Part, W, accumulate, collective, gemm, memory_op, weight_gradient
+from sim.models.operators import (
+    F,
+    I,
+    Part,
+    W,
+    accumulate,
+    collective,
+    gemm,
+    memory_op,
+    weight_gradient,
+    weight_gradient_bytes,
+)
 from sim.program import Item, Phase, Program, Saved, Wait
 
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
@@ -19,7 +30,8 @@ class Linear:
     """`[rows, k] x [k, n]` for every n of `outs` (query, key, value as three matmuls have one input).
 
     `mode`: column (n is this rank's part, the input whole), row (k is this rank's part, the output summed),
-    plain (every rank the whole). `rows` are those of the matmul, before any gather or after any scatter is undone.
+    plain (every rank the whole). `rows` are those of the matmul, before any gather or after any scatter is
+    undone.
     """
 
     name: str
@@ -42,9 +54,9 @@ class Linear:
 def linear(d: Dims, spec: Linear) -> Part:
     """The layer with its weight and bias gradients, casts to 8-bit formats and tensor-parallel communication.
 
-    Column: forward nothing (an all-gather of the input with sequence parallelism), backward an all-reduce of the
-    input's gradient (a reduce-scatter, and the input gathered again for the weight gradient). Row: forward an
-    all-reduce (a reduce-scatter), backward nothing (an all-gather of the output's gradient).
+    Column: forward nothing (an all-gather of the input with sequence parallelism), backward an all-reduce of
+    the input's gradient (a reduce-scatter, and the input gathered again for the weight gradient). Row:
+    forward an all-reduce (a reduce-scatter), backward nothing (an all-gather of the output's gradient).
     """
     split = d.tp > 1 and spec.mode != "plain"
     column_sp = split and d.sp and spec.mode == "column"
@@ -53,22 +65,31 @@ def linear(d: Dims, spec: Linear) -> Part:
     forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
     bias = spec.n if spec.bias else 0
-    temporary = 0.0 if d.style == "megatron" else d.act_bytes * spec.k * max(spec.outs)
-    gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) * d.act_bytes if split and d.sp else 0.0
+    temporary = weight_gradient_bytes(d, spec.k * max(spec.outs))
+    gathered = (
+        spec.rows * (spec.k if spec.mode == "column" else spec.n) * d.act_bytes if split and d.sp else 0.0
+    )
     both = spec.rows * (spec.k + spec.n) * d.act_bytes
     return Part(
-        spec.name, forward, backward, (saved,) if spec.save_input else (), params=spec.k * spec.n + bias,
-        forward_bytes=gathered, backward_bytes=max(both, spec.rows * spec.n * d.act_bytes + temporary) + gathered,
+        spec.name,
+        forward,
+        backward,
+        (saved,) if spec.save_input else (),
+        params=spec.k * spec.n + bias,
+        forward_bytes=gathered,
+        backward_bytes=max(both, spec.rows * spec.n * d.act_bytes + temporary) + gathered,
     )
 
 
 def saved_element_bytes(d: Dims) -> float:
-    """A linear layer keeps its input in the dtype that its weight gradient reads: 8 bits where matmuls are."""
+    """A linear layer keeps its input in the dtype its weight gradient reads (8 bits where matmuls do)."""
     return min(d.act_bytes, d.linear_bytes)
 
 
 def casts(d: Dims, name: str, phase: Phase, elements: float) -> Program:
-    """Quantizing a 16-bit tensor for an 8-bit matmul: read once, written twice (rows and columns scaled apart)."""
+    """Quantizing a 16-bit tensor for an 8-bit matmul: read once, written twice (rows and columns scaled
+    apart).
+    """
     if not d.quantized:
         return ()
     moved = elements * (d.act_bytes + 2.0 * d.linear_bytes)
@@ -92,7 +113,9 @@ def _weight_casts(d: Dims, spec: Linear) -> Program:
 
 
 def _chunks(d: Dims, spec: Linear) -> int:
-    return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
+    return (
+        CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
+    )
 
 
 def _column_forward(d: Dims, spec: Linear) -> Program:
@@ -102,7 +125,11 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
     size = spec.rows * spec.k * d.act_bytes
     chunks = _chunks(d, spec)
     if chunks == 1:
-        return (collective(f"{spec.name}_gather", "all_gather", size, F), *before, *_gemms(d, spec, spec.rows))
+        return (
+            collective(f"{spec.name}_gather", "all_gather", size, F),
+            *before,
+            *_gemms(d, spec, spec.rows),
+        )
     names = [f"{spec.name}_gather{c}" for c in range(chunks)]
     items: list[Item] = [collective(x, "all_gather", size / chunks, F, x) for x in names]
     items += before
@@ -133,8 +160,15 @@ def _input_gradient(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Progra
     items: list[Item] = []
     for i, n in enumerate(spec.outs):
         items.append(
-            gemm(f"{spec.out_name(i)}_dgrad{chunk}", I, rows, spec.k, n, d.linear,
-                 out_bytes=rows * spec.k * d.act_bytes)
+            gemm(
+                f"{spec.out_name(i)}_dgrad{chunk}",
+                I,
+                rows,
+                spec.k,
+                n,
+                d.linear,
+                out_bytes=rows * spec.k * d.act_bytes,
+            )
         )
         if i:
             items.append(accumulate(d, f"{spec.name}_dgrad_sum{chunk}", rows * spec.k))
@@ -148,7 +182,9 @@ def _weight_gradients(d: Dims, spec: Linear) -> Program:
         if spec.bias:
             elements = (ceil_div(spec.rows, d.tp) if spec.mode == "row" and d.sp else spec.rows) * n
             items.append(
-                memory_op(f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, elements * d.act_bytes, d.act)
+                memory_op(
+                    f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, elements * d.act_bytes, d.act
+                )
             )
     return tuple(items)
 

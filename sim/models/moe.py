@@ -1,6 +1,8 @@
-"""Mixture of experts: router, token dispatch and combine over expert-parallel ranks, grouped experts, shared experts.
+"""Mixture of experts: router, token dispatch and combine over expert-parallel ranks, grouped experts, shared
+experts.
 
-Lepikhin et al. 2020 (GShard); Fedus et al. 2021 (capacity); DeepSeek-V3 2024 (shared experts, node-limited routing).
+Lepikhin et al. 2020 (GShard); Fedus et al. 2021 (capacity); DeepSeek-V3 2024 (shared experts, node-limited
+routing).
 """
 
 from __future__ import annotations
@@ -14,7 +16,18 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import activation
 from sim.models.linear import casts, saved_element_bytes
 from sim.models.mlp import projections
-from sim.models.operators import F, I, Part, W, accumulate, collective, gemm, memory_op
+from sim.models.operators import (
+    F,
+    I,
+    Part,
+    W,
+    accumulate,
+    accumulation,
+    collective,
+    gemm,
+    memory_op,
+    weight_gradient_bytes,
+)
 from sim.program import Compute, Item, Phase, Program, Saved
 
 if TYPE_CHECKING:
@@ -29,8 +42,9 @@ INDEX_BYTES = 4.0
 class Routing:
     """One rank's tokens in an expert layer, copies counted.
 
-    `tokens`: this rank's own, before copying to their top-k experts; `sent`: copies it sends to their experts;
-    `received`: copies that its experts compute; `wire`: copies that cross the network, the larger of out and in.
+    `tokens`: this rank's own, before copying to their top-k experts; `sent`: copies it sends to their
+    experts; `received`: copies that its experts compute; `wire`: copies that cross the network, the larger of
+    out and in.
     """
 
     tokens: int
@@ -48,8 +62,9 @@ def is_moe_layer(scenario: Scenario, layer: int) -> bool:
 def expert_load(moe: MoeConfig, tokens: int, layer: int) -> tuple[float, ...]:
     """Token copies of each expert, out of `tokens` · top_k in all.
 
-    Balanced: equal. Else expert popularity falls as rank^-zipf, the order drawn from (seed, layer), no expert with
-    more copies than there are tokens. A capacity factor drops what exceeds ceil(factor · tokens · top_k / experts).
+    Balanced: equal. Else expert popularity falls as rank^-zipf, the order drawn from (seed, layer), no expert
+    with more copies than there are tokens. A capacity factor drops what exceeds ceil(factor · tokens · top_k
+    / experts).
     """
     if moe.imbalance == "balanced":
         load = (tokens * moe.top_k / moe.experts,) * moe.experts
@@ -79,12 +94,14 @@ def _zipf(experts: int, top_k: int, zipf: float, seed: int, layer: int, tokens: 
 
 
 def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
-    """Tensor-parallel ranks share their tokens out; the ep ranks of a group route alike, as their sum decides."""
+    """Tensor-parallel ranks share their tokens out; the ep ranks of a group route alike, as their sum
+    decides.
+    """
     moe, p = _moe(scenario), scenario.parallelism
     tokens = ceil_div(d.tokens, d.tp)
     load = expert_load(moe, tokens * p.ep, layer)
     local = ceil_div(moe.experts, p.ep)
-    received = sum(load[shard.ep_rank * local:(shard.ep_rank + 1) * local])
+    received = sum(load[shard.ep_rank * local : (shard.ep_rank + 1) * local])
     sent = sum(load) / p.ep
     nodes = moe.max_nodes_per_token
     share = 1.0 if nodes is None else min(1.0, nodes / moe.top_k)
@@ -95,43 +112,72 @@ def moe_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Pa
     """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
     moe = _moe(scenario)
     r = routing(scenario, d, layer, shard)
-    parts = [_router(d, moe, r), _dispatch(scenario, d, r), *_experts(scenario, d, r), _combine(scenario, d, r)]
+    parts = [
+        _router(d, moe, r),
+        _dispatch(scenario, d, r),
+        *_experts(scenario, d, r),
+        _combine(scenario, d, r),
+    ]
     if moe.shared_experts:
         shared = projections(d, scenario.model, moe.ffn * moe.shared_experts, "moe", d.tokens)
         add = accumulate(d, "shared_expert_sum", d.rows * d.hidden, phase=F)
-        parts += [*_renamed(shared), Part("shared_expert_sum", (add,), (accumulate(d, "shared_grad_sum", d.rows * d.hidden),))]
+        parts += [
+            *_renamed(shared),
+            Part("shared_expert_sum", (add,), (accumulate(d, "shared_grad_sum", d.rows * d.hidden),)),
+        ]
     return tuple(parts)
 
 
 def _renamed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Shared experts as items of their own names (handles too), their input being the router's: kept once."""
+
     def items(program: Program) -> Program:
         return tuple(
-            replace(i, handle=f"shared_{i.handle}" if i.handle else "") if not isinstance(i, Compute)
+            replace(i, handle=f"shared_{i.handle}" if i.handle else "")
+            if not isinstance(i, Compute)
             else replace(i, name=f"shared_{i.name}")
             for i in program
         )
 
-    out = [replace(p, name=f"shared_{p.name}", forward=items(p.forward), backward=items(p.backward)) for p in parts]
+    out = [
+        replace(p, name=f"shared_{p.name}", forward=items(p.forward), backward=items(p.backward))
+        for p in parts
+    ]
     return (replace(out[0], saved=()), *out[1:])
 
 
 def _router(d: Dims, moe: MoeConfig, r: Routing) -> Part:
-    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32, on this rank's tokens; its weights whole on every rank."""
+    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32, on this rank's tokens; its weights whole on
+    every rank.
+    """
     n, e = r.tokens * moe.experts, d.act_bytes
     select = memory_op("router_top_k", F, "softmax", n, (e + 2 * FP32_BYTES) * n, d.act, 3)
     back = memory_op("router_top_k_backward", I, "softmax", n, (2 * FP32_BYTES + e) * n, d.act, 2)
     m, h, x = r.tokens, d.hidden, moe.experts
-    backward = (back, gemm("router_dgrad", I, m, h, x, d.act),
-                gemm("router_wgrad", W, x, h, m, d.act, out_bytes=2 * d.grad_bytes * x * h),
-                accumulate(d, "router_grad_sum", m * h))
-    saved = (Saved("moe", "router input", m * h * e, True), Saved("moe", "router probabilities", n * FP32_BYTES, False))
-    return Part("router", (gemm("router", F, m, x, h, d.act), select), backward, saved, params=x * h,
-                backward_bytes=2 * m * h * e)
+    backward = (
+        back,
+        gemm("router_dgrad", I, m, h, x, d.act),
+        gemm("router_wgrad", W, x, h, m, d.act, out_bytes=2 * d.grad_bytes * x * h),
+        accumulate(d, "router_grad_sum", m * h),
+    )
+    saved = (
+        Saved("moe", "router input", m * h * e, True),
+        Saved("moe", "router probabilities", n * FP32_BYTES, False),
+    )
+    return Part(
+        "router",
+        (gemm("router", F, m, x, h, d.act), select),
+        backward,
+        saved,
+        params=x * h,
+        backward_bytes=2 * m * h * e,
+    )
 
 
 def _exchange(scenario: Scenario, d: Dims, r: Routing, name: str, phase: Phase, dispatch: bool) -> Program:
-    """All-to-all over ep. A dispatch may go in `ep_dispatch_dtype` (its way and that of the combine's gradient)."""
+    """All-to-all over ep. A dispatch may go in `ep_dispatch_dtype` (its way and that of the combine's
+    gradient).
+    """
     p = scenario.parallelism
     if p.ep == 1:
         return ()
@@ -145,7 +191,7 @@ def _exchange(scenario: Scenario, d: Dims, r: Routing, name: str, phase: Phase, 
 
 
 def _expert_tp(scenario: Scenario, d: Dims, r: Routing, name: str, kind: str, phase: Phase) -> Program:
-    """Experts split over expert_tp ranks compute the copies of all of them: gathered before, scattered after."""
+    """Experts split over expert_tp ranks compute the copies of all: gathered before, scattered after."""
     ranks = scenario.parallelism.expert_tp
     if ranks == 1:
         return ()
@@ -153,18 +199,32 @@ def _expert_tp(scenario: Scenario, d: Dims, r: Routing, name: str, kind: str, ph
 
 
 def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Part:
-    """Copies sorted by expert (one read, one write a copy), exchanged, gathered over expert_tp; back the same way."""
+    """Copies sorted by expert (one read, one write a copy), exchanged, gathered over expert_tp; back the same
+    way.
+    """
     n, e = r.sent * d.hidden, d.act_bytes
     moved = (r.tokens * d.hidden + n) * e
-    forward = (memory_op("permute", F, "permute", n, moved, d.act, 2),
-               *_exchange(scenario, d, r, "dispatch", F, True), *_sort(scenario, d, r, "sort_chunks", F),
-               *_expert_tp(scenario, d, r, "expert_gather", "all_gather", F))
-    backward = (*_expert_tp(scenario, d, r, "expert_grad_scatter", "reduce_scatter", I),
-                *_sort(scenario, d, r, "sort_chunks_backward", I),
-                *_exchange(scenario, d, r, "dispatch_backward", I, False),
-                memory_op("permute_backward", I, "permute", n, moved, d.act, 2))
+    forward = (
+        memory_op("permute", F, "permute", n, moved, d.act, 2),
+        *_exchange(scenario, d, r, "dispatch", F, True),
+        *_sort(scenario, d, r, "sort_chunks", F),
+        *_expert_tp(scenario, d, r, "expert_gather", "all_gather", F),
+    )
+    backward = (
+        *_expert_tp(scenario, d, r, "expert_grad_scatter", "reduce_scatter", I),
+        *_sort(scenario, d, r, "sort_chunks_backward", I),
+        *_exchange(scenario, d, r, "dispatch_backward", I, False),
+        memory_op("permute_backward", I, "permute", n, moved, d.act, 2),
+    )
     index = Saved("moe", "permutation", r.sent * INDEX_BYTES, False)
-    return Part("dispatch", forward, backward, (index,), forward_bytes=n * e, backward_bytes=(n + r.received * d.hidden) * e)
+    return Part(
+        "dispatch",
+        forward,
+        backward,
+        (index,),
+        forward_bytes=n * e,
+        backward_bytes=(n + r.received * d.hidden) * e,
+    )
 
 
 def _sort(scenario: Scenario, d: Dims, r: Routing, name: str, phase: Phase) -> Program:
@@ -189,49 +249,60 @@ def _experts(scenario: Scenario, d: Dims, r: Routing) -> tuple[Part, ...]:
 
 def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Part:
     """`[rows, k] x [k, n]`, every row with the weights of its group."""
-    def run(what: str, phase: Phase, a: int, b: int, c: int, out_bytes: float) -> Compute:
-        moved = (rows * (k + n) + groups * k * n) * d.linear_bytes if out_bytes < 0 else out_bytes
-        return Compute(what, "grouped_gemm", (groups, a, b, c), d.linear, 2.0 * rows * k * n, moved, phase)
+    per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
+    flops, operands = 2.0 * rows * k * n, d.linear_bytes
+    written, added = accumulation(d, f"{name}_wgrad", weights)
 
-    per, e, w = max(1, round(rows / groups)), d.act_bytes, d.linear_bytes
-    weights = groups * k * n
-    accumulated = 2 * d.grad_bytes if d.style == "megatron" else e
-    forward = (*casts(d, name, F, rows * k), run(name, F, per, n, k, (rows * k + weights) * w + rows * n * e))
-    added = (d.micro_batches - 1) / d.micro_batches if d.style != "megatron" else 0.0
-    backward: list[Item] = [
+    def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
+        return Compute(what, "grouped_gemm", (groups, *shape), d.linear, flops, moved, phase)
+
+    forward = (
+        *casts(d, name, F, rows * k),
+        run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e),
+    )
+    backward = (
         *casts(d, f"{name}_grad", I, rows * n),
-        run(f"{name}_dgrad", I, per, k, n, (rows * n + weights) * w + rows * k * e),
-        run(f"{name}_wgrad", W, n, k, per, rows * (k + n) * w + weights * accumulated),
-    ]
-    if added:
-        moved = (e + 2 * d.grad_bytes) * weights * added
-        backward.append(memory_op(f"{name}_wgrad_accumulate", W, "elementwise", weights, moved, d.act))
+        run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e),
+        run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
+        *added,
+    )
     saved = (Saved("moe", f"{name} input", rows * k * saved_element_bytes(d), True),) if keep else ()
-    temporary = 0.0 if d.style == "megatron" else weights * e
-    return Part(name, forward, tuple(backward), saved, expert_params=weights, forward_bytes=0.0,
-                backward_bytes=rows * (k + n) * e + temporary)
+    held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
+    return Part(name, forward, backward, saved, expert_params=weights, backward_bytes=held)
 
 
 def _combine(scenario: Scenario, d: Dims, r: Routing) -> Part:
-    """Results home, weighted and summed per token; the router's gradient needs the results (Megatron weights the
-    activation instead and keeps nothing). Without sequence parallelism tp ranks then gather one another's tokens."""
+    """Results home, weighted and summed per token; the router's gradient needs the results (Megatron weights
+    the activation instead and keeps nothing). Without sequence parallelism tp ranks then gather one another's
+    tokens.
+    """
     n, e = r.sent * d.hidden, d.act_bytes
     moved = (n + r.tokens * d.hidden) * e
-    forward: Program = (*_expert_tp(scenario, d, r, "expert_scatter", "reduce_scatter", F),
-                        *_sort(scenario, d, r, "unsort_chunks", F),
-                        *_exchange(scenario, d, r, "combine", F, False),
-                        memory_op("unpermute", F, "permute", n, moved, d.act, 2))
-    backward: Program = (memory_op("unpermute_backward", I, "permute", n, moved + n * e, d.act, 2),
-                         *_exchange(scenario, d, r, "combine_backward", I, True),
-                         *_sort(scenario, d, r, "unsort_chunks_backward", I),
-                         *_expert_tp(scenario, d, r, "expert_grad_gather", "all_gather", I))
+    forward: Program = (
+        *_expert_tp(scenario, d, r, "expert_scatter", "reduce_scatter", F),
+        *_sort(scenario, d, r, "unsort_chunks", F),
+        *_exchange(scenario, d, r, "combine", F, False),
+        memory_op("unpermute", F, "permute", n, moved, d.act, 2),
+    )
+    backward: Program = (
+        memory_op("unpermute_backward", I, "permute", n, moved + n * e, d.act, 2),
+        *_exchange(scenario, d, r, "combine_backward", I, True),
+        *_sort(scenario, d, r, "unsort_chunks_backward", I),
+        *_expert_tp(scenario, d, r, "expert_grad_gather", "all_gather", I),
+    )
     if d.tp > 1 and not d.sp:
         size = d.tokens * d.hidden * e
         forward += (collective("moe_output_gather", "all_gather", size, F),)
         backward += (collective("moe_input_grad_gather", "all_gather", size, I),)
     kept = 0.0 if d.style == "megatron" else n * e
-    return Part("combine", forward, backward, (Saved("moe", "expert results", kept, False),),
-                forward_bytes=n * e, backward_bytes=(n + r.received * d.hidden) * e)
+    return Part(
+        "combine",
+        forward,
+        backward,
+        (Saved("moe", "expert results", kept, False),),
+        forward_bytes=n * e,
+        backward_bytes=(n + r.received * d.hidden) * e,
+    )
 
 
 def _moe(scenario: Scenario) -> MoeConfig:

@@ -1,4 +1,6 @@
-"""DeepSeek-V3's multi-token prediction module (2024, section 2.2): one more layer that predicts one token further."""
+"""DeepSeek-V3's multi-token prediction module (2024, section 2.2): one more layer that predicts one token
+further.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
 
 
 def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
-    """Look-up of the next token, two norms, 2h → h projection, a layer (the last one's kind), final norm, output, loss.
+    """Look-up of the next token, two norms, 2h → h projection, a layer (the last one's kind), final norm,
+    output, loss.
 
-    Embedding and output matrix are the main model's: their parameters are not counted again. The layer is recomputed
-    as the others are.
+    Embedding and output matrix are the main model's: their parameters are not counted again. The layer is
+    recomputed as the others are.
     """
     shard = shard or Shard()
     d = dims(scenario)

@@ -16,9 +16,9 @@ F, I, W = Phase.FORWARD, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD  # noqa: E741
 class Part:
     """One operator of a layer as one rank runs it, for one micro-batch.
 
-    `forward_bytes` and `backward_bytes` are held while it runs, beyond what any part keeps: gradients of its output
-    and input, gathered copies, temporaries. `outputs` are the forward results in order, for selective policies that
-    keep some of them: (Compute name, bytes).
+    `forward_bytes` and `backward_bytes` are held while it runs, beyond what any part keeps: gradients of its
+    output and input, gathered copies, temporaries. `outputs` are the forward results in order, for selective
+    policies that keep some of them: (Compute name, bytes).
     """
 
     name: str
@@ -48,8 +48,8 @@ def saved_of(parts: Iterable[Part]) -> tuple[Saved, ...]:
 def backward_peak(parts: Sequence[Part], kept_bytes: float = 0.0) -> float:
     """Bytes beyond the saved ones at the worst moment of a backward.
 
-    Walks back through the parts: each holds its own `backward_bytes`, plus `kept_bytes` (the residual branch's
-    gradient), less what the parts already done have released.
+    Walks back through the parts: each holds its own `backward_bytes`, plus `kept_bytes` (the residual
+    branch's gradient), less what the parts already done have released.
     """
     released, peak = 0.0, 0.0
     for part in reversed(parts):
@@ -58,11 +58,20 @@ def backward_peak(parts: Sequence[Part], kept_bytes: float = 0.0) -> float:
     return peak
 
 
-def gemm(name: str, phase: Phase, m: int, n: int, k: int, dtype: str, batch: int = 1,
-         out_bytes: float | None = None) -> Compute:
+def gemm(
+    name: str,
+    phase: Phase,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    batch: int = 1,
+    out_bytes: float | None = None,
+) -> Compute:
     """`[m, k] x [k, n]`, `batch` times: 2·batch·m·n·k flops; both operands read, the result written once.
 
-    `out_bytes` replaces the result's traffic where it is not one write in `dtype` (8-bit operands, accumulation).
+    `out_bytes` replaces the result's traffic where it is not one write in `dtype` (8-bit operands,
+    accumulation).
     """
     size = dtype_bytes(dtype)
     result = batch * m * n * max(size, 2.0) if out_bytes is None else out_bytes
@@ -70,15 +79,27 @@ def gemm(name: str, phase: Phase, m: int, n: int, k: int, dtype: str, batch: int
     return Compute(name, "gemm", (batch, m, n, k), dtype, 2.0 * batch * m * n * k, moved, phase)
 
 
-def memory_op(name: str, phase: Phase, kind: str, elements: float, moved_bytes: float, dtype: str,
-              kernels: int = 1) -> Compute:
-    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches; one flop per element each."""
+def memory_op(
+    name: str, phase: Phase, kind: str, elements: float, moved_bytes: float, dtype: str, kernels: int = 1
+) -> Compute:
+    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches; one flop per element
+    each.
+    """
     return Compute(
-        name, kind, (max(1, round(elements)),), dtype, float(elements) * max(kernels, 1), moved_bytes, phase, kernels
+        name,
+        kind,
+        (max(1, round(elements)),),
+        dtype,
+        float(elements) * max(kernels, 1),
+        moved_bytes,
+        phase,
+        kernels,
     )
 
 
-def collective(name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp") -> Comm:
+def collective(
+    name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp"
+) -> Comm:
     """A collective; with a `handle` it is asynchronous."""
     return Comm(name, kind, group, bytes_, phase, blocking=not handle, handle=handle)
 
@@ -89,23 +110,36 @@ def accumulate(d: Dims, name: str, elements: float, accesses: float = 3.0, phase
 
 
 def weight_gradient(d: Dims, name: str, m: int, k: int, n: int) -> Program:
-    """`dW = dYᵀ X`, `[n, m] x [m, k]`, and its accumulation into the gradients kept in `grad_dtype`.
+    """`dW = dYᵀ X`, `[n, m] x [m, k]`, and its accumulation."""
+    written, added = accumulation(d, name, n * k)
+    return (gemm(name, W, n, k, m, d.linear, out_bytes=written), *added)
 
-    Megatron's matmul accumulates by itself (beta = 1: the gradient is read and written). Elsewhere the matmul writes
-    a temporary; a second kernel adds it in every micro-batch but the first, whose gradient is taken as it is, so its
-    traffic is counted at (micro-batches − 1)/micro-batches; a gradient kept in another dtype is always converted.
+
+def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
+    """How a weight gradient of `size` elements joins what is kept in `grad_dtype`: the matmul's traffic, and
+    a kernel.
+
+    Megatron's matmul accumulates by itself (beta = 1: the gradient is read and written). Elsewhere the matmul
+    writes a temporary; a second kernel adds it in every micro-batch but the first, whose gradient is taken as
+    it is, so its traffic is counted at (micro-batches − 1)/micro-batches; a gradient kept in another dtype is
+    always converted.
     """
-    size = n * k
     if d.style == "megatron":
-        return (gemm(name, W, n, k, m, d.linear, out_bytes=2.0 * d.grad_bytes * size),)
-    product = gemm(name, W, n, k, m, d.linear, out_bytes=d.act_bytes * size)
+        return 2.0 * d.grad_bytes * size, ()
     added = (d.micro_batches - 1) / d.micro_batches
     moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
     if d.grad_bytes != d.act_bytes:
         moved += (d.act_bytes + d.grad_bytes) * size * (1.0 - added)
-    if not moved:
-        return (product,)
-    return (product, memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act))
+    kernel = memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act)
+    return d.act_bytes * size, (kernel,) if moved else ()
+
+
+def weight_gradient_bytes(d: Dims, size: float) -> float:
+    """The temporary that a matmul leaves for the accumulation: none where it adds up itself or is the
+    gradient.
+    """
+    only = d.micro_batches == 1 and d.grad_bytes == d.act_bytes
+    return 0.0 if d.style == "megatron" or only else d.act_bytes * size
 
 
 def rerun(program: Program) -> Program:

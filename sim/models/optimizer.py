@@ -17,9 +17,9 @@ FP32_BYTES = 4.0
 def optimizer_items(n_params: int, scenario: Scenario) -> Program:
     """AdamW or SGD over `n_params` parameters (this rank's shard, where it is sharded), in one pass.
 
-    AdamW reads the gradient, reads and writes the fp32 parameter and two fp32 moments (24 bytes), and writes the
-    low-precision parameter where the fp32 one is a master copy. SGD without momentum reads the gradient, and reads
-    and writes the fp32 parameter.
+    AdamW reads the gradient, reads and writes the fp32 parameter and two fp32 moments (24 bytes), and writes
+    the low-precision parameter where the fp32 one is a master copy. SGD without momentum reads the gradient,
+    and reads and writes the fp32 parameter.
 
     >>> from types import SimpleNamespace as N
     >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw")
@@ -46,5 +46,7 @@ def clip_items(n_params: int, scenario: Scenario) -> Program:
     t = scenario.training
     assert t is not None
     size = n_params * dtype_bytes(t.grad_dtype)
-    return (memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32"),
-            memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32"))
+    return (
+        memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32"),
+        memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32"),
+    )

@@ -2,10 +2,11 @@
 
 - none: everything is kept;
 - selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5);
-- selective_op: of the layer's matmuls every second runs again, and everything that is no matmul; outputs of the other
-  matmuls, of the attention and of reduce-scatters are kept (torchtitan's selective "op" policy);
-- full: the layer's forward runs again, communication included; only its input is kept. `layers: n`: the first n layers
-  of each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the model.
+- selective_op: of the layer's matmuls every second runs again, and everything that is no matmul; outputs of
+  the other matmuls, of the attention and of reduce-scatters are kept (torchtitan's selective "op" policy);
+- full: the layer's forward runs again, communication included; only its input is kept. `layers: n`: the first
+  n layers of each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the
+  model.
 """
 
 from __future__ import annotations

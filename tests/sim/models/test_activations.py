@@ -1,0 +1,105 @@
+"""Saved activations against Korthikanti et al. 2022, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_programs import GPT, LLAMA, make, saved_bytes
+
+from sim.models import embedding_block, head_block, layer_block
+
+UNFUSED = {"precision": "fp16", "attention": "unfused"}
+DROPOUT = GPT | {"dropout": 0.1}
+S, B, H, A = 512, 2, 1024, 16
+
+
+@pytest.mark.parametrize("style", ["eager", "megatron"])
+def test_named_parts_of_equation_1(style):
+    saved = layer_block(make(DROPOUT, UNFUSED | {"elementwise": style}), 0).saved
+    assert saved_bytes(saved, "attention") == 11 * S * B * H + 5 * A * S**2 * B
+    assert saved_bytes(saved, "mlp") == 19 * S * B * H
+    assert saved_bytes(saved, "norm") == 4 * S * B * H
+    assert saved_bytes(saved) == 34 * S * B * H + 5 * A * S**2 * B
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    s=st.integers(1, 32).map(lambda x: 64 * x), b=st.integers(1, 4), head_dim=st.sampled_from([32, 64, 128]),
+    heads=st.sampled_from([8, 16, 24]), t=st.sampled_from([1, 2, 4, 8]), sp=st.booleans(),
+)  # fmt: skip
+def test_equations_1_2_4(s, b, head_dim, heads, t, sp):
+    h = heads * head_dim
+    model = {"layers": 1, "hidden": h, "heads": heads, "vocab": 1024, "dropout": 0.1}
+    scenario = make(model, UNFUSED | {"seq_len": s, "micro_batch_size": b}, tp=t, sp=sp and t > 1)
+    sbh, scores = s * b * h, 5 * heads * s**2 * b
+    whole = 10 * sbh + (24 * sbh + scores) / t
+    expected = (34 * sbh + scores) / t if sp and t > 1 else whole
+    assert saved_bytes(layer_block(scenario, 0).saved) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("parallelism", "divisor"), [({}, 1), ({"tp": 4, "sp": True}, 4)])
+def test_selective_and_full_recompute(parallelism, divisor):
+    def saved(mode):
+        return saved_bytes(layer_block(make(DROPOUT, UNFUSED | {"recompute": mode}, **parallelism), 0).saved)
+
+    assert saved("selective") == 34 * S * B * H / divisor  # equation 6
+    assert saved("full") == 2 * S * B * H / divisor
+
+
+def test_without_dropout_and_fused():
+    def saved(model, **training):
+        return saved_bytes(layer_block(make(model, {"precision": "fp16", **training}), 0).saved)
+
+    sbh, lse = S * B * H, 4 * A * S * B
+    assert saved(GPT, attention="unfused") == 32 * sbh + 2 * A * S**2 * B
+    assert saved(GPT) == 32 * sbh + lse
+    assert saved(DROPOUT) == 34 * sbh + lse
+    assert saved(GPT, precision="fp32", attention="unfused") == 2 * (32 * sbh + 2 * A * S**2 * B)
+    # masks stay one byte in fp32
+    assert saved(DROPOUT, precision="fp32", attention="unfused") == 66 * sbh + 9 * A * S**2 * B
+
+
+@pytest.mark.parametrize(("style", "inner"), [("eager", 4), ("megatron", 3), ("compiled", 2)])
+def test_llama_layer(style, inner):
+    """Grouped queries keep 4 of 16 key and value heads; SwiGLU gate, up, product, and eager silu(gate).
+
+    A compiler keeps neither the norms' results nor SwiGLU's.
+    """
+    saved = layer_block(make(LLAMA, {"elementwise": style}), 0).saved
+    sbh, normalized = S * B * H, 0 if style == "compiled" else 2
+    attention = normalized * sbh + (2 + 1) * sbh + 2 * sbh + 4 * A * S * B  # input, q, k and v, output
+    assert saved_bytes(saved, "attention") == attention
+    assert saved_bytes(saved, "mlp") == normalized * sbh + inner * 2 * S * B * 2816
+    assert saved_bytes(saved, "norm") == 4 * sbh
+
+
+def test_embedding_and_head():
+    embedding = embedding_block(make(DROPOUT, UNFUSED))
+    assert saved_bytes(embedding.saved) == S * B * H + 8 * S * B  # mask, and the tokens themselves
+    head = head_block(make(DROPOUT, UNFUSED))
+    assert saved_bytes(head.saved) == 4 * S * B * H + 4 * S * B * 51200  # section 4.3
+    assert head.backward_peak_bytes >= 2 * S * B * 51200 * 4
+    fused = head_block(make(DROPOUT, UNFUSED | {"cross_entropy": "fused", "elementwise": "megatron"}))
+    assert saved_bytes(fused.saved) == 4 * S * B * H + 2 * S * B * 51200
+    assert fused.backward_peak_bytes < head.backward_peak_bytes / 10
+    split = head_block(make(DROPOUT, UNFUSED, tp=8, sp=True))
+    assert saved_bytes(split.saved) == pytest.approx((4 * S * B * H + 4 * S * B * 51200) / 8, rel=1e-12)
+
+
+def test_what_only_the_weight_gradient_needs():
+    """After the input gradient a split backward keeps the inputs of the four matmuls: 2 + 2 + 2 + 8 sbh."""
+    saved = layer_block(make(DROPOUT, UNFUSED), 0).saved
+    assert saved_bytes(s for s in saved if s.weight_grad) == 14 * S * B * H
+
+
+def test_eight_bit_inputs_are_kept_in_eight_bits():
+    wide, narrow = (layer_block(make(LLAMA, {"precision": p}), 0).saved for p in ("bf16", "fp8"))
+    inputs = saved_bytes(s for s in wide if s.weight_grad)
+    assert saved_bytes(wide) - saved_bytes(narrow) == inputs / 2
+
+
+def test_full_recompute_holds_one_layer_again():
+    none, full = (layer_block(make(GPT, {"recompute": r}), 0) for r in ("none", "full"))
+    again = saved_bytes(none.saved) - saved_bytes(full.saved)
+    assert full.backward_peak_bytes == pytest.approx(none.backward_peak_bytes + again)

@@ -1,0 +1,104 @@
+"""Context parallelism: who computes what, and what goes round."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from model_programs import LLAMA, comm_bytes, comms, flops, make
+
+from sim.models import Shard, layer_block
+from sim.models.attention import Core
+from sim.models.context_parallel import gathered_blocks, ring_blocks
+from sim.program import Comm, Compute, Wait
+
+CORES = ("attention_forward",)
+KV = 2 * 2 * 256 * 2 * 4 * 64  # bytes: 16 bits, micro-batch 2, 512/2 tokens, k and v, 4 heads of 64
+
+
+def core_flops(method, split, cp):
+    blocks = [
+        layer_block(make(LLAMA, cp=cp, cp_method=method, cp_split=split), 0, Shard(r)) for r in range(cp)
+    ]
+    return [flops(b.forward, CORES) for b in blocks]
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+def test_splits_share_the_causal_triangle(method, cp):
+    """All ranks together do what one device does; zigzag shares it evenly, contiguous as 1 : 3 : 5 …"""
+    whole = flops(layer_block(make(LLAMA), 0).forward, CORES)
+    zigzag, contiguous = (core_flops(method, split, cp) for split in ("zigzag", "contiguous"))
+    assert sum(zigzag) == pytest.approx(whole)
+    assert zigzag == pytest.approx([whole / cp] * cp)
+    assert sum(contiguous) == pytest.approx(whole)
+    assert contiguous == pytest.approx([whole * (2 * r + 1) / cp**2 for r in range(cp)])
+    assert core_flops(method, "striped", cp) == pytest.approx([whole / cp] * cp)
+
+
+@given(cp=st.integers(2, 16), rank=st.integers(0, 15), half=st.integers(1, 64))
+def test_zigzag_steps_are_equal(cp, rank, half):
+    own = Core(2 * half, 2 * half, 8, 8, 64, 64)
+    steps = ring_blocks(own, cp, rank % cp, "zigzag")
+    assert {b.visible for b in steps} == {2 * half * half}
+    assert sum(b.visible for b in gathered_blocks(own, cp, rank % cp, "zigzag")) == 2 * half * half * cp
+
+
+def test_ring_messages():
+    """Keys and values go cp − 1 hops in each direction of the pass, their gradients cp hops."""
+    cp = 4
+    block = layer_block(make(LLAMA, {"seq_len": 1024}, cp=cp), 0, Shard(1))
+    assert comms(block.forward, "cp") == Counter(send_recv=cp - 1)
+    assert comm_bytes(block.forward, "cp") == (cp - 1) * KV
+    assert comms(block.backward, "cp") == Counter(send_recv=2 * cp - 1)
+    assert comm_bytes(block.backward, "cp") == (2 * cp - 1) * KV
+
+
+def test_ring_sends_beside_its_compute():
+    items = layer_block(make(LLAMA, cp=4), 0, Shard(0)).forward
+    for step in range(3):
+        at = [i for i, item in enumerate(items) if isinstance(item, Comm) and item.handle == f"ring_kv{step}"]
+        waits = [
+            i for i, item in enumerate(items) if isinstance(item, Wait) and item.handle == f"ring_kv{step}"
+        ]
+        between = items[at[0] : waits[0]]
+        assert not items[at[0]].blocking
+        assert any(isinstance(i, Compute) and i.kind == "attention_forward" for i in between)
+
+
+def test_contiguous_ranks_wait_for_keys_they_do_not_use():
+    counts = [
+        sum(isinstance(i, Compute) and i.kind == "attention_forward" for i in layer_block(
+            make(LLAMA, cp=4, cp_split="contiguous"), 0, Shard(r)).forward)
+        for r in range(4)
+    ]  # fmt: skip
+    assert counts == [1, 2, 3, 4]
+
+
+def test_gathered_keys():
+    """One blocking all-gather forward; backward gathers again and reduce-scatters the gradients."""
+    block = layer_block(make(LLAMA, {"seq_len": 1024}, cp=4, cp_method="all_gather"), 0)
+    assert comms(block.forward, "cp") == Counter(all_gather=1)
+    assert comms(block.backward, "cp") == Counter(all_gather=1, reduce_scatter=1)
+    assert comm_bytes(block.forward, "cp") == 4 * KV
+    assert comm_bytes(block.backward, "cp") == 8 * KV
+
+
+def test_heads_for_tokens():
+    """Ulysses: q, k, v, o each way; key and value heads repeated where a rank would get none."""
+    block = layer_block(make(LLAMA, {"seq_len": 1024}, cp=4, cp_method="all_to_all"), 0)
+    assert comms(block.forward, "cp") == comms(block.backward, "cp") == Counter(all_to_all=4)
+    query = 2 * 2 * 256 * 16 * 64
+    assert comm_bytes(block.forward, "cp") == 2 * query + KV
+    core = next(i for i in block.forward if isinstance(i, Compute) and i.kind == "attention_forward")
+    assert core.shape == (2, 4, 1, 1024, 1024, 64, 64, 1)
+    wide = layer_block(make(LLAMA, {"seq_len": 1024}, cp=8, cp_method="all_to_all"), 0)
+    assert comm_bytes(wide.forward, "cp") == 2 * query / 2 + 2 * (KV / 2)
+
+
+def test_everything_else_splits_by_tokens():
+    whole, split = (layer_block(make(LLAMA, cp=cp), 0) for cp in (1, 4))
+    assert flops(split.forward) == flops(whole.forward) / 4
+    assert split.params == whole.params

@@ -1,0 +1,130 @@
+"""Experts: flops of the active ones, exchanges and their bytes, uneven routing; latent attention."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_programs import LLAMA, comm_bytes, comms, flops, make, saved_bytes
+
+from sim.model_config import MoeConfig, count_parameters
+from sim.models import Shard, layer_block
+from sim.models.moe import expert_load
+
+MOE = LLAMA | {"moe": {"experts": 16, "top_k": 2, "ffn": 512}}
+TOKENS = 1024
+KINDS = ("gemm", "grouped_gemm")
+
+
+def test_flops_are_those_of_the_active_experts():
+    block = layer_block(make(MOE), 0)
+    assert flops(block.forward, ("grouped_gemm",)) == 2 * TOKENS * 2 * 3 * 1024 * 512
+    assert flops(block.backward, ("grouped_gemm",)) == 2 * flops(block.forward, ("grouped_gemm",))
+    assert flops(block.forward, ("grouped_gemm",)) == pytest.approx(
+        flops(layer_block(make(MOE, dp=4, ep=4), 0).forward, ("grouped_gemm",))
+    )
+
+
+@pytest.mark.parametrize(("dispatch", "size"), [(None, 2), ("fp8", 1)])
+def test_dispatch_and_combine(dispatch, size):
+    """Two all-to-alls each way of tokens · top_k · hidden; 8 bits for the dispatch and the combine's
+    gradient.
+    """
+    block = layer_block(make(MOE, dp=4, ep=4, ep_dispatch_dtype=dispatch), 0)
+    for program in (block.forward, block.backward):
+        assert comms(program, "ep") == Counter(all_to_all=2)
+        assert comm_bytes(program, "ep") == TOKENS * 2 * 1024 * (size + 2)
+    assert comms(layer_block(make(MOE), 0).forward, "ep") == Counter()
+
+
+def test_node_limited_routing_sends_each_token_to_few_nodes():
+    limited = MOE | {"moe": MOE["moe"] | {"top_k": 8, "max_nodes_per_token": 4}}
+    free = MOE | {"moe": MOE["moe"] | {"top_k": 8}}
+    few, many = (comm_bytes(layer_block(make(m, dp=4, ep=4), 0).forward, "ep") for m in (limited, free))
+    assert few == many / 2
+
+
+def test_parameters_split_over_experts():
+    whole, split = (layer_block(make(MOE, dp=4, ep=e), 0) for e in (1, 4))
+    assert split.expert_params == whole.expert_params / 4 == 4 * 3 * 1024 * 512
+    assert split.params == whole.params
+    halves = layer_block(make(MOE, dp=4, ep=2, expert_tp=2), 0)
+    assert halves.expert_params == split.expert_params
+    assert comms(halves.forward, "expert_tp") == Counter(all_gather=1, reduce_scatter=1)
+    assert comms(halves.backward, "expert_tp") == Counter(all_gather=1, reduce_scatter=1)
+
+
+def test_tensor_parallel_ranks_share_the_tokens():
+    """With sequence parallelism a rank routes its own tokens; without, they gather one another's results."""
+    sp = layer_block(make(MOE, tp=4, sp=True, ep=4), 0)
+    assert comm_bytes(sp.forward, "ep") == TOKENS / 4 * 2 * 1024 * 2 * 2
+    assert comms(sp.forward, "tp") == Counter(all_gather=1, reduce_scatter=1)
+    plain = layer_block(make(MOE, tp=4, ep=4), 0)
+    assert comms(plain.forward, "tp") == Counter(all_reduce=1, all_gather=1)
+    assert flops(plain.forward, ("grouped_gemm",)) == flops(sp.forward, ("grouped_gemm",))
+
+
+def test_dense_and_shared():
+    model = MOE | {"moe": MOE["moe"] | {"dense_layers": 1, "shared_experts": 2}}
+    dense, sparse = (layer_block(make(model, dp=2, ep=2), i) for i in (0, 1))
+    assert dense.expert_params == 0
+    assert comms(dense.forward, "ep") == Counter()
+    shared = 2 * 3 * 1024 * 512
+    assert sparse.params == layer_block(make(MOE, dp=2, ep=2), 0).params + shared
+    assert count_parameters(make(model).model).shared_experts == 3 * shared
+
+
+@settings(max_examples=50, deadline=None)
+@given(experts=st.integers(1, 64), top_k=st.integers(1, 8), zipf=st.floats(0, 3), seed=st.integers(0, 99),
+       tokens=st.integers(1, 4096))  # fmt: skip
+def test_uneven_routing_keeps_the_tokens(experts, top_k, zipf, seed, tokens):
+    """Every copy goes somewhere, no expert sees a token twice, the same seed draws the same load."""
+    top_k = min(top_k, experts)
+    moe = MoeConfig(experts=experts, top_k=top_k, ffn=8, imbalance={"seed": seed, "zipf": zipf})
+    load = expert_load(moe, tokens, 3)
+    assert sum(load) == pytest.approx(tokens * top_k)
+    assert max(load) <= tokens * (1 + 1e-9)
+    assert load == expert_load(moe, tokens, 3)
+    capped = expert_load(moe.model_copy(update={"capacity_factor": 1.0}), tokens, 3)
+    assert max(capped) <= -(-tokens * top_k // experts)
+    assert sum(capped) <= sum(load) + 1e-6
+
+
+def test_ranks_differ_by_their_experts_load():
+    model = MOE | {"moe": MOE["moe"] | {"imbalance": {"seed": 1, "zipf": 1.0}}}
+    scenario = make(model, dp=4, ep=4)
+    work = [flops(layer_block(scenario, 0, Shard(ep_rank=r)).forward, ("grouped_gemm",)) for r in range(4)]
+    assert len(set(work)) == 4
+    balanced = flops(layer_block(make(MOE, dp=4, ep=4), 0).forward, ("grouped_gemm",))
+    assert sum(work) == pytest.approx(4 * balanced)
+    other = [flops(layer_block(scenario, 1, Shard(ep_rank=r)).forward, ("grouped_gemm",)) for r in range(4)]
+    assert other != work
+
+
+def test_saved_bytes_of_experts():
+    """Router input and fp32 probabilities, copies in, gate, silu(gate) and up, product, results for the
+    weights.
+    """
+    saved = layer_block(make(MOE), 0).saved
+    copies, h, f = TOKENS * 2, 1024, 512
+    expected = TOKENS * h * 2 + TOKENS * 16 * 4 + copies * (4 + (h + 3 * f + f + h) * 2)
+    assert saved_bytes(saved, "moe") == expected
+
+
+def test_latent_attention():
+    """DeepSeek-V3's layer: five projections' flops, heads of 192 and 128, latents gathered under sequence
+    parallelism.
+    """
+    scenario = make("deepseek-v3", {"seq_len": 512, "micro_batch_size": 1})
+    block = layer_block(scenario, 0)
+    h, a, q, kv, rope = 7168, 128, 1536, 512, 64
+    attention = h * q + q * a * 192 + h * (kv + rope) + kv * a * 256 + a * 128 * h
+    assert flops(block.forward) == 2 * 512 * (attention + 3 * h * 18432)
+    core = [i for i in block.forward if getattr(i, "kind", "") == "attention_forward"]
+    assert core[0].shape == (1, a, a, 512, 512, 192, 128, 1)
+    assert core[0].flops == 512 * 512 * a * (192 + 128)
+    split = layer_block(make("deepseek-v3", {"seq_len": 512}, tp=8, sp=True), 0)
+    gathered = comm_bytes(split.forward, "tp", "all_gather")
+    assert gathered == 2 * 1024 * (q + kv + rope + h)

@@ -1,0 +1,141 @@
+"""Parameters against published totals, flops against closed forms."""
+
+from __future__ import annotations
+
+import pytest
+from model_programs import GPT, LLAMA, flops, make, saved_bytes
+
+from sim.model_config import count_parameters
+from sim.models import embedding_block, head_block, layer_block, model_flops_per_token, mtp_block, tied_params
+from sim.program import Compute, Phase
+
+
+def total(scenario):
+    layers = [layer_block(scenario, i) for i in range(scenario.model.layers)]
+    ends = embedding_block(scenario).params + head_block(scenario).params
+    return ends + sum(b.params + b.expert_params for b in layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama3-8b", 8_030_261_248),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("deepseek-v3", 671_026_404_352),  # 671,026,419,200 with the 58 · 256 router biases
+    ],
+)
+def test_published_totals(name, published):
+    assert total(make(name, {"seq_len": 128})) == published
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA, LLAMA | {"qk_norm": True, "qkv_bias": True}])
+def test_sum_of_blocks_is_the_models_count(model):
+    scenario = make(model)
+    assert total(scenario) == count_parameters(scenario.model).total
+
+
+def test_gpt_formula_and_tying():
+    h, v = 1024, 51200
+    assert total(make(GPT)) == 2 * h * v + 4 * (12 * h * h + 13 * h) + 2 * h
+    tied = make(GPT | {"tied_embeddings": True, "positions": "learned", "max_positions": 2048})
+    assert total(tied) == h * v + 2048 * h + 4 * (12 * h * h + 13 * h) + 2 * h
+    assert tied_params(tied) == h * v
+    assert tied_params(make(GPT)) == 0
+
+
+def test_tensor_parallel_shards_and_padding():
+    h = 1024
+    block = layer_block(make(GPT, tp=4), 0)
+    assert block.params == 12 * h * h // 4 + (3 + 4) * h // 4 + 2 * h + 4 * h
+    assert embedding_block(make(GPT | {"vocab": 50257}, tp=8)).params == 51200 * h // 8
+    # 4 key heads on 8 ranks: replicated, one each
+    replicated = layer_block(make(LLAMA, tp=8), 0).params
+    assert replicated == h * (128 + 2 * 64) + 128 * h + 3 * h * 2816 // 8 + 2 * h
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+def test_matmuls_are_two_flops_a_weight_and_token(model):
+    scenario = make(model)
+    tokens, layer = 1024, layer_block(scenario, 0)
+    h = scenario.model.hidden
+    vectors = 13 * h if scenario.model.bias else 2 * h  # norms and biases multiply nothing
+    weights = layer.params - vectors
+    assert flops(layer.forward) == 2 * weights * tokens
+    for phase in (Phase.INPUT_GRAD, Phase.WEIGHT_GRAD):
+        assert flops(layer.backward, phase=phase) == 2 * weights * tokens
+    head = head_block(scenario)
+    assert flops(head.forward) == 2 * h * scenario.model.padded_vocab(1) * tokens
+
+
+@pytest.mark.parametrize("attention", ["fused", "unfused"])
+def test_step_is_the_model_flops(attention):
+    """6 N and attention: causal kernels do half; two batched matmuls forward and four backward do all of it.
+
+    A fused backward recomputes the scores: 2.5 forwards instead of 2.
+    """
+    scenario = make(GPT, {"attention": attention})
+    blocks = [layer_block(scenario, i) for i in range(4)] + [head_block(scenario)]
+    items = [i for b in blocks for i in (*b.forward, *b.backward)]
+    kinds = ("gemm", "attention_forward", "attention_backward")
+    done = flops(items, kinds) / 1024
+    forward_scores = 4 * 16 * 64 * 512 * 4  # 4·a·d·s a token, 4 layers
+    expected = model_flops_per_token(scenario.model, 512, causal_half=attention == "fused")
+    expected += 0.5 * forward_scores / 2 if attention == "fused" else 0
+    assert done == pytest.approx(expected, rel=1e-12)
+
+
+def test_model_flops_contract():
+    m = make("llama3-8b").model
+    matmul = 8_030_261_248 - 128256 * 4096 - (2 * 32 + 1) * 4096
+    assert model_flops_per_token(m, 8192) == 6 * matmul + 12 * 32 * 32 * 128 * 8192 / 2
+    assert model_flops_per_token(m, 8192, causal_half=False) == 6 * matmul + 12 * 32 * 32 * 128 * 8192
+
+
+def test_active_experts_only():
+    m = make("mixtral-8x7b").model
+    idle = 32 * 6 * 3 * 4096 * 14336
+    counted = count_parameters(m)
+    norms, look_up = counted.norms, counted.embedding
+    assert model_flops_per_token(m, 0) == 6 * (counted.total - idle - norms - look_up)
+
+
+def test_recompute_shares():
+    """Full recompute adds a third of the matmuls; the attention core alone a few per cent (Korthikanti 2022).
+    """
+    kinds = ("gemm", "attention_forward", "attention_backward")
+    big = {"layers": 1, "hidden": 12288, "heads": 96, "vocab": 51200}
+
+    def share(mode):
+        b = layer_block(make(big, {"recompute": mode, "seq_len": 2048, "attention": "unfused"}), 0)
+        return flops(b.recompute, kinds) / flops((*b.forward, *b.backward), kinds)
+
+    assert share("full") == pytest.approx(1 / 3)
+    assert 0.005 < share("selective") < 0.03
+    assert 0.1 < share("selective_op") < 1 / 3
+
+
+def test_which_layers_recompute():
+    def reruns(recompute, **parallelism):
+        scenario = make(GPT | {"layers": 8}, {"recompute": recompute, "global_batch_size": 16}, **parallelism)
+        return [bool(layer_block(scenario, i).recompute) for i in range(8)]
+
+    assert reruns({"mode": "full", "every": 2}) == [True, False] * 4
+    assert reruns({"mode": "full", "layers": 1}, pp=4) == [True, False] * 4
+    assert reruns({"mode": "full", "layers": 3}) == [True] * 3 + [False] * 5
+
+
+def test_selective_op_keeps_every_second_matmul():
+    block = layer_block(make(LLAMA, {"recompute": "selective_op"}), 0)
+    again = [i.name for i in block.recompute if isinstance(i, Compute) and i.kind == "gemm"]
+    assert again == ["qkv_1", "attention_out", "mlp_up_1"]
+    assert not any(i.kind == "attention_forward" for i in block.recompute if isinstance(i, Compute))
+    sbh = 2 * 512 * 2 * 1024
+    # input, q, v (a quarter), attention and its log-sum-exp, gate, down
+    expected = sbh * (1 + 1 + 0.25 + 1 + 2816 / 1024 + 1) + 4 * 16 * 512 * 2
+    assert saved_bytes(block.saved) == expected
+
+
+def test_mtp_module():
+    scenario = make("deepseek-v3", {"seq_len": 128})
+    block = mtp_block(scenario)
+    assert block.params + block.expert_params == count_parameters(scenario.model).mtp

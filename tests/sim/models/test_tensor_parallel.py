@@ -1,0 +1,100 @@
+"""Tensor and sequence parallelism: how many collectives, how many bytes, what overlaps what."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from model_programs import GPT, LLAMA, comm_bytes, comms, flops, make
+
+from sim.models import embedding_block, head_block, layer_block
+from sim.program import Comm, Compute, Phase, Wait
+
+SBH = 512 * 2 * 1024 * 2  # bytes of one [s, b, h] in 16 bits
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+def test_all_reduces_of_a_layer(model):
+    """Two forward, two backward, two more with full recompute (Shoeybi 2019, section 3)."""
+    block = layer_block(make(model, {"recompute": "full"}, tp=4), 0)
+    for program in (block.forward, block.backward, block.recompute):
+        assert comms(program, "tp") == Counter(all_reduce=2)
+        assert comm_bytes(program, "tp") == 2 * SBH
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+def test_sequence_parallelism_moves_the_same_forward(model):
+    """An all-gather and a reduce-scatter for each all-reduce; backward gathers its inputs again (Korthikanti
+    4.2.2).
+    """
+    block = layer_block(make(model, tp=4, sp=True), 0)
+    assert comms(block.forward, "tp") == Counter(all_gather=2, reduce_scatter=2)
+    assert comms(block.backward, "tp") == Counter(all_gather=4, reduce_scatter=2)
+    assert comm_bytes(block.forward, "tp") == 4 * SBH
+    assert comm_bytes(block.backward, "tp") == 6 * SBH
+
+
+def test_only_the_re_gather_belongs_to_the_weight_gradient():
+    block = layer_block(make(GPT, tp=4, sp=True), 0)
+    late = [i for i in block.backward if isinstance(i, Comm) and i.phase is Phase.WEIGHT_GRAD]
+    assert [i.kind for i in late] == ["all_gather"] * 2
+
+
+@pytest.mark.parametrize("sp", [False, True])
+@pytest.mark.parametrize("overlap", ["none", "wgrad", "full"])
+@pytest.mark.parametrize("recompute", ["none", "full", "selective_op"])
+def test_overlap_changes_the_order_alone(sp, overlap, recompute):
+    """Same flops, same bytes; every asynchronous message is awaited once, after it was issued."""
+    plain = layer_block(make(LLAMA, {"recompute": recompute}, tp=4, sp=sp), 0)
+    block = layer_block(make(LLAMA, {"recompute": recompute}, tp=4, sp=sp, tp_overlap=overlap), 0)
+    names = ("forward", "backward") if recompute == "selective_op" else ("forward", "backward", "recompute")
+    for name in names:
+        a, b = getattr(plain, name), getattr(block, name)
+        assert flops(a) == pytest.approx(flops(b))
+        assert comm_bytes(a, "tp") == pytest.approx(comm_bytes(b, "tp"))
+        issued: list[str] = []
+        for item in b:
+            if isinstance(item, Comm):
+                assert item.blocking == (item.handle == "")
+                issued += [item.handle] if item.handle else []
+            elif isinstance(item, Wait):
+                issued.remove(item.handle)
+        assert issued == []
+        assert overlap != "none" or all(i.blocking for i in b if isinstance(i, Comm))
+
+
+def test_wgrad_overlap_runs_beside_the_weight_gradient():
+    """The input gradient's all-reduce is issued before the weight-gradient matmul and awaited after it."""
+    items = layer_block(make(GPT, tp=4, tp_overlap="wgrad"), 0).backward
+    names = [i.handle if isinstance(i, Wait) else i.name for i in items]
+    start = names.index("qkv_dgrad_all_reduce")
+    assert names[start - 1] == "qkv_dgrad"
+    assert names[start + 1 : start + 4] == ["qkv_wgrad", "qkv_wgrad_accumulate", "qkv_bias_grad"] or (
+        names[start + 1] == "qkv_wgrad"
+    )
+    assert names.index("qkv_dgrad_all_reduce", start + 1) > names.index("qkv_wgrad")
+
+
+def test_full_overlap_is_chunked():
+    forward = layer_block(make(GPT, tp=4, sp=True, tp_overlap="full"), 0).forward
+    assert comms(forward, "tp") == Counter(all_gather=8, reduce_scatter=8)
+    chunks = [i for i in forward if isinstance(i, Compute) and i.kind == "gemm" and "mlp_up" in i.name]
+    assert [c.shape for c in chunks] == [(1, 256, 1024, 1024)] * 4
+
+
+def test_vocabulary_parallel_ends():
+    embedding, head = (f(make(GPT, tp=4)) for f in (embedding_block, head_block))
+    assert comms(embedding.forward, "tp") == Counter(all_reduce=1)
+    assert comm_bytes(embedding.forward, "tp") == SBH
+    assert comms(head.forward, "tp") == Counter(all_reduce=3)
+    assert comm_bytes(head.forward, "tp") == 3 * 4 * 1024  # one fp32 number a token each
+    assert comms(head.backward, "tp") == Counter(all_reduce=1)
+    split = make(GPT, tp=4, sp=True)
+    assert comms(embedding_block(split).forward, "tp") == Counter(reduce_scatter=1)
+    assert comms(embedding_block(split).backward, "tp") == Counter(all_gather=1)
+    assert comms(head_block(split).forward, "tp") == Counter(all_reduce=3, all_gather=1)
+
+
+def test_one_rank_talks_to_nobody():
+    block = layer_block(make(GPT), 0)
+    assert not [i for i in (*block.forward, *block.backward) if isinstance(i, Comm | Wait)]
