@@ -1,8 +1,14 @@
 """Transfers laid on the graph's links, shared max-min fairly, take the closed forms' times."""
 
 import pytest
-from link_flows import Links, cluster, exchange_transfers, mesh_ring_seconds, ring_transfers
 
+from tests.topology.link_flows import (
+    Links,
+    cluster,
+    exchange_transfers,
+    mesh_ring_seconds,
+    ring_transfers,
+)
 from topology.collectives import pairwise_all_to_all, ring_all_gather, ring_all_reduce
 from topology.network import Network
 
