@@ -1,0 +1,104 @@
+"""Bytes on each rank against the ZeRO table, Korthikanti's stair and the dtypes' arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.memory import over_steps
+from sim.model_config import count_parameters
+from sim.simulate import simulate
+from tests.sim.cases import case
+
+
+def memory(parallelism: dict[str, Any] | None = None, rank: int = 0, **training: Any) -> dict[str, float]:
+    return simulate(case(parallelism, training)).result["memory"][rank]  # type: ignore[no-any-return]
+
+
+PSI = count_parameters(case().model).total
+
+
+@pytest.mark.parametrize(
+    ("precision", "grad_dtype", "param_dtype", "bytes_each"),
+    [("fp32", "fp32", None, 16), ("bf16", "bf16", None, 16), ("fp16", "fp16", None, 16), ("bf16", "fp32", None, 18),
+     ("bf16", "fp32", "fp32", 16), ("fp8", "fp32", None, 18)],
+)
+def test_bytes_per_parameter(precision: str, grad_dtype: str, param_dtype: str | None, bytes_each: int) -> None:
+    """Exactly 16 in fp32 and with 16-bit gradients, 18 with fp32 ones (Rajbhandari 2020, section 3.1)."""
+    m = memory(precision=precision, grad_dtype=grad_dtype, param_dtype=param_dtype)
+    assert m["parameters"] + m["gradients"] + m["optimizer"] == bytes_each * PSI
+
+
+@settings(deadline=None, max_examples=20)
+@given(zero=st.integers(0, 3), n=st.sampled_from([1, 2, 4, 8]))
+def test_zero_shards(zero: int, n: int) -> None:
+    """2Ψ + 2Ψ + 12Ψ, the states of each stage and those before it divided by n (Rajbhandari 2020, figure 1)."""
+    m = memory({"dp": n, "zero": zero}, grad_dtype="bf16", global_batch_size=8)
+    assert m["parameters"] == pytest.approx(2 * PSI / (n if zero == 3 else 1))
+    assert m["gradients"] == pytest.approx(2 * PSI / (n if zero >= 2 else 1))
+    assert m["optimizer"] == pytest.approx(12 * PSI / (n if zero >= 1 else 1))
+
+
+def test_unsharded_accumulation_keeps_whole_gradients() -> None:
+    m = memory({"dp": 8, "zero": 3, "accumulate_unsharded": True}, grad_dtype="bf16")
+    assert (m["parameters"], m["gradients"]) == pytest.approx((2 * PSI / 8, 2 * PSI))
+
+
+def test_hybrid_sharding_divides_by_the_shard_group() -> None:
+    m = memory({"dp": 8, "zero": 3, "shard_size": 2}, grad_dtype="bf16")
+    assert m["parameters"] == pytest.approx(2 * PSI / 2)
+
+
+def test_the_stair_of_1f1b() -> None:
+    """Rank r keeps the activations of p − r micro-batches, GPipe all of them (Narayanan 2021, figure 4)."""
+    p, m = 4, 8
+    rows = simulate(case({"pp": p, "schedule": "1f1b"}, {"global_batch_size": m})).result["memory"]
+    one = rows[1]["activations"] / 3
+    assert rows[2]["activations"] == pytest.approx(2 * one)
+    assert rows[0]["activations"] == pytest.approx(4 * one, rel=0.05)  # and the embedding's
+    flat = simulate(case({"pp": p, "schedule": "gpipe"}, {"global_batch_size": m})).result["memory"]
+    assert [flat[r]["activations"] for r in (1, 2)] == pytest.approx([m * one, m * one])
+    double = simulate(case({"pp": p, "schedule": "1f1b"}, {"global_batch_size": 2 * m})).result["memory"]
+    assert double[1]["activations"] == pytest.approx(rows[1]["activations"])
+
+
+def test_tied_embeddings_are_held_at_both_ends() -> None:
+    one = memory(None, grad_dtype="bf16")
+    table = 1024 * 1024
+    tied = case({"pp": 2}, {"grad_dtype": "bf16"}, {"tied_embeddings": True})
+    rows = simulate(tied).result["memory"]
+    assert sum(r["parameters"] for r in rows) == one["parameters"]  # two copies, as untied
+    whole = simulate(case(None, {"grad_dtype": "bf16"}, {"tied_embeddings": True})).result["memory"][0]
+    assert whole["parameters"] == one["parameters"] - 2 * table
+
+
+def test_first_step_has_no_optimizer_states_until_its_end() -> None:
+    sim = simulate(case(None, {"global_batch_size": 2}))
+    curve = over_steps(sim.memory[0], sim.step_time_s, 0.9 * sim.step_time_s, 4)
+    before = curve.time_s < 0.9 * sim.step_time_s
+    assert curve.optimizer[before].max() == 0
+    assert set(curve.optimizer[~before]) == {12.0 * PSI}
+    assert curve.time_s[-1] > 3 * sim.step_time_s
+    assert list(curve.time_s) == sorted(curve.time_s)
+    assert (curve.parameters > 0).all()
+
+
+def test_recompute_and_offload_keep_less() -> None:
+    kept = {k: memory(None, recompute=k)["activations"] for k in ("none", "selective", "full")}
+    unfused = {k: memory(None, recompute=k, attention="unfused")["activations"] for k in ("none", "selective", "full")}
+    assert kept["full"] < 0.2 * kept["none"]
+    assert unfused["full"] < unfused["selective"] < unfused["none"]
+    assert memory(None, activation_offload=True)["activations"] < 0.5 * kept["none"]
+
+
+def test_recompute_adds_a_third_of_compute() -> None:
+    """Full recomputation runs each forward again: 30-40 % of compute; selective a few per cent."""
+    big = {"hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 1024, "layers": 4}
+    base, full, selective = (
+        simulate(case(None, {"global_batch_size": 4, "seq_len": 2048, "attention": "unfused", "recompute": r}, big)).result["compute_s"]
+        for r in ("none", "full", "selective"))
+    assert 1.25 < full / base < 1.40
+    assert 1.005 < selective / base < 1.15
