@@ -1,0 +1,201 @@
+// What the page does once Bokeh has drawn it: legend, zoom, labels, memory by rank, and the text of tooltips.
+// `stepsim.data` is set by the page before this runs: {details, rows, kinds, memory, end_s, merge_below_s}.
+"use strict";
+(() => {
+  const data = stepsim.data
+  const $ = (query) => document.querySelector(query)
+  const all = (query) => [...document.querySelectorAll(query)]
+  const hidden = new Set()
+
+  stepsim.seconds = (s) => {
+    const a = Math.abs(s)
+    const [scale, unit] = a === 0 ? [1, "s"] : a < 1e-3 ? [1e6, "µs"] : a < 1 ? [1e3, "ms"] : [1, "s"]
+    const x = s * scale
+    return x.toFixed(Math.max(0, 4 - String(Math.trunc(Math.abs(x))).length)) + " " + unit
+  }
+  stepsim.bytes = (b) => {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    let i = 0
+    while (Math.abs(b) >= 1024 && i < units.length - 1) { b /= 1024; i++ }
+    return (i === 0 ? b.toFixed(0) : String(parseFloat(b.toPrecision(4)))) + " " + units[i]
+  }
+
+  // --- tooltips: plain text, which Bokeh escapes ---------------------------------------------------------------
+  stepsim.hover = (part, vars) => {
+    const [level, kind] = vars.name.split(":")
+    const columns = model(vars.name).data_source.data
+    const i = vars.index
+    const row = data.rows[columns.row[i]]
+    const time = `${stepsim.seconds(columns.end[i] - columns.start[i])}, from ${stepsim.seconds(columns.start[i])}`
+    const label = data.kinds[kind].label
+    if (level === "merged") {
+      const n = columns.count[i]
+      if (part === "title") return n > 1 ? `${n} spans, mostly ${label.toLowerCase()}` : label
+      return `${row[0]}, ${row[1]}\n${time}` + (n > 1 ? "\nzoom in to see each" : "")
+    }
+    const [name, bytes, bandwidth, source, note] = data.details[columns.detail[i]]
+    if (part === "title") return name && name !== label ? `${label}: ${name}` : label
+    const lines = [`${row[0]}, ${row[1]}`]
+    const place = []
+    if (columns.stage[i] >= 0) place.push(`stage ${columns.stage[i]}`)
+    if (columns.micro[i] >= 0) place.push(`micro-batch ${columns.micro[i]}`)
+    if (place.length) lines.push(place.join(", "))
+    lines.push(time)
+    if (bytes) lines.push(stepsim.bytes(bytes) + (bandwidth ? `, bus bandwidth ${(bandwidth / 1e9).toPrecision(4)} GB/s` : ""))
+    if (source) lines.push(`cost: ${source}`)
+    if (note) lines.push(note)
+    return lines.join("\n")
+  }
+  stepsim.memoryHover = (part, vars) => {
+    const columns = model("memory:probe").data_source.data
+    const i = vars.index
+    if (part === "title") return `at ${stepsim.seconds(columns.time[i])}: ${stepsim.bytes(columns.buffers[i])}`
+    let below = 0
+    return data.categories.map(([key, label]) => {
+      const size = columns[key][i] - below
+      below = columns[key][i]
+      return `${label}: ${stepsim.bytes(size)}`
+    }).reverse().join("\n")
+  }
+
+  const cache = new Map()
+  const model = (name) => {
+    if (!cache.has(name)) cache.set(name, Bokeh.documents[0].get_model_by_name(name))
+    return cache.get(name)
+  }
+
+  function start() {
+    const plot = model("timeline")
+    const range = plot.x_range
+    const exact = Object.keys(data.kinds).filter((k) => model(`exact:${k}`))
+    const merged = exact.some((k) => model(`merged:${k}`))
+    let near = !merged
+
+    const show = () => {
+      for (const kind of Object.keys(data.kinds)) {
+        const [a, b] = [model(`exact:${kind}`), model(`merged:${kind}`)]
+        const on = !hidden.has(kind)
+        if (a) a.visible = on && near
+        if (b) b.visible = on && !near
+      }
+    }
+
+    // --- legend ------------------------------------------------------------------------------------------------
+    for (const button of all(".legend button")) {
+      button.addEventListener("click", () => {
+        const on = button.getAttribute("aria-pressed") !== "true"
+        button.setAttribute("aria-pressed", String(on))
+        on ? hidden.delete(button.dataset.kind) : hidden.add(button.dataset.kind)
+        show(); label()
+      })
+    }
+
+    // --- labels in bars that have room for them ----------------------------------------------------------------
+    const label = () => {
+      const out = {x: [], y: [], text: [], color: []}
+      const per_px = (range.end - range.start) / (plot.inner_width || 1000)
+      for (const kind of near ? exact : []) {
+        if (hidden.has(kind)) continue
+        const c = model(`exact:${kind}`).data_source.data
+        const {short, label: long, text: color} = data.kinds[kind]
+        for (let i = 0; i < c.start.length && out.x.length < 1200; i++) {
+          if (c.end[i] <= range.start || c.start[i] >= range.end || c.height[i] < 11) continue
+          const from = Math.max(c.start[i], range.start), to = Math.min(c.end[i], range.end)
+          const px = (to - from) / per_px
+          if (px < 15) continue
+          const mb = c.micro[i] >= 0 ? String(c.micro[i]) : ""
+          const choices = mb === "" ? [long, short] : [
+            `${long} · micro-batch ${mb} · ${stepsim.seconds(c.end[i] - c.start[i])}`,
+            `${long} ${mb}`, `${short}${mb}`, mb]
+          const text = choices.find((t) => t.length * 6.6 + 4 < px)
+          if (!text) continue
+          out.x.push((from + to) / 2); out.y.push(c.y[i]); out.text.push(text); out.color.push(color)
+        }
+      }
+      model("labels").data_source.data = out
+    }
+
+    // --- level of detail ---------------------------------------------------------------------------------------
+    let waiting = 0
+    const moved = () => {
+      const was = near
+      near = !merged || range.end - range.start < data.merge_below_s
+      if (near !== was) show()
+      clearTimeout(waiting)
+      waiting = setTimeout(label, 60)
+      const whole = range.start <= 0 && range.end >= data.end_s
+      $("#view").textContent = (whole ? "whole step" : `${stepsim.seconds(range.start)} – ${stepsim.seconds(range.end)}`)
+        + (merged ? (near ? ", every span" : ", short spans merged") : "")
+    }
+    for (const property of [range.properties.start, range.properties.end]) property.change.connect(moved)
+    if (plot.properties.inner_width) plot.properties.inner_width.change.connect(moved)
+
+    // --- zoom by button and by key -----------------------------------------------------------------------------
+    const go = (start, end) => {
+      const width = Math.min(Math.max(end - start, data.end_s * 1e-6), data.end_s)
+      start = Math.min(Math.max(start, 0), data.end_s - width)
+      range.setv({start, end: start + width})
+    }
+    const actions = {
+      in: () => { const w = range.end - range.start; go(range.start + w / 4, range.end - w / 4) },
+      out: () => { const w = range.end - range.start; go(range.start - w / 2, range.end + w / 2) },
+      left: () => { const w = range.end - range.start; go(range.start - w / 4, range.end - w / 4) },
+      right: () => { const w = range.end - range.start; go(range.start + w / 4, range.end + w / 4) },
+      whole: () => go(0, data.end_s),
+    }
+    for (const button of all("button[data-zoom]")) button.addEventListener("click", actions[button.dataset.zoom])
+    const keys = {"+": "in", "=": "in", "-": "out", "ArrowLeft": "left", "ArrowRight": "right", "0": "whole",
+                  "w": "in", "s": "out", "a": "left", "d": "right"}
+    $("#plots").addEventListener("keydown", (event) => {
+      const action = keys[event.key]
+      if (!action || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select")) return
+      event.preventDefault()
+      actions[action]()
+    })
+    $("#plots").addEventListener("dblclick", actions.whole)
+
+    // --- critical path -----------------------------------------------------------------------------------------
+    const toggle = $("#critical")
+    if (toggle && model("critical")) {
+      const set = () => { model("critical").visible = toggle.checked }
+      toggle.addEventListener("change", set)
+      set()
+    }
+
+    memory(plot)
+    show(); moved(); label()
+    document.documentElement.dataset.ready = "true"
+  }
+
+  // --- memory of the chosen rank ---------------------------------------------------------------------------------
+  function memory() {
+    const chart = model("memory")
+    const select = $("#rank")
+    if (!chart || !select || data.memory.length === 0) return
+    const draw = () => {
+      const curve = data.memory[Number(select.value)]
+      const columns = {time: curve.time, base: curve.time.map(() => 0)}
+      let below = columns.base
+      for (const [key] of data.categories) {
+        below = curve[key].map((size, i) => size + below[i])
+        columns[key] = below
+      }
+      const peak = below.reduce((a, b) => Math.max(a, b), 0)
+      const limit = data.limit_bytes
+      const shown = limit > 0 && limit < 3 * peak
+      chart.y_range.setv({start: 0, end: (shown ? Math.max(peak, limit) : peak) * 1.08 || 1})
+      model("memory:total").data_source.data = columns
+      $("#memory-note").textContent = `Peak ${stepsim.bytes(peak)}`
+        + (limit > 0 ? ` of ${stepsim.bytes(limit)} on the device (${(100 * peak / limit).toFixed(1)} %)` : "")
+        + (limit > 0 && !shown ? "; the device's limit lies above the plot." : limit > 0 ? "; the dashed line is the device's limit." : ".")
+    }
+    select.addEventListener("change", draw)
+    draw()
+  }
+
+  function wait() {
+    const ready = window.Bokeh && Bokeh.documents.length > 0 && all(".plot").every((e) => e.childElementCount > 0)
+    ready ? start() : setTimeout(wait, 25)
+  }
+  document.readyState === "loading" ? document.addEventListener("DOMContentLoaded", wait) : wait()
+})()

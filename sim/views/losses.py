@@ -1,0 +1,184 @@
+"""Where a step's time goes, in plain words: what is useful, what is lost, and what would win it back.
+
+The parts of the mean rank's step, which add up to it:
+
+    useful        mfu · step                          the model's own FLOPs at the device's peak
+    recompute     (1 − mfu/hfu) · passes              forward work that is done twice
+    below_peak    mfu/hfu · passes − useful           kernels slower than the peak
+    optimizer     seconds in the optimizer
+    communication exposed_comm_s                      nothing computes meanwhile
+    bubble        bubble_fraction · step              waiting for another stage's input
+    other         what is left                        waiting outside the pipeline phase
+
+with passes = compute_s − optimizer. Splitting passes by FLOPs takes recomputed operators to be as efficient as the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.timeline import Timeline
+from sim.views.palette import COMPUTE_KINDS
+
+Result = Mapping[str, Any]
+
+
+class Part(NamedTuple):
+    """A share of the step."""
+
+    key: str
+    label: str
+    seconds: float
+    colour: str
+
+
+_LABELS = {
+    "useful": ("Useful work at peak speed", "#0072b2"),
+    "below_peak": ("Kernels below peak speed", "#7fb2d6"),
+    "recompute": ("Recomputation", "#f0e442"),
+    "optimizer": ("Optimizer", "#cc79a7"),
+    "communication": ("Exposed communication", "#d55e00"),
+    "bubble": ("Pipeline bubble", "#aab4bf"),
+    "other": ("Other waiting", "#d5dbe1"),
+}
+
+
+def parts_of_step(result: Result, timeline: Timeline) -> tuple[Part, ...]:
+    """The parts above, those of no length left out; empty for results without a step time (inference)."""
+    step = float(result.get("step_time_s") or 0.0)
+    if not step:
+        return ()
+    optimizer = min(mean_seconds(timeline, "OPTIMIZER"), float(result.get("compute_s", 0.0)))
+    passes = float(result.get("compute_s", 0.0)) - optimizer
+    mfu, hfu = float(result.get("mfu") or 0.0), float(result.get("hfu") or 0.0)
+    share = min(1.0, mfu / hfu) if hfu else 1.0
+    useful = min(mfu * step, share * passes)
+    seconds = {
+        "useful": useful, "below_peak": share * passes - useful, "recompute": (1 - share) * passes,
+        "optimizer": optimizer, "communication": float(result.get("exposed_comm_s", 0.0)),
+        "bubble": float(result.get("bubble_fraction", 0.0)) * step,
+    }
+    seconds["other"] = step - sum(seconds.values())
+    return tuple(Part(k, _LABELS[k][0], s, _LABELS[k][1]) for k, s in seconds.items() if s > 1e-4 * step)
+
+
+def largest_losses(result: Result, timeline: Timeline, n: int = 3) -> list[tuple[Part, str]]:
+    """The n largest parts that are not useful, each with what would remove it."""
+    lost = sorted((p for p in parts_of_step(result, timeline) if p.key != "useful"), key=lambda p: -p.seconds)
+    return [(part, _REMEDIES[part.key](result, timeline)) for part in lost[:n]]
+
+
+def mean_seconds(timeline: Timeline, kind: str) -> float:
+    """Seconds that the mean rank spends in a kind."""
+    if kind not in timeline.kinds:
+        return 0.0
+    mine = timeline.kind == timeline.kinds.index(kind)
+    weight = np.array([len(c.ranks) for c in timeline.classes], dtype=float)
+    spent = (timeline.end_s - timeline.start_s)[mine]
+    return float((spent * weight[timeline.class_index[mine]]).sum() / weight.sum())
+
+
+def exposed_by_stream(timeline: Timeline) -> dict[str, float]:
+    """Seconds of each communication stream that no computation covers, in the mean rank; largest first.
+
+    Waiting for a message counts as bubble, so the `recv` stream is left out. Streams that are exposed together
+    each count.
+    """
+    weight = np.array([len(c.ranks) for c in timeline.classes], dtype=float)
+    found: dict[str, float] = {}
+    compute = np.isin(timeline.kind, [timeline.kinds.index(k) for k in COMPUTE_KINDS if k in timeline.kinds])
+    for c in range(len(timeline.classes)):
+        mine = timeline.class_index == c
+        busy = np.flatnonzero(mine & compute)
+        busy = busy[np.argsort(timeline.start_s[busy], kind="stable")]
+        starts, ends = timeline.start_s[busy], np.maximum.accumulate(timeline.end_s[busy])
+        starts = np.maximum(starts, np.concatenate([[0.0], ends[:-1]])) if len(busy) else starts
+        edges = np.column_stack([starts, ends]).ravel() if len(busy) else np.array([0.0])
+        done = np.column_stack([np.cumsum(ends - starts) - (ends - starts), np.cumsum(ends - starts)]).ravel()
+        for s in range(len(timeline.streams)):
+            if timeline.streams[s] in ("compute", "recv"):
+                continue
+            spans = np.flatnonzero(mine & ~compute & (timeline.stream == s))
+            begin, end = timeline.start_s[spans], timeline.end_s[spans]
+            hidden = np.interp(end, edges, done) - np.interp(begin, edges, done) if len(busy) else 0.0
+            open_s = float(((end - begin) - hidden).sum()) * weight[c] / weight.sum()
+            found[timeline.streams[s]] = found.get(timeline.streams[s], 0.0) + open_s
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _bubble(result: Result, timeline: Timeline) -> str:
+    scenario = result.get("scenario", {})
+    layout, training = scenario.get("parallelism", {}), scenario.get("training") or {}
+    schedule, pp = layout.get("schedule", "1f1b"), int(layout.get("pp", 1))
+    batch = max(int(training.get("micro_batch_size", 1)) * int(layout.get("dp", 1)), 1)
+    m = int(training.get("global_batch_size", 0)) // batch
+    text = f"{pp} stages fill and drain around {m} micro-batches" if m else "Stages wait for each other"
+    if schedule == "naive":
+        return text + ". The naive schedule runs one stage at a time: `1f1b` lets them all work."
+    more = f" Twice as many ({2 * m}) would about halve its share" if m else " More micro-batches would shrink it"
+    if schedule in ("gpipe", "1f1b"):
+        return (text + "." + more + "; so would `interleaved_1f1b` with two virtual stages, and the zero-bubble "
+                "schedules (`zb_h1`, `zb_v`) fill it with weight gradients.")
+    if schedule == "interleaved_1f1b":
+        return text + "." + more + "; so would twice the virtual stages, at the price of more messages."
+    return text + "." + more + f". `{schedule}` already fills most of it; stages of more equal time would help too."
+
+
+def _communication(result: Result, timeline: Timeline) -> str:
+    streams = exposed_by_stream(timeline)
+    stream = next(iter(streams), "")
+    advice = {
+        "tp": "`sp: true` and `tp_overlap: full` hide part of it; a smaller `tp`, or one inside the NVLink domain, "
+              "shortens it.",
+        "cp": "`cp_method: ring` hides it under attention, and `cp_split: zigzag` balances it; a smaller `cp` "
+              "shortens it.",
+        "ep": "`ep_overlap: true` hides it in paired passes, `ep_dispatch_dtype: fp8` halves the dispatch.",
+        "dp": "`dp_sync: bucketed` and `param_gather_overlap: true` hide it under the passes; more accumulated "
+              "micro-batches a step, or `grad_reduce_dtype: bf16`, shorten it.",
+        "send": "`p2p_overlap: true` sends under the next computation instead of before it.",
+        "host": "Less offloading (`activation_offload: false`, recomputation instead) removes it.",
+    }
+    where = f"Mostly on the `{stream}` stream. " if stream in advice else ""
+    return where + advice.get(stream, "Overlapping it with computation, or faster links, would remove it.")
+
+
+def _recompute(result: Result, timeline: Timeline) -> str:
+    limit, peak = memory_limit_bytes(result), float(result.get("peak_memory_bytes") or 0.0)
+    mode = ((result.get("scenario", {}).get("training") or {}).get("recompute") or {})
+    mode = mode.get("mode", "") if isinstance(mode, Mapping) else mode
+    less = "`recompute: selective`" if mode == "full" else "`recompute: none`"
+    room = f" The worst rank has {(1 - peak / limit) * 100:.0f} % of its memory free." if limit > peak > 0 else ""
+    return f"{less} does less of the forward twice and keeps more activations instead.{room}"
+
+
+def _optimizer(result: Result, timeline: Timeline) -> str:
+    zero = int(result.get("scenario", {}).get("parallelism", {}).get("zero", 0))
+    if zero == 0:
+        return "`zero: 1` shares it out over the data-parallel ranks; a larger batch runs it less often."
+    return "A larger batch runs it less often; it is already sharded over the data-parallel ranks."
+
+
+def _below_peak(result: Result, timeline: Timeline) -> str:
+    return ("Operators run below the device's peak: memory-bound kernels and small or odd matmuls. Larger "
+            "micro-batches, less `tp`, `attention: fused` and `elementwise: compiled` raise it.")
+
+
+def _other(result: Result, timeline: Timeline) -> str:
+    return ("Ranks wait for the slowest after the pipeline has drained. More equal stages (`layers_per_stage`), "
+            "or no stragglers, would remove it.")
+
+
+_REMEDIES = {
+    "bubble": _bubble, "communication": _communication, "recompute": _recompute, "optimizer": _optimizer,
+    "below_peak": _below_peak, "other": _other,
+}
+
+
+def memory_limit_bytes(result: Result) -> float:
+    """The device's memory as the resolved scenario states it; 0 where it does not."""
+    cluster = result.get("scenario", {}).get("cluster")
+    gpu = cluster.get("gpu") if isinstance(cluster, Mapping) else None
+    return float(gpu.get("memory_bytes") or 0.0) if isinstance(gpu, Mapping) else 0.0

@@ -1,0 +1,110 @@
+"""The shell that every page shares: styles, scripts and plots in one file that needs no network.
+
+Whatever came from a scenario passes through `escape`; numbers through `sim.views.units`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape as _escape
+from importlib.resources import files
+from typing import Any
+
+from sim.timeline import Timeline
+from sim.views.palette import MEMORY, in_order, style_of
+from sim.views.rows import Layout
+
+_MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-svg.js"
+
+
+def escape(text: object) -> str:
+    """Text for HTML, in element or attribute."""
+    return _escape(str(text), quote=True)
+
+
+def marked(text: str) -> str:
+    """Escaped text in which `back-quoted` words are code."""
+    pieces = escape(text).split("`")
+    return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(pieces))
+
+
+def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """A whole HTML document: `body` holds a `<div data-plot="NAME">` for each of `plots`; `data` is for page.js."""
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+
+    script, divs = components(dict(plots))
+    for name, div in divs.items():
+        body = body.replace(f'<div class="plot" data-plot="{name}"></div>', f'<div class="plot">{div}</div>')
+    # The library would fetch MathJax for a label that looks like TeX; this page fetches nothing.
+    library = Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render_js().replace(_MATHJAX, "data:,")
+    assets = files("sim.views") / "assets"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{(assets / 'page.css').read_text('utf-8')}</style></head>\n"
+        f"<body><main>\n{body}\n</main>\n{library}\n"
+        f"<script>window.stepsim = {{data: {json_for_script(data)}}}</script>\n"
+        f"<script>{(assets / 'page.js').read_text('utf-8')}</script>\n{script}\n</body></html>\n"
+    )
+
+
+def json_for_script(data: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def view_data(timelines: Sequence[Timeline], layout: Layout, merge_below_s: float) -> dict[str, Any]:
+    """What page.js needs to know of the timelines beside the columns that Bokeh holds."""
+    kinds = in_order(tuple(dict.fromkeys(k for t in timelines for k in t.kinds)))
+    styles = {k: style_of(k) for k in kinds}
+    end_s = max((t.step_time_s for t in timelines), default=0.0) or 1.0
+    return {
+        "details": [list(d) for t in timelines for d in t.details],
+        "rows": [[r.track, r.stream] for r in layout.rows],
+        "kinds": {k: {"short": k.replace("_", " "), "label": s.label, "text": s.text} for k, s in styles.items()},
+        "categories": [[c, s.label] for c, s in MEMORY.items()],
+        "memory": [], "limit_bytes": 0.0, "end_s": end_s, "merge_below_s": merge_below_s,
+    }
+
+
+def card(name: str, value: str, note: str = "", mood: str = "") -> str:
+    """A headline number; `mood` is good, bad or nothing."""
+    return (f'<div class="card {mood}"><dt>{escape(name)}</dt><dd>{escape(value)}'
+            f"<small>{escape(note)}</small></dd></div>")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> str:
+    """A table of cells that are HTML already; columns from `numbers_from` on stand right."""
+    def cells(tag: str, row: Sequence[str]) -> str:
+        number = ' class="num"'
+        return "".join(f"<{tag}{number if i >= numbers_from else ''}>{c}</{tag}>" for i, c in enumerate(row))
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells('th', [escape(h) for h in head])}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def swatch(colour: str) -> str:
+    """A small square of a colour."""
+    return f'<span class="swatch" style="background:{escape(colour)}"></span>'
+
+
+def legend(kinds: Sequence[str]) -> str:
+    """A button per kind that shows or hides it."""
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-kind="{escape(k)}">{swatch(style_of(k).fill)}'
+        f"{escape(style_of(k).label)}</button>" for k in in_order(tuple(kinds)))
+    return f'<div class="legend" role="group" aria-label="Show or hide kinds">{buttons}</div>'
+
+
+def zoom_controls() -> str:
+    """Buttons for what mouse and keys do on the plot, and the sentence that says so."""
+    buttons = "".join(f'<button type="button" data-zoom="{key}" aria-label="{label}">{text}</button>' for
+                      key, label, text in (
+                          ("left", "earlier", "←"), ("right", "later", "→"), ("in", "zoom in", "+"),
+                          ("out", "zoom out", "−"), ("whole", "whole step", "Whole step")))
+    return (f'<div class="zoom" role="group" aria-label="Zoom">{buttons}</div>'
+            '<p class="hint">Drag across to zoom in, Ctrl + wheel to zoom, double-click for the whole step; '
+            'keys: ← → + − 0. Showing <span id="view" aria-live="polite">whole step</span>.</p>')

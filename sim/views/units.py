@@ -1,0 +1,95 @@
+"""Numbers as people read them: the one place where views scale base units for display."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def seconds(value: float) -> str:
+    """Seconds with four digits and a fitting unit.
+
+    >>> seconds(0.01234), seconds(4.5e-5), seconds(2), seconds(7200)
+    ('12.34 ms', '45.00 µs', '2.000 s', '2.000 h')
+    """
+    if value == 0:
+        return "0 s"
+    for limit, scale, unit in ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (600.0, 1.0, "s")):
+        if abs(value) < limit:
+            return f"{_digits(value / scale)} {unit}"
+    return f"{_digits(value / 3600)} h" if abs(value) >= 3600 else f"{_digits(value / 60)} min"
+
+
+def n_bytes(value: float) -> str:
+    """Bytes in powers of 1024.
+
+    >>> n_bytes(85899345920), n_bytes(512), n_bytes(3 * 2**20)
+    ('80.00 GiB', '512 B', '3.000 MiB')
+    """
+    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def rate(value: float, unit: str) -> str:
+    """A rate in powers of 1000, as bandwidths and FLOP/s are quoted.
+
+    >>> rate(3.12e14, "FLOP/s"), rate(2.5e10, "B/s")
+    ('312.0 TFLOP/s', '25.00 GB/s')
+    """
+    return _scaled(value, 1000, tuple(prefix + unit for prefix in ("", "K", "M", "G", "T", "P", "E")))
+
+
+def count(value: float) -> str:
+    """A number with separators, or with as many digits as matter.
+
+    >>> count(1234567), count(12.345)
+    ('1,234,567', '12.3')
+    """
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.1f}"
+
+
+def percent(value: float) -> str:
+    """A fraction in percent.
+
+    >>> percent(0.1795), percent(0.0004)
+    ('17.9 %', '0.04 %')
+    """
+    return f"{value * 100:.2f} %" if 0 < abs(value) < 0.001 else f"{value * 100:.1f} %"
+
+
+def ranks_text(ranks: Any) -> str:
+    """Ranks in as few words as possible.
+
+    >>> ranks_text([0]), ranks_text(range(8)), ranks_text([0, 4, 8, 12]), ranks_text([0, 1, 5])
+    ('rank 0', 'ranks 0–7', 'ranks 0, 4 … 12', 'ranks 0, 1, 5')
+    """
+    if isinstance(ranks, (int, str)):
+        return f"rank {ranks}"
+    values = ranks if isinstance(ranks, range) else [int(r) for r in ranks]
+    if len(values) == 0:
+        return "no rank"
+    if len(values) == 1:
+        return f"rank {values[0]}"
+    first, last, step = values[0], values[-1], values[1] - values[0]
+    if len(values) > 2 and (isinstance(values, range) or _even(values, step)):
+        return f"ranks {first}–{last}" if step == 1 else f"ranks {first}, {values[1]} … {last}"
+    if len(values) <= 4:
+        return "ranks " + ", ".join(map(str, values))
+    return f"ranks {first}, {values[1]} … {last} ({len(values)})"
+
+
+def _even(values: list[int], step: int) -> bool:
+    return all(b - a == step for a, b in zip(values, values[1:], strict=False))
+
+
+def _digits(value: float) -> str:
+    """Four significant digits without an exponent."""
+    whole = len(str(int(abs(value))))
+    return f"{value:.{max(0, 4 - whole)}f}"
+
+
+def _scaled(value: float, base: int, units: Iterable[str]) -> str:
+    units = tuple(units)
+    size, i = float(value), 0
+    while abs(size) >= base and i < len(units) - 1:
+        size, i = size / base, i + 1
+    return f"{size:.0f} {units[0]}" if i == 0 else f"{_digits(size)} {units[i]}"
