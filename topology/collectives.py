@@ -13,15 +13,17 @@ J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and s
 (double binary trees); NCCL's cost model, src/graph/tuning.cc (which steps cross nodes, chains inside them);
 nccl-tests, doc/PERFORMANCE.md (bus bandwidth).
 
-Left out: protocols LL, LL128 and Simple (each would scale B and α of an algorithm: one more candidate per
-pair), in-network reduction between nodes (CollNet, SHARP, NVLSTree), PAT, kernel launch.
+The functions give bare α–β; `fastest` adds the protocols (see `protocols`) on links that NCCL runs on. Left
+out: in-network reduction between nodes (CollNet, SHARP, NVLSTree), PAT, NCCL's limits per channel.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from topology.protocols import PLAIN, PROTOCOLS, Protocol
 
 P2P_PER_ROUND = 8  # sends in flight at once: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h
 
@@ -48,7 +50,8 @@ class Group:
     inter_exchange_bytes_per_s: float
     inter_pair_bytes_per_s: float
     inter_latency_s: float
-    nvls: bool
+    nvls_share: float  # of the ring's bandwidth, under in-switch reduction; 0: the switch has none
+    protocols: bool  # NCCL's apply
 
     @property
     def nodes_share_bytes_per_s(self) -> float:
@@ -110,33 +113,34 @@ def ring_broadcast(group: Group, size_bytes: float) -> AlphaBeta:
 def tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """Double binary tree over the domains, a chain inside each (NCCL 2.4).
 
-    2((g-1)α + ⌈log2 d⌉α') + max(S(g-1)/g / C, 2S / gb): C is the chains' bandwidth, each GPU passing S up and
-    S down. Each of the two trees carries S/2 up and down; an inner node of one is a leaf of the other, so a
-    domain sends S up and S down in all. (Two domains could do with half of that; not counted on.)
+    2((g-1)α + ⌈log2 d⌉α') + max(S/C, wS / gb). A GPU inside a chain passes S up and S down, so C is half of B
+    (NCCL's busBw · 0.5). Each of the two trees carries S/2 up and down; an inner node of one is a leaf of the
+    other, so a domain sends S up and S down in all: w = 2. Of two domains each is the other's only neighbour,
+    root of one tree and leaf of the other: S/2 up one and S/2 down the other, w = 1.
     """
     g, d = group.members_max, group.domains
     latency_s = 2 * ((g - 1) * group.latency_s + math.ceil(math.log2(d)) * group.inter_latency_s)
+    inside = size_bytes / group.chain_bytes_per_s if g > 1 else 0.0
     if d == 1:
-        return AlphaBeta(latency_s, size_bytes / group.chain_bytes_per_s)
-    inside = size_bytes * (g - 1) / g / group.chain_bytes_per_s
-    between = 2 * size_bytes / (group.members * group.inter_tree_bytes_per_s)
-    return AlphaBeta(latency_s, max(inside, between))
+        return AlphaBeta(latency_s, inside)
+    sent_bytes = size_bytes * (1 if d == 2 else 2)
+    return AlphaBeta(latency_s, max(inside, sent_bytes / (group.members * group.inter_tree_bytes_per_s)))
 
 
 def nvls_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
-    """5α + S(1+1/n)/B: the switch reduces and multicasts (NVLink SHARP).
+    """5α + S(1+1/n)/eB: the switch reduces and multicasts (NVLink SHARP) at e of the links' bandwidth.
 
     Each rank reads its n-th already reduced by the switch (every GPU sends S in all) and writes it to all
     (S/n more). Steps: a barrier, the read's two ways, the write, a barrier.
     """
-    return AlphaBeta(5 * group.latency_s, size_bytes * (1 + 1 / group.ranks) / group.ring_bytes_per_s)
+    bytes_per_s = group.ring_bytes_per_s * group.nvls_share
+    return AlphaBeta(5 * group.latency_s, size_bytes * (1 + 1 / group.ranks) / bytes_per_s)
 
 
 def nvls_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
-    """4α + S(n-1)/n / B: each rank multicasts its n-th; a reduce-scatter reads instead, in as many steps."""
-    return AlphaBeta(
-        4 * group.latency_s, size_bytes * (group.ranks - 1) / group.ranks / group.ring_bytes_per_s
-    )
+    """4α + S(n-1)/n / eB: each rank multicasts its n-th; a reduce-scatter reads instead, in as many steps."""
+    bytes_per_s = group.ring_bytes_per_s * group.nvls_share
+    return AlphaBeta(4 * group.latency_s, size_bytes * (group.ranks - 1) / group.ranks / bytes_per_s)
 
 
 def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
@@ -211,14 +215,25 @@ def bus_factor(kind: str, ranks: int) -> float:
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
+def with_protocol(algorithm: Algorithm, protocol: Protocol, group: Group, size_bytes: float) -> AlphaBeta:
+    """An algorithm's cost under a protocol: its start, its steps, its share of the bandwidth."""
+    latency_s, inter_latency_s = group.latency_s * protocol.step, group.inter_latency_s * protocol.inter_step
+    cost = algorithm(replace(group, latency_s=latency_s, inter_latency_s=inter_latency_s), size_bytes)
+    return AlphaBeta(protocol.base_s + cost.latency_s, cost.transfer_s / protocol.bandwidth)
+
+
 def fastest(kind: str, group: Group, size_bytes: float) -> tuple[str, AlphaBeta]:
-    """The algorithm that takes least time for this kind, group and size; `ValueError` for an unknown kind."""
+    """The algorithm and protocol that take least time for this kind, group and size, as `ring LL128`.
+
+    Raises `ValueError` for an unknown kind.
+    """
     if kind not in ALGORITHMS:
         raise ValueError(f"collective is {kind!r}; it must be one of {', '.join(sorted(ALGORITHMS))}")
-    usable = group.nvls and group.domains == 1
+    usable = group.nvls_share > 0 and group.domains == 1
     costs = {
-        name: algorithm(group, size_bytes)
+        f"{name} {protocol.name}".rstrip(): with_protocol(algorithm, protocol, group, size_bytes)
         for name, algorithm in ALGORITHMS[kind].items()
+        for protocol in (PROTOCOLS[name] if group.protocols else PLAIN)
         if name != "nvls" or usable
     }
     name = min(costs, key=lambda key: costs[key].seconds)

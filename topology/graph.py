@@ -77,7 +77,7 @@ def _add_node(graph: Graph, cluster: ClusterSpec, node: int) -> None:
     gpus, inter = cluster.gpus_per_node, cluster.inter_node
     host = _add(graph, f"host{node}", "host")
     switches = min(gpus, inter.nics_per_node)
-    per_gpu = max(cluster.gpu.host_bandwidth_bytes_per_s, inter.nic_bandwidth_bytes_per_s)
+    per_gpu = max(cluster.gpu.host_bandwidth_bytes_per_s, inter.usable_bytes_per_s)
     for index in range(switches):
         switch = _add(graph, f"pcie{node}.{index}", "pcie")
         _join(graph, (switch, host), "pcie", cluster.gpu.host_bandwidth_bytes_per_s, 0.0)
@@ -87,7 +87,7 @@ def _add_node(graph: Graph, cluster: ClusterSpec, node: int) -> None:
     for index in range(inter.nics_per_node):
         nic = _add(graph, f"nic{node}.{index}", "nic")
         switch = f"pcie{node}.{index * switches // inter.nics_per_node}"
-        _join(graph, (switch, nic), "pcie", inter.nic_bandwidth_bytes_per_s, 0.0)
+        _join(graph, (switch, nic), "pcie", inter.usable_bytes_per_s, 0.0)
 
 
 def _add_nvlink(graph: Graph, cluster: ClusterSpec, node: int) -> None:
@@ -95,7 +95,7 @@ def _add_nvlink(graph: Graph, cluster: ClusterSpec, node: int) -> None:
     gpus, intra = cluster.gpus_per_node, cluster.intra_node
     ranks = range(node * gpus, (node + 1) * gpus)
     if intra.kind == "nvlink_mesh":
-        lane = intra.bandwidth_bytes_per_s / links_per_gpu(gpus)
+        lane = intra.usable_bytes_per_s / links_per_gpu(gpus)
         for a, b in product(range(gpus), repeat=2):
             if a < b and links(gpus)[a][b]:
                 ends = (gpu(ranks[a]), gpu(ranks[b]))
@@ -105,7 +105,7 @@ def _add_nvlink(graph: Graph, cluster: ClusterSpec, node: int) -> None:
     hub = _add(graph, f"nvswitch{ranks[0] // cluster.domain_gpus}", "nvswitch") if nvswitch else f"host{node}"
     kind = "nvlink" if nvswitch else "peer"
     for rank in ranks:
-        _join(graph, (gpu(rank), hub), kind, intra.bandwidth_bytes_per_s, intra.latency_s / 2)
+        _join(graph, (gpu(rank), hub), kind, intra.usable_bytes_per_s, intra.latency_s / 2)
 
 
 def _add_tree(graph: Graph, cluster: ClusterSpec) -> None:
@@ -116,10 +116,10 @@ def _add_tree(graph: Graph, cluster: ClusterSpec) -> None:
     for node, nic in product(range(cluster.nodes), range(inter.nics_per_node)):
         group = node // inter.nodes_per_leaf
         leaf = _add(graph, f"leaf{group}.{nic}" if rails else f"leaf{group}", "leaf")
-        _join(graph, (f"nic{node}.{nic}", leaf), "nic", inter.nic_bandwidth_bytes_per_s, inter.latency_s / 2)
+        _join(graph, (f"nic{node}.{nic}", leaf), "nic", inter.usable_bytes_per_s, inter.latency_s / 2)
     leaves = [name for name in graph if graph.nodes[name]["kind"] == "leaf"]
     for leaf in leaves:
-        below = graph.out_degree(leaf) * inter.nic_bandwidth_bytes_per_s
+        below = graph.out_degree(leaf) * inter.usable_bytes_per_s
         _join(graph, (leaf, spine), "fabric", below / inter.oversubscription, 0.0)
 
 
@@ -128,12 +128,12 @@ def _add_torus(graph: Graph, cluster: ClusterSpec) -> None:
     link."""
     inter = cluster.inter_node
     shape = torus_shape(cluster.nodes, inter.nics_per_node)
-    a_link = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / (2 * len(shape))
+    a_link = inter.usable_bytes_per_s * inter.nics_per_node / (2 * len(shape))
     routers = {torus_position(node, shape): f"router{node}" for node in range(cluster.nodes)}
     for node, (position, router) in enumerate(routers.items()):
         _add(graph, router, "router")
         for nic in range(inter.nics_per_node):
-            _join(graph, (f"nic{node}.{nic}", router), "nic", inter.nic_bandwidth_bytes_per_s, 0.0)
+            _join(graph, (f"nic{node}.{nic}", router), "nic", inter.usable_bytes_per_s, 0.0)
         for axis, side in enumerate(shape):
             if side == 1:
                 continue

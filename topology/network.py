@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from topology.collectives import Group, bus_factor, fastest
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
+from topology.protocols import DIRECT, PLAIN
 from topology.spec import ClusterSpec
 from topology.torus import mean_hops, torus_hops, torus_shape
 
@@ -38,6 +39,15 @@ _NOTHING = CollectiveCost(0.0, "none", 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """Between two ranks: the steps within domains and between them, and the narrowest link's share."""
+
+    latency_s: float
+    inter_latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Inside:
     """Bandwidths of a group's links within its domains, as `Group` names them."""
 
@@ -48,13 +58,13 @@ class _Inside:
 
 
 class Network:
-    """A cluster's communication costs, from its data-sheet bandwidths and latencies alone.
+    """A cluster's communication costs, from its links' bandwidths and latencies and NCCL's protocols.
 
     >>> from topology.presets import CLUSTERS
     >>> network = Network(CLUSTERS["dgx-a100"])
     >>> cost = network.collective("all_reduce", range(8), 1 << 30)
     >>> cost.algorithm, round(cost.bus_bandwidth_bytes_per_s / 1e9)
-    ('ring', 299)
+    ('ring Simple', 238)
     """
 
     def __init__(
@@ -66,7 +76,9 @@ class Network:
         self._scales = {(min(pair), max(pair)): scale for pair, scale in (link_scales or {}).items()}
         self.domain_gpus = cluster.domain_gpus
         inter = cluster.inter_node
-        self._share = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
+        self._full = cluster.intra_node.usable_bytes_per_s
+        self._protocols = cluster.intra_node.kind != "pcie"
+        self._share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
         self._shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
         self._groups: dict[tuple[int, ...] | range, Group] = {}
 
@@ -87,27 +99,38 @@ class Network:
         return CollectiveCost(seconds, algorithm, bus, cost.latency_s)
 
     def send(self, src: int, dst: int, size_bytes: float) -> float:
-        """Seconds of one message: α + S/B.
-
-        Between nodes α is one network step, or one a hop on a torus; on rails, a message to another local
-        index first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step.
-        """
+        """Seconds of one message: α + S/B of its way, under the protocol that suits its size."""
         if src == dst:
             return 0.0
+        way = self.way(src, dst)
+        return min(
+            each.base_s
+            + each.step * way.latency_s
+            + each.inter_step * way.inter_latency_s
+            + size_bytes / (way.bytes_per_s * each.bandwidth)
+            for each in (DIRECT if self._protocols else PLAIN)
+        )
+
+    def way(self, src: int, dst: int) -> Way:
+        """What lies between two ranks.
+
+        Between nodes one network step, or one a hop on a torus; on rails, a message to another local index
+        first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step.
+        """
         intra, inter = self.cluster.intra_node, self.cluster.inter_node
         gpus = self.cluster.gpus_per_node
         scale = self._scale(src // gpus, dst // gpus)
         if src // self.domain_gpus == dst // self.domain_gpus:
-            return self._latency(src, dst) + size_bytes / (scale * self._pair(src, dst))
-        latency_s, share = inter.latency_s, self._share
+            return Way(self._latency(src, dst), 0.0, scale * self._pair(src, dst))
+        latency_s, inter_latency_s, share = 0.0, inter.latency_s, self._share
         if self._shape:
             hops = max(1, torus_hops(src // gpus, dst // gpus, self._shape))
-            latency_s, share = latency_s * hops, self._torus_link(hops)
+            inter_latency_s, share = inter_latency_s * hops, self._torus_link(hops)
         elif self._leaf(src) != self._leaf(dst):
             share /= inter.oversubscription
         if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
-            latency_s, share = latency_s + intra.latency_s, min(share, intra.bandwidth_bytes_per_s)
-        return latency_s + size_bytes / (scale * share)
+            latency_s, share = intra.latency_s, min(share, self._full)
+        return Way(latency_s, inter_latency_s, scale * share)
 
     def host_copy(self, size_bytes: float) -> float:
         """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
@@ -145,7 +168,8 @@ class Network:
             inter_exchange_bytes_per_s=exchange,
             inter_pair_bytes_per_s=pair,
             inter_latency_s=self.cluster.inter_node.latency_s,
-            nvls=self.cluster.intra_node.nvls and self.cluster.intra_node.kind == "nvswitch",
+            nvls_share=self.cluster.intra_node.nvls_efficiency,
+            protocols=self._protocols,
         )
 
     def _inside(self, ranks: NDArray[np.int64], most: int) -> _Inside:
@@ -155,7 +179,7 @@ class Network:
         Where no ring fits on the mesh, rings close over PCIe, and an all-reduce goes up and down one chain of
         single links (NCCL makes no more chains than rings).
         """
-        full = self.cluster.intra_node.bandwidth_bytes_per_s
+        full = self._full
         if self.cluster.intra_node.kind != "nvlink_mesh" or most == 1:
             return _Inside(full, full / 2, full, full)
         gpus, domains = self.cluster.gpus_per_node, ranks // self.domain_gpus
@@ -174,8 +198,8 @@ class Network:
         """Bandwidth between two GPUs of one domain; on a mesh the links between them or over a third GPU."""
         intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
         if intra.kind != "nvlink_mesh":
-            return intra.bandwidth_bytes_per_s
-        return intra.bandwidth_bytes_per_s / links_per_gpu(gpus) * relay_links(gpus, src % gpus, dst % gpus)
+            return self._full
+        return self._full / links_per_gpu(gpus) * relay_links(gpus, src % gpus, dst % gpus)
 
     def _latency(self, src: int, dst: int) -> float:
         """Within a domain one step, on a mesh one a link."""

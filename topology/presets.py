@@ -1,21 +1,30 @@
 """GPUs and clusters as data. Every figure is the vendor's; `source` names the document.
 
 Peaks are dense (a sheet that prints "with sparsity" is halved), memory in decimal bytes, bandwidths per
-direction. Latencies are no data-sheet figures: `NVLINK_LATENCY_S` and the others below are assumptions of the
-order that NCCL's own cost model uses (src/graph/tuning.cc, hardware latencies per step: NVLink 0.6 µs in
-protocol LL to 3.4 µs in Simple, network 2.7 µs to 14 µs); a measured profile replaces them where it has
-points.
+direction. What no data sheet has is taken from NCCL's own cost model: seconds of a step (version 2.21,
+src/graph/tuning.cc), and the part of a link's bandwidth that is left for data (src/graph/topo.h: of an
+NVLink's 25 GB/s 20 on Volta and Ampere, 20.6 on Hopper, of Blackwell's 50 40.1; `nvlsEfficiency` in
+tuning.cc, 2.27). A measured profile replaces them where it has points.
 """
 
 from __future__ import annotations
 
+from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
 from topology.spec import ClusterSpec, GpuSpec, InterNode, IntraNode
 
 _T = 1e12
 
-NVLINK_LATENCY_S = 2e-6  # assumption: between NCCL's LL128 (1.9 µs) and its Simple protocol (3.4 µs)
-NETWORK_LATENCY_S = 5e-6  # assumption: between NCCL's LL128 (4.0 µs) and its Simple protocol (14 µs)
-LOOPBACK_LATENCY_S = 5e-5  # assumption: one TCP message between two processes of a busy host
+_NVLINK_EFFICIENCY = {
+    "v100": 20 / 25,
+    "a100-sxm": 20 / 25,
+    **dict.fromkeys(("h100-sxm", "h200-sxm"), 20.6 / 25),
+    **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200", "gb300"), 40.1 / 50),
+}
+_NVLS_EFFICIENCY = {
+    **dict.fromkeys(("h100-sxm", "h200-sxm"), 0.85),
+    **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200", "gb300"), 0.74),
+}
+_LOOPBACK_LATENCY_S = 5e-5  # assumption: one TCP message between two processes of a busy host
 
 _PCIE3_X16 = 15.75e9  # 8 GT/s * 16 lanes * 128/130, a direction (PCI Express base specification)
 _PCIE4_X16 = 31.5e9
@@ -129,17 +138,17 @@ def _dgx(
     name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: float, source: str
 ) -> ClusterSpec:
     """Eight GPUs a node. From Hopper on, the NVSwitches can reduce and multicast (NVLink SHARP)."""
-    volta = gpu == "v100"
     return ClusterSpec(
         name=name,
         gpu=GPUS[gpu],
         gpus_per_node=8,
         nvlink_domain=8,
         intra_node=IntraNode(
-            kind="nvlink_mesh" if volta else "nvswitch",
+            kind="nvlink_mesh" if gpu == "v100" else "nvswitch",
             bandwidth_bytes_per_s=nvlink_gb_per_s * 1e9,
-            latency_s=NVLINK_LATENCY_S,
-            nvls=not volta and not gpu.startswith("a100"),
+            latency_s=SIMPLE_NVLINK_S,
+            efficiency=_NVLINK_EFFICIENCY[gpu],
+            nvls_efficiency=_NVLS_EFFICIENCY.get(gpu, 0.0),
         ),
         inter_node=_fabric(nics, nic_gb_per_s),
         source=source,
@@ -152,7 +161,7 @@ def _fabric(nics: int, nic_gb_per_s: float) -> InterNode:
         kind="rail_optimized",
         nics_per_node=nics,
         nic_bandwidth_bytes_per_s=nic_gb_per_s * 1e9,
-        latency_s=NETWORK_LATENCY_S,
+        latency_s=SIMPLE_NETWORK_S,
     )
 
 
@@ -164,7 +173,11 @@ def _nvl72(name: str, gpu: str, nic_gb_per_s: float, source: str) -> ClusterSpec
         gpus_per_node=4,
         nvlink_domain=72,
         intra_node=IntraNode(
-            kind="nvswitch", bandwidth_bytes_per_s=900e9, latency_s=NVLINK_LATENCY_S, nvls=True
+            kind="nvswitch",
+            bandwidth_bytes_per_s=900e9,
+            latency_s=SIMPLE_NVLINK_S,
+            efficiency=_NVLINK_EFFICIENCY[gpu],
+            nvls_efficiency=_NVLS_EFFICIENCY[gpu],
         ),
         inter_node=_fabric(4, nic_gb_per_s),
         source=source,
@@ -178,8 +191,12 @@ _CPU_HOST = ClusterSpec(
     gpu=GPUS["cpu"],
     gpus_per_node=64,
     nvlink_domain=64,
-    intra_node=IntraNode(kind="pcie", bandwidth_bytes_per_s=2.5e9, latency_s=LOOPBACK_LATENCY_S),
-    inter_node=InterNode(nics_per_node=1, nic_bandwidth_bytes_per_s=1.25e9, latency_s=LOOPBACK_LATENCY_S),
+    intra_node=IntraNode(
+        kind="pcie", bandwidth_bytes_per_s=2.5e9, latency_s=_LOOPBACK_LATENCY_S, efficiency=1.0
+    ),
+    inter_node=InterNode(
+        nics_per_node=1, nic_bandwidth_bytes_per_s=1.25e9, latency_s=_LOOPBACK_LATENCY_S, efficiency=1.0
+    ),
     source="nominal loopback and 10 Gbit/s Ethernet figures: assumptions",
 )
 

@@ -28,13 +28,21 @@ class GpuSpec(_Spec):
 class IntraNode(_Spec):
     """Links within a node (or NVLink domain). Bandwidth: per GPU and direction.
 
-    `nvls`: the switches reduce and multicast (NVLink SHARP: Hopper and later with NVSwitch).
+    `efficiency`: the part of the bandwidth that data can use, headers taken off. `nvls_efficiency`:
+    what is left of that when the switches reduce and multicast (NVLink SHARP); 0 where they cannot.
+    `latency_s`: one step of a ring, large messages (NCCL's protocol Simple); small ones step faster.
     """
 
     kind: Literal["nvswitch", "nvlink_mesh", "pcie"] = "nvswitch"
     bandwidth_bytes_per_s: float = Field(default=450e9, gt=0, le=1e18)
-    latency_s: float = Field(default=2e-6, ge=0, le=10)
-    nvls: bool = False
+    latency_s: float = Field(default=3.4e-6, ge=0, le=10)
+    efficiency: float = Field(default=0.8, gt=0, le=1)
+    nvls_efficiency: float = Field(default=0.0, ge=0, le=1)
+
+    @property
+    def usable_bytes_per_s(self) -> float:
+        """What data can use of a GPU's bandwidth, a direction."""
+        return self.bandwidth_bytes_per_s * self.efficiency
 
 
 class InterNode(_Spec):
@@ -42,14 +50,22 @@ class InterNode(_Spec):
 
     `nodes_per_leaf`: consecutive nodes whose NICs share leaf switches; the default of 1 sends every message
     between nodes above its leaf, so oversubscription acts on all of them. Of no effect on a torus.
+    `efficiency`: the part of a NIC's bandwidth that data can use (NCCL's src/graph/topo.h counts 12 GB/s of
+    100 Gbit/s).
     """
 
     kind: Literal["fat_tree", "rail_optimized", "torus"] = "fat_tree"
     nics_per_node: int = Field(default=8, ge=1, le=1024)
     nic_bandwidth_bytes_per_s: float = Field(default=50e9, gt=0, le=1e18)
-    latency_s: float = Field(default=5e-6, ge=0, le=10)
+    latency_s: float = Field(default=14e-6, ge=0, le=10)
     oversubscription: float = Field(default=1.0, ge=1.0, le=1000)
     nodes_per_leaf: int = Field(default=1, ge=1, le=100_000)
+    efficiency: float = Field(default=0.96, gt=0, le=1)
+
+    @property
+    def usable_bytes_per_s(self) -> float:
+        """What data can use of one NIC's bandwidth, a direction."""
+        return self.nic_bandwidth_bytes_per_s * self.efficiency
 
 
 class ClusterSpec(_Spec):
