@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sim.errors import InputError
-from sim.yaml_input import MAX_DEPTH, KeyPath, dotted
+from sim.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+# Tags of unions told apart by form; pydantic puts them into an error's location.
+_FORM_TAGS = ("<mapping>", "<name>", "<trace>", "<pattern>")
 
 
 class Written(BaseModel):
@@ -32,17 +35,23 @@ class Source:
 
     def error(self, path: KeyPath, problem: str) -> InputError:
         """The one message for something wrong at `path`: file, line or option, key, problem."""
-        origin: int | str | None = None
-        for length in range(len(path), 0, -1):
-            origin = self.origins.get(path[:length])
-            if origin is not None:
-                break
-        key = dotted(path)
+        origin, key = self._origin(path), dotted(path)
         if isinstance(origin, str):
             key = f"--set {origin}" if origin == key else f"--set {origin}: {key}"
             return InputError(f"{self.label}: {key}: {problem}")
         place = self.label if origin is None else f"{self.label}:{origin}"
         return InputError(f"{place}: {key}: {problem}" if key else f"{place}: {problem}")
+
+    def _origin(self, path: KeyPath) -> int | str | None:
+        """Where the key or the nearest mapping around it was written, or else the option that made it."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origins:
+                return self.origins[path[:length]]
+        if not path:
+            return self.origins.get(path)
+        return next(
+            (o for key, o in self.origins.items() if isinstance(o, str) and key[: len(path)] == path), None
+        )
 
 
 def show(value: Any) -> str:
@@ -59,15 +68,16 @@ def show(value: Any) -> str:
         text = f"a list of {len(value)}"
     else:
         text = str(value) if not isinstance(value, int) or abs(value) < 10**40 else "a very long number"
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return one_line(text)
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known word, or nothing."""
     import difflib
 
-    found = difflib.get_close_matches(str(word)[:100].lower(), list(known), n=1, cutoff=0.5)
+    text, choices = str(word)[:100].lower(), list(known)
+    begins = [choice for choice in choices if len(text) > 2 and choice.startswith(text)]
+    found = begins or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     return f"; did you mean '{found[0]}'?" if found else ""
 
 
@@ -111,9 +121,15 @@ def validate(model: type[ModelT], data: Any, source: Source, path: KeyPath) -> M
     except ValidationError as error:
         problems = error.errors(include_url=False)
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-        loc = tuple(part for part in first["loc"] if not (isinstance(part, str) and part.startswith("<")))
+        loc = _without_tags(first["loc"], first["type"] == "extra_forbidden")
         message = _message(first["type"], first, model, loc)
         raise source.error((*path, *loc), message) from None
+
+
+def _without_tags(loc: KeyPath, ends_in_own_key: bool) -> KeyPath:
+    """A location without the tags between its keys; an unknown key at its end stays, whatever its name."""
+    end = loc[-1:] if ends_in_own_key else ()
+    return (*(part for part in loc[: len(loc) - len(end)] if part not in _FORM_TAGS), *end)
 
 
 _EXPECTED = {

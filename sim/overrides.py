@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.errors import InputError
 from sim.input_source import Source
-from sim.yaml_input import KeyPath, dotted, parse_yaml
+from sim.yaml_input import KeyPath, dotted, one_line, parse_yaml
 
 # Where a single word may stand for a mapping, and the key under which the mapping holds that word.
 _SHORT_FORMS: dict[KeyPath, str] = {
@@ -48,7 +48,7 @@ def with_overrides(source: Source, overrides: Sequence[str]) -> Source:
     data, origins = source.data, dict(source.origins)
     for option in overrides:
         text, separator, value_text = option.partition("=")
-        label = f"--set {option[:80]}"
+        label = f"--set {one_line(option, 80)}"
         keys = text.strip().split(".")
         if not separator or not all(keys):
             raise InputError(f"{label}: must be KEY=VALUE, such as parallelism.pp=4")
@@ -57,10 +57,15 @@ def with_overrides(source: Source, overrides: Sequence[str]) -> Source:
         value, _ = parse_yaml(value_text, label)
         path: KeyPath = tuple(keys)
         data = _put(data, path, value, (), label)
-        for key in [known for known in origins if known[: len(path)] == path]:
+        placed = tuple(int(key) if _is_index(key) else key for key in keys)
+        for key in [known for known in origins if known[: len(placed)] == placed]:
             del origins[key]
-        origins[tuple(int(key) if key.isdigit() else key for key in keys)] = dotted(path)
+        origins[placed] = dotted(placed)
     return Source(source.label, data, origins, source.folder)
+
+
+def _is_index(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 9
 
 
 def _put(base: Any, path: KeyPath, value: Any, done: KeyPath, label: str) -> Any:
@@ -71,12 +76,14 @@ def _put(base: Any, path: KeyPath, value: Any, done: KeyPath, label: str) -> Any
     if base is None:
         base = {}
     if isinstance(base, list) and isinstance(key, str):
-        if not (key.isascii() and key.isdigit() and len(key) < 9 and int(key) < len(base)):
+        if not (_is_index(key) and int(key) < len(base)):
             raise InputError(
-                f"{label}: {dotted(done)} is a list of {len(base)}; '{key}' is not a place in it"
+                f"{label}: {dotted(done)} is a list of {len(base)}; '{one_line(key)}' is not a place in it"
             )
         index = int(key)
         return [_put(v, path[1:], value, (*done, i), label) if i == index else v for i, v in enumerate(base)]
     if not isinstance(base, dict):
-        raise InputError(f"{label}: {dotted(done)} holds a single value, so it has no key '{key}'")
+        raise InputError(
+            f"{label}: {dotted(done)} holds a single value, so it has no key '{one_line(str(key))}'"
+        )
     return {**base, str(key): _put(base.get(str(key)), path[1:], value, (*done, key), label)}

@@ -52,6 +52,12 @@ def _rank_order(value: Any) -> Any:
     return value
 
 
+def _zero(value: Any) -> Any:
+    if type(value) is not int:  # true and 1.0 equal 1, and yet are no stage
+        raise ValueError("must be 0, 1, 2 or 3")
+    return value
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -80,7 +86,7 @@ class Parallelism(Written):
     pp: Degree = 1
     ep: Degree = 1
     expert_tp: Degree = 1
-    zero: Literal[0, 1, 2, 3] = 0
+    zero: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_zero)] = 0
     shard_size: Degree = Field(
         default_factory=lambda data: data["dp"] * data["cp"], description="null: dp * cp"
     )

@@ -30,7 +30,7 @@ def scenario_schema() -> Schema:
     }
     model = _section(ModelConfig, definitions)
     definitions["Model"] = _or_preset(
-        model, "a shipped model's name, or a path to a Hugging Face config.json"
+        model, definitions["ModelConfig"], "a shipped model's name, or a path to a Hugging Face config.json"
     )
     definitions["Distillation"]["properties"]["teacher"] = {"$ref": "#/$defs/Model"}
     _open_cluster(_section(ClusterSpec, definitions), definitions)
@@ -52,7 +52,7 @@ def scenario_schema() -> Schema:
             "calibration": {
                 "type": ["string", "null"],
                 "default": None,
-                "description": "a profile's name or path, or roofline; null: the profile of the cluster's GPU",
+                "description": "a profile's name or path, or roofline; null: that of the cluster's GPU",
             },
             **nullable,
         },
@@ -100,7 +100,7 @@ def _or_preset(reference: Schema, full: Schema, words: str) -> Schema:
 
 
 def _open_cluster(cluster: Schema, definitions: dict[str, Schema]) -> None:
-    """Make optional what follows from elsewhere: the GPU's name, the number of nodes, the domain, the NICs."""
+    """Make optional what follows from elsewhere: the GPU's name, nodes, NVLink domain and NICs."""
     gpu, spec = definitions["GpuSpec"], definitions["ClusterSpec"]
     gpu["required"] = [key for key in gpu["required"] if key != "name"]
     gpu["properties"]["name"] = {"type": ["string", "null"], "default": "custom"}

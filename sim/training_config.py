@@ -53,7 +53,9 @@ class Training(Written):
     gradient_clipping: bool = Field(
         default=True, description="norm of all gradients, and their scaling by it"
     )
-    recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Recompute(mode="none")
+    recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Field(
+        default=Recompute(mode="none"), json_schema_extra={"default": "none"}
+    )
     attention: Literal["fused", "unfused"] = "fused"
     cross_entropy: Literal["unfused", "fused"] = "unfused"
     elementwise: Literal["eager", "megatron", "compiled"] = "eager"

@@ -157,5 +157,11 @@ def dotted(path: KeyPath) -> str:
     """A key path as a person writes it: `faults.stragglers[0].rank`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else ("." if text else "") + one_line(part)
     return text
+
+
+def one_line(text: str, limit: int = 60) -> str:
+    """A text as it can stand in a message: control characters replaced, cut to `limit`."""
+    short = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(c if c.isprintable() else "?" for c in short)

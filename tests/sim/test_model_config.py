@@ -1,0 +1,210 @@
+"""Parameter counts against published ones, and models read from Hugging Face configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.errors import InputError
+from sim.model_config import ModelConfig, count_parameters
+from sim.model_input import load_model, model_presets
+
+# Exact counts: `num_parameters` of the Hugging Face checkpoints' model cards and index files.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v2": 235_741_434_880,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
+
+# Billions as printed in the papers' tables, to the digits printed there.
+ROUNDED = {
+    "gpt3-6.7b": (6.7, 0.05),
+    "gpt3-13b": (13.0, 0.2),
+    "gpt3-175b": (175.0, 0.5),
+    "megatron-1.7b": (1.7, 0.05),
+    "megatron-3.6b": (3.6, 0.05),
+    "megatron-7.5b": (7.5, 0.05),
+    "megatron-18.4b": (18.4, 0.05),
+    "megatron-39.1b": (39.1, 0.05),
+    "megatron-76.1b": (76.1, 0.06),
+    "megatron-145.6b": (145.6, 0.05),
+    "megatron-310.1b": (310.1, 0.05),
+    "megatron-529.6b": (529.6, 0.05),
+    "megatron-1008b": (1008.0, 0.05),
+    "korthikanti-22b": (22.0, 0.5),
+    "korthikanti-175b": (175.0, 0.5),
+    "korthikanti-530b": (530.0, 0.5),
+    "korthikanti-1t": (1000.0, 10.0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_parameter_count(name: str) -> None:
+    assert count_parameters(load_model(name)).total == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_parameter_count(name: str) -> None:
+    billions, tolerance = ROUNDED[name]
+    assert count_parameters(load_model(name)).total / 1e9 == pytest.approx(billions, abs=tolerance)
+
+
+def test_every_preset_is_checked_against_a_published_count() -> None:
+    aliases = {"gpt2-124m", "llama3.1-8b", "llama3.1-70b"}
+    assert set(model_presets()) == set(PUBLISHED) | set(ROUNDED) | aliases | {"deepseek-v3"}
+
+
+def test_deepseek_v3_is_published_with_router_biases_and_37_billion_active() -> None:
+    model = load_model("deepseek-v3")
+    count = count_parameters(model)
+    assert model.moe is not None
+    assert count.total + model.moe_layers * model.moe.experts == 671_026_419_200
+    assert count.active / 1e9 == pytest.approx(37, abs=0.6)
+    # 14 B published for the module with its copies of embedding and head (685 B in all, its README)
+    assert (count.mtp + count.embedding + count.head) / 1e9 == pytest.approx(13.5, abs=0.6)
+
+
+def test_active_parameters() -> None:
+    assert count_parameters(load_model("mixtral-8x7b")).active / 1e9 == pytest.approx(12.9, abs=0.05)
+    assert count_parameters(load_model("deepseek-v2")).active / 1e9 == pytest.approx(21, abs=0.5)
+    assert count_parameters(load_model("qwen3-30b-a3b")).active / 1e9 == pytest.approx(3.3, abs=0.06)
+    dense = count_parameters(load_model("llama3-8b"))
+    assert dense.active == dense.total
+
+
+@pytest.mark.parametrize(("h", "layers", "v"), [(64, 1, 100), (768, 12, 50257), (12288, 96, 51200)])
+def test_gpt_formula(h: int, layers: int, v: int) -> None:
+    gpt = ModelConfig(layers=layers, hidden=h, heads=h // 32, vocab=v, tied_embeddings=True)
+    assert count_parameters(gpt).total == h * v + layers * (12 * h**2 + 13 * h) + 2 * h
+
+
+def test_parts_add_up_to_the_total() -> None:
+    for name in model_presets():
+        count = count_parameters(load_model(name))
+        assert count.total == sum(count[2:-1]), name
+
+
+def test_padded_vocabulary() -> None:
+    gpt2 = load_model("gpt2")
+    assert (gpt2.padded_vocab(1), gpt2.padded_vocab(8)) == (50304, 51200)
+    assert load_model("llama3-8b").padded_vocab(2) == 128256
+
+
+def _config(tmp_path: Path, **config: Any) -> str:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    return str(file)
+
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "hidden_act": "silu",
+    "tie_word_embeddings": False, "max_position_embeddings": 8192, "attention_bias": False,
+}  # fmt: skip
+QWEN2 = {**LLAMA, "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584,
+    "num_attention_heads": 28,
+         "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
+QWEN3 = {**LLAMA, "model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288,
+    "vocab_size": 151936,
+         "head_dim": 128}  # fmt: skip
+QWEN3_MOE = {**LLAMA, "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048,
+             "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936,
+             "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+             "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+DEEPSEEK_V3 = {
+    **LLAMA, "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168,
+        "num_attention_heads": 128,
+    "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280, "q_lora_rank": 1536,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "num_nextn_predict_layers": 1,
+        "moe_layer_freq": 1,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024,
+    "n_inner": None,
+        "vocab_size": 50257, "activation_function": "gelu_new", "resid_pdrop": 0.0}  # fmt: skip
+NEOX = {"model_type": "gpt_neox", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+        "intermediate_size": 16384, "vocab_size": 50432, "hidden_act": "gelu",
+        "tie_word_embeddings": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "preset"),
+    [
+        (LLAMA, "llama3-8b"),
+        (QWEN2, "qwen2.5-7b"),
+        (QWEN3, "qwen3-8b"),
+        (QWEN3_MOE, "qwen3-30b-a3b"),
+        (MIXTRAL, "mixtral-8x7b"),
+        (DEEPSEEK_V3, "deepseek-v3"),
+        (GPT2, "gpt2-xl"),
+    ],
+)
+def test_hugging_face_config_equals_the_preset(config: dict[str, Any], preset: str, tmp_path: Path) -> None:
+    assert load_model(_config(tmp_path, **config)) == load_model(preset)
+
+
+def test_pythia_parameter_count(tmp_path: Path) -> None:
+    # EleutherAI/pythia-6.9b: 6,857,302,016 parameters (model card of the suite, table of sizes).
+    assert count_parameters(load_model(_config(tmp_path, **NEOX))).total == 6_857_302_016
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "bert"}, "model_type: found 'bert'; must be one of gpt2, gpt_neox, llama"),
+        ({"model_type": None}, "model_type: found null"),
+        ({"attention_bias": True}, "attention_bias: found true"),
+        ({"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
+        ({"hidden_size": "big"}, "hidden: found 'big'; must be an integer"),
+        ({"num_hidden_layers": 0}, "layers: found 0; must be at least 1"),
+        ({"num_key_value_heads": 5}, "kv_heads: found 5; must divide heads (32)"),
+    ],
+)
+def test_hugging_face_config_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        load_model(_config(tmp_path, **{**LLAMA, **changes}))
+    assert message in str(error.value)
+
+
+def test_hugging_face_config_missing_key(tmp_path: Path) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "vocab_size"}
+    with pytest.raises(InputError, match=r"config\.json: vocab_size: is required and missing"):
+        load_model(_config(tmp_path, **config))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "[" * 100_000, '{"model_type": ' + "9" * 5000 + "}", "\x00"]
+)
+def test_hugging_face_config_that_is_no_json_mapping(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"config\.json"):
+        load_model(str(file))

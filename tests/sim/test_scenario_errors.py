@@ -1,0 +1,309 @@
+"""Scenarios that are wrong: one clear message each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.errors import InputError
+from sim.scenario import load_scenario, parse_scenario
+
+GOOD = """\
+name: good
+model: {layers: 8, hidden: 256, heads: 8, kv_heads: 4, vocab: 1000}
+training:
+  seq_len: 128
+  global_batch_size: 32
+parallelism:
+  dp: 2
+cluster: dgx-h100
+"""
+MOE = "model.moe={experts: 8, top_k: 2, ffn: 64}"
+SERVE = ["training=null", "inference={requests: {prompt_len: 8, output_len: 8}}"]
+MLA = "model.mla={kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 4, v_head_dim: 8}"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD)
+    return file
+
+
+def message(file: Path, *overrides: str) -> str:
+    with pytest.raises(InputError) as error:
+        load_scenario(file, overrides)
+    text = str(error.value)
+    assert "\n" not in text
+    return text.replace(str(file), "good.yaml")
+
+
+CASES: list[tuple[str, str]] = [
+    # unknown keys
+    ("paralelism.tp=2",
+     "good.yaml: --set paralelism.tp: paralelism: unknown key; did you mean 'parallelism'?"),
+    ("parallelism.tpp=2", "--set parallelism.tpp: unknown key; did you mean 'tp'?"),
+    ("model.laeyrs=2", "--set model.laeyrs: unknown key; did you mean 'layers'?"),
+    ("model.moe={experts: 8, topk: 2, ffn: 64}", "model.moe.topk: unknown key; did you mean 'top_k'?"),
+    ("cluster.intra_node.bandwidth=1",
+     "cluster.intra_node.bandwidth: unknown key; did you mean 'bandwidth_bytes_per_s'?"),
+    ("cluster.gpu.memory=1", "cluster.gpu.memory: unknown key; did you mean 'memory_bytes'?"),
+    ("faults={stragglers: [{rnak: 1}]}", "faults.stragglers[0].rnak: unknown key; did you mean 'rank'?"),
+    ("training.recompute={mode: full, layer: 1}",
+     "training.recompute.layer: unknown key; did you mean 'layers'?"),
+    # wrong types
+    ("training.seq_len=long", "--set training.seq_len: found 'long'; must be an integer"),
+    ("training.seq_len=1.5", "found 1.5; must be an integer"),
+    ("training.seq_len=true", "found true; must be an integer"),
+    ("training.seq_len='128'", "found '128'; must be an integer"),
+    ("training.seq_len=[1]", "found a list of 1; must be an integer"),
+    ("parallelism.sp=1", "found 1; must be true or false"),
+    ("model.dropout=much", "found 'much'; must be a number"),
+    ("training=5", "training: found 5; must be a mapping"),
+    ("parallelism=[1]", "parallelism: found a list of 1; must be a mapping"),
+    ("model=[1]", "model: found a list of 1; must be a preset's name, a path or a mapping"),
+    ("cluster=3", "cluster: found 3; must be a preset's name or a mapping"),
+    ("name=3", "name: found 3; must be text"),
+    ("parallelism.layers_per_stage=3", "found 3; must be a list"),
+    ("faults.stragglers=3", "faults.stragglers: found 3; must be a list"),
+    ("faults.links=[{between: [node0]}]", "faults.links[0].between[1]: is required and missing"),
+    ("faults={links: [{between: node0}]}", "found 'node0'; must be a list"),
+    # out of limits
+    ("model.layers=0", "--set model.layers: found 0; must be at least 1"),
+    ("model.layers=10001", "found 10001; must be at most 10,000"),
+    ("model.dropout=1", "found 1; must be less than 1"),
+    ("parallelism.dp=20000000", "must be at most 10,000,000"),
+    ("parallelism.zero=4", "found 4; must be 0, 1, 2 or 3"),
+    ("parallelism.zero=true", "parallelism.zero: found true"),
+    ("training.global_batch_size=-1", "found -1; must be at least 1"),
+    ("training.global_batch_size=" + "9" * 60, "found a very long number"),
+    ("parallelism.bucket_bytes=0", "found 0; must be at least 1"),
+    ("parallelism.bucket_bytes=25 parsecs", "must be a number of bytes"),
+    ("cluster.gpu.memory_bytes=lots", "cluster.gpu.memory_bytes: found 'lots'; must be a number of bytes"),
+    ("cluster.gpu.memory_bytes=-1", "must be greater than 0"),
+    ("cluster.gpu.peak_flops_per_s={bf16: 0}",
+     "cluster.gpu.peak_flops_per_s.bf16: found 0; must be a number above 0"),
+    ("cluster.gpu.peak_flops_per_s={bf17: 1}", "unknown dtype; did you mean 'bf16'?"),
+    ("cluster.nodes=0", "cluster.nodes: found 0; must be at least 1"),
+    # NaN and infinity
+    ("model.dropout=.nan", "model.dropout: found nan; must be a finite number"),
+    ("parallelism.schedule_memory=.inf", "found inf; must be a finite number"),
+    ("parallelism.schedule_memory=1e999", "found inf; must be a finite number"),
+    # names
+    ("parallelism.schedule=1f2b", "found '1f2b'; must be 'naive', 'gpipe', '1f1b'"),
+    ("parallelism.schedule=zb_h3", "did you mean 'zb_h2'?"),
+    ("training.precision=fp12", "found 'fp12'; must be 'fp32', 'bf16'"),
+    ("training.recompute=fulll", "training.recompute.mode: found 'fulll'; must be 'none'"),
+    ("training.recompute=3", "training.recompute: found 3; must be a mapping"),
+    ("model.moe={experts: 8, top_k: 2, ffn: 8, imbalance: skewed}",
+     "model.moe.imbalance: found 'skewed'; must be 'balanced'"),
+    ("model.moe={experts: 8, top_k: 2, ffn: 8, imbalance: {zipf: -1}}", "model.moe.imbalance.zipf: found -1"),
+    ("model=llama3-9b", "model: found 'llama3-9b'; no such model preset; did you mean 'llama3-8b'?"),
+    ("model={preset: 3}", "--set model: model.preset: found 3"),
+    ("model=nowhere/config.json", "found 'nowhere/config.json'; no such file"),
+    ("cluster=dgx-h1000", "no such cluster preset; did you mean 'dgx-h100'?"),
+    ("cluster={preset: dgx-h101}", "cluster.preset: found 'dgx-h101'"),
+    ("cluster={nodes: 2}", "cluster.gpu: is required and missing"),
+    ("cluster.gpu=h100", "no such GPU preset; did you mean 'h100-sxm'?"),
+    ("cluster={gpu: {memory_bytes: 1}}", "cluster.gpu.memory_bandwidth_bytes_per_s: is required and missing"),
+    ("parallelism.rank_order=tp-dp", "found 'tp-dp'; must hold each of tp, cp, dp, pp once"),
+    # sections and required keys
+    ("version=2", "version: found 2; this program reads version 1"),
+    ("model=null", "model: is required and missing"),
+    ("cluster=null", "cluster: is required and missing"),
+    ("training=null", "training: is required and missing"),
+    ("training.seq_len=null", "training.seq_len: is required and missing"),
+    ("model.vocab=null", "model.vocab: is required and missing"),
+    ("inference={requests: {prompt_len: 1, output_len: 1}}", "inference: stands beside training"),
+    # shape of the model
+    ("model.heads=7", "model.heads: found 7; must divide hidden (256), or give head_dim"),
+    ("model.kv_heads=3", "model.kv_heads: found 3; must divide heads (8)"),
+    ("model.moe={experts: 2, top_k: 3, ffn: 8}", "model.moe.top_k: found 3; must be at most experts (2)"),
+    ("model.moe={experts: 2, top_k: 1, ffn: 8, dense_layers: 9}", "must be at most layers (8)"),
+    (MLA, "model.kv_heads: found 4; with mla every head has its own: 8"),
+    # options that are no options
+    ("parallelism.pp", "--set parallelism.pp: must be KEY=VALUE"),
+    ("=3", "--set =3: must be KEY=VALUE"),
+    ("a..b=3", "must be KEY=VALUE"),
+    (".".join("a" * 17) + "=3", "more than 16 parts"),
+    ("parallelism.pp=[1", "is not valid YAML"),
+    ("parallelism.dp.x=3", "parallelism.dp holds a single value, so it has no key 'x'"),
+    ("parallelism.pp=&a 3", "anchors and aliases"),
+]  # fmt: skip
+
+LAYOUTS: list[tuple[list[str], str]] = [
+    (["parallelism.tp=3"], "parallelism.tp: found 3; must divide model.heads (8)"),
+    (["model.heads=24", "model.hidden=384", "model.kv_heads=6", "parallelism.tp=4"],
+     "must divide model.kv_heads (6)"),
+    (["model.ffn=100", "parallelism.tp=8"], "must divide model.ffn (100)"),
+    (["model.head_dim=8", "model.hidden=260", "parallelism.tp=8"], "must divide model.hidden (260)"),
+    (["parallelism.sp=true"], "sequence parallelism needs tp above 1"),
+    (["parallelism.tp=8", "parallelism.sp=true", "training.seq_len=100"],
+     "cp·tp = 8 must divide training.seq_len (100)"),
+    (["parallelism.ep=2"], "parallelism.ep: found 2; the model has no experts"),
+    (["parallelism.expert_tp=2"], "parallelism.expert_tp: found 2; the model has no experts"),
+    (["parallelism.ep_overlap=true"], "the model has no experts"),
+    ([MOE, "parallelism.ep=3"], "parallelism.ep: found 3; must divide model.moe.experts (8)"),
+    ([MOE, "parallelism.ep=4"], "parallelism.ep: found 4; must divide tp·cp·dp (2)"),
+    ([MOE, "parallelism.ep=2", "parallelism.expert_tp=2"], "ep·expert_tp must divide tp·cp·dp (2)"),
+    (["model.moe={experts: 8, top_k: 2, ffn: 63}", "parallelism.expert_tp=2"],
+     "must divide model.moe.ffn (63)"),
+    (["model.moe={experts: 8, top_k: 2, ffn: 63, shared_experts: 1}", "parallelism.tp=2"],
+     "shared experts' ffn (63)"),
+    ([MOE, "parallelism.ep=2", "parallelism.ep_overlap=true"], "only dualpipe and dualpipe_v pair a forward"),
+    (["cluster.nodes=1", "parallelism.pp=8"],
+     "cluster.nodes: found 1 nodes of 8 = 8 GPUs; tp·cp·dp·pp = 1·1·2·8 = 16"),
+    (["parallelism.dp=4000000", "parallelism.tp=8"], "32,000,000 ranks; at most 10,000,000"),
+    (["parallelism.pp=200000", "parallelism.schedule=interleaved_1f1b", "parallelism.virtual_stages=6"],
+     "makes 1,200,000 stages; at most 1,000,000"),
+    (["training.global_batch_size=33"],
+     "found 33; must be a multiple of micro_batch_size·dp = 1·2 = 2 (nearest: 32 or 34)"),
+    (["training.micro_batch_size=32"], "(nearest: 64)"),
+    (["parallelism.virtual_stages=2", "parallelism.pp=2"], "found 2; schedule 1f1b has 1 per rank"),
+    (["parallelism.virtual_stages=1", "parallelism.pp=2", "parallelism.schedule=interleaved_1f1b"],
+     "needs at least 2"),
+    (["parallelism.virtual_stages=3", "parallelism.pp=2", "parallelism.schedule=zb_v"],
+     "schedule zb_v has 2 per rank"),
+    (["parallelism.schedule=dualpipe", "parallelism.pp=3"],
+     "parallelism.pp: found 3; dualpipe needs an even number"),
+    (["parallelism.layers_per_stage=[4, 4]"],
+     "found 2 entries; pp 1 with schedule 1f1b and 1 virtual stages makes 1"),
+    (["parallelism.pp=2", "parallelism.layers_per_stage=[4, 5]"], "found 9 layers in all; model.layers is 8"),
+    (["parallelism.pp=2", "parallelism.layers_per_stage=[-1, 9]"],
+     "parallelism.layers_per_stage[0]: found -1"),
+    (["parallelism.pp=2", "parallelism.layers_per_stage=[]"], "found 0 entries"),
+    (["parallelism.cp=3"], "2·cp = 6 (zigzag split) must divide training.seq_len (128)"),
+    (["parallelism.cp=3", "parallelism.cp_split=striped"], "cp = 3 must divide training.seq_len (128)"),
+    (["parallelism.cp=16", "parallelism.cp_method=all_to_all"], "cp must divide heads/tp (8)"),
+    (["parallelism.shard_size=3", "parallelism.zero=3"],
+     "parallelism.shard_size: found 3; must divide dp·cp (2)"),
+    (["training.precision=fp16", "cluster=cpu-host"], "GPU cpu has no fp16 peak (it has: fp32, bf16)"),
+    (["cluster=dgx-v100"], "training.precision: found 'bf16'; GPU v100 has no bf16 peak"),
+    (["training.precision=fp8", "cluster=dgx-a100"], "GPU a100-sxm has no fp8 peak"),
+    (["training.precision=nvfp4"], "GPU h100-sxm has no nvfp4 peak"),
+    (["training.param_dtype=fp16"],
+     "training.param_dtype: found 'fp16'; precision bf16 keeps parameters in bf16 or fp32"),
+    (["training.precision=fp32", "training.param_dtype=bf16"], "precision fp32 keeps parameters in fp32"),
+    (["training.recompute={mode: full, layers: 9}"],
+     "training.recompute.layers: found 9; must be at most model.layers (8)"),
+    (["training.recompute={mode: full, layers: 2, every: 2}"], "found both layers and every"),
+    (["training.recompute={mode: selective, layers: 2}"], "only mode full takes it"),
+    (["model.positions=learned", "model.max_positions=64"],
+     "model.max_positions: found 64; learned positions must cover 128"),
+    ([MLA, "model.kv_heads=null", "model.head_dim=8"],
+     "with mla it is qk_nope_head_dim + qk_rope_head_dim = 12"),
+    (["faults.stragglers=[{rank: 2}]"],
+     "faults.stragglers[0].rank: found 2; must be below the number of ranks (2)"),
+    (["faults.links=[{between: [node0, node7]}]"],
+     "faults.links[0].between[1]: found 'node7'; the cluster has node0 to node0"),
+    (["faults.links=[{between: [spine, node0]}]"], "found 'spine'"),
+    (["distillation={teacher: llama3-8b}"], "distillation.teacher: has a vocabulary of 128256"),
+    (["distillation={teacher: llama3-9b}"], "distillation.teacher: found 'llama3-9b'"),
+    (["distillation={mode: logits}"], "distillation.teacher: is required and missing"),
+    (["distillation=3"], "distillation: found 3; must be a mapping"),
+    (["distillation={teacher: {layers: 1, hidden: 8, heads: 3, vocab: 9}}"],
+     "distillation.teacher.heads: found 3"),
+    (["distillation={teacher: gpt2, mode: sequence, teacher_parallelism: {tp: 5}}"],
+     "must divide the teacher's heads (12)"),
+    (["distillation={teacher: gpt2, mode: sequence, teacher_parallelism: {tp: 4}}"],
+     "must divide the number of ranks (2)"),
+    (["distillation={teacher: gpt2, mode: sequence}", "training.seq_len=2048"],
+     "learned positions must cover 2048"),
+    ([*SERVE, "distillation={teacher: gpt2}"], "distillation: needs training"),
+    ([*SERVE, "parallelism.cp=2"], "inference is not split by context parallelism"),
+    ([*SERVE, "inference.requests={prompt_len: 8}"],
+     "inference.requests.output_len: is required and missing"),
+    ([*SERVE, "inference.requests={trace: nowhere.csv}"],
+     "inference.requests.trace: found 'nowhere.csv'; no such file"),
+    ([*SERVE, "inference.requests.rate_per_s=0"], "found 0; must be greater than 0"),
+    ([*SERVE, "inference.batching=static", "inference.requests.rate_per_s=3"],
+     "a static batch starts all at once"),
+    ([*SERVE, "inference.prefix_cache=gpu", "inference.kv_cache.layout=contiguous"],
+     "need kv_cache.layout paged"),
+    ([*SERVE, "inference.kv_cache.memory_fraction=1.5"], "found 1.5; must be at most 1"),
+    ([*SERVE, "inference.requests=3"], "inference.requests: found 3; must be a mapping"),
+    (["faults={stragglers: [{rank: 1}]}", "faults.stragglers.1.rank=0"],
+     "is a list of 1; '1' is not a place in it"),
+    (["faults={stragglers: [{rank: 1}]}", "faults.stragglers.0.rank=-1"],
+     "--set faults.stragglers[0].rank: found -1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "expected"), CASES)
+def test_one_wrong_key(good: Path, override: str, expected: str) -> None:
+    assert expected in message(good, override)
+
+
+@pytest.mark.parametrize(("overrides", "expected"), LAYOUTS)
+def test_illegal_products(good: Path, overrides: list[str], expected: str) -> None:
+    assert expected in message(good, *overrides)
+
+
+FILES: list[tuple[str | bytes, str]] = [
+    ("", "good.yaml: is empty"),
+    ("# only a comment\n", "is empty"),
+    ("- 1\n", "good.yaml:1: found a list of 1; a scenario is a mapping"),
+    ("word", "found 'word'; a scenario is a mapping"),
+    ("a: [1\nb: 2\n", "good.yaml:2: is not valid YAML"),
+    ("a: b: c\n", "good.yaml:1: is not valid YAML"),
+    ("\ta: 1\n", "good.yaml:1: is not valid YAML"),
+    ("a: 'open\n", "is not valid YAML"),
+    ("a: 1\nb: \x01\n", "good.yaml:2: is not valid YAML: control characters are not allowed"),
+    (b"a: 1\nb: \xff\n", "good.yaml:2: is not UTF-8 text (byte 0xff)"),
+    (GOOD.encode("utf-16"), "is not UTF-8 text"),
+    (GOOD + "name: twice\n", "good.yaml:9: name: is given twice (first in line 1)"),
+    (GOOD.replace("  dp: 2", "  dp: 2\n  dp: 4"), "good.yaml:8: parallelism.dp: is given twice"),
+    (GOOD.replace("dp: 2", "dp: 3"), "good.yaml:5: training.global_batch_size: found 32"),
+    (GOOD.replace("dp: 2", "tq: 2"), "good.yaml:7: parallelism.tq: unknown key; did you mean 'tp'?"),
+    (GOOD.replace("dp: 2", "tp: 3"), "good.yaml:7: parallelism.tp: found 3"),
+    (
+        GOOD.replace("seq_len", "seq_length"),
+        "good.yaml:4: training.seq_length: unknown key; did you mean 'seq_len'?",
+    ),
+    (GOOD.replace("  seq_len: 128\n", ""), "good.yaml:3: training.seq_len: is required and missing"),
+    (GOOD.replace("layers: 8", "layers: 8.5"), "good.yaml:2: model.layers: found 8.5; must be an integer"),
+    (GOOD.replace("2\n", "2\n---\na: 1\n", 1), "good.yaml:"),
+    (GOOD + "---\na: 1\n", "holds more than one YAML document"),
+    ("a: &x [1]\nb: *x\n", "good.yaml:1: anchors and aliases"),
+    ("b: *x\n", "anchors and aliases"),
+    ("a: &a [b]\nb: &b [*a,*a]\nc: &c [*b,*b]\n", "anchors and aliases"),
+    ("<<: {a: 1}\n", "<<: unknown key"),
+    (
+        "a: !!python/object/apply:os.system ['true']\n",
+        "the tag !!python/object/apply:os.system is not allowed",
+    ),
+    ("a: !custom 3\n", "the tag !custom is not allowed"),
+    ("? [1, 2]\n: 3\n", "a key must be a plain word"),
+    ("1: 2\n", "good.yaml:1: 1: unknown key"),
+    ("a: " + "[" * 40 + "]" * 40, "nested more than 32 levels deep"),
+    ("[" * 200_000, "nested more than 32 levels deep"),
+    ("{a: " * 100_000, "nested more than 32 levels deep"),
+    ("# " + "x" * 1_000_001, "is larger than 1000000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), FILES)
+def test_unreadable_files(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert expected in message(file)
+
+
+def test_file_is_missing_or_a_directory(tmp_path: Path) -> None:
+    assert "no such file" in message(tmp_path / "good.yaml")
+    (tmp_path / "good.yaml").mkdir()
+    assert "good.yaml: is a directory" in message(tmp_path / "good.yaml")
+    with pytest.raises(InputError):
+        load_scenario("nul\0byte.yaml")
+    with pytest.raises(InputError):
+        load_scenario("x" * 5000)
+
+
+def test_wrong_mappings_name_their_table() -> None:
+    with pytest.raises(InputError, match=r"row 7: model\.layers: found 'x'"):
+        parse_scenario({"model": {"layers": "x"}, "training": {}, "cluster": "dgx-h100"}, "row 7")
+    with pytest.raises(InputError, match="keys must be text"):
+        parse_scenario({"model": {1: 2}})
+    with pytest.raises(InputError, match="found a set"):
+        parse_scenario({"model": {"layers": {1, 2}}})
