@@ -219,7 +219,8 @@ def with_protocol(algorithm: Algorithm, protocol: Protocol, group: Group, size_b
     """An algorithm's cost under a protocol: its start, its steps, its share of the bandwidth."""
     latency_s, inter_latency_s = group.latency_s * protocol.step, group.inter_latency_s * protocol.inter_step
     cost = algorithm(replace(group, latency_s=latency_s, inter_latency_s=inter_latency_s), size_bytes)
-    return AlphaBeta(protocol.base_s + cost.latency_s, cost.transfer_s / protocol.bandwidth)
+    base_s = protocol.base * group.latency_s
+    return AlphaBeta(base_s + cost.latency_s, cost.transfer_s / protocol.bandwidth)
 
 
 def fastest(kind: str, group: Group, size_bytes: float) -> tuple[str, AlphaBeta]:

@@ -104,7 +104,7 @@ class Network:
             return 0.0
         way = self.way(src, dst)
         return min(
-            each.base_s
+            each.base * self.cluster.intra_node.latency_s
             + each.step * way.latency_s
             + each.inter_step * way.inter_latency_s
             + size_bytes / (way.bytes_per_s * each.bandwidth)

@@ -4,7 +4,8 @@ bandwidth.
 LL sends 8-byte words of half data, half flag: no waiting for the receiver, a fraction of the bandwidth. LL128
 does so with 120 bytes of 128. Simple moves whole chunks and synchronizes on each. All figures are those of
 NCCL's own cost model (version 2.21, src/graph/tuning.cc: `baseLat`, `hwLat`, and the bandwidth factors in
-`ncclTopoTuneModel`), as ratios of a ring's step in Simple, for that is what a cluster's `latency_s` states.
+`ncclTopoTuneModel`), as ratios of a ring's step in Simple, for that is what a cluster's `latency_s` states: a
+cluster with latencies of zero has none at all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Protocol:
     bandwidth."""
 
     name: str
-    base_s: float
+    base: float
     step: float
     inter_step: float
     bandwidth: float
@@ -29,7 +30,7 @@ class Protocol:
 
 def _protocol(name: str, base_us: float, nvlink_us: float, network_us: float, bandwidth: float) -> Protocol:
     step, inter_step = nvlink_us * 1e-6 / SIMPLE_NVLINK_S, network_us * 1e-6 / SIMPLE_NETWORK_S
-    return Protocol(name, base_us * 1e-6, step, inter_step, bandwidth)
+    return Protocol(name, base_us * 1e-6 / SIMPLE_NVLINK_S, step, inter_step, bandwidth)
 
 
 PLAIN = (Protocol("", 0.0, 1.0, 1.0, 1.0),)

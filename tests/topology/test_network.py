@@ -151,6 +151,21 @@ def test_protocols_take_over_from_each_other_as_messages_grow() -> None:
     assert gloo.collective("all_gather", range(4), 1e6).seconds == pytest.approx(3 * 5e-5 + 0.75e6 / 2.5e9)
 
 
+def test_links_without_latency_cost_their_bytes_alone() -> None:
+    preset = CLUSTERS["dgx-h100"]
+    cluster = preset.model_copy(
+        update={
+            "intra_node": preset.intra_node.model_copy(update={"latency_s": 0.0}),
+            "inter_node": preset.inter_node.model_copy(update={"latency_s": 0.0}),
+        }
+    )
+    network = Network(cluster)
+    for kind in ALGORITHMS:
+        assert network.collective(kind, range(16), 0).seconds == 0
+    assert network.send(0, 8, 48e9) == pytest.approx(1.0)
+    assert network.send(0, 9, 0) == 0
+
+
 def test_a_message_sends_small_sizes_fast_and_large_ones_wide() -> None:
     network = Network(CLUSTERS["dgx-h100"])
     assert network.send(0, 8, 0) == pytest.approx(6.6e-6 + 2.7e-6)
