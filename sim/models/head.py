@@ -67,6 +67,8 @@ def head_parts(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
         plain,
         Linear("output", "head", d.tokens, d.hidden, (vocab,), "column", save_input=d.style != "compiled"),
     )
+    if d.style == "megatron":  # its own output layer hands autograd an empty gradient of the matrix's shape
+        output = replace(output, backward_bytes=output.backward_bytes + d.act_bytes * vocab * d.hidden)
     if m.tied_embeddings:
         output = replace(output, params=0)
     final = norm(d, "final_norm", m.norm, d.rows, d.hidden, m.bias)
@@ -107,7 +109,7 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
         tuple(forward),
         (backward,),
         (saved,),
-        forward_bytes=(copy and e + FP32_BYTES) * n,
+        forward_bytes=(e + (FP32_BYTES if copy else 0.0)) * n,
         backward_bytes=2 * FP32_BYTES * n,
     )
 

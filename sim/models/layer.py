@@ -11,7 +11,7 @@ from sim.models.elementwise import branch_sum, norm, residual
 from sim.models.mla import mla_core, mla_parts
 from sim.models.mlp import mlp_parts
 from sim.models.moe import is_moe_layer, moe_parts
-from sim.models.operators import Part, backward_of, forward_of
+from sim.models.operators import Part, backward_of, forward_of, workspace
 from sim.models.recompute import keep, mode_of_layer
 from sim.program import Block
 
@@ -40,6 +40,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=kept.backward_peak_bytes,
         key=layer_key(scenario, d, layer, shard),
+        workspace_bytes=workspace(d, parts),
     )
 
 

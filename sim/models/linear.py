@@ -65,19 +65,17 @@ def linear(d: Dims, spec: Linear) -> Part:
     forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
     bias = spec.n if spec.bias else 0
-    temporary = weight_gradient_bytes(d, spec.k * max(spec.outs))
-    gathered = (
-        spec.rows * (spec.k if spec.mode == "column" else spec.n) * d.act_bytes if split and d.sp else 0.0
-    )
-    both = spec.rows * (spec.k + spec.n) * d.act_bytes
+    gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) if split and d.sp else 0
+    gradients = (spec.rows * (spec.k + spec.n) + gathered) * d.act_bytes
     return Part(
         spec.name,
         forward,
         backward,
         (saved,) if spec.save_input else (),
         params=spec.k * spec.n + bias,
-        forward_bytes=gathered,
-        backward_bytes=max(both, spec.rows * spec.n * d.act_bytes + temporary) + gathered,
+        weights=tuple((n, spec.k) for n in spec.outs),
+        forward_bytes=gathered * d.act_bytes,
+        backward_bytes=gradients + weight_gradient_bytes(d, spec.k * max(spec.outs)),
     )
 
 

@@ -268,7 +268,7 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
     )
     saved = (Saved("moe", f"{name} input", rows * k * saved_element_bytes(d), True),) if keep else ()
     held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
-    return Part(name, forward, backward, saved, expert_params=weights, backward_bytes=held)
+    return Part(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)
 
 
 def _combine(scenario: Scenario, d: Dims, r: Routing) -> Part:

@@ -27,6 +27,7 @@ class Part:
     saved: tuple[Saved, ...] = ()
     params: int = 0
     expert_params: int = 0
+    weights: tuple[tuple[int, int], ...] = ()  # shapes of its weight matrices
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
     core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
@@ -56,6 +57,15 @@ def backward_peak(parts: Sequence[Part], kept_bytes: float = 0.0) -> float:
         peak = max(peak, part.backward_bytes + kept_bytes - released)
         released += sum(s.bytes for s in part.saved)
     return peak
+
+
+def workspace(d: Dims, parts: Iterable[Part]) -> float:
+    """What Transformer Engine keeps for good: one empty weight gradient for every shape of a weight matrix.
+
+    (`get_dummy_wgrad` in its module/base.py; autograd wants a gradient though the matmul has accumulated it.)
+    """
+    shapes = {shape for part in parts for shape in part.weights}
+    return d.act_bytes * sum(n * k for n, k in shapes) if d.style == "megatron" else 0.0
 
 
 def gemm(
@@ -135,9 +145,7 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
 
 
 def weight_gradient_bytes(d: Dims, size: float) -> float:
-    """The temporary that a matmul leaves for the accumulation: none where it adds up itself or is the
-    gradient.
-    """
+    """What a matmul leaves for the accumulation: nothing where it adds up itself or is the gradient."""
     only = d.micro_batches == 1 and d.grad_bytes == d.act_bytes
     return 0.0 if d.style == "megatron" or only else d.act_bytes * size
 

@@ -82,7 +82,7 @@ def test_embedding_and_head():
     assert head.backward_peak_bytes >= 2 * S * B * 51200 * 4
     fused = head_block(make(DROPOUT, UNFUSED | {"cross_entropy": "fused", "elementwise": "megatron"}))
     assert saved_bytes(fused.saved) == 4 * S * B * H + 2 * S * B * 51200
-    assert fused.backward_peak_bytes < head.backward_peak_bytes / 10
+    assert fused.backward_peak_bytes < head.backward_peak_bytes / 3
     split = head_block(make(DROPOUT, UNFUSED, tp=8, sp=True))
     assert saved_bytes(split.saved) == pytest.approx((4 * S * B * H + 4 * S * B * 51200) / 8, rel=1e-12)
 
@@ -103,3 +103,28 @@ def test_full_recompute_holds_one_layer_again():
     none, full = (layer_block(make(GPT, {"recompute": r}), 0) for r in ("none", "full"))
     again = saved_bytes(none.saved) - saved_bytes(full.saved)
     assert full.backward_peak_bytes == pytest.approx(none.backward_peak_bytes + again)
+
+
+def test_empty_weight_gradients_of_transformer_engine():
+    """One for every shape of a layer's four matrices, kept; the output layer's own while it runs."""
+    scenario = make(LLAMA, {"elementwise": "megatron", "cross_entropy": "fused"})
+    layer, head = layer_block(scenario, 0), head_block(scenario)
+    assert layer.workspace_bytes == 2 * (layer.params - 2 * H)
+    assert head.backward_peak_bytes == 2 * H * 32000 + 2 * S * B * H
+    assert layer_block(make(LLAMA), 0).workspace_bytes == 0
+
+
+def test_simumax_peaks():
+    """Llama 3 405B cut to 4 layers on 8 tensor-parallel B200: measured 41,418,589,696 bytes allocated at the
+    peak.
+
+    18 bytes a parameter, the saved activations, and the head's backward (SimuMax 1.2, b200 release summary).
+    """
+    model = LLAMA | {"hidden": 16384, "heads": 128, "kv_heads": 16, "ffn": 53248, "vocab": 128256}
+    training = {"seq_len": 4096, "micro_batch_size": 1, "elementwise": "megatron", "cross_entropy": "fused"}
+    scenario = make(model, training, tp=8, sp=True)
+    layer, head, embedding = layer_block(scenario, 0), head_block(scenario), embedding_block(scenario)
+    params = 4 * layer.params + head.params + embedding.params
+    kept = 4 * saved_bytes(layer.saved) + saved_bytes(head.saved) + saved_bytes(embedding.saved)
+    peak = 18 * params + kept + layer.workspace_bytes + head.backward_peak_bytes
+    assert peak == pytest.approx(41_418_589_696, rel=0.005)
