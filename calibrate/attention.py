@@ -87,7 +87,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, backend: str, grouped: bool) -> Tenso
 def _unfused(bench: Bench, dtype: str, shape: Shape) -> list[Record]:
     """Batched matmul, mask, softmax, batched matmul: what the simulator prices by its parts, as a whole."""
     s = shape.seq_len
-    if shape.kv_heads != shape.heads or shape.batch * shape.heads * s * s > 2**31:
+    if shape.kv_heads != shape.heads or shape.batch * shape.heads * s * s > 2**30:
         return []  # probabilities alone would take many gigabytes
     mask = torch.ones(s, s, dtype=torch.bool, device=bench.device).triu(1)
     attention = partial(_by_parts, mask=mask, scale=shape.head_dim**-0.5)

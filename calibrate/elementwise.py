@@ -5,6 +5,7 @@ A point's shape is (bytes,): what one kernel moves, counted as `sim.models` coun
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -129,9 +130,15 @@ def _chain(bench: Bench, dtype: str, elements: int) -> list[Record]:
     ]
     moved = 2 * inputs[0].numel() * inputs[0].element_size()
     compiled: Callable[[Tensor], Tensor] = torch.compile(_elu_chain, dynamic=False)
+    ways = {"eager": _elu_chain, "compiled": compiled}
+    try:
+        compiled(inputs[0])
+    except RuntimeError as error:  # no C++ compiler, or no Triton for this GPU
+        print(f"fused chain: skipped, torch.compile fails: {str(error).splitlines()[0]}", file=sys.stderr)
+        del ways["compiled"]
     return [
         point(f"elementwise:elu_chain_{how}", dtype, (moved,), bench.time([partial(call, x) for x in inputs]))
-        for how, call in (("eager", _elu_chain), ("compiled", compiled))
+        for how, call in ways.items()
     ]
 
 

@@ -78,6 +78,8 @@ class Partial:
         self.path = path
         self._fingerprint = {k: dict(v) for k, v in fingerprint.items()}
         self._done: dict[str, list[Record]] = self._load()
+        for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a killed run
+            left.unlink(missing_ok=True)
 
     def __contains__(self, key: str) -> bool:
         return key in self._done

@@ -140,8 +140,15 @@ def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[
 
 
 def _run_cases(bench: Bench, cases: dict[str, Case], missing: list[str]) -> Iterator[Step]:
+    import torch
+
     for key in missing:
-        yield key, cases[key].run(bench)
+        try:
+            records = cases[key].run(bench)
+        except torch.OutOfMemoryError:
+            print(f"{key}: skipped, it does not fit in the GPU's memory", file=sys.stderr)
+            records = []
+        yield key, records
 
 
 @contextmanager

@@ -1,0 +1,329 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.costs import Costs
+from sim.errors import InputError
+from sim.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
+from sim.program import Compute, Phase
+from sim.roofline import attended_pairs, shape_flops
+from topology.presets import GPUS
+
+H100 = GPUS["h100-sxm"]
+PEAK, BANDWIDTH = H100.peak_flops_per_s["bf16"], H100.memory_bandwidth_bytes_per_s
+SIZES = st.integers(1, 2**17)
+NOTHING = Profile("roofline", "nothing measured")
+
+
+def gemm(
+    m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16", phase: Phase = Phase.FORWARD
+) -> Compute:
+    moved = 2.0 * batch * (m * k + k * n + m * n)
+    return Compute("x", "gemm", (batch, m, n, k), dtype, 2.0 * batch * m * n * k, moved, phase)
+
+
+def stream(
+    moved: float,
+    kind: str = "elementwise",
+    name: str = "add",
+    kernels: int = 1,
+    phase: Phase = Phase.FORWARD,
+    dtype: str = "bf16",
+) -> Compute:
+    return Compute(name, kind, (int(moved),), dtype, moved, moved, phase, kernels)
+
+
+def roof(m: int, n: int, k: int) -> float:
+    return max(2.0 * m * n * k / PEAK, 2.0 * (m * k + k * n + m * n) / BANDWIDTH)
+
+
+def efficiency(m: int, n: int, k: int) -> float:
+    """A smooth law such as real matmuls follow: small sides lose."""
+    return 0.9 / ((1 + 200 / m) * (1 + 150 / n) * (1 + 300 / k))
+
+
+def table(op: str = "gemm", dtype: str = "bf16", seconds_scale: float = 1.0) -> PointTable:
+    sides = [2**i for i in range(6, 15)]
+    shapes = np.array([(1, m, n, k) for m in sides for n in sides for k in sides])
+    seconds = np.array([seconds_scale * roof(*s[1:]) / efficiency(*s[1:]) for s in shapes.tolist()])
+    return PointTable(op, dtype, shapes, seconds, np.full(len(seconds), 0.01), np.full(len(seconds), 9))
+
+
+def streams(op: str, bandwidth: float, dtype: str = "bf16") -> PointTable:
+    size = np.array([[1 << 12], [1 << 20], [1 << 28]])
+    return PointTable(op, dtype, size, size[:, 0] / bandwidth, np.zeros(3), np.ones(3, dtype=np.int64))
+
+
+MEASURED = Profile("m", "test", reference="h100-sxm", points=(table(),))
+COSTS = Costs(MEASURED, H100)
+
+
+def test_a_measured_shape_is_its_measurement() -> None:
+    cost = COSTS.compute(gemm(4096, 1024, 256))
+    assert cost.source == "measured"
+    assert cost.seconds == pytest.approx(roof(4096, 1024, 256) / efficiency(4096, 1024, 256), rel=1e-12)
+    assert cost.uncertainty == pytest.approx(0.02)  # its own spread is smaller than what repeats elsewhere
+
+
+@given(st.tuples(*[st.integers(64, 2**14)] * 3))
+def test_between_measured_shapes_the_law_is_met(shape: tuple[int, int, int]) -> None:
+    cost = COSTS.compute(gemm(*shape))
+    assert cost.source in ("measured", "interpolated")
+    assert cost.seconds == pytest.approx(roof(*shape) / efficiency(*shape), rel=0.1)
+    assert cost.seconds >= roof(*shape) / 0.9
+
+
+def test_interpolation_is_surer_than_the_roofline_and_less_sure_than_a_measurement() -> None:
+    exact, between = COSTS.compute(gemm(4096, 4096, 4096)), COSTS.compute(gemm(4000, 4100, 5000))
+    alone = Costs(NOTHING, H100).compute(gemm(4000, 4100, 5000))
+    assert exact.uncertainty <= between.uncertainty < alone.uncertainty == 0.3
+    assert alone.source == "roofline"
+
+
+def test_far_above_the_measured_range_the_edge_efficiency_holds() -> None:
+    cost = COSTS.compute(gemm(2**20, 2**14, 2**14))
+    assert cost.source == "roofline"
+    assert cost.seconds == pytest.approx(
+        roof(2**20, 2**14, 2**14) / efficiency(2**14, 2**14, 2**14), rel=0.01
+    )
+    near = COSTS.compute(gemm(2**15, 2**14, 2**14))
+    assert near.source == "interpolated"
+    assert near.uncertainty < cost.uncertainty
+
+
+def test_outside_of_every_measured_combination_the_roofline_answers() -> None:
+    ends = PointTable(
+        "gemm",
+        "bf16",
+        np.array([(1, 1, 1, 1), (1, 2**16, 2**16, 2**16)]),
+        np.array([1e-5, 1.0]),
+        np.zeros(2),
+        np.ones(2, dtype=np.int64),
+    )
+    cost = Costs(Profile("p", "t", reference="h100-sxm", points=(ends,)), H100).compute(gemm(256, 256, 256))
+    assert cost == Costs(NOTHING, H100).compute(gemm(256, 256, 256))
+
+
+@given(SIZES, SIZES, SIZES, st.integers(1, 8))
+def test_the_roofline_is_its_formula_and_never_falls_with_size(m: int, n: int, k: int, factor: int) -> None:
+    costs = Costs(NOTHING, H100)
+    seconds = costs.compute(gemm(m, n, k)).seconds
+    assert seconds == pytest.approx(max(roof(m, n, k), H100.launch_overhead_s), rel=1e-12)
+    for larger in (gemm(factor * m, n, k), gemm(m, factor * n, k), gemm(m, n, factor * k)):
+        assert costs.compute(larger).seconds >= seconds
+
+
+def test_limits_of_the_roofline() -> None:
+    costs = Costs(NOTHING, H100)
+    assert costs.compute(gemm(2**14, 2**14, 2**14)).seconds == pytest.approx(2.0 * 2**42 / PEAK)
+    assert costs.compute(gemm(1, 2**14, 2**14)).seconds == pytest.approx(2.0 * 2**28 / BANDWIDTH, rel=1e-3)
+    assert costs.compute(stream(2**30)).seconds == 2**30 / BANDWIDTH
+    assert costs.compute(stream(64, kernels=7)).seconds == 7 * H100.launch_overhead_s
+    assert costs.compute(stream(64, kernels=0)).seconds == 64 / BANDWIDTH
+
+
+def test_coefficients_replace_the_gpu_s_launch_and_add_what_nothing_hides() -> None:
+    profile = Profile(
+        "p",
+        "t",
+        coefficients={"launch_overhead_s": Coefficient(1e-6, ""), "kernel_gap_s": Coefficient(3e-6, "")},
+    )
+    costs = Costs(profile, H100)
+    assert costs.compute(stream(64)).seconds == pytest.approx(4e-6)
+    assert costs.compute(stream(2**30, kernels=2)).seconds == pytest.approx(2**30 / BANDWIDTH + 6e-6)
+
+
+def test_a_machine_s_own_peaks_replace_the_data_sheet_s() -> None:
+    profile = Profile(
+        "p",
+        "t",
+        coefficients={
+            "peak_bf16_flops_per_s": Coefficient(PEAK / 10, ""),
+            "memory_bandwidth_bytes_per_s": Coefficient(BANDWIDTH / 4, ""),
+        },
+    )
+    costs = Costs(profile, H100)
+    assert costs.compute(gemm(2**14, 2**14, 2**14)).seconds == pytest.approx(20.0 * 2**42 / PEAK)
+    assert costs.compute(stream(2**30)).seconds == pytest.approx(4 * 2**30 / BANDWIDTH)
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [("v100", "bf16"), ("a100-sxm", "fp8"), ("h100-sxm", "nvfp4")])
+def test_a_dtype_without_units_is_refused(gpu: str, dtype: str) -> None:
+    with pytest.raises(InputError, match=rf"peak_flops_per_s: {gpu} has no rate for {dtype}; it has .*fp32"):
+        Costs(NOTHING, GPUS[gpu]).compute(gemm(64, 64, 64, dtype=dtype))
+
+
+def test_fp32_is_not_taken_for_tf32() -> None:
+    costs = Costs(NOTHING, H100)
+    one, two = (costs.compute(gemm(2**13, 2**13, 2**13, dtype=d)).seconds for d in ("fp32", "bf16"))
+    assert one / two == pytest.approx(PEAK / H100.peak_flops_per_s["fp32"])
+
+
+@pytest.mark.parametrize("op", [gemm(4096, 4096, 4096), gemm(5000, 3000, 2000), gemm(1, 4096, 4096)])
+@pytest.mark.parametrize("profile", [MEASURED, NOTHING])
+def test_a_gpu_twice_as_fast_takes_half_as_long(profile: Profile, op: Compute) -> None:
+    twice = H100.model_copy(
+        update={
+            "peak_flops_per_s": {d: 2 * v for d, v in H100.peak_flops_per_s.items()},
+            "memory_bandwidth_bytes_per_s": 2 * BANDWIDTH,
+            "launch_overhead_s": H100.launch_overhead_s / 2,
+        }
+    )
+    one, two = Costs(profile, H100).compute(op), Costs(profile, twice).compute(op)
+    assert two.seconds == pytest.approx(one.seconds / 2)
+    assert two.source != "measured"
+
+
+def test_a_profile_of_an_unknown_reference_is_refused() -> None:
+    with pytest.raises(InputError, match=r"reference: found 'h1000'; allowed: .*h100-sxm"):
+        Costs(Profile("p", "t", reference="h1000"), H100)
+
+
+def test_gradients_use_their_own_layout_s_points_first() -> None:
+    both = Profile(
+        "p", "t", reference="h100-sxm", points=(table(), table("gemm_weight_grad", seconds_scale=2.0))
+    )
+    costs = Costs(both, H100)
+    forward = costs.compute(gemm(1024, 1024, 1024))
+    weight = costs.compute(gemm(1024, 1024, 1024, phase=Phase.WEIGHT_GRAD))
+    inputs = costs.compute(gemm(1024, 1024, 1024, phase=Phase.INPUT_GRAD))
+    assert weight.seconds == pytest.approx(2 * forward.seconds)
+    assert weight.source == "measured"
+    assert inputs.seconds == pytest.approx(forward.seconds)
+    assert inputs.source == "interpolated"
+    assert inputs.uncertainty > forward.uncertainty
+
+
+def test_a_batch_is_priced_as_one_product_with_as_many_tiles() -> None:
+    cost = COSTS.compute(gemm(1024, 1024, 1024, batch=16))
+    expected = 16 * roof(1024, 1024, 1024) / efficiency(16 * 1024, 1024, 1024)
+    assert cost.seconds == pytest.approx(expected, rel=0.02)
+    assert cost.uncertainty >= 0.15
+
+
+def test_16_bit_formats_share_their_points_and_others_do_not() -> None:
+    assert COSTS.compute(gemm(1024, 1024, 1024, dtype="fp16")).source == "measured"
+    assert COSTS.compute(gemm(1024, 1024, 1024, dtype="fp8")).source == "roofline"
+
+
+def test_what_is_bound_by_memory_is_looked_up_by_name_then_phase_then_kind() -> None:
+    profile = Profile(
+        "p",
+        "t",
+        reference="h100-sxm",
+        points=(
+            streams("elementwise", 2e12),
+            streams("elementwise_input_grad", 1.5e12),
+            streams("elementwise:gelu", 1e12),
+        ),
+    )
+    costs = Costs(profile, H100)
+    assert costs.compute(stream(1 << 20)).seconds == pytest.approx((1 << 20) / 2e12)
+    assert costs.compute(stream(1 << 20, phase=Phase.INPUT_GRAD)).seconds == pytest.approx((1 << 20) / 1.5e12)
+    assert costs.compute(stream(1 << 20, name="gelu")).seconds == pytest.approx((1 << 20) / 1e12)
+    assert costs.compute(stream(3 << 20, kernels=3, name="gelu")) == pytest.approx(
+        costs.compute(stream(1 << 20, name="gelu"))._replace(seconds=(3 << 20) / 1e12)
+    )
+    assert costs.compute(stream(1 << 20, kind="norm")).source == "roofline"
+    assert costs.compute(stream(1 << 20, dtype="fp32")).source == "measured"  # only bytes matter
+
+
+def test_attention_flops_are_counted_pair_by_pair() -> None:
+    for q, kv, causal in ((5, 5, True), (3, 7, True), (7, 3, True), (4, 6, False)):
+        pairs = sum(1 for i in range(q) for j in range(kv) if not causal or j <= i + kv - q)
+        assert attended_pairs(q, kv, causal) == pairs
+    shape = (2, 8, 2, 128, 128, 64, 32, 0)
+    forward = 2 * 2 * 8 * 128 * 128 * (64 + 32)
+    assert shape_flops("attention_forward", shape) == forward
+    assert shape_flops("attention_backward", shape) == 2 * 2 * 8 * 128 * 128 * (3 * 64 + 2 * 32)
+
+
+def test_attention_points_serve_their_own_mask_alone() -> None:
+    shape = (1, 8, 8, 4096, 4096, 128, 128, 1)
+    points = PointTable(
+        "attention_forward",
+        "bf16",
+        np.array([shape]),
+        np.array([1e-3]),
+        np.zeros(1),
+        np.ones(1, dtype=np.int64),
+    )
+    costs = Costs(Profile("p", "t", reference="h100-sxm", points=(points,)), H100)
+
+    def price(kind: str, causal: int, s: int = 4096) -> tuple[float, str]:
+        at = (1, 8, 8, s, s, 128, 128, causal)
+        cost = costs.compute(Compute("a", kind, at, "bf16", shape_flops(kind, at), 0.0, Phase.FORWARD))
+        return cost.seconds, cost.source
+
+    assert price("attention_forward", 1) == (1e-3, "measured")
+    assert price("attention_forward", 0)[1] == "roofline"
+    longer, source = price("attention_forward", 1, 8192)
+    assert source == "interpolated"
+    ratio = attended_pairs(8192, 8192, True) / attended_pairs(4096, 4096, True)
+    assert longer == pytest.approx(1e-3 * ratio, rel=1e-6)
+    assert price("attention_backward", 1)[0] == pytest.approx(
+        2.5e-3, rel=1e-3
+    )  # forward's efficiency, 2.5 x flops
+
+
+def test_blocks() -> None:
+    points = (BlockPoint("layer", "forward", 0, 2e-3, 0.1), BlockPoint("layer", "backward", 1, 3e-3, 0.0))
+    profile = Profile("p", "t", blocks=points)
+    costs = Costs(profile, H100)
+    assert costs.block("layer", "forward") == (2e-3, "measured", pytest.approx(0.14826))
+    assert costs.block("layer", "backward", 1) == (3e-3, "measured", 0.02)
+    assert costs.block("layer", "backward") is None
+    assert costs.block("", "forward") is None
+    block = Compute("layer", "block", (), "", 0.0, 0.0, Phase.FORWARD)
+    assert costs.compute(block).seconds == 2e-3
+    with pytest.raises(ValueError, match="no block 'layer', weight_grad"):
+        costs.compute(dataclasses.replace(block, phase=Phase.WEIGHT_GRAD))
+
+
+ALPHA, BETA = 1e-5, 1e-10
+SIZE = np.array([2.0**i for i in range(10, 27, 2)])
+NODE = Costs(
+    Profile(
+        "p",
+        "t",
+        collectives=(CollectiveTable("all_reduce", 4, SIZE, ALPHA + BETA * SIZE, np.full(len(SIZE), 0.01)),),
+    ),
+    H100,
+)
+
+
+@given(st.floats(1, 1e12), st.floats(1, 1e12))
+def test_collectives_never_get_faster_with_size(a: float, b: float) -> None:
+    small, large = (NODE.collective("all_reduce", 4, x) for x in sorted((a, b)))
+    assert small is not None
+    assert large is not None
+    assert small.seconds <= large.seconds * (1 + 1e-12)
+
+
+def test_collectives() -> None:
+    exact = NODE.collective("all_reduce", 4, 2.0**20)
+    assert exact == (ALPHA + BETA * 2**20, "measured", 0.02)
+    between, above, below = (NODE.collective("all_reduce", 4, x) for x in (3e6, 2.0**32, 8.0))
+    assert between is not None
+    assert above is not None
+    assert below is not None
+    assert between.seconds == pytest.approx(ALPHA + BETA * 3e6, rel=0.02)
+    assert above.seconds == pytest.approx(ALPHA + BETA * 2**32, rel=1e-9)
+    assert below.seconds == ALPHA + BETA * 1024
+    assert {between.source, above.source, below.source} == {"interpolated"}
+    assert NODE.collective("all_reduce", 2, 8.0) is None
+    assert NODE.collective("all_gather", 4, 8.0) is None
+
+
+def test_equal_operators_are_priced_once() -> None:
+    costs = Costs(MEASURED, H100)
+    assert costs.compute(gemm(5000, 300, 700)) is costs.compute(gemm(5000, 300, 700))
+
+
+def test_zero_work_costs_a_launch() -> None:
+    assert COSTS.compute(gemm(0, 64, 64)).seconds == H100.launch_overhead_s
+    assert math.isfinite(COSTS.compute(stream(0)).seconds)

@@ -1,0 +1,182 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.errors import InputError
+from sim.profile import (
+    BlockPoint,
+    Coefficient,
+    CollectiveTable,
+    PointTable,
+    Profile,
+    load_profile,
+    shipped_profiles,
+    write_json,
+)
+from topology.presets import GPUS
+
+POSITIVE = st.floats(1e-9, 1e3)
+
+
+def small() -> dict:
+    return {
+        "format": "profile/1",
+        "name": "node",
+        "source": "test",
+        "hardware": {"device": "cpu", "cores": 2},
+        "software": {"torch": "2.13"},
+        "settings": {"quick": True},
+        "coefficients": {"launch_overhead_s": {"value": 5e-6, "source": "test"}},
+        "points": [
+            {
+                "op": "gemm",
+                "dtype": "fp32",
+                "shape": [[1, 2, 3, 4], [1, 4, 3, 4]],
+                "seconds": [1e-6, 2e-6],
+                "spread": 0.01,
+                "samples": [5, 6],
+            }
+        ],
+        "blocks": [{"key": "layer b=1", "phase": "forward", "run": 0, "seconds": 1e-3, "spread": 0.1}],
+        "collectives": [{"op": "all_reduce", "ranks": 2, "bytes": [8, 16], "seconds": [1e-5, 2e-5]}],
+    }
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    n = draw(st.integers(1, 5))
+    numbers = st.lists(POSITIVE, min_size=n, max_size=n).map(np.array)
+    table = PointTable(
+        "gemm",
+        "bf16",
+        np.array(draw(st.lists(st.tuples(*[st.integers(1, 2**40)] * 4), min_size=n, max_size=n))),
+        draw(numbers),
+        draw(numbers),
+        np.full(n, draw(st.integers(1, 100))),
+    )
+    sizes = sorted(draw(st.sets(st.integers(1, 2**40), min_size=n, max_size=n)))
+    return Profile(
+        draw(st.text(max_size=5)),
+        draw(st.text(max_size=5)),
+        hardware=draw(
+            st.dictionaries(st.text(max_size=3), st.booleans() | st.integers() | st.text(max_size=3))
+        ),
+        coefficients={"a_s": Coefficient(draw(POSITIVE), "x")},
+        points=(table,),
+        blocks=(
+            BlockPoint(
+                draw(st.text(max_size=9)), "weight_grad", draw(st.integers(0, 9)), draw(POSITIVE), 0.0
+            ),
+        ),
+        collectives=(CollectiveTable("broadcast", 4, np.array(sizes, float), draw(numbers), draw(numbers)),),
+    )
+
+
+@given(profiles())
+def test_what_is_written_is_read_back(profile: Profile) -> None:
+    data = json.loads(json.dumps(profile.to_json()))
+    assert Profile.from_json(data).to_json() == data == profile.to_json()
+
+
+def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    profile = Profile.from_json(small())
+    profile.save(file)
+    assert load_profile(file).to_json() == profile.to_json()
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(file, {"seconds": math.nan})
+    assert load_profile(file).to_json() == profile.to_json()
+    assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), [
+    (("format",), "profile/2", "format: found 'profile/2'; allowed: 'profile/1'"),
+    (("name",), 3, "name: found 3; allowed: text"),
+    (("pionts",), [], "unknown key 'pionts'; did you mean 'points'"),
+    (("points", 0, "seconds", 1), -1e-6, r"points\[0\].seconds\[1\]: found -1e-06; allowed: a finite"),
+    (("points", 0, "seconds", 1), 0, r"points\[0\].seconds\[1\]: found 0"),
+    (("points", 0, "seconds", 1), math.nan, r"seconds\[1\]: found nan"),
+    (("points", 0, "seconds", 1), math.inf, r"seconds\[1\]: found inf"),
+    (("points", 0, "seconds", 1), True, r"seconds\[1\]: found True"),
+    (("points", 0, "seconds", 1), 10**400, r"seconds\[1\]: found 1000"),
+    (("points", 0, "seconds"), [1e-6], r"points\[0\].shape: found 2 rows; allowed: 1"),
+    (("points", 0, "spread"), [0.1], r"points\[0\].spread: found 1 numbers; 2 are needed"),
+    (("points", 0, "shape", 1), [1, 2, 3], r"points\[0\].shape\[1\]: found \[1, 2, 3\]"),
+    (("points", 0, "shape", 1), [1, 2, 3, 4.5], r"points\[0\].shape\[1\]"),
+    (("points", 0, "shape", 1), 7, r"points\[0\].shape\[1\]: found 7"),
+    (("points", 0), [], r"points\[0\]: found \[\]; allowed: a mapping"),
+    (("blocks", 0, "phase"), "forwards", r"blocks\[0\].phase: found 'forwards'; allowed: forward, backward"),
+    (("blocks", 0, "seconds"), -1, r"blocks\[0\].seconds: found -1"),
+    (("collectives", 0, "bytes"), [16, 8], r"collectives\[0\].bytes: .* larger than the one before"),
+    (("collectives", 0, "ranks"), 1, r"collectives\[0\].ranks: found 1"),
+    (("coefficients", "launch_overhead_s"), 5e-6, "coefficients.launch_overhead_s: found 5e-06; allowed"),
+    (("hardware", "cores"), [2], r"hardware.cores: found \[2\]"),
+])  # fmt: skip
+def test_each_mistake_is_named(path: tuple, value: object, message: str) -> None:
+    data = small()
+    inner = data
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(InputError, match=message):
+        Profile.from_json(data, "p.json")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("{", "p.json:1: not JSON"),
+    ('{"format": "profile/1",\n "name": NaN}', "found NaN; only finite numbers"),
+    ("[" * 100_000, "nested too deeply"),
+    ("[]", r"found \[\]; allowed: a mapping"),
+    ("1" * 5000, "p.json"),
+    ("\ud800", "not a text file"),
+])  # fmt: skip
+def test_unreadable_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "p.json"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(InputError, match=message):
+        load_profile(file)
+
+
+def test_large_files_are_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    with file.open("wb") as f:
+        f.truncate(65 * 1024 * 1024)
+    with pytest.raises(InputError, match="at most"):
+        load_profile(file)
+
+
+def test_unknown_names_list_what_is_there() -> None:
+    with pytest.raises(InputError, match=r"calibration: no profile 'h100'; .*roofline, a100-pcie.*h100-sxm"):
+        load_profile("h100")
+    with pytest.raises(InputError, match=r"nowhere.json: cannot be read: No such file"):
+        load_profile("nowhere.json")
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_shipped_profiles_load_and_name_their_source(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.source
+    assert all(c.source for c in profile.coefficients.values())
+    if name != "roofline":
+        assert profile.reference in GPUS
+        assert profile.name == name
+
+
+def test_every_gpu_of_the_contract_has_a_profile() -> None:
+    needed = {
+        "v100",
+        "a100-sxm",
+        "a100-pcie",
+        "h100-sxm",
+        "h200-sxm",
+        "b200-sxm",
+        "b300-sxm",
+        "gb200",
+        "gb300",
+    }
+    assert needed | {"cpu", "roofline"} <= set(shipped_profiles())
