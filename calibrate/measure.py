@@ -126,7 +126,7 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     from calibrate.rounds import Limits, run_rounds
 
     runner = Runner(scenario, make_place(scenario, rank), torch.float32, device)
-    proof = prove(runner, sabotage=os.environ.get("STEPSIM_SABOTAGE") == str(rank))
+    proof = prove(runner)
     if not proof.holds:
         raise ProofError(f"{args.scenario}: the ranks do not compute what one device computes: {proof}")
     batch = make_batch(scenario, 0, device)
@@ -205,8 +205,9 @@ def _assemble(
 ) -> dict[str, Any]:
     """The measured run, `measured-run/1`."""
     from calibrate.paired import quiet, representative, step_seconds
+    from calibrate.quiet import QUIET_CORES
 
-    chosen = quiet(logs[0].steps, 3)
+    chosen = quiet(logs[0].steps)
     step = representative(logs, chosen)
     start = logs[0].steps[step].start_ns
     actions = [
@@ -216,7 +217,10 @@ def _assemble(
     ]
     times = [step_seconds(logs, i) for i in chosen]
     dropped = [i for i in range(len(logs[0].steps)) if i not in chosen]
-    _say(f"{scenario.name}: {len(times)} quiet steps, median {statistics.median(times):.4g} s; "
+    noise = max(logs[0].steps[i].foreign_cores for i in chosen)
+    if noise > QUIET_CORES:
+        _say(f"{scenario.name}: no step was quiet, others kept {noise:.2g} cores busy: expect large errors")
+    _say(f"{scenario.name}: {len(times)} steps, median {statistics.median(times):.4g} s; "
          f"{len(dropped)} noisy steps dropped; waited {logs[0].waited_s:.0f} s for quiet")
     return {
         "format": "measured-run/1",

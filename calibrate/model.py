@@ -40,6 +40,7 @@ class WeightGrads:
         else:
             self.deferred.append((x, grad, weight, bias))
 
+    @torch.no_grad()
     def run(self, jobs: list[tuple[Tensor, Tensor, nn.Parameter, nn.Parameter | None]]) -> None:
         """Add the weight gradients of `jobs` to the parameters' `.grad`, which must be there, and drop the
         jobs.

@@ -18,12 +18,10 @@ Epilogue = Sequence[tuple[str, int]]  # (op, bytes) of clipping and optimizer, i
 Window = TypeVar("Window", Step, Calibration)
 
 
-def quiet(windows: Sequence[Window], least: int) -> list[int]:
-    """Indices of the quiet windows; where there are fewer than `least`, the quietest `least`."""
+def quiet(windows: Sequence[Window]) -> list[int]:
+    """Indices of the quiet windows; of the quietest three where none was quiet."""
     found = [i for i, w in enumerate(windows) if w.foreign_cores <= QUIET_CORES]
-    if len(found) >= least:
-        return found
-    return sorted(sorted(range(len(windows)), key=lambda i: windows[i].foreign_cores)[:least])
+    return found or sorted(sorted(range(len(windows)), key=lambda i: windows[i].foreign_cores)[:3])
 
 
 def step_seconds(logs: Sequence[Log], i: int) -> float:
@@ -54,7 +52,7 @@ def make_profile(
 
     `epilogues`: by rank, what the simulator calls the operators after the last backward.
     """
-    chosen = quiet(logs[0].calibrations, 3)
+    chosen = quiet(logs[0].calibrations)
     collectives = [*_messages(logs, chosen, message_bytes), *_all_reduces(logs, chosen, parallelism)]
     return Profile(
         name=name, source="calibrate.measure: blocks timed in step order between the steps", date=date,

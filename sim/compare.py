@@ -1,0 +1,270 @@
+"""Simulated against measured: the same scenario, once in the simulator and once for real.
+
+    python -m sim.compare SCENARIO.yaml MEASURED.json [--calibration NAME] [--html FILE] [--json FILE|-]
+                          [--tolerance 0.10]
+
+Simulates with the run's own calibration unless another is named. Exit codes: 0 within tolerance, 1 step time
+out of it, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.errors import InputError
+from sim.measured import MeasuredRun, load_measured, to_timeline
+from sim.profile import load_profile, write_json
+from sim.scenario import Scenario, load_scenario
+from sim.simulate import Simulation, simulate
+from sim.timeline import Span, Timeline
+
+COMPUTE = ("F", "B", "W")
+COMPARED = {"model", "training", "parallelism"}  # of a scenario, when asking whether it is the one that ran
+
+
+def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolerance: float) -> dict[str, Any]:
+    """Everything `--json` prints (`sim-compare/1`); errors are simulated ÷ measured − 1.
+
+    `actions`: mean seconds of one action of each kind; of messages, the waiting for the other end included.
+    `action_ends`: mean distance of the end of F, B and W between the two timelines, over the measured step.
+    """
+    simulated = simulation.timeline
+    step = _pair(simulation.step_time_s, run.step_time_s)
+    ranks = _ranks(simulation, measured)
+    return {
+        "format": "sim-compare/1",
+        "scenario": simulation.scenario.name,
+        "profile": simulation.profile.name,
+        "step_time_s": step,
+        "step_time_interval_s": simulation.result["step_time_interval_s"],
+        "noise": run.noise,
+        "steps": {"count": len(run.step_times_s), "min_s": min(run.step_times_s),
+                  "max_s": max(run.step_times_s)},
+        "actions": _kinds(simulated, measured),
+        "action_ends": _ends(simulation, simulated, measured, run.step_time_s),
+        "ranks": ranks,
+        "memory": _memory(simulation, run),
+        "tolerance": tolerance,
+        "within_tolerance": abs(step["error"]) <= tolerance,
+    }
+
+
+def _pair(simulated: float, measured: float) -> dict[str, Any]:
+    error = simulated / measured - 1 if measured > 0 else None
+    return {"simulated": simulated, "measured": measured, "error": error}
+
+
+def _kinds(simulated: Timeline, measured: Timeline) -> dict[str, dict[str, Any]]:
+    """Mean seconds of one action, for each kind that either side has."""
+    means = [_mean_by_kind(t.spans()) for t in (simulated, measured)]
+    out = {}
+    for kind in dict.fromkeys([*means[1], *means[0]]):
+        (a, n), (b, k) = (m.get(kind, (0.0, 0)) for m in means)
+        out[kind] = _pair(a, b) | {"simulated_count": n, "measured_count": k}
+    return out
+
+
+def _mean_by_kind(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
+    """Mean seconds and number. A communication counts once and without waiting: the least of its ends' times."""
+    times: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    seen: dict[tuple[object, ...], int] = defaultdict(int)
+    for s in spans:
+        own = (s.kind, s.stage, s.micro_batch, s.rank)
+        shared = (s.kind[-1] if s.kind.startswith(("SEND_", "RECV_")) else s.kind, s.stage, s.micro_batch)
+        alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
+        times[s.kind, *(own if alone else shared), seen[own]].append(s.end_s - s.start_s)
+        seen[own] += 1
+    out: dict[str, list[float]] = defaultdict(list)
+    for key, values in times.items():
+        out[str(key[0])].append(min(values))
+    return {kind: (sum(t) / len(t), len(t)) for kind, t in out.items()}
+
+
+def _class_rank(simulation: Simulation, rank: int) -> int:
+    """The simulated rank that stands for `rank`."""
+    return simulation.plan.classes[simulation.plan.class_of(rank)].rank
+
+
+def _ranks(simulation: Simulation, measured: Timeline) -> list[dict[str, Any]]:
+    """For every measured rank: seconds in F, B and W, and the end of the last of them."""
+    sides = [_compute_by_rank(t.spans()) for t in (simulation.timeline, measured)]
+    out = []
+    for c in measured.classes:
+        a = sides[0].get(_class_rank(simulation, c.rank), (0.0, 0.0))
+        b = sides[1].get(c.rank, (0.0, 0.0))
+        out.append({"rank": c.rank, "compute_s": _pair(a[0], b[0]), "pipeline_end_s": _pair(a[1], b[1])})
+    return out
+
+
+def _compute_by_rank(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
+    out: dict[int, tuple[float, float]] = {}
+    for s in spans:
+        if s.kind in COMPUTE:
+            busy, end = out.get(s.rank, (0.0, 0.0))
+            out[s.rank] = (busy + s.end_s - s.start_s, max(end, s.end_s))
+    return out
+
+
+def _ends(simulation: Simulation, simulated: Timeline, measured: Timeline, step_s: float) -> dict[str, float]:
+    """How far the ends of the same actions lie apart, as fractions of the measured step."""
+    ends: dict[tuple[int, str, int, int], float] = {}
+    for s in simulated.spans():
+        if s.kind in COMPUTE:
+            key = (s.rank, s.kind, s.stage, s.micro_batch)
+            ends[key] = max(s.end_s, ends.get(key, 0.0))
+    distances = []
+    for s in measured.spans():
+        key = (_class_rank(simulation, s.rank), s.kind, s.stage, s.micro_batch)
+        if s.kind in COMPUTE and key in ends:
+            distances.append(abs(ends[key] - s.end_s) / step_s)
+    if not distances:
+        return {"mean": 0.0, "max": 0.0}
+    return {"mean": sum(distances) / len(distances), "max": max(distances)}
+
+
+def _memory(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
+    """Peak and bytes saved for backward, rank by rank."""
+    rows = {row["rank"]: row for row in simulation.result["memory"]}
+    out = []
+    for m in run.memory:
+        row = rows[_class_rank(simulation, m.rank)]
+        entry: dict[str, Any] = {"rank": m.rank, "peak_bytes": _pair(row["peak"], m.allocated_peak_bytes)}
+        if m.saved_for_backward_bytes is not None:
+            entry["saved_for_backward_bytes"] = _pair(row["activations"], m.saved_for_backward_bytes)
+        out.append(entry)
+    return out
+
+
+def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:
+    """That the run is of this scenario: the same model, training and parallelism.
+
+    Raises:
+        InputError: naming the first key that differs.
+    """
+    cluster = scenario.cluster.model_dump(mode="json")
+    ran = run.parsed_scenario(where, cluster)
+    a, b = (s.model_dump(mode="json", include=COMPARED) for s in (scenario, ran))
+    different = _difference(a, b, "")
+    if different is not None:
+        key, ours, theirs = different
+        raise InputError(f"{where}: scenario.{key}: found {theirs}, but the scenario file has {ours}")
+    ranks = scenario.parallelism.ranks
+    beyond = [r for r in (*(a.rank for a in run.actions), *(m.rank for m in run.memory)) if r >= ranks]
+    if beyond:
+        raise InputError(f"{where}: actions.rank: found {beyond[0]}; allowed: 0 to {ranks - 1}")
+
+
+def _difference(a: Any, b: Any, key: str) -> tuple[str, Any, Any] | None:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in dict.fromkeys([*a, *b]):
+            found = _difference(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+            if found is not None:
+                return found
+        return None
+    return None if a == b else (key, a, b)
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """A table a person can read, on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    step = result["step_time_s"]
+    table = Table(title=f"{result['scenario']}: simulated against measured (profile: {result['profile']})")
+    table.add_column("")
+    for name in ("simulated", "measured", "error"):
+        table.add_column(name, justify="right")
+    _row(table, "step", step, 1e3, "ms")
+    for kind, pair in result["actions"].items():
+        _row(table, kind, pair, 1e3, "ms")
+    for m in result["ranks"]:
+        _row(table, f"rank {m['rank']} compute", m["compute_s"], 1e3, "ms")
+    for m in result["memory"]:
+        _row(table, f"rank {m['rank']} peak memory", m["peak_bytes"], 2**-20, "MiB")
+        if "saved_for_backward_bytes" in m:
+            _row(table, f"rank {m['rank']} saved for backward", m["saved_for_backward_bytes"], 2**-20, "MiB")
+    console = Console()
+    console.print(table)
+    verdict = "within" if result["within_tolerance"] else "OUT OF"
+    console.print(
+        f"step time {step['error']:+.1%}, {verdict} tolerance ({result['tolerance']:.0%}); measured steps "
+        f"spread by {result['noise']:.1%}; actions end {result['action_ends']['mean']:.1%} of the step apart"
+    )
+
+
+def _row(table: Any, name: str, pair: dict[str, Any], scale: float, unit: str) -> None:
+    error = "" if pair["error"] is None else f"{pair['error']:+.1%}"
+    table.add_row(name, *(f"{pair[k] * scale:.4g} {unit}" for k in ("simulated", "measured")), error)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sim.compare", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("scenario", help="scenario file (YAML)")
+    parser.add_argument("measured", help="measured run (JSON), as calibrate.measure writes")
+    parser.add_argument("--calibration", metavar="NAME", help="a profile instead of the run's own")
+    parser.add_argument("--html", metavar="FILE", help="write the two timelines overlaid")
+    parser.add_argument("--json", metavar="FILE", help="write the comparison as JSON; - for standard output")
+    parser.add_argument("--tolerance", type=float, default=0.10, help="of the step time (default 0.10)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    return parser.parse_args(argv)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if not 0 <= args.tolerance < 100:
+        raise InputError(f"--tolerance: found {args.tolerance:g}; allowed: 0 or more, such as 0.1")
+    scenario = load_scenario(args.scenario, args.set)
+    run = load_measured(args.measured)
+    check_same(scenario, run, args.measured)
+    own = not args.calibration
+    profile = run.own_profile(args.measured) if own else load_profile(args.calibration, "--calibration")
+    simulation = simulate(scenario, profile)
+    measured = to_timeline(run.actions, scenario)
+    result = compare(simulation, run, measured, args.tolerance)
+    if args.json == "-":
+        print(json.dumps(result))
+    else:
+        print_table(result)
+        if args.json:
+            _write(args.json, lambda path: write_json(path, result))
+    if args.html:
+        from sim.views.compare_page import compare_page
+
+        page = compare_page(result, simulation.timeline, measured)
+        _write(args.html, lambda path: _write_text(path, page))
+    return 0 if result["within_tolerance"] else 1
+
+
+def _write(name: str, write: Any) -> None:
+    try:
+        write(Path(name))
+    except OSError as error:
+        raise InputError(f"{name}: cannot be written: {error.strerror or error}") from None
+
+
+def _write_text(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    try:
+        return _run(_arguments(argv))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Ranks are started once for all cases of a test module: importing torch takes longer than the cases."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKER = str(Path(__file__).with_name("worker.py"))
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def importable() -> Iterator[None]:
+    """Ranks find the packages wherever the tests were started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
+
+
+@pytest.fixture(scope="session")
+def prove(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], int], dict[str, Any]]:
+    """Runs the proofs of many cases on one set of ranks."""
+    from calibrate.launch import run_ranks
+
+    def run(cases: dict[str, Any], ranks: int) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("prove")
+        (folder / "cases.json").write_text(json.dumps(cases))
+        out = folder / "out.json"
+        run_ranks([sys.executable, WORKER, "prove", str(folder / "cases.json"), str(out)], ranks, 80)
+        return json.loads(out.read_text())
+
+    return run
+
+
+def small(parallelism: dict[str, Any], m: int = 4, **model: Any) -> dict[str, Any]:
+    """A scenario of m micro-batches a rank with a model that runs in milliseconds."""
+    attention = model.pop("attention", "unfused")
+    base = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 100, "positions": "learned"}
+    return {
+        "model": base | model,
+        "training": {"seq_len": 16, "global_batch_size": m * parallelism.get("dp", 1), "precision": "fp32",
+                     "attention": attention},
+        "parallelism": parallelism,
+        "cluster": "cpu-host",
+    }

@@ -1,0 +1,81 @@
+"""Loss and all gradients of every real parallel run equal one device's, in double precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.real.conftest import small
+
+pytestmark = pytest.mark.real
+
+LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope", "attention": "fused"}
+TWO_RANKS: dict[str, Any] = {
+    "naive": small({"pp": 2, "schedule": "naive"}),
+    "gpipe": small({"pp": 2, "schedule": "gpipe"}),
+    "1f1b": small({"pp": 2, "schedule": "1f1b"}),
+    "1f1b, one micro-batch": small({"pp": 2, "schedule": "1f1b"}, m=1),
+    "1f1b, uneven": small({"pp": 2, "schedule": "1f1b", "layers_per_stage": [4, 0]}),
+    "1f1b, overlapped messages": small({"pp": 2, "schedule": "1f1b", "p2p_overlap": True}),
+    "interleaved": small({"pp": 2, "schedule": "interleaved_1f1b"}),
+    "zb_h1": small({"pp": 2, "schedule": "zb_h1"}),
+    "zb_h2": small({"pp": 2, "schedule": "zb_h2"}),
+    "zb_v": small({"pp": 2, "schedule": "zb_v"}),
+    "dualpipe_v": small({"pp": 2, "schedule": "dualpipe_v"}),
+    "dropout": small({"pp": 2, "schedule": "1f1b"}, dropout=0.1),
+    "dropout, split backward": small({"pp": 2, "schedule": "zb_h1"}, dropout=0.1),
+    "llama": small({"pp": 2, "schedule": "1f1b"}, **LLAMA),
+    "llama, split backward, unfused": small({"pp": 2, "schedule": "zb_h1"}, **LLAMA | {"attention": "unfused"}),
+    "relu2": small({"pp": 2, "schedule": "gpipe"}, mlp="relu2", positions="none"),
+    "dp after backward": small({"dp": 2, "dp_sync": "after_backward"}),
+    "dp per parameter": small({"dp": 2, "dp_sync": "per_parameter"}),
+    "dp bucketed": small({"dp": 2, "dp_sync": "bucketed", "bucket_bytes": 100_000}),
+    "dp with tied embeddings and dropout": small({"dp": 2}, tied_embeddings=True, dropout=0.1),
+}
+SPOILT = {
+    "spoilt gradient": {"scenario": TWO_RANKS["1f1b"], "spoil": "gradient"},
+    "lost all-reduce": {"scenario": TWO_RANKS["dp after backward"], "spoil": "all-reduce"},
+}
+FOUR_RANKS = {
+    "dp2 pp2": small({"dp": 2, "pp": 2, "schedule": "1f1b", "dp_sync": "after_backward"}),
+    "dp2 pp2 bucketed": small({"dp": 2, "pp": 2, "schedule": "gpipe", "bucket_bytes": 50_000}, dropout=0.1),
+    "dp2 pp2 split, per parameter": small({"dp": 2, "pp": 2, "schedule": "zb_h1", "dp_sync": "per_parameter"}),
+    "dp2 pp2, pipeline ranks adjacent": small({"dp": 2, "pp": 2, "rank_order": "tp-cp-pp-dp"}),
+    "pp4": small({"pp": 4, "schedule": "1f1b"}),
+    "pp4 interleaved": small({"pp": 4, "schedule": "interleaved_1f1b"}, layers=8),
+    "pp4 zb_v": small({"pp": 4, "schedule": "zb_v"}, m=8, layers=8),
+}
+
+
+def _cases(scenarios: dict[str, Any]) -> dict[str, Any]:
+    return {name: {"scenario": scenario} for name, scenario in scenarios.items()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(prove: Any) -> Any:
+    return prove(_cases(TWO_RANKS) | SPOILT, 2)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(prove: Any) -> Any:
+    return prove(_cases(FOUR_RANKS), 4)
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks(two_ranks: Any, name: str) -> None:
+    found = two_ranks[name]
+    assert found["holds"], found
+    assert found["difference"] <= 1e-10
+    assert found["parallel"] == pytest.approx(found["single"], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_four_ranks(four_ranks: Any, name: str) -> None:
+    assert four_ranks[name]["holds"], four_ranks[name]
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_wrong_gradient_is_found(two_ranks: Any, name: str) -> None:
+    assert not two_ranks[name]["holds"]
+    assert two_ranks[name]["difference"] > 1e-3
