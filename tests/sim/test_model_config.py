@@ -11,6 +11,8 @@ import pytest
 from sim.errors import InputError
 from sim.model_config import ModelConfig, count_parameters
 from sim.model_input import load_model, model_presets
+from sim.models import embedding_block, head_block, layer_block, mtp_block
+from sim.scenario import parse_scenario
 
 # Exact counts: `num_parameters` of the Hugging Face checkpoints' model cards and index files.
 PUBLISHED = {
@@ -208,3 +210,21 @@ def test_hugging_face_config_that_is_no_json_mapping(text: str, tmp_path: Path) 
     file.write_text(text)
     with pytest.raises(InputError, match=r"config\.json"):
         load_model(str(file))
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama3-8b", "llama3.2-1b", "mixtral-8x7b", "deepseek-v3", "qwen2.5-7b", "qwen3-30b-a3b"]
+)
+def test_blocks_that_are_simulated_have_the_counted_parameters(name: str) -> None:
+    data = {"model": name, "training": {"seq_len": 1024, "global_batch_size": 1}, "cluster": "dgx-h100"}
+    s = parse_scenario(data)
+    count = count_parameters(s.model)
+    layers = [layer_block(s, layer) for layer in range(s.model.layers)]
+    ends = [embedding_block(s), head_block(s)]
+    padding = (
+        (s.model.padded_vocab(1) - s.model.vocab) * s.model.hidden * (1 if s.model.tied_embeddings else 2)
+    )
+    assert sum(b.params + b.expert_params for b in [*layers, *ends]) == count.total + padding
+    if s.model.mtp_layers:
+        module = mtp_block(s)
+        assert (module.params + module.expert_params) * s.model.mtp_layers == count.mtp

@@ -341,3 +341,9 @@ def test_loading_needs_no_heavy_import(file: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scenario.md").read_text()
+    keys = {key for d in json_schema()["$defs"].values() for key in d.get("properties", {})}
+    assert sorted(key for key in keys | set(json_schema()["properties"]) if key not in page) == []
