@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from model_programs import GPT, LLAMA, flops, make, saved_bytes
 
+import sim
 from sim.model_config import count_parameters
 from sim.models import embedding_block, head_block, layer_block, model_flops_per_token, mtp_block, tied_params
 from sim.program import Compute, Phase
@@ -100,8 +103,7 @@ def test_active_experts_only():
 
 
 def test_recompute_shares():
-    """Full recompute adds a third of the matmuls; the attention core alone a few per cent (Korthikanti 2022).
-    """
+    """Full recompute adds a third of the matmuls; the attention core a few per cent (Korthikanti 2022)."""
     kinds = ("gemm", "attention_forward", "attention_backward")
     big = {"layers": 1, "hidden": 12288, "heads": 96, "vocab": 51200}
 
@@ -139,3 +141,20 @@ def test_mtp_module():
     scenario = make("deepseek-v3", {"seq_len": 128})
     block = mtp_block(scenario)
     assert block.params + block.expert_params == count_parameters(scenario.model).mtp
+
+
+PRESETS = sorted(p.stem for p in (Path(sim.__file__).parent / "presets" / "models").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_the_sum_of_its_blocks(name):
+    """Padding of the vocabulary apart, which only the blocks have."""
+    scenario = make(name, {"seq_len": 128})
+    m = scenario.model
+    padding = (m.padded_vocab(1) - m.vocab) * m.hidden * (1 if m.tied_embeddings else 2)
+    kinds = {m.is_moe_layer(i): layer_block(scenario, i) for i in range(m.layers)}
+    layers = sum(
+        kinds[m.is_moe_layer(i)].params + kinds[m.is_moe_layer(i)].expert_params for i in range(m.layers)
+    )
+    ends = embedding_block(scenario).params + head_block(scenario).params
+    assert layers + ends - padding == count_parameters(m).total
