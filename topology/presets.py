@@ -1,7 +1,10 @@
 """GPUs and clusters as data. Every figure is the vendor's; `source` names the document.
 
-Peaks are dense (a sheet that prints "with sparsity" is halved), memory in decimal bytes, bandwidths per
-direction. What no data sheet has is taken from NCCL's own cost model: seconds of a step (version 2.21,
+Peaks are dense (a sheet that prints "with sparsity" is halved), bandwidths per direction. Memory is binary:
+what sheets print as GB is GiB, less under 1 % (nvidia-smi shows 81,559 MiB of an H100's 80 GB, 183,359 MiB of
+a B200's 180 GB).
+
+What no data sheet has is taken from NCCL's own cost model: seconds of a step (version 2.21,
 src/graph/tuning.cc), and the part of a link's bandwidth that is left for data (src/graph/topo.h: of an
 NVLink's 25 GB/s 20 on Volta and Ampere, 20.6 on Hopper, of Blackwell's 50 40.1; `nvlsEfficiency` in
 tuning.cc, 2.27). A measured profile replaces them where it has points.
@@ -44,7 +47,7 @@ def _blackwell(fp32: float, fp16: float, nvfp4: float) -> dict[str, float]:
 
 def _gpu(
     name: str,
-    memory_gb: float,
+    memory_gib: float,
     memory_gb_per_s: float,
     peaks: dict[str, float],
     power_w: float,
@@ -54,7 +57,7 @@ def _gpu(
 ) -> GpuSpec:
     return GpuSpec(
         name=name,
-        memory_bytes=memory_gb * 1e9,
+        memory_bytes=memory_gib * 2**30,
         memory_bandwidth_bytes_per_s=memory_gb_per_s * 1e9,
         peak_flops_per_s=peaks,
         power_limit_w=power_w,
@@ -100,7 +103,7 @@ _GPU_LIST = (
     ),
     _gpu(
         "b300-sxm",
-        288,
+        270,
         8000,
         _blackwell(75, 2250, 13500),
         1100,
@@ -120,7 +123,7 @@ _GPU_LIST = (
     ),
     _gpu(
         "gb300",
-        288,
+        279,
         8000,
         _blackwell(80, 2500, 15000),
         1400,
