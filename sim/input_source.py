@@ -171,7 +171,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")
         return f"found {found}; must be {allowed}{nearest(problem['input'], choices)}"
     if kind == "value_error":
-        return f"found {found}; {context['error']}"
+        return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"
     return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}"
 
 

@@ -86,6 +86,7 @@ CASES: list[tuple[str, str]] = [
      "cluster.gpu.peak_flops_per_s.bf16: found 0; must be a number above 0"),
     ("cluster.gpu.peak_flops_per_s={bf17: 1}", "unknown dtype; did you mean 'bf16'?"),
     ("cluster.nodes=0", "cluster.nodes: found 0; must be at least 1"),
+    ("cluster.nvlink_domain=12", "good.yaml:8: cluster: nvlink_domain is 12; it must be gpus_per_node (8)"),
     # NaN and infinity
     ("model.dropout=.nan", "model.dropout: found nan; must be a finite number"),
     ("parallelism.schedule_memory=.inf", "found inf; must be a finite number"),
