@@ -29,6 +29,10 @@ def elementwise_cases(bench: Bench) -> list[Case]:
             for op in _OPS:
                 run = partial(_operator, op=op, dtype=dtype, elements=elements)
                 cases.append(Case(f"elementwise {op} {dtype} {elements}", run))
+            run = partial(_embedding, dtype=dtype, tokens=elements // WIDTH)
+            cases.append(Case(f"elementwise embedding {dtype} {elements}", run))
+        large = partial(_operator, op="elementwise", dtype=dtype, elements=4 * _sizes(bench)[-1])
+        cases.append(Case(f"elementwise large {dtype}", large))
         for tokens, vocab in _losses(bench):
             run = partial(_cross_entropy, dtype=dtype, tokens=tokens, vocab=vocab)
             cases.append(Case(f"elementwise cross_entropy {dtype} {tokens} {vocab}", run))
@@ -46,7 +50,9 @@ def _sizes(bench: Bench) -> tuple[int, ...]:
 
 def _losses(bench: Bench) -> tuple[tuple[int, int], ...]:
     """(tokens, vocabulary)."""
-    return ((256, 4096), (1024, 4096)) if bench.device == "cpu" else ((2048, 32000), (8192, 32000))
+    if bench.device == "cpu":
+        return ((256, 1024), (256, 4096), (1024, 4096))
+    return ((2048, 32000), (8192, 32000))
 
 
 def _grad(function: Callable[[Tensor], Tensor], x: Tensor) -> Call:
@@ -94,6 +100,26 @@ def _operator(bench: Bench, op: str, dtype: str, elements: int) -> list[Record]:
     timing = bench.time(calls)
     each = timing._replace(seconds=timing.seconds / kernels)
     return [point(op, dtype, (round(moved / kernels),), each)]
+
+
+def _embedding(bench: Bench, dtype: str, tokens: int) -> list[Record]:
+    """Look-up of `tokens` rows in 4,096; backward a dense gradient and its accumulation, as 3 kernels."""
+    table = torch.randn(4096, WIDTH, device=bench.device, dtype=DTYPES[dtype], requires_grad=True)
+    total = torch.zeros_like(table, requires_grad=False)
+    index = torch.randint(len(table), (tokens,), device=bench.device)
+    out = F.embedding(index, table)
+    grad = torch.randn_like(out)
+
+    def backward() -> None:
+        total.add_(torch.autograd.grad(out, table, grad, retain_graph=True)[0])
+
+    size = table.element_size()
+    forward, back = bench.time([partial(F.embedding, index, table)]), bench.time([backward])
+    moved = size * (2 * out.numel() + 4 * table.numel())
+    return [
+        point("embedding", dtype, (2 * size * out.numel(),), forward),
+        point("embedding_weight_grad", dtype, (moved // 3,), back._replace(seconds=back.seconds / 3)),
+    ]
 
 
 def _cross_entropy(bench: Bench, dtype: str, tokens: int, vocab: int) -> list[Record]:

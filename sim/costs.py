@@ -126,13 +126,11 @@ class Costs:
             return cost
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
-        for candidate in _candidates(op):
-            table = self._table(candidate.op, op.dtype, op.kind)
-            if table is not None and shape and shape[0] > 0:
-                cost = self._from_table(table, candidate, op, shape)
-                if cost is not None:
-                    return Cost(cost.seconds * repeats, cost.source, cost.uncertainty)
-        return self._roofline(op)
+        found = [cost for via in _candidates(op) if (cost := self._from_table(via, op, shape)) is not None]
+        if not found:
+            return self._roofline(op)
+        best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
+        return best._replace(seconds=best.seconds * repeats)
 
     def _roofline(self, op: Compute) -> Cost:
         floor = op.kernels * self.launch_overhead_s
@@ -140,9 +138,12 @@ class Costs:
         gaps = op.kernels * self.coefficient("kernel_gap_s", 0.0)
         return Cost(seconds + gaps, "roofline", ROOFLINE_UNCERTAINTY)
 
-    def _from_table(self, table: _Table, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
-        """Measured or interpolated seconds of one kernel."""
+    def _from_table(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
+        """Measured or interpolated seconds of one kernel; None where the profile has nothing near."""
         kind, dtype = op.kind, op.dtype
+        table = self._table(via.op, dtype, kind)
+        if table is None or not shape or shape[0] <= 0:
+            return None
         here = self._device.shape_seconds(kind, shape, dtype)
         if via.exact and shape in table.exact:
             seconds, spread = table.exact[shape]
@@ -188,7 +189,7 @@ class Costs:
 
 
 def _candidates(op: Compute) -> list[_Candidate]:
-    """Tables that can price `op`, best first."""
+    """Tables that can price `op`; of equally sure ones the first is taken."""
     phase = f"_{op.phase.value}" if op.phase in (Phase.INPUT_GRAD, Phase.WEIGHT_GRAD) else ""
     found = []
     if op.kind in MEMORY_BOUND:
