@@ -86,7 +86,7 @@ def test_model_defaults_follow_the_sizes() -> None:
         ("cluster.gpu.memory_bytes=96e9", lambda s: (s.cluster.gpu.memory_bytes, s.calibration), (96e9,
             "h100-sxm")),
         ("cluster.gpu.memory_bytes=96GB", lambda s: s.cluster.gpu.memory_bytes, 96e9),
-        ("cluster.gpu=h200-sxm", lambda s: (s.cluster.gpu.memory_bytes, s.calibration), (141e9, "h200-sxm")),
+        ("cluster.gpu=h200-sxm", lambda s: (s.cluster.gpu.memory_bytes, s.calibration), (141 * 2**30, "h200-sxm")),
         ("cluster.inter_node.latency_s=1e-3", lambda s: s.cluster.inter_node.latency_s, 1e-3),
         ("training.recompute=full", lambda s: s.training.recompute.mode, "full"),
         ("training.recompute={mode: full, layers: 8}", lambda s: s.training.recompute.layers, 8),
