@@ -1,7 +1,8 @@
 """The timeline and the memory plot as Bokeh models. `assets/page.js` brings them to life in the browser.
 
-Sources hold plain columns, one source per kind of span, so that a kind can be hidden and colours need no column.
-Models that the script looks for carry names: `timeline`, `memory`, `exact:F`, `merged:F`, `labels`, `critical`.
+Sources hold plain columns, one source per kind of span: a kind can be hidden, and colours need no column.
+Models that the script looks for carry names: `timeline`, `memory`, `exact:F`, `merged:F`, `labels`,
+`critical`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.models import (
+    AdaptiveTicker,
     BoxZoomTool,
     ColumnDataSource,
     CrosshairTool,
@@ -23,16 +25,14 @@ from bokeh.models import (
     Range1d,
     ResetTool,
     SaveTool,
-    Span as SpanLine,
     WheelZoomTool,
 )
 from bokeh.plotting import figure
 
 from sim.timeline import Timeline
-from sim.views.palette import MEMORY, in_order, style_of
-from sim.views.rows import Layout, Track, lanes_of, lay_out, merge
+from sim.views.palette import COMPUTE_KINDS, MEMORY, in_order, style_of
+from sim.views.rows import MERGE_ABOVE, Layout, Track, lanes_of, lay_out, merge
 
-MERGE_ABOVE = 20_000  # spans
 MERGE_CELLS = 800  # columns of time in the merged view
 FONT = "Inter, 'Segoe UI', system-ui, sans-serif"
 INK, FAINT, GRID = "#1b2733", "#5b6875", "#e3e8ee"
@@ -45,55 +45,96 @@ return (tick * scale).toFixed(digits) + " " + unit
 """
 _BYTE_TICKS = "return window.stepsim ? stepsim.bytes(tick) : String(tick)"
 _HOVER = "return window.stepsim ? stepsim.hover(format, special_vars) : ''"
+_TIP = '<div class="tip"><b>@{0}{{title}}</b><div style="white-space:pre-line">@{0}{{body}}</div></div>'
 _MEMORY_HOVER = "return window.stepsim ? stepsim.memoryHover(format, special_vars) : ''"
 
 
-def timeline_figure(timelines: Sequence[Timeline], tracks: Sequence[Track],
-                    critical: Sequence[int] = ()) -> tuple[Any, Layout]:
-    """A plot of one or more timelines on one axis: `tracks` tell which of their classes stand where."""
+def timeline_figure(
+    timelines: Sequence[Timeline], tracks: Sequence[Track], critical: Sequence[int] = (), until_s: float = 0.0
+) -> tuple[Any, Layout]:
+    """A plot of one or more timelines on one axis: `tracks` tell which of their classes stand where.
+
+    The axis reaches to the end of the longest, or to `until_s` if that is later.
+    """
     layout = lay_out(timelines, tracks)
     end_s = max((t.step_time_s for t in timelines), default=0.0) or 1.0
-    plot = _frame("timeline", Range1d(0, end_s, bounds=(-0.02 * end_s, 1.02 * end_s), min_interval=end_s * 1e-7),
-                  Range1d(layout.height, 0), int(layout.height) + 60)
+    far_s = max(end_s, until_s)
+    plot = _frame(
+        "timeline",
+        Range1d(start=0, end=far_s, bounds=(-0.02 * far_s, 1.02 * far_s), min_interval=end_s * 1e-7),
+        Range1d(start=layout.height, end=0),
+        int(layout.height) + 60,
+    )
+    longest = max((len(b[0]) for b in layout.bands), default=0)
+    plot.min_border_left = plot.min_border_left + max(0, longest - 6) * 8
     _row_axes(plot, layout)
     _backgrounds(plot, layout, end_s)
     renderers = _bars(plot, timelines, layout, end_s)
     if len(critical):
         _critical(plot, timelines[0], layout, critical)
-    plot.text(x="x", y="y", text="text", text_color="color", text_align="center", text_baseline="middle",
-              text_font_size="11px", text_font={"value": FONT}, name="labels",
-              source=ColumnDataSource({"x": [], "y": [], "text": [], "color": []}))
-    plot.add_tools(HoverTool(
-        renderers=renderers, formatters={"@start": CustomJSHover(code=_HOVER)}, point_policy="follow_mouse",
-        tooltips='<div class="tip"><b>@start{title}</b><div style="white-space:pre-line">@start{body}</div></div>',
-    ))
+    plot.text(
+        x="x",
+        y="y",
+        text="text",
+        text_color="color",
+        text_align="center",
+        text_baseline="middle",
+        text_font_size="11px",
+        text_font={"value": FONT},
+        name="labels",
+        source=ColumnDataSource({"x": [], "y": [], "text": [], "color": []}),
+    )
+    plot.add_tools(
+        HoverTool(
+            renderers=renderers,
+            formatters={"@start": CustomJSHover(code=_HOVER)},
+            point_policy="follow_mouse",
+            tooltips=_TIP.format("start"),
+        )
+    )
     return plot, layout
 
 
-def memory_figure(x_range: Any, limit_bytes: float, curve: Mapping[str, Sequence[float]]) -> Any:
-    """Stacked areas of memory by category, first of `curve` (time and the categories), then of a chosen rank."""
+def memory_figure(timeline: Any, limit_bytes: float, curve: Mapping[str, Sequence[float]]) -> Any:
+    """Stacked areas of memory by category: of `curve` (time and the categories), then of a chosen rank."""
     tops = np.cumsum([curve[c] for c in MEMORY], axis=0)
-    columns = {"time": curve["time"], "base": np.zeros(len(curve["time"])), **dict(zip(MEMORY, tops, strict=True))}
-    source = ColumnDataSource(columns)
-    plot = _frame("memory", x_range, Range1d(0, 1.08 * max(float(tops[-1].max(initial=0.0)), 1.0)), 260)
+    base = np.zeros(len(curve["time"]))
+    source = ColumnDataSource({"time": curve["time"], "base": base, **dict(zip(MEMORY, tops, strict=True))})
+    top = 1.08 * max(float(tops[-1].max(initial=0.0)), 1.0)
+    plot = _frame("memory", timeline.x_range, Range1d(start=0, end=top), 260)
     plot.xaxis.axis_label = "time since the step began"
+    plot.min_border_left = timeline.min_border_left
     plot.yaxis.formatter = CustomJSTickFormatter(code=_BYTE_TICKS)
+    plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2.0**i for i in range(10)], desired_num_ticks=5)
     below = "base"
     for category, style in MEMORY.items():
-        plot.varea_step(x="time", y1=below, y2=category, step_mode="after", source=source,
-                        fill_color=style.fill, fill_alpha=0.92, name=f"memory:{category}")
+        plot.varea_step(
+            x="time",
+            y1=below,
+            y2=category,
+            step_mode="after",
+            source=source,
+            fill_color=style.fill,
+            fill_alpha=0.92,
+            name=f"memory:{category}",
+        )
         below = category
-    total = plot.step(x="time", y=below, mode="after", source=source, line_color=INK, line_width=1,
-                      name="memory:total")
+    total = plot.step(
+        x="time", y=below, mode="after", source=source, line_color=INK, line_width=1, name="memory:total"
+    )
     probe = plot.line(x="time", y=below, source=source, line_alpha=0.0, name="memory:probe")
-    plot.add_tools(HoverTool(
-        renderers=[probe], mode="vline", line_policy="prev", attachment="right",
-        formatters={"@time": CustomJSHover(code=_MEMORY_HOVER)},
-        tooltips='<div class="tip"><b>@time{title}</b><div style="white-space:pre-line">@time{body}</div></div>',
-    ))
+    plot.add_tools(
+        HoverTool(
+            renderers=[probe],
+            mode="vline",
+            line_policy="prev",
+            attachment="right",
+            formatters={"@time": CustomJSHover(code=_MEMORY_HOVER)},
+            tooltips=_TIP.format("time"),
+        )
+    )
     if limit_bytes:
-        plot.add_layout(SpanLine(location=limit_bytes, dimension="width", line_color="#b3261e", line_width=2,
-                                 line_dash="dashed", name="limit"))
+        plot.hspan(y=limit_bytes, line_color="#b3261e", line_width=2, line_dash="dashed", name="limit")
     total.level = "glyph"
     return plot
 
@@ -101,11 +142,22 @@ def memory_figure(x_range: Any, limit_bytes: float, curve: Mapping[str, Sequence
 def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:
     zoom = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
     pan, box = PanTool(dimensions="width"), BoxZoomTool(dimensions="width")
-    plot = figure(x_range=x_range, y_range=y_range, height=height, sizing_mode="stretch_width", name=name,
-                  output_backend="webgl", tools=[pan, box, zoom, ResetTool(), SaveTool(),
-                                                 CrosshairTool(dimensions="height", line_color=FAINT)],
-                  active_drag=box, active_scroll=zoom, toolbar_location=None, min_border_left=128,
-                  min_border_right=14, lod_threshold=None, outline_line_color=None)
+    plot = figure(
+        x_range=x_range,
+        y_range=y_range,
+        height=height,
+        sizing_mode="stretch_width",
+        name=name,
+        output_backend="webgl",
+        tools=[pan, box, zoom, ResetTool(), SaveTool(), CrosshairTool(dimensions="height", line_color=FAINT)],
+        active_drag=box,
+        active_scroll=zoom,
+        toolbar_location=None,
+        min_border_left=130,
+        min_border_right=14,
+        lod_threshold=None,
+        outline_line_color=None,
+    )
     plot.toolbar.logo = None
     plot.xgrid.grid_line_color = GRID
     plot.ygrid.grid_line_color = None
@@ -130,21 +182,46 @@ def _row_axes(plot: Any, layout: Layout) -> None:
     axis.major_label_text_font_size = f"{max(7, min(11, int(min(r.height for r in layout.rows) or 7)))}px"
     axis.major_tick_line_color = None
     middles = [(top + bottom) / 2 for _, top, bottom in layout.bands]
-    outer = LinearAxis(ticker=FixedTicker(ticks=middles), axis_line_color=None, major_tick_line_color=None,
-                       minor_tick_line_color=None, major_label_text_color=INK, major_label_text_font=FONT,
-                       major_label_text_font_size="12px", major_label_text_font_style="bold")
-    outer.major_label_overrides = {m: band[0].replace("$$", "$ $") for m, band in zip(middles, layout.bands,
-                                                                                     strict=True)}
+    outer = LinearAxis(
+        ticker=FixedTicker(ticks=middles),  # type: ignore[arg-type]
+        axis_line_color=None,
+        major_tick_line_color=None,
+        minor_tick_line_color=None,
+        major_label_text_color=INK,
+        major_label_text_font=FONT,
+        major_label_text_font_size="12px",
+        major_label_text_font_style="bold",
+    )
+    outer.major_label_overrides = {
+        m: band[0].replace("$$", "$ $") for m, band in zip(middles, layout.bands, strict=True)
+    }
     plot.add_layout(outer, "left")
 
 
 def _backgrounds(plot: Any, layout: Layout, end_s: float) -> None:
     """Bands that keep tracks apart, and in each row a pale bar: where it shows, nothing runs."""
     tops, bottoms = [b[1] for b in layout.bands][1::2], [b[2] for b in layout.bands][1::2]
-    plot.quad(left=[-end_s] * len(tops), right=[2 * end_s] * len(tops), top=tops, bottom=bottoms,
-              fill_color="#f4f6f8", line_color=None, level="underlay", name="bands")
-    plot.hbar(y=[r.y for r in layout.rows], height=[r.height for r in layout.rows], left=0, right=end_s,
-              fill_color="#dfe5eb", fill_alpha=0.75, line_color=None, level="underlay", name="rows")
+    plot.quad(
+        left=[-end_s] * len(tops),
+        right=[2 * end_s] * len(tops),
+        top=tops,
+        bottom=bottoms,
+        fill_color="#f4f6f8",
+        line_color=None,
+        level="underlay",
+        name="bands",
+    )
+    plot.hbar(
+        y=[r.y for r in layout.rows],
+        height=[r.height for r in layout.rows],
+        left=0,
+        right=end_s,
+        fill_color="#dfe5eb",
+        fill_alpha=0.75,
+        line_color=None,
+        level="underlay",
+        name="rows",
+    )
 
 
 def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout, end_s: float) -> list[Any]:
@@ -157,13 +234,24 @@ def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout, end_s: float
             if kind not in columns:
                 continue
             mine = columns[kind]
-            renderers.append(plot.hbar(
-                y="y", left="start", right="end", height="height", name=f"{name}:{kind}",
-                source=ColumnDataSource(mine), fill_color=style_of(kind).fill,
-                line_color="#ffffff", line_width=0.5 if len(mine["y"]) < 3000 else 0.0, line_alpha=0.8,
-                hover_line_color=INK, hover_line_alpha=1.0, hover_fill_color=style_of(kind).fill,
-                visible=name == "merged" or not merged,
-            ))
+            renderers.append(
+                plot.hbar(
+                    y="y",
+                    left="start",
+                    right="end",
+                    height="height",
+                    name=f"{name}:{kind}",
+                    source=ColumnDataSource(mine),
+                    fill_color=style_of(kind).fill,
+                    line_color="#ffffff" if kind in COMPUTE_KINDS else style_of(kind).fill,
+                    line_width=0.5 if len(mine["y"]) < 3000 or kind not in COMPUTE_KINDS else 0.0,
+                    line_alpha=0.8,
+                    hover_line_color=INK,
+                    hover_line_alpha=1.0,
+                    hover_fill_color=style_of(kind).fill,
+                    visible=name == "merged" or not merged,
+                )
+            )
     return renderers
 
 
@@ -179,18 +267,35 @@ def _columns(timelines: Sequence[Timeline], layout: Layout, end_s: float) -> tup
     for timeline, row in zip(timelines, layout.row_of, strict=True):
         lane, lanes = lanes_of(row, timeline.start_s, timeline.end_s)
         where = _geometry(layout, row, lane, lanes)
-        _append(exact, timeline, timeline.kind, {
-            **where, "start": timeline.start_s, "end": timeline.end_s, "row": row.astype(np.int32),
-            "stage": timeline.stage.astype(np.int32), "micro": timeline.micro_batch.astype(np.int32),
-            "detail": (timeline.detail + details).astype(np.int32),
-        })
+        _append(
+            exact,
+            timeline,
+            timeline.kind,
+            {
+                **where,
+                "start": timeline.start_s,
+                "end": timeline.end_s,
+                "row": row.astype(np.int32),
+                "stage": timeline.stage.astype(np.int32),
+                "micro": timeline.micro_batch.astype(np.int32),
+                "detail": (timeline.detail + details).astype(np.int32),
+            },
+        )
         details += len(timeline.details)
         if many:
             far = merge(row, timeline, lane, lanes, end_s / MERGE_CELLS)
-            _append(merged, timeline, far.kind, {
-                **_geometry(layout, far.row, far.lane, far.lanes), "start": far.start_s, "end": far.end_s,
-                "row": far.row.astype(np.int32), "count": far.count.astype(np.int32),
-            })
+            _append(
+                merged,
+                timeline,
+                far.kind,
+                {
+                    **_geometry(layout, far.row, far.lane, far.lanes),
+                    "start": far.start_s,
+                    "end": far.end_s,
+                    "row": far.row.astype(np.int32),
+                    "count": far.spans.astype(np.int32),
+                },
+            )
     return exact, merged
 
 
@@ -217,6 +322,15 @@ def _critical(plot: Any, timeline: Timeline, layout: Layout, critical: Sequence[
     row = layout.row_of[0]
     lane, lanes = lanes_of(row, timeline.start_s, timeline.end_s)
     where = _geometry(layout, row[chosen], lane[chosen], lanes[chosen])
-    plot.hbar(y="y", height="height", left="start", right="end", fill_alpha=0.0, line_color="#000000",
-              line_width=2.5, visible=False, name="critical", source=ColumnDataSource(
-                  {**where, "start": timeline.start_s[chosen], "end": timeline.end_s[chosen]}))
+    plot.hbar(
+        y="y",
+        height="height",
+        left="start",
+        right="end",
+        fill_alpha=0.0,
+        line_color="#000000",
+        line_width=2.5,
+        visible=False,
+        name="critical",
+        source=ColumnDataSource({**where, "start": timeline.start_s[chosen], "end": timeline.end_s[chosen]}),
+    )

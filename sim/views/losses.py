@@ -10,7 +10,8 @@ The parts of the mean rank's step, which add up to it:
     bubble        bubble_fraction · step              waiting for another stage's input
     other         what is left                        waiting outside the pipeline phase
 
-with passes = compute_s − optimizer. Splitting passes by FLOPs takes recomputed operators to be as efficient as the rest.
+with passes = compute_s − optimizer. Splitting passes by FLOPs takes recomputed operators to be as efficient
+as the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.timeline import Timeline
+from sim.views.headline import memory_limit_bytes, rank_seconds
 from sim.views.palette import COMPUTE_KINDS
+from sim.views.rows import row_stream
+from sim.views.units import percent, ranks_text, seconds
 
 Result = Mapping[str, Any]
 
@@ -56,13 +60,16 @@ def parts_of_step(result: Result, timeline: Timeline) -> tuple[Part, ...]:
     mfu, hfu = float(result.get("mfu") or 0.0), float(result.get("hfu") or 0.0)
     share = min(1.0, mfu / hfu) if hfu else 1.0
     useful = min(mfu * step, share * passes)
-    seconds = {
-        "useful": useful, "below_peak": share * passes - useful, "recompute": (1 - share) * passes,
-        "optimizer": optimizer, "communication": float(result.get("exposed_comm_s", 0.0)),
+    lengths = {
+        "useful": useful,
+        "below_peak": share * passes - useful,
+        "recompute": (1 - share) * passes,
+        "optimizer": optimizer,
+        "communication": float(result.get("exposed_comm_s", 0.0)),
         "bubble": float(result.get("bubble_fraction", 0.0)) * step,
     }
-    seconds["other"] = step - sum(seconds.values())
-    return tuple(Part(k, _LABELS[k][0], s, _LABELS[k][1]) for k, s in seconds.items() if s > 1e-4 * step)
+    lengths["other"] = step - sum(lengths.values())
+    return tuple(Part(k, _LABELS[k][0], s, _LABELS[k][1]) for k, s in lengths.items() if s > 1e-4 * step)
 
 
 def largest_losses(result: Result, timeline: Timeline, n: int = 3) -> list[tuple[Part, str]]:
@@ -84,8 +91,8 @@ def mean_seconds(timeline: Timeline, kind: str) -> float:
 def exposed_by_stream(timeline: Timeline) -> dict[str, float]:
     """Seconds of each communication stream that no computation covers, in the mean rank; largest first.
 
-    Waiting for a message counts as bubble, so the `recv` stream is left out. Streams that are exposed together
-    each count.
+    Waiting for a message counts as bubble, so the `recv` stream is left out. Streams exposed together each
+    count.
     """
     weight = np.array([len(c.ranks) for c in timeline.classes], dtype=float)
     found: dict[str, float] = {}
@@ -99,13 +106,14 @@ def exposed_by_stream(timeline: Timeline) -> dict[str, float]:
         edges = np.column_stack([starts, ends]).ravel() if len(busy) else np.array([0.0])
         done = np.column_stack([np.cumsum(ends - starts) - (ends - starts), np.cumsum(ends - starts)]).ravel()
         for s in range(len(timeline.streams)):
-            if timeline.streams[s] in ("compute", "recv"):
+            if row_stream(timeline.streams[s]) in ("compute", "recv"):
                 continue
             spans = np.flatnonzero(mine & ~compute & (timeline.stream == s))
             begin, end = timeline.start_s[spans], timeline.end_s[spans]
             hidden = np.interp(end, edges, done) - np.interp(begin, edges, done) if len(busy) else 0.0
             open_s = float(((end - begin) - hidden).sum()) * weight[c] / weight.sum()
-            found[timeline.streams[s]] = found.get(timeline.streams[s], 0.0) + open_s
+            name = row_stream(timeline.streams[s])
+            found[name] = found.get(name, 0.0) + open_s
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
@@ -116,28 +124,56 @@ def _bubble(result: Result, timeline: Timeline) -> str:
     batch = max(int(training.get("micro_batch_size", 1)) * int(layout.get("dp", 1)), 1)
     m = int(training.get("global_batch_size", 0)) // batch
     text = f"{pp} stages fill and drain around {m} micro-batches" if m else "Stages wait for each other"
+    uneven = _uneven(result)
+    if uneven:
+        return uneven
     if schedule == "naive":
         return text + ". The naive schedule runs one stage at a time: `1f1b` lets them all work."
-    more = f" Twice as many ({2 * m}) would about halve its share" if m else " More micro-batches would shrink it"
+    more = (
+        f" Twice as many ({2 * m}) would about halve its share"
+        if m
+        else " More micro-batches would shrink it"
+    )
     if schedule in ("gpipe", "1f1b"):
-        return (text + "." + more + "; so would `interleaved_1f1b` with two virtual stages, and the zero-bubble "
-                "schedules (`zb_h1`, `zb_v`) fill it with weight gradients.")
+        return (
+            text + "." + more + "; so would `interleaved_1f1b` with two virtual stages, and the zero-bubble "
+            "schedules (`zb_h1`, `zb_v`) fill it with weight gradients."
+        )
     if schedule == "interleaved_1f1b":
         return text + "." + more + "; so would twice the virtual stages, at the price of more messages."
-    return text + "." + more + f". `{schedule}` already fills most of it; stages of more equal time would help too."
+    return (
+        text
+        + "."
+        + more
+        + f". `{schedule}` already fills most of it; stages of more equal time would help too."
+    )
+
+
+def _uneven(result: Result) -> str:
+    """Advice where a rank computes much longer than the mean: the others' bubble is mostly the wait for it."""
+    ranks = [(rank_seconds(e)[0], e) for e in result.get("ranks") or ()]
+    mean = sum(s for s, _ in ranks) / max(len(ranks), 1)
+    longest, entry = max(ranks, key=lambda pair: pair[0], default=(0.0, {}))
+    if longest <= 1.1 * mean:
+        return ""
+    return (
+        f"Stages are uneven: {ranks_text(entry.get('ranks', '?'))} computes {seconds(longest - mean)} "
+        f"({percent(longest / mean - 1)}) longer than the mean, and the others wait for it. Fewer layers there "
+        "(`layers_per_stage`) win most of it back; more micro-batches or another schedule only the rest."
+    )
 
 
 def _communication(result: Result, timeline: Timeline) -> str:
     streams = exposed_by_stream(timeline)
     stream = next(iter(streams), "")
     advice = {
-        "tp": "`sp: true` and `tp_overlap: full` hide part of it; a smaller `tp`, or one inside the NVLink domain, "
-              "shortens it.",
-        "cp": "`cp_method: ring` hides it under attention, and `cp_split: zigzag` balances it; a smaller `cp` "
-              "shortens it.",
+        "tp": "`sp: true` and `tp_overlap: full` hide part of it; a smaller `tp`, or one inside "
+        "the NVLink domain, shortens it.",
+        "cp": "`cp_method: ring` hides it under attention, and `cp_split: zigzag` balances it; a smaller "
+        "`cp` shortens it.",
         "ep": "`ep_overlap: true` hides it in paired passes, `ep_dispatch_dtype: fp8` halves the dispatch.",
-        "dp": "`dp_sync: bucketed` and `param_gather_overlap: true` hide it under the passes; more accumulated "
-              "micro-batches a step, or `grad_reduce_dtype: bf16`, shorten it.",
+        "dp": "`dp_sync: bucketed` and `param_gather_overlap: true` hide it under the passes; more "
+        "accumulated micro-batches a step, or `grad_reduce_dtype: bf16`, shorten it.",
         "send": "`p2p_overlap: true` sends under the next computation instead of before it.",
         "host": "Less offloading (`activation_offload: false`, recomputation instead) removes it.",
     }
@@ -147,10 +183,14 @@ def _communication(result: Result, timeline: Timeline) -> str:
 
 def _recompute(result: Result, timeline: Timeline) -> str:
     limit, peak = memory_limit_bytes(result), float(result.get("peak_memory_bytes") or 0.0)
-    mode = ((result.get("scenario", {}).get("training") or {}).get("recompute") or {})
+    mode = (result.get("scenario", {}).get("training") or {}).get("recompute") or {}
     mode = mode.get("mode", "") if isinstance(mode, Mapping) else mode
     less = "`recompute: selective`" if mode == "full" else "`recompute: none`"
-    room = f" The worst rank has {(1 - peak / limit) * 100:.0f} % of its memory free." if limit > peak > 0 else ""
+    room = (
+        f" The worst rank has {(1 - peak / limit) * 100:.0f} % of its memory free."
+        if limit > peak > 0
+        else ""
+    )
     return f"{less} does less of the forward twice and keeps more activations instead.{room}"
 
 
@@ -162,23 +202,24 @@ def _optimizer(result: Result, timeline: Timeline) -> str:
 
 
 def _below_peak(result: Result, timeline: Timeline) -> str:
-    return ("Operators run below the device's peak: memory-bound kernels and small or odd matmuls. Larger "
-            "micro-batches, less `tp`, `attention: fused` and `elementwise: compiled` raise it.")
+    return (
+        "Operators run below the device's peak: memory-bound kernels and small or odd matmuls. Larger "
+        "micro-batches, less `tp`, `attention: fused` and `elementwise: compiled` raise it."
+    )
 
 
 def _other(result: Result, timeline: Timeline) -> str:
-    return ("Ranks wait for the slowest after the pipeline has drained. More equal stages (`layers_per_stage`), "
-            "or no stragglers, would remove it.")
+    return (
+        "Ranks wait for the slowest after the pipeline has drained. More equal stages (`layers_per_stage`), "
+        "or no stragglers, would remove it."
+    )
 
 
 _REMEDIES = {
-    "bubble": _bubble, "communication": _communication, "recompute": _recompute, "optimizer": _optimizer,
-    "below_peak": _below_peak, "other": _other,
+    "bubble": _bubble,
+    "communication": _communication,
+    "recompute": _recompute,
+    "optimizer": _optimizer,
+    "below_peak": _below_peak,
+    "other": _other,
 }
-
-
-def memory_limit_bytes(result: Result) -> float:
-    """The device's memory as the resolved scenario states it; 0 where it does not."""
-    cluster = result.get("scenario", {}).get("cluster")
-    gpu = cluster.get("gpu") if isinstance(cluster, Mapping) else None
-    return float(gpu.get("memory_bytes") or 0.0) if isinstance(gpu, Mapping) else 0.0

@@ -13,7 +13,8 @@ from typing import Any
 
 from sim.timeline import Timeline
 from sim.views.palette import MEMORY, in_order, style_of
-from sim.views.rows import Layout
+from sim.views.rows import MERGE_ABOVE, Layout
+from sim.views.units import count
 
 _MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-svg.js"
 
@@ -30,7 +31,7 @@ def marked(text: str) -> str:
 
 
 def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """A whole HTML document: `body` holds a `<div data-plot="NAME">` for each of `plots`; `data` is for page.js."""
+    """A whole HTML document: `body` holds a `data-plot` element for each plot; `data` is for page.js."""
     from bokeh.embed import components
     from bokeh.resources import Resources
 
@@ -38,7 +39,9 @@ def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any
     for name, div in divs.items():
         body = body.replace(f'<div class="plot" data-plot="{name}"></div>', f'<div class="plot">{div}</div>')
     # The library would fetch MathJax for a label that looks like TeX; this page fetches nothing.
-    library = Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render_js().replace(_MATHJAX, "data:,")
+    library = (
+        Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render_js().replace(_MATHJAX, "data:,")
+    )
     assets = files("sim.views") / "assets"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -65,25 +68,33 @@ def view_data(timelines: Sequence[Timeline], layout: Layout, merge_below_s: floa
     return {
         "details": [list(d) for t in timelines for d in t.details],
         "rows": [[r.track, r.stream] for r in layout.rows],
-        "kinds": {k: {"short": k.replace("_", " "), "label": s.label, "text": s.text} for k, s in styles.items()},
+        "kinds": {k: {"label": s.label, "text": s.text} for k, s in styles.items()},
         "categories": [[c, s.label] for c, s in MEMORY.items()],
-        "memory": [], "limit_bytes": 0.0, "end_s": end_s, "merge_below_s": merge_below_s,
+        "memory": [],
+        "limit_bytes": 0.0,
+        "end_s": end_s,
+        "merge_below_s": merge_below_s,
     }
 
 
 def card(name: str, value: str, note: str = "", mood: str = "") -> str:
     """A headline number; `mood` is good, bad or nothing."""
-    return (f'<div class="card {mood}"><dt>{escape(name)}</dt><dd>{escape(value)}'
-            f"<small>{escape(note)}</small></dd></div>")
+    return (
+        f'<div class="card {mood}"><dt>{escape(name)}</dt><dd>{escape(value)}'
+        f"<small>{escape(note)}</small></dd></div>"
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> str:
     """A table of cells that are HTML already; columns from `numbers_from` on stand right."""
+
     def cells(tag: str, row: Sequence[str]) -> str:
         number = ' class="num"'
         return "".join(f"<{tag}{number if i >= numbers_from else ''}>{c}</{tag}>" for i, c in enumerate(row))
+
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells('th', [escape(h) for h in head])}</tr></thead><tbody>{body}</tbody></table>"
+    top = cells("th", [escape(h) for h in head])
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def swatch(colour: str) -> str:
@@ -95,16 +106,37 @@ def legend(kinds: Sequence[str]) -> str:
     """A button per kind that shows or hides it."""
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-kind="{escape(k)}">{swatch(style_of(k).fill)}'
-        f"{escape(style_of(k).label)}</button>" for k in in_order(tuple(kinds)))
+        f"{escape(style_of(k).label)}</button>"
+        for k in in_order(tuple(kinds))
+    )
     return f'<div class="legend" role="group" aria-label="Show or hide kinds">{buttons}</div>'
+
+
+def merged_note(spans: int) -> str:
+    """What a page with many spans says about its wide view."""
+    if spans <= MERGE_ABOVE:
+        return ""
+    return (
+        f'<p class="hint">{count(spans)} spans: in the wide view those shorter than a pixel or two are drawn '
+        "together, as the kind that fills most of the time there; zoom in to a quarter of the step to see "
+        "each.</p>"
+    )
 
 
 def zoom_controls() -> str:
     """Buttons for what mouse and keys do on the plot, and the sentence that says so."""
-    buttons = "".join(f'<button type="button" data-zoom="{key}" aria-label="{label}">{text}</button>' for
-                      key, label, text in (
-                          ("left", "earlier", "←"), ("right", "later", "→"), ("in", "zoom in", "+"),
-                          ("out", "zoom out", "−"), ("whole", "whole step", "Whole step")))
-    return (f'<div class="zoom" role="group" aria-label="Zoom">{buttons}</div>'
-            '<p class="hint">Drag across to zoom in, Ctrl + wheel to zoom, double-click for the whole step; '
-            'keys: ← → + − 0. Showing <span id="view" aria-live="polite">whole step</span>.</p>')
+    buttons = "".join(
+        f'<button type="button" data-zoom="{key}" aria-label="{label}">{text}</button>'
+        for key, label, text in (
+            ("left", "earlier", "←"),
+            ("right", "later", "→"),
+            ("in", "zoom in", "+"),
+            ("out", "zoom out", "−"),
+            ("whole", "whole step", "Whole step"),
+        )
+    )
+    return (
+        f'<div class="zoom" role="group" aria-label="Zoom">{buttons}</div>'
+        '<p class="hint">Drag across to zoom in, Ctrl + wheel to zoom, double-click for the whole step; '
+        'keys: ← → + − 0. Showing <span id="view" aria-live="polite">whole step</span>.</p>'
+    )

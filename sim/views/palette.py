@@ -1,7 +1,7 @@
 """One colour and one name for each kind of span and each category of memory, on every page.
 
-Kinds take Okabe and Ito's colours, memory Paul Tol's "muted" ones: both can be told apart with any common colour
-blindness, and no colour means a kind in one plot and a category in the other.
+Kinds take Okabe and Ito's colours, memory Paul Tol's "muted" ones: both can be told apart with any common
+colour blindness, and no colour means a kind in one plot and a category in the other.
 Sources: https://jfly.uni-koeln.de/color, https://personal.sron.nl/~pault.
 """
 

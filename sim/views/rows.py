@@ -1,4 +1,4 @@
-"""Where each span of a timeline is drawn: a row per class of ranks and stream, and what a far view may merge."""
+"""Where each span of a timeline is drawn: a row per class of ranks and stream; what a far view merges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sim.views.units import ranks_text
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-STREAM_ORDER = ("compute", "tp", "cp", "ep", "dp", "send", "recv", "host")
+MERGE_ABOVE = 20_000  # spans: of more, a wide view merges the short ones
+STREAM_ORDER = ("compute", "tp", "cp", "ep", "dp", "model", "send", "recv", "host")
 
 
 class Row(NamedTuple):
@@ -52,18 +53,31 @@ class Merged(NamedTuple):
     end_s: Floats
     lane: Ints
     lanes: Ints
-    count: Ints
+    spans: Ints  # how many stand together
+
+
+def row_stream(stream: str) -> str:
+    """The row that a stream is drawn in: messages forward and backward share one."""
+    return stream.split("_")[0] if stream.startswith(("send_", "recv_")) else stream
+
+
+def stream_place(stream: str) -> tuple[int, str]:
+    """Sorts streams in the usual order: computation, groups, messages, host, then others by name."""
+    row = row_stream(stream)
+    return STREAM_ORDER.index(row) if row in STREAM_ORDER else len(STREAM_ORDER), stream
 
 
 def tracks_of(timeline: Timeline) -> list[Track]:
     """A track per class of ranks, in the order of pipeline ranks."""
-    order = sorted(range(len(timeline.classes)), key=lambda i: (timeline.classes[i].pipeline_rank,
-                                                                timeline.classes[i].rank))
+    order = sorted(
+        range(len(timeline.classes)),
+        key=lambda i: (timeline.classes[i].pipeline_rank, timeline.classes[i].rank),
+    )
     return [Track(ranks_text(timeline.classes[i].ranks), 0, i) for i in order]
 
 
 def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float = 1500.0) -> Layout:
-    """Rows for `tracks`, computation tall and communication thin, shrunk when `room` (pixels) would not hold them."""
+    """Rows for `tracks`, computation tall, communication thin, shrunk to fit `room` (pixels)."""
     used = [_streams_used(t) for t in timelines]
     listed = [(track, stream) for track in tracks for stream in used[track.timeline][track.class_index]]
     wanted = sum(27 if s == "compute" else 14 for _, s in listed) + 8 * len(tracks)
@@ -75,10 +89,10 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
     for track in tracks:
         timeline, top = timelines[track.timeline], y
         y += 4 * scale
-        for stream in used[track.timeline][track.class_index]:
+        for stream, members in used[track.timeline][track.class_index].items():
             step = (27 if stream == "compute" else 14) * scale
             mine = timeline.class_index == track.class_index
-            mine &= timeline.stream == timeline.streams.index(stream)
+            mine &= np.isin(timeline.stream, members)
             row_of[track.timeline][mine] = len(rows)
             rows.append(Row(track.label, stream, y + step / 2, step * 0.86))
             y += step
@@ -87,18 +101,21 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
     return Layout(tuple(rows), tuple(bands), y, tuple(row_of))
 
 
-def _streams_used(timeline: Timeline) -> list[list[str]]:
-    """Per class, the streams that carry a span, in the usual order."""
+def _streams_used(timeline: Timeline) -> list[dict[str, list[int]]]:
+    """Per class, its rows in the usual order, each with the indices of the streams drawn in it."""
     pairs = np.unique(timeline.class_index * len(timeline.streams) + timeline.stream).tolist()
-    used: list[list[str]] = [[] for _ in timeline.classes]
+    pairs.sort(key=lambda pair: stream_place(timeline.streams[pair % len(timeline.streams)]))
+    used: list[dict[str, list[int]]] = [{} for _ in timeline.classes]
     for pair in pairs:
-        used[pair // len(timeline.streams)].append(timeline.streams[pair % len(timeline.streams)])
-    rank = {s: i for i, s in enumerate(STREAM_ORDER)}
-    return [sorted(streams, key=lambda s: (rank.get(s, len(rank)), s)) for streams in used]
+        stream = pair % len(timeline.streams)
+        used[pair // len(timeline.streams)].setdefault(row_stream(timeline.streams[stream]), []).append(
+            stream
+        )
+    return used
 
 
 def lanes_of(row: Ints, start_s: Floats, end_s: Floats) -> tuple[Ints, Ints]:
-    """For each span its lane within its row and the row's number of lanes: more than one only where spans overlap.
+    """For each span its lane within its row and the row's number of lanes, more than one where spans overlap.
 
     A stream runs one thing at a time, but the overlapped forward and backward of DualPipe share the compute
     stream, and messages in both directions may share the send stream.
@@ -113,14 +130,14 @@ def lanes_of(row: Ints, start_s: Floats, end_s: Floats) -> tuple[Ints, Ints]:
         free: list[float] = []
         for i in mine.tolist():
             k = next((k for k, end in enumerate(free) if end <= start_s[i] + slack), len(free))
-            free[k:k + 1] = [float(end_s[i])]
+            free[k : k + 1] = [float(end_s[i])]
             lane[i] = k
         lanes[mine] = len(free)
     return lane, lanes
 
 
 def merge(row: Ints, timeline: Timeline, lane: Ints, lanes: Ints, resolution_s: float) -> Merged:
-    """What a view of the whole step draws: of spans shorter than `resolution_s`, one for each row and cell of time.
+    """What a view of the whole step draws: of spans under `resolution_s`, one per row and cell of time.
 
     It covers all of them, first start to last end, and takes the kind that fills most of it.
     """
@@ -136,5 +153,12 @@ def merge(row: Ints, timeline: Timeline, lane: Ints, lanes: Ints, resolution_s: 
     start, end = np.full(n, np.inf), np.zeros(n)
     np.minimum.at(start, group, timeline.start_s)
     np.maximum.at(end, group, timeline.end_s)
-    return Merged(row[first], time_of.reshape(n, kinds).argmax(axis=1).astype(np.int64), start, end,
-                  lane[first], lanes[first], np.bincount(group, minlength=n).astype(np.int64))
+    return Merged(
+        row[first],
+        time_of.reshape(n, kinds).argmax(axis=1).astype(np.int64),
+        start,
+        end,
+        lane[first],
+        lanes[first],
+        np.bincount(group, minlength=n).astype(np.int64),
+    )

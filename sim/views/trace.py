@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.timeline import Span, Timeline
 from sim.views.palette import MEMORY, style_of
-from sim.views.rows import STREAM_ORDER, lanes_of
+from sim.views.rows import lanes_of, stream_place
 from sim.views.units import ranks_text
 
 if TYPE_CHECKING:
@@ -37,11 +37,9 @@ def trace_events(timeline: Timeline, memory: Sequence[MemoryCurve] = ()) -> dict
 
 def _threads(timeline: Timeline, row: list[int], lane: list[int]) -> dict[tuple[int, int], int]:
     """A thread number for each stream of each class; a second lane of one where its spans overlap."""
-    rank = {s: i for i, s in enumerate(STREAM_ORDER)}
 
     def place(key: tuple[int, int]) -> tuple[int, str, int]:
-        stream = timeline.streams[key[0] % len(timeline.streams)]
-        return rank.get(stream, len(rank)), stream, key[1]
+        return *stream_place(timeline.streams[key[0] % len(timeline.streams)]), key[1]
 
     number: dict[int, int] = {}
     threads = {}
@@ -58,8 +56,12 @@ def _process_names(timeline: Timeline) -> Iterator[Event]:
         if len(c.ranks) > 1:
             name = f"rank {c.rank}, for {name} ({len(c.ranks)} alike)"
         yield {"ph": "M", "name": "process_name", "pid": c.rank, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": c.rank,
-               "args": {"sort_index": c.pipeline_rank * 1_000_000 + min(c.rank, 999_999)}}
+        yield {
+            "ph": "M",
+            "name": "process_sort_index",
+            "pid": c.rank,
+            "args": {"sort_index": c.pipeline_rank * 1_000_000 + min(c.rank, 999_999)},
+        }
 
 
 def _thread_names(timeline: Timeline, threads: dict[tuple[int, int], int]) -> Iterator[Event]:
@@ -77,13 +79,26 @@ def _slice(span: Span, tid: int) -> Event:
     if span.micro_batch >= 0:
         args["micro_batch"] = span.micro_batch
     detail = span.detail
-    for key, value in (("name", detail.name), ("bytes", detail.bytes), ("cost_source", detail.source),
-                       ("bus_bandwidth_bytes_per_s", detail.bus_bandwidth_bytes_per_s), ("note", detail.note)):
+    for key, value in (
+        ("name", detail.name),
+        ("bytes", detail.bytes),
+        ("cost_source", detail.source),
+        ("bus_bandwidth_bytes_per_s", detail.bus_bandwidth_bytes_per_s),
+        ("note", detail.note),
+    ):
         if value:
             args[key] = value
     name = span.kind + (f" {span.micro_batch}" if span.micro_batch >= 0 else "")
-    return {"ph": "X", "name": name, "cat": style_of(span.kind).label, "pid": span.rank, "tid": tid,
-            "ts": span.start_s * 1e6, "dur": (span.end_s - span.start_s) * 1e6, "args": args}
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": style_of(span.kind).label,
+        "pid": span.rank,
+        "tid": tid,
+        "ts": span.start_s * 1e6,
+        "dur": (span.end_s - span.start_s) * 1e6,
+        "args": args,
+    }
 
 
 def _flows(timeline: Timeline, spans: Sequence[Span], tids: Sequence[int]) -> Iterator[Event]:
@@ -101,12 +116,23 @@ def _flows(timeline: Timeline, spans: Sequence[Span], tids: Sequence[int]) -> It
         arrival_s = (max(receive.start_s, min(send.start_s, receive.end_s)) + receive.end_s) / 2
         common = {"name": "message", "cat": "message", "id": flow}
         yield {**common, "ph": "s", "pid": send.rank, "tid": tids[sends[0]], "ts": send.start_s * 1e6}
-        yield {**common, "ph": "f", "bp": "e", "pid": receive.rank, "tid": tids[receives[0]],
-               "ts": arrival_s * 1e6}
+        yield {
+            **common,
+            "ph": "f",
+            "bp": "e",
+            "pid": receive.rank,
+            "tid": tids[receives[0]],
+            "ts": arrival_s * 1e6,
+        }
 
 
 def _counters(curve: MemoryCurve) -> Iterator[Event]:
     columns = [[float(v) for v in getattr(curve, category)] for category in MEMORY]
     for i, time_s in enumerate(curve.time_s):
-        yield {"ph": "C", "name": "memory (bytes)", "pid": int(curve.rank), "ts": float(time_s) * 1e6,
-               "args": {category: column[i] for category, column in zip(MEMORY, columns, strict=True)}}
+        yield {
+            "ph": "C",
+            "name": "memory (bytes)",
+            "pid": int(curve.rank),
+            "ts": float(time_s) * 1e6,
+            "args": {category: column[i] for category, column in zip(MEMORY, columns, strict=True)},
+        }

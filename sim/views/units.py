@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 
@@ -57,13 +58,15 @@ def percent(value: float) -> str:
 
 
 def ranks_text(ranks: Any) -> str:
-    """Ranks in as few words as possible.
+    """Ranks in as few words as possible; text such as a result's "0-7" is taken as it is.
 
+    >>> ranks_text("0-7"), ranks_text("3")
+    ('ranks 0–7', 'rank 3')
     >>> ranks_text([0]), ranks_text(range(8)), ranks_text([0, 4, 8, 12]), ranks_text([0, 1, 5])
     ('rank 0', 'ranks 0–7', 'ranks 0, 4 … 12', 'ranks 0, 1, 5')
     """
     if isinstance(ranks, (int, str)):
-        return f"rank {ranks}"
+        return f"rank{'' if str(ranks).isdigit() else 's'} {ranks}".replace("-", "–")
     values = ranks if isinstance(ranks, range) else [int(r) for r in ranks]
     if len(values) == 0:
         return "no rank"
@@ -78,7 +81,7 @@ def ranks_text(ranks: Any) -> str:
 
 
 def _even(values: list[int], step: int) -> bool:
-    return all(b - a == step for a, b in zip(values, values[1:], strict=False))
+    return all(b - a == step for a, b in pairwise(values))
 
 
 def _digits(value: float) -> str:

@@ -97,17 +97,16 @@
       for (const kind of near ? exact : []) {
         if (hidden.has(kind)) continue
         const c = model(`exact:${kind}`).data_source.data
-        const {short, label: long, text: color} = data.kinds[kind]
+        const {label: long, text: color} = data.kinds[kind]
         for (let i = 0; i < c.start.length && out.x.length < 1200; i++) {
           if (c.end[i] <= range.start || c.start[i] >= range.end || c.height[i] < 11) continue
           const from = Math.max(c.start[i], range.start), to = Math.min(c.end[i], range.end)
           const px = (to - from) / per_px
-          if (px < 15) continue
+          if (px < 9) continue
           const mb = c.micro[i] >= 0 ? String(c.micro[i]) : ""
-          const choices = mb === "" ? [long, short] : [
-            `${long} · micro-batch ${mb} · ${stepsim.seconds(c.end[i] - c.start[i])}`,
-            `${long} ${mb}`, `${short}${mb}`, mb]
-          const text = choices.find((t) => t.length * 6.6 + 4 < px)
+          const choices = mb === "" ? [long] : [
+            `${long} · micro-batch ${mb} · ${stepsim.seconds(c.end[i] - c.start[i])}`, `${long} ${mb}`, mb]
+          const text = choices.find((t) => t.length * (t === mb ? 6 : 6.6) + 3 < px)
           if (!text) continue
           out.x.push((from + to) / 2); out.y.push(c.y[i]); out.text.push(text); out.color.push(color)
         }

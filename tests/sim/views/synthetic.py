@@ -25,9 +25,17 @@ class Curve:
     buffers: Any
 
 
-def one_f_one_b(p: int = 8, m: int = 16, forward_s: float = 0.010, backward_s: float = 0.020, send_s: float = 0.001,
-                copies: int = 8, scale: float = 1.0, name: str = "forward of stage") -> Timeline:
-    """1F1B on p classes of `copies` ranks: F, B, sends and receives as flows, an all-reduce and the optimizer."""
+def one_f_one_b(
+    p: int = 8,
+    m: int = 16,
+    forward_s: float = 0.010,
+    backward_s: float = 0.020,
+    send_s: float = 0.001,
+    copies: int = 8,
+    scale: float = 1.0,
+    name: str = "forward of stage",
+) -> Timeline:
+    """1F1B on p classes of `copies` ranks: F, B, messages as flows, an all-reduce and the optimizer."""
     orders = []
     for r in range(p):
         warm = min(p - 1 - r, m)
@@ -52,7 +60,9 @@ def one_f_one_b(p: int = 8, m: int = 16, forward_s: float = 0.010, backward_s: f
                     continue
                 sent = done[kind, source, i]
                 arrival = sent + send_s
-                detail = Detail("activations" if kind == "F" else "gradients", 16e6, 16e6 / send_s, "topology")
+                detail = Detail(
+                    "activations" if kind == "F" else "gradients", 16e6, 16e6 / send_s, "topology"
+                )
                 spans.append(Span(source * copies, "send", f"SEND_{kind}", source, i, sent, arrival, detail))
                 spans.append(Span(r * copies, "recv", f"RECV_{kind}", r, i, sent, arrival, detail))
                 flows += [next_flow, next_flow]
@@ -60,17 +70,47 @@ def one_f_one_b(p: int = 8, m: int = 16, forward_s: float = 0.010, backward_s: f
             start = max(free[r], arrival)
             length = (forward_s if kind == "F" else backward_s) * scale * (1 + 0.02 * r)
             note = "attention 3.10 ms, mlp 6.20 ms" if kind == "F" else ""
-            spans.append(Span(r * copies, "compute", kind, r, i, start, start + length,
-                              Detail(f"{name} {r}", source="measured", note=note)))
+            spans.append(
+                Span(
+                    r * copies,
+                    "compute",
+                    kind,
+                    r,
+                    i,
+                    start,
+                    start + length,
+                    Detail(f"{name} {r}", source="measured", note=note),
+                )
+            )
             flows.append(-1)
             free[r] = done[kind, r, i] = start + length
             cursor[r] += 1
     for r in range(p):
         reduce_s = free[r] + 0.015
-        spans.append(Span(r * copies, "dp", "ALL_REDUCE", -1, -1, free[r] - 0.005, reduce_s,
-                          Detail("gradients", 3e8, 1.9e11, "measured")))
-        spans.append(Span(r * copies, "compute", "OPTIMIZER", -1, -1, reduce_s, reduce_s + 0.006,
-                          Detail("adamw", source="roofline")))
+        spans.append(
+            Span(
+                r * copies,
+                "dp",
+                "ALL_REDUCE",
+                -1,
+                -1,
+                free[r] - 0.005,
+                reduce_s,
+                Detail("gradients", 3e8, 1.9e11, "measured"),
+            )
+        )
+        spans.append(
+            Span(
+                r * copies,
+                "compute",
+                "OPTIMIZER",
+                -1,
+                -1,
+                reduce_s,
+                reduce_s + 0.006,
+                Detail("adamw", source="roofline"),
+            )
+        )
         flows += [-1, -1]
     classes = [RankClass(r * copies, range(r * copies, (r + 1) * copies), r) for r in range(p)]
     return from_spans(spans, classes, flows)
@@ -78,9 +118,20 @@ def one_f_one_b(p: int = 8, m: int = 16, forward_s: float = 0.010, backward_s: f
 
 def dense(p: int = 32, spans_per_rank: int = 3200) -> Timeline:
     """A timeline of p·spans_per_rank short spans, for how pages hold up."""
-    spans = [Span(r, "compute", "F" if i % 3 else "B", r, i % 500, i * 1e-4, i * 1e-4 + 0.9e-4,
-                  Detail(f"operator {i % 40}", source="roofline"))
-             for r in range(p) for i in range(spans_per_rank)]
+    spans = [
+        Span(
+            r,
+            "compute",
+            "F" if i % 3 else "B",
+            r,
+            i % 500,
+            i * 1e-4,
+            i * 1e-4 + 0.9e-4,
+            Detail(f"operator {i % 40}", source="roofline"),
+        )
+        for r in range(p)
+        for i in range(spans_per_rank)
+    ]
     return from_spans(spans, [RankClass(r, (r,), r) for r in range(p)])
 
 
@@ -97,46 +148,89 @@ def memory_curves(timeline: Timeline) -> list[Curve]:
             events.append((time, level))
         time_s = np.array([t for t, _ in events])
         ones = np.ones(len(events))
-        curves.append(Curve(cls.rank, time_s, ones * (3 + 0.1 * c) * GIB, ones * 6 * GIB, ones * 12 * GIB,
-                            np.array([x for _, x in events]), ones * 0.5 * GIB))
+        curves.append(
+            Curve(
+                cls.rank,
+                time_s,
+                ones * (3 + 0.1 * c) * GIB,
+                ones * 6 * GIB,
+                ones * 12 * GIB,
+                np.array([x for _, x in events]),
+                ones * 0.5 * GIB,
+            )
+        )
     return curves
 
 
-def result_of(timeline: Timeline, curves: list[Curve], name: str = "1f1b_pp8", **changes: Any) -> dict[str, Any]:
+def result_of(
+    timeline: Timeline, curves: list[Curve], name: str = "1f1b_pp8", **changes: Any
+) -> dict[str, Any]:
     """A `sim-result/1` whose times are those of `timeline`."""
     step = timeline.step_time_s
     ranks = []
     for c, cls in enumerate(timeline.classes):
         mine = (timeline.class_index == c) & (timeline.stream == timeline.streams.index("compute"))
         busy = float((timeline.end_s - timeline.start_s)[mine].sum())
-        ranks.append({"ranks": list(cls.ranks), "busy_s": busy, "exposed_comm_s": 0.012,
-                      "bubble_s": step - busy - 0.012})
+        ranks.append(
+            {
+                "ranks": list(cls.ranks),
+                "busy_s": busy,
+                "exposed_comm_s": 0.012,
+                "bubble_s": step - busy - 0.012,
+            }
+        )
     busy_s = sum(r["busy_s"] for r in ranks) / len(ranks)
     bubble_s = sum(r["bubble_s"] for r in ranks) / len(ranks)
     memory = []
     for curve, cls in zip(curves, timeline.classes, strict=False):
-        top = {k: float(max(getattr(curve, k))) for k in
-               ("parameters", "gradients", "optimizer", "activations", "buffers")}
+        top = {
+            k: float(max(getattr(curve, k)))
+            for k in ("parameters", "gradients", "optimizer", "activations", "buffers")
+        }
         memory.append({"ranks": list(cls.ranks), **top, "peak": sum(top.values())})
     worst = max((m["peak"] for m in memory), default=0.0)
     return {
         "format": "sim-result/1",
         "scenario": {
-            "version": 1, "name": name, "model": {"layers": 32, "hidden": 4096, "heads": 32},
-            "training": {"seq_len": 4096, "global_batch_size": 128, "micro_batch_size": 1, "precision": "bf16",
-                         "recompute": {"mode": "full"}},
+            "version": 1,
+            "name": name,
+            "model": {"layers": 32, "hidden": 4096, "heads": 32},
+            "training": {
+                "seq_len": 4096,
+                "global_batch_size": 128,
+                "micro_batch_size": 1,
+                "precision": "bf16",
+                "recompute": {"mode": "full"},
+            },
             "parallelism": {"tp": 8, "pp": 8, "dp": 8, "schedule": "1f1b", "zero": 0},
             "cluster": {"gpu": {"name": "a100-sxm", "memory_bytes": 80 * GIB}, "gpus_per_node": 8},
         },
-        "step_time_s": step, "step_time_interval_s": [step * 0.95, step * 1.06], "tokens_per_s": 9e5,
-        "tokens_per_s_per_gpu": 14062.5, "model_flops_per_s_per_gpu": 1.4e14, "mfu": 0.45, "mfu_full_attention": 0.48,
-        "hfu": 0.55, "bubble_fraction": bubble_s / step, "bubble_ratio": bubble_s / busy_s, "exposed_comm_s": 0.012,
-        "compute_s": busy_s, "layer_forward_s": 0.0025, "layer_backward_s": 0.005, "peak_memory_bytes": worst,
-        "peak_reserved_bytes": worst * 1.04, "memory": memory, "fits_in_memory": True,
+        "step_time_s": step,
+        "step_time_interval_s": [step * 0.95, step * 1.06],
+        "tokens_per_s": 9e5,
+        "tokens_per_s_per_gpu": 14062.5,
+        "model_flops_per_s_per_gpu": 1.4e14,
+        "mfu": 0.45,
+        "mfu_full_attention": 0.48,
+        "hfu": 0.55,
+        "bubble_fraction": bubble_s / step,
+        "bubble_ratio": bubble_s / busy_s,
+        "exposed_comm_s": 0.012,
+        "compute_s": busy_s,
+        "layer_forward_s": 0.0025,
+        "layer_backward_s": 0.005,
+        "peak_memory_bytes": worst,
+        "peak_reserved_bytes": worst * 1.04,
+        "memory": memory,
+        "fits_in_memory": True,
         "critical_path": {"F": step * 0.3, "B": step * 0.6, "SEND_F": step * 0.05, "OPTIMIZER": step * 0.05},
         "ranks": ranks,
-        "provenance": {"profile": "a100-sxm", "date": "2025-01-01", "hardware": "A100 SXM 80 GB",
-                       "shares": {"measured": 0.7, "interpolated": 0.2, "roofline": 0.1}},
+        "provenance": {
+            "profile": "a100-sxm",
+            "date": "2025-01-01",
+            "hardware": "A100 SXM 80 GB",
+            "shares": {"measured": 0.7, "interpolated": 0.2, "roofline": 0.1},
+        },
         "warnings": ["vocabulary padded from 50257 to 51200, a multiple of 128·tp"],
         "engine": {"tasks": len(timeline), "events": 2 * len(timeline), "wall_s": 0.05, "path": "static"},
         **changes,
