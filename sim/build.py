@@ -147,7 +147,7 @@ class Build:
         first = len(self.graph)
         if not template.tasks:
             return first, first
-        if self._stands_alone(rank, template, key):
+        if key is not None and self._stands_alone(rank, template, key):
             waits = self._after(rank, COMPUTE, rank.waits)
             slots = (Slot(rank.index, COMPUTE, kind),)
             task = self.graph.add(template.makespan_s, waits, Placed(
@@ -156,9 +156,9 @@ class Build:
             return task, task
         return self._expand(rank, template, kind, stage, micro_batch)
 
-    def _stands_alone(self, rank: _Rank, template: Template, key: tuple[object, ...] | None) -> bool:
+    def _stands_alone(self, rank: _Rank, template: Template, key: tuple[object, ...]) -> bool:
         """Whether one task may stand for the template: nothing else runs on its streams, nobody shares its collectives."""
-        if key is None or self.expand or not template.closed:
+        if self.expand or not template.closed:
             return False
         if key not in self._alone:
             groups = {t.group for t in template.tasks if t.group}
@@ -266,7 +266,8 @@ class Build:
         lane = rank.index % self.per_stage
         key = (lane, source, micro_batch, forward)
         task = self.messages.get(key)
-        name = _channel(*(self.schedule.rank_of_stage[x] for x in (source, target)), forward, len(self.schedule.ranks))
+        rank_of = self.schedule.rank_of_stage
+        name = _channel(rank_of[source], rank_of[target], forward, len(self.schedule.ranks))
         stream = ("send" if sends else "recv") + name
         kind = ("SEND" if sends else "RECV") + ("_F" if forward else "_B")
         waits = self._after(rank, stream, rank.waits) if sends else []

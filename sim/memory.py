@@ -153,7 +153,7 @@ def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float,
     at = (np.searchsorted(shift, cut, side="right") - 1).clip(min=0)
 
     def tiled(values: Bytes) -> Bytes:
-        return np.tile(values, steps)[at]
+        return np.asarray(np.tile(values, steps)[at], dtype=np.float64)
 
     optimizer = np.where(cut < optimizer_start_s, 0.0, tiled(curve.optimizer))
     return MemoryCurve(curve.rank, cut, tiled(curve.parameters), tiled(curve.gradients), optimizer,
