@@ -26,8 +26,7 @@ BACKWARD_FLOPS = 2.5  # five matmuls in a fused backward, two forward (Dao 2023,
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Shapes of one attention: `[batch, heads, q_len, head_dim]` against kv_len keys; values are v_head_dim
-    wide.
+    """Shapes of one attention: `[batch, heads, q_len, head_dim]` against kv_len keys.
 
     `causal`: the mask is aligned to the last key, so that query i of q sees kv − q + i + 1 keys.
     `share` replaces the share of the q·kv scores that the mask leaves, where it is not that triangle.
@@ -53,9 +52,7 @@ class Core:
 
 
 def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
-    """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half of it when causal; q, k, v read, o and log-sum-exp
-    written.
-    """
+    """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half when causal; q, k, v read, o and its sums written."""
     if not d.fused_attention:
         return _unfused_forward(d, c, name)
     moved = _qo_bytes(d, c) + _kv_bytes(d, c) + d.batch * c.heads * c.q_len * LSE_BYTES

@@ -34,8 +34,7 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Part
 
 
 def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:
-    """What `rank` computes in each of the ring's cp steps; in step j it holds the keys of rank − j. None:
-    nothing.
+    """What `rank` computes in each of the ring's steps, in step j with the keys of rank − j. None: nothing.
 
     Contiguous: its own block causal, earlier ranks' whole, later ranks' not at all: rank r does r + 1 of
     them. Zigzag (2·cp pieces, rank r holds r and 2cp − 1 − r): all queries see an earlier rank's first half

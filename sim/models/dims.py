@@ -26,6 +26,8 @@ class Dims:
 
     `tokens` = micro-batch · seq / cp; `rows` = the tokens of the parts that sequence parallelism splits
     (tokens / tp with it, else tokens). `linear` is the linear layers' dtype, `act` that of everything else.
+    `accumulated` of the step's micro-batches add up in whole gradients: all of them, or one where each one's
+    are reduced and sharded at once.
     """
 
     batch: int
@@ -50,6 +52,7 @@ class Dims:
     fused_attention: bool
     tp_overlap: str
     micro_batches: int
+    accumulated: int
 
     @property
     def stream_bytes(self) -> float:
@@ -85,6 +88,7 @@ def dims(scenario: Scenario) -> Dims:
     seq = ceil_div(t.seq_len, p.cp)
     tokens = t.micro_batch_size * seq
     sp = p.sp and p.tp > 1
+    micro_batches = max(1, t.global_batch_size // (t.micro_batch_size * p.dp))
     return Dims(
         batch=t.micro_batch_size,
         full_seq=t.seq_len,
@@ -107,5 +111,6 @@ def dims(scenario: Scenario) -> Dims:
         style=t.elementwise,
         fused_attention=t.attention == "fused",
         tp_overlap=p.tp_overlap,
-        micro_batches=max(1, t.global_batch_size // (t.micro_batch_size * p.dp)),
+        micro_batches=micro_batches,
+        accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,
     )

@@ -27,9 +27,7 @@ TOKEN_BYTES = 8.0  # an int64 token number
 
 
 def embedding_block(scenario: Scenario, shard: Shard | None = None) -> Block:
-    """Look-up, the sum over vocabulary shards (a reduce-scatter with sequence parallelism), positions,
-    dropout.
-    """
+    """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, dropout."""
     d = dims(scenario)
     parts = (lookup(scenario, d), *_positions(scenario, d), *_dropout(d))
     return Block(
@@ -64,7 +62,7 @@ def lookup(scenario: Scenario, d: Dims) -> Part:
     forward: Program = (
         memory_op("embedding", F, "embedding", n, 2 * size + masked, d.act, 2 if masked else 1),
     )
-    added = 0.0 if d.micro_batches == 1 and d.grad_bytes == d.act_bytes else d.act_bytes + 2 * d.grad_bytes
+    added = 0.0 if d.accumulated == 1 and d.grad_bytes == d.act_bytes else d.act_bytes + 2 * d.grad_bytes
     moved = 2 * size + masked + table * (d.act_bytes + added)
     backward: Program = (memory_op("embedding_wgrad", W, "embedding", n, moved, d.act, 3),)
     if d.tp > 1:

@@ -9,8 +9,7 @@ if TYPE_CHECKING:
 
 
 def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = True) -> float:
-    """Forward and backward: 6·(parameters of matmuls) + 12·layers·heads·head_dim·seq_len, half of it when
-    causal.
+    """6·(parameters of matmuls) + 12·layers·heads·head_dim·seq_len, the second halved when causal.
 
     Matmul parameters: the output layer's count, the embedding look-up's not; of experts those active. The
     attention term is the PaLM paper's (Chowdhery 2022, appendix B); MLA's query-key and value widths take the

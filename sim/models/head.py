@@ -115,9 +115,7 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
 
 
 def _reductions(d: Dims, count: int) -> list[Item]:
-    """Maximum, target logit and sum of exponentials over the vocabulary's shards; one packed message when
-    fused.
-    """
+    """Maximum, target logit and sum of exponentials over the vocabulary's shards; one message when fused."""
     if d.tp == 1:
         return []
     size = d.tokens * FP32_BYTES

@@ -25,8 +25,7 @@ def mla_core(scenario: Scenario, d: Dims) -> Core:
 
 
 def mla_parts(scenario: Scenario, d: Dims, core: Part) -> tuple[Part, ...]:
-    """Down-projections (whole on every rank, its own rows), latent norms, up-projections (split by heads),
-    rope, core.
+    """Down-projections (whole on every rank), latent norms, up-projections (split by heads), rope, core.
 
     With sequence parallelism the latents are gathered instead of the hidden state: fewer bytes.
     """
@@ -79,9 +78,7 @@ def _query(d: Dims, c: MlaConfig, width: int, keep: bool) -> tuple[Part, ...]:
 
 
 def _assemble(d: Dims, qk: int, shared: int) -> Part:
-    """Queries and keys put together from their two parts, the shared rope key (gathered first) copied to
-    every head.
-    """
+    """Queries and keys from their two parts, the shared rope key (gathered first) copied to every head."""
     n = 2 * d.tokens * d.heads * qk
     moved = 2 * n * d.act_bytes
     forward: Program = (memory_op("assemble_qk", F, "copy", n, moved, d.act, 2),)

@@ -94,9 +94,7 @@ def _zipf(experts: int, top_k: int, zipf: float, seed: int, layer: int, tokens: 
 
 
 def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
-    """Tensor-parallel ranks share their tokens out; the ep ranks of a group route alike, as their sum
-    decides.
-    """
+    """Tensor-parallel ranks share their tokens out; all ranks of an ep group route alike."""
     moe, p = _moe(scenario), scenario.parallelism
     tokens = ceil_div(d.tokens, d.tp)
     load = expert_load(moe, tokens * p.ep, layer)
@@ -147,9 +145,7 @@ def _renamed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _router(d: Dims, moe: MoeConfig, r: Routing) -> Part:
-    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32, on this rank's tokens; its weights whole on
-    every rank.
-    """
+    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank."""
     n, e = r.tokens * moe.experts, d.act_bytes
     select = memory_op("router_top_k", F, "softmax", n, (e + 2 * FP32_BYTES) * n, d.act, 3)
     back = memory_op("router_top_k_backward", I, "softmax", n, (2 * FP32_BYTES + e) * n, d.act, 2)
@@ -199,9 +195,7 @@ def _expert_tp(scenario: Scenario, d: Dims, r: Routing, name: str, kind: str, ph
 
 
 def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Part:
-    """Copies sorted by expert (one read, one write a copy), exchanged, gathered over expert_tp; back the same
-    way.
-    """
+    """Copies sorted by expert, exchanged, gathered over expert_tp; the gradients back the same way."""
     n, e = r.sent * d.hidden, d.act_bytes
     moved = (r.tokens * d.hidden + n) * e
     forward = (

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
-    """Look-up of the next token, two norms, 2h → h projection, a layer (the last one's kind), final norm,
-    output, loss.
+    """Look-up of the next token, two norms, 2h → h projection, a layer, final norm, output, loss.
 
     Embedding and output matrix are the main model's: their parameters are not counted again. The layer is
     recomputed as the others are.

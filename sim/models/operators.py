@@ -92,9 +92,7 @@ def gemm(
 def memory_op(
     name: str, phase: Phase, kind: str, elements: float, moved_bytes: float, dtype: str, kernels: int = 1
 ) -> Compute:
-    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches; one flop per element
-    each.
-    """
+    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches; a flop an element."""
     return Compute(
         name,
         kind,
@@ -126,17 +124,16 @@ def weight_gradient(d: Dims, name: str, m: int, k: int, n: int) -> Program:
 
 
 def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
-    """How a weight gradient of `size` elements joins what is kept in `grad_dtype`: the matmul's traffic, and
-    a kernel.
+    """How a weight gradient of `size` elements joins those kept: the matmul's written bytes, and a kernel.
 
     Megatron's matmul accumulates by itself (beta = 1: the gradient is read and written). Elsewhere the matmul
     writes a temporary; a second kernel adds it in every micro-batch but the first, whose gradient is taken as
-    it is, so its traffic is counted at (micro-batches − 1)/micro-batches; a gradient kept in another dtype is
+    it is, so its traffic is counted at (n − 1)/n of n; a gradient kept in another dtype is
     always converted.
     """
     if d.style == "megatron":
         return 2.0 * d.grad_bytes * size, ()
-    added = (d.micro_batches - 1) / d.micro_batches
+    added = (d.accumulated - 1) / d.accumulated
     moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
     if d.grad_bytes != d.act_bytes:
         moved += (d.act_bytes + d.grad_bytes) * size * (1.0 - added)
@@ -146,7 +143,7 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
 
 def weight_gradient_bytes(d: Dims, size: float) -> float:
     """What a matmul leaves for the accumulation: nothing where it adds up itself or is the gradient."""
-    only = d.micro_batches == 1 and d.grad_bytes == d.act_bytes
+    only = d.accumulated == 1 and d.grad_bytes == d.act_bytes
     return 0.0 if d.style == "megatron" or only else d.act_bytes * size
 
 
