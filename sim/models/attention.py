@@ -52,7 +52,7 @@ class Core:
 
 
 def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
-    """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half when causal; q, k, v read, o and its sums written."""
+    """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half when causal; q, k, v read, o written."""
     if not d.fused_attention:
         return _unfused_forward(d, c, name)
     moved = _qo_bytes(d, c) + _kv_bytes(d, c) + d.batch * c.heads * c.q_len * LSE_BYTES

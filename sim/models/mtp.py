@@ -13,7 +13,7 @@ from sim.models.embedding import lookup
 from sim.models.head import head_parts
 from sim.models.layer import layer_parts
 from sim.models.linear import Linear, linear
-from sim.models.operators import Part, backward_of, forward_of
+from sim.models.operators import Part, backward_of, forward_of, workspace
 from sim.models.recompute import keep, mode_of_layer
 from sim.program import Block
 
@@ -53,4 +53,5 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         expert_params=sum(p.expert_params for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=max(kept.backward_peak_bytes, around.backward_peak_bytes),
+        workspace_bytes=workspace(d, layer),
     )

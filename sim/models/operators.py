@@ -92,7 +92,7 @@ def gemm(
 def memory_op(
     name: str, phase: Phase, kind: str, elements: float, moved_bytes: float, dtype: str, kernels: int = 1
 ) -> Compute:
-    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches; a flop an element."""
+    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches, a flop each."""
     return Compute(
         name,
         kind,
