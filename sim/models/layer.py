@@ -86,6 +86,8 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         text += (
             f" moe={m.moe.experts},{m.moe.top_k},{m.moe.ffn},{m.moe.shared_experts} ep={p.ep}/{p.expert_tp}"
         )
+        if m.moe.imbalance != "balanced":  # every layer and rank has a load of its own
+            text += f" layer={layer} ep_rank={shard.ep_rank}"
     return text
 
 
