@@ -150,16 +150,16 @@ def _bubble(result: Result, timeline: Timeline) -> str:
 
 
 def _uneven(result: Result) -> str:
-    """Advice where a rank computes much longer than the mean: the others' bubble is mostly the wait for it."""
+    """Advice where a rank computes much longer than the mean: the others wait for it."""
     ranks = [(rank_seconds(e)[0], e) for e in result.get("ranks") or ()]
     mean = sum(s for s, _ in ranks) / max(len(ranks), 1)
-    longest, entry = max(ranks, key=lambda pair: pair[0], default=(0.0, {}))
-    if longest <= 1.1 * mean:
+    if not mean or max(s for s, _ in ranks) < 1.1 * mean:
         return ""
+    longest, entry = max(ranks, key=lambda pair: pair[0])
     return (
         f"Stages are uneven: {ranks_text(entry.get('ranks', '?'))} computes {seconds(longest - mean)} "
-        f"({percent(longest / mean - 1)}) longer than the mean, and the others wait for it. Fewer layers there "
-        "(`layers_per_stage`) win most of it back; more micro-batches or another schedule only the rest."
+        f"({percent(longest / mean - 1)}) longer than the mean, and the others wait for it. Fewer layers "
+        "there (`layers_per_stage`) win most of it back; more micro-batches only the rest."
     )
 
 

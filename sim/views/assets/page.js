@@ -9,7 +9,8 @@
 
   stepsim.seconds = (s) => {
     const a = Math.abs(s)
-    const [scale, unit] = a === 0 ? [1, "s"] : a < 1e-3 ? [1e6, "µs"] : a < 1 ? [1e3, "ms"] : [1, "s"]
+    if (a === 0) return "0 s"
+    const [scale, unit] = a < 1e-3 ? [1e6, "µs"] : a < 1 ? [1e3, "ms"] : [1, "s"]
     const x = s * scale
     return x.toFixed(Math.max(0, 4 - String(Math.trunc(Math.abs(x))).length)) + " " + unit
   }

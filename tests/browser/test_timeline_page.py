@@ -1,0 +1,264 @@
+"""The timeline page in a real browser: what is drawn, what moves, what a mouse and a keyboard can do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic
+
+from sim.views.palette import KINDS
+from sim.views.timeline_page import timeline_page
+
+pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
+MODEL = "Bokeh.documents[0].get_model_by_name"
+
+
+def make(critical: tuple[int, ...] = (), name: str = "1f1b_pp8", **shape: Any) -> tuple[str, Any]:
+    timeline = synthetic.one_f_one_b(**shape)
+    curves = synthetic.memory_curves(timeline)
+    return timeline_page(synthetic.result_of(timeline, curves, name), timeline, curves, critical), timeline
+
+
+def x_range(page: Any, plot: str) -> list[float]:
+    return page.evaluate(f"[{MODEL}('{plot}').x_range.start, {MODEL}('{plot}').x_range.end]")
+
+
+def frame(page: Any, name: str = "timeline") -> dict[str, float]:
+    """The plot's inner frame on the screen, in pixels."""
+    return page.evaluate(f"""() => {{
+        const find = (view) => view.model.name === '{name}' ? view
+            : [...(view.child_views ?? [])].map(find).find((v) => v)
+        const view = [...Bokeh.index].map(find).find((v) => v)
+        const box = view.el.getBoundingClientRect(), inner = view.frame.bbox
+        return {{x: box.x + inner.x0, y: box.y + inner.y0, width: inner.width, height: inner.height}}
+    }}""")
+
+
+def at(page: Any, time_s: float, y: float) -> tuple[float, float]:
+    """Where on the screen a point of the timeline lies."""
+    box = frame(page)
+    start, end = x_range(page, "timeline")
+    top, bottom = page.evaluate(f"[{MODEL}('timeline').y_range.end, {MODEL}('timeline').y_range.start]")
+    return (
+        box["x"] + (time_s - start) / (end - start) * box["width"],
+        box["y"] + (y - top) / (bottom - top) * box["height"],
+    )
+
+
+def shadow_text(page: Any, selector: str) -> str:
+    """Text of the elements that match anywhere, shadow roots included."""
+    return page.evaluate(
+        """(selector) => {
+        const all = (root) => [...root.querySelectorAll('*')].flatMap((e) =>
+            [...(e.matches(selector) ? [e] : []), ...(e.shadowRoot ? all(e.shadowRoot) : [])])
+        return all(document).map((e) => e.innerText).join('\\n')
+    }""",
+        selector,
+    )
+
+
+def test_every_span_is_drawn_in_the_colour_of_its_kind(open_page: Any, tmp_path: Path) -> None:
+    html, timeline = make()
+    page = open_page(html)
+    for i, kind in enumerate(timeline.kinds):
+        count, fill, visible = page.evaluate(
+            f"(() => {{const r = {MODEL}('exact:{kind}'); "
+            "return [r.data_source.data.start.length, r.glyph.fill_color.value, r.visible]})()"
+        )
+        assert count == int((timeline.kind == i).sum())
+        assert fill == KINDS[kind].fill
+        assert visible
+    rows = page.evaluate("stepsim.data.rows")
+    assert len(rows) == 8 * 4  # compute, dp, send, recv
+    assert rows[0] == ["ranks 0–7", "compute"]
+    page.screenshot(path=tmp_path / "timeline.png", full_page=True)
+    assert (tmp_path / "timeline.png").stat().st_size > 50_000
+
+
+def test_pixels_of_forward_and_backward_are_on_the_screen(open_page: Any, tmp_path: Path) -> None:
+    html, timeline = make()
+    page = open_page(html)
+    page.wait_for_timeout(300)
+    box = frame(page)
+    clip = {k: box[k] for k in ("x", "y", "width", "height")}
+    page.screenshot(path=tmp_path / "plot.png", clip=clip, full_page=True)
+    from PIL import Image
+
+    image = Image.open(tmp_path / "plot.png").convert("RGB")
+    colours = {colour: n for n, colour in image.getcolors(1 << 24)}
+    area = image.width * image.height
+    for kind in ("F", "B"):
+        fill = tuple(bytes.fromhex(KINDS[kind].fill[1:]))
+        busy = (timeline.end_s - timeline.start_s)[timeline.kind == timeline.kinds.index(kind)].sum()
+        share = busy / timeline.step_time_s / 8 * 0.25  # a compute row takes about a quarter of a band
+        assert colours.get(fill, 0) > 0.5 * share * area
+
+
+def test_legend_hides_and_shows_a_kind_by_keyboard(open_page: Any) -> None:
+    html, timeline = make()
+    page = open_page(html)
+    assert page.locator(".legend button").all_inner_texts() == [
+        KINDS[k].label for k in KINDS if k in timeline.kinds
+    ]
+    button = page.locator(".legend button[data-kind=F]")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(f"{MODEL}('exact:F').visible") is False
+    assert button.get_attribute("aria-pressed") == "false"
+    page.keyboard.press("Enter")
+    assert page.evaluate(f"{MODEL}('exact:F').visible") is True
+
+
+def test_hover_tells_name_place_and_times(open_page: Any) -> None:
+    html, _ = make()
+    page = open_page(html)
+    y = page.evaluate(f"{MODEL}('exact:F').data_source.data.y[0]")
+    page.locator("#plots").scroll_into_view_if_needed()
+    page.mouse.move(*at(page, 0.0045, y))
+    page.mouse.move(*at(page, 0.005, y))
+    page.wait_for_timeout(300)
+    text = shadow_text(page, ".tip")
+    for word in (
+        "Forward: forward of stage 0",
+        "ranks 0–7, compute",
+        "stage 0, micro-batch 0",
+        "10.00 ms, from 0 s",
+        "cost: measured",
+        "attention 3.10 ms",
+    ):
+        assert word in text
+
+
+def test_zooming_moves_the_memory_plot_too(open_page: Any) -> None:
+    html, timeline = make()
+    page = open_page(html)
+    whole = x_range(page, "timeline")
+    assert whole == pytest.approx([0.0, timeline.step_time_s])
+    page.locator("#plots").focus()
+    page.keyboard.press("+")
+    zoomed = x_range(page, "timeline")
+    assert zoomed == pytest.approx([timeline.step_time_s / 4, timeline.step_time_s * 3 / 4])
+    assert x_range(page, "memory") == zoomed
+    page.locator("button[data-zoom=right]").click()
+    assert x_range(page, "memory")[0] == pytest.approx(timeline.step_time_s * 3 / 8)
+    page.locator("button[data-zoom=whole]").click()
+    assert x_range(page, "memory") == pytest.approx(whole)
+
+
+def test_dragging_across_zooms_in(open_page: Any) -> None:
+    html, _ = make()
+    page = open_page(html)
+    page.locator("#plots").scroll_into_view_if_needed()
+    page.mouse.move(*at(page, 0.1, 40))
+    page.mouse.down()
+    page.mouse.move(*at(page, 0.2, 60), steps=5)
+    page.mouse.up()
+    start, end = x_range(page, "timeline")
+    assert start == pytest.approx(0.1, abs=0.01)
+    assert end == pytest.approx(0.2, abs=0.01)
+    assert x_range(page, "memory") == [start, end]
+
+
+def test_bars_carry_micro_batches_where_there_is_room(open_page: Any) -> None:
+    html, _ = make()
+    page = open_page(html)
+    far = page.evaluate(f"{MODEL}('labels').data_source.data.text")
+    assert set(far) >= {"0", "1", "2"}
+    page.evaluate(f"{MODEL}('timeline').x_range.setv({{start: 0, end: 0.05}})")
+    page.wait_for_timeout(300)
+    near = page.evaluate(f"[...{MODEL}('labels').data_source.data.text]")
+    assert "Forward · micro-batch 0 · 10.00 ms" in near
+
+
+def test_memory_follows_the_chosen_rank_and_shows_the_limit(open_page: Any) -> None:
+    html, _ = make()
+    page = open_page(html)
+    shown = f"Math.max(...{MODEL}('memory:total').data_source.data.buffers) / 2**30"
+    assert page.evaluate(shown) == pytest.approx(26.3)
+    page.locator("#rank").select_option(index=7)
+    assert page.evaluate(shown) == pytest.approx(3.7 + 6 + 12 + 0.6 + 0.5)
+    assert (
+        page.evaluate(f"{MODEL}('limit').glyph.y.value ?? {MODEL}('limit').data_source.data.y[0]")
+        == 80 * 2**30
+    )
+    assert "of 80 GiB on the device" in page.locator("#memory-note").inner_text()
+
+
+def test_rank_bars_and_headline_are_there(open_page: Any) -> None:
+    html, _ = make()
+    page = open_page(html)
+    assert page.locator("#ranks .rankbar").count() == 8
+    widths = page.locator("#ranks tbody tr:first-child .rankbar span").evaluate_all(
+        "(spans) => spans.map((s) => s.getBoundingClientRect().width)"
+    )
+    assert widths[0] / sum(widths) == pytest.approx(0.486 / 0.816, abs=0.01)
+    cards = page.locator(".card").all_inner_texts()
+    assert any("Step time" in c and "815.8 ms" in c for c in cards)
+    assert page.locator(".losses li").count() == 3
+
+
+def test_critical_path_is_outlined_on_demand(open_page: Any) -> None:
+    html, _ = make(critical=(0, 3, 5))
+    page = open_page(html)
+    assert page.evaluate(f"{MODEL}('critical').visible") is False
+    page.locator("#critical").check()
+    assert page.evaluate(f"{MODEL}('critical').visible") is True
+    assert page.evaluate(f"{MODEL}('critical').data_source.data.start.length") == 3
+
+
+def test_names_cannot_become_markup(open_page: Any) -> None:
+    evil = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'> $$x$$"
+    html, _ = make(name=evil)
+    page = open_page(html)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("h1").inner_text().startswith("</script>")
+
+
+def test_hundred_thousand_spans_open_merged_and_split_when_zoomed(open_page: Any) -> None:
+    timeline = synthetic.dense()
+    page = open_page(timeline_page(synthetic.result_of(timeline, []), timeline, []))
+    drawn = page.evaluate(
+        f"['F', 'B'].map((k) => {MODEL}('merged:' + k).data_source.data.start.length).reduce((a, b) => a + b)"
+    )
+    assert len(timeline) == 102_400
+    assert drawn < 30_000
+    visible = f"[{MODEL}('merged:F').visible, {MODEL}('exact:F').visible]"
+    assert page.evaluate(visible) == [True, False]
+    page.evaluate(f"{MODEL}('timeline').x_range.setv({{start: 0, end: 0.01}})")
+    assert page.evaluate(visible) == [False, True]
+
+
+def test_pages_draw_without_webgl(open_page: Any) -> None:
+    """Where WebGL fails, Bokeh draws on a plain canvas; the page must not rely on more."""
+    html, _ = make()
+    page = open_page(
+        html.replace(
+            "<head>",
+            "<head><script>"
+            "HTMLCanvasElement.prototype.getContext = ((original) => function (kind, ...rest) {"
+            "return kind.startsWith('webgl') ? null : original.call(this, kind, ...rest)"
+            "})(HTMLCanvasElement.prototype.getContext)</script>",
+            1,
+        )
+    )
+    assert page.evaluate(f"{MODEL}('exact:F').data_source.data.start.length") == 128
+
+
+def test_page_of_the_command(open_page: Any, tmp_path: Path) -> None:
+    if not (ROOT / "sim" / "run.py").exists():
+        pytest.skip("there is no sim/run.py yet")
+    made = tmp_path / "run.html"
+    command = [sys.executable, "-m", "sim.run", "scenarios/1f1b_pp8.yaml", "--html", str(made)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    page = open_page(made.read_text("utf-8"))
+    tracks = {row[0] for row in page.evaluate("stepsim.data.rows")}
+    assert len(tracks) == 8
+    assert page.locator("#ranks .rankbar").count() == 8
+    assert page.evaluate(f"{MODEL}('exact:F').data_source.data.start.length") > 0
+    assert page.evaluate(f"{MODEL}('memory:total').data_source.data.time.length") > 2
