@@ -1,0 +1,49 @@
+"""The comparison page in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic
+
+from sim.views.compare_page import compare_page
+
+pytestmark = pytest.mark.browser
+MODEL = "Bokeh.documents[0].get_model_by_name"
+
+
+def test_simulated_rows_stand_above_measured_ones(open_page: Any, tmp_path: Path) -> None:
+    simulated = synthetic.one_f_one_b(p=4, m=8, copies=1)
+    measured = synthetic.one_f_one_b(p=4, m=8, copies=1, scale=1.06)
+    pair = {"simulated": simulated.step_time_s, "measured": measured.step_time_s, "error": -0.05}
+    page = open_page(
+        compare_page(
+            {
+                "format": "sim-compare/1",
+                "scenario": "pp4",
+                "profile": "cpu",
+                "step_time_s": pair,
+                "noise": 0.01,
+                "actions": {"F": pair, "B": pair},
+                "ranks": [{"rank": r, "compute_s": pair} for r in range(4)],
+                "memory": [
+                    {"rank": r, "peak_bytes": {"simulated": 1e9, "measured": 1.1e9, "error": -0.09}}
+                    for r in range(4)
+                ],
+                "tolerance": 0.1,
+                "within_tolerance": True,
+            },
+            simulated,
+            measured,
+        )
+    )
+    tracks = list(dict.fromkeys(row[0] for row in page.evaluate("stepsim.data.rows")))
+    assert tracks[:4] == ["rank 0 simulated", "rank 0 measured", "rank 1 simulated", "rank 1 measured"]
+    drawn = page.evaluate(f"{MODEL}('exact:F').data_source.data.start.length")
+    assert drawn == 2 * 4 * 8
+    assert page.evaluate(f"{MODEL}('timeline').x_range.end") == pytest.approx(measured.step_time_s)
+    assert page.locator("#actions tbody tr").count() == 2
+    assert page.locator("#memory-table tbody tr").count() == 4
+    page.screenshot(path=tmp_path / "compare.png", full_page=True)

@@ -1,0 +1,61 @@
+"""Parts of a step add up to it, and the advice fits the scenario."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import synthetic
+
+from sim.timeline import Detail, RankClass, Span, from_spans
+from sim.views.losses import exposed_by_stream, largest_losses, parts_of_step
+
+
+def example(**changes: Any) -> tuple[dict[str, Any], Any]:
+    timeline = synthetic.one_f_one_b()
+    return synthetic.result_of(timeline, synthetic.memory_curves(timeline), **changes), timeline
+
+
+def test_parts_add_up_to_the_step() -> None:
+    result, timeline = example()
+    parts = {p.key: p.seconds for p in parts_of_step(result, timeline)}
+    assert sum(parts.values()) == pytest.approx(result["step_time_s"])
+    assert parts["useful"] == pytest.approx(0.45 * result["step_time_s"])
+    assert parts["optimizer"] == pytest.approx(0.006)
+    passes = result["compute_s"] - 0.006
+    assert parts["recompute"] == pytest.approx((1 - 0.45 / 0.55) * passes)
+
+
+def test_losses_are_the_largest_first_and_never_the_useful_part() -> None:
+    result, timeline = example()
+    found = largest_losses(result, timeline)
+    assert [p.key for p, _ in found] == ["bubble", "recompute", "below_peak"]
+    assert "16 micro-batches" in found[0][1]
+    assert "67 % of its memory free" in found[1][1]
+
+
+def test_an_uneven_stage_is_named() -> None:
+    result, timeline = example()
+    result["ranks"][7]["busy_s"] *= 1.7
+    advice = {p.key: text for p, text in largest_losses(result, timeline)}["bubble"]
+    assert "ranks 56–63 computes" in advice
+    assert "layers_per_stage" in advice
+
+
+def test_exposed_communication_is_what_no_computation_covers() -> None:
+    detail = Detail("x")
+    spans = [
+        Span(0, "compute", "F", 0, 0, 0.0, 1.0, detail),
+        Span(0, "compute", "B", 0, 0, 2.0, 4.0, detail),
+        Span(0, "tp", "ALL_REDUCE", -1, -1, 0.5, 2.5, detail),  # 1 s exposed
+        Span(0, "dp", "ALL_REDUCE", -1, -1, 3.0, 7.0, detail),  # 3 s exposed
+        Span(0, "recv_f", "RECV_F", 0, 1, 0.0, 9.0, detail),  # waiting: not counted
+    ]
+    assert exposed_by_stream(from_spans(spans, [RankClass(0, (0,), 0)])) == pytest.approx(
+        {"dp": 3.0, "tp": 1.0}
+    )
+
+
+def test_a_serving_result_has_no_parts() -> None:
+    _, timeline = example()
+    assert parts_of_step({"format": "sim-result/1"}, timeline) == ()

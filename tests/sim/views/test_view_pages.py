@@ -1,0 +1,94 @@
+"""What can be said of the pages without a browser."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import synthetic
+
+from sim.views.compare_page import compare_page, paired_tracks
+from sim.views.timeline_page import timeline_page
+
+
+def test_the_page_names_no_outside_address() -> None:
+    timeline = synthetic.one_f_one_b(p=2, m=2)
+    curves = synthetic.memory_curves(timeline)
+    html = timeline_page(synthetic.result_of(timeline, curves), timeline, curves)
+    assert not re.search(r'(src|href)="https?://', html)
+    assert "cdn.jsdelivr.net" not in html  # where the library would get MathJax
+    assert len(html) < 2_500_000
+
+
+def test_a_name_cannot_break_out_of_the_page() -> None:
+    evil = '</script><img src="http://x" onerror=alert(1)>'
+    timeline = synthetic.one_f_one_b(p=2, m=2, name=evil)
+    result = synthetic.result_of(timeline, [], name=evil, warnings=[evil])
+    assert evil not in timeline_page(result, timeline, [])
+
+
+def test_memory_over_several_steps_widens_the_axis() -> None:
+    timeline = synthetic.one_f_one_b(p=2, m=2)
+    curves = synthetic.memory_curves(timeline)
+    longer = [
+        synthetic.Curve(**{f: getattr(c, f) for f in c.__dataclass_fields__} | {"time_s": c.time_s * 4})
+        for c in curves
+    ]
+    html = timeline_page(synthetic.result_of(timeline, curves), timeline, longer)
+    end = float(re.search(r'"end_s":([\d.]+)', html).group(1))  # type: ignore[union-attr]
+    assert end > timeline.step_time_s * 1.5
+
+
+def test_long_curves_keep_their_peak() -> None:
+    from sim.views.timeline_page import _curve
+
+    n = 100_000
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    level = rng.random(n)
+    curve: Any = synthetic.Curve(
+        0, np.arange(n) * 1e-5, level * 0, level * 0, level * 0, level * 1e9, level * 0
+    )
+    kept = _curve(curve, 1.0, 1000)
+    assert len(kept["time"]) < 1100
+    assert max(kept["activations"]) == round(level.max() * 1e9)
+
+
+def comparison() -> dict[str, Any]:
+    pair = {"simulated": 0.8, "measured": 1.0, "error": -0.2}
+    return {
+        "format": "sim-compare/1",
+        "scenario": "<b>x</b>",
+        "step_time_s": pair,
+        "noise": 0.01,
+        "actions": {
+            "F": pair | {"simulated_count": 3, "measured_count": 3},
+            "W": pair | {"simulated_count": 0, "measured_count": 3},
+        },
+        "ranks": [{"rank": 0, "compute_s": pair}],
+        "memory": [{"rank": 0, "peak_bytes": pair}],
+        "tolerance": 0.1,
+        "within_tolerance": False,
+    }
+
+
+def test_comparison_pairs_each_measured_rank_with_the_class_that_stands_for_it() -> None:
+    simulated = synthetic.one_f_one_b(p=2, m=2, copies=2)
+    measured = synthetic.one_f_one_b(p=4, m=2, copies=1)
+    tracks = paired_tracks(simulated, measured)
+    assert [(t.label, t.timeline, t.class_index) for t in tracks[:4]] == [
+        ("rank 0 simulated", 0, 0),
+        ("rank 0 measured", 1, 0),
+        ("rank 1 simulated", 0, 0),
+        ("rank 1 measured", 1, 1),
+    ]
+
+
+def test_comparison_shows_errors_with_sign_and_missing_sides() -> None:
+    simulated, measured = (synthetic.one_f_one_b(p=2, m=2, copies=1, scale=s) for s in (1.0, 1.1))
+    html = compare_page(comparison(), simulated, measured)
+    assert "-20.0 %" in html
+    assert "out of tolerance of 10.0 %" in html
+    assert "<b>x</b>" not in html
+    assert not re.search(r'(src|href)="https?://', html)
