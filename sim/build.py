@@ -3,13 +3,14 @@
 Point-to-point messages have one task on both ends' streams. With `p2p_overlap: false` (as Megatron's blocking
 send_forward_recv_backward) a rank posts after each action, as one batch, the send of its result and the receive
 that its next action needs, and goes on when both are done; so a message starts when its producer has ended and
-the receiver has posted. With overlap a message starts when its producer has ended; only the action that needs it waits.
+the receiver has posted. With overlap a message starts when its producer has ended; only the action that needs it
+waits. Messages queue in the order in which a rank sends them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from sim.actions import Action, Kind, Overlap, Schedule
 from sim.data_parallel import DP
@@ -17,163 +18,224 @@ from sim.plan import Plan
 from sim.pricing import Pricing
 from sim.program import Program
 from sim.stages import Stage, epilogue, stage_input_bytes
-from sim.taskgraph import Placed, Slot, TaskGraph
+from sim.taskgraph import TaskGraph
 from sim.template import COMPUTE, LocalTask, Template, compile_program, interleave
 from sim.timeline import Detail
 
+K = TypeVar("K")
 SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
+
+
+class Done(NamedTuple):
+    """Where an action stands in the graph: its first and last task (a rank's actions, in order)."""
+
+    action: Action
+    first: int
+    last: int
+
+
+class _Use(NamedTuple):
+    """A template as one class of ranks uses it. `alone`: one task stands for it; `inputs` and `outputs` are
+    (source stage, target stage, forward) of the messages before and after it, one per action of a pair."""
+
+    template: Template
+    name: str
+    actions: int
+    alone: bool
+    sort: int
+    launch_sorts: tuple[int, ...]
+    inputs: tuple[tuple[int, int, bool] | None, ...]
+    outputs: tuple[tuple[int, int, bool] | None, ...]
 
 
 @dataclass(slots=True)
 class _Rank:
-    """Where one class of ranks stands while its list is walked. Task indices."""
+    """Where one class of ranks stands while its list is walked. Values are task indices."""
 
     index: int
     last: dict[str, int] = field(default_factory=dict)  # last task on each stream
     waits: list[int] = field(default_factory=list)  # the next computation waits for these
-    handles: dict[str, int] = field(default_factory=dict)  # communications still to be waited for
-    collectives: dict[tuple[str, int], int] = field(default_factory=dict)  # how many so far, by group
+    handles: dict[str, int] = field(default_factory=dict)  # gathers of the prologue, until waited for
+    open: dict[str, int] = field(default_factory=dict)  # last task on each stream that nobody has waited for
+    collectives: dict[tuple[int, ...], int] = field(default_factory=dict)  # how many so far, by members
+    uses: dict[tuple[object, ...], _Use] = field(default_factory=dict)
+    counts: dict[Template, int] = field(default_factory=dict)  # how often each was placed
+    done: list[Done] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Built:
-    """A task graph and what its placed templates add up to: (kind, source, uncertainty) → seconds, traffic, tasks of
-    each action by (class, stage, kind, micro-batch): first and last."""
+    """A task graph and what it was built from: seconds by (kind, source, uncertainty), bytes by (kind, group) of each
+    class of ranks, and each class's actions in order."""
 
     graph: TaskGraph
     shares: dict[tuple[str, str, float], float]
     traffic: list[dict[tuple[str, str], float]]
-    actions: dict[tuple[int, Action], tuple[int, int]]
+    actions: list[list[Done]]
 
 
 class Build:
-    """Walks all action lists; state is where each class stands and the messages and collectives under way."""
+    """Walks all action lists; its state is where each class stands and the messages and collectives under way."""
 
-    def __init__(self, plan: Plan, schedule: Schedule, pricing: Pricing,
-                 stages: list[dict[int, Stage]], expand: bool) -> None:
+    def __init__(self, plan: Plan, schedule: Schedule, pricing: Pricing, stages: list[dict[int, Stage]],
+                 expand: bool) -> None:
         self.plan, self.schedule, self.pricing, self.stages, self.expand = plan, schedule, pricing, stages, expand
+        p = plan.scenario.parallelism
         self.graph = TaskGraph(plan.classes)
         self.ranks = [_Rank(i) for i in range(len(plan.classes))]
-        self.per_stage = len(plan.classes) // plan.scenario.parallelism.pp
-        self.overlap = bool(plan.scenario.parallelism.p2p_overlap)
-        self.pair_overlap = plan.scenario.parallelism.ep_overlap
+        self.lanes = len(plan.classes) // p.pp
+        self.overlap, self.pair = bool(p.p2p_overlap), p.ep_overlap
         self.templates: dict[tuple[object, ...], Template] = {}
-        self._alone: dict[tuple[object, ...], bool] = {}
-        self._details: dict[tuple[object, ...], Detail] = {}
         self.messages: dict[tuple[int, int, int, bool], int] = {}  # (lane, producing stage, micro-batch, forward)
+        self.message_sorts: dict[tuple[int, int, int], tuple[int, float]] = {}
         self.shared: dict[tuple[str, tuple[int, ...], int], int] = {}
         self.shares: dict[tuple[str, str, float], float] = {}
-        self.traffic: list[dict[tuple[str, str], float]] = [{} for _ in plan.classes]
-        self.actions: dict[tuple[int, Action], tuple[int, int]] = {}
         self.neighbour = _neighbours(schedule)
-        self.first, self.last_action = _ends(schedule)
-        self.message_bytes = stage_input_bytes(plan)
-        p = plan.scenario.parallelism
-        self.wire_bytes = self.message_bytes / (p.tp if p.p2p_scatter and not p.sp else 1)
+        self.first, self.last = _ends(schedule)
+        self.wire_bytes = stage_input_bytes(plan) / (p.tp if p.p2p_scatter and not p.sp else 1)
 
     def run(self) -> Built:
         """The whole step."""
         for rank in self.ranks:
             self._walk(rank)
-        return Built(self.graph, self.shares, self.traffic, self.actions)
+        traffic: list[dict[tuple[str, str], float]] = []
+        for rank in self.ranks:
+            traffic.append({})
+            for template, count in rank.counts.items():
+                _add_times(self.shares, template.shares, count)
+                _add_times(traffic[-1], template.traffic, count)
+        return Built(self.graph, self.shares, traffic, [r.done for r in self.ranks])
 
     def _walk(self, rank: _Rank) -> None:
+        """One class of ranks: prologue, action list, epilogue."""
         pipeline_rank = self.plan.classes[rank.index].pipeline_rank
-        entries = self.schedule.ranks[pipeline_rank]
-        for stage, held in self.stages[rank.index].items():
-            self._place(rank, self._compiled(rank, held.prologue(f"{stage}")), "ALL_GATHER", stage, -1)
-        for i, entry in enumerate(entries):
-            actions = _actions(entry)
+        held = self.stages[rank.index]
+        for stage, what in held.items():
+            self._once(rank, what.prologue(f"{stage}"), "ALL_GATHER", stage)
+        steps = self._steps(self.schedule.ranks[pipeline_rank])
+        for i, actions in enumerate(steps):
+            use = self._use(rank, actions)
             if i == 0 or self.overlap:
-                self._receive(rank, actions)
-            self._run(rank, entry)
-            sent = [m for a in actions for m in self._send(rank, a)]
+                self._receive(rank, use, actions)
+            self._place(rank, use, actions)
+            sent = [self._message(rank, m, a.micro_batch, True) for m, a in zip(use.outputs, actions, strict=True) if m]
             if not self.overlap:
                 rank.waits += sent
-                if i + 1 < len(entries):
-                    self._receive(rank, _actions(entries[i + 1]))
-        rank.waits += list(rank.handles.values())
-        held_stages = tuple(self.stages[rank.index].values())
-        ends = pipeline_rank in (0, self.plan.scenario.parallelism.pp - 1)
-        tied = self.plan.scenario.model.tied_embeddings and self.plan.scenario.parallelism.pp > 1 and ends
-        program = epilogue(held_stages, self.plan, tied)
-        self._place(rank, self._compiled(rank, program), "OPTIMIZER", -1, -1)
+                if i + 1 < len(steps):
+                    self._receive(rank, self._use(rank, steps[i + 1]), steps[i + 1])
+        rank.waits += rank.open.values()
+        p, model = self.plan.scenario.parallelism, self.plan.scenario.model
+        tied = model.tied_embeddings and p.pp > 1 and pipeline_rank in (0, p.pp - 1)
+        self._once(rank, epilogue(tuple(held.values()), self.plan, tied), "OPTIMIZER", -1)
 
-    def _run(self, rank: _Rank, entry: Action | Overlap) -> None:
-        """Place an action, or both of a pair at once."""
-        together = (_actions(entry),) if self.pair_overlap else tuple((a,) for a in _actions(entry))
-        for actions in together:
-            name = "+".join(f"{SHOWN[a.kind]} of stage {a.stage}" for a in actions)
-            ends = tuple((a.kind, a.micro_batch == self.first[a.stage], a == self.last_action[a.stage]) for a in actions)
-            key = (rank.index, name, ends)
-            if key not in self.templates:
-                self.templates[key] = self._template(rank, actions)
-            kind = "+".join(SHOWN[a.kind] for a in actions)
-            span = self._place(rank, self.templates[key], kind, actions[0].stage, actions[0].micro_batch, key)
-            for action in actions:
-                self.actions[rank.index, action] = span
+    def _steps(self, entries: tuple[Action | Overlap, ...]) -> list[tuple[Action, ...]]:
+        """Entries as what runs together: pairs where they overlap, else one action after the other."""
+        out: list[tuple[Action, ...]] = []
+        for e in entries:
+            if not isinstance(e, Overlap):
+                out.append((e,))
+            elif self.pair:
+                out.append((e.forward, e.backward))
+            else:
+                out += [(e.forward,), (e.backward,)]
+        return out
 
-    def _template(self, rank: _Rank, actions: tuple[Action, ...]) -> Template:
-        price = self.pricing.on(self.plan.classes[rank.index].rank)
-        programs = [self._program(rank, a) for a in actions]
-        if len(programs) == 2:
-            return interleave(programs[0], programs[1], price)
-        return compile_program(programs[0], price)
+    # --- templates
 
-    def _program(self, rank: _Rank, action: Action) -> Program:
+    def _use(self, rank: _Rank, actions: tuple[Action, ...]) -> _Use:
+        """The template of an action (or pair), compiled once for all ranks that run the same."""
+        first, last = self.first, self.last
+        key = tuple((s, k, m == first[s], m == last[s][0] and k == last[s][1]) for s, k, m in actions)
+        use = rank.uses.get(key)
+        if use is None:
+            use = rank.uses[key] = self._new_use(rank, actions, key)
+        return use
+
+    def _new_use(self, rank: _Rank, actions: tuple[Action, ...], ends: tuple[tuple[int, Kind, bool, bool], ...]) -> _Use:
+        held = self.stages[rank.index]
+        rank_number = self.plan.classes[rank.index].rank
+        tags = tuple(s for s, _, is_first, _ in ends if is_first and held[s].dp.zero in (1, 2))
+        key = (self.pricing.context(rank_number), tags, tuple(
+            (id(held[s]), k, is_first, is_last, self._input(a) is not None)
+            for a, (s, k, is_first, is_last) in zip(actions, ends, strict=True)))
+        template = self.templates.get(key)
+        if template is None:
+            price = self.pricing.on(rank_number)
+            programs = [self._program(rank, a, is_first, is_last) for a, (_, _, is_first, is_last) in zip(actions, ends, strict=True)]
+            template = self.templates[key] = (interleave(programs[0], programs[1], price) if len(programs) == 2
+                                              else compile_program(programs[0], price))
+        whole = not self.expand or not template.tasks  # an empty stage still has its action
+        alone = template.alone and whole and not any(self._members(rank, g) for g in template.groups)
+        name = " and ".join(f"{SHOWN[a.kind]} of stage {a.stage}" for a in actions)
+        detail = Detail(name, source=template.source, note=template.detail)
+        return _Use(template, "+".join(SHOWN[a.kind] for a in actions), len(actions), alone,
+                    self.graph.new_sort(detail, template.compute_s, template.exposed_s),
+                    tuple(self.graph.new_sort(x.detail) for x in template.launches),
+                    tuple(self._input(a) for a in actions), tuple(self._output(a) for a in actions))
+
+    def _program(self, rank: _Rank, action: Action, first: bool, last: bool) -> Program:
         stage = self.stages[rank.index][action.stage]
-        forward = action.kind is Kind.F
-        remote = self._source(action) is not None
-        if forward:
-            return stage.forward(action.micro_batch == self.first[action.stage], remote, f"{action.stage}")
-        return stage.backward(action.kind, action == self.last_action[action.stage], remote, f"{action.stage}")
+        remote = self._input(action) is not None
+        if action.kind is Kind.F:
+            return stage.forward(first, remote, f"{action.stage}")
+        return stage.backward(action.kind, last, remote)
 
-    def _compiled(self, rank: _Rank, program: Program) -> Template:
-        return compile_program(program, self.pricing.on(self.plan.classes[rank.index].rank))
+    def _input(self, action: Action) -> tuple[int, int, bool] | None:
+        """The message that an action needs from another rank: (source stage, target stage, forward)."""
+        forward = action.kind is Kind.F
+        source = self.neighbour[action.stage][0 if forward else 1]
+        rank_of = self.schedule.rank_of_stage
+        if action.kind is Kind.W or source is None or rank_of[source] == rank_of[action.stage]:
+            return None
+        return source, action.stage, forward
+
+    def _output(self, action: Action) -> tuple[int, int, bool] | None:
+        """The message by which an action's result goes to another rank."""
+        forward = action.kind is Kind.F
+        target = self.neighbour[action.stage][1 if forward else 0]
+        rank_of = self.schedule.rank_of_stage
+        if action.kind is Kind.W or target is None or rank_of[target] == rank_of[action.stage]:
+            return None
+        return action.stage, target, forward
 
     # --- placing templates
 
-    def _place(self, rank: _Rank, template: Template, kind: str, stage: int, micro_batch: int,
-               key: tuple[object, ...] | None = None) -> tuple[int, int]:
-        """Put a template into the graph at the end of what the rank does; returns its first and last task.
+    def _once(self, rank: _Rank, program: Program, kind: str, stage: int) -> None:
+        """Compile and place a program that runs once a step, task by task."""
+        if program:
+            template = compile_program(program, self.pricing.on(self.plan.classes[rank.index].rank))
+            rank.counts[template] = rank.counts.get(template, 0) + 1
+            ids = self._expand(rank, template, kind, stage, -1)[2]
+            rank.handles.update((handle, ids[i]) for handle, i in template.open)
 
-        `key` names a template that is placed again and again; without it all its tasks are shown.
+    def _place(self, rank: _Rank, use: _Use, actions: tuple[Action, ...]) -> None:
+        """Put an action's tasks at the end of what the rank does: one where that comes to the same, else all."""
+        template = use.template
+        rank.counts[template] = rank.counts.get(template, 0) + 1
+        stage, micro_batch = actions[0].stage, actions[0].micro_batch
+        if use.alone and rank.open.keys().isdisjoint(template.joined):
+            graph, index = self.graph, rank.index
+            waits, rank.waits = rank.waits, []
+            if COMPUTE in rank.last:
+                waits.append(rank.last[COMPUTE])
+            first = last = rank.last[COMPUTE] = graph.add(template.makespan_s, waits, use.sort, stage, micro_batch)
+            graph.occupy(first, index, COMPUTE, use.name)
+            for launch, sort in zip(template.launches, use.launch_sorts, strict=True):
+                waits = [rank.last[launch.stream]] if launch.stream in rank.last else []
+                task = graph.add(launch.seconds, waits, sort, stage, micro_batch)
+                graph.lags[task] = (first, launch.lag_s)
+                graph.occupy(task, index, launch.stream, launch.kind)
+                rank.last[launch.stream] = rank.open[launch.stream] = task
+        else:
+            first, last, _ = self._expand(rank, template, use.name, stage, micro_batch)
+        for action in actions:
+            rank.done.append(Done(action, first, last))
+
+    def _expand(self, rank: _Rank, template: Template, kind: str, stage: int, micro_batch: int) -> tuple[int, int, list[int]]:
+        """Every task of a template. Parameter gathers (stream "dp") need no input of this micro-batch; the rest does.
+
+        Returns the first and last task of the action itself, and all of them.
         """
-        for key, seconds in template.shares.items():
-            self.shares[key] = self.shares.get(key, 0.0) + seconds
-        traffic = self.traffic[rank.index]
-        for wire, size in template.traffic.items():
-            traffic[wire] = traffic.get(wire, 0.0) + size
-        first = len(self.graph)
-        if not template.tasks:
-            return first, first
-        if key is not None and self._stands_alone(rank, template, key):
-            waits = self._after(rank, COMPUTE, rank.waits)
-            slots = (Slot(rank.index, COMPUTE, kind),)
-            task = self.graph.add(template.makespan_s, waits, Placed(
-                slots, stage, micro_batch, self._details[key], template.compute_s, template.exposed_s))
-            rank.last[COMPUTE], rank.waits = task, []
-            return task, task
-        return self._expand(rank, template, kind, stage, micro_batch)
-
-    def _stands_alone(self, rank: _Rank, template: Template, key: tuple[object, ...]) -> bool:
-        """Whether one task may stand for the template: nothing else runs on its streams, nobody shares its collectives."""
-        if self.expand or not template.closed:
-            return False
-        if key not in self._alone:
-            groups = {t.group for t in template.tasks if t.group}
-            self._alone[key] = not any(len(self._members(rank, g)) > 1 for g in groups)
-            whole = len(template.tasks) == 1
-            self._details[key] = Detail(template.tasks[0].detail.name if whole else str(key[1]),
-                                        source="+".join(dict.fromkeys(s for _, s, _ in template.shares)),
-                                        note=template.detail)
-        if not self._alone[key] or not rank.handles:
-            return self._alone[key]
-        busy = {self.graph.placed[i].slots[0].stream for i in rank.handles.values()}
-        return not busy & template.streams
-
-    def _expand(self, rank: _Rank, template: Template, kind: str, stage: int, micro_batch: int) -> tuple[int, int]:
-        """Every task of a template. Parameter gathers (stream "dp") need no input of this micro-batch; the rest does."""
         ids: list[int] = []
         before, inputs = rank.last.get(COMPUTE), rank.waits
         rank.waits = []
@@ -186,123 +248,103 @@ class Build:
             if local.stream != DP:
                 waits += [] if any(d in rooted for d in local.deps) else inputs
                 rooted[i] = None
-            computes = local.stream == COMPUTE
-            ids.append(self._add(rank, local, kind if computes else local.kind, waits, stage, micro_batch))
-        rank.handles.update((handle, ids[i]) for handle, i in template.open)
+            ids.append(self._add(rank, local, kind if local.stream == COMPUTE else local.kind, waits, stage, micro_batch))
+        for _, i in template.open:
+            rank.open[template.tasks[i].stream] = ids[i]
         rank.waits = [ids[i] for i in template.tail]
         first = next(iter(rooted), 0)
         last = template.tail[-1] if template.tail else max((i for i in rooted if template.tasks[i].stream == COMPUTE), default=-1)
-        return ids[first], ids[last]
+        return ids[first], ids[last], ids
 
     def _add(self, rank: _Rank, local: LocalTask, kind: str, waits: list[int], stage: int, micro_batch: int) -> int:
         """One task of a template; a collective with other simulated ranks is one task for all of them."""
-        members = self._members(rank, local.group) if local.group else (rank.index,)
-        waits = self._after(rank, local.stream, waits)
-        slot = Slot(rank.index, local.stream, kind)
-        if len(members) == 1:
+        graph = self.graph
+        members = self._members(rank, local.group) if local.group else ()
+        if local.stream in rank.last:
+            waits.append(rank.last[local.stream])
+        shared = None
+        if len(members) > 1:
+            count = rank.collectives.get(members, 0)
+            rank.collectives[members] = count + 1
+            key = (local.group, members, count)
+            shared = self.shared.get(key)
+        if shared is None:
             compute_s = local.seconds if local.stream == COMPUTE else 0.0
-            task = self.graph.add(local.seconds, waits,
-                                  Placed((slot,), stage, micro_batch, local.detail, compute_s, 0.0))
+            task = graph.add(local.seconds, waits, graph.new_sort(local.detail, compute_s), stage, micro_batch)
+            if len(members) > 1:
+                self.shared[key] = task
         else:
-            count = rank.collectives.get((local.group, members[0]), 0)
-            rank.collectives[local.group, members[0]] = count + 1
-            task = self._join((local.group, members, count), local, slot, waits, stage, micro_batch)
+            task = shared
+            graph.waits[task] += waits
+            graph.seconds[task] = max(graph.seconds[task], local.seconds)
+        graph.occupy(task, rank.index, local.stream, kind)
         rank.last[local.stream] = task
         return task
 
-    def _join(self, key: tuple[str, tuple[int, ...], int], local: LocalTask, slot: Slot, waits: list[int],
-              stage: int, micro_batch: int) -> int:
-        task = self.shared.get(key)
-        if task is None:
-            placed = Placed((slot,), stage, micro_batch, local.detail, 0.0, 0.0)
-            self.shared[key] = task = self.graph.add(local.seconds, waits, placed)
-            return task
-        self.graph.waits[task] += waits
-        self.graph.seconds[task] = max(self.graph.seconds[task], local.seconds)
-        placed = self.graph.placed[task]
-        self.graph.placed[task] = placed._replace(slots=(*placed.slots, slot))
-        return task
-
     def _members(self, rank: _Rank, group: str) -> tuple[int, ...]:
-        """Classes that take part in this group's collectives with `rank`'s class."""
-        if group == "host" or (self.per_stage == 1 and group not in ("embedding", "pp", "model")):
-            return (rank.index,)
-        ranks = self.pricing.group(group, self.plan.classes[rank.index].rank)
-        return tuple(sorted({self.plan.class_of(r) for r in ranks}))
-
-    def _after(self, rank: _Rank, stream: str, waits: Iterable[int]) -> list[int]:
-        """What a task waits for, the last one on its stream first, each once."""
-        last = rank.last.get(stream)
-        return list(dict.fromkeys([last, *waits] if last is not None else waits))
+        """Classes that take part in this group's collectives with `rank`'s class; () if no other does."""
+        if group == "host" or (self.lanes == 1 and group not in ("embedding", "pp", "model")):
+            return ()
+        return self.pricing.member_classes(group, self.plan.classes[rank.index].rank)
 
     # --- messages
 
-    def _source(self, action: Action) -> int | None:
-        """The stage whose result on another rank this action needs, if there is one."""
-        stage = self.neighbour[action.stage][0 if action.kind is Kind.F else 1]
-        if action.kind is Kind.W or stage is None:
-            return None
-        rank_of = self.schedule.rank_of_stage
-        return stage if rank_of[stage] != rank_of[action.stage] else None
-
-    def _receive(self, rank: _Rank, actions: tuple[Action, ...]) -> None:
+    def _receive(self, rank: _Rank, use: _Use, actions: tuple[Action, ...]) -> None:
         """Post the receives of a rank's next action; it waits for them."""
-        for action in actions:
-            source = self._source(action)
-            if source is not None:
-                forward = action.kind is Kind.F
-                rank.waits.append(self._message(rank, source, action.stage, action.micro_batch, forward, False))
+        for message, action in zip(use.inputs, actions, strict=True):
+            if message is not None:
+                rank.waits.append(self._message(rank, message, action.micro_batch, False))
 
-    def _send(self, rank: _Rank, action: Action) -> list[int]:
-        """Send an action's result to the rank that needs it; returns the message, if one is sent."""
-        target = self.neighbour[action.stage][1 if action.kind is Kind.F else 0]
-        rank_of = self.schedule.rank_of_stage
-        if action.kind is Kind.W or target is None or rank_of[target] == rank_of[action.stage]:
-            return []
-        return [self._message(rank, action.stage, target, action.micro_batch, action.kind is Kind.F, True)]
-
-    def _message(self, rank: _Rank, source: int, target: int, micro_batch: int, forward: bool, sends: bool) -> int:
-        """The task of a message, made by whichever end comes first; adds this end's waits and slot to it."""
-        lane = rank.index % self.per_stage
+    def _message(self, rank: _Rank, message: tuple[int, int, bool], micro_batch: int, sends: bool) -> int:
+        """The task of a message, made by whichever end comes first; adds this end's waits and row to it."""
+        source, target, forward = message
+        lane = rank.index % self.lanes
         key = (lane, source, micro_batch, forward)
-        task = self.messages.get(key)
-        rank_of = self.schedule.rank_of_stage
-        name = _channel(rank_of[source], rank_of[target], forward, len(self.schedule.ranks))
-        stream = ("send" if sends else "recv") + name
-        kind = ("SEND" if sends else "RECV") + ("_F" if forward else "_B")
-        waits = self._after(rank, stream, rank.waits) if sends else []
+        rank_of, graph = self.schedule.rank_of_stage, self.graph
+        stream = _channel(rank_of[source], rank_of[target], forward, len(self.schedule.ranks))
+        waits: list[int] = []
+        if sends:
+            waits += rank.waits
+            if stream in rank.last:
+                waits.append(rank.last[stream])
         if (sends or not self.overlap) and COMPUTE in rank.last:
             waits.append(rank.last[COMPUTE])
-        slot = Slot(rank.index, stream, kind)
+        task = self.messages.get(key)
         if task is None:
-            task = self.messages[key] = self._new_message(lane, source, target, micro_batch, waits, slot)
+            sort, seconds = self._message_sort(lane, source, target)
+            task = self.messages[key] = graph.add(seconds, waits, sort, source, micro_batch)
         else:
-            self.graph.waits[task] += waits
-            placed = self.graph.placed[task]
-            slots = (slot, *placed.slots) if sends else (*placed.slots, slot)
-            self.graph.placed[task] = placed._replace(slots=slots)
+            graph.waits[task] += waits
+        way = "F" if forward else "B"
+        graph.occupy(task, rank.index, ("send" if sends else "recv") + stream, ("SEND_" if sends else "RECV_") + way)
         if sends:
             rank.last[stream] = task
         return task
 
-    def _new_message(self, lane: int, source: int, target: int, micro_batch: int, waits: list[int], slot: Slot) -> int:
-        rank_of = self.schedule.rank_of_stage
-        ends = [self.plan.classes[rank_of[s] * self.per_stage + lane].rank for s in (source, target)]
-        priced = self.pricing.send(ends[0], ends[1], self.wire_bytes)
-        share = ("send_recv", priced.source, priced.uncertainty)
-        self.shares[share] = self.shares.get(share, 0.0) + priced.seconds
-        detail = Detail(f"stage {source} to {target}", self.wire_bytes, priced.bus_bandwidth_bytes_per_s, priced.source)
-        return self.graph.add(priced.seconds, waits, Placed((slot,), source, micro_batch, detail, 0.0, 0.0))
+    def _message_sort(self, lane: int, source: int, target: int) -> tuple[int, float]:
+        """What messages from one stage to another have in common: their sort and their seconds."""
+        key = (lane, source, target)
+        if key not in self.message_sorts:
+            rank_of = self.schedule.rank_of_stage
+            ends = [self.plan.classes[rank_of[s] * self.lanes + lane].rank for s in (source, target)]
+            priced = self.pricing.send(ends[0], ends[1], self.wire_bytes)
+            share = ("send_recv", priced.source, priced.uncertainty)
+            count = self.schedule.micro_batches // len(self.schedule.chains)
+            self.shares[share] = self.shares.get(share, 0.0) + priced.seconds * count
+            detail = Detail(f"stage {source} to {target}", self.wire_bytes, priced.bus_bandwidth_bytes_per_s, priced.source)
+            self.message_sorts[key] = (self.graph.new_sort(detail), priced.seconds)
+        return self.message_sorts[key]
+
+
+def _add_times(total: dict[K, float], each: dict[K, float], count: int) -> None:
+    for key, value in each.items():
+        total[key] = total.get(key, 0.0) + value * count
 
 
 def _channel(source: int, target: int, forward: bool, p: int) -> str:
     """The stream that a message between two pipeline ranks queues on; V-shaped schedules send both ways."""
     usual = target == (source + 1) % p if forward else target == (source - 1) % p
     return ("_f" if forward else "_b") + ("" if usual else "_back")
-
-
-def _actions(entry: Action | Overlap) -> tuple[Action, ...]:
-    return (entry.forward, entry.backward) if isinstance(entry, Overlap) else (entry,)
 
 
 def _neighbours(schedule: Schedule) -> dict[int, tuple[int | None, int | None]]:
@@ -314,15 +356,15 @@ def _neighbours(schedule: Schedule) -> dict[int, tuple[int | None, int | None]]:
     return out
 
 
-def _ends(schedule: Schedule) -> tuple[dict[int, int], dict[int, Action]]:
-    """Per stage: the micro-batch whose forward runs first, and the action that completes its gradients."""
+def _ends(schedule: Schedule) -> tuple[dict[int, int], dict[int, tuple[int, Kind]]]:
+    """Per stage: the micro-batch whose forward runs first; micro-batch and kind of the action that completes its gradients."""
     first: dict[int, int] = {}
-    last: dict[int, Action] = {}
+    last: dict[int, tuple[int, Kind]] = {}
     for entries in schedule.ranks:
         for entry in entries:
-            for action in _actions(entry):
-                if action.kind is Kind.F:
-                    first.setdefault(action.stage, action.micro_batch)
-                elif action.kind is not Kind.I:
-                    last[action.stage] = action
+            for stage, kind, micro_batch in (entry,) if isinstance(entry, Action) else entry:
+                if kind is Kind.F:
+                    first.setdefault(stage, micro_batch)
+                elif kind is not Kind.I:
+                    last[stage] = (micro_batch, kind)
     return first, last

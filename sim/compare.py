@@ -14,17 +14,20 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sim.engine import run_static
 from sim.errors import InputError
 from sim.measured import MeasuredRun, load_measured, to_timeline
 from sim.profile import load_profile, write_json
 from sim.scenario import Scenario, load_scenario
 from sim.simulate import Simulation, simulate
-from sim.timeline import Span, Timeline
+from sim.timeline import Detail, Span, Timeline
 
+_Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
 COMPUTE = ("F", "B", "W")
 COMPARED = {"model", "training", "parallelism"}  # of a scenario, when asking whether it is the one that ran
 
@@ -32,8 +35,10 @@ COMPARED = {"model", "training", "parallelism"}  # of a scenario, when asking wh
 def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolerance: float) -> dict[str, Any]:
     """Everything `--json` prints (`sim-compare/1`); errors are simulated ÷ measured − 1.
 
-    `actions`: mean seconds of one action of each kind; of messages, the waiting for the other end included.
+    `actions`: mean seconds of one action of each kind; of communications, without waiting for other ranks.
     `action_ends`: mean distance of the end of F, B and W between the two timelines, over the measured step.
+    `replay`: the recorded step's own durations, put through the simulator, against its own length; it tells
+    an error of schedule or rendezvous (large here too) from an error of cost (small here).
     """
     simulated = simulation.timeline
     step = _pair(simulation.step_time_s, run.step_time_s)
@@ -48,6 +53,7 @@ def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolera
         "steps": {"count": len(run.step_times_s), "min_s": min(run.step_times_s),
                   "max_s": max(run.step_times_s)},
         "actions": _kinds(simulated, measured),
+        "replay": _replay(simulation, measured),
         "action_ends": _ends(simulation, simulated, measured, run.step_time_s),
         "ranks": ranks,
         "memory": _memory(simulation, run),
@@ -72,19 +78,48 @@ def _kinds(simulated: Timeline, measured: Timeline) -> dict[str, dict[str, Any]]
 
 
 def _mean_by_kind(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
-    """Mean seconds and number. A communication counts once and without waiting: the least of its ends' times."""
-    times: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    seen: dict[tuple[object, ...], int] = defaultdict(int)
-    for s in spans:
-        own = (s.kind, s.stage, s.micro_batch, s.rank)
-        shared = (s.kind[-1] if s.kind.startswith(("SEND_", "RECV_")) else s.kind, s.stage, s.micro_batch)
-        alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
-        times[s.kind, *(own if alone else shared), seen[own]].append(s.end_s - s.start_s)
-        seen[own] += 1
+    """Mean seconds and number. A communication counts without waiting: the least of its ends' times."""
+    kinds: dict[_Key, str] = {}
+    times: dict[_Key, list[float]] = defaultdict(list)
+    for key, s in _keyed(spans):
+        kinds[key] = s.kind
+        times[key].append(s.end_s - s.start_s)
     out: dict[str, list[float]] = defaultdict(list)
     for key, values in times.items():
-        out[str(key[0])].append(min(values))
+        out[kinds[key]].append(min(values))
     return {kind: (sum(t) / len(t), len(t)) for kind, t in out.items()}
+
+
+def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
+    """Spans with the name of what they are part of: a rank's action, a message or collective of several."""
+    seen: dict[tuple[str, int, int, int], int] = defaultdict(int)
+    for s in spans:
+        own = (s.kind, s.stage, s.micro_batch, s.rank)
+        alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
+        kind = s.kind[-1] if s.kind.startswith(("SEND_", "RECV_")) else s.kind
+        yield (kind, s.stage, s.micro_batch, s.rank if alone else -1, seen[own]), s
+        seen[own] += 1
+
+
+def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None:
+    """The simulated graph with recorded durations; None where an action is more than one task."""
+    built = simulation.built
+    if any(first != last for first, last in built.actions.values()):
+        return None
+    least: dict[_Key, float] = {}
+    for key, s in _keyed(measured.spans()):
+        least[key] = min(s.end_s - s.start_s, least.get(key, float("inf")))
+    graph, kinds = built.graph, tuple(built.graph.kinds)
+    seconds = list(graph.seconds)
+    slots = sorted(graph.slots, key=lambda slot: simulation.times.start_s[slot[0]])
+    spans = [
+        Span(graph.classes[c].rank, "", kinds[k], graph.stage[i], graph.micro_batch[i], i, i, Detail(""))
+        for i, c, _, k in slots
+    ]
+    for (task, *_), (key, _) in zip(slots, _keyed(spans), strict=True):
+        seconds[task] = least.get(key, seconds[task])
+    again = run_static(replace(graph, seconds=seconds))
+    return _pair(max(again.end_s), measured.step_time_s)
 
 
 def _class_rank(simulation: Simulation, rank: int) -> int:

@@ -110,11 +110,11 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     return out
 
 
-def weave_backward(blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool,
-                   tag: str) -> list[list[Item]]:
+def weave_backward(blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase],
+                   last: bool) -> list[list[Item]]:
     """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
 
-    `last`: the step's last micro-batch here, after which gradients are complete. `tag` makes handles unique.
+    `last`: the step's last micro-batch here, after which gradients are complete.
     """
     order = blocks[::-1]
     out: list[list[Item]] = [[] for _ in order]
@@ -126,7 +126,7 @@ def weave_backward(blocks: tuple[Block, ...], dp: DataParallel, phases: frozense
             items += gathers[i + 1] if i + 1 < len(order) else []
             items += waits(gathers[i], phase)
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and dp.sync != "after_backward"))
-    buckets = _Buckets(dp, tag) if reduce_now or (last and dp.zero == 3) else None
+    buckets = _Buckets(dp) if reduce_now or (last and dp.zero == 3) else None
     for block, items in zip(order, out, strict=True):
         if phase in phases:
             items += block.recompute
@@ -158,8 +158,8 @@ def gradients_of(item: Compute) -> tuple[int, int]:
 class _Buckets:
     """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once."""
 
-    def __init__(self, dp: DataParallel, tag: str) -> None:
-        self.dp, self.tag, self.count = dp, tag, 0
+    def __init__(self, dp: DataParallel) -> None:
+        self.dp, self.count = dp, 0
         self.limit_bytes = {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
         if dp.zero == 3:
             self.limit_bytes = float("inf")
@@ -185,7 +185,7 @@ class _Buckets:
     def _flush(self, name: str) -> list[Comm]:
         dense, experts, self.dense, self.experts = self.dense, self.experts, 0.0, 0.0
         self.count += 1
-        return self.dp.reduce(name, dense, experts, f"g{self.tag}.{self.count}")
+        return self.dp.reduce(name, dense, experts, f"g{self.count}")
 
 
 def prologue(blocks: tuple[Block, ...], dp: DataParallel, tag: str) -> Program:

@@ -30,29 +30,39 @@ def run_simpy(graph: TaskGraph) -> Times:
     import simpy
 
     env = simpy.Environment()
-    missing = [len(w) for w in graph.waits]
-    after = graph.successors()
+    missing = _missing(graph)
+    after, lagging = graph.successors(), _lagging(graph)
     start = [-1.0] * len(graph)
     end = [-1.0] * len(graph)
+    events = 0
 
     def begin(task: int) -> None:
+        nonlocal events
         start[task] = env.now
+        events += 1
         env.timeout(graph.seconds[task], value=task).callbacks.append(finish)
+        for other, lag_s in lagging.get(task, ()):
+            events += 1
+            env.timeout(lag_s, value=other).callbacks.append(release)
+
+    def release(event: Any) -> None:
+        task: int = event.value
+        missing[task] -= 1
+        if missing[task] == 0:
+            begin(task)
 
     def finish(event: Any) -> None:
-        task: int = event.value
-        end[task] = env.now
-        for s in after[task]:
+        end[event.value] = env.now
+        for s in after[event.value]:
             missing[s] -= 1
             if missing[s] == 0:
                 begin(s)
 
-    for task, n in enumerate(missing):
-        if n == 0:
-            begin(task)
+    for task in [i for i, n in enumerate(missing) if n == 0]:
+        begin(task)
     env.run()
-    _all_ran(graph, [i for i, t in enumerate(end) if t < 0])
-    return Times(start, end, "simpy", len(graph))
+    _all_ran(graph, end)
+    return Times(start, end, "simpy", events)
 
 
 def run_static(graph: TaskGraph) -> Times:
@@ -61,14 +71,13 @@ def run_static(graph: TaskGraph) -> Times:
     Raises:
         ValueError: as `run_simpy`.
     """
-    seconds, waits = graph.seconds, graph.waits
-    missing = [len(w) for w in waits]
-    after = graph.successors()
+    seconds = graph.seconds
+    missing = _missing(graph)
+    after, lagging = graph.successors(), _lagging(graph)
     start = [0.0] * len(graph)
     end = [-1.0] * len(graph)
     ready = [i for i, n in enumerate(missing) if n == 0]
-    while ready:
-        task = ready.pop()
+    for task in ready:  # grows while it is walked
         begin = start[task]
         end[task] = done = begin + seconds[task]
         for s in after[task]:
@@ -77,11 +86,34 @@ def run_static(graph: TaskGraph) -> Times:
             missing[s] -= 1
             if missing[s] == 0:
                 ready.append(s)
-    _all_ran(graph, [i for i, t in enumerate(end) if t < 0])
+        if task in lagging:
+            for s, lag_s in lagging[task]:
+                start[s] = max(start[s], begin + lag_s)
+                missing[s] -= 1
+                if missing[s] == 0:
+                    ready.append(s)
+    _all_ran(graph, end)
     return Times(start, end, "static", 0)
 
 
-def _all_ran(graph: TaskGraph, stuck: list[int]) -> None:
-    if stuck:
+def _missing(graph: TaskGraph) -> list[int]:
+    """How many things each task still waits for."""
+    missing = [len(w) for w in graph.waits]
+    for task in graph.lags:
+        missing[task] += 1
+    return missing
+
+
+def _lagging(graph: TaskGraph) -> dict[int, list[tuple[int, float]]]:
+    """By task: who may start how long after it has started."""
+    out: dict[int, list[tuple[int, float]]] = {}
+    for task, (other, lag_s) in graph.lags.items():
+        out.setdefault(other, []).append((task, lag_s))
+    return out
+
+
+def _all_ran(graph: TaskGraph, end: list[float]) -> None:
+    if len(end) and min(end) < 0:
+        stuck = [i for i, t in enumerate(end) if t < 0]
         shown = "; ".join(graph.describe(t) for t in stuck[:5])
         raise ValueError(f"deadlock: {len(stuck)} of {len(graph)} tasks never start, the first are: {shown}")

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.actions import Action, Kind
+from sim.actions import Kind
+from sim.build import Done
 from sim.data_parallel import compute_bytes
 from sim.dtypes import dtype_bytes
+from sim.engine import Times
 from sim.models.head import tied_params
 from sim.plan import Plan
 from sim.stages import Stage
@@ -80,6 +82,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
         gathered = largest * dp.parameter_bytes
     if gradients_sharded and dp.shard > 1:
         gathered += largest * dp.gradient_bytes
+    gathered += max((b.workspace_bytes for b in blocks), default=0.0)
     return States(
         (sharded if dp.zero == 3 else whole) * kept,
         (sharded if gradients_sharded else whole) * dtype_bytes(t.grad_dtype),
@@ -99,51 +102,66 @@ def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _StageBytes:
+    """Of one micro-batch: kept from forward to backward, kept for the weight gradient, and the most that running a
+    forward or a backward adds on top of what is kept."""
+
     saved: float
     for_weights: float
     forward_peak: float
     backward_peak: float
+    weights_peak: float
 
 
 def _stage_bytes(stage: Stage) -> _StageBytes:
-    saved = [sum(s.bytes for s in b.saved) for b in stage.blocks]
+    """A backward frees each block's activations before the next block's, so its peak is found block by block."""
+    blocks = stage.blocks
+    saved = [sum(s.bytes for s in b.saved) for b in blocks]
     kept = sum(saved)
     if stage.offload:  # two blocks at a time are on the device
         kept = sum(sorted(saved)[-2:])
-    for_weights = sum(s.bytes for b in stage.blocks for s in b.saved if s.weight_grad)
-    return _StageBytes(kept, min(for_weights, kept), max((b.forward_peak_bytes for b in stage.blocks), default=0.0),
-                       max((b.backward_peak_bytes for b in stage.blocks), default=0.0))
+        return _StageBytes(kept, 0.0, max((b.forward_peak_bytes for b in blocks), default=0.0),
+                           max((b.backward_peak_bytes for b in blocks), default=0.0), 0.0)
+    forward = backward = -kept
+    before = 0.0
+    for b, size in zip(blocks, saved, strict=True):
+        before += size
+        forward = max(forward, before - kept + b.forward_peak_bytes)
+        backward = max(backward, before - kept + b.backward_peak_bytes)
+    for_weights = sum(s.bytes for b in blocks for s in b.saved if s.weight_grad)
+    return _StageBytes(kept, for_weights, max(0.0, forward), max(0.0, backward), 0.0)
 
 
-def memory_curve(plan: Plan, class_index: int, stages: dict[int, Stage],
-                 spans: dict[Action, tuple[float, float]], held: States) -> MemoryCurve:
-    """The memory of one class of ranks; `spans` are its actions' start and end in seconds."""
-    sizes = {i: _stage_bytes(s) for i, s in stages.items()}
-    events: list[tuple[float, int, float, float]] = [(0.0, 0, 0.0, 0.0)]  # time, releases first, activations, buffers
-    for action, (start, end) in spans.items():
-        b = sizes[action.stage]
-        if action.kind is Kind.F:
-            offloaded = b.saved if stages[action.stage].offload else 0.0
-            events += [(start, 1, b.saved, b.forward_peak), (end, 0, -offloaded, -b.forward_peak)]
-        else:
-            fetched = b.saved if stages[action.stage].offload and action.kind is not Kind.W else 0.0
-            peak = 0.0 if action.kind is Kind.W else b.backward_peak
-            freed = {Kind.B: b.saved, Kind.I: b.saved - b.for_weights, Kind.W: b.for_weights}[action.kind]
-            events += [(start, 1, fetched, peak), (end, 0, -freed, -peak)]
-    events.sort()
-    table = np.array(events)
-    time = np.unique(table[:, 0])
-    activations, buffers = _running(table, time)
+def memory_curve(rank: int, stages: dict[int, Stage], done: Sequence[Done], times: Times, held: States) -> MemoryCurve:
+    """The memory of one class of ranks over the step; `done` are its actions."""
+    sizes: dict[int, _StageBytes] = {}
+    of_stage = {}
+    for i, stage in stages.items():
+        of_stage[i] = sizes.setdefault(id(stage), _stage_bytes(stage))
+    changes = {(i, kind): _changes(of_stage[i], kind, stages[i].offload) for i in stages for kind in Kind}
+    table = np.array([changes[d.action.stage, d.action.kind] for d in done]).reshape(-1, 4)
+    start = np.array(times.start_s)[[d.first for d in done]]
+    end = np.array(times.end_s)[[d.last for d in done]]
+    # releases of an instant come before its claims: sorted by time, then claims last
+    time = np.concatenate([[0.0], end, start])
+    activations = np.concatenate([[0.0], table[:, 1], table[:, 0]])
+    buffers = np.concatenate([[0.0], -table[:, 3], table[:, 2]])
+    order = np.argsort(time, kind="stable")
+    time, activations, buffers = time[order], np.cumsum(activations[order]), np.cumsum(buffers[order])
+    last = np.append(time[1:] != time[:-1], True)
+    time, activations, buffers = time[last], activations[last].clip(min=0.0), buffers[last].clip(min=0.0)
     ones = np.ones(len(time))
-    rank = plan.classes[class_index].rank
     return MemoryCurve(rank, time, ones * held.parameters, ones * held.gradients, ones * held.optimizer,
                        activations, buffers + held.gathered)
 
 
-def _running(table: Bytes, time: Bytes) -> tuple[Bytes, Bytes]:
-    """Running sums of activations and buffers after all events of each instant (releases come before new claims)."""
-    at = np.searchsorted(table[:, 0], time, side="right") - 1
-    return np.cumsum(table[:, 2])[at].clip(min=0.0), np.cumsum(table[:, 3])[at].clip(min=0.0)
+def _changes(b: _StageBytes, kind: Kind, offload: bool) -> tuple[float, float, float, float]:
+    """An action's change of activations when it starts and when it ends, its buffers from start to end (both signs)."""
+    if kind is Kind.F:
+        return b.saved, -b.saved if offload else 0.0, b.forward_peak, b.forward_peak
+    fetched = b.saved if offload and kind is not Kind.W else 0.0
+    freed = {Kind.B: b.saved, Kind.I: b.saved - b.for_weights, Kind.W: b.for_weights}[kind]
+    peak = b.weights_peak if kind is Kind.W else b.backward_peak
+    return fetched, -freed, peak, peak
 
 
 def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float, steps: int) -> MemoryCurve:

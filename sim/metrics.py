@@ -47,33 +47,26 @@ def uncovered_s(what: Intervals, by: Intervals) -> float:
 def rank_seconds(built: Built, times: Times) -> list[RankSeconds]:
     """For every class of ranks; see `RankSeconds`."""
     graph = built.graph
-    n = len(graph.classes)
-    rows: list[tuple[list[tuple[float, float]], list[tuple[float, float]]]] = [([], []) for _ in range(n)]
-    compute = [0.0] * n
-    inside = [0.0] * n
-    for placed, start, end in zip(graph.placed, times.start_s, times.end_s, strict=True):
-        for slot in placed.slots:
-            computes = slot.stream == COMPUTE
-            rows[slot.class_index][0 if computes else 1].append((start, end))
-            if computes:
-                compute[slot.class_index] += placed.compute_s
-                inside[slot.class_index] += placed.exposed_s
-    actions: list[list[tuple[float, float]]] = [[] for _ in range(n)]
-    for (index, _), (first, last) in built.actions.items():
-        actions[index].append((times.start_s[first], times.end_s[last]))
-    phase_end = max((end for spans in actions for _, end in spans), default=0.0)
+    start, end = np.array(times.start_s), np.array(times.end_s)
+    slots = graph.slot_table()
+    compute_stream = graph.streams.get(COMPUTE, -1)
+    sort = np.array(graph.sort)[slots[:, 0]]
+    computes = slots[:, 2] == compute_stream
+    alone = np.array([(s.compute_s, s.exposed_s) for s in graph.sorts]).reshape(-1, 2)[sort] * computes[:, None]
+    acting = [np.array([(d.first, d.last) for d in done], dtype=np.int64).reshape(-1, 2) for done in built.actions]
+    phase_end = max((float(end[a[:, 1]].max()) for a in acting if len(a)), default=0.0)
     out = []
-    for i in range(n):
-        computing, talking, acting = (_intervals(x) for x in (*rows[i], actions[i]))
-        busy = union_s(acting)
-        outside = uncovered_s(talking.clip(max=phase_end), acting)
-        exposed = uncovered_s(talking, computing) + inside[i]
-        out.append(RankSeconds(compute[i], busy, exposed, max(0.0, phase_end - busy - outside)))
+    for i, actions in enumerate(acting):
+        mine = slots[:, 1] == i
+        computing, talking = (
+            np.stack([start[t], end[t]], axis=1) for t in (slots[mine & computes, 0], slots[mine & ~computes, 0]))
+        action = np.stack([start[actions[:, 0]], end[actions[:, 1]]], axis=1)
+        busy = union_s(action)
+        outside = uncovered_s(talking.clip(max=phase_end), action)
+        compute_s, inside_s = alone[mine].sum(axis=0)
+        exposed = uncovered_s(talking, computing) + float(inside_s)
+        out.append(RankSeconds(float(compute_s), busy, exposed, max(0.0, phase_end - busy - outside)))
     return out
-
-
-def _intervals(pairs: Iterable[tuple[float, float]]) -> Intervals:
-    return np.array(list(pairs), dtype=np.float64).reshape(-1, 2)
 
 
 def mean(values: Iterable[float], plan: Plan) -> float:
@@ -89,13 +82,18 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
         return {}, []
     task = int(np.argmax(times.end_s))
     chain = [task]
-    while graph.waits[task]:
-        task = max(graph.waits[task], key=times.end_s.__getitem__)
+    while graph.waits[task] or task in graph.lags:
+        before = max(graph.waits[task], key=times.end_s.__getitem__, default=-1)
+        if before < 0 or (task in graph.lags and times.end_s[before] < times.start_s[task]):
+            before = graph.lags[task][0]
+        task = before
         chain.append(task)
     chain.reverse()
     seconds: dict[str, float] = {}
+    kinds, slots = tuple(graph.kinds), graph.slot_table()
+    kind_of = dict(zip(slots[::-1, 0].tolist(), slots[::-1, 3].tolist(), strict=True))  # its first row's
     for t in chain:
-        kind = graph.placed[t].slots[0].kind
+        kind = kinds[kind_of[t]]
         seconds[kind] = seconds.get(kind, 0.0) + graph.seconds[t]
     return dict(sorted(seconds.items(), key=lambda kv: -kv[1])), chain
 

@@ -17,6 +17,8 @@ class Pricing:
 
     def __init__(self, plan: Plan, costs: Costs, network: Network) -> None:
         self.plan, self.costs, self.network = plan, costs, network
+        self._lanes = max(1, len(plan.classes) // plan.scenario.parallelism.pp)
+        self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
         self._comms: dict[tuple[str, str, float, int], Priced] = {}
         self._sends: dict[tuple[int, int, float], Priced] = {}
@@ -46,6 +48,22 @@ class Pricing:
             found = self._comms[key] = self._comm(comm, rank)
         return found
 
+    def context(self, rank: int) -> int:
+        """Ranks of equal context pay equal prices: those of different stages that sit alike in their nodes."""
+        cluster, stride = self.plan.scenario.cluster, self.plan.mesh.strides["pp"]
+        inside = self.plan.classes[self.plan.class_of(rank) % self._lanes].rank
+        if cluster.inter_node.kind == "torus" or stride % cluster.gpus_per_node or stride % cluster.domain_gpus:
+            return rank
+        return inside
+
+    def member_classes(self, name: str, rank: int) -> tuple[int, ...]:
+        """The simulated classes that a rank's group reaches into; () if its own alone."""
+        key = (name, rank)
+        if key not in self._members:
+            classes = sorted({self.plan.class_of(r) for r in self.group(name, rank)})
+            self._members[key] = tuple(classes) if len(classes) > 1 else ()
+        return self._members[key]
+
     def group(self, name: str, rank: int) -> list[int]:
         """The group's members; see `Plan.group`."""
         key = (name, rank)
@@ -64,12 +82,15 @@ class Pricing:
     def collective(self, kind: str, ranks: list[int], size: float) -> Priced:
         """Measured if the profile has this collective for as many ranks and these share a node; else from the links."""
         per_node = self.plan.scenario.cluster.gpus_per_node
-        if ranks[0] // per_node == ranks[-1] // per_node:
-            measured = self.costs.collective(kind, len(ranks), size)
-            if measured is not None:
-                return Priced(*measured)
+        here = sum(r // per_node == ranks[0] // per_node for r in ranks)
+        measured = self.costs.collective(kind, here, size) if here > 1 else None
+        if measured is not None and here == len(ranks):
+            return Priced(*measured)
         cost = self.network.collective(kind, ranks, size)
-        return Priced(cost.seconds, "topology", LINK_UNCERTAINTY, cost.algorithm, cost.bus_bandwidth_bytes_per_s)
+        seconds, algorithm = cost.seconds, cost.algorithm
+        if measured is not None and measured.seconds > seconds:  # links outside cannot make the part inside faster
+            return Priced(measured.seconds, measured.source, measured.uncertainty, algorithm)
+        return Priced(seconds, "topology", LINK_UNCERTAINTY, algorithm, cost.bus_bandwidth_bytes_per_s)
 
     def send(self, src: int, dst: int, size: float) -> Priced:
         """A message between two ranks."""

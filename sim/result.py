@@ -90,21 +90,24 @@ def _recomputed_flops(sim: Simulation, class_index: int) -> float:
     }
     if not any(per_stage.values()):
         return 0.0
-    return sum(per_stage[a.stage] for a in sim.spans[class_index] if a.kind in (Kind.B, Kind.I))
+    return sum(per_stage[a.stage] for a, _, _ in sim.built.actions[class_index] if a.kind in (Kind.B, Kind.I))
 
 
 def _middle_layer(sim: Simulation) -> dict[str, float]:
     """Forward and backward of one middle layer for one micro-batch, alone, its own communication included."""
-    middle = f"layer {sim.scenario.model.layers // 2}"
-    for c, stages in zip(sim.plan.classes, sim.stages, strict=True):
-        price = sim.pricing.on(c.rank)
-        for stage in stages.values():
-            for i, block in enumerate(stage.blocks):
-                if block.name == middle:
-                    forward, backward = (stage.measured(k)[i] for k in (Kind.F, Kind.B))
-                    return {"layer_forward_s": compile_program(forward.forward, price).makespan_s,
-                            "layer_backward_s": compile_program(_whole_backward(backward), price).makespan_s}
-    return {"layer_forward_s": 0.0, "layer_backward_s": 0.0}
+    middle = sim.scenario.model.layers // 2
+    part = next((p for p in sim.plan.parts if middle in p.layers), None)
+    if part is None:
+        return {"layer_forward_s": 0.0, "layer_backward_s": 0.0}
+    index = next(i for i, stages in enumerate(sim.stages)
+                 if any(sim.schedule.part_of_stage[s] == part.index for s in stages))
+    rank = sim.plan.classes[index].rank
+    stage = next(s for i, s in sim.stages[index].items() if sim.schedule.part_of_stage[i] == part.index)
+    place = part.layers.index(middle) + part.embedding
+    price = sim.pricing.on(rank)
+    forward, backward = (stage.measured(k)[place] for k in (Kind.F, Kind.B))
+    return {"layer_forward_s": compile_program(forward.forward, price).makespan_s,
+            "layer_backward_s": compile_program(_whole_backward(backward), price).makespan_s}
 
 
 def _whole_backward(block: Block) -> tuple[Any, ...]:

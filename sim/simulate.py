@@ -30,7 +30,7 @@ from sim.profile import Profile, load_profile
 from sim.result import make_result
 from sim.scenario import Scenario
 from sim.schedules.unit_time import UnitTimes
-from sim.stages import Stage, stage_blocks, stage_input_bytes
+from sim.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
 from sim.template import compile_program
 from sim.timeline import Timeline
 from topology.network import Network
@@ -53,11 +53,8 @@ class Simulation:
     @cached_property
     def spans(self) -> list[dict[Action, tuple[float, float]]]:
         """Start and end of every action, by class of ranks."""
-        out: list[dict[Action, tuple[float, float]]] = [{} for _ in self.plan.classes]
         start, end = self.times.start_s, self.times.end_s
-        for (index, action), (first, last) in self.built.actions.items():
-            out[index][action] = (start[first], end[last])
-        return out
+        return [{d.action: (start[d.first], end[d.last]) for d in done} for done in self.built.actions]
 
     @cached_property
     def states(self) -> list[States]:
@@ -67,15 +64,16 @@ class Simulation:
     @cached_property
     def memory(self) -> list[MemoryCurve]:
         """Memory over time of every class of ranks."""
-        return [memory_curve(self.plan, i, self.stages[i], self.spans[i], self.states[i])
-                for i in range(len(self.plan.classes))]
+        return [memory_curve(c.rank, self.stages[i], self.built.actions[i], self.times, self.states[i])
+                for i, c in enumerate(self.plan.classes)]
 
     def memory_over(self, steps: int) -> list[MemoryCurve]:
         """Memory over the first `steps` steps; over one alone, a step in the steady state."""
         if steps == 1:
             return self.memory
-        start = min((s for s, p in zip(self.times.start_s, self.built.graph.placed, strict=True)
-                     if p.slots[0].kind == "OPTIMIZER"), default=0.0)
+        graph = self.built.graph
+        start = min((self.times.start_s[t] for t, _, _, kind in graph.slot_table().tolist()
+                     if kind == graph.kinds.get("OPTIMIZER")), default=0.0)
         return [over_steps(c, self.step_time_s, start, steps) for c in self.memory]
 
     @cached_property
@@ -115,7 +113,7 @@ def simulate(scenario: Scenario, profile: Profile | None = None, *, expand: bool
     pricing = Pricing(plan, Costs(profile, scenario.cluster.gpu), Network(scenario.cluster))
     dp = make_data_parallel(plan)
     schedule = make_schedule(scenario, plan, pricing, dp)
-    stages = _stages(plan, schedule, pricing, dp)
+    stages = _stages(plan, schedule, pricing, dp, expand)
     built = Build(plan, schedule, pricing, stages, expand).run()
     try:
         times = run_simpy(built.graph) if engine == "simpy" else run_static(built.graph)
@@ -150,48 +148,52 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
 def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel) -> UnitTimes:
     """Seconds of F, I and W of every stage, and of a message, for the schedule that is searched for them."""
     rows = []
-    for held, c in zip(_stages(plan, layout, pricing, dp), plan.classes, strict=True):
+    for held, c in zip(_stages(plan, layout, pricing, dp, False), plan.classes, strict=True):
         price, (stage,) = pricing.on(c.rank), held.values()
-        programs = (stage.forward(False, True, ""), *(stage.backward(k, False, True, "") for k in (Kind.I, Kind.W)))
+        programs = (stage.forward(False, True, ""), *(stage.backward(k, False, True) for k in (Kind.I, Kind.W)))
         rows.append([compile_program(program, price).makespan_s for program in programs])
     forward, inputs, weights = (tuple(column) for column in zip(*rows, strict=True))
     ends = [c.rank for c in plan.classes[:2]]
     return UnitTimes(forward, inputs, weights, pricing.send(ends[0], ends[1], stage_input_bytes(plan)).seconds)
 
 
-def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel) -> list[dict[int, Stage]]:
-    """What every class of ranks holds, by schedule stage."""
+def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel, named: bool) -> list[dict[int, Stage]]:
+    """What every class of ranks holds, by schedule stage. Unless `named`, equal stages are one object (whose layers
+    then carry the first one's names)."""
     s = plan.scenario
     t, p = s.training, s.parallelism
     assert t is not None
     gather = stage_input_bytes(plan) if p.p2p_scatter and p.tp > 1 and not p.sp else 0.0
     out: list[dict[int, Stage]] = []
-    for c in plan.classes:
-        held = [i for i, r in enumerate(schedule.rank_of_stage) if r == c.pipeline_rank]
-        out.append({i: Stage(stage_blocks(plan, plan.parts[schedule.part_of_stage[i]], c.rank), dp, pricing.costs,
-                             t.activation_offload, gather) for i in held})
+    made: dict[tuple[object, ...], Stage] = {}
+    for lane, c in enumerate(plan.classes):
+        out.append({})
+        for i in (i for i, r in enumerate(schedule.rank_of_stage) if r == c.pipeline_rank):
+            part = plan.parts[schedule.part_of_stage[i]]
+            key: tuple[object, ...] = (i, lane) if named else (
+                part.embedding, part.head, tuple(layer_sort(s, n) for n in part.layers),
+                lane % max(1, len(plan.classes) // p.pp))
+            if key not in made:
+                made[key] = Stage(stage_blocks(plan, part, c.rank), dp, pricing.costs, t.activation_offload, gather)
+            out[-1][i] = made[key]
     return out
 
 
 def make_timeline(built: Built, times: Times) -> Timeline:
     """The columns of a Timeline: a row for every slot of every task, in order of start."""
     graph = built.graph
-    rows: list[tuple[float, float, int, str, str, int, int, int, Any]] = []
-    for task, (placed, start, end) in enumerate(zip(graph.placed, times.start_s, times.end_s, strict=True)):
-        message = task if len(placed.slots) == 2 and placed.slots[0].kind.startswith("SEND_") else -1
-        for slot in placed.slots:
-            rows.append((start, end, slot.class_index, slot.stream, slot.kind, placed.stage, placed.micro_batch,
-                         message, placed.detail))
-    rows.sort(key=lambda r: (r[0], r[2]))
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 9
-    streams, kinds, details = (tuple(dict.fromkeys(columns[i])) for i in (3, 4, 8))
-    codes = [{v: i for i, v in enumerate(x)} for x in (streams, kinds, details)]
-
-    def ints(values: Any) -> Any:
-        return np.array(values, dtype=np.int64)
-
+    slots = graph.slot_table()
+    start, end = np.array(times.start_s)[slots[:, 0]], np.array(times.end_s)[slots[:, 0]]
+    order = np.lexsort((slots[:, 1], start))
+    slots, task = slots[order], slots[order, 0]
+    details = tuple(dict.fromkeys(s.detail for s in graph.sorts))
+    detail_of = {d: i for i, d in enumerate(details)}
+    detail = np.array([detail_of[s.detail] for s in graph.sorts], dtype=np.int64)[np.array(graph.sort, dtype=np.int64)]
+    kinds = tuple(graph.kinds)
+    message = np.array([k.startswith(("SEND_F", "SEND_B", "RECV_F", "RECV_B")) for k in kinds])[slots[:, 3]]
     return Timeline(
-        graph.classes, streams, kinds, details, ints(columns[2]), ints([codes[0][x] for x in columns[3]]),
-        ints([codes[1][x] for x in columns[4]]), ints([codes[2][x] for x in columns[8]]), ints(columns[5]),
-        ints(columns[6]), ints(columns[7]), np.array(columns[0], dtype=np.float64), np.array(columns[1], dtype=np.float64),
+        graph.classes, tuple(graph.streams), kinds, details, class_index=slots[:, 1], stream=slots[:, 2], kind=slots[:, 3],
+        detail=detail[task], stage=np.array(graph.stage, dtype=np.int64)[task],
+        micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task], flow=np.where(message, task, -1),
+        start_s=start[order], end_s=end[order],
     )

@@ -30,6 +30,7 @@ from sim.models.mtp import mtp_block
 from sim.models.optimizer import clip_items, optimizer_items
 from sim.models.recompute import mode_of_layer
 from sim.plan import Part, Plan, expert_rank
+from sim.scenario import Scenario
 from sim.program import Block, Comm, Compute, Item, Phase, Program, Wait
 
 PHASES = {
@@ -48,9 +49,9 @@ def stage_blocks(plan: Plan, part: Part, rank: int) -> tuple[Block, ...]:
     position = plan.mesh.along(["tp", "cp", "dp"], plane).index(plane) if s.parallelism.ep > 1 else 0
     shard = Shard(plan.mesh.coordinate("cp", rank), expert_rank(s.parallelism, position))
     blocks = [embedding_block(s, shard)] if part.embedding else []
-    sorts: dict[tuple[bool, str], Block] = {}  # layers of one sort differ in their name alone
+    sorts: dict[tuple[object, ...], Block] = {}  # layers of one sort differ in their name alone
     for layer in part.layers:
-        sort = (is_moe_layer(s, layer), mode_of_layer(s, layer))
+        sort = layer_sort(s, layer)
         if sort not in sorts:
             sorts[sort] = layer_block(s, layer, shard)
         blocks.append(replace(sorts[sort], name=f"layer {layer}"))
@@ -60,7 +61,14 @@ def stage_blocks(plan: Plan, part: Part, rank: int) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-@dataclass(frozen=True, slots=True)
+def layer_sort(scenario: Scenario, layer: int) -> tuple[object, ...]:
+    """What a layer's program depends on besides its rank; experts of uneven load differ from layer to layer."""
+    moe = is_moe_layer(scenario, layer)
+    uneven = moe and scenario.model.moe is not None and scenario.model.moe.imbalance != "balanced"
+    return moe, mode_of_layer(scenario, layer), layer if uneven else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Stage:
     """A part of the model on one rank, with all that decides its programs."""
 
@@ -84,14 +92,14 @@ class Stage:
             out += [Wait(f"o{i}", Phase.FORWARD) for i in range(max(0, len(blocks) - 2), len(blocks))]
         return tuple(out)
 
-    def backward(self, kind: Kind, last: bool, gathers_input: bool, tag: str) -> Program:
+    def backward(self, kind: Kind, last: bool, gathers_input: bool) -> Program:
         """Backward of one micro-batch, whole or split; `last`: the step's last here."""
         phases = PHASES[kind]
         out: list[Item] = self._gather(gathers_input and kind is not Kind.W, Phase.INPUT_GRAD)
         n = len(self.blocks)
         reload = self.offload and kind is not Kind.W
         out += self._copy("reload", n - 1, "r0", Phase.INPUT_GRAD) if reload else []
-        for i, items in enumerate(weave_backward(self.measured(kind), self.dp, phases, last, tag)):
+        for i, items in enumerate(weave_backward(self.measured(kind), self.dp, phases, last)):
             if reload:
                 out += self._copy("reload", n - 2 - i, f"r{i + 1}", Phase.INPUT_GRAD) if i + 1 < n else []
                 out.append(Wait(f"r{i}", Phase.INPUT_GRAD))

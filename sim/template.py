@@ -42,19 +42,37 @@ class LocalTask(NamedTuple):
     group: str  # of a communication; "" for computation
 
 
-@dataclass(frozen=True, slots=True)
+class Launch(NamedTuple):
+    """Communications on one stream that an action starts and nobody in it waits for, as one task.
+
+    On a stream that is free from t on, they end at max(t + seconds, start of the action + lag + seconds).
+    """
+
+    stream: str
+    kind: str
+    lag_s: float
+    seconds: float
+    detail: Detail
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Template:
     """A compiled program. `tail`: local tasks that the action's result waits for (besides the last computation);
     `open`: communications that nothing here waits for, under the handles by which later actions may.
-    `shares` are (operator kind, source, uncertainty) → seconds; `parts` seconds per part of the model;
-    `exposed_s` is communication with no computation beside it, when placed alone; `traffic` bytes per
-    (kind, group).
+
+    `alone`: one task of `makespan_s`, with `launches` beside it, takes the same times as the tasks one by one,
+    given that the streams it joins are free. `joined`: those streams. `shares` are (operator kind, source,
+    uncertainty) → seconds; `parts` seconds per part of the model; `exposed_s` is communication with no
+    computation beside it, when placed alone; `traffic` bytes per (kind, group); `groups` whose collectives it runs.
     """
 
     tasks: tuple[LocalTask, ...]
     tail: tuple[int, ...]
     open: tuple[tuple[str, int], ...]
-    closed: bool
+    alone: bool
+    launches: tuple[Launch, ...]
+    joined: frozenset[str]
+    groups: frozenset[str]
     makespan_s: float
     compute_s: float
     exposed_s: float
@@ -63,15 +81,15 @@ class Template:
     traffic: dict[tuple[str, str], float]
 
     @property
-    def streams(self) -> frozenset[str]:
-        """The streams that it uses."""
-        return frozenset(t.stream for t in self.tasks)
-
-    @property
     def detail(self) -> str:
         """The parts in words, longest first."""
         parts = sorted(self.parts.items(), key=lambda kv: -kv[1])
         return ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in parts[:6])
+
+    @property
+    def source(self) -> str:
+        """Where its seconds come from."""
+        return "+".join(dict.fromkeys(s for _, s, _ in self.shares))
 
 
 class _Compiler:
@@ -154,25 +172,44 @@ def compile_program(program: Program, price: Price) -> Template:
     for item in program:
         c.add(item)
     c.flush()
-    tail = tuple(c.waiting)
-    closed = not c.handles and not c.external and not any(t.external for t in c.tasks)
-    compute_s = sum(t.seconds for t in c.tasks if t.stream == COMPUTE)
-    makespan_s = _makespan(c.tasks)
-    return Template(tuple(c.tasks), tail, tuple(c.handles.items()), closed, makespan_s, compute_s, max(0.0, makespan_s - compute_s),
-                    c.shares, c.parts, c.traffic)
+    tasks, open_tasks = c.tasks, frozenset(c.handles.values())
+    left = {tasks[i].stream for i in open_tasks}
+    apart = all(t.stream not in left or i in open_tasks for i, t in enumerate(tasks))
+    known = not c.external and not any(t.external for t in tasks)
+    ends, makespan_s = _alone(tasks, left if apart else set())
+    launches = tuple(_launch(tasks, s, ends) for s in sorted(left)) if apart else ()
+    compute_s = sum(t.seconds for t in tasks if t.stream == COMPUTE)
+    return Template(
+        tuple(tasks), tuple(c.waiting), tuple(c.handles.items()), known and apart, launches,
+        frozenset(t.stream for t in tasks) - left, frozenset(t.group for t in tasks if t.group), makespan_s, compute_s,
+        max(0.0, makespan_s - compute_s), c.shares, c.parts, c.traffic,
+    )
 
 
-def _makespan(tasks: Sequence[LocalTask]) -> float:
-    """End of the last task, all streams free at zero. Sums run in the order that the engine takes them."""
+def _alone(tasks: Sequence[LocalTask], left: set[str]) -> tuple[list[float], float]:
+    """Ends of all tasks with all streams free at zero, and the last end on a stream that is not `left` running."""
     ends: list[float] = []
     free: dict[str, float] = {}
+    last = 0.0
     for t in tasks:
         start = free.get(t.stream, 0.0)
         for d in t.deps:
             start = max(start, ends[d])
         free[t.stream] = end = start + t.seconds
         ends.append(end)
-    return max(ends, default=0.0)
+        if t.stream not in left:
+            last = max(last, end)
+    return ends, last
+
+
+def _launch(tasks: Sequence[LocalTask], stream: str, ends: Sequence[float]) -> Launch:
+    """The tasks on a stream as one: it could start no earlier than its end with the stream free, less its seconds."""
+    mine = [i for i, t in enumerate(tasks) if t.stream == stream]
+    seconds = sum(tasks[i].seconds for i in mine)
+    first = tasks[mine[0]]
+    total = sum(tasks[i].detail.bytes for i in mine)
+    detail = first.detail._replace(bytes=total) if len(mine) > 1 else first.detail
+    return Launch(stream, first.kind, max(0.0, ends[mine[-1]] - seconds), seconds, detail)
 
 
 def interleave(first: Program, second: Program, price: Price) -> Template:

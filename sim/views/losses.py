@@ -163,22 +163,43 @@ def _uneven(result: Result) -> str:
     )
 
 
+_ADVICE: dict[str, tuple[tuple[str, object, str], ...]] = {
+    "tp": (("sp", True, "halves what the norms keep and lets it be chunked"),
+           ("tp_overlap", "full", "hides it beside its own matmuls"),
+           ("tp", 1, "removes it; a smaller `tp`, inside one NVLink domain, shortens it")),
+    "cp": (("cp_method", "ring", "hides it under attention"),
+           ("cp_split", "zigzag", "balances the ranks"),
+           ("cp", 1, "removes it; a smaller `cp` shortens it")),
+    "ep": (("ep_overlap", True, "hides it in paired passes"),
+           ("ep_dispatch_dtype", "fp8", "halves the dispatch")),
+    "dp": (("dp_sync", "bucketed", "hides it under the backward passes"),
+           ("param_gather_overlap", True, "gathers parameters under the next forward"),
+           ("accumulate_unsharded", True, "reduces gradients once a step (ZeRO-2 and 3)")),
+    "send": (("p2p_overlap", True, "sends under the next computation instead of before it"),),
+}  # fmt: skip
+_ALWAYS = {
+    "dp": "More micro-batches between two reductions, or `grad_reduce_dtype: bf16`, shorten it.",
+    "ep": "Experts of one node, or of one NVLink domain, shorten it.",
+    "send": "Fewer virtual stages, or faster links between stages, shorten it.",
+    "host": "Recomputation instead of offloading removes it.",
+}
+
+
 def _communication(result: Result, timeline: Timeline) -> str:
-    streams = exposed_by_stream(timeline)
-    stream = next(iter(streams), "")
-    advice = {
-        "tp": "`sp: true` and `tp_overlap: full` hide part of it; a smaller `tp`, or one inside "
-        "the NVLink domain, shortens it.",
-        "cp": "`cp_method: ring` hides it under attention, and `cp_split: zigzag` balances it; a smaller "
-        "`cp` shortens it.",
-        "ep": "`ep_overlap: true` hides it in paired passes, `ep_dispatch_dtype: fp8` halves the dispatch.",
-        "dp": "`dp_sync: bucketed` and `param_gather_overlap: true` hide it under the passes; more "
-        "accumulated micro-batches a step, or `grad_reduce_dtype: bf16`, shorten it.",
-        "send": "`p2p_overlap: true` sends under the next computation instead of before it.",
-        "host": "Less offloading (`activation_offload: false`, recomputation instead) removes it.",
-    }
-    where = f"Mostly on the `{stream}` stream. " if stream in advice else ""
-    return where + advice.get(stream, "Overlapping it with computation, or faster links, would remove it.")
+    """Advice for the most exposed stream: the options that the scenario has not taken yet."""
+    stream = next(iter(exposed_by_stream(timeline)), "")
+    layout = result.get("scenario", {}).get("parallelism") or {}
+    zero = int(layout.get("zero") or 0)
+    left = [
+        f"`{key}: {str(value).lower()}` {what}"
+        for key, value, what in _ADVICE.get(stream, ())
+        if layout.get(key) != value and (key != "accumulate_unsharded" or zero >= 2)
+    ]
+    advice = "; ".join(left) + "." if left else ""
+    always = _ALWAYS.get(
+        stream, "" if left else "Overlapping it with computation, or faster links, would remove it."
+    )
+    return " ".join(x for x in (f"Mostly on the `{stream}` stream." if stream else "", advice, always) if x)
 
 
 def _recompute(result: Result, timeline: Timeline) -> str:

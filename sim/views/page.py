@@ -16,7 +16,7 @@ from sim.views.palette import MEMORY, in_order, style_of
 from sim.views.rows import MERGE_ABOVE, Layout
 from sim.views.units import count
 
-_MATHJAX = "https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-svg.js"
+_CDN = "https://cdn.jsdelivr.net/"
 
 
 def escape(text: object) -> str:
@@ -39,9 +39,7 @@ def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any
     for name, div in divs.items():
         body = body.replace(f'<div class="plot" data-plot="{name}"></div>', f'<div class="plot">{div}</div>')
     # The library would fetch MathJax for a label that looks like TeX; this page fetches nothing.
-    library = (
-        Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render_js().replace(_MATHJAX, "data:,")
-    )
+    library = Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render_js().replace(_CDN, "data:,")
     assets = files("sim.views") / "assets"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

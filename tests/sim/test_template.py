@@ -24,12 +24,12 @@ def talk(seconds: float, handle: str = "", group: str = "tp") -> Comm:
 
 def test_blocking_communication_adds_up() -> None:
     t = compile_program((work("a", 1), talk(2), work("b", 3)), price)
-    assert (t.makespan_s, t.compute_s, t.exposed_s, t.closed) == (6, 4, 2, True)
+    assert (t.makespan_s, t.compute_s, t.exposed_s, t.alone) == (6, 4, 2, True)
 
 
 def test_asynchronous_communication_hides_under_computation() -> None:
     t = compile_program((work("a", 1), talk(2, "h"), work("b", 3), Wait("h", F), work("c", 1)), price)
-    assert (t.makespan_s, t.exposed_s, t.closed) == (5, 0, True)
+    assert (t.makespan_s, t.exposed_s, t.alone) == (5, 0, True)
 
 
 def test_it_starts_after_the_last_computation_before_it() -> None:
@@ -45,7 +45,8 @@ def test_one_stream_is_in_order_and_two_are_not() -> None:
 
 def test_what_nobody_waits_for_stays_open() -> None:
     t = compile_program((work("a", 1), talk(9, "h")), price)
-    assert not t.closed
+    assert t.alone
+    assert [(x.stream, x.lag_s, x.seconds) for x in t.launches] == [("tp", 1, 9)]
     assert [h for h, _ in t.open] == ["h"]
 
 
@@ -58,7 +59,7 @@ def test_a_result_waits_for_a_last_blocking_communication() -> None:
 def test_a_wait_for_an_earlier_action_is_external() -> None:
     t = compile_program((Wait("before", F), work("a", 1)), price)
     assert t.tasks[0].external == ("before",)
-    assert not t.closed
+    assert not t.alone
 
 
 @pytest.mark.parametrize("message_s", [0.5, 2.0])
@@ -69,4 +70,4 @@ def test_two_interleaved_programs_hide_each_others_messages(message_s: float) ->
     assert both.compute_s == 12
     assert both.makespan_s == pytest.approx(12 if message_s <= 2 else 2 * alone)
     assert both.makespan_s < 2 * alone
-    assert both.closed
+    assert both.alone

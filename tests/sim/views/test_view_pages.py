@@ -16,7 +16,7 @@ def test_the_page_names_no_outside_address() -> None:
     curves = synthetic.memory_curves(timeline)
     html = timeline_page(synthetic.result_of(timeline, curves), timeline, curves)
     assert not re.search(r'(src|href)="https?://', html)
-    assert "cdn.jsdelivr.net" not in html  # where the library would get MathJax
+    assert "cdn.jsdelivr.net" not in html  # where the library gets MathJax
     assert len(html) < 2_500_000
 
 
