@@ -177,11 +177,15 @@ def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:
 def _row_axes(plot: Any, layout: Layout) -> None:
     """Streams beside their rows; outside of them, one label a track."""
     axis = plot.yaxis[0]
-    axis.ticker = FixedTicker(ticks=[row.y for row in layout.rows])
-    axis.major_label_overrides = {row.y: row.stream for row in layout.rows}
-    axis.major_label_text_font_size = f"{max(7, min(11, int(min(r.height for r in layout.rows) or 7)))}px"
+    thinnest = min((r.height for r in layout.rows), default=0.0)
+    labelled = layout.rows if thinnest > 5 else ()
+    axis.ticker = FixedTicker(ticks=[row.y for row in labelled])
+    axis.major_label_overrides = {row.y: row.stream for row in labelled}
+    axis.major_label_text_font_size = f"{max(7, min(11, int(thinnest)))}px"
     axis.major_tick_line_color = None
-    middles = [(top + bottom) / 2 for _, top, bottom in layout.bands]
+    every = 1 + int(14 * len(layout.bands) / max(layout.height, 1.0))  # labels need 14 pixels each
+    bands = layout.bands[::every]
+    middles = [(top + bottom) / 2 for _, top, bottom in bands]
     outer = LinearAxis(
         ticker=FixedTicker(ticks=middles),  # type: ignore[arg-type]
         axis_line_color=None,
@@ -192,9 +196,7 @@ def _row_axes(plot: Any, layout: Layout) -> None:
         major_label_text_font_size="12px",
         major_label_text_font_style="bold",
     )
-    outer.major_label_overrides = {
-        m: band[0].replace("$$", "$ $") for m, band in zip(middles, layout.bands, strict=True)
-    }
+    outer.major_label_overrides = {m: band[0] for m, band in zip(middles, bands, strict=True)}
     plot.add_layout(outer, "left")
 
 

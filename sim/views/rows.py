@@ -15,6 +15,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MERGE_ABOVE = 20_000  # spans: of more, a wide view merges the short ones
+TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
 STREAM_ORDER = ("compute", "tp", "cp", "ep", "dp", "model", "send", "recv", "host")
 
 
@@ -77,11 +78,14 @@ def tracks_of(timeline: Timeline) -> list[Track]:
 
 
 def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float = 1500.0) -> Layout:
-    """Rows for `tracks`, computation tall, communication thin, shrunk to fit `room` (pixels)."""
+    """Rows for `tracks`, computation tall, communication thin, shrunk to fit `room` (pixels).
+
+    Where that would make them thinner than 45 %, the plot grows instead, up to what browsers can draw.
+    """
     used = [_streams_used(t) for t in timelines]
     listed = [(track, stream) for track in tracks for stream in used[track.timeline][track.class_index]]
     wanted = sum(27 if s == "compute" else 14 for _, s in listed) + 8 * len(tracks)
-    scale = min(1.0, max(room / max(wanted, 1), 0.3))
+    scale = min(1.0, max(room, min(0.45 * wanted, TALLEST)) / max(wanted, 1))
     rows: list[Row] = []
     bands: list[tuple[str, float, float]] = []
     row_of = [np.zeros(len(t), dtype=np.int64) for t in timelines]

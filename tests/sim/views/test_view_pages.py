@@ -7,6 +7,7 @@ from typing import Any
 
 import synthetic
 
+from sim.timeline import from_spans
 from sim.views.compare_page import compare_page, paired_tracks
 from sim.views.timeline_page import timeline_page
 
@@ -53,6 +54,11 @@ def test_long_curves_keep_their_peak() -> None:
     kept = _curve(curve, 1.0, 1000)
     assert len(kept["time"]) < 1100
     assert max(kept["activations"]) == round(level.max() * 1e9)
+
+
+def test_a_timeline_of_nothing_still_makes_a_page() -> None:
+    html = timeline_page({"format": "sim-result/1", "scenario": {}}, from_spans([], []), [])
+    assert "simulated step" in html
 
 
 def comparison() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 import synthetic
 
 from sim.timeline import Detail, RankClass, Span, from_spans
-from sim.views.rows import lanes_of, lay_out, merge, tracks_of
+from sim.views.rows import TALLEST, lanes_of, lay_out, merge, tracks_of
 
 
 def test_a_row_for_each_stream_that_exists() -> None:
@@ -35,7 +35,9 @@ def test_many_rows_shrink_to_the_room() -> None:
     few = synthetic.one_f_one_b(p=4, m=4)
     many = synthetic.one_f_one_b(p=32, m=4)
     assert lay_out([few], tracks_of(few), room=900).height < 900
-    assert lay_out([many], tracks_of(many), room=900).height == pytest.approx(900, rel=0.25)
+    assert lay_out([many], tracks_of(many), room=900).height == pytest.approx(0.45 * 32 * 77)
+    most = synthetic.one_f_one_b(p=300, m=2)
+    assert lay_out([most], tracks_of(most)).height == pytest.approx(TALLEST)
 
 
 def test_merging_keeps_long_spans_and_covers_short_ones() -> None:
