@@ -25,7 +25,7 @@ from sim.timeline import Timeline
 from sim.views.headline import memory_limit_bytes, rank_seconds
 from sim.views.palette import COMPUTE_KINDS
 from sim.views.rows import row_stream
-from sim.views.units import percent, ranks_text, seconds
+from sim.views.units import ranks_text, seconds
 
 Result = Mapping[str, Any]
 
@@ -150,16 +150,19 @@ def _bubble(result: Result, timeline: Timeline) -> str:
 
 
 def _uneven(result: Result) -> str:
-    """Advice where a rank computes much longer than the mean: the others wait for it."""
+    """Advice where the bubble is mostly the wait for one rank that computes longer than the mean."""
     ranks = [(rank_seconds(e)[0], e) for e in result.get("ranks") or ()]
-    mean = sum(s for s, _ in ranks) / max(len(ranks), 1)
-    if not mean or max(s for s, _ in ranks) < 1.1 * mean:
+    if not ranks:
         return ""
     longest, entry = max(ranks, key=lambda pair: pair[0])
+    more_s = longest - sum(s for s, _ in ranks) / len(ranks)
+    if more_s < 0.5 * float(result["bubble_fraction"]) * float(result["step_time_s"]):
+        return ""
+    who = ranks_text(entry.get("ranks", "?"))
+    compute = "compute" if who.startswith("ranks") else "computes"
     return (
-        f"Stages are uneven: {ranks_text(entry.get('ranks', '?'))} computes {seconds(longest - mean)} "
-        f"({percent(longest / mean - 1)}) longer than the mean, and the others wait for it. Fewer layers "
-        "there (`layers_per_stage`) win most of it back; more micro-batches only the rest."
+        f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for that. "
+        "Fewer layers there (`layers_per_stage`) win most of it back; more micro-batches only the rest."
     )
 
 

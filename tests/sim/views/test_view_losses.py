@@ -38,7 +38,7 @@ def test_an_uneven_stage_is_named() -> None:
     result, timeline = example()
     result["ranks"][7]["busy_s"] *= 1.7
     advice = {p.key: text for p, text in largest_losses(result, timeline)}["bubble"]
-    assert "ranks 56–63 computes" in advice
+    assert "ranks 56–63 compute 3" in advice
     assert "layers_per_stage" in advice
 
 
