@@ -32,9 +32,8 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
     chart, layout = timeline_figure(timelines, paired_tracks(simulated, measured))
     data = view_data(timelines, layout, max(t.step_time_s for t in timelines) / 4)
     title = f"{compare.get('scenario', 'step')}: simulated against measured"
-    kinds = tuple(dict.fromkeys((*simulated.kinds, *measured.kinds)))
     plot = (
-        f'<section><h2>Timelines</h2><div class="bar">{legend(kinds)}</div>'
+        f'<section><h2>Timelines</h2><div class="bar">{legend(timelines)}</div>'
         f'<div class="bar">{zoom_controls()}</div>'
         f"{merged_note(len(simulated) + len(measured))}"
         '<div id="plots" tabindex="0" role="group" '

@@ -30,8 +30,8 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from sim.timeline import Timeline
-from sim.views.palette import COMPUTE_KINDS, MEMORY, in_order, style_of
-from sim.views.rows import MERGE_ABOVE, Layout, Track, lanes_of, lay_out, merge
+from sim.views.palette import COMPUTE_KINDS, MEMORY, style_of
+from sim.views.rows import MERGE_ABOVE, Layout, Track, kinds_of, lanes_of, lay_out, merge
 
 MERGE_CELLS = 800  # columns of time in the merged view
 FONT = "Inter, 'Segoe UI', system-ui, sans-serif"
@@ -229,9 +229,8 @@ def _backgrounds(plot: Any, layout: Layout, end_s: float) -> None:
 def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout, end_s: float) -> list[Any]:
     """One renderer per kind for the exact spans and, where there are many, one for the merged ones."""
     exact, merged = _columns(timelines, layout, end_s)
-    kinds = in_order(tuple(dict.fromkeys(k for t in timelines for k in t.kinds)))
     renderers = []
-    for kind in kinds:
+    for kind in kinds_of(timelines):
         for name, columns in (("exact", exact), ("merged", merged)):
             if kind not in columns:
                 continue

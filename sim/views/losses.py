@@ -161,8 +161,8 @@ def _uneven(result: Result) -> str:
     who = ranks_text(entry.get("ranks", "?"))
     compute = "compute" if who.startswith("ranks") else "computes"
     return (
-        f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for that. "
-        "Fewer layers there (`layers_per_stage`) win most of it back; more micro-batches only the rest."
+        f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for "
+        "that. Fewer layers there (`layers_per_stage`) win most of it back; more micro-batches only the rest."
     )
 
 

@@ -12,9 +12,9 @@ from importlib.resources import files
 from typing import Any
 
 from sim.timeline import Timeline
-from sim.views.palette import MEMORY, in_order, style_of
-from sim.views.rows import MERGE_ABOVE, Layout
-from sim.views.units import count
+from sim.views.palette import MEMORY, style_of
+from sim.views.rows import MERGE_ABOVE, Layout, kinds_of
+from sim.views.units import count, finite
 
 _CDN = "https://cdn.jsdelivr.net/"
 
@@ -60,11 +60,10 @@ def json_for_script(data: Any) -> str:
 
 def view_data(timelines: Sequence[Timeline], layout: Layout, merge_below_s: float) -> dict[str, Any]:
     """What page.js needs to know of the timelines beside the columns that Bokeh holds."""
-    kinds = in_order(tuple(dict.fromkeys(k for t in timelines for k in t.kinds)))
-    styles = {k: style_of(k) for k in kinds}
+    styles = {k: style_of(k) for k in kinds_of(timelines)}
     end_s = max((t.step_time_s for t in timelines), default=0.0) or 1.0
     return {
-        "details": [list(d) for t in timelines for d in t.details],
+        "details": [[finite(v) for v in d] for t in timelines for d in t.details],
         "rows": [[r.track, r.stream] for r in layout.rows],
         "kinds": {k: {"label": s.label, "text": s.text} for k, s in styles.items()},
         "categories": [[c, s.label] for c, s in MEMORY.items()],
@@ -100,12 +99,12 @@ def swatch(colour: str) -> str:
     return f'<span class="swatch" style="background:{escape(colour)}"></span>'
 
 
-def legend(kinds: Sequence[str]) -> str:
+def legend(timelines: Sequence[Timeline]) -> str:
     """A button per kind that shows or hides it."""
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-kind="{escape(k)}">{swatch(style_of(k).fill)}'
         f"{escape(style_of(k).label)}</button>"
-        for k in in_order(tuple(kinds))
+        for k in kinds_of(timelines)
     )
     return f'<div class="legend" role="group" aria-label="Show or hide kinds">{buttons}</div>'
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.timeline import Timeline
+from sim.views.palette import in_order
 from sim.views.units import ranks_text
 
 Ints = NDArray[np.int64]
@@ -66,6 +67,11 @@ def stream_place(stream: str) -> tuple[int, str]:
     """Sorts streams in the usual order: computation, groups, messages, host, then others by name."""
     row = row_stream(stream)
     return STREAM_ORDER.index(row) if row in STREAM_ORDER else len(STREAM_ORDER), stream
+
+
+def kinds_of(timelines: Iterable[Timeline]) -> list[str]:
+    """The kinds that have a span, as legends list them."""
+    return in_order(tuple({t.kinds[k] for t in timelines for k in np.unique(t.kind).tolist()}))
 
 
 def tracks_of(timeline: Timeline) -> list[Track]:

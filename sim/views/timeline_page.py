@@ -130,7 +130,7 @@ def _plots(timeline: Timeline, memory: Sequence[MemoryCurve], critical: bool) ->
             '<div class="plot" data-plot="memory"></div>'
         )
     return (
-        f'<section><h2>Timeline</h2><div class="bar">{legend(timeline.kinds)}{toggle}</div>'
+        f'<section><h2>Timeline</h2><div class="bar">{legend([timeline])}{toggle}</div>'
         f'<div class="bar">{zoom_controls()}</div>{merged_note(len(timeline))}'
         '<div id="plots" tabindex="0" role="group" '
         'aria-label="Timeline and memory; arrow keys move, plus and minus zoom">'

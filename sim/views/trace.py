@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sim.timeline import Span, Timeline
 from sim.views.palette import MEMORY, style_of
 from sim.views.rows import lanes_of, stream_place
-from sim.views.units import ranks_text
+from sim.views.units import finite, ranks_text
 
 if TYPE_CHECKING:
     from sim.memory import MemoryCurve
@@ -86,7 +86,7 @@ def _slice(span: Span, tid: int) -> Event:
         ("bus_bandwidth_bytes_per_s", detail.bus_bandwidth_bytes_per_s),
         ("note", detail.note),
     ):
-        if value:
+        if finite(value):
             args[key] = value
     name = span.kind + (f" {span.micro_batch}" if span.micro_batch >= 0 else "")
     return {

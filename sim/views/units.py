@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -78,6 +79,15 @@ def ranks_text(ranks: Any) -> str:
     if len(values) <= 4:
         return "ranks " + ", ".join(map(str, values))
     return f"ranks {first}, {values[1]} … {last} ({len(values)})"
+
+
+def finite(value: Any) -> Any:
+    """The value, or 0 for a number that JSON cannot hold, such as a bandwidth over no time.
+
+    >>> finite(2.5), finite(float("inf")), finite("x")
+    (2.5, 0.0, 'x')
+    """
+    return 0.0 if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _even(values: list[int], step: int) -> bool:
