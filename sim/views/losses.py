@@ -219,17 +219,22 @@ def _recompute(result: Result, timeline: Timeline) -> str:
 
 
 def _optimizer(result: Result, timeline: Timeline) -> str:
-    zero = int(result.get("scenario", {}).get("parallelism", {}).get("zero", 0))
-    if zero == 0:
+    layout = result.get("scenario", {}).get("parallelism") or {}
+    copies = int(layout.get("dp") or 1) * int(layout.get("cp") or 1)
+    if copies > 1 and not layout.get("zero"):
         return "`zero: 1` shares it out over the data-parallel ranks; a larger batch runs it less often."
-    return "A larger batch runs it less often; it is already sharded over the data-parallel ranks."
+    return f"A larger batch runs it less often; `zero` with `dp` above {copies} shares it out more thinly."
 
 
 def _below_peak(result: Result, timeline: Timeline) -> str:
-    return (
-        "Operators run below the device's peak: memory-bound kernels and small or odd matmuls. Larger "
-        "micro-batches, less `tp`, `attention: fused` and `elementwise: compiled` raise it."
-    )
+    scenario = result.get("scenario", {})
+    training, layout = scenario.get("training") or {}, scenario.get("parallelism") or {}
+    options = ["larger micro-batches"]
+    options += ["less `tp`"] if int(layout.get("tp") or 1) > 1 else []
+    options += [f"`{k}: {v}`" for k, v in (("attention", "fused"), ("elementwise", "compiled"))
+                if training.get(k) != v]  # fmt: skip
+    return ("Operators run below the device's peak: memory-bound kernels, small or odd matmuls. What can raise it: "
+            + ", ".join(options) + ".")  # fmt: skip
 
 
 def _other(result: Result, timeline: Timeline) -> str:

@@ -222,7 +222,7 @@ def _provenance(result: Result) -> str:
         escape(source.get("date") or ""),
         escape(hardware) if hardware else "",
         f"costs: {shares}" if shares else "",
-        f"{count(engine.get('tasks', 0))} tasks, {count(engine.get('events', 0))} events in "
+        f"{count(engine.get('tasks', 0))} tasks in "
         f"{seconds(engine.get('wall_s', 0.0))} ({escape(engine.get('path', ''))})"
         if engine
         else "",
