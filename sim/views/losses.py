@@ -233,7 +233,7 @@ def _below_peak(result: Result, timeline: Timeline) -> str:
     options += ["less `tp`"] if int(layout.get("tp") or 1) > 1 else []
     options += [f"`{k}: {v}`" for k, v in (("attention", "fused"), ("elementwise", "compiled"))
                 if training.get(k) != v]  # fmt: skip
-    return ("Operators run below the device's peak: memory-bound kernels, small or odd matmuls. What can raise it: "
+    return ("Operators run below the device's peak: memory-bound kernels, small or odd matmuls. To raise it: "
             + ", ".join(options) + ".")  # fmt: skip
 
 
