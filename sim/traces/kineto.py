@@ -1,0 +1,184 @@
+"""Events of a PyTorch profiler trace (Kineto's Chrome trace JSON) of one rank, sorted by what they are.
+
+Formats: libkineto/src/output_json.cpp (events, args of collectives, baseTimeNanoseconds, distributedInfo),
+CuptiActivity.cpp (kernels, cuda_sync) of https://github.com/pytorch/kineto; gloo's events and `Input Dims` as
+torch 2.13 writes them. Timestamps are microseconds with three decimals, here whole nanoseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sim.errors import InputError
+from sim.traces.files import parse_json, read_bytes
+
+MAX_EVENTS = 5_000_000
+MAX_NS = 2**62  # about 146 years
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime")
+STEP = re.compile(r"ProfilerStep#(\d{1,15})\Z")
+
+Args = dict[str, Any]
+
+
+class Event(NamedTuple):
+    """A complete event. `thread`: (pid, tid) for the host, (device, stream) for a device."""
+
+    name: str
+    category: str
+    thread: tuple[str, str]
+    start_ns: int
+    end_ns: int
+    args: Args
+
+
+@dataclass(slots=True)
+class RankTrace:
+    """One file: events of the host by thread, of the device in order of start, annotations, and who wrote it."""
+
+    path: str
+    rank: int
+    world_size: int
+    groups: int  # process groups that the file lists
+    host_name: str
+    gpu_name: str
+    threads: dict[tuple[str, str], list[Event]] = field(default_factory=dict)
+    device: list[Event] = field(default_factory=list)
+    syncs: list[Event] = field(default_factory=list)
+    gloo: list[Event] = field(default_factory=list)
+    steps: dict[int, Event] = field(default_factory=dict)
+
+
+def looks_like_kineto(data: bytes) -> bool:
+    """Whether a file's first bytes can be JSON."""
+    return data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+
+
+def read_kineto(path: str | Path, position: int = 0, data: bytes | None = None) -> RankTrace:
+    """One rank's trace; `position` is its rank where neither the file nor its name says one.
+
+    Raises:
+        InputError: if the file is none, with what is wrong.
+    """
+    content = parse_json(read_bytes(path) if data is None else data, path)
+    if isinstance(content, list):
+        content = {"traceEvents": content}
+    events = content.get("traceEvents") if isinstance(content, dict) else None
+    if not isinstance(events, list):
+        raise InputError(
+            f"{path}: traceEvents: is missing or no list; a profiler trace has the list of its events there"
+        )
+    if len(events) > MAX_EVENTS:
+        raise InputError(
+            f"{path}: traceEvents: holds {len(events)} events; at most {MAX_EVENTS} are read, record fewer steps"
+        )
+    trace = _header(content, path, position)
+    base = _whole(content.get("baseTimeNanoseconds"), 0)
+    if not 0 <= base < MAX_NS:
+        raise InputError(
+            f"{path}: baseTimeNanoseconds: found {str(base)[:40]}; must be at least 0 and below 2^62"
+        )
+    for number, raw in enumerate(events):
+        event = _event(raw, number, base, path)
+        if event is not None:
+            _sort_in(trace, event)
+    if not trace.threads and not trace.device:
+        raise InputError(
+            f"{path}: traceEvents: holds no operators and no kernels; was the profiler recording when it was exported?"
+        )
+    for listed in (*trace.threads.values(), trace.device, trace.syncs, trace.gloo):
+        listed.sort(key=lambda e: (e.start_ns, -e.end_ns))
+    return trace
+
+
+def _header(content: dict[str, Any], path: str | Path, position: int) -> RankTrace:
+    info = content.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    named = re.search(r"rank[-_]?(\d{1,7})", Path(path).name)
+    rank = _whole(info.get("rank"), int(named[1]) if named else position)
+    world = _whole(info.get("world_size"), 1)
+    if not 0 <= rank < 10_000_000 or not 1 <= world <= 10_000_000:
+        raise InputError(
+            f"{path}: distributedInfo: found rank {str(rank)[:20]} of {str(world)[:20]}; must be 0 to 9,999,999"
+        )
+    devices = content.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
+    return RankTrace(
+        str(path), rank, world, _whole(info.get("pg_count"), 0), str(content.get("host_name", ""))[:200],
+        str(first.get("name", ""))[:200],
+    )  # fmt: skip
+
+
+def _event(raw: Any, number: int, base: int, path: str | Path) -> Event | None:
+    """A complete event ("ph": "X") of a sort that takes part in a replay; None for all others."""
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: traceEvents[{number}]: must be a mapping")
+    category = raw.get("cat")
+    if raw.get("ph") != "X" or not isinstance(category, str):
+        return None
+    category = category.lower()
+    if category not in ("cpu_op", "user_annotation", "cuda_sync", *DEVICE, *RUNTIME):
+        return None
+    start, length = (_nanoseconds(raw.get(key, 0), number, key, path) for key in ("ts", "dur"))
+    args = raw.get("args")
+    thread = (str(raw.get("pid"))[:60], str(raw.get("tid"))[:60])
+    begin = base + start
+    return Event(
+        str(raw.get("name", ""))[:4000],
+        category,
+        thread,
+        begin,
+        begin + max(0, length),
+        args if isinstance(args, dict) else {},
+    )
+
+
+def _nanoseconds(value: Any, number: int, key: str, path: str | Path) -> int:
+    try:
+        micros = (
+            float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+        )
+    except (ValueError, OverflowError):
+        micros = math.nan
+    if not math.isfinite(micros) or abs(micros) * 1000 >= MAX_NS:
+        raise InputError(
+            f"{path}: traceEvents[{number}].{key}: found {str(value)[:40]!r}; must be a number of microseconds"
+        )
+    return round(micros * 1000)
+
+
+def _sort_in(trace: RankTrace, event: Event) -> None:
+    if event.category in DEVICE:
+        trace.device.append(event)
+    elif event.category == "cuda_sync":
+        trace.syncs.append(event)
+    elif event.category == "user_annotation" and event.name.startswith("gloo:"):
+        trace.gloo.append(event)
+    elif event.category == "user_annotation" and (step := STEP.match(event.name)):
+        trace.steps[int(step[1])] = event
+    elif not (event.category == "user_annotation" and event.name.startswith("nccl:")):
+        trace.threads.setdefault(event.thread, []).append(event)
+
+
+def whole(args: Args, key: str) -> int | None:
+    """An argument that is a whole number, or a text that is one."""
+    value = _whole(args.get(key), None)
+    return value if value is not None and abs(value) < 2**63 else None
+
+
+def _whole(value: Any, default: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def within(events: Iterable[Event], begin_ns: int, end_ns: int) -> list[Event]:
+    """Events that start in a window."""
+    return [e for e in events if begin_ns <= e.start_ns < end_ns]

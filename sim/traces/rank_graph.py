@@ -1,0 +1,275 @@
+"""One rank's events → nodes and what each waits for.
+
+Evidence, in the order it is used:
+- a host thread runs its operators one after the other; gaps are host work that nothing traced;
+- a kernel starts after the one before it on its stream, and after its launch (same `correlation`) by at least
+  the launch latency, the smallest seen in the trace;
+- a stream waits for another's kernel where a "Stream Wait Event" says so (`cuda_sync`); in traces without those,
+  where the host called cudaStreamWaitEvent just before a launch, for the last kernels launched on other streams;
+- the host waits for kernels in cuda*Synchronize, for autograd's threads in the gap that they fill, and for gloo's
+  collectives in a gap in which one ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+
+from sim.traces.host import Segment, Thread, is_runtime, segments
+from sim.traces.kineto import Event, RankTrace, whole, within
+from sim.traces.messages import gloo_message, kind_of, nccl_message
+from sim.traces.recording import HOST, START, Message, Node, Recording
+
+MIN_WAIT_NS = 20_000  # a shorter gap between operators is the interpreter's, not a wait
+_WAITING_OPERATORS = ("wait_tensor", "Work::wait", "_wait")
+_GLOO = "gloo:"
+
+
+@dataclass(slots=True)
+class _Launch:
+    """A runtime call: when, where, in which segment's kind."""
+
+    event: Event
+    thread: Thread
+
+
+@dataclass(slots=True)
+class RankGraph:
+    """Builds one rank's recording within a window of time; see the module's text."""
+
+    trace: RankTrace
+    begin_ns: int
+    end_ns: int
+    nodes: list[Node] = field(default_factory=list)
+    threads: list[Thread] = field(default_factory=list)
+    main: Thread | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def build(self, step: int | None, world: tuple[int, ...]) -> Recording:
+        """The rank's nodes; `world`: ranks of the default group."""
+        rank = self.trace.rank
+        self._add("host", START, "step", self.begin_ns, self.begin_ns, [])
+        self._host()
+        self._gloo(world)
+        self._device()
+        self._hand_over()
+        return Recording(
+            self.trace.path,
+            (rank,),
+            self.nodes,
+            self.trace.world_size,
+            step,
+            self.trace.gpu_name,
+            self.warnings,
+        )
+
+    def _add(
+        self,
+        stream: str,
+        kind: str,
+        name: str,
+        start: int,
+        end: int,
+        waits: list[tuple[int, int]],
+        message: Message | None = None,
+        compute: bool = False,
+    ) -> int:
+        self.nodes.append(Node(self.trace.rank, stream, kind, name, start, end, waits, message, compute))
+        return len(self.nodes) - 1
+
+    # --- host threads
+
+    def _host(self) -> None:
+        listed = sorted(self.trace.threads.items(), key=lambda item: (-len(item[1]), item[0]))
+        first = self._main_name(dict(listed))
+        listed.sort(key=lambda item: item[0] != first)
+        on_host = not self.trace.device
+        for name, events in listed:
+            inside = [e for e in events if e.end_ns > self.begin_ns and e.start_ns < self.end_ns]
+            if not inside:
+                continue
+            is_main = name == first
+            end = self.end_ns if is_main else min(self.end_ns, max(e.end_ns for e in inside))
+            thread = Thread(name, inside, segments(inside, self.begin_ns, end))
+            stream = (
+                ("compute" if is_main else f"thread {name[1]}")
+                if on_host
+                else ("host" if is_main else f"host {name[1]}")
+            )
+            self._chain(thread, stream, on_host)
+            self.threads.append(thread)
+            self.main = thread if is_main else self.main
+
+    def _main_name(self, threads: dict[tuple[str, str], list[Event]]) -> tuple[str, str] | None:
+        """The thread that the steps are annotated on, else the one with most events."""
+        for step in self.trace.steps.values():
+            if step.thread in threads:
+                return step.thread
+        return next(iter(threads), None)
+
+    def _chain(self, thread: Thread, stream: str, computes: bool) -> None:
+        before = 0
+        for s in thread.segments:
+            if s.owner is None:
+                node = self._add("host", HOST, "host", s.start_ns, s.end_ns, [(before, 0)])
+            else:
+                kind = s.kind if computes else HOST
+                node = self._add(
+                    stream, kind, s.owner.name, s.start_ns, s.end_ns, [(before, 0)], None, computes
+                )
+            thread.nodes.append(node)
+            thread.ends.append(s.end_ns)
+            before = node
+
+    def _hand_over(self) -> None:
+        """Autograd's threads start when another thread begins a gap, and end it."""
+        busy = [t for t in self.threads if t.autograd and t is not self.main]
+        if self.main is None or not busy:
+            return
+        for i, gap in enumerate(self.main.segments):
+            if gap.owner is not None:
+                continue
+            for thread in busy:
+                self._burst(self.main, i, gap, thread)
+
+    def _burst(self, waiter: Thread, i: int, gap: Segment, thread: Thread) -> None:
+        inside = [
+            k
+            for k, s in enumerate(thread.segments)
+            if s.owner is not None and s.start_ns >= gap.start_ns and s.end_ns <= gap.end_ns
+        ]
+        if not inside:
+            return
+        before = waiter.nodes[i - 1] if i else 0
+        first, last = inside[0], inside[-1]
+        if first and thread.segments[first - 1].owner is None:
+            idle = self.nodes[
+                thread.nodes[first - 1]
+            ]  # the thread slept: its host time begins with the hand-over
+            idle.start_ns = min(max(idle.start_ns, gap.start_ns), idle.end_ns)
+            idle.waits.append((before, 0))
+        self._blocks(waiter, i, [thread.nodes[last]])
+
+    def _blocks(self, thread: Thread, i: int, awaited: list[int]) -> None:
+        """Segment i of a thread waits for nodes that end within it: its own time begins when the last one is done."""
+        node, segment = self.nodes[thread.nodes[i]], thread.segments[i]
+        for w in awaited:
+            if self.nodes[w].end_ns <= segment.end_ns:
+                node.waits.append((w, 0))
+                node.start_ns = max(node.start_ns, self.nodes[w].end_ns)
+
+    # --- gloo
+
+    def _gloo(self, world: tuple[int, ...]) -> None:
+        events = within(self.trace.gloo, self.begin_ns, self.end_ns)
+        if events and self.trace.groups > 1:
+            self.warnings.append(
+                f"rank {self.trace.rank}: gloo's events do not name their process group and the job has "
+                f"{self.trace.groups}; collectives are kept as recorded"
+            )
+        operators = self._c10d()
+        last: dict[tuple[str, str], int] = {}
+        pending: list[tuple[int, Event, Thread]] = []
+        for event in events:
+            kind = kind_of(event.name.removeprefix(_GLOO))
+            queue = operators.get(kind or "", [])
+            issued = queue.pop(0) if queue else None
+            message = None
+            if self.trace.groups <= 1:
+                message = gloo_message(event, issued[0] if issued else None, self.trace.rank, world)
+            waits = self._after_launch(issued, event.start_ns, 0)
+            if event.thread in last and self.nodes[last[event.thread]].end_ns <= event.start_ns:
+                waits.append((last[event.thread], 0))
+            shown = (kind or "message").upper()
+            node = self._add(
+                f"gloo {event.thread[1]}", shown, event.name, event.start_ns, event.end_ns, waits, message
+            )
+            last[event.thread] = node
+            thread = issued[1] if issued else self.main
+            if thread is not None:
+                pending.append((node, issued[0] if issued else event, thread))
+        for thread in self.threads:
+            self._joined(thread, [(n, e) for n, e, t in pending if t is thread])
+
+    def _c10d(self) -> dict[str, list[tuple[Event, Thread]]]:
+        """c10d's operators by kind, in order of start."""
+        out: dict[str, list[tuple[Event, Thread]]] = {}
+        for thread in self.threads:
+            for event in thread.events:
+                if event.name.startswith("c10d::") and event.start_ns >= self.begin_ns:
+                    kind = kind_of(event.name.removeprefix("c10d::").removesuffix("any_source_"))
+                    out.setdefault(kind or "", []).append((event, thread))
+        for listed in out.values():
+            listed.sort(key=lambda item: item[0].start_ns)
+        return out
+
+    def _joined(self, thread: Thread, pending: list[tuple[int, Event]]) -> None:
+        """A gap in which a collective ends is a wait, for it and for all others issued before and done by then."""
+        ends = sorted((self.nodes[n].end_ns, issued.start_ns, n) for n, issued in pending)
+        done = 0
+        for i, s in enumerate(thread.segments):
+            waits = s.owner is None and s.end_ns - s.start_ns >= MIN_WAIT_NS
+            waits |= s.owner is not None and any(word in s.owner.name for word in _WAITING_OPERATORS)
+            until = bisect_right(ends, (s.end_ns, 1 << 80, 0))
+            ready = [n for _, issued, n in ends[done:until] if issued <= s.start_ns]
+            if waits and any(self.nodes[n].end_ns > s.start_ns for n in ready):
+                self._blocks(thread, i, ready)
+                done = until
+        if ends[done:] and thread.segments:
+            rest = [n for end, issued, n in ends[done:] if end <= thread.segments[-1].start_ns]
+            self.nodes[thread.nodes[-1]].waits += [(n, 0) for n in rest]
+
+    def _after_launch(
+        self, issued: tuple[Event, Thread] | None, start_ns: int, latency_ns: int
+    ) -> list[tuple[int, int]]:
+        """Wait for the moment at which an operator began."""
+        if issued is None:
+            before = self.main.before(start_ns) if self.main is not None else -1
+            return [(max(before, 0), 0)]
+        before = issued[1].before(issued[0].start_ns)
+        return [(max(before, 0), latency_ns)]
+
+    # --- device
+
+    def _device(self) -> None:
+        from sim.traces.device import DeviceGraph
+
+        launches = self._runtime()
+        kernels = self._kernels(launches)
+        if kernels:
+            DeviceGraph(self, kernels, launches).build()
+
+    def _runtime(self) -> dict[int, tuple[Event, Thread]]:
+        """Runtime calls by correlation."""
+        out: dict[int, tuple[Event, Thread]] = {}
+        for thread in self.threads:
+            for event in thread.events:
+                number = whole(event.args, "correlation") if is_runtime(event) else None
+                if number is not None and self.begin_ns <= event.start_ns < self.end_ns:
+                    out.setdefault(number, (event, thread))
+        return out
+
+    def _kernels(self, launches: dict[int, tuple[Event, Thread]]) -> list[Event]:
+        """What the step launched; a kernel without a launch in the file belongs to the step it started in."""
+        known = {
+            whole(e.args, "correlation") for t in self.trace.threads.values() for e in t if is_runtime(e)
+        }
+        out = []
+        for kernel in self.trace.device:
+            number = whole(kernel.args, "correlation")
+            if number in launches or (number not in known and self.begin_ns <= kernel.start_ns < self.end_ns):
+                out.append(kernel)
+        return out
+
+    def kind_at(self, thread: Thread, time_ns: int) -> str:
+        """F, B or OPTIMIZER: what a thread was at, at that moment."""
+        i = bisect_left(thread.ends, time_ns + 1)
+        return thread.segments[i].kind if i < len(thread.segments) else "F"
+
+    def message_of(self, kernel: Event, operators: dict[int, Event]) -> Message | None:
+        """The collective of an NCCL kernel."""
+        number = whole(kernel.args, "External id")
+        operator = operators.get(number) if number is not None else None
+        if "Collective name" not in kernel.args and (operator is None or "nccl" not in kernel.name.lower()):
+            return None
+        return nccl_message(kernel, operator, self.trace.rank)

@@ -1,0 +1,87 @@
+"""What a recorded step consists of, whatever file it came from: nodes that took time and what each waited for.
+
+Times are whole nanoseconds on one clock for all ranks, zero at the step's first start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+START = "START"  # kind of the node of zero length at which a rank's step begins
+HOST = "HOST"  # kind of host time that no operator covers
+
+
+class Message(NamedTuple):
+    """A collective or one end of a message. `bytes` as nccl-tests counts them; ranks () where the file names none.
+
+    Nodes of different ranks with the same `key` are one operation.
+    """
+
+    kind: str  # all_reduce, all_gather, ..., send, recv
+    group: str
+    ranks: tuple[int, ...]
+    bytes: float
+    key: tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Node:
+    """Something that took time on one stream of one rank.
+
+    `waits`: (node, ns) pairs; this one started no earlier than that many ns after the other had ended.
+    """
+
+    rank: int
+    stream: str
+    kind: str
+    name: str
+    start_ns: int
+    end_ns: int
+    waits: list[tuple[int, int]] = field(default_factory=list)
+    message: Message | None = None
+    compute: bool = False  # an operator's or kernel's own work: what a faster device shortens
+
+
+@dataclass(slots=True)
+class Recording:
+    """One recorded step of some ranks of a job."""
+
+    name: str
+    ranks: tuple[int, ...]
+    nodes: list[Node]
+    world_size: int
+    step: int | None = None  # ProfilerStep#, where the file numbers its steps
+    gpu_name: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def step_ns(self) -> int:
+        """From the first start to the last end of all ranks, as recorded."""
+        return max((n.end_ns for n in self.nodes), default=0) - min(
+            (n.start_ns for n in self.nodes), default=0
+        )
+
+    def members(self) -> dict[tuple[object, ...], list[int]]:
+        """Nodes of each collective or message, by key."""
+        out: dict[tuple[object, ...], list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            if node.message is not None:
+                out.setdefault(node.message.key, []).append(i)
+        return out
+
+
+def merge(parts: list[Recording], name: str) -> Recording:
+    """Recordings of single ranks as one; node numbers move up, and the earliest start becomes zero."""
+    nodes: list[Node] = []
+    zero = min((n.start_ns for p in parts for n in p.nodes), default=0)
+    for part in parts:
+        base = len(nodes)
+        for node in part.nodes:
+            waits = [(w + base, lag) for w, lag in node.waits]
+            nodes.append(replace(node, waits=waits, start_ns=node.start_ns - zero, end_ns=node.end_ns - zero))
+    ranks = tuple(r for p in parts for r in p.ranks)
+    return Recording(
+        name, ranks, nodes, max(p.world_size for p in parts), parts[0].step, parts[0].gpu_name,
+        list(dict.fromkeys(w for p in parts for w in p.warnings)),
+    )  # fmt: skip

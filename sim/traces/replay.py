@@ -1,0 +1,212 @@
+"""A recording → task graph → times, as recorded or under a what-if.
+
+A member of a collective arrives when its own waits are over, waits for the others that had begun before it was
+done, and then takes as long as it took from the last one's arrival on. Where a node started later than all it
+is known to have waited for, the rest is kept as a delay after the one that came last; so an unchanged replay
+gives the recorded times, and a what-if moves what depends on what changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.engine import run_static
+from sim.errors import InputError
+from sim.metrics import Intervals, uncovered_s
+from sim.taskgraph import TaskGraph
+from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.traces.recording import START, Node, Recording
+from sim.traces.whatif import Change
+
+WAIT = "WAIT"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Seconds of every node of a recording: begun, all others there (messages), done."""
+
+    recording: Recording
+    arrive_s: list[float]
+    begin_s: list[float]
+    end_s: list[float]
+
+    @property
+    def step_time_s(self) -> float:
+        """End of the last node."""
+        return max(self.end_s, default=0.0)
+
+
+class _Builder:
+    def __init__(self, recording: Recording, change: Change) -> None:
+        self.nodes, self.change = recording.nodes, change
+        classes = tuple(RankClass(r, (r,), i) for i, r in enumerate(recording.ranks))
+        self.index = {c.rank: i for i, c in enumerate(classes)}
+        self.graph = TaskGraph(classes)
+        self.members = recording.members()
+        self.first: list[int] = []
+        self.last: list[int] = []
+        self.sorts: dict[str, int] = {}
+        self.delay = self.graph.new_sort(Detail("delay"))
+
+    def build(self) -> TaskGraph:
+        for node in self.nodes:
+            self._add(node)
+        for i, node in enumerate(self.nodes):
+            self._wait(i, node)
+        return self.graph
+
+    def _add(self, node: Node) -> None:
+        if node.message is None:
+            seconds = (node.end_ns - node.start_ns) * 1e-9
+            self.first.append(self._task(node, seconds * self.change.compute(node)))
+            self.last.append(self.first[-1])
+            return
+        begun = self._begun(node)
+        seconds = self.change.transfer_s(
+            node, (node.end_ns - max(self.nodes[m].start_ns for m in begun)) * 1e-9
+        )
+        self.first.append(self._task(node, 0.0))
+        self.last.append(self._task(node, seconds))
+
+    def _task(self, node: Node, seconds: float) -> int:
+        sort = self.sorts.get(node.name)
+        if sort is None:
+            sort = self.sorts[node.name] = self.graph.new_sort(Detail(node.name))
+        task = self.graph.add(seconds, [], sort, -1, -1)
+        self.graph.occupy(task, self.index[node.rank], node.stream, node.kind)
+        return task
+
+    def _begun(self, node: Node) -> list[int]:
+        """Members that this one can have waited for: itself, and those that began before it was done."""
+        assert node.message is not None
+        everyone = self.members[node.message.key]
+        return [m for m in everyone if self.nodes[m] is node or self.nodes[m].start_ns <= node.end_ns]
+
+    def _wait(self, i: int, node: Node) -> None:
+        if node.message is not None:
+            self.graph.waits[self.last[i]] += [self.first[m] for m in self._begun(node)]
+        edges = [(w, lag, node.start_ns - self.nodes[w].end_ns) for w, lag in node.waits]
+        edges = [(w, min(lag, room), room) for w, lag, room in edges if room >= 0]
+        if not edges:
+            if node.start_ns:
+                self.graph.waits[self.first[i]].append(self._delay(node.start_ns, []))
+            return
+        binding = min(range(len(edges)), key=lambda k: edges[k][2] - edges[k][1])
+        for k, (w, lag, room) in enumerate(edges):
+            ns = room if k == binding else lag
+            after = self.last[w]
+            self.graph.waits[self.first[i]].append(self._delay(ns, [after]) if ns else after)
+
+    def _delay(self, ns: int, waits: list[int]) -> int:
+        return self.graph.add(ns * 1e-9, waits, self.delay, -1, -1)
+
+
+def replay(recording: Recording, change: Change | None = None) -> Replay:
+    """Times of a recording's nodes; without a change those recorded, but for edges that contradict the clock.
+
+    Raises:
+        InputError: where nodes wait for each other in a circle.
+    """
+    builder = _Builder(recording, change or Change())
+    graph = builder.build()
+    try:
+        times = run_static(graph)
+    except ValueError as error:
+        raise InputError(f"{recording.name}: {error}") from None
+    return Replay(
+        recording,
+        [times.start_s[t] for t in builder.first],
+        [times.start_s[t] for t in builder.last],
+        [times.end_s[t] for t in builder.last],
+    )
+
+
+def recorded_times(recording: Recording) -> Replay:
+    """The recorded times themselves, in the same form."""
+    members = recording.members()
+    begin = []
+    for node in recording.nodes:
+        start = node.start_ns
+        if node.message is not None:
+            others = [recording.nodes[m].start_ns for m in members[node.message.key]]
+            start = max([start, *(s for s in others if s <= node.end_ns)])
+        begin.append(start * 1e-9)
+    return Replay(
+        recording,
+        [n.start_ns * 1e-9 for n in recording.nodes],
+        begin,
+        [n.end_ns * 1e-9 for n in recording.nodes],
+    )
+
+
+def timeline(times: Replay) -> Timeline:
+    """Spans of a replay; of a message, waiting for the other members and the transfer stand apart."""
+    recording = times.recording
+    classes = [RankClass(r, (r,), i) for i, r in enumerate(recording.ranks)]
+    spans = []
+    for node, arrive, begin, end in zip(
+        recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True
+    ):
+        if node.kind == START:
+            continue
+        size = node.message.bytes if node.message else 0.0
+        if begin > arrive:
+            late = Detail(f"{node.name}: waiting for other ranks", source="recorded")
+            spans.append(Span(node.rank, node.stream, WAIT, -1, -1, arrive, begin, late))
+        spans.append(
+            Span(
+                node.rank,
+                node.stream,
+                node.kind,
+                -1,
+                -1,
+                begin,
+                end,
+                Detail(node.name, size, source="recorded"),
+            )
+        )
+    spans.sort(key=lambda s: (s.start_s, s.rank))
+    return from_spans(spans, classes)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Seconds of one rank: device working, transfers that nothing covers, waiting for others uncovered, host alone."""
+
+    rank: int
+    end_s: float
+    compute_s: float
+    exposed_comm_s: float
+    exposed_wait_s: float
+    host_s: float
+
+
+def rank_times(times: Replay) -> list[RankTimes]:
+    """Where the step of each rank goes; a later column counts only what no earlier one covers."""
+    sorts: dict[int, list[list[tuple[float, float]]]] = {r: [[], [], [], []] for r in times.recording.ranks}
+    ends = dict.fromkeys(times.recording.ranks, 0.0)
+    for node, arrive, begin, end in zip(
+        times.recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True
+    ):
+        rows = sorts[node.rank]
+        if node.message is not None:
+            rows[1].append((begin, end))
+            rows[2].append((arrive, begin))
+        elif node.kind != START:
+            rows[0 if node.compute else 3].append((arrive, end))
+        ends[node.rank] = max(ends[node.rank], end)
+    out = []
+    for rank, rows in sorts.items():
+        covered = np.zeros((0, 2))
+        columns = []
+        for row in rows:
+            own: Intervals = np.array(row, dtype=np.float64).reshape(-1, 2)
+            columns.append(uncovered_s(own, covered) if len(own) else 0.0)
+            covered = np.concatenate([covered, own])
+        out.append(RankTimes(rank, ends[rank], *columns))
+    return out
+
+
+__all__ = ["WAIT", "RankTimes", "Replay", "rank_times", "recorded_times", "replay", "timeline"]
