@@ -11,18 +11,30 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Embedding, Head
-from calibrate.parallel.runner import Runner
+from calibrate.model import Embedding, Head, Layer
+from calibrate.parallel.runner import Runner, make_batch
 from sim.actions import Action, Kind, parts
 
 Sample = tuple[str, str]  # block key, phase
+Samples = dict[Sample, list[tuple[float, float]]]  # wall and CPU seconds of one action's mean block
+
+
+class Elapsed(NamedTuple):
+    """Nanoseconds on the wall clock and of this thread's CPU time."""
+
+    wall: int
+    cpu: int
+
+
+_NOTHING = Elapsed(0, 0)
 
 
 @dataclass(slots=True)
@@ -41,20 +53,24 @@ class Rehearsal:
 
     def __init__(self, runner: Runner, keys: dict[int, Sequence[str]]) -> None:
         self.runner, self.keys = runner, keys
-        self.samples: dict[Sample, list[float]] = defaultdict(list)
+        self.samples: Samples = defaultdict(list)
         self.flight: dict[tuple[int, int], _InFlight] = {}
         self.x = torch.randn(runner.pipeline.shape, dtype=runner.dtype, device=runner.device)
         self.grad = torch.randn_like(self.x) * 1e-3
 
-    def _clock(self) -> int:
-        """Nanoseconds of this thread's own CPU time; on a GPU of the wall clock, queued work included.
+    def _time(self, work: Callable[..., Any], *args: object) -> tuple[Elapsed, Any]:
+        """Call `work` on both clocks; returns its result as well.
 
-        A block runs on one thread, so on a quiet machine the two clocks agree; when others want the core, CPU
-        time leaves out the waiting for it.
+        A block runs on one thread, so on a quiet machine the two agree; when others want the core, CPU time
+        leaves out the waiting for it. On a GPU only the wall clock, queued work included, has a meaning.
         """
-        return time.thread_time_ns() if self.runner.device == "cpu" else self.runner.pipeline.now()
+        wall, cpu = self.runner.pipeline.now(), time.thread_time_ns()
+        result = work(*args)
+        cpu = time.thread_time_ns() - cpu
+        wall = self.runner.pipeline.now() - wall
+        return Elapsed(wall, cpu if self.runner.device == "cpu" else wall), result
 
-    def run(self, batch: Tensor) -> dict[Sample, list[float]]:
+    def run(self, batch: Tensor) -> Samples:
         """Walk the list once. Returns seconds by (key, phase): for each action the mean over equal blocks."""
         self.samples = defaultdict(list)
         tokens, targets = self.runner.own_batch(batch)
@@ -75,11 +91,11 @@ class Rehearsal:
         for block in stage.blocks:
             stage.before_block(block, a.micro_batch)
             x = tokens if isinstance(block, Embedding) else x.detach().requires_grad_()
-            start = self._clock()
-            y = block(x, targets) * stage.scale if isinstance(block, Head) else block(x)
-            times.append(self._clock() - start)
+            head = isinstance(block, Head)
+            elapsed, y = self._time(block, x, targets) if head else self._time(block, x)
+            times.append(elapsed)
             state.inputs.append(x)
-            state.edges.append(torch.autograd.graph.get_gradient_edge(y))
+            state.edges.append(torch.autograd.graph.get_gradient_edge(y * stage.scale if head else y))
             x = y
         self.flight[a.stage, a.micro_batch] = state
         self._add(a, "forward", times)
@@ -89,7 +105,7 @@ class Rehearsal:
         blocks, state = self.runner.stages[a.stage].blocks, self.flight[a.stage, a.micro_batch]
         split = a.kind is Kind.I
         grad = None if isinstance(blocks[-1], Head) else self.grad
-        times = [0] * len(blocks)
+        times = [_NOTHING] * len(blocks)
         state.jobs = [[] for _ in blocks]
         for i in reversed(range(len(blocks))):
             if split and isinstance(blocks[i], Embedding):
@@ -97,9 +113,7 @@ class Rehearsal:
                 continue
             if split:
                 self.runner.store.deferred = state.jobs[i]
-            start = self._clock()
-            torch.autograd.backward(state.edges[i], grad)
-            times[i] = self._clock() - start
+            times[i], _ = self._time(torch.autograd.backward, state.edges[i], grad)
             grad = state.inputs[i].grad
         if split:
             self.runner.store.deferred = None
@@ -111,59 +125,72 @@ class Rehearsal:
         state = self.flight.pop((a.stage, a.micro_batch))
         times = []
         for i, block in enumerate(self.runner.stages[a.stage].blocks):
-            start = self._clock()
             if isinstance(block, Embedding):
-                torch.autograd.backward(state.edges[i], state.embedding_grad)
+                elapsed, _ = self._time(torch.autograd.backward, state.edges[i], state.embedding_grad)
             else:
-                self.runner.store.run(state.jobs[i])
-            times.append(self._clock() - start)
+                elapsed, _ = self._time(self.runner.store.run, state.jobs[i])
+            times.append(elapsed)
         self._add(a, "weight_grad", times)
 
-    def _add(self, a: Action, phase: str, times: Sequence[int]) -> None:
-        by_key: dict[str, list[int]] = defaultdict(list)
-        for key, ns in zip(self.keys[a.stage], times, strict=True):
-            if ns > 0:
-                by_key[key].append(ns)
+    def _add(self, a: Action, phase: str, times: Sequence[Elapsed]) -> None:
+        by_key: dict[str, list[Elapsed]] = defaultdict(list)
+        for key, elapsed in zip(self.keys[a.stage], times, strict=True):
+            if elapsed is not _NOTHING:
+                by_key[key].append(elapsed)
         for key, values in by_key.items():
-            self.samples[key, phase].append(sum(values) / len(values) * 1e-9)
+            wall, cpu = (sum(column) / len(values) * 1e-9 for column in zip(*values, strict=True))
+            self.samples[key, phase].append((wall, cpu))
 
 
-def time_messages(runner: Runner, repeats: int) -> list[tuple[int, int, int]]:
-    """Exchange messages with the neighbours, each after a block's forward, so with caches as cold as in a
-    step.
+def time_messages(runner: Runner) -> list[tuple[tuple[object, ...], int, int]]:
+    """Walk the list with all its messages, but one layer's forward in place of each action.
 
-    Returns (message number, own start, own end) in nanoseconds; the message took from the later start of
-    its two ends to its receiver's end. Pairs of neighbours take turns.
+    So messages meet as they do in the step (both directions at once, with one end asleep), caches are as
+    cold, and it takes a fraction of the time. Returns (message, own start, own end) in nanoseconds, the end 0
+    on the sender: a message took from the later start of its ends until it was received.
     """
-    place, pipeline = runner.place, runner.pipeline
-    found = []
-    for i in range(repeats):
-        for left in range(len(place.peers) - 1):
-            forward = i % 2 == 0
-            src, dst = (left, left + 1) if forward else (left + 1, left)
-            if place.pipeline_rank not in (src, dst):
-                continue
-            number = (place.data_rank * len(place.peers) + left) * repeats + i
-            x = torch.empty(pipeline.shape, dtype=runner.dtype, device=runner.device)
-            peer = place.peers[dst if place.pipeline_rank == src else src]
-            op = dist.isend if place.pipeline_rank == src else dist.irecv
-            if place.pipeline_rank == src:
-                _some_work(runner)
-                x.fill_(1.0)
-            start = pipeline.now()
-            for work in dist.batch_isend_irecv([dist.P2POp(op, x, peer, tag=1_000_000 + i)]):
-                work.wait()
-            found.append((number, start, pipeline.now()))
-    return found
+    pipeline = runner.pipeline
+    own = pipeline.stages
+    pipeline.stages = {s: _Rehearsed(_any_layer(runner), runner) for s in own}
+    try:
+        tokens, targets = runner.own_batch(make_batch(runner.scenario, 0, runner.device))
+        dist.barrier()
+        records = pipeline.step(tokens, targets)
+    finally:
+        pipeline.stages = own
+    lane = runner.place.data_rank
+    return [
+        ((r.kind[-1], r.stage, r.micro_batch, lane), r.start_ns, r.end_ns if r.kind.startswith("RECV") else 0)
+        for r in records
+        if r.kind in ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+    ]
 
 
-def _some_work(runner: Runner) -> None:
-    """One block's forward on random input, as before a send."""
-    stage = next(iter(runner.stages.values()))
-    with torch.no_grad():
-        block: nn.Module = stage.blocks[len(stage.blocks) // 2]
-        if not isinstance(block, Embedding | Head):
-            block(torch.randn(runner.pipeline.shape, dtype=runner.dtype, device=runner.device))
+def _any_layer(runner: Runner) -> nn.Module | None:
+    blocks = [b for s in runner.stages.values() for b in s.blocks if isinstance(b, Layer)]
+    return blocks[len(blocks) // 2] if blocks else None
+
+
+@dataclass(slots=True)
+class _Rehearsed:
+    """Stands in for a stage: every action runs one layer's forward."""
+
+    layer: nn.Module | None
+    runner: Runner
+
+    def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
+        shape = self.runner.pipeline.shape
+        out = torch.zeros(shape, dtype=self.runner.dtype, device=self.runner.device)
+        with torch.no_grad():
+            return out if self.layer is None else self.layer(out)
+
+    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+        return self.forward(micro_batch, None, None)
+
+    backward_input = backward
+
+    def backward_weight(self, micro_batch: int) -> None:
+        self.forward(micro_batch, None, None)
 
 
 def time_all_reduces(runner: Runner) -> list[tuple[int, int, int, int]]:

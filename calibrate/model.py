@@ -112,15 +112,16 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm or RMSNorm over the hidden size."""
+    """LayerNorm (with a bias if the model's linear layers have one) or RMSNorm over the hidden size."""
 
     def __init__(self, m: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(m.hidden))
-        self.bias = nn.Parameter(torch.empty(m.hidden)) if m.norm == "layernorm" else None
+        self.rms = m.norm == "rmsnorm"
+        self.bias = nn.Parameter(torch.empty(m.hidden)) if m.bias and not self.rms else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bias is None:
+        if self.rms:
             return _RMSNorm.apply(x, self.weight)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, EPSILON)
 

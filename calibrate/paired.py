@@ -14,6 +14,7 @@ from calibrate.rounds import Calibration, Log, Step
 from sim.parallelism import Parallelism
 from sim.profile import BlockPoint, CollectiveTable, Facts, PointTable, Profile
 
+LEAST_MESSAGE_S = 20e-6  # loopback's latency: what took less had arrived before anyone waited
 Epilogue = Sequence[tuple[str, int]]  # (op, bytes) of clipping and optimizer, in order
 Window = TypeVar("Window", Step, Calibration)
 
@@ -65,13 +66,17 @@ def make_profile(
 
 
 def _blocks(logs: Sequence[Log], chosen: Sequence[int]) -> tuple[BlockPoint, ...]:
-    """Median over actions and rounds on each rank, then the mean over ranks that have the block."""
+    """Median over actions and rounds on each rank, then the mean over ranks that have the block.
+
+    Of quiet windows the wall time counts, of others the CPU time, which leaves out waiting for a core.
+    """
     by_rank: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for log in logs:
         own: dict[tuple[str, str], list[float]] = defaultdict(list)
         for i in chosen:
+            clock = 0 if log.calibrations[i].foreign_cores <= QUIET_CORES else 1
             for key, values in log.calibrations[i].blocks.items():
-                own[key] += values
+                own[key] += [v[clock] for v in values]
         for key, values in own.items():
             by_rank[key].append(values)
     points = []
@@ -101,10 +106,14 @@ def _epilogue(
 
 
 def _messages(logs: Sequence[Log], chosen: Sequence[int], size: int) -> list[CollectiveTable]:
-    """A message took from the later start of its two ends to the later end."""
+    """A message took from the later start of its two ends until it was received.
+
+    Overlapped messages count only where the receiver was waiting already: else the transfer was hidden.
+    """
     times: list[float] = []
     for i in chosen:
         times += _spans(ends for log in logs for ends in log.calibrations[i].messages)
+    times = [t for t in times if t > LEAST_MESSAGE_S] or times
     return [_table("send_recv", 2, {size: times})] if times else []
 
 
@@ -124,10 +133,10 @@ def _all_reduces(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism) -> 
     return [_table("all_reduce", ranks, by_size) for ranks, by_size in times.items()]
 
 
-def _spans(ends: Iterable[tuple[int, int, int]]) -> list[float]:
+def _spans(ends: Iterable[tuple[object, int, int]]) -> list[float]:
     """Seconds from the last member's start to the last member's end, for each number."""
-    starts: dict[int, int] = {}
-    stops: dict[int, int] = {}
+    starts: dict[object, int] = {}
+    stops: dict[object, int] = {}
     for number, start, end in ends:
         starts[number] = max(start, starts.get(number, start))
         stops[number] = max(end, stops.get(number, end))

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from calibrate.blocks import Rehearsal, restore, restore_point, time_all_reduces, time_messages
+from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_all_reduces, time_messages
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, make_batch, sum_over_ranks
 from calibrate.quiet import QUIET_CORES, Window, wait_for_quiet
 
-MESSAGES = 8  # exchanges in each direction a calibration
 LEAST_CALIBRATIONS = 3
 
 
@@ -30,13 +29,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One calibration of one rank: seconds by (block key, phase), messages, all-reduces, and the step's end.
+    """One calibration of one rank: blocks, messages, all-reduces, and the step's end.
 
     `epilogue`: the records of clipping and optimizer.
     """
 
-    blocks: dict[tuple[str, str], list[float]]
-    messages: list[tuple[int, int, int]]
+    blocks: Samples
+    messages: list[tuple[tuple[object, ...], int, int]]
     all_reduces: list[tuple[int, int, int, int]]
     epilogue: list[Record]
     foreign_cores: float
@@ -116,7 +115,7 @@ def _calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     dist.barrier()
     all_reduces = time_all_reduces(runner) if runner.scenario.parallelism.dp > 1 else []
     epilogue = runner.optimize()
-    messages = time_messages(runner, 2 * MESSAGES)
+    messages = time_messages(runner) if runner.scenario.parallelism.pp > 1 else []
     foreign = window.leave()
     restore(runner, saved)
     return Calibration(blocks, messages, all_reduces, epilogue, foreign)

@@ -78,46 +78,63 @@ def _kinds(simulated: Timeline, measured: Timeline) -> dict[str, dict[str, Any]]
 
 
 def _mean_by_kind(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
-    """Mean seconds and number. A communication counts without waiting: the least of its ends' times."""
-    kinds: dict[_Key, str] = {}
-    times: dict[_Key, list[float]] = defaultdict(list)
-    for key, s in _keyed(spans):
-        kinds[key] = s.kind
-        times[key].append(s.end_s - s.start_s)
+    """Mean seconds and number of parts; messages under the name of their sending end."""
     out: dict[str, list[float]] = defaultdict(list)
-    for key, values in times.items():
-        out[kinds[key]].append(min(values))
+    for key, seconds in _durations(spans).items():
+        name = {"F_message": "SEND_F", "B_message": "SEND_B"}.get(key[0], key[0])
+        out[name].append(seconds)
     return {kind: (sum(t) / len(t), len(t)) for kind, t in out.items()}
 
 
+def _durations(spans: Iterable[Span]) -> dict[_Key, float]:
+    """Seconds of every part; of what ends a step the sum, of communications without waiting for other ranks.
+
+    A communication takes from the last start of its members to its last end; a message until it is received.
+    """
+    sums: dict[_Key, float] = defaultdict(float)
+    starts: dict[_Key, float] = {}
+    ends: dict[_Key, float] = {}
+    for key, s in _keyed(spans):
+        if key[3] >= 0:
+            sums[key] += s.end_s - s.start_s
+        else:
+            starts[key] = max(s.start_s, starts.get(key, s.start_s))
+            ends[key] = max(0.0 if s.kind.startswith("SEND_") else s.end_s, ends.get(key, 0.0))
+    return sums | {key: max(ends[key] - starts[key], 0.0) for key in starts}
+
+
 def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
-    """Spans with the name of what they are part of: a rank's action, a message or collective of several."""
+    """Spans with the name of what they are part of: a rank's action, a message or collective of several.
+
+    All that ends a rank's step (clipping, optimizer) is one part, as it may be cut differently.
+    """
     seen: dict[tuple[str, int, int, int], int] = defaultdict(int)
     for s in spans:
         own = (s.kind, s.stage, s.micro_batch, s.rank)
         alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
-        kind = s.kind[-1] if s.kind.startswith(("SEND_", "RECV_")) else s.kind
-        yield (kind, s.stage, s.micro_batch, s.rank if alone else -1, seen[own]), s
+        message = s.kind in ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+        kind = f"{s.kind[-1]}_message" if message else s.kind
+        count = 0 if s.kind == "OPTIMIZER" else seen[own]
+        yield (kind, s.stage, s.micro_batch, s.rank if alone else -1, count), s
         seen[own] += 1
 
 
 def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None:
     """The simulated graph with recorded durations; None where an action is more than one task."""
     built = simulation.built
-    if any(first != last for first, last in built.actions.values()):
+    if any(done.first != done.last for rank in built.actions for done in rank):
         return None
-    least: dict[_Key, float] = {}
-    for key, s in _keyed(measured.spans()):
-        least[key] = min(s.end_s - s.start_s, least.get(key, float("inf")))
+    simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
     graph, kinds = built.graph, tuple(built.graph.kinds)
     seconds = list(graph.seconds)
-    slots = sorted(graph.slots, key=lambda slot: simulation.times.start_s[slot[0]])
+    slots = sorted(graph.slot_table().tolist(), key=lambda slot: simulation.times.start_s[slot[0]])
     spans = [
         Span(graph.classes[c].rank, "", kinds[k], graph.stage[i], graph.micro_batch[i], i, i, Detail(""))
         for i, c, _, k in slots
     ]
     for (task, *_), (key, _) in zip(slots, _keyed(spans), strict=True):
-        seconds[task] = least.get(key, seconds[task])
+        if key in recorded and simulated[key] > 0:
+            seconds[task] = graph.seconds[task] * recorded[key] / simulated[key]
     again = run_static(replace(graph, seconds=seconds))
     return _pair(max(again.end_s), measured.step_time_s)
 

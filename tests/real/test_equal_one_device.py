@@ -10,7 +10,7 @@ from tests.real.conftest import small
 
 pytestmark = pytest.mark.real
 
-LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope", "attention": "fused"}
+LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope"}
 TWO_RANKS: dict[str, Any] = {
     "naive": small({"pp": 2, "schedule": "naive"}),
     "gpipe": small({"pp": 2, "schedule": "gpipe"}),
@@ -25,8 +25,8 @@ TWO_RANKS: dict[str, Any] = {
     "dualpipe_v": small({"pp": 2, "schedule": "dualpipe_v"}),
     "dropout": small({"pp": 2, "schedule": "1f1b"}, dropout=0.1),
     "dropout, split backward": small({"pp": 2, "schedule": "zb_h1"}, dropout=0.1),
-    "llama": small({"pp": 2, "schedule": "1f1b"}, **LLAMA),
-    "llama, split backward, unfused": small({"pp": 2, "schedule": "zb_h1"}, **LLAMA | {"attention": "unfused"}),
+    "llama": small({"pp": 2, "schedule": "1f1b"}, attention="fused", **LLAMA),
+    "llama, split backward, unfused": small({"pp": 2, "schedule": "zb_h1"}, **LLAMA),
     "relu2": small({"pp": 2, "schedule": "gpipe"}, mlp="relu2", positions="none"),
     "dp after backward": small({"dp": 2, "dp_sync": "after_backward"}),
     "dp per parameter": small({"dp": 2, "dp_sync": "per_parameter"}),
@@ -40,7 +40,7 @@ SPOILT = {
 FOUR_RANKS = {
     "dp2 pp2": small({"dp": 2, "pp": 2, "schedule": "1f1b", "dp_sync": "after_backward"}),
     "dp2 pp2 bucketed": small({"dp": 2, "pp": 2, "schedule": "gpipe", "bucket_bytes": 50_000}, dropout=0.1),
-    "dp2 pp2 split, per parameter": small({"dp": 2, "pp": 2, "schedule": "zb_h1", "dp_sync": "per_parameter"}),
+    "dp2 pp2 split": small({"dp": 2, "pp": 2, "schedule": "zb_h1", "dp_sync": "per_parameter"}),
     "dp2 pp2, pipeline ranks adjacent": small({"dp": 2, "pp": 2, "rank_order": "tp-cp-pp-dp"}),
     "pp4": small({"pp": 4, "schedule": "1f1b"}),
     "pp4 interleaved": small({"pp": 4, "schedule": "interleaved_1f1b"}, layers=8),

@@ -1,4 +1,4 @@
-"""What the tests of this folder run on each rank: `python worker.py prove CASES.json OUT.json`, or a failing measurement."""
+"""What the tests of this folder run on each rank: proofs of many cases, or a measurement that fails."""
 
 from __future__ import annotations
 

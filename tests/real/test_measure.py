@@ -1,0 +1,158 @@
+"""The commands on real ranks: measuring and comparing, ranks that die, parents that die, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from calibrate.launch import RankError, run_ranks
+from calibrate.measure import main as measure
+from sim.compare import main as compare
+from tests.real.conftest import ROOT, WORKER, small
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two stages whose blocks take about a millisecond."""
+    data = small({"pp": 2, "schedule": "1f1b"}, hidden=128, vocab=512)
+    data["training"]["seq_len"] = 128
+    path = tmp_path_factory.mktemp("scenario") / "small.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_measure_then_compare(scenario: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Within a factor of two where the machine was quiet (a busy one has longer steps); memory within 5 %."""
+    out = tmp_path / "measured.json"
+    assert measure([str(scenario), "--out", str(out), "--steps", "4", "--budget", "5"]) == 0
+    run = json.loads(out.read_text())
+    assert run["format"] == "measured-run/1"
+    kinds = {a["kind"] for a in run["actions"]}
+    assert kinds >= {"F", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "OPTIMIZER"}
+    assert run["proof"]["parallel_loss"] == pytest.approx(run["proof"]["single_device_loss"], rel=1e-5)
+    assert sum(a["kind"] == "F" and a["rank"] == 1 for a in run["actions"]) == 4
+    capfd.readouterr()
+    assert compare([str(scenario), str(out), "--json", "-", "--tolerance", "1.0"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["format"] == "sim-compare/1"
+    ratio = result["step_time_s"]["simulated"] / result["step_time_s"]["measured"]
+    assert ratio < 2.0
+    assert ratio > 0.5 or max(run["foreign_cores"]) > 0.25
+    assert abs(result["replay"]["error"]) < 0.15  # its own durations, however long, give its own makespan
+    for row in result["memory"]:
+        assert abs(row["peak_bytes"]["error"]) < 0.05
+        assert abs(row["saved_for_backward_bytes"]["error"]) < 0.01
+
+
+def test_rank_that_dies_ends_the_others(scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "measured.json"
+    begin = time.monotonic()
+    with pytest.raises(RankError, match="rank 1 was killed by SIGKILL") as error:
+        run_ranks([sys.executable, WORKER, "dying", str(scenario), "--out", str(out)], 2, 60)
+    assert error.value.code == 1
+    assert time.monotonic() - begin < 60
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_gradients_are_refused(scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "measured.json"
+    with pytest.raises(RankError, match="do not compute what one device computes") as error:
+        run_ranks([sys.executable, WORKER, "sabotaged", str(scenario), "--out", str(out)], 2, 60)
+    assert error.value.code == 1
+    assert not list(tmp_path.iterdir())
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(x) for x in path.read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_no_rank_outlives_a_killed_parent(scenario: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "calibrate.measure", str(scenario), "--out", str(tmp_path / "m.json")]
+    parent = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    ranks: list[int] = []
+    try:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and len(ranks) < 2:
+            time.sleep(0.05)
+            ranks = _children(parent.pid)
+        assert len(ranks) == 2
+        while time.monotonic() < deadline and not all(_joined(r) for r in ranks):
+            time.sleep(0.05)
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(_runs(r) for r in ranks):
+        time.sleep(0.05)
+    left = [r for r in ranks if _runs(r)]
+    for rank in left:
+        os.kill(rank, signal.SIGKILL)
+    assert not left
+
+
+def _joined(pid: int) -> bool:
+    """Whether the rank has opened sockets, which it does after asking to die with its parent."""
+    try:
+        return any(os.readlink(f).startswith("socket:") for f in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ({"parallelism": {"tp": 2}}, "parallelism.tp: found 2"),
+        ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2"),
+        ({"parallelism": {"dp": 2, "zero": 3}}, "parallelism.zero: found 3"),
+        ({"parallelism": {"pp": 2, "schedule": "dualpipe"}}, "parallelism.schedule: found dualpipe"),
+        ({"parallelism": {"dp": 1000}}, "parallelism: found 1000 ranks"),
+        ({"training": {"precision": "bf16"}}, "training.precision: found bf16"),
+        ({"training": {"recompute": "full"}}, "training.recompute: found full"),
+        ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
+    ],
+)
+def test_refused(
+    override: dict[str, Any], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = small({})
+    for section, values in override.items():
+        data[section] = data[section] | values if isinstance(values, dict) else values
+    data["training"]["global_batch_size"] = 4000
+    path = tmp_path / "scenario.yaml"
+    path.write_text(yaml.safe_dump(data))
+    assert measure([str(path), "--out", str(tmp_path / "m.json")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"{path}: {key}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [(["--steps", "0"], "--steps: found 0"), (["--budget", "0"], "--budget: found 0"),
+     (["--profile", "nothing"], "--profile"), (["--out", "/does/not/exist/m.json"], "does not exist")],
+)
+def test_bad_options(
+    extra: list[str], message: str, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure([str(scenario), "--out", str(tmp_path / "m.json"), *extra]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,108 @@
+"""Comparisons: a machine that runs as simulated shows no error, a slower one shows by how much."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sim.compare import main
+from tests.sim.measured_runs import recorded, scenario
+
+
+def _files(tmp_path: Path, slower: float = 1.0, **parallelism: Any) -> tuple[str, str]:
+    s = scenario(**parallelism)
+    keys = s.model_dump(mode="json", exclude={"cluster", "calibration"}, exclude_none=True)
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(keys | {"cluster": "cpu-host"}))
+    (tmp_path / "run.json").write_text(json.dumps(recorded(s, slower)[0]))
+    return str(tmp_path / "s.yaml"), str(tmp_path / "run.json")
+
+
+def _compare(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any]]:
+    code = main([*args, "--json", "-"])
+    out = capsys.readouterr().out
+    return code, json.loads(out)
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"schedule": "gpipe"},
+    {"schedule": "zb_h1"},
+    {"schedule": "interleaved_1f1b"},
+    {"dp": 2, "dp_sync": "after_backward"},
+    {"pp": 1, "dp": 2, "dp_sync": "after_backward"},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_no_error_against_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: dict[str, Any]
+) -> None:
+    code, result = _compare(capsys, *_files(tmp_path, **layout))
+    assert code == 0
+    assert result["format"] == "sim-compare/1"
+    assert result["within_tolerance"]
+    assert result["step_time_s"]["error"] == pytest.approx(0, abs=1e-12)
+    assert result["replay"]["error"] == pytest.approx(0, abs=1e-12)
+    assert result["action_ends"]["max"] == pytest.approx(0, abs=1e-12)
+    for pair in result["actions"].values():
+        assert pair["error"] == pytest.approx(0, abs=1e-9)
+    for row in (*(r["compute_s"] for r in result["ranks"]), *(m["peak_bytes"] for m in result["memory"])):
+        assert row["error"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_machine_twice_as_slow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every duration is off by half; the replay of its own durations is not."""
+    files = _files(tmp_path, slower=2.0)
+    code, result = _compare(capsys, *files)
+    assert code == 1
+    assert not result["within_tolerance"]
+    assert result["step_time_s"]["error"] == pytest.approx(-0.5)
+    assert result["actions"]["F"]["error"] == pytest.approx(-0.5)
+    assert result["ranks"][0]["compute_s"]["error"] == pytest.approx(-0.5)
+    assert result["replay"]["error"] == pytest.approx(0, abs=1e-12)
+    assert _compare(capsys, *files, "--tolerance", "0.51")[0] == 0
+
+
+def test_table_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = _files(tmp_path)
+    assert main([*files, "--html", str(tmp_path / "c.html"), "--json", str(tmp_path / "c.json")]) == 0
+    assert "within tolerance" in capsys.readouterr().out
+    assert json.loads((tmp_path / "c.json").read_text())["format"] == "sim-compare/1"
+    assert "<html" in (tmp_path / "c.html").read_text()[:500].lower()
+
+
+def test_another_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, result = _compare(capsys, *_files(tmp_path), "--calibration", "roofline")
+    assert result["profile"] == "roofline"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--set", "parallelism.schedule=gpipe"], "scenario.parallelism.schedule: found 1f1b"),
+        (["--set", "model.hidden=128"], "scenario.model.hidden: found 64, but the scenario file has 128"),
+        (["--tolerance", "-1"], "--tolerance: found -1"),
+        (["--calibration", "nobody"], "--calibration"),
+        (["--json", "/does/not/exist/c.json"], "/does/not/exist/c.json"),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+) -> None:
+    assert main([*_files(tmp_path), *extra]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_more_ranks_than_the_scenario_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = _files(tmp_path)
+    run = json.loads(Path(files[1]).read_text())
+    run["memory"][0]["rank"] = 7
+    Path(files[1]).write_text(json.dumps(run))
+    assert main(files) == 2
+    assert "found 7; allowed: 0 to 1" in capsys.readouterr().err
