@@ -55,7 +55,7 @@ def _write_views(simulation: Simulation, html: Path | None, trace: Path | None, 
     if html is not None:
         from sim.views.timeline_page import timeline_page
 
-        write_text(html, timeline_page(simulation.result, simulation.timeline, memory))
+        write_text(html, timeline_page(simulation.result, simulation.timeline, memory, simulation.critical_rows))
     if trace is not None:
         import json
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim import schedules
 from sim.actions import Action, Kind, Schedule
@@ -24,6 +25,7 @@ from sim.data_parallel import DataParallel, make_data_parallel
 from sim.engine import Times, run_simpy, run_static
 from sim.errors import InputError
 from sim.memory import MemoryCurve, States, memory_curve, over_steps, states
+from sim.metrics import critical_path
 from sim.plan import Plan, make_plan
 from sim.pricing import Pricing
 from sim.profile import Profile, load_profile
@@ -85,6 +87,13 @@ class Simulation:
     def step_time_s(self) -> float:
         """End of the last task."""
         return max(self.times.end_s, default=0.0)
+
+    @property
+    def critical_rows(self) -> list[int]:
+        """Rows of `timeline` that lie on the critical path."""
+        _, chain = critical_path(self.built, self.times)
+        rows: list[int] = np.flatnonzero(np.isin(_rows(self.built, self.times)[:, 0], chain)).tolist()
+        return rows
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -181,11 +190,8 @@ def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel, 
 
 def make_timeline(built: Built, times: Times) -> Timeline:
     """The columns of a Timeline: a row for every slot of every task, in order of start."""
-    graph = built.graph
-    slots = graph.slot_table()
-    start, end = np.array(times.start_s)[slots[:, 0]], np.array(times.end_s)[slots[:, 0]]
-    order = np.lexsort((slots[:, 1], start))
-    slots, task = slots[order], slots[order, 0]
+    graph, slots = built.graph, _rows(built, times)
+    task = slots[:, 0]
     details = tuple(dict.fromkeys(s.detail for s in graph.sorts))
     detail_of = {d: i for i, d in enumerate(details)}
     detail = np.array([detail_of[s.detail] for s in graph.sorts], dtype=np.int64)[np.array(graph.sort, dtype=np.int64)]
@@ -195,5 +201,11 @@ def make_timeline(built: Built, times: Times) -> Timeline:
         graph.classes, tuple(graph.streams), kinds, details, class_index=slots[:, 1], stream=slots[:, 2], kind=slots[:, 3],
         detail=detail[task], stage=np.array(graph.stage, dtype=np.int64)[task],
         micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task], flow=np.where(message, task, -1),
-        start_s=start[order], end_s=end[order],
+        start_s=np.array(times.start_s)[task], end_s=np.array(times.end_s)[task],
     )
+
+
+def _rows(built: Built, times: Times) -> NDArray[np.int64]:
+    """The slots of all tasks, in order of start, then of class."""
+    slots = built.graph.slot_table()
+    return slots[np.lexsort((slots[:, 1], np.array(times.start_s)[slots[:, 0]]))]
