@@ -1,0 +1,126 @@
+"""Blocks and their prices on one mesh, kept for all layouts that share it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+from sim.actions import Kind
+from sim.costs import Costs
+from sim.data_parallel import DataParallel, gradients_of, make_data_parallel
+from sim.layouts import Grid, Layout, Space, scenario_of
+from sim.plan import make_plan
+from sim.pricing import Pricing
+from sim.program import Block, Comm, Compute, Phase
+from sim.stages import PHASES, Stage
+from sim.template import Priced, compile_program
+from topology.network import Network
+
+
+class Sort:
+    """One sort of block: its seconds, computed when first asked for, and its sizes."""
+
+    def __init__(self, block: Block, grid: GridPrices, computes_only: bool) -> None:
+        self.block, self._grid, self._computes_only = block, grid, computes_only
+        self.saved_bytes = sum(s.bytes for s in block.saved)
+        self.seconds: dict[Kind, float] = {}
+
+    def action_s(self, kind: Kind) -> float:
+        """Seconds of one micro-batch's action in this block alone."""
+        found = self.seconds.get(kind)
+        if found is None:
+            found = self.seconds[kind] = self._action_s(kind)
+        return found
+
+    def _action_s(self, kind: Kind) -> float:
+        (block,) = Stage((self.block,), self._grid.dp(0), self._grid.costs, False, 0.0).measured(kind)
+        if kind is Kind.F:
+            program = block.forward
+        else:
+            again = block.recompute if Phase.INPUT_GRAD in PHASES[kind] else ()
+            program = (*again, *(i for i in block.backward if i.phase in PHASES[kind]))
+        template = compile_program(program, self._grid.price)
+        return template.compute_s if self._computes_only else template.makespan_s
+
+    @cached_property
+    def gradients(self) -> tuple[tuple[int, int], ...]:
+        """Dense and expert elements in the order in which backward completes their gradients."""
+        left = [self.block.params, self.block.expert_params]
+        out = []
+        for item in self.block.backward:
+            if isinstance(item, Compute):
+                ready = [min(a, b) for a, b in zip(gradients_of(item), left, strict=True)]
+                if any(ready):
+                    left = [b - a for a, b in zip(ready, left, strict=True)]
+                    out.append((ready[0], ready[1]))
+        return (*out, (left[0], left[1]))
+
+
+class GridPrices:
+    """Prices on one mesh: operators, and messages at the cheapest of the places that stages have."""
+
+    def __init__(self, space: Space, grid: Grid, costs: Costs, network: Network) -> None:
+        self.space, self.grid, self.costs = space, grid, costs
+        x = Layout(grid.tp, False, grid.cp, grid.pp, grid.dp, grid.ep, 0, "1f1b", 1, 1, "none")
+        self.plan = make_plan(scenario_of(space, x))
+        self.pricing = Pricing(self.plan, costs, network)
+        self._dps: dict[int, DataParallel] = {}
+        self._comms: dict[tuple[str, str, float], Priced] = {}
+        self._sends: dict[tuple[int, int, float], float] = {}
+        self.lanes = self._lanes()
+        self._places = self._distinct_places()
+
+    def _lanes(self) -> list[int]:
+        """The heaviest places within a stage, as far as that is known: the first class, and the last if they differ."""
+        per_stage = len(self.plan.classes) // self.grid.pp
+        return sorted({0, per_stage - 1})
+
+    def _distinct_places(self) -> list[int]:
+        """Ranks of stages that lie differently on nodes, domains and leaves."""
+        cluster = self.plan.scenario.cluster
+        inter = cluster.inter_node
+        period = math.lcm(cluster.gpus_per_node * getattr(inter, "nodes_per_leaf", 1), cluster.domain_gpus)
+        if inter.kind == "torus":
+            period = cluster.gpus_per_node * cluster.nodes + 1
+        self._period = period
+        return list({c.rank % period: c.rank for c in self.plan.classes}.values())
+
+    def price(self, item: Compute | Comm) -> Priced:
+        """As `Pricing.on`; a communication's least over all stages."""
+        if isinstance(item, Compute):
+            return self.pricing.compute(item)
+        key = (item.kind, item.group, item.bytes)
+        found = self._comms.get(key)
+        if found is None:
+            found = min((self.pricing.comm(item, r) for r in self._places), key=lambda p: p.seconds)
+            self._comms[key] = found
+        return found
+
+    def comms_s(self, comms: list[Comm]) -> float:
+        """Seconds of communications one after the other."""
+        return sum(self.price(c).seconds for c in comms)
+
+    def send_s(self, source: int, target: int, size: float) -> float:
+        """A message between two pipeline ranks, at the cheapest lane."""
+        if source == target:
+            return 0.0
+        per_stage = len(self.plan.classes) // self.grid.pp
+        ends = [(self.plan.classes[source * per_stage + lane].rank, self.plan.classes[target * per_stage + lane].rank)
+                for lane in range(per_stage)]
+        return min(self._send_s(a, b, size) for a, b in ends)
+
+    def _send_s(self, a: int, b: int, size: float) -> float:
+        key = (a % self._period, b - a, size)
+        if key not in self._sends:
+            self._sends[key] = self.pricing.send(a, b, size).seconds
+        return self._sends[key]
+
+    def dp(self, zero: int) -> DataParallel:
+        """Data parallelism at a ZeRO stage."""
+        if zero not in self._dps:
+            base = self.plan.scenario
+            parallelism = base.parallelism.model_copy(update={"zero": zero})
+            scenario = base.model_copy(update={"parallelism": parallelism})
+            self._dps[zero] = make_data_parallel(replace(self.plan, scenario=scenario))
+        return self._dps[zero]

@@ -1,0 +1,245 @@
+"""The layouts that a search goes through: which there are, which are legal, and the scenario of each.
+
+A layout is legal where `parse_scenario` accepts its scenario and its schedule can run that many micro-batches.
+Both are decided here from integers alone, by the same rules, without parsing anything.
+
+The space of N GPUs: tp·cp·pp·dp = N; sp only beside tp; ep over the experts' divisors; zero above 0 only where
+dp·cp > 1, a schedule only where pp > 1 (else they are the same layout under other names); at most two stages more
+than layers (embedding and output alone); micro-batch sizes that divide the batch. Every other key is the
+scenario's own, and those with defaults that follow from searched ones take these unless the scenario says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from sim import schedules
+from sim.errors import InputError
+from sim.overrides import merge
+from sim.parallelism import STAGES_PER_RANK, Parallelism, split_layers
+from sim.scenario import Recompute, Scenario, Training, parse_scenario
+
+SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
+DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
+RECOMPUTE = ("none", "selective", "selective_op", "full")
+EXTRA_STAGES = 2
+
+
+class Layout(NamedTuple):
+    """One point of the space. `recompute` is a mode, or text such as `full, layers 8` for the scenario's own."""
+
+    tp: int
+    sp: bool
+    cp: int
+    pp: int
+    dp: int
+    ep: int
+    zero: int
+    schedule: str
+    virtual_stages: int
+    micro_batch_size: int
+    recompute: str
+
+
+class Grid(NamedTuple):
+    """The sizes of a layout's mesh of ranks."""
+
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+    ep: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where a search looks. `base` has the searched keys at any legal values; `fixed` holds what the scenario says
+    of the keys that otherwise follow from searched ones; `only` narrows fields of Layout to some values."""
+
+    base: Scenario
+    gpus: int
+    fixed: Mapping[str, Any]
+    only: Mapping[str, tuple[Any, ...]]
+
+    @property
+    def training(self) -> Training:
+        """The training section, which a search needs."""
+        assert self.base.training is not None
+        return self.base.training
+
+    def allows(self, field: str, value: object) -> bool:
+        """Whether the caller's own restriction of `field` lets `value` through."""
+        return field not in self.only or value in self.only[field]
+
+    @property
+    def recomputes(self) -> dict[str, Recompute]:
+        """Recomputations by their name in a Layout: all modes, and the scenario's own if it is none of them."""
+        found = {mode: Recompute(mode=mode) for mode in RECOMPUTE}
+        own = self.training.recompute
+        found.setdefault(_recompute_name(own), own)
+        return found
+
+
+def make_space(data: Mapping[str, Any], gpus: int | None, where: str,
+               only: Mapping[str, Sequence[Any]] | None = None) -> Space:
+    """The space of a scenario as it stands in its file (`sim.scenario.load_mapping`).
+
+    Raises:
+        InputError: if the scenario is no training step, or wrong in a key that no layout changes.
+    """
+    given = {k: v for k, v in (data.get("parallelism") or {}).items() if v is not None}
+    if gpus is None:
+        gpus = parse_scenario(dict(data), where).parallelism.ranks
+    kept = {k: v for k, v in given.items() if k not in (*SEARCHED, *DERIVED)}
+    neutral = {**data, "parallelism": {**kept, "pp": gpus}}
+    if data.get("training"):
+        neutral["training"] = merge(dict(data["training"]), {"micro_batch_size": 1})
+    base = parse_scenario(neutral, where)
+    if base.training is None:
+        raise InputError(f"{where}: training: is missing; a search lays out training steps")
+    checked = Parallelism.model_validate({k: given[k] for k in DERIVED if k in given})
+    fixed = {k: getattr(checked, k) for k in DERIVED if k in given}
+    return Space(base, gpus, fixed, {k: tuple(v) for k, v in (only or {}).items()})
+
+
+def grids(space: Space) -> Iterator[Grid]:
+    """All meshes of the space's GPUs: tp, cp, pp, dp and ep; legal ones have a layout or more."""
+    moe = space.base.model.moe
+    n = space.gpus
+    for tp in divisors(n):
+        for cp in divisors(n // tp):
+            for pp in divisors(n // tp // cp):
+                dp = n // (tp * cp * pp)
+                if pp > space.base.model.layers + EXTRA_STAGES:
+                    continue
+                for ep in divisors(moe.experts) if moe else (1,):
+                    grid = Grid(tp, cp, pp, dp, ep)
+                    if all(space.allows(k, v) for k, v in grid._asdict().items()):
+                        yield grid
+
+
+def layouts_of(space: Space, grid: Grid) -> Iterator[Layout]:
+    """The layouts of one mesh, legal or not; few are not, once `grid_is_legal`."""
+    tp, cp, pp, dp, ep = grid
+    batch = space.training.global_batch_size
+    sizes = [b for b in divisors(batch // dp) if space.allows("micro_batch_size", b)] if batch % dp == 0 else []
+    zeros = [z for z in ((0, 1, 2, 3) if dp * cp > 1 else (0,)) if space.allows("zero", z)]
+    forms = [f for f in schedule_forms(space, pp) if space.allows("schedule", f[0]) and space.allows("virtual_stages", f[1])]
+    modes = [r for r in space.recomputes if space.allows("recompute", r)]
+    for sp in (False, True) if tp > 1 else (False,):
+        if not space.allows("sp", sp):
+            continue
+        for size in sizes:
+            for mode in modes:
+                for schedule, v in forms:
+                    for zero in zeros:
+                        yield Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode)
+
+
+def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
+    """Schedules with their stages per rank."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    most = (space.base.model.layers + EXTRA_STAGES) // pp
+    forms = []
+    for name in schedules.NAMES:
+        if name == "interleaved_1f1b":
+            forms += [(name, v) for v in range(2, most + 1)]
+        elif name == "dualpipe" or STAGES_PER_RANK.get(name, 1) <= most:
+            forms.append((name, STAGES_PER_RANK.get(name, 1)))
+    return forms
+
+
+def grid_is_legal(space: Space, grid: Grid) -> bool:
+    """The rules of `sim.rules` that the mesh alone decides."""
+    tp, cp, pp, dp, ep = grid
+    model, base = space.base.model, space.base.parallelism
+    moe = model.moe
+    if model.heads % tp or model.hidden % tp or (model.kv_heads % tp and tp % model.kv_heads):
+        return False
+    if (moe is None or moe.dense_layers) and model.ffn % tp:
+        return False
+    if moe is not None:
+        expert_tp, pool = space.fixed.get("expert_tp", 1), tp * cp * dp
+        if (moe.ffn * moe.shared_experts) % tp or moe.experts % ep or pool % (ep * expert_tp) or moe.ffn % expert_tp:
+            return False
+    elif ep > 1 or space.fixed.get("expert_tp", 1) > 1 or space.fixed.get("ep_overlap"):
+        return False
+    seq_len = space.training.seq_len
+    if seq_len % (2 * cp if base.cp_split == "zigzag" and base.cp_method != "all_to_all" and cp > 1 else cp):
+        return False
+    if base.cp_method == "all_to_all" and (model.heads // tp) % cp:
+        return False
+    return not (dp * cp) % space.fixed.get("shard_size", 1)
+
+
+def is_legal(space: Space, layout: Layout) -> bool:
+    """The rest of the rules, for a layout of a legal mesh."""
+    x, t = layout, space.training
+    if t.global_batch_size % (x.micro_batch_size * x.dp) or (x.sp and (x.tp == 1 or t.seq_len % (x.cp * x.tp))):
+        return False
+    counts = space.fixed.get("layers_per_stage")
+    if counts and (len(counts) != stages_of(x) or sum(counts) != space.base.model.layers):
+        return False
+    if x.pp > 1:
+        if space.fixed.get("ep_overlap") and x.ep > 1 and x.schedule not in ("dualpipe", "dualpipe_v"):
+            return False
+        return schedule_runs(x.schedule, x.pp, t.global_batch_size // (x.micro_batch_size * x.dp))
+    return not (space.fixed.get("ep_overlap") and x.ep > 1)
+
+
+def schedule_runs(name: str, p: int, m: int) -> bool:
+    """Whether `sim.schedules.build` takes this many micro-batches on this many ranks."""
+    if name == "interleaved_1f1b":
+        return m % p == 0
+    if name == "dualpipe":
+        return p % 2 == 0 and m % 2 == 0 and m >= 2 * p
+    return name != "dualpipe_v" or m >= 2 * p
+
+
+def stages_of(layout: Layout) -> int:
+    """Parts that the model's layers are dealt out to."""
+    return layout.pp if layout.schedule == "dualpipe" or layout.pp == 1 else layout.pp * layout.virtual_stages
+
+
+def scenario_of(space: Space, layout: Layout) -> Scenario:
+    """The layout's scenario, as parsing it would give, without parsing."""
+    x, base = layout, space.base
+    changes: dict[str, Any] = {k: getattr(x, k) for k in SEARCHED}
+    changes["shard_size"] = space.fixed.get("shard_size", x.dp * x.cp)
+    changes["expert_tp"] = space.fixed.get("expert_tp", 1)
+    changes["ep_overlap"] = space.fixed.get("ep_overlap", False)
+    changes["layers_per_stage"] = space.fixed.get("layers_per_stage") or split_layers(base.model.layers, stages_of(x))
+    changes["p2p_overlap"] = overlaps(space, x)
+    training = space.training.model_copy(
+        update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]})
+    return base.model_copy(update={"parallelism": base.parallelism.model_copy(update=changes), "training": training})
+
+
+def divisors(n: int) -> list[int]:
+    """In ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def overlaps(space: Space, layout: Layout) -> bool:
+    """`p2p_overlap`: what the scenario says, else what the schedule has by default."""
+    return bool(space.fixed.get("p2p_overlap", _overlaps(layout.schedule)))
+
+
+@cache
+def _overlaps(schedule: Any) -> bool:
+    """`p2p_overlap` where the scenario leaves it out."""
+    return Parallelism(schedule=schedule).p2p_overlap
+
+
+def _recompute_name(recompute: Recompute) -> str:
+    extra = [f"{k} {v}" for k, v in (("layers", recompute.layers), ("every", recompute.every)) if v is not None]
+    return ", ".join([recompute.mode, *extra])

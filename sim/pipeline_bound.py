@@ -1,0 +1,127 @@
+"""A step time that no pipeline schedule can beat, from the seconds of its stages' actions.
+
+Of rank r with its stages H, m micro-batches, and F, B, I, W the seconds of a stage's actions:
+
+- r starts no earlier than the forwards of all stages before (one of) its own have run once, one after the other;
+- it works Σ m·(F + B) over H, or Σ m·(F + I + W) where backward is split;
+- after its last backward the same micro-batch goes back through all stages before; after that, or after its own
+  last action, comes what is exposed of gradient synchronization, and the optimizer.
+
+The largest such sum over all ranks is the bound. It holds for every order of actions that a schedule may choose, as each
+sum is a chain of actions that wait for each other or share a rank. For 1F1B and GPipe with equal stages it is
+the pipeline's exact time, (m + p − 1)(F + B) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim import schedules
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_FEW_MICRO_BATCHES = {"interleaved_1f1b": 1, "dualpipe": 2, "dualpipe_v": 2}  # that a schedule needs, times p
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """Where a schedule's stages live, and how its backwards run: `whole`, `split` or `mixed`."""
+
+    name: str
+    ranks: int
+    rank_of_stage: Ints
+    part_of_stage: Ints
+    chains: tuple[tuple[int, ...], ...]
+    backward: str
+
+    @property
+    def copies(self) -> int:
+        """Chains that share the micro-batches."""
+        return len(self.chains)
+
+
+@cache
+def form_of(name: str, p: int, v: int) -> Form:
+    """The form of a schedule on p ranks; its lists are built for as few micro-batches as it takes."""
+    if p == 1:
+        name = "1f1b"
+    built = schedules.build(name, p, _FEW_MICRO_BATCHES.get(name, 0) * p or 1, v)
+    backward = "whole" if name in ("naive", "gpipe", "1f1b", "interleaved_1f1b") else "mixed"
+    if name.startswith("zb_"):
+        backward = "split"
+    return Form(name, p, np.array(built.rank_of_stage), np.array(built.part_of_stage), built.chains, backward)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageSeconds:
+    """By schedule stage: F, whole backward, its halves; the messages of a stage's result forward and back (0 to
+    the same rank or to none); `exposed`: communication of gradients after the stage's last action; `gathered`:
+    when the parameters of its first forward are there."""
+
+    forward: Floats
+    backward: Floats
+    input_grad: Floats
+    weight_grad: Floats
+    send_forward: Floats
+    send_backward: Floats
+    exposed: Floats
+    gathered: Floats
+
+
+def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: bool, epilogue_s: Floats) -> float:
+    """The bound in seconds. `blocking`: a rank waits for its own messages; `epilogue_s`: of the optimizer, by rank."""
+    m = micro_batches // form.copies
+    whole = form.backward == "whole"
+    back = {"whole": t.backward, "split": t.input_grad + t.weight_grad,
+            "mixed": np.minimum(t.backward, t.input_grad + t.weight_grad)}[form.backward]
+    chain_back = t.backward if whole else t.input_grad
+    held = (m * t.send_forward + (m - 1) * t.send_backward) if blocking else np.zeros_like(t.forward)
+    work = _by_rank(form, m * (t.forward + back) + held)
+    early = work if whole else _by_rank(form, m * (t.forward + chain_back) + held)
+    before, after = _chains(form, t.forward + t.send_forward, chain_back, t.send_backward)
+    ends = _chain_ends(form, t, epilogue_s)
+    start = _least(form, np.maximum(before, t.gathered - t.forward))
+    own = start + work + _least(form, t.exposed) + epilogue_s
+    tail = start + early + _least(form, after + ends)
+    bound = max(float(own.max()), float(tail.max()))
+    if form.name == "naive":
+        bound = max(bound, m * float((t.forward + t.backward + t.send_forward + t.send_backward).sum()) + float(ends[0]))
+    return bound
+
+
+def _by_rank(form: Form, per_stage: Floats) -> Floats:
+    return np.bincount(form.rank_of_stage, per_stage, form.ranks)
+
+
+def _least(form: Form, per_stage: Floats) -> Floats:
+    """The least of a rank's stages: which of them is first or last is the schedule's choice."""
+    if len(per_stage) == form.ranks:
+        return per_stage
+    out = np.full(form.ranks, np.inf)
+    np.minimum.at(out, form.rank_of_stage, per_stage)
+    return out
+
+
+def _chains(form: Form, forward: Floats, backward: Floats, send_backward: Floats) -> tuple[Floats, Floats]:
+    """Seconds of the forwards before each stage, and of the backwards that follow its own on the way back."""
+    before, after = np.empty_like(forward), np.empty_like(forward)
+    for chain in form.chains:
+        index = np.array(chain)
+        down = np.cumsum(forward[index])
+        before[index] = down - forward[index]
+        after[index] = np.cumsum(backward[index] + send_backward[index]) - backward[index]  # its own message counts
+    return before, after
+
+
+def _chain_ends(form: Form, t: StageSeconds, epilogue_s: Floats) -> Floats:
+    """What follows the input gradient of the first stage of each stage's chain."""
+    out = np.empty_like(t.forward)
+    for chain in form.chains:
+        first = chain[0]
+        weights = t.weight_grad[first] if form.backward == "split" else 0.0
+        out[list(chain)] = weights + t.exposed[first] + epilogue_s[form.rank_of_stage[first]]
+    return out
