@@ -9,6 +9,7 @@ waits. Messages queue in the order in which a rank sends them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from sim.pricing import Pricing
 from sim.program import Program
 from sim.stages import Stage, epilogue, stage_input_bytes
 from sim.taskgraph import TaskGraph
-from sim.template import COMPUTE, LocalTask, Template, compile_program, interleave
+from sim.template import COMPUTE, Launch, LocalTask, Template, compile_program, interleave
 from sim.timeline import Detail
 
 K = TypeVar("K")
@@ -34,18 +35,32 @@ class Done(NamedTuple):
     last: int
 
 
+Row = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind
+
+
+class _Wire(NamedTuple):
+    """One end of the messages from a stage to the next, for all micro-batches. `first_key` + micro-batch numbers them."""
+
+    first_key: int
+    source: int
+    seconds: float
+    sort: int
+    queue: str
+    row: Row
+
+
 class _Use(NamedTuple):
-    """A template as one class of ranks uses it. `alone`: one task stands for it; `inputs` and `outputs` are
-    (source stage, target stage, forward) of the messages before and after it, one per action of a pair."""
+    """A template as one class of ranks uses it. `alone`: one task stands for it. `inputs` and `outputs`: the messages
+    before and after it, one for each action of a pair."""
 
     template: Template
     name: str
-    actions: int
     alone: bool
     sort: int
-    launch_sorts: tuple[int, ...]
-    inputs: tuple[tuple[int, int, bool] | None, ...]
-    outputs: tuple[tuple[int, int, bool] | None, ...]
+    row: Row
+    launches: tuple[tuple[Launch, int, Row], ...]
+    inputs: tuple[_Wire | None, ...]
+    outputs: tuple[_Wire | None, ...]
 
 
 @dataclass(slots=True)
@@ -55,7 +70,7 @@ class _Rank:
     index: int
     last: dict[str, int] = field(default_factory=dict)  # last task on each stream
     waits: list[int] = field(default_factory=list)  # the next computation waits for these
-    handles: dict[str, int] = field(default_factory=dict)  # gathers of the prologue, until waited for
+    handles: dict[tuple[int, str], int] = field(default_factory=dict)  # gathers of the prologue, by stage
     open: dict[str, int] = field(default_factory=dict)  # last task on each stream that nobody has waited for
     collectives: dict[tuple[int, ...], int] = field(default_factory=dict)  # how many so far, by members
     uses: dict[tuple[object, ...], _Use] = field(default_factory=dict)
@@ -86,7 +101,7 @@ class Build:
         self.lanes = len(plan.classes) // p.pp
         self.overlap, self.pair = bool(p.p2p_overlap), p.ep_overlap
         self.templates: dict[tuple[object, ...], Template] = {}
-        self.messages: dict[tuple[int, int, int, bool], int] = {}  # (lane, producing stage, micro-batch, forward)
+        self.messages: dict[int, int] = {}  # task of a message, by `_Wire.first_key` + micro-batch
         self.message_sorts: dict[tuple[int, int, int], tuple[int, float]] = {}
         self.shared: dict[tuple[str, tuple[int, ...], int], int] = {}
         self.shares: dict[tuple[str, str, float], float] = {}
@@ -111,14 +126,14 @@ class Build:
         pipeline_rank = self.plan.classes[rank.index].pipeline_rank
         held = self.stages[rank.index]
         for stage, what in held.items():
-            self._once(rank, what.prologue(f"{stage}"), "ALL_GATHER", stage)
+            self._once(rank, ("prologue", id(what)), what.prologue, "ALL_GATHER", stage)
         steps = self._steps(self.schedule.ranks[pipeline_rank])
         for i, actions in enumerate(steps):
             use = self._use(rank, actions)
             if i == 0 or self.overlap:
                 self._receive(rank, use, actions)
             self._place(rank, use, actions)
-            sent = [self._message(rank, m, a.micro_batch, True) for m, a in zip(use.outputs, actions, strict=True) if m]
+            sent = [self._send(rank, w, a.micro_batch) for w, a in zip(use.outputs, actions, strict=True) if w]
             if not self.overlap:
                 rank.waits += sent
                 if i + 1 < len(steps):
@@ -126,7 +141,8 @@ class Build:
         rank.waits += rank.open.values()
         p, model = self.plan.scenario.parallelism, self.plan.scenario.model
         tied = model.tied_embeddings and p.pp > 1 and pipeline_rank in (0, p.pp - 1)
-        self._once(rank, epilogue(tuple(held.values()), self.plan, tied), "OPTIMIZER", -1)
+        stages = tuple(held.values())
+        self._once(rank, ("epilogue", tied, *map(id, stages)), lambda: epilogue(stages, self.plan, tied), "OPTIMIZER", -1)
 
     def _steps(self, entries: tuple[Action | Overlap, ...]) -> list[tuple[Action, ...]]:
         """Entries as what runs together: pairs where they overlap, else one action after the other."""
@@ -145,39 +161,44 @@ class Build:
     def _use(self, rank: _Rank, actions: tuple[Action, ...]) -> _Use:
         """The template of an action (or pair), compiled once for all ranks that run the same."""
         first, last = self.first, self.last
-        key = tuple((s, k, m == first[s], m == last[s][0] and k == last[s][1]) for s, k, m in actions)
+        if len(actions) == 1:
+            s, k, m = actions[0]
+            key: tuple[object, ...] = (s, k, m == first[s], m == last[s][0] and k == last[s][1])
+        else:
+            key = tuple((s, k, m == first[s], m == last[s][0] and k == last[s][1]) for s, k, m in actions)
         use = rank.uses.get(key)
         if use is None:
-            use = rank.uses[key] = self._new_use(rank, actions, key)
+            use = rank.uses[key] = self._new_use(rank, actions)
         return use
 
-    def _new_use(self, rank: _Rank, actions: tuple[Action, ...], ends: tuple[tuple[int, Kind, bool, bool], ...]) -> _Use:
-        held = self.stages[rank.index]
+    def _new_use(self, rank: _Rank, actions: tuple[Action, ...]) -> _Use:
+        held, graph = self.stages[rank.index], self.graph
         rank_number = self.plan.classes[rank.index].rank
-        tags = tuple(s for s, _, is_first, _ in ends if is_first and held[s].dp.zero in (1, 2))
-        key = (self.pricing.context(rank_number), tags, tuple(
-            (id(held[s]), k, is_first, is_last, self._input(a) is not None)
-            for a, (s, k, is_first, is_last) in zip(actions, ends, strict=True)))
+        ends = [(m == self.first[s], (m, k) == self.last[s]) for s, k, m in actions]
+        key = (self.pricing.context(rank_number), *(
+            (id(held[a.stage]), a.kind, *end, self._input(a) is not None) for a, end in zip(actions, ends, strict=True)))
         template = self.templates.get(key)
         if template is None:
             price = self.pricing.on(rank_number)
-            programs = [self._program(rank, a, is_first, is_last) for a, (_, _, is_first, is_last) in zip(actions, ends, strict=True)]
+            programs = [self._program(rank, a, *end) for a, end in zip(actions, ends, strict=True)]
             template = self.templates[key] = (interleave(programs[0], programs[1], price) if len(programs) == 2
                                               else compile_program(programs[0], price))
         whole = not self.expand or not template.tasks  # an empty stage still has its action
         alone = template.alone and whole and not any(self._members(rank, g) for g in template.groups)
-        name = " and ".join(f"{SHOWN[a.kind]} of stage {a.stage}" for a in actions)
-        detail = Detail(name, source=template.source, note=template.detail)
-        return _Use(template, "+".join(SHOWN[a.kind] for a in actions), len(actions), alone,
-                    self.graph.new_sort(detail, template.compute_s, template.exposed_s),
-                    tuple(self.graph.new_sort(x.detail) for x in template.launches),
-                    tuple(self._input(a) for a in actions), tuple(self._output(a) for a in actions))
+        detail = Detail(" and ".join(f"{SHOWN[a.kind]} of stage {a.stage}" for a in actions), source=template.source,
+                        note=template.detail)
+        name = "+".join(SHOWN[a.kind] for a in actions)
+        launches = tuple((x, graph.new_sort(x.detail), graph.row(rank.index, x.stream, x.kind)) for x in template.launches)
+        return _Use(template, name, alone, graph.new_sort(detail, template.compute_s, template.exposed_s),
+                    graph.row(rank.index, COMPUTE, name), launches,
+                    tuple(self._wire(rank, self._input(a), False) for a in actions),
+                    tuple(self._wire(rank, self._output(a), True) for a in actions))
 
     def _program(self, rank: _Rank, action: Action, first: bool, last: bool) -> Program:
         stage = self.stages[rank.index][action.stage]
         remote = self._input(action) is not None
         if action.kind is Kind.F:
-            return stage.forward(first, remote, f"{action.stage}")
+            return stage.forward(first, remote)
         return stage.backward(action.kind, last, remote)
 
     def _input(self, action: Action) -> tuple[int, int, bool] | None:
@@ -200,32 +221,36 @@ class Build:
 
     # --- placing templates
 
-    def _once(self, rank: _Rank, program: Program, kind: str, stage: int) -> None:
-        """Compile and place a program that runs once a step, task by task."""
-        if program:
-            template = compile_program(program, self.pricing.on(self.plan.classes[rank.index].rank))
+    def _once(self, rank: _Rank, key: tuple[object, ...], program: Callable[[], Program], kind: str, stage: int) -> None:
+        """Place a program that runs once a step, task by task; compiled once for all ranks that run the same."""
+        rank_number = self.plan.classes[rank.index].rank
+        key = (self.pricing.context(rank_number), *key)
+        if key not in self.templates:
+            self.templates[key] = compile_program(program(), self.pricing.on(rank_number))
+        template = self.templates[key]
+        if template.tasks:
             rank.counts[template] = rank.counts.get(template, 0) + 1
             ids = self._expand(rank, template, kind, stage, -1)[2]
-            rank.handles.update((handle, ids[i]) for handle, i in template.open)
+            rank.handles.update(((stage, handle), ids[i]) for handle, i in template.open)
 
     def _place(self, rank: _Rank, use: _Use, actions: tuple[Action, ...]) -> None:
         """Put an action's tasks at the end of what the rank does: one where that comes to the same, else all."""
         template = use.template
         rank.counts[template] = rank.counts.get(template, 0) + 1
-        stage, micro_batch = actions[0].stage, actions[0].micro_batch
-        if use.alone and rank.open.keys().isdisjoint(template.joined):
-            graph, index = self.graph, rank.index
+        stage, _, micro_batch = actions[0]
+        if use.alone and (not rank.open or rank.open.keys().isdisjoint(template.joined)):
+            graph, before = self.graph, rank.last
             waits, rank.waits = rank.waits, []
-            if COMPUTE in rank.last:
-                waits.append(rank.last[COMPUTE])
-            first = last = rank.last[COMPUTE] = graph.add(template.makespan_s, waits, use.sort, stage, micro_batch)
-            graph.occupy(first, index, COMPUTE, use.name)
-            for launch, sort in zip(template.launches, use.launch_sorts, strict=True):
-                waits = [rank.last[launch.stream]] if launch.stream in rank.last else []
+            if COMPUTE in before:
+                waits.append(before[COMPUTE])
+            first = last = before[COMPUTE] = graph.add(template.makespan_s, waits, use.sort, stage, micro_batch)
+            graph.slots.extend((first, *use.row))
+            for launch, sort, row in use.launches:
+                waits = [before[launch.stream]] if launch.stream in before else []
                 task = graph.add(launch.seconds, waits, sort, stage, micro_batch)
                 graph.lags[task] = (first, launch.lag_s)
-                graph.occupy(task, index, launch.stream, launch.kind)
-                rank.last[launch.stream] = rank.open[launch.stream] = task
+                graph.slots.extend((task, *row))
+                before[launch.stream] = rank.open[launch.stream] = task
         else:
             first, last, _ = self._expand(rank, template, use.name, stage, micro_batch)
         for action in actions:
@@ -242,7 +267,7 @@ class Build:
         rooted: dict[int, None] = {}  # in order; all that needs this micro-batch's input
         for i, local in enumerate(template.tasks):
             waits = [ids[d] for d in local.deps]
-            waits += [rank.handles.pop(h) for h in local.external if h in rank.handles]
+            waits += [rank.handles.pop((stage, h)) for h in local.external if (stage, h) in rank.handles]
             if not local.deps and before is not None:
                 waits.append(before)
             if local.stream != DP:
@@ -277,7 +302,7 @@ class Build:
             task = shared
             graph.waits[task] += waits
             graph.seconds[task] = max(graph.seconds[task], local.seconds)
-        graph.occupy(task, rank.index, local.stream, kind)
+        graph.slots.extend((task, *graph.row(rank.index, local.stream, kind)))
         rank.last[local.stream] = task
         return task
 
@@ -291,35 +316,42 @@ class Build:
 
     def _receive(self, rank: _Rank, use: _Use, actions: tuple[Action, ...]) -> None:
         """Post the receives of a rank's next action; it waits for them."""
-        for message, action in zip(use.inputs, actions, strict=True):
-            if message is not None:
-                rank.waits.append(self._message(rank, message, action.micro_batch, False))
+        for wire, action in zip(use.inputs, actions, strict=True):
+            if wire is not None:
+                waits = [rank.last[COMPUTE]] if not self.overlap and COMPUTE in rank.last else []
+                rank.waits.append(self._message(wire, action.micro_batch, waits))
 
-    def _message(self, rank: _Rank, message: tuple[int, int, bool], micro_batch: int, sends: bool) -> int:
+    def _send(self, rank: _Rank, wire: _Wire, micro_batch: int) -> int:
+        """Send a result that the rank has just computed; returns the message's task."""
+        waits = [rank.last[COMPUTE], *rank.waits]
+        if wire.queue in rank.last:
+            waits.append(rank.last[wire.queue])
+        rank.last[wire.queue] = task = self._message(wire, micro_batch, waits)
+        return task
+
+    def _message(self, wire: _Wire, micro_batch: int, waits: list[int]) -> int:
         """The task of a message, made by whichever end comes first; adds this end's waits and row to it."""
-        source, target, forward = message
-        lane = rank.index % self.lanes
-        key = (lane, source, micro_batch, forward)
-        rank_of, graph = self.schedule.rank_of_stage, self.graph
-        stream = _channel(rank_of[source], rank_of[target], forward, len(self.schedule.ranks))
-        waits: list[int] = []
-        if sends:
-            waits += rank.waits
-            if stream in rank.last:
-                waits.append(rank.last[stream])
-        if (sends or not self.overlap) and COMPUTE in rank.last:
-            waits.append(rank.last[COMPUTE])
+        graph, key = self.graph, wire.first_key + micro_batch
         task = self.messages.get(key)
         if task is None:
-            sort, seconds = self._message_sort(lane, source, target)
-            task = self.messages[key] = graph.add(seconds, waits, sort, source, micro_batch)
+            task = self.messages[key] = graph.add(wire.seconds, waits, wire.sort, wire.source, micro_batch)
         else:
             graph.waits[task] += waits
-        way = "F" if forward else "B"
-        graph.occupy(task, rank.index, ("send" if sends else "recv") + stream, ("SEND_" if sends else "RECV_") + way)
-        if sends:
-            rank.last[stream] = task
+        graph.slots.extend((task, *wire.row))
         return task
+
+    def _wire(self, rank: _Rank, message: tuple[int, int, bool] | None, sends: bool) -> _Wire | None:
+        """This rank's end of the messages from one stage to another."""
+        if message is None:
+            return None
+        source, target, forward = message
+        lane, rank_of = rank.index % self.lanes, self.schedule.rank_of_stage
+        number = (lane * len(rank_of) + source) * 2 + forward
+        sort, seconds = self._message_sort(lane, source, target)
+        queue = _channel(rank_of[source], rank_of[target], forward, len(self.schedule.ranks))
+        row = self.graph.row(rank.index, ("send" if sends else "recv") + queue,
+                             ("SEND_" if sends else "RECV_") + ("F" if forward else "B"))
+        return _Wire(number * self.schedule.micro_batches, source, seconds, sort, queue, row)
 
     def _message_sort(self, lane: int, source: int, target: int) -> tuple[int, float]:
         """What messages from one stage to another have in common: their sort and their seconds."""

@@ -188,17 +188,17 @@ class _Buckets:
         return self.dp.reduce(name, dense, experts, f"g{self.count}")
 
 
-def prologue(blocks: tuple[Block, ...], dp: DataParallel, tag: str) -> Program:
+def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
     if dp.zero not in (1, 2) or not dp.gather_overlap:
         return ()
     return tuple(c for i, b in enumerate(blocks)
-                 for c in dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{tag}.{i}"))
+                 for c in dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{i}"))
 
 
-def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel, tag: str) -> list[list[Wait]]:
+def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait]]:
     """What the first micro-batch's forward of each block waits for: its gather of `prologue`."""
-    gathers = [dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{tag}.{i}") for i, b in enumerate(blocks)]
+    gathers = [dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{i}") for i, b in enumerate(blocks)]
     overlapped = dp.zero in (1, 2) and dp.gather_overlap
     return [waits(g, Phase.FORWARD) if overlapped else [] for g in gathers]
 

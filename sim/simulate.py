@@ -159,7 +159,7 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel)
     rows = []
     for held, c in zip(_stages(plan, layout, pricing, dp, False), plan.classes, strict=True):
         price, (stage,) = pricing.on(c.rank), held.values()
-        programs = (stage.forward(False, True, ""), *(stage.backward(k, False, True) for k in (Kind.I, Kind.W)))
+        programs = (stage.forward(False, True), *(stage.backward(k, False, True) for k in (Kind.I, Kind.W)))
         rows.append([compile_program(program, price).makespan_s for program in programs])
     forward, inputs, weights = (tuple(column) for column in zip(*rows, strict=True))
     ends = [c.rank for c in plan.classes[:2]]

@@ -78,11 +78,11 @@ class Stage:
     offload: bool
     gather_input: float  # bytes of a stage's input gathered over tp on arrival; 0 = arrives whole
 
-    def forward(self, first: bool, gathers_input: bool, tag: str) -> Program:
+    def forward(self, first: bool, gathers_input: bool) -> Program:
         """Forward of one micro-batch; `first`: the step's first here; `gathers_input`: it comes from another rank."""
         blocks = self.measured(Kind.F)
         out: list[Item] = self._gather(gathers_input, Phase.FORWARD)
-        parameter_waits = prologue_waits(self.blocks, self.dp, tag) if first else [[] for _ in blocks]
+        parameter_waits = prologue_waits(self.blocks, self.dp) if first else [[] for _ in blocks]
         for i, items in enumerate(weave_forward(blocks, self.dp, first)):
             out += parameter_waits[i]
             out += [Wait(f"o{i - 2}", Phase.FORWARD)] if self.offload and i >= 2 else []
@@ -110,9 +110,9 @@ class Stage:
         """The blocks, with measured seconds in place of operators wherever the profile has all of a block's pieces."""
         return tuple(_measured(b, kind, self.costs) for b in self.blocks)
 
-    def prologue(self, tag: str) -> Program:
+    def prologue(self) -> Program:
         """What the step begins with: see `data_parallel.prologue`."""
-        return prologue(self.blocks, self.dp, tag)
+        return prologue(self.blocks, self.dp)
 
     def _gather(self, wanted: bool, phase: Phase) -> list[Item]:
         if not wanted or self.gather_input <= 0:

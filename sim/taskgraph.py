@@ -59,10 +59,10 @@ class TaskGraph:
         self.micro_batch.append(micro_batch)
         return len(self.seconds) - 1
 
-    def occupy(self, task: int, class_index: int, stream: str, kind: str) -> None:
-        """Show a task on a row of the timeline."""
-        s, k = self.streams.setdefault(stream, len(self.streams)), self.kinds.setdefault(kind, len(self.kinds))
-        self.slots.extend((task, class_index, s, k))
+    def row(self, class_index: int, stream: str, kind: str) -> tuple[int, int, int]:
+        """A row of the timeline, as `slots` refer to it: a class of ranks, a stream, and the kind shown there."""
+        return (class_index, self.streams.setdefault(stream, len(self.streams)),
+                self.kinds.setdefault(kind, len(self.kinds)))
 
     def slot_table(self) -> NDArray[np.int64]:
         """The slots as [rows, 4]: task, class, stream, kind."""

@@ -15,7 +15,7 @@ def graph_of(seconds: list[float], waits: list[list[int]]) -> TaskGraph:
     graph = TaskGraph((RankClass(0, (0,), 0),))
     sort = graph.new_sort(Detail("work"))
     for s, w in zip(seconds, waits, strict=True):
-        graph.occupy(graph.add(s, w, sort, 0, 0), 0, "compute", "F")
+        graph.slots.extend((graph.add(s, w, sort, 0, 0), *graph.row(0, "compute", "F")))
     return graph
 
 
