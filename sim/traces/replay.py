@@ -42,7 +42,6 @@ class _Builder:
     def __init__(self, recording: Recording, change: Change) -> None:
         self.nodes, self.change = recording.nodes, change
         classes = tuple(RankClass(r, (r,), i) for i, r in enumerate(recording.ranks))
-        self.index = {c.rank: i for i, c in enumerate(classes)}
         self.graph = TaskGraph(classes)
         self.members = recording.members()
         self.first: list[int] = []
@@ -73,10 +72,8 @@ class _Builder:
     def _task(self, node: Node, seconds: float) -> int:
         sort = self.sorts.get(node.name)
         if sort is None:
-            sort = self.sorts[node.name] = self.graph.new_sort(Detail(node.name))
-        task = self.graph.add(seconds, [], sort, -1, -1)
-        self.graph.occupy(task, self.index[node.rank], node.stream, node.kind)
-        return task
+            sort = self.sorts[node.name] = self.graph.new_sort(Detail(f"{node.name[:60]} on rank {node.rank}"))
+        return self.graph.add(seconds, [], sort, -1, -1)
 
     def _begun(self, node: Node) -> list[int]:
         """Members that this one can have waited for: itself, and those that began before it was done."""

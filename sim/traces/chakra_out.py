@@ -1,0 +1,152 @@
+"""A simulated step as Chakra execution traces: one file a rank, PREFIX.RANK.et, and PREFIX.groups.json.
+
+Equal ranks were simulated once and are all written out. ASTRA-sim takes the prefix as its workload and the groups
+file as its communicator groups. Chakra has whole microseconds; the exact time stands in an attribute of ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sim.errors import InputError
+from sim.files import write_text
+from sim.simulate import Simulation
+from sim.traces.chakra import (
+    COLLECTIVES,
+    Attribute,
+    ChakraNode,
+    NodeType,
+    boolean,
+    encode_file,
+    int64,
+    string,
+)
+from sim.traces.chakra_in import NANOS
+from sim.traces.files import write_bytes
+
+MAX_NODES = 5_000_000  # in all files together
+INT32 = 7
+Slot = tuple[str, str]  # stream, kind
+
+
+def write_chakra(simulation: Simulation, prefix: str | Path) -> list[Path]:
+    """Write the files of a step that was simulated with `expand=True`; returns their paths.
+
+    Raises:
+        InputError: where a collective's members cannot be told (expert parallel data parallelism), or the files
+            would hold more than five million nodes.
+    """
+    export = Export(simulation)
+    out = []
+    for rank in range(simulation.scenario.parallelism.ranks):
+        path = Path(f"{prefix}.{rank}.et")
+        write_bytes(path, encode_file(export.nodes(rank)))
+        out.append(path)
+    groups = Path(f"{prefix}.groups.json")
+    write_text(groups, json.dumps({str(i): list(g) for g, i in export.groups.items()}, indent=1) + "\n")
+    return [*out, groups]
+
+
+@dataclass(slots=True)
+class Export:
+    """The nodes of each rank; groups are numbered as they come up, from 1."""
+
+    simulation: Simulation
+    groups: dict[tuple[int, ...], int] = field(default_factory=dict)
+    rows: list[list[tuple[int, Slot]]] = field(default_factory=list)  # by class: task, slot
+    ends: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of a message: class that sends, that receives
+
+    def __post_init__(self) -> None:
+        graph = self.simulation.built.graph
+        if graph.lags:
+            raise ValueError(
+                "the step was simulated without expand=True; its actions hide what their streams do"
+            )
+        streams, kinds = list(graph.streams), list(graph.kinds)
+        self.rows = [[] for _ in graph.classes]
+        for task, index, stream, kind in graph.slot_table().tolist():
+            self.rows[index].append((task, (streams[stream], kinds[kind])))
+            if kinds[kind] in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
+                sender, receiver = self.ends.get(task, (-1, -1))
+                self.ends[task] = (index, receiver) if kinds[kind].startswith("SEND") else (sender, index)
+        count = sum(len(c.ranks) * len(rows) for c, rows in zip(graph.classes, self.rows, strict=True))
+        if count > MAX_NODES:
+            raise InputError(
+                f"Chakra: {count} nodes on {self.simulation.scenario.parallelism.ranks} ranks; at most {MAX_NODES} are written"
+            )
+
+    def nodes(self, rank: int) -> Iterator[ChakraNode]:
+        """The nodes of one rank, in the order of the graph; a task's number is its own plus one, times two."""
+        plan, graph = self.simulation.plan, self.simulation.built.graph
+        index = plan.class_of(rank)
+        own = {task for task, _ in self.rows[index]}
+        twice = {task for task, slot in self.rows[index] if slot[1] == "SEND_RECV"}
+        for task, slot in sorted(self.rows[index]):
+            deps = [2 * w + 2 for w in dict.fromkeys(graph.waits[task]) if w in own]
+            deps += [2 * w + 3 for w in dict.fromkeys(graph.waits[task]) if w in twice]
+            yield from self._node(rank, index, task, slot, tuple(deps))
+
+    def _node(
+        self, rank: int, index: int, task: int, slot: Slot, deps: tuple[int, ...]
+    ) -> Iterator[ChakraNode]:
+        graph, times = self.simulation.built.graph, self.simulation.times
+        nanos = round(graph.seconds[task] * 1e9)
+        detail, (stream, kind) = graph.sorts[graph.sort[task]].detail, slot
+        shared = [int64(NANOS, nanos), string("kind", kind), boolean("is_cpu_op", False)]
+        start, duration = round(times.start_s[task] * 1e6), round(nanos / 1000)
+
+        def node(type_: NodeType, extra: list[Attribute], second: int = 0) -> ChakraNode:
+            # A ring's receive stands beside its send: one after the other, all would wait to send.
+            attributes = (*shared, string("stream", stream + "_recv" * second), *extra)
+            number = 2 * task + 2 + second
+            return ChakraNode(number, detail.name, type_, (), deps, start, duration, None, None, attributes)
+
+        size = int64("comm_size", round(detail.bytes))
+        if kind in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
+            sends = kind.startswith("SEND")
+            yield node(
+                NodeType.COMM_SEND if sends else NodeType.COMM_RECV, [size, *self._ends(rank, index, task)]
+            )
+        elif kind == "SEND_RECV":
+            ring = self._members(stream, kind, rank)
+            after, before = (ring[(ring.index(rank) + step) % len(ring)] for step in (1, -1))
+            yield node(NodeType.COMM_SEND, [size, *_ends(rank, after, task)])
+            yield node(NodeType.COMM_RECV, [size, *_ends(before, rank, task)], 1)
+        elif kind.lower() in COLLECTIVES:
+            group = self.groups.setdefault(self._members(stream, kind, rank), len(self.groups) + 1)
+            number = int64("comm_type", COLLECTIVES.index(kind.lower()))
+            yield node(NodeType.COMM_COLL, [number, size, string("pg_name", str(group))])
+        elif kind in ("OFFLOAD", "RELOAD"):
+            tensor = Attribute("tensor_size", 13, round(detail.bytes))
+            yield node(NodeType.MEM_STORE if kind == "OFFLOAD" else NodeType.MEM_LOAD, [tensor])
+        else:
+            yield node(NodeType.COMP, [int64("num_ops", 0), Attribute("tensor_size", 13, 0)])
+
+    def _ends(self, rank: int, index: int, task: int) -> list[Attribute]:
+        """Sender and receiver: the ranks that sit alike in their classes."""
+        classes = self.simulation.built.graph.classes
+        place = list(classes[index].ranks).index(rank)
+        sender, receiver = (classes[c].ranks[place] for c in self.ends[task])
+        return _ends(sender, receiver, task)
+
+    def _members(self, stream: str, kind: str, rank: int) -> tuple[int, ...]:
+        """The ranks of a collective. Reductions of gradients share a stream, and their kind tells their group."""
+        plan = self.simulation.plan
+        p = plan.scenario.parallelism
+        name = stream
+        if stream == "dp":
+            if plan.scenario.model.moe is not None and p.ep * p.expert_tp > 1:
+                raise InputError("Chakra: gradients of experts and of the rest share a stream with ep or expert_tp above 1; "
+                                 "such a step cannot be written")  # fmt: skip
+            name = ("dp_cp" if p.zero == 0 else "replica") if kind == "ALL_REDUCE" else "shard"
+        return tuple(plan.group(name, rank))
+
+
+def _ends(sender: int, receiver: int, task: int) -> list[Attribute]:
+    values = (("comm_src", sender), ("comm_dst", receiver), ("comm_tag", task))
+    return [Attribute(name, INT32, value) for name, value in values]
