@@ -1,0 +1,130 @@
+"""Rows of measured kernels as operators, priced by the same tables as a training step's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sim.costs import Cost, Costs
+from sim.dtypes import dtype_bytes, normalise_dtype
+from sim.predict import NotSimulated, Prediction, Predictions, costs_of, spread
+from sim.program import Compute, Phase
+from sim.roofline import shape_bytes, shape_flops
+from sim.tables import Row
+
+Data = Mapping[str, Any]
+PHASES = {
+    "TN": Phase.FORWARD, "NN": Phase.INPUT_GRAD, "NT": Phase.WEIGHT_GRAD,
+    "fwd": Phase.FORWARD, "bwd_grad_act": Phase.INPUT_GRAD, "bwd_grad_w": Phase.WEIGHT_GRAD,
+}  # fmt: skip
+
+
+def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
+    """Seconds of the row's kernel, or of a layer's parts."""
+    data = row.data
+    if data.get("fit"):
+        raise NotSimulated("a fitted parameter, not a measured kernel")
+    op = str(data.get("op"))
+    if op == "moe_layer":
+        from sim.moe_rows import moe_layer
+
+        return moe_layer(row, calibration)
+    costs = costs_of(row, calibration)
+    if op in _MATMULS_AND_ATTENTION:
+        items = _MATMULS_AND_ATTENTION[op](data)
+    else:
+        from sim.fused_rows import fused_kernel
+
+        items = fused_kernel(op, data)
+    return {"seconds": total([costs.compute(item) for item in items], costs)}
+
+
+def total(parts: list[Cost], costs: Costs) -> Prediction:
+    """The sum of kernels; their errors are taken to go together."""
+    seconds = sum(c.seconds for c in parts)
+    sigma = sum(c.seconds * c.uncertainty for c in parts) / seconds if seconds else 0.0
+    return spread(seconds, sigma)
+
+
+def _gemm(data: Data) -> list[Compute]:
+    dtype = str(normalise_dtype(data["dtype"]))
+    shape = (int(data.get("batch", 1)), int(data["m"]), int(data["n"]), int(data["k"]))
+    return [_matmul("gemm", shape, dtype, data)]
+
+
+def _grouped_gemm(data: Data) -> list[Compute]:
+    """`m` of the row is per group; the weight gradient's result is `[k, n]` and sums over the group's rows."""
+    dtype = str(normalise_dtype(data["dtype"]))
+    groups, m, n, k = (int(data[key]) for key in ("groups", "m_per_group", "n", "k"))
+    return [_matmul("grouped_gemm", (groups, m, n, k), dtype, data)]
+
+
+def _matmul(kind: str, shape: tuple[int, ...], dtype: str, data: Data) -> Compute:
+    batch, m, n, k = shape
+    size, out = dtype_bytes(dtype), dtype_bytes(str(normalise_dtype(data.get("out_dtype", dtype))))
+    written = out * batch * m * n * (2.0 if data.get("accumulate") else 1.0)
+    phase = PHASES.get(str(data.get("layout") or data.get("stage")), Phase.FORWARD)
+    moved = size * batch * (m * k + k * n) + written
+    return Compute(kind, kind, shape, dtype, shape_flops(kind, shape), moved, phase)
+
+
+def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
+    def items(data: Data) -> list[Compute]:
+        dtype = str(normalise_dtype(data["dtype"]))
+        heads, length = int(data["heads"]), int(data["seq_len"])
+        d = int(data.get("head_dim") or data.get("qk_head_dim") or 0)
+        v = int(data.get("v_head_dim") or d)
+        shape = (int(data["batch"]), heads, int(data.get("kv_heads") or heads), length,
+                 int(data.get("kv_len") or length), d, v, int(bool(data.get("causal"))))
+        name = str(data.get("impl", "attention"))
+        if name in UNFUSED:
+            return _unfused(shape, dtype, kinds)
+        return [_fused(name, kind, shape, dtype) for kind in kinds]
+
+    return items
+
+
+UNFUSED = ("PyTorch", "standard")
+
+
+def _fused(name: str, kind: str, shape: tuple[int, ...], dtype: str) -> Compute:
+    phase = Phase.FORWARD if kind == "attention_forward" else Phase.INPUT_GRAD
+    kernels = 1 if kind == "attention_forward" else 3
+    return Compute(IMPLEMENTATIONS.get(name, name), kind, shape, dtype, shape_flops(kind, shape),
+                   shape_bytes(kind, shape, dtype), phase, kernels)
+
+
+IMPLEMENTATIONS = {"FlashAttention": "flash1", "FlashAttention-2": "flash2", "FlashAttention-3": "flash3",
+                   "cuDNN": "cudnn", "Triton": "triton"}
+
+
+def _unfused(shape: tuple[int, ...], dtype: str, kinds: tuple[str, ...]) -> list[Compute]:
+    """Plain torch: scores, mask, softmax (the mask is a copy that the causal case alone makes), context."""
+    batch, heads, _, q, kv, d, v, causal = shape
+    e, scores = dtype_bytes(dtype), float(batch * heads * q * kv)
+
+    def product(m: int, n: int, k: int, phase: Phase) -> Compute:
+        s = (batch * heads, m, n, k)
+        return Compute("scores", "gemm", s, dtype, shape_flops("gemm", s), shape_bytes("gemm", s, dtype), phase)
+
+    def chain(accesses: float, kernels: int, phase: Phase) -> Compute:
+        return Compute("softmax", "softmax", (int(scores),), dtype, scores, accesses * e * scores, phase, kernels)
+
+    mask = 1 if causal else 0
+    out: list[Compute] = []
+    f, b = Phase.FORWARD, Phase.INPUT_GRAD
+    if "attention_forward" in kinds:
+        out += [product(q, kv, d, f), chain(4 + 2 * mask, 2 + mask, f), product(q, v, kv, f)]
+    if "attention_backward" in kinds:
+        out += [product(kv, v, q, b), product(q, kv, v, b), chain(5 + 2 * mask, 2 + mask, b), product(q, d, kv, b),
+                product(kv, d, q, b)]
+    return out
+
+
+_MATMULS_AND_ATTENTION: Mapping[str, Callable[[Data], list[Compute]]] = {
+    "gemm": _gemm,
+    "grouped_gemm": _grouped_gemm,
+    "attention_forward": _attention(("attention_forward",)),
+    "attention_backward": _attention(("attention_backward",)),
+    "attention_forward_backward": _attention(("attention_forward", "attention_backward")),
+}

@@ -1,0 +1,56 @@
+"""One MoE layer alone, as published for a whole layer: forward and backward seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.models.dims import Shard, dims
+from sim.models.moe import moe_parts
+from sim.models.operators import backward_of, forward_of
+from sim.plan import make_plan
+from sim.predict import Predictions, cluster_of, costs_of, profile_named, spread
+from sim.pricing import Pricing
+from sim.scenario import parse_scenario
+from sim.tables import Row
+from sim.template import Template, compile_program
+from topology.network import Network
+
+
+def moe_layer(row: Row, calibration: str | None) -> Predictions:
+    """Router, dispatch, grouped experts and combine of one layer on expert-parallel ranks, no attention."""
+    name = calibration or str(row.scenario.get("calibration", ""))
+    scenario = parse_scenario(_scenario(row, name), row.id)
+    plan = make_plan(scenario)
+    pricing = Pricing(plan, costs_of(row, calibration), Network(scenario.cluster))
+    parts = moe_parts(scenario, dims(scenario), 0, Shard())
+    price = pricing.on(0)
+    done = {
+        "forward_s": compile_program(forward_of(parts), price),
+        "backward_s": compile_program(backward_of(parts), price),
+    }
+    profile_named(name)
+    return {key: spread(t.makespan_s, _sigma(t)) for key, t in done.items() if key in row.measured}
+
+
+def _sigma(template: Template) -> float:
+    whole = sum(template.shares.values())
+    return sum(u * s for (_, _, u), s in template.shares.items()) / whole if whole else 0.0
+
+
+def _scenario(row: Row, calibration: str) -> dict[str, Any]:
+    """The row's own short words as a scenario of one layer."""
+    model, layout, training = (row.data.get(key) or {} for key in ("model", "parallelism", "training"))
+    precision = "fp8" if str(training.get("precision", "bf16")).startswith("fp8") else "bf16"
+    moe = {"experts": model["experts"], "top_k": model["experts_per_token"], "ffn": model["expert_ffn"]}
+    hidden = int(model["hidden"])
+    return {
+        "name": row.id,
+        "model": {"layers": 1, "hidden": hidden, "heads": max(1, hidden // 128), "ffn": model["expert_ffn"],
+                  "vocab": 1024, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "moe": moe},
+        "training": {"seq_len": model["seq_len"], "precision": precision, "elementwise": "megatron",
+                     "micro_batch_size": training.get("micro_batch_size", 1),
+                     "global_batch_size": training.get("micro_batch_size", 1) * layout.get("dp", 1)},
+        "parallelism": {key: layout[key] for key in ("dp", "tp", "ep", "pp") if key in layout},
+        "cluster": cluster_of(row).model_dump(mode="json"),
+        "calibration": calibration,
+    }

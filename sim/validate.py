@@ -1,0 +1,157 @@
+"""`python -m sim.validate TABLE.json …`: predict what others measured, and say how far off.
+
+Every row is predicted, or listed with the reason: `failed` are rows that the simulator should know and refused,
+`not_simulated` operators it has no use for and fitted parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sim.command import bad_input_exits, run_main, write_json
+from sim.errors import InputError
+from sim.predict import NotSimulated, predict, quantity
+from sim.statistics import Error, by_group
+from sim.tables import Row, Table, read_table
+
+CHUNK = 12  # rows a process takes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one row: its errors, or why there are none (`refused`: by a fault, else by design)."""
+
+    table: int
+    id: str
+    errors: tuple[Error, ...]
+    refused: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """A table and what became of its rows, in order."""
+
+    table: Table
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def errors(self) -> list[Error]:
+        return [e for o in self.outcomes for e in o.errors]
+
+    def left_out(self, refused: bool) -> list[Outcome]:
+        return [o for o in self.outcomes if o.reason and o.refused == refused]
+
+    def as_dict(self) -> dict[str, Any]:
+        """One entry of `tables` in format sim-validate/1."""
+        return {
+            "name": self.table.name, "title": self.table.title, "kind": self.table.kind,
+            "rows": len(self.outcomes), "simulated": sum(not o.reason for o in self.outcomes),
+            "failed": [{"id": o.id, "reason": o.reason} for o in self.left_out(True)],
+            "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
+            "groups": by_group(self.errors), "errors": [e.as_dict() for e in self.errors],
+        }
+
+
+def validate_tables(tables: Sequence[Table], calibration: str | None = None, jobs: int | None = None,
+                    progress: bool = False) -> list[Validation]:
+    """Predict every row, in `jobs` processes (as many as there are cores, unless the work is small).
+
+    `calibration` takes the place of the profiles that the tables name.
+    """
+    work = [(i, row, calibration) for i, table in enumerate(tables) for row in table.rows]
+    jobs = jobs or min(8, os.cpu_count() or 1)
+    done: list[list[Outcome]] = [[] for _ in tables]
+    for outcome in _progress(_outcomes(work, jobs), len(work), progress):
+        done[outcome.table].append(outcome)
+    return [Validation(table, tuple(found)) for table, found in zip(tables, done, strict=True)]
+
+
+def _outcomes(work: Sequence[tuple[int, Row, str | None]], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1 or len(work) < 2 * CHUNK:
+        yield from map(_outcome, work)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(_outcome, work, chunksize=CHUNK)
+
+
+def _outcome(job: tuple[int, Row, str | None]) -> Outcome:
+    index, row, calibration = job
+    if not row.measured:
+        return Outcome(index, row.id, (), False, "nothing measured: a fitted parameter or a formula's value")
+    try:
+        found = predict(row, calibration)
+    except NotSimulated as reason:
+        return Outcome(index, row.id, (), False, str(reason))
+    except InputError as error:
+        return Outcome(index, row.id, (), True, str(error))
+    except (KeyError, TypeError, ValueError) as error:  # a row that lacks what its operator needs
+        return Outcome(index, row.id, (), True, f"{type(error).__name__}: {error}")
+    errors = tuple(
+        Error(row.id, row.group, quantity(key), found[key].value, row.measured[key], found[key].low, found[key].high)
+        for key in row.measured if key in found
+    )
+    return Outcome(index, row.id, errors)
+
+
+def _progress(outcomes: Iterator[Outcome], count: int, shown: bool) -> Iterator[Outcome]:
+    if not shown:
+        yield from outcomes
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(outcomes, "predicting", total=count, console=Console(file=sys.stderr), transient=True)
+
+
+def main(
+    tables: Annotated[list[Path], typer.Argument(help="tables of published measurements", metavar="TABLE.json …")],
+    json: Annotated[str | None, typer.Option(help="write all errors as JSON; - for standard output", metavar="FILE|-")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page with scatter plots", metavar="FILE")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="write the same as Markdown", metavar="FILE")] = None,
+    limit: Annotated[int | None, typer.Option(help="only the first N rows of each table", min=1, metavar="N")] = None,
+    calibration: Annotated[str | None, typer.Option(help="a profile in place of those that tables name")] = None,
+    jobs: Annotated[int | None, typer.Option(help="processes", min=1, max=256)] = None,
+) -> None:
+    """Predict every row of TABLE.json … and print the errors per table and group."""
+    with bad_input_exits():
+        read = [read_table(path, limit) for path in tables]
+        if calibration is not None:
+            from sim.profile import load_profile
+
+            load_profile(calibration, "--calibration")
+        done = validate_tables(read, calibration, jobs, progress=sys.stderr.isatty())
+        _write(done, json, html, markdown)
+
+
+def _write(done: list[Validation], json: str | None, html: Path | None, markdown: Path | None) -> None:
+    from sim.files import write_text
+
+    data = {"format": "sim-validate/1", "tables": [v.as_dict() for v in done]}
+    if html is not None:
+        from sim.views.accuracy_page import accuracy_page
+
+        write_text(html, accuracy_page(done))
+    if markdown is not None:
+        from sim.views.accuracy_page import accuracy_markdown
+
+        write_text(markdown, accuracy_markdown(done))
+    if json is not None:
+        write_json(json, data)
+    if json != "-":
+        from sim.views.accuracy_summary import print_accuracy
+
+        print_accuracy(data["tables"])
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,46 @@
+"""The errors of predicted tables, printed: per table, per group, and what could not be simulated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+MOST_GROUPS = 12
+
+
+def print_accuracy(tables: Sequence[dict[str, Any]]) -> None:
+    """A table for each quantity of each published table."""
+    from rich.console import Console
+
+    console = Console(width=None if Console().is_terminal else 132)
+    for table in tables:
+        console.print(f"\n[bold]{table['name']}[/bold]: {table['simulated']} of {table['rows']} rows simulated")
+        for title, key in (("failed", "failed"), ("not simulated", "not_simulated")):
+            _print_reasons(console, title, table[key])
+        if table["errors"]:
+            _print_groups(console, table["groups"])
+
+
+def _print_reasons(console: Any, title: str, left_out: list[dict[str, str]]) -> None:
+    counts = Counter(entry["reason"] for entry in left_out)
+    for reason, count in counts.most_common():
+        first = next(entry["id"] for entry in left_out if entry["reason"] == reason)
+        console.print(f"  {title}: {count} ({first}{' …' if count > 1 else ''}): {reason}", markup=False)
+
+
+def _print_groups(console: Any, groups: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    shown = groups[: MOST_GROUPS + 1]
+    out = Table("group", "rows", "quantity", "mean", "median", "max", "bias", "in 90 %", box=None)
+    for column in out.columns[1:2] + out.columns[3:]:
+        column.justify = "right"
+    for group in shown:
+        for quantity, s in group.items():
+            if isinstance(s, dict):
+                figures = (f"{s[k]:.1%}" for k in ("mean_abs", "median_abs", "max_abs", "bias", "inside_interval"))
+                out.add_row(group["group"], str(group["rows"]), quantity, *figures)
+    console.print(out)
+    if len(groups) > len(shown):
+        console.print(f"  and {len(groups) - len(shown)} more groups (all of them in --json)")
