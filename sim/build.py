@@ -39,7 +39,7 @@ Row = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind
 
 
 class _Wire(NamedTuple):
-    """One end of the messages from a stage to the next, for all micro-batches. `first_key` + micro-batch numbers them."""
+    """One end of the messages from a stage to the next; `first_key` + micro-batch numbers them."""
 
     first_key: int
     source: int
@@ -92,8 +92,9 @@ class Built:
 class Build:
     """Walks all action lists; its state is where each class stands and the messages and collectives under way."""
 
-    def __init__(self, plan: Plan, schedule: Schedule, pricing: Pricing, stages: list[dict[int, Stage]],
-                 expand: bool) -> None:
+    def __init__(
+        self, plan: Plan, schedule: Schedule, pricing: Pricing, stages: list[dict[int, Stage]], expand: bool
+    ) -> None:
         self.plan, self.schedule, self.pricing, self.stages, self.expand = plan, schedule, pricing, stages, expand
         p = plan.scenario.parallelism
         self.graph = TaskGraph(plan.classes)
@@ -142,7 +143,9 @@ class Build:
         p, model = self.plan.scenario.parallelism, self.plan.scenario.model
         tied = model.tied_embeddings and p.pp > 1 and pipeline_rank in (0, p.pp - 1)
         stages = tuple(held.values())
-        self._once(rank, ("epilogue", tied, *map(id, stages)), lambda: epilogue(stages, self.plan, tied), "OPTIMIZER", -1)
+        self._once(
+            rank, ("epilogue", tied, *map(id, stages)), lambda: epilogue(stages, self.plan, tied), "OPTIMIZER", -1
+        )
 
     def _steps(self, entries: tuple[Action | Overlap, ...]) -> list[tuple[Action, ...]]:
         """Entries as what runs together: pairs where they overlap, else one action after the other."""
@@ -175,24 +178,43 @@ class Build:
         held, graph = self.stages[rank.index], self.graph
         rank_number = self.plan.classes[rank.index].rank
         ends = [(m == self.first[s], (m, k) == self.last[s]) for s, k, m in actions]
-        key = (self.pricing.context(rank_number), *(
-            (id(held[a.stage]), a.kind, *end, self._input(a) is not None) for a, end in zip(actions, ends, strict=True)))
+        key = (
+            self.pricing.context(rank_number),
+            *(
+                (id(held[a.stage]), a.kind, *end, self._input(a) is not None)
+                for a, end in zip(actions, ends, strict=True)
+            ),
+        )
         template = self.templates.get(key)
         if template is None:
             price = self.pricing.on(rank_number)
             programs = [self._program(rank, a, *end) for a, end in zip(actions, ends, strict=True)]
-            template = self.templates[key] = (interleave(programs[0], programs[1], price) if len(programs) == 2
-                                              else compile_program(programs[0], price))
+            template = self.templates[key] = (
+                interleave(programs[0], programs[1], price)
+                if len(programs) == 2
+                else compile_program(programs[0], price)
+            )
         whole = not self.expand or not template.tasks  # an empty stage still has its action
         alone = template.alone and whole and not any(self._members(rank, g) for g in template.groups)
-        detail = Detail(" and ".join(f"{SHOWN[a.kind]} of stage {a.stage}" for a in actions), source=template.source,
-                        note=template.detail)
+        detail = Detail(
+            " and ".join(f"{SHOWN[a.kind]} of stage {a.stage}" for a in actions),
+            source=template.source,
+            note=template.detail,
+        )
         name = "+".join(SHOWN[a.kind] for a in actions)
-        launches = tuple((x, graph.new_sort(x.detail), graph.row(rank.index, x.stream, x.kind)) for x in template.launches)
-        return _Use(template, name, alone, graph.new_sort(detail, template.compute_s, template.exposed_s),
-                    graph.row(rank.index, COMPUTE, name), launches,
-                    tuple(self._wire(rank, self._input(a), False) for a in actions),
-                    tuple(self._wire(rank, self._output(a), True) for a in actions))
+        launches = tuple(
+            (x, graph.new_sort(x.detail), graph.row(rank.index, x.stream, x.kind)) for x in template.launches
+        )
+        return _Use(
+            template,
+            name,
+            alone,
+            graph.new_sort(detail, template.compute_s, template.exposed_s),
+            graph.row(rank.index, COMPUTE, name),
+            launches,
+            tuple(self._wire(rank, self._input(a), False) for a in actions),
+            tuple(self._wire(rank, self._output(a), True) for a in actions),
+        )
 
     def _program(self, rank: _Rank, action: Action, first: bool, last: bool) -> Program:
         stage = self.stages[rank.index][action.stage]
@@ -221,7 +243,9 @@ class Build:
 
     # --- placing templates
 
-    def _once(self, rank: _Rank, key: tuple[object, ...], program: Callable[[], Program], kind: str, stage: int) -> None:
+    def _once(
+        self, rank: _Rank, key: tuple[object, ...], program: Callable[[], Program], kind: str, stage: int
+    ) -> None:
         """Place a program that runs once a step, task by task; compiled once for all ranks that run the same."""
         rank_number = self.plan.classes[rank.index].rank
         key = (self.pricing.context(rank_number), *key)
@@ -256,7 +280,9 @@ class Build:
         for action in actions:
             rank.done.append(Done(action, first, last))
 
-    def _expand(self, rank: _Rank, template: Template, kind: str, stage: int, micro_batch: int) -> tuple[int, int, list[int]]:
+    def _expand(
+        self, rank: _Rank, template: Template, kind: str, stage: int, micro_batch: int
+    ) -> tuple[int, int, list[int]]:
         """Every task of a template. Parameter gathers (stream "dp") need no input of this micro-batch; the rest does.
 
         Returns the first and last task of the action itself, and all of them.
@@ -273,12 +299,18 @@ class Build:
             if local.stream != DP:
                 waits += [] if any(d in rooted for d in local.deps) else inputs
                 rooted[i] = None
-            ids.append(self._add(rank, local, kind if local.stream == COMPUTE else local.kind, waits, stage, micro_batch))
+            ids.append(
+                self._add(rank, local, kind if local.stream == COMPUTE else local.kind, waits, stage, micro_batch)
+            )
         for _, i in template.open:
             rank.open[template.tasks[i].stream] = ids[i]
         rank.waits = [ids[i] for i in template.tail]
         first = next(iter(rooted), 0)
-        last = template.tail[-1] if template.tail else max((i for i in rooted if template.tasks[i].stream == COMPUTE), default=-1)
+        last = (
+            template.tail[-1]
+            if template.tail
+            else max((i for i in rooted if template.tasks[i].stream == COMPUTE), default=-1)
+        )
         return ids[first], ids[last], ids
 
     def _add(self, rank: _Rank, local: LocalTask, kind: str, waits: list[int], stage: int, micro_batch: int) -> int:
@@ -349,8 +381,11 @@ class Build:
         number = (lane * len(rank_of) + source) * 2 + forward
         sort, seconds = self._message_sort(lane, source, target)
         queue = _channel(rank_of[source], rank_of[target], forward, len(self.schedule.ranks))
-        row = self.graph.row(rank.index, ("send" if sends else "recv") + queue,
-                             ("SEND_" if sends else "RECV_") + ("F" if forward else "B"))
+        row = self.graph.row(
+            rank.index,
+            ("send" if sends else "recv") + queue,
+            ("SEND_" if sends else "RECV_") + ("F" if forward else "B"),
+        )
         return _Wire(number * self.schedule.micro_batches, source, seconds, sort, queue, row)
 
     def _message_sort(self, lane: int, source: int, target: int) -> tuple[int, float]:
@@ -363,7 +398,9 @@ class Build:
             share = ("send_recv", priced.source, priced.uncertainty)
             count = self.schedule.micro_batches // len(self.schedule.chains)
             self.shares[share] = self.shares.get(share, 0.0) + priced.seconds * count
-            detail = Detail(f"stage {source} to {target}", self.wire_bytes, priced.bus_bandwidth_bytes_per_s, priced.source)
+            detail = Detail(
+                f"stage {source} to {target}", self.wire_bytes, priced.bus_bandwidth_bytes_per_s, priced.source
+            )
             self.message_sorts[key] = (self.graph.new_sort(detail), priced.seconds)
         return self.message_sorts[key]
 
@@ -389,7 +426,7 @@ def _neighbours(schedule: Schedule) -> dict[int, tuple[int | None, int | None]]:
 
 
 def _ends(schedule: Schedule) -> tuple[dict[int, int], dict[int, tuple[int, Kind]]]:
-    """Per stage: the micro-batch whose forward runs first; micro-batch and kind of the action that completes its gradients."""
+    """Per stage: the micro-batch whose forward runs first; micro-batch and kind of the action that ends its gradients."""
     first: dict[int, int] = {}
     last: dict[int, tuple[int, Kind]] = {}
     for entries in schedule.ranks:

@@ -13,7 +13,8 @@ Hybrid sharding (`shard_size` below dp·cp) adds an all-reduce of the reduced sh
 (Zhao et al. 2023, PyTorch FSDP, section 3.2). Experts do the same over the ranks that hold the same experts.
 All of a rank's data-parallel traffic queues on one stream, "dp", as it shares one set of links.
 
-Left out: the copies in and out of FSDP's flat buffers; layer-norm gradients' all-reduce over tp under sequence parallelism.
+Left out: the copies in and out of FSDP's flat buffers; layer-norm gradients' all-reduce over tp under sequence
+parallelism.
 """
 
 from __future__ import annotations
@@ -49,23 +50,31 @@ class DataParallel:
         """All-gathers of a unit's parameters from its shards; asynchronous if `handle` is given."""
         b = self.parameter_bytes
         parts = (("shard", params * b, self.shard, ""), ("expert_shard", experts * b, self.expert_shard, "x"))
-        return [Comm(f"{name} parameters", "all_gather", group, size, phase, not handle, handle and handle + tag, DP)
-                for group, size, n, tag in parts if size > 0 and n > 1]
+        return [
+            Comm(f"{name} parameters", "all_gather", group, size, phase, not handle, handle and handle + tag, DP)
+            for group, size, n, tag in parts
+            if size > 0 and n > 1
+        ]
 
     def reduce(self, name: str, params: float, experts: float, handle: str) -> list[Comm]:
         """The reduction of a unit's gradients; asynchronous if `handle` is given."""
         b, phase = self.gradient_bytes, Phase.WEIGHT_GRAD
         sharded = self.zero >= 1
         out: list[Comm] = []
-        for prefix, elements, shard, replica in (("", params, self.shard, self.replica),
-                                                 ("expert_", experts, self.expert_shard, self.expert_replica)):
+        for prefix, elements, shard, replica in (
+            ("", params, self.shard, self.replica),
+            ("expert_", experts, self.expert_shard, self.expert_replica),
+        ):
             size, kind = elements * b, "reduce_scatter" if sharded else "all_reduce"
             steps = [(kind, f"{prefix}shard", size, shard), ("all_reduce", f"{prefix}replica", size / shard, replica)]
             if not sharded:
                 whole = f"{prefix}dp" if prefix else "dp_cp"
                 steps = [("all_reduce", whole, size, shard * replica)]
-            out += [Comm(f"{name} gradients", k, group, nbytes, phase, not handle, handle and f"{handle}{prefix}{i}", DP)
-                    for i, (k, group, nbytes, n) in enumerate(steps) if nbytes > 0 and n > 1]
+            out += [
+                Comm(f"{name} gradients", k, group, nbytes, phase, not handle, handle and f"{handle}{prefix}{i}", DP)
+                for i, (k, group, nbytes, n) in enumerate(steps)
+                if nbytes > 0 and n > 1
+            ]
         return out
 
 
@@ -75,9 +84,18 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     assert t is not None
     size = plan.group_size
     return DataParallel(
-        p.zero, p.dp_sync, float(p.bucket_bytes), size("shard"), size("replica"), size("expert_shard"),
-        size("expert_replica"), compute_bytes(t.precision), dtype_bytes(t.grad_reduce_dtype),
-        p.reshard_after_forward, p.zero >= 2 and not p.accumulate_unsharded, bool(p.param_gather_overlap),
+        p.zero,
+        p.dp_sync,
+        float(p.bucket_bytes),
+        size("shard"),
+        size("replica"),
+        size("expert_shard"),
+        size("expert_replica"),
+        compute_bytes(t.precision),
+        dtype_bytes(t.grad_reduce_dtype),
+        p.reshard_after_forward,
+        p.zero >= 2 and not p.accumulate_unsharded,
+        bool(p.param_gather_overlap),
     )
 
 
@@ -110,8 +128,9 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     return out
 
 
-def weave_backward(blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase],
-                   last: bool) -> list[list[Item]]:
+def weave_backward(
+    blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool
+) -> list[list[Item]]:
     """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
 
     `last`: the step's last micro-batch here, after which gradients are complete.
@@ -192,8 +211,9 @@ def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
     if dp.zero not in (1, 2) or not dp.gather_overlap:
         return ()
-    return tuple(c for i, b in enumerate(blocks)
-                 for c in dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{i}"))
+    return tuple(
+        c for i, b in enumerate(blocks) for c in dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{i}")
+    )
 
 
 def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait]]:

@@ -1,13 +1,13 @@
 """Bytes on each rank over the step: parameters, gradients, optimizer states, saved activations, buffers.
 
-States per parameter (Rajbhandari et al. 2020, section 3.1): stored parameter, gradient in `grad_dtype`, and for AdamW two
-fp32 moments, with an fp32 master copy where parameters are kept in 16 bits: 2+2+12 with 16-bit gradients, 2+4+12 with fp32
-ones, 4+4+8 in fp32. ZeRO-1 shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters.
+States per parameter (Rajbhandari et al. 2020, section 3.1): stored parameter, gradient in `grad_dtype`, and for AdamW
+two fp32 moments, with an fp32 master copy where parameters are kept in 16 bits: 2+2+12 with 16-bit gradients, 2+4+12
+with fp32 ones, 4+4+8 in fp32. ZeRO-1 shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters.
 
 A forward's saved bytes count from its start, a backward's until its end; after a split backward's input half only what
 the weight half needs is left. Buffers are transient: what the running operator or recomputation holds, and what ZeRO
-gathers. Gradients live in persistent buffers (Megatron's). Left out: NCCL's buffers, the CUDA context, output gradients that
-a split backward keeps for its weight half, DDP's bucket copies.
+gathers. Gradients live in persistent buffers (Megatron's). Left out: NCCL's buffers, the CUDA context, output gradients
+that a split backward keeps for its weight half, DDP's bucket copies.
 """
 
 from __future__ import annotations
@@ -119,8 +119,13 @@ def _stage_bytes(stage: Stage) -> _StageBytes:
     kept = sum(saved)
     if stage.offload:  # two blocks at a time are on the device
         kept = sum(sorted(saved)[-2:])
-        return _StageBytes(kept, 0.0, max((b.forward_peak_bytes for b in blocks), default=0.0),
-                           max((b.backward_peak_bytes for b in blocks), default=0.0), 0.0)
+        return _StageBytes(
+            kept,
+            0.0,
+            max((b.forward_peak_bytes for b in blocks), default=0.0),
+            max((b.backward_peak_bytes for b in blocks), default=0.0),
+            0.0,
+        )
     forward = backward = -kept
     before = 0.0
     for b, size in zip(blocks, saved, strict=True):
@@ -150,8 +155,15 @@ def memory_curve(rank: int, stages: dict[int, Stage], done: Sequence[Done], time
     last = np.append(time[1:] != time[:-1], True)
     time, activations, buffers = time[last], activations[last].clip(min=0.0), buffers[last].clip(min=0.0)
     ones = np.ones(len(time))
-    return MemoryCurve(rank, time, ones * held.parameters, ones * held.gradients, ones * held.optimizer,
-                       activations, buffers + held.gathered)
+    return MemoryCurve(
+        rank,
+        time,
+        ones * held.parameters,
+        ones * held.gradients,
+        ones * held.optimizer,
+        activations,
+        buffers + held.gathered,
+    )
 
 
 def _changes(b: _StageBytes, kind: Kind, offload: bool) -> tuple[float, float, float, float]:
@@ -165,7 +177,7 @@ def _changes(b: _StageBytes, kind: Kind, offload: bool) -> tuple[float, float, f
 
 
 def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float, steps: int) -> MemoryCurve:
-    """The curve of the first `steps` steps: optimizer states appear at the end of the first (torch creates them lazily)."""
+    """The curve of the first `steps` steps: optimizer states appear at the end of the first (torch makes them late)."""
     shift = np.concatenate([curve.time_s + i * step_time_s for i in range(steps)])
     cut = np.sort(np.append(shift, optimizer_start_s))
     at = (np.searchsorted(shift, cut, side="right") - 1).clip(min=0)
@@ -174,5 +186,12 @@ def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float,
         return np.asarray(np.tile(values, steps)[at], dtype=np.float64)
 
     optimizer = np.where(cut < optimizer_start_s, 0.0, tiled(curve.optimizer))
-    return MemoryCurve(curve.rank, cut, tiled(curve.parameters), tiled(curve.gradients), optimizer,
-                       tiled(curve.activations), tiled(curve.buffers))
+    return MemoryCurve(
+        curve.rank,
+        cut,
+        tiled(curve.parameters),
+        tiled(curve.gradients),
+        optimizer,
+        tiled(curve.activations),
+        tiled(curve.buffers),
+    )

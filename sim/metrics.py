@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,8 @@ def rank_seconds(built: Built, times: Times) -> list[RankSeconds]:
     for i, actions in enumerate(acting):
         mine = slots[:, 1] == i
         computing, talking = (
-            np.stack([start[t], end[t]], axis=1) for t in (slots[mine & computes, 0], slots[mine & ~computes, 0]))
+            np.stack([start[t], end[t]], axis=1) for t in (slots[mine & computes, 0], slots[mine & ~computes, 0])
+        )
         action = np.stack([start[actions[:, 0]], end[actions[:, 1]]], axis=1)
         busy = union_s(action)
         outside = uncovered_s(talking.clip(max=phase_end), action)
@@ -129,6 +131,6 @@ def text_of(ranks: Sequence[int]) -> str:
     if len(ranks) < 3:
         return ", ".join(map(str, ranks))
     step = ranks[1] - ranks[0]
-    if all(b - a == step for a, b in zip(ranks, ranks[1:], strict=False)):
+    if all(b - a == step for a, b in pairwise(ranks)):
         return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
     return ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")

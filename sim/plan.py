@@ -14,8 +14,22 @@ from dataclasses import dataclass, field
 from sim.scenario import Parallelism, Scenario
 from sim.timeline import RankClass
 
-GROUPS = ("tp", "cp", "dp", "pp", "dp_cp", "shard", "replica", "ep", "expert_tp", "expert_dp", "expert_shard",
-          "expert_replica", "model", "embedding")
+GROUPS = (
+    "tp",
+    "cp",
+    "dp",
+    "pp",
+    "dp_cp",
+    "shard",
+    "replica",
+    "ep",
+    "expert_tp",
+    "expert_dp",
+    "expert_shard",
+    "expert_replica",
+    "model",
+    "embedding",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +115,20 @@ class Plan:
         expert_dp = plane // (p.ep * p.expert_tp)
         expert_shard = math.gcd(shard, expert_dp) if shard < p.dp * p.cp else expert_dp
         return {
-            "tp": p.tp, "cp": p.cp, "dp": p.dp, "pp": p.pp, "dp_cp": p.dp * p.cp, "shard": shard,
-            "replica": p.dp * p.cp // shard, "ep": p.ep, "expert_tp": p.expert_tp, "expert_dp": expert_dp,
-            "expert_shard": expert_shard, "expert_replica": expert_dp // expert_shard,
-            "model": p.tp * p.pp, "embedding": min(p.pp, 2),
+            "tp": p.tp,
+            "cp": p.cp,
+            "dp": p.dp,
+            "pp": p.pp,
+            "dp_cp": p.dp * p.cp,
+            "shard": shard,
+            "replica": p.dp * p.cp // shard,
+            "ep": p.ep,
+            "expert_tp": p.expert_tp,
+            "expert_dp": expert_dp,
+            "expert_shard": expert_shard,
+            "expert_replica": expert_dp // expert_shard,
+            "model": p.tp * p.pp,
+            "embedding": min(p.pp, 2),
         }[name]
 
     def group(self, name: str, rank: int) -> list[int]:

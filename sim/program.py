@@ -34,7 +34,8 @@ class Compute:
     `kind` says how `shape` is read and how it is priced:
     gemm (batch, m, n, k): `[m, k] x [k, n]`, batch times; grouped_gemm (groups, m per group, n, k);
     attention_forward, attention_backward (batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, causal 0/1):
-    fused; norm, elementwise, softmax, embedding, cross_entropy, optimizer, permute, cast, copy (elements,): bound by memory;
+    fused; norm, elementwise, softmax, embedding, cross_entropy, optimizer, permute, cast, copy (elements,): bound by
+    memory;
     block: a whole measured part of the model, shape () and `name` its profile key.
     `flops` counts a multiply-add as 2; `bytes` is what is read from and written to device memory;
     `kernels` is how many launches it takes.
@@ -57,7 +58,8 @@ class Comm:
     `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv (a ring shift within `group`),
     offload, reload (host copies; `group` is "host").
     `group`: tp, cp, ep, dp, ... (names of `sim.plan`). `bytes` as nccl-tests counts them: the full buffer
-    (all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; send_recv: the message).
+    (all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; send_recv: the
+    message).
     `stream`: where it queues; by default a stream named after the group.
     """
 

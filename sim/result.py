@@ -50,14 +50,29 @@ def make_result(sim: Simulation) -> dict[str, Any]:
         "memory": memory,
         "fits_in_memory": fits,
         "critical_path": path,
-        "ranks": [{"ranks": text_of(c.ranks), "rank": c.rank, "count": len(c.ranks), "pipeline_rank": c.pipeline_rank,
-                   "compute_s": r.compute_s, "busy_s": r.busy_s, "exposed_comm_s": r.exposed_comm_s,
-                   "bubble_s": r.bubble_s} for c, r in zip(plan.classes, seconds, strict=True)],
+        "ranks": [
+            {
+                "ranks": text_of(c.ranks),
+                "rank": c.rank,
+                "count": len(c.ranks),
+                "pipeline_rank": c.pipeline_rank,
+                "compute_s": r.compute_s,
+                "busy_s": r.busy_s,
+                "exposed_comm_s": r.exposed_comm_s,
+                "bubble_s": r.bubble_s,
+            }
+            for c, r in zip(plan.classes, seconds, strict=True)
+        ],
         "communication": _communication(sim),
         "provenance": _provenance(sim),
         "warnings": [*scenario.warnings, *_warnings(sim, peak, fits)],
-        "engine": {"tasks": len(sim.built.graph), "events": sim.times.events, "wall_s": sim.wall_s,
-                   "path": sim.times.path, "simulated_ranks": len(plan.classes)},
+        "engine": {
+            "tasks": len(sim.built.graph),
+            "events": sim.times.events,
+            "wall_s": sim.wall_s,
+            "path": sim.times.path,
+            "simulated_ranks": len(plan.classes),
+        },
     }
 
 
@@ -99,15 +114,18 @@ def _middle_layer(sim: Simulation) -> dict[str, float]:
     part = next((p for p in sim.plan.parts if middle in p.layers), None)
     if part is None:
         return {"layer_forward_s": 0.0, "layer_backward_s": 0.0}
-    index = next(i for i, stages in enumerate(sim.stages)
-                 if any(sim.schedule.part_of_stage[s] == part.index for s in stages))
+    index = next(
+        i for i, stages in enumerate(sim.stages) if any(sim.schedule.part_of_stage[s] == part.index for s in stages)
+    )
     rank = sim.plan.classes[index].rank
     stage = next(s for i, s in sim.stages[index].items() if sim.schedule.part_of_stage[i] == part.index)
     place = part.layers.index(middle) + part.embedding
     price = sim.pricing.on(rank)
     forward, backward = (stage.measured(k)[place] for k in (Kind.F, Kind.B))
-    return {"layer_forward_s": compile_program(forward.forward, price).makespan_s,
-            "layer_backward_s": compile_program(_whole_backward(backward), price).makespan_s}
+    return {
+        "layer_forward_s": compile_program(forward.forward, price).makespan_s,
+        "layer_backward_s": compile_program(_whole_backward(backward), price).makespan_s,
+    }
 
 
 def _whole_backward(block: Block) -> tuple[Any, ...]:
@@ -119,9 +137,15 @@ def _memory_row(sim: Simulation, index: int, curve: MemoryCurve) -> dict[str, An
     c = sim.plan.classes[index]
     at_most = {k: float(getattr(curve, k).max()) for k in CATEGORIES}
     peak = float(curve.total.max())
-    reserved = peak + ALLOCATOR_SEGMENT_BYTES * sum(
-        (-v / ALLOCATOR_SEGMENT_BYTES) % 1.0 for v in at_most.values())
-    return {"ranks": text_of(c.ranks), "rank": c.rank, "count": len(c.ranks), **at_most, "peak": peak, "reserved": reserved}
+    reserved = peak + ALLOCATOR_SEGMENT_BYTES * sum((-v / ALLOCATOR_SEGMENT_BYTES) % 1.0 for v in at_most.values())
+    return {
+        "ranks": text_of(c.ranks),
+        "rank": c.rank,
+        "count": len(c.ranks),
+        **at_most,
+        "peak": peak,
+        "reserved": reserved,
+    }
 
 
 def _communication(sim: Simulation) -> list[dict[str, Any]]:
@@ -135,8 +159,13 @@ def _communication(sim: Simulation) -> list[dict[str, Any]]:
 
 def _provenance(sim: Simulation) -> dict[str, Any]:
     p = sim.profile
-    return {"profile": p.name, "source": p.source, "date": p.date, "hardware": dict(p.hardware),
-            "shares": source_shares(sim.built.shares)}
+    return {
+        "profile": p.name,
+        "source": p.source,
+        "date": p.date,
+        "hardware": dict(p.hardware),
+        "shares": source_shares(sim.built.shares),
+    }
 
 
 def _warnings(sim: Simulation, peak: float, fits: bool) -> list[str]:
@@ -146,5 +175,7 @@ def _warnings(sim: Simulation, peak: float, fits: bool) -> list[str]:
         out.append(f"does not fit in memory: {peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB on the fullest rank")
     shares = source_shares(sim.built.shares)
     if shares["roofline"] > 0.5:
-        out.append(f"{shares['roofline']:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured")
+        out.append(
+            f"{shares['roofline']:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured"
+        )
     return out

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 def main(
     scenario: Annotated[Path, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")],
-    json: Annotated[str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")] = None,
-    html: Annotated[Path | None, typer.Option(help="write an interactive timeline that opens offline", metavar="FILE")] = None,
+    json: Annotated[
+        str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="write an interactive timeline that opens offline", metavar="FILE")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="write a Chrome/Perfetto trace", metavar="FILE")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")
+    ] = None,
     steps: Annotated[int, typer.Option(help="draw memory over the first STEPS steps", min=1, max=1000)] = 1,
     engine: Annotated[str, typer.Option(help="static, or simpy, the reference", metavar="static|simpy")] = "static",
 ) -> None:
@@ -29,8 +35,9 @@ def main(
         _run(scenario, json, html, trace, set_ or [], steps, engine)
 
 
-def _run(path: Path, json: str | None, html: Path | None, trace: Path | None, overrides: list[str],
-         steps: int, engine: str) -> None:
+def _run(
+    path: Path, json: str | None, html: Path | None, trace: Path | None, overrides: list[str], steps: int, engine: str
+) -> None:
     from sim.scenario import load_scenario
     from sim.simulate import simulate
 

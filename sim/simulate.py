@@ -1,10 +1,10 @@
 """From a scenario to a simulated step: the whole path, and the result that is shown.
 
-    >>> from sim.scenario import parse_scenario
-    >>> s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 8},
-    ...                     "training": {"seq_len": 4096, "global_batch_size": 16}})
-    >>> simulate(s).result["fits_in_memory"]
-    True
+>>> from sim.scenario import parse_scenario
+>>> s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 8},
+...                     "training": {"seq_len": 4096, "global_batch_size": 16}})
+>>> simulate(s).result["fits_in_memory"]
+True
 """
 
 from __future__ import annotations
@@ -66,16 +66,24 @@ class Simulation:
     @cached_property
     def memory(self) -> list[MemoryCurve]:
         """Memory over time of every class of ranks."""
-        return [memory_curve(c.rank, self.stages[i], self.built.actions[i], self.times, self.states[i])
-                for i, c in enumerate(self.plan.classes)]
+        return [
+            memory_curve(c.rank, self.stages[i], self.built.actions[i], self.times, self.states[i])
+            for i, c in enumerate(self.plan.classes)
+        ]
 
     def memory_over(self, steps: int) -> list[MemoryCurve]:
         """Memory over the first `steps` steps; over one alone, a step in the steady state."""
         if steps == 1:
             return self.memory
         graph = self.built.graph
-        start = min((self.times.start_s[t] for t, _, _, kind in graph.slot_table().tolist()
-                     if kind == graph.kinds.get("OPTIMIZER")), default=0.0)
+        start = min(
+            (
+                self.times.start_s[t]
+                for t, _, _, kind in graph.slot_table().tolist()
+                if kind == graph.kinds.get("OPTIMIZER")
+            ),
+            default=0.0,
+        )
         return [over_steps(c, self.step_time_s, start, steps) for c in self.memory]
 
     @cached_property
@@ -101,8 +109,9 @@ class Simulation:
         return make_timeline(self.built, self.times)
 
 
-def simulate(scenario: Scenario, profile: Profile | None = None, *, expand: bool = False,
-             engine: str = "static") -> Simulation:
+def simulate(
+    scenario: Scenario, profile: Profile | None = None, *, expand: bool = False, engine: str = "static"
+) -> Simulation:
     """Simulate one training step.
 
     `profile` takes the place of the one that `scenario.calibration` names. With `expand` every operator and
@@ -115,7 +124,9 @@ def simulate(scenario: Scenario, profile: Profile | None = None, *, expand: bool
     """
     begin = time.perf_counter()
     if scenario.training is None:
-        raise InputError(f"{scenario.name}: this scenario has no `training` section; only training steps are simulated yet")
+        raise InputError(
+            f"{scenario.name}: this scenario has no `training` section; only training steps are simulated yet"
+        )
     if profile is None:
         profile = load_profile(scenario.calibration)
     plan = make_plan(scenario)
@@ -129,8 +140,10 @@ def simulate(scenario: Scenario, profile: Profile | None = None, *, expand: bool
     except ValueError as error:
         if scenario.parallelism.p2p_overlap:
             raise
-        raise InputError(f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
-                         f"overlapped messages (true); with blocking ones ranks wait for each other: {error}") from None
+        raise InputError(
+            f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
+            f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
+        ) from None
     return Simulation(scenario, profile, plan, schedule, pricing, stages, built, times, time.perf_counter() - begin)
 
 
@@ -150,8 +163,10 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
             times = unit_times(plan, schedules.build("zb_h1", p.pp, m), pricing, dp)
         return schedules.build(p.schedule, p.pp, m, p.virtual_stages, times, p.schedule_memory)
     except ValueError as error:
-        raise InputError(f"{scenario.name}: parallelism.schedule: {error} (global_batch_size / (micro_batch_size * dp) "
-                         f"= {m} micro-batches, pp = {p.pp})") from None
+        raise InputError(
+            f"{scenario.name}: parallelism.schedule: {error} (global_batch_size / (micro_batch_size * dp) "
+            f"= {m} micro-batches, pp = {p.pp})"
+        ) from None
 
 
 def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel) -> UnitTimes:
@@ -179,9 +194,16 @@ def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel, 
         out.append({})
         for i in (i for i, r in enumerate(schedule.rank_of_stage) if r == c.pipeline_rank):
             part = plan.parts[schedule.part_of_stage[i]]
-            key: tuple[object, ...] = (i, lane) if named else (
-                part.embedding, part.head, tuple(layer_sort(s, n) for n in part.layers),
-                lane % max(1, len(plan.classes) // p.pp))
+            key: tuple[object, ...] = (
+                (i, lane)
+                if named
+                else (
+                    part.embedding,
+                    part.head,
+                    tuple(layer_sort(s, n) for n in part.layers),
+                    lane % max(1, len(plan.classes) // p.pp),
+                )
+            )
             if key not in made:
                 made[key] = Stage(stage_blocks(plan, part, c.rank), dp, pricing.costs, t.activation_offload, gather)
             out[-1][i] = made[key]
@@ -198,10 +220,19 @@ def make_timeline(built: Built, times: Times) -> Timeline:
     kinds = tuple(graph.kinds)
     message = np.array([k.startswith(("SEND_F", "SEND_B", "RECV_F", "RECV_B")) for k in kinds])[slots[:, 3]]
     return Timeline(
-        graph.classes, tuple(graph.streams), kinds, details, class_index=slots[:, 1], stream=slots[:, 2], kind=slots[:, 3],
-        detail=detail[task], stage=np.array(graph.stage, dtype=np.int64)[task],
-        micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task], flow=np.where(message, task, -1),
-        start_s=np.array(times.start_s)[task], end_s=np.array(times.end_s)[task],
+        graph.classes,
+        tuple(graph.streams),
+        kinds,
+        details,
+        class_index=slots[:, 1],
+        stream=slots[:, 2],
+        kind=slots[:, 3],
+        detail=detail[task],
+        stage=np.array(graph.stage, dtype=np.int64)[task],
+        micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task],
+        flow=np.where(message, task, -1),
+        start_s=np.array(times.start_s)[task],
+        end_s=np.array(times.end_s)[task],
     )
 
 

@@ -30,8 +30,8 @@ from sim.models.mtp import mtp_block
 from sim.models.optimizer import clip_items, optimizer_items
 from sim.models.recompute import mode_of_layer
 from sim.plan import Part, Plan, expert_rank
-from sim.scenario import Scenario
 from sim.program import Block, Comm, Compute, Item, Phase, Program, Wait
+from sim.scenario import Scenario
 
 PHASES = {
     Kind.F: frozenset({Phase.FORWARD}),
@@ -203,4 +203,3 @@ def stage_input_bytes(plan: Plan) -> float:
     assert t is not None
     tokens = t.micro_batch_size * t.seq_len / p.cp / (p.tp if p.sp else 1)
     return tokens * s.model.hidden * compute_bytes(t.precision)
-

@@ -61,8 +61,11 @@ class TaskGraph:
 
     def row(self, class_index: int, stream: str, kind: str) -> tuple[int, int, int]:
         """A row of the timeline, as `slots` refer to it: a class of ranks, a stream, and the kind shown there."""
-        return (class_index, self.streams.setdefault(stream, len(self.streams)),
-                self.kinds.setdefault(kind, len(self.kinds)))
+        return (
+            class_index,
+            self.streams.setdefault(stream, len(self.streams)),
+            self.kinds.setdefault(kind, len(self.kinds)),
+        )
 
     def slot_table(self) -> NDArray[np.int64]:
         """The slots as [rows, 4]: task, class, stream, kind."""

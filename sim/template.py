@@ -139,8 +139,17 @@ class _Compiler:
         deps = (self.last_compute, *self.waiting) if self.last_compute >= 0 else tuple(self.waiting)
         detail = Detail(item.name, item.bytes, priced.bus_bandwidth_bytes_per_s, priced.source, priced.algorithm)
         index = len(self.tasks)
-        self.tasks.append(LocalTask(item.stream or item.group, item.kind.upper(), priced.seconds, deps,
-                                    tuple(self.external), detail, item.group))
+        self.tasks.append(
+            LocalTask(
+                item.stream or item.group,
+                item.kind.upper(),
+                priced.seconds,
+                deps,
+                tuple(self.external),
+                detail,
+                item.group,
+            )
+        )
         if item.blocking:
             self.waiting.append(index)
         else:
@@ -158,8 +167,11 @@ class _Compiler:
         name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         deps = [d for d in (self.last_compute, *self.waiting) if d >= 0]
         self.last_compute = len(self.tasks)
-        self.tasks.append(LocalTask(COMPUTE, "", seconds, tuple(deps), tuple(self.external),
-                                    Detail(name, source="+".join(sources)), ""))
+        self.tasks.append(
+            LocalTask(
+                COMPUTE, "", seconds, tuple(deps), tuple(self.external), Detail(name, source="+".join(sources)), ""
+            )
+        )
         self.run, self.waiting, self.external = [], [], []
 
 
@@ -180,9 +192,19 @@ def compile_program(program: Program, price: Price) -> Template:
     launches = tuple(_launch(tasks, s, ends) for s in sorted(left)) if apart else ()
     compute_s = sum(t.seconds for t in tasks if t.stream == COMPUTE)
     return Template(
-        tuple(tasks), tuple(c.waiting), tuple(c.handles.items()), known and apart, launches,
-        frozenset(t.stream for t in tasks) - left, frozenset(t.group for t in tasks if t.group), makespan_s, compute_s,
-        max(0.0, makespan_s - compute_s), c.shares, c.parts, c.traffic,
+        tuple(tasks),
+        tuple(c.waiting),
+        tuple(c.handles.items()),
+        known and apart,
+        launches,
+        frozenset(t.stream for t in tasks) - left,
+        frozenset(t.group for t in tasks if t.group),
+        makespan_s,
+        compute_s,
+        max(0.0, makespan_s - compute_s),
+        c.shares,
+        c.parts,
+        c.traffic,
     )
 
 

@@ -77,12 +77,17 @@ class Timeline:
     def spans(self) -> Iterator[Span]:
         """Every span as a record, for views and traces."""
         for c, s, k, d, stage, mb, start, end in zip(
-            self.class_index.tolist(), self.stream.tolist(), self.kind.tolist(), self.detail.tolist(),
-            self.stage.tolist(), self.micro_batch.tolist(), self.start_s.tolist(), self.end_s.tolist(), strict=True,
+            self.class_index.tolist(),
+            self.stream.tolist(),
+            self.kind.tolist(),
+            self.detail.tolist(),
+            self.stage.tolist(),
+            self.micro_batch.tolist(),
+            self.start_s.tolist(),
+            self.end_s.tolist(),
+            strict=True,
         ):
-            yield Span(
-                self.classes[c].rank, self.streams[s], self.kinds[k], stage, mb, start, end, self.details[d]
-            )
+            yield Span(self.classes[c].rank, self.streams[s], self.kinds[k], stage, mb, start, end, self.details[d])
 
 
 def from_spans(spans: Iterable[Span], classes: Iterable[RankClass], flows: Iterable[int] | None = None) -> Timeline:
@@ -106,7 +111,10 @@ def from_spans(spans: Iterable[Span], classes: Iterable[RankClass], flows: Itera
         return np.fromiter(values, dtype=np.int64)
 
     return Timeline(
-        classes, streams, kinds, details,
+        classes,
+        streams,
+        kinds,
+        details,
         class_index=ints(index[s.rank] for s in rows),
         stream=ints(stream_of[s.stream] for s in rows),
         kind=ints(kind_of[s.kind] for s in rows),

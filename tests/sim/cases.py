@@ -10,25 +10,40 @@ from sim.profile import BlockPoint, Profile
 from sim.scenario import Scenario, parse_scenario
 
 GPT = {
-    "layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 1024, "mlp": "gelu", "norm": "layernorm",
-    "bias": True, "positions": "none",
+    "layers": 8,
+    "hidden": 1024,
+    "heads": 8,
+    "ffn": 4096,
+    "vocab": 1024,
+    "mlp": "gelu",
+    "norm": "layernorm",
+    "bias": True,
+    "positions": "none",
 }
 FREE_LINKS = {
-    "preset": "dgx-h100", "intra_node": {"bandwidth_bytes_per_s": 1e18, "latency_s": 0.0},
+    "preset": "dgx-h100",
+    "intra_node": {"bandwidth_bytes_per_s": 1e18, "latency_s": 0.0},
     "inter_node": {"nic_bandwidth_bytes_per_s": 1e18, "latency_s": 0.0},
 }
 
 
 def case(
-    parallelism: dict[str, Any] | None = None, training: dict[str, Any] | None = None,
-    model: dict[str, Any] | str | None = None, cluster: Any = "dgx-h100", calibration: str = "roofline",
+    parallelism: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    model: dict[str, Any] | str | None = None,
+    cluster: Any = "dgx-h100",
+    calibration: str = "roofline",
 ) -> Scenario:
     """A GPT of eight small layers on H100s; every argument overrides."""
-    return parse_scenario({
-        "model": {**GPT, **model} if isinstance(model, dict) else model or GPT,
-        "training": {"seq_len": 512, "global_batch_size": 8, **(training or {})},
-        "parallelism": parallelism or {}, "cluster": cluster, "calibration": calibration,
-    })
+    return parse_scenario(
+        {
+            "model": {**GPT, **model} if isinstance(model, dict) else model or GPT,
+            "training": {"seq_len": 512, "global_batch_size": 8, **(training or {})},
+            "parallelism": parallelism or {},
+            "cluster": cluster,
+            "calibration": calibration,
+        }
+    )
 
 
 def even_profile(scenario: Scenario, layer_s: float = 1e-3) -> Profile:

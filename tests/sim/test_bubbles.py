@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +17,12 @@ from tests.sim.cases import FREE_LINKS, case, even_profile
 def run(schedule: str, p: int, m: int, v: int | None = None, engine: str = "static", **more: object) -> Simulation:
     """`schedule` on p ranks with m micro-batches; one layer on each stage."""
     stages = p * (v or (2 if schedule in ("zb_v", "dualpipe_v") else 1))
-    scenario = case({"pp": p, "schedule": schedule, "virtual_stages": v, **more},
-                    {"global_batch_size": m, "seq_len": 128, "gradient_clipping": False},
-                    {"layers": stages, "hidden": 64, "heads": 1, "ffn": 64, "vocab": 128}, FREE_LINKS)
+    scenario = case(
+        {"pp": p, "schedule": schedule, "virtual_stages": v, **more},
+        {"global_batch_size": m, "seq_len": 128, "gradient_clipping": False},
+        {"layers": stages, "hidden": 64, "heads": 1, "ffn": 64, "vocab": 128},
+        FREE_LINKS,
+    )
     return simulate(scenario, even_profile(scenario), engine=engine)
 
 
@@ -50,8 +55,11 @@ def test_micro_batches_in_flight(schedule: str, p: int, m: int) -> None:
     """m for GPipe, min(m, p − rank) for 1F1B and ZB-H1, counted on the simulated times."""
     sim = run(schedule, p, m)
     for rank, spans in enumerate(sim.spans):
-        events = sorted((start, 1) if a.kind is Kind.F else (end, -1)
-                        for a, (start, end) in spans.items() if a.kind in (Kind.F, Kind.B, Kind.I))
+        events = sorted(
+            (start, 1) if a.kind is Kind.F else (end, -1)
+            for a, (start, end) in spans.items()
+            if a.kind in (Kind.F, Kind.B, Kind.I)
+        )
         most = live = 0
         for _, change in events:
             live += change
@@ -66,21 +74,29 @@ def test_split_backward_schedules_leave_less_idle(schedule: str, p: int, m: int)
     assert run(schedule, p, m).result["bubble_ratio"] < 0.75 * base
 
 
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v",
-                                      "zb_search", "dualpipe", "dualpipe_v"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "zb_search", "dualpipe", "dualpipe_v"],
+)
 def test_every_action_runs_once_and_engines_agree(schedule: str) -> None:
     p, m = 4, 8
     static, simpy = (run(schedule, p, m, engine=e) for e in ("static", "simpy"))
     assert static.times.start_s == simpy.times.start_s
     assert static.times.end_s == simpy.times.end_s
-    listed = [(r, part) for r, entries in enumerate(static.schedule.ranks) for e in entries
-              for part in ((e,) if isinstance(e, Action) else (e.forward, e.backward))]
+    listed = [
+        (r, part)
+        for r, entries in enumerate(static.schedule.ranks)
+        for e in entries
+        for part in ((e,) if isinstance(e, Action) else (e.forward, e.backward))
+    ]
     done = [(r, d.action) for r, actions in enumerate(static.built.actions) for d in actions]
     assert sorted(done, key=str) == sorted(listed, key=str)
 
 
 @settings(deadline=None, max_examples=20)
-@given(schedule=st.sampled_from(["gpipe", "1f1b", "zb_h1", "dualpipe_v"]), overlap=st.booleans(), rounds=st.integers(2, 3))
+@given(
+    schedule=st.sampled_from(["gpipe", "1f1b", "zb_h1", "dualpipe_v"]), overlap=st.booleans(), rounds=st.integers(2, 3)
+)
 def test_streams_run_one_task_at_a_time_and_messages_match(schedule: str, overlap: bool, rounds: int) -> None:
     p = 4
     overlap |= schedule == "dualpipe_v"  # two blocking exchanges at once would wait for each other
@@ -94,7 +110,7 @@ def test_streams_run_one_task_at_a_time_and_messages_match(schedule: str, overla
             flows.setdefault(flow, []).append(span.kind)
     for spans in rows.values():
         spans.sort()
-        assert all(b[0] >= a[1] - 1e-12 for a, b in zip(spans, spans[1:], strict=False))
+        assert all(b[0] >= a[1] - 1e-12 for a, b in pairwise(spans))
     assert all(sorted(k) in (["RECV_F", "SEND_F"], ["RECV_B", "SEND_B"]) for k in flows.values())
 
 

@@ -25,7 +25,9 @@ def programs(draw: st.DrawFn) -> TaskGraph:
     order = draw(st.permutations(range(n)))
     place = {t: i for i, t in enumerate(order)}
     seconds = draw(st.lists(st.floats(0, 1e3, allow_nan=False), min_size=n, max_size=n))
-    waits = [sorted(t for t in draw(st.sets(st.integers(0, n - 1), max_size=4)) if place[t] < place[i]) for i in range(n)]
+    waits = [
+        sorted(t for t in draw(st.sets(st.integers(0, n - 1), max_size=4)) if place[t] < place[i]) for i in range(n)
+    ]
     graph = graph_of(seconds, waits)
     for task in draw(st.sets(st.integers(0, n - 1), max_size=5)):
         earlier = [t for t in range(n) if place[t] < place[task]]

@@ -23,8 +23,14 @@ PSI = count_parameters(case().model).total
 
 @pytest.mark.parametrize(
     ("precision", "grad_dtype", "param_dtype", "bytes_each"),
-    [("fp32", "fp32", None, 16), ("bf16", "bf16", None, 16), ("fp16", "fp16", None, 16), ("bf16", "fp32", None, 18),
-     ("bf16", "fp32", "fp32", 16), ("fp8", "fp32", None, 18)],
+    [
+        ("fp32", "fp32", None, 16),
+        ("bf16", "bf16", None, 16),
+        ("fp16", "fp16", None, 16),
+        ("bf16", "fp32", None, 18),
+        ("bf16", "fp32", "fp32", 16),
+        ("fp8", "fp32", None, 18),
+    ],
 )
 def test_bytes_per_parameter(precision: str, grad_dtype: str, param_dtype: str | None, bytes_each: int) -> None:
     """Exactly 16 in fp32 and with 16-bit gradients, 18 with fp32 ones (Rajbhandari 2020, section 3.1)."""
@@ -98,7 +104,10 @@ def test_recompute_adds_a_third_of_compute() -> None:
     """Full recomputation runs each forward again: 30-40 % of compute; selective a few per cent."""
     big = {"hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 1024, "layers": 4}
     base, full, selective = (
-        simulate(case(None, {"global_batch_size": 4, "seq_len": 2048, "attention": "unfused", "recompute": r}, big)).result["compute_s"]
-        for r in ("none", "full", "selective"))
+        simulate(
+            case(None, {"global_batch_size": 4, "seq_len": 2048, "attention": "unfused", "recompute": r}, big)
+        ).result["compute_s"]
+        for r in ("none", "full", "selective")
+    )
     assert 1.25 < full / base < 1.40
     assert 1.005 < selective / base < 1.15

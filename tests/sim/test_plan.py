@@ -19,8 +19,11 @@ def layouts(draw: st.DrawFn) -> Scenario:
     ep = draw(st.sampled_from([e for e in (1, 2, 4, 8) if plane % e == 0]))
     order = "-".join(draw(st.permutations(["tp", "cp", "dp", "pp"])))
     shard = draw(st.sampled_from([s for s in (1, 2, 4, 8, 16) if (cp * dp) % s == 0]))
-    return case({"tp": tp, "cp": cp, "dp": dp, "pp": pp, "ep": ep, "rank_order": order, "zero": 1, "shard_size": shard},
-                {"global_batch_size": 32}, MOE)
+    return case(
+        {"tp": tp, "cp": cp, "dp": dp, "pp": pp, "ep": ep, "rank_order": order, "zero": 1, "shard_size": shard},
+        {"global_batch_size": 32},
+        MOE,
+    )
 
 
 @settings(deadline=None, max_examples=60)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -274,20 +272,3 @@ def test_every_schedule_does_the_same_work() -> None:
         for kinds in ((Kind.F,), (Kind.B, Kind.I), (Kind.B, Kind.W)):
             work = {(schedule.part_of_stage[s], m) for s, kind, m in actions if kind in kinds}
             assert work == {(part, m) for part in range(stages) for m in range(8)}, (name, kinds)
-
-
-def test_building_and_checking_scale_with_the_lists() -> None:
-    """Against a plain loop over as many actions, as machines differ; measured: 1, 1 and 3 times it."""
-    start = time.process_time()
-    plain = [Action(s, kind, m) for s in range(64) for m in range(512) for kind in (Kind.F, Kind.B)]
-    times = [time.process_time() - start]
-    schedule = build("1f1b", 64, 512)
-    times.append(time.process_time() - start)
-    interleaved = [build("interleaved_1f1b", 16, 128, 8) for _ in range(2)]
-    times.append(time.process_time() - start)
-    validate(schedule)
-    times.append(time.process_time() - start)
-    unit_s, built_s, interleaved_s, checked_s = (b - a for a, b in pairwise([0.0, *times]))
-    assert len(plain) == sum(map(len, schedule.ranks)) == sum(map(len, interleaved[0].ranks * 2))
-    assert max(built_s, interleaved_s) < 8 * unit_s
-    assert checked_s < 24 * unit_s

@@ -68,12 +68,13 @@ def test_tensor_parallel_all_reduces() -> None:
 
 
 def test_sequence_parallel_gathers_and_scatters() -> None:
-    """6 all-gathers and 4 reduce-scatters a layer: inputs are saved in shards and gathered again for the weight gradient
+    """6 all-gathers and 4 reduce-scatters a layer: inputs are saved in shards and gathered for the weight gradient
     (Korthikanti 2022, section 4.2.2)."""
     message = TOKENS * HIDDEN * 2
     sent = traffic(("tp",), {"tp": 2, "sp": True}, global_batch_size=1)
-    deeper = simulate(case({"tp": 2, "sp": True}, {"global_batch_size": 1, "gradient_clipping": False},
-                           {"layers": 2 * LAYERS})).result["communication"]
+    deeper = simulate(
+        case({"tp": 2, "sp": True}, {"global_batch_size": 1, "gradient_clipping": False}, {"layers": 2 * LAYERS})
+    ).result["communication"]
     more = {r["kind"]: r["bytes"] - sent.get(r["kind"], 0.0) for r in deeper if r["group"] == "tp"}
     assert more["all_gather"] == pytest.approx(6 * LAYERS * message)
     assert more["reduce_scatter"] == pytest.approx(4 * LAYERS * message)
@@ -101,9 +102,18 @@ def test_expert_parallel_all_to_all_volume() -> None:
     assert sent == pytest.approx(4 * LAYERS * TOKENS * 2 * HIDDEN * 2)
 
 
-@pytest.mark.parametrize("parallelism", [{"dp": 8, "zero": 3}, {"tp": 4, "sp": True}, {"tp": 8, "tp_overlap": "full"},
-                                         {"cp": 4}, {"cp": 4, "cp_split": "contiguous"}, {"pp": 4, "dp": 2, "zero": 1},
-                                         {"tp": 2, "pp": 2, "dp": 2, "zero": 2}])
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        {"dp": 8, "zero": 3},
+        {"tp": 4, "sp": True},
+        {"tp": 8, "tp_overlap": "full"},
+        {"cp": 4},
+        {"cp": 4, "cp_split": "contiguous"},
+        {"pp": 4, "dp": 2, "zero": 1},
+        {"tp": 2, "pp": 2, "dp": 2, "zero": 2},
+    ],
+)
 def test_one_task_for_an_action_gives_the_same_times(parallelism: dict[str, Any]) -> None:
     scenario = case(parallelism, {"global_batch_size": 16})
     folded, expanded = simulate(scenario), simulate(scenario, expand=True)
