@@ -59,8 +59,7 @@ def read_groups(path: str | Path) -> Groups:
     """
     data = parse_json(read_bytes(path, 1 << 26), path)
     good = isinstance(data, dict) and all(
-        isinstance(v, list) and all(isinstance(r, int) and 0 <= r < 10_000_000 for r in v)
-        for v in data.values()
+        isinstance(v, list) and all(isinstance(r, int) and 0 <= r < 10_000_000 for r in v) for v in data.values()
     )
     if not good:
         raise InputError(f"{path}: must be a mapping of group names to lists of ranks")
@@ -140,9 +139,7 @@ class _Build:
         kind = shown[:100] if isinstance(shown, str) and shown else kind
         computes = message is None and not host and node.type == NodeType.COMP
         self.nodes.append(
-            Node(
-                rank, stream, kind, node.name[:4000] or f"node {node.id}", 0, duration, [], message, computes
-            )
+            Node(rank, stream, kind, node.name[:4000] or f"node {node.id}", 0, duration, [], message, computes)
         )
         self.resource.append((rank, "" if kind == START else stream))
         self.source.append(node.id)
@@ -152,9 +149,7 @@ class _Build:
             return None
         size = float(max(0, node.whole("comm_size", 0)))
         group = node.get("pg_name")
-        group = (
-            group if isinstance(group, str) else str(node.whole("pg_name", 0)) if group is not None else ""
-        )
+        group = group if isinstance(group, str) else str(node.whole("pg_name", 0)) if group is not None else ""
         if node.type == NodeType.COMM_COLL:
             number = node.whole("comm_type", 0)
             kind = COLLECTIVES[number] if 0 <= number < len(COLLECTIVES) else "all_reduce"
@@ -164,9 +159,7 @@ class _Build:
         source = rank if sends else node.whole("comm_src", rank)
         target = node.whole("comm_dst", rank) if sends else rank
         kind, tag = "send" if sends else "recv", node.whole("comm_tag", 0)
-        return Message(
-            kind, group, (source, target), size, self._count(rank, ("message", source, target, tag), kind)
-        )
+        return Message(kind, group, (source, target), size, self._count(rank, ("message", source, target, tag), kind))
 
     def _count(self, rank: int, key: tuple[object, ...], end: str = "") -> tuple[object, ...]:
         self.seen[rank, end, *key] += 1
@@ -180,9 +173,7 @@ class _Clock:
     waits are over; it takes its duration from the moment when all its members have begun.
     """
 
-    def __init__(
-        self, name: str, nodes: list[Node], resource: list[tuple[int, str]], source: list[int]
-    ) -> None:
+    def __init__(self, name: str, nodes: list[Node], resource: list[tuple[int, str]], source: list[int]) -> None:
         self.name, self.nodes, self.resource, self.source = name, nodes, resource, source
         self.missing = [len(n.waits) for n in nodes]
         self.after: list[list[int]] = [[] for _ in nodes]

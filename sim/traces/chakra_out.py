@@ -57,16 +57,12 @@ class Export:
     simulation: Simulation
     groups: dict[tuple[int, ...], int] = field(default_factory=dict)
     rows: list[list[tuple[int, Slot]]] = field(default_factory=list)  # by class: task, slot
-    ends: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # of a message: class that sends, that receives
+    ends: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a message: class that sends, that receives
 
     def __post_init__(self) -> None:
         graph = self.simulation.built.graph
         if graph.lags:
-            raise ValueError(
-                "the step was simulated without expand=True; its actions hide what their streams do"
-            )
+            raise ValueError("the step was simulated without expand=True; its actions hide what their streams do")
         streams, kinds = list(graph.streams), list(graph.kinds)
         self.rows = [[] for _ in graph.classes]
         for task, index, stream, kind in graph.slot_table().tolist():
@@ -91,9 +87,7 @@ class Export:
             deps += [2 * w + 3 for w in dict.fromkeys(graph.waits[task]) if w in twice]
             yield from self._node(rank, index, task, slot, tuple(deps))
 
-    def _node(
-        self, rank: int, index: int, task: int, slot: Slot, deps: tuple[int, ...]
-    ) -> Iterator[ChakraNode]:
+    def _node(self, rank: int, index: int, task: int, slot: Slot, deps: tuple[int, ...]) -> Iterator[ChakraNode]:
         graph, times = self.simulation.built.graph, self.simulation.times
         nanos = round(graph.seconds[task] * 1e9)
         detail, (stream, kind) = graph.sorts[graph.sort[task]].detail, slot
@@ -109,9 +103,7 @@ class Export:
         size = int64("comm_size", round(detail.bytes))
         if kind in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
             sends = kind.startswith("SEND")
-            yield node(
-                NodeType.COMM_SEND if sends else NodeType.COMM_RECV, [size, *self._ends(rank, index, task)]
-            )
+            yield node(NodeType.COMM_SEND if sends else NodeType.COMM_RECV, [size, *self._ends(rank, index, task)])
         elif kind == "SEND_RECV":
             ring = self._members(stream, kind, rank)
             after, before = (ring[(ring.index(rank) + step) % len(ring)] for step in (1, -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from sim.traces.host import Thread
@@ -17,16 +18,19 @@ _STREAM_WAIT = ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"
 class DeviceGraph:
     """Adds a rank's device nodes to its graph, and the host's waits for them."""
 
-    def __init__(
-        self, graph: RankGraph, kernels: list[Event], launches: dict[int, tuple[Event, Thread]]
-    ) -> None:
+    def __init__(self, graph: RankGraph, kernels: list[Event], launches: dict[int, tuple[Event, Thread]]) -> None:
         self.graph, self.kernels, self.launches = graph, kernels, launches
         self.latency_ns = self._latency()
         self.compute_stream = self._busiest()
         self.node_of: dict[int, int] = {}  # by position among the kernels
-        self.by_stream: dict[tuple[str, str], list[int]] = {}  # positions, in order
+        self.last: dict[tuple[str, str], int] = {}  # on each stream so far
         order = {number: (e.start_ns, number) for number, (e, _) in launches.items()}
         self.launched = [order.get(whole(k.args, "correlation") or -1, (k.start_ns, -1)) for k in kernels]
+        self.by_launch: dict[tuple[str, str], list[tuple[tuple[int, int], int]]] = {}
+        for position, kernel in enumerate(kernels):
+            self.by_launch.setdefault(kernel.thread, []).append((self.launched[position], position))
+        for listed in self.by_launch.values():
+            listed.sort()
 
     def build(self) -> None:
         """Add all nodes and waits."""
@@ -44,8 +48,8 @@ class DeviceGraph:
     def _add(self, position: int, kernel: Event, across: list[int], operators: dict[int, Event]) -> None:
         issued = self._launch(kernel)
         waits = self.graph._after_launch(issued, kernel.start_ns, self.latency_ns if issued else 0)
-        before = self.by_stream.setdefault(kernel.thread, [])
-        waits += [(self.node_of[p], 0) for p in [*before[-1:], *across] if p in self.node_of]
+        before = [self.last[kernel.thread]] if kernel.thread in self.last else []
+        waits += [(self.node_of[p], 0) for p in [*before, *across] if p in self.node_of]
         message = self.graph.message_of(kernel, operators)
         kind = message.kind.upper() if message else "F"
         if not message and issued is not None:
@@ -64,7 +68,7 @@ class DeviceGraph:
             message is None and kernel.category == "kernel",
         )
         self.node_of[position] = node
-        before.append(position)
+        self.last[kernel.thread] = position
 
     def _launch(self, kernel: Event) -> tuple[Event, Thread] | None:
         number = whole(kernel.args, "correlation")
@@ -72,9 +76,7 @@ class DeviceGraph:
 
     def _latency(self) -> int:
         """The shortest time from a launch call's start to its kernel's."""
-        seen = [
-            k.start_ns - issued[0].start_ns for k in self.kernels if (issued := self._launch(k)) is not None
-        ]
+        seen = [k.start_ns - issued[0].start_ns for k in self.kernels if (issued := self._launch(k)) is not None]
         return max(0, min(seen, default=0))
 
     def _busiest(self) -> tuple[str, str]:
@@ -96,7 +98,6 @@ class DeviceGraph:
         """From `cuda_sync`: the first kernel launched on the stream after the call waits for the last one launched
         on the other stream before the event was recorded."""
         out: dict[int, list[int]] = {}
-        order = sorted(range(len(self.kernels)), key=lambda p: self.launched[p])
         for sync in syncs:
             number, source = whole(sync.args, "correlation"), whole(sync.args, "wait_on_stream")
             record = whole(sync.args, "wait_on_cuda_event_record_corr_id")
@@ -105,31 +106,27 @@ class DeviceGraph:
             called = self.launches[number][0].start_ns
             recorded = self.launches[record][0].start_ns if record in self.launches else called
             device, stream = sync.thread[0], str(whole(sync.args, "stream"))
-            after = next(
-                (
-                    p
-                    for p in order
-                    if self.launched[p][0] >= called and self.kernels[p].thread == (device, stream)
-                ),
-                None,
-            )
-            before = [
-                p
-                for p in order
-                if self.launched[p][0] < recorded and self.kernels[p].thread == (device, str(source))
-            ]
-            if after is not None and before:
-                out.setdefault(after, []).append(before[-1])
+            listed = self.by_launch.get((device, stream), [])
+            after = bisect_left(listed, ((called, -1), -1))
+            before = self._launched_before((device, str(source)), (recorded, -1))
+            if after < len(listed) and before is not None:
+                out.setdefault(listed[after][1], []).append(before)
         return out
+
+    def _launched_before(self, stream: tuple[str, str], time: tuple[int, int], ended_ns: int = 1 << 63) -> int | None:
+        """The last kernel launched on a stream before that moment, of those that had ended by `ended_ns`."""
+        listed = self.by_launch.get(stream, [])
+        for i in range(bisect_left(listed, (time, -1)) - 1, -1, -1):
+            if self.kernels[listed[i][1]].end_ns <= ended_ns:
+                return listed[i][1]
+        return None
 
     def _likely_waits(self) -> dict[int, list[int]]:
         """Where cudaStreamWaitEvent was called since the thread's last launch: the last kernel launched on each other
         stream of the device, if it had ended when this one began."""
         out: dict[int, list[int]] = {}
         position_of = {
-            number: p
-            for p, k in enumerate(self.kernels)
-            if (number := whole(k.args, "correlation")) is not None
+            number: p for p, k in enumerate(self.kernels) if (number := whole(k.args, "correlation")) is not None
         }
         for thread in self.graph.threads:
             waits = False
@@ -143,15 +140,10 @@ class DeviceGraph:
         return out
 
     def _last_elsewhere(self, position: int) -> list[int]:
-        kernel, latest = self.kernels[position], dict[tuple[str, str], int]()
-        for p in range(position - 1, max(-1, position - 2000), -1):
-            other = self.kernels[p]
-            elsewhere = other.thread != kernel.thread and other.thread[0] == kernel.thread[0]
-            if elsewhere and self.launched[p] < self.launched[position]:
-                known = latest.get(other.thread)
-                if known is None or self.launched[p] > self.launched[known]:
-                    latest[other.thread] = p
-        return [p for p in latest.values() if self.kernels[p].end_ns <= kernel.start_ns]
+        kernel = self.kernels[position]
+        others = [s for s in self.by_launch if s != kernel.thread and s[0] == kernel.thread[0]]
+        latest = (self._launched_before(s, self.launched[position]) for s in others)
+        return [p for p in latest if p is not None and self.kernels[p].end_ns <= kernel.start_ns]
 
     # --- the host
 
@@ -172,14 +164,6 @@ class DeviceGraph:
 
     def _ended_in(self, call: Event, stream: str | None) -> list[int]:
         """The last kernel of each stream (or of one) launched before a call and ended by its end."""
-        out = []
-        for thread, positions in self.by_stream.items():
-            if stream is not None and thread[1] != stream:
-                continue
-            done = [
-                p
-                for p in positions
-                if self.launched[p][0] < call.start_ns and self.kernels[p].end_ns <= call.end_ns
-            ]
-            out += [self.node_of[done[-1]]] if done else []
-        return out
+        streams = [s for s in self.by_launch if stream is None or s[1] == stream]
+        found = (self._launched_before(s, (call.start_ns, -1), call.end_ns) for s in streams)
+        return [self.node_of[p] for p in found if p is not None]

@@ -80,9 +80,7 @@ def read_kineto(path: str | Path, position: int = 0, data: bytes | None = None) 
     trace = _header(content, path, position)
     base = _whole(content.get("baseTimeNanoseconds"), 0)
     if not 0 <= base < MAX_NS:
-        raise InputError(
-            f"{path}: baseTimeNanoseconds: found {str(base)[:40]}; must be at least 0 and below 2^62"
-        )
+        raise InputError(f"{path}: baseTimeNanoseconds: found {str(base)[:40]}; must be at least 0 and below 2^62")
     for number, raw in enumerate(events):
         event = _event(raw, number, base, path)
         if event is not None:
@@ -140,9 +138,7 @@ def _event(raw: Any, number: int, base: int, path: str | Path) -> Event | None:
 
 def _nanoseconds(value: Any, number: int, key: str, path: str | Path) -> int:
     try:
-        micros = (
-            float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
-        )
+        micros = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         micros = math.nan
     if not math.isfinite(micros) or abs(micros) * 1000 >= MAX_NS:

@@ -69,19 +69,13 @@ def _one_clock(parts: list[Recording], traces: Sequence[RankTrace]) -> None:
     for part, trace in zip(parts[1:], traces[1:], strict=True):
         if trace.host_name and trace.host_name == traces[0].host_name:
             continue
-        late = [
-            n.end_ns - reference[n.message.key]
-            for n in part.nodes
-            if n.message and n.message.key in reference
-        ]
+        late = [n.end_ns - reference[n.message.key] for n in part.nodes if n.message and n.message.key in reference]
         offset = round(median(late)) if late else part.nodes[0].start_ns - parts[0].nodes[0].start_ns
         for node in part.nodes:
             node.start_ns -= offset
             node.end_ns -= offset
         how = f"by its {len(late)} common collectives" if late else "by its start: no common collectives"
-        part.warnings.append(
-            f"rank {part.ranks[0]}: another host's clock, moved by {-offset / 1e6:.3f} ms {how}"
-        )
+        part.warnings.append(f"rank {part.ranks[0]}: another host's clock, moved by {-offset / 1e6:.3f} ms {how}")
 
 
 def _check_members(recording: Recording) -> None:

@@ -114,9 +114,7 @@ class RankGraph:
                 node = self._add("host", HOST, "host", s.start_ns, s.end_ns, [(before, 0)])
             else:
                 kind = s.kind if computes else HOST
-                node = self._add(
-                    stream, kind, s.owner.name, s.start_ns, s.end_ns, [(before, 0)], None, computes
-                )
+                node = self._add(stream, kind, s.owner.name, s.start_ns, s.end_ns, [(before, 0)], None, computes)
             thread.nodes.append(node)
             thread.ends.append(s.end_ns)
             before = node
@@ -143,9 +141,7 @@ class RankGraph:
         before = waiter.nodes[i - 1] if i else 0
         first, last = inside[0], inside[-1]
         if first and thread.segments[first - 1].owner is None:
-            idle = self.nodes[
-                thread.nodes[first - 1]
-            ]  # the thread slept: its host time begins with the hand-over
+            idle = self.nodes[thread.nodes[first - 1]]  # the thread slept: its host time begins with the hand-over
             idle.start_ns = min(max(idle.start_ns, gap.start_ns), idle.end_ns)
             idle.waits.append((before, 0))
         self._blocks(waiter, i, [thread.nodes[last]])
@@ -181,9 +177,7 @@ class RankGraph:
             if event.thread in last and self.nodes[last[event.thread]].end_ns <= event.start_ns:
                 waits.append((last[event.thread], 0))
             shown = (kind or "message").upper()
-            node = self._add(
-                f"gloo {event.thread[1]}", shown, event.name, event.start_ns, event.end_ns, waits, message
-            )
+            node = self._add(f"gloo {event.thread[1]}", shown, event.name, event.start_ns, event.end_ns, waits, message)
             last[event.thread] = node
             thread = issued[1] if issued else self.main
             if thread is not None:
@@ -251,9 +245,7 @@ class RankGraph:
 
     def _kernels(self, launches: dict[int, tuple[Event, Thread]]) -> list[Event]:
         """What the step launched; a kernel without a launch in the file belongs to the step it started in."""
-        known = {
-            whole(e.args, "correlation") for t in self.trace.threads.values() for e in t if is_runtime(e)
-        }
+        known = {whole(e.args, "correlation") for t in self.trace.threads.values() for e in t if is_runtime(e)}
         out = []
         for kernel in self.trace.device:
             number = whole(kernel.args, "correlation")

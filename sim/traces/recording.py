@@ -58,9 +58,7 @@ class Recording:
     @property
     def step_ns(self) -> int:
         """From the first start to the last end of all ranks, as recorded."""
-        return max((n.end_ns for n in self.nodes), default=0) - min(
-            (n.start_ns for n in self.nodes), default=0
-        )
+        return max((n.end_ns for n in self.nodes), default=0) - min((n.start_ns for n in self.nodes), default=0)
 
     def members(self) -> dict[tuple[object, ...], list[int]]:
         """Nodes of each collective or message, by key."""

@@ -63,9 +63,7 @@ class _Builder:
             self.last.append(self.first[-1])
             return
         begun = self._begun(node)
-        seconds = self.change.transfer_s(
-            node, (node.end_ns - max(self.nodes[m].start_ns for m in begun)) * 1e-9
-        )
+        seconds = self.change.transfer_s(node, (node.end_ns - max(self.nodes[m].start_ns for m in begun)) * 1e-9)
         self.first.append(self._task(node, 0.0))
         self.last.append(self._task(node, seconds))
 
@@ -143,9 +141,7 @@ def timeline(times: Replay) -> Timeline:
     recording = times.recording
     classes = [RankClass(r, (r,), i) for i, r in enumerate(recording.ranks)]
     spans = []
-    for node, arrive, begin, end in zip(
-        recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True
-    ):
+    for node, arrive, begin, end in zip(recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True):
         if node.kind == START:
             continue
         size = node.message.bytes if node.message else 0.0
@@ -184,9 +180,7 @@ def rank_times(times: Replay) -> list[RankTimes]:
     """Where the step of each rank goes; a later column counts only what no earlier one covers."""
     sorts: dict[int, list[list[tuple[float, float]]]] = {r: [[], [], [], []] for r in times.recording.ranks}
     ends = dict.fromkeys(times.recording.ranks, 0.0)
-    for node, arrive, begin, end in zip(
-        times.recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True
-    ):
+    for node, arrive, begin, end in zip(times.recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True):
         rows = sorts[node.rank]
         if node.message is not None:
             rows[1].append((begin, end))

@@ -14,9 +14,7 @@ from topology.presets import CLUSTERS, GPUS
 from topology.spec import GpuSpec
 
 # Kernels that arithmetic limits; all others are taken to be limited by memory.
-MATMUL = re.compile(
-    r"gemm|cutlass|xmma|nvjet|flash|fmha|attention|matmul|conv|addmm|aten::(b?mm|linear)", re.I
-)
+MATMUL = re.compile(r"gemm|cutlass|xmma|nvjet|flash|fmha|attention|matmul|conv|addmm|aten::(b?mm|linear)", re.I)
 MAX_PATTERN = 200
 
 

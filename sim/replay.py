@@ -1,0 +1,265 @@
+"""`python -m sim.replay TRACE...`: replay recorded traces, as they are and with something changed.
+
+TRACE: PyTorch profiler (Kineto) JSON, one file a rank, or Chakra execution traces (PREFIX.RANK.et); gzip or not.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sim.command import bad_input_exits, run_main, write_json
+from sim.errors import InputError
+from sim.traces.recording import Recording
+from sim.traces.replay import Replay, rank_times, recorded_times, replay, timeline
+from sim.traces.whatif import (
+    Change,
+    dp_change,
+    gpu_pair,
+    kernel_scales,
+    network_of,
+    straggler_scales,
+)
+
+MAX_TRACES = 4096
+
+
+def main(
+    traces: Annotated[
+        list[Path], typer.Argument(help="profiler JSON or Chakra .et files, one a rank", metavar="TRACE...")
+    ],
+    cluster: Annotated[
+        str | None, typer.Option(help="price communication on this cluster preset", metavar="PRESET")
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="replay on this GPU preset; FROM=TO where the traces do not name theirs", metavar="NAME"
+        ),
+    ] = None,
+    gpu_ratio: Annotated[float, typer.Option(help="a device X times as fast", metavar="X")] = 1.0,
+    network_scale: Annotated[float, typer.Option(help="links X times as fast", metavar="X")] = 1.0,
+    scale_kernels: Annotated[
+        list[str] | None,
+        typer.Option(help="seconds of matching kernels times X, repeatable", metavar="REGEX=X"),
+    ] = None,
+    straggler: Annotated[
+        list[str] | None, typer.Option(help="a rank's compute seconds times X, repeatable", metavar="RANK=X")
+    ] = None,
+    dp: Annotated[
+        int | None, typer.Option(help="data-parallel ranks, with as much work each", min=1, max=1_000_000)
+    ] = None,
+    dp_group: Annotated[
+        str | None, typer.Option(help="process group that --dp changes", metavar="NAME")
+    ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(help="Chakra: ASTRA-sim's file of communicator groups", metavar="FILE")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="profiler step; the one of median length where left out", min=0)
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="write an interactive timeline that opens offline", metavar="FILE")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="write a Chrome/Perfetto trace of the replay", metavar="FILE")
+    ] = None,
+) -> None:
+    """Replay recorded traces; options change device, network, ranks or kernels."""
+    with bad_input_exits():
+        recording = load(traces, step, groups)
+        asked = {
+            "cluster": cluster, "gpu": gpu, "gpu_ratio": gpu_ratio, "network_scale": network_scale,
+            "scale_kernels": scale_kernels or [], "straggler": straggler or [], "dp": dp, "dp_group": dp_group,
+        }  # fmt: skip
+        change = make_change(recording, asked)
+        unchanged, changed = replay(recording), replay(recording, change)
+        result = make_result(unchanged, changed, asked)
+        _write(result, changed, json, html, trace)
+
+
+def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = None) -> Recording:
+    """The recorded step in profiler or Chakra traces, which the files' first bytes tell apart.
+
+    Raises:
+        InputError: for files that are neither, or both sorts at once.
+    """
+    from sim.traces.chakra_in import load as load_chakra
+    from sim.traces.chakra_in import read_groups
+    from sim.traces.files import read_bytes
+    from sim.traces.kineto import looks_like_kineto, read_kineto
+    from sim.traces.matching import join
+
+    if len(paths) > MAX_TRACES:
+        raise InputError(f"found {len(paths)} traces; at most {MAX_TRACES} are read at once")
+    contents = [read_bytes(p) for p in paths]
+    kineto = [looks_like_kineto(c) for c in contents]
+    if all(kineto):
+        if groups is not None:
+            raise InputError("--groups: is for Chakra traces; profiler traces name their groups' ranks")
+        return join(
+            [read_kineto(p, i, c) for i, (p, c) in enumerate(zip(paths, contents, strict=True))], step
+        )
+    if any(kineto):
+        raise InputError(
+            f"{paths[kineto.index(False)]}: is no JSON, and {paths[kineto.index(True)]} is; give traces of one sort"
+        )
+    if step is not None:
+        raise InputError("--step: Chakra traces are not divided into steps")
+    return load_chakra(paths, contents, read_groups(groups) if groups is not None else None)
+
+
+def make_change(recording: Recording, asked: dict[str, Any]) -> Change:
+    """The what-if that options ask for.
+
+    Raises:
+        InputError: for a value that is out of range or names nothing.
+    """
+    for key in ("gpu_ratio", "network_scale"):
+        if not 1e-9 <= asked[key] <= 1e9:
+            raise InputError(
+                f"--{key.replace('_', '-')}: found {asked[key]}; must be a factor from 1e-9 to 1e9"
+            )
+    dp = dp_change(recording, asked["dp"], asked["dp_group"]) if asked["dp"] is not None else None
+    ranks = recording.world_size * (-(-dp[2] // dp[1]) if dp else 1)
+    return Change(
+        kernels=kernel_scales(asked["scale_kernels"]),
+        gpu_ratio=asked["gpu_ratio"],
+        gpus=gpu_pair(asked["gpu"], recording.gpu_name) if asked["gpu"] else None,
+        network_scale=asked["network_scale"],
+        network=network_of(asked["cluster"], ranks) if asked["cluster"] else None,
+        dp=dp,
+        stragglers=straggler_scales(asked["straggler"], recording.ranks),
+    )
+
+
+def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> dict[str, Any]:
+    """What `--json` writes (`sim-replay/1`). `error`: of the unchanged replay against the recorded step."""
+    recording = unchanged.recording
+    recorded_s = recording.step_ns * 1e-9
+    return {
+        "format": "sim-replay/1",
+        "traces": recording.name,
+        "ranks": list(recording.ranks),
+        "world_size": recording.world_size,
+        "profiler_step": recording.step,
+        "recorded_step_s": recorded_s,
+        "replayed_step_s": unchanged.step_time_s,
+        "error": unchanged.step_time_s / recorded_s - 1 if recorded_s else 0.0,
+        "what_if": {k: v for k, v in asked.items() if v not in (None, [], 1.0)},
+        "step_time_s": changed.step_time_s,
+        "change": changed.step_time_s / unchanged.step_time_s - 1 if unchanged.step_time_s else 0.0,
+        "per_rank": [
+            _row(before, after)
+            for before, after in zip(rank_times(unchanged), rank_times(changed), strict=True)
+        ],
+        "communication": _communication(recording, unchanged, changed),
+        "nodes": len(recording.nodes),
+        "warnings": recording.warnings,
+    }
+
+
+def _row(before: Any, after: Any) -> dict[str, Any]:
+    names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")
+    return (
+        {"rank": before.rank}
+        | {n: getattr(after, n) for n in names}
+        | {f"recorded_{n}": getattr(before, n) for n in names}
+    )
+
+
+def _communication(recording: Recording, unchanged: Replay, changed: Replay) -> list[dict[str, Any]]:
+    """Per kind and group: operations, bytes, mean seconds of the transfer alone, recorded and changed."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    for i, node in enumerate(recording.nodes):
+        if node.message is not None:
+            row = rows.setdefault((node.message.kind, node.message.group), [0, 0.0, 0.0, 0.0])
+            row[0] += 1
+            row[1] += node.message.bytes
+            row[2] += unchanged.end_s[i] - unchanged.begin_s[i]
+            row[3] += changed.end_s[i] - changed.begin_s[i]
+    return [{"kind": k, "group": g, "count": int(n), "bytes": b, "recorded_s": old / n, "seconds": new / n}
+            for (k, g), (n, b, old, new) in sorted(rows.items())]  # fmt: skip
+
+
+def _write(
+    result: dict[str, Any], changed: Replay, json: str | None, html: Path | None, trace: Path | None
+) -> None:
+    from sim.files import write_text
+
+    if json is not None:
+        write_json(json, result)
+    if trace is not None:
+        from sim.views.trace import trace_events
+
+        write_text(trace, json_module.dumps(trace_events(timeline(changed))))
+    if html is not None:
+        from sim.views.compare_page import compare_page
+
+        write_text(
+            html,
+            compare_page(_comparison(result), timeline(changed), timeline(recorded_times(changed.recording))),
+        )
+    if json != "-":
+        _print(result)
+
+
+def _comparison(result: dict[str, Any]) -> dict[str, Any]:
+    """The result as the page of comparisons takes it: replayed, with what was changed, against recorded."""
+    before, after = result["recorded_step_s"], result["step_time_s"]
+    words = ", ".join(f"{k} {v}" for k, v in result["what_if"].items())
+    return {
+        "scenario": f"Replay{f' with {words}' if words else ''}",
+        "step_time_s": {"simulated": after, "measured": before, "error": after / before - 1 if before else 0.0},
+        "noise": 0.0,
+        "within_tolerance": abs(result["error"]) <= 0.02,
+        "actions": {},
+        "ranks": [{"rank": r["rank"], "simulated": r["end_s"], "measured": r["recorded_end_s"],
+                   "error": r["end_s"] / r["recorded_end_s"] - 1 if r["recorded_end_s"] else 0.0}
+                  for r in result["per_rank"]],
+        "memory": [],
+    }  # fmt: skip
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sim.views.units import seconds
+
+    console = Console()
+    label = f", profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""
+    console.print(
+        f"[b]{_plain(result['traces'])}[/b]: {len(result['ranks'])} of {result['world_size']} ranks{label}"
+    )
+    console.print(f"recorded {seconds(result['recorded_step_s'])}, replayed unchanged {seconds(result['replayed_step_s'])} "
+                  f"({result['error'] * 100:+.2f} %)")  # fmt: skip
+    if result["what_if"]:
+        words = _plain(", ".join(f"{k} {v}" for k, v in result["what_if"].items()))
+        console.print(
+            f"with {words}: [b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)"
+        )
+    table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
+    for row in result["per_rank"][:32]:
+        names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")
+        table.add_row(str(row["rank"]), *(seconds(row[n]) for n in names))
+    console.print(table)
+    for warning in result["warnings"]:
+        console.print(f"note: {_plain(warning)}")
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if __name__ == "__main__":
+    run_main(main)
