@@ -426,7 +426,7 @@ def _neighbours(schedule: Schedule) -> dict[int, tuple[int | None, int | None]]:
 
 
 def _ends(schedule: Schedule) -> tuple[dict[int, int], dict[int, tuple[int, Kind]]]:
-    """Per stage: the micro-batch whose forward runs first; micro-batch and kind of the action that ends its gradients."""
+    """Per stage: the micro-batch that runs forward first; micro-batch and kind of what ends its gradients."""
     first: dict[int, int] = {}
     last: dict[int, tuple[int, Kind]] = {}
     for entries in schedule.ranks:

@@ -94,9 +94,10 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     seconds: dict[str, float] = {}
     kinds, slots = tuple(graph.kinds), graph.slot_table()
     kind_of = dict(zip(slots[::-1, 0].tolist(), slots[::-1, 3].tolist(), strict=True))  # its first row's
-    for t in chain:
+    until = [*(times.start_s[t] for t in chain[1:]), times.end_s[chain[-1]]]
+    for t, end_s in zip(chain, until, strict=True):
         kind = kinds[kind_of[t]]
-        seconds[kind] = seconds.get(kind, 0.0) + graph.seconds[t]
+        seconds[kind] = seconds.get(kind, 0.0) + end_s - times.start_s[t]
     return dict(sorted(seconds.items(), key=lambda kv: -kv[1])), chain
 
 

@@ -1,0 +1,50 @@
+"""Every shipped scenario runs, and what it reports is possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.scenario import load_scenario
+from sim.simulate import simulate
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(p for p in (ROOT / "scenarios").rglob("*.yaml") if "published" not in p.parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT / "scenarios")))
+def test_scenario(path: Path) -> None:
+    scenario = load_scenario(path)
+    if scenario.training is None:
+        pytest.skip("a serving workload has tests of its own")
+    sim = simulate(scenario)
+    r = sim.result
+    assert 0 < r["mfu"] <= r["hfu"] + 1e-12 <= 1 + 1e-9
+    assert r["mfu"] <= r["mfu_full_attention"] + 1e-12
+    assert 0 <= r["compute_s"] <= r["step_time_s"] * (1 + 1e-9)
+    for row in r["ranks"]:
+        assert row["compute_s"] + row["exposed_comm_s"] + row["bubble_s"] <= r["step_time_s"] * (1 + 1e-6)
+    for m in r["memory"]:
+        assert 0 < m["peak"] <= sum(m[k] for k in ("parameters", "gradients", "optimizer", "activations", "buffers")) + 1
+    assert sum(row["count"] for row in r["ranks"]) == scenario.parallelism.ranks
+    assert sum(r["critical_path"].values()) == pytest.approx(r["step_time_s"])
+
+
+def test_there_is_one_for_every_scheme_and_schedule() -> None:
+    used = [load_scenario(p) for p in FILES]
+    schedules = {s.parallelism.schedule for s in used if s.parallelism.pp > 1}
+    assert schedules == {"naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "zb_search",
+                         "dualpipe", "dualpipe_v"}
+    assert {s.parallelism.zero for s in used} == {0, 1, 2, 3}
+    assert {s.parallelism.cp_method for s in used if s.parallelism.cp > 1} == {"ring", "all_gather", "all_to_all"}
+    assert any(s.parallelism.ep > 1 for s in used)
+    assert {s.training.recompute.mode for s in used if s.training} >= {"none", "selective", "full"}
+
+
+def test_llama3_405b_and_deepseek_v3_fit_as_published() -> None:
+    """Llama Team 2024, table 4: 43, 41 and 38 % MFU; DeepSeek-AI 2024: 2,048 GPUs without tensor parallelism."""
+    for name in ("llama3_405b_8k", "llama3_405b_16k", "llama3_405b_131k", "dualpipe_deepseek_v3"):
+        r = simulate(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).result
+        assert r["fits_in_memory"], name
+        assert 0.2 < r["mfu"] < 0.7, name

@@ -1,0 +1,43 @@
+"""Packages depend one way: topology ← sim ← calibrate; torch is calibrate's alone; heavy libraries are loaded late."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FORBIDDEN = {"topology": ("sim", "calibrate", "torch"), "sim": ("calibrate", "torch"), "calibrate": ()}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names that a file imports anywhere, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_packages_depend_one_way(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        wrong = imported(path) & set(FORBIDDEN[package])
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_a_simulation_loads_no_torch_and_nothing_heavy() -> None:
+    code = (
+        "import sys, runpy\n"
+        "sys.argv = ['sim.run', 'scenarios/1f1b_pp8.yaml', '--json', '-']\n"
+        "try:\n    runpy.run_module('sim.run', run_name='__main__')\nexcept SystemExit as e:\n    assert not e.code, e.code\n"
+        "heavy = {'torch', 'bokeh', 'scipy', 'networkx', 'simpy', 'numba', 'pandas', 'calibrate'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy), file=sys.stderr)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "HEAVY []" in run.stderr
