@@ -23,6 +23,7 @@ from calibrate.model import Embedding, Head, Layer
 from calibrate.parallel.runner import Runner, make_batch
 from sim.actions import Action, Kind, parts
 
+LEAST_ELEMENTS = 256  # smallest all-reduce worth timing
 Sample = tuple[str, str]  # block key, phase
 Samples = dict[Sample, list[tuple[float, float]]]  # wall and CPU seconds of one action's mean block
 
@@ -194,17 +195,19 @@ class _Rehearsed:
 
 
 def time_all_reduces(runner: Runner) -> list[tuple[int, int, int, int]]:
-    """Reduce every piece that the step reduces, one after the other, all ranks at once.
+    """Reduce each stage's gradients, whole and in ever smaller pieces, all ranks at once.
 
     Returns (number, bytes, own start, own end): the collective took from the latest start to the latest end.
     """
     found = []
     for data in runner.data.values():
-        for i, x in enumerate(data.slices):
+        n, number = data.flat.numel(), data.stage * 100
+        while n >= LEAST_ELEMENTS or number % 100 == 0:
+            x = data.flat[:n]
             start = time.perf_counter_ns()
             dist.all_reduce(x, group=data.group)
-            size = x.numel() * x.element_size()
-            found.append((data.stage * 10_000 + i, size, start, runner.pipeline.now()))
+            found.append((number, n * x.element_size(), start, runner.pipeline.now()))
+            n, number = n // 4, number + 1
     return found
 
 

@@ -26,7 +26,7 @@ from sim.profile import Profile, load_profile, write_json
 from sim.scenario import Scenario, load_scenario
 
 STEPS = 10
-BUDGET_S = 40.0
+BUDGET_S = 35.0
 Facts = dict[str, str | int | float | bool]
 HANGS_AFTER_S = 600.0
 
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"quiet steps wanted (default {STEPS})")
     parser.add_argument("--profile", help="embed this profile instead of calibrating between the steps")
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS",
-                        help=f"time for the rounds, however few steps were quiet (default {BUDGET_S:g})")
+                        help=f"for the rounds, 3 times as long if nothing is quiet (default {BUDGET_S:g})")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
     return parser
 

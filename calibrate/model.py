@@ -63,15 +63,15 @@ class _SplitLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, store):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, weight)
-        ctx.bias, ctx.store = bias, store
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.store = weight, bias, store  # parameters themselves, with their `.grad`
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        x, weight = ctx.saved_tensors
-        ctx.store.add(x, grad, weight, ctx.bias)
-        return grad @ weight, None, None, None
+        (x,) = ctx.saved_tensors
+        ctx.store.add(x, grad, ctx.weight, ctx.bias)
+        return grad @ ctx.weight, None, None, None
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -14,7 +14,8 @@ from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, make_batch, sum_over_ranks
 from calibrate.quiet import QUIET_CORES, Window, wait_for_quiet
 
-LEAST_CALIBRATIONS = 3
+LEAST = 3  # quiet steps and calibrations that are better than nothing
+PATIENCE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,10 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much to time: quiet steps wanted, seconds that the rounds may take, and whether to calibrate."""
+    """How much to time: quiet steps wanted, seconds for the rounds, and whether to calibrate.
+
+    Where little was quiet by then, rounds go on for up to `PATIENCE` times as long.
+    """
 
     steps: int
     budget_s: float
@@ -65,9 +69,9 @@ def run_rounds(runner: Runner, keys: dict[int, Sequence[str]], limits: Limits) -
     log = Log(runner.place.rank)
     rehearsal = Rehearsal(runner, keys)
     _warm_up(runner, rehearsal, limits.calibrate)
-    deadline = time.perf_counter() + limits.budget_s
+    begin = time.perf_counter()
     number = 2
-    while not _enough(log, limits, deadline):
+    while not _enough(log, limits, time.perf_counter() - begin):
         for _ in range(2):
             log.waited_s += wait_for_quiet(limits.budget_s / 12)
             log.steps.append(_timed_step(runner, number))
@@ -86,14 +90,15 @@ def _warm_up(runner: Runner, rehearsal: Rehearsal, calibrate: bool) -> None:
         runner.step(make_batch(runner.scenario, 1, runner.device))
 
 
-def _enough(log: Log, limits: Limits, deadline: float) -> bool:
+def _enough(log: Log, limits: Limits, spent_s: float) -> bool:
     """Collective: rank 0's clock decides."""
-    steps = sum(s.foreign_cores <= QUIET_CORES for s in log.steps) >= limits.steps
+    steps = sum(s.foreign_cores <= QUIET_CORES for s in log.steps)
     calibrations = sum(c.foreign_cores <= QUIET_CORES for c in log.calibrations)
-    done = steps and (not limits.calibrate or calibrations >= LEAST_CALIBRATIONS)
-    late = time.perf_counter() > deadline
-    some = bool(log.steps) and (not limits.calibrate or len(log.calibrations) >= LEAST_CALIBRATIONS)
-    decision = torch.tensor([done or (late and some)])
+    calibrated = calibrations >= LEAST or not limits.calibrate
+    done = steps >= limits.steps and calibrated
+    done |= spent_s > limits.budget_s and steps >= LEAST and calibrated
+    done |= spent_s > PATIENCE * limits.budget_s and len(log.steps) >= LEAST
+    decision = torch.tensor([done])
     dist.broadcast(decision, 0)
     return bool(decision)
 
