@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from sim.scenario import parse_scenario
+from sim.simulate import simulate
 from tests.real.conftest import small
 
 pytestmark = pytest.mark.real
@@ -68,6 +70,16 @@ def test_two_ranks(two_ranks: Any, name: str) -> None:
     assert found["holds"], found
     assert found["difference"] <= 1e-10
     assert found["parallel"] == pytest.approx(found["single"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["naive", "gpipe", "1f1b", "1f1b, uneven", "interleaved", "relu2", "llama", "dp bucketed"]
+)
+def test_bytes_saved_over_a_step(two_ranks: Any, name: str) -> None:
+    """The most a rank holds for backward at once, in flight and all, as simulated: twice that in double precision."""
+    simulated = simulate(parse_scenario(TWO_RANKS[name])).result["memory"]
+    by_class = [row["activations"] for row in simulated for _ in range(row["count"])]
+    assert two_ranks[name]["saved"] == pytest.approx([2 * x for x in by_class], rel=0.03, abs=2000)
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)

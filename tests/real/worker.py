@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from calibrate import measure, rounds
 from calibrate.launch import join
-from calibrate.parallel import data, proof, runner
+from calibrate.parallel import data, memory, proof, runner
 from sim.scenario import parse_scenario
 
 
@@ -30,8 +30,11 @@ def _prove(cases: str, out: str) -> None:
             data.DataParallel.finish = lambda self: None
         result = proof.prove(run, sabotage=case.get("spoil") == "gradient" and rank == 0)
         data.DataParallel.finish = finish
+        batch = runner.make_batch(scenario, 0)
+        saved: list[int] = [0] * dist.get_world_size()
+        dist.all_gather_object(saved, memory.SavedBytes(run).step(lambda run=run, b=batch: run.gradients(b)))
         found[name] = {"holds": result.holds, "difference": result.difference, "worst": result.worst,
-                       "single": result.single_loss, "parallel": result.parallel_loss}
+                       "single": result.single_loss, "parallel": result.parallel_loss, "saved": saved}
     if rank == 0:
         Path(out).write_text(json.dumps(found))
     dist.barrier()
