@@ -100,80 +100,88 @@ def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:
     return tied_params(plan.scenario)
 
 
-@dataclass(frozen=True, slots=True)
-class _StageBytes:
-    """Of one micro-batch: kept from forward to backward, kept for the weight gradient, and the most that running a
-    forward or a backward adds on top of what is kept."""
+def memory_curve(
+    rank: int, stages: dict[int, Stage], done: Sequence[Done], times: Times, held: States, fine: bool = False
+) -> MemoryCurve:
+    """The memory of one class of ranks over the step; `done` are its actions.
 
-    saved: float
-    for_weights: float
-    forward_peak: float
-    backward_peak: float
-    weights_peak: float
-
-
-def _stage_bytes(stage: Stage) -> _StageBytes:
-    """A backward frees each block's activations before the next block's, so its peak is found block by block."""
-    blocks = stage.blocks
-    saved = [sum(s.bytes for s in b.saved) for b in blocks]
-    kept = sum(saved)
-    if stage.offload:  # two blocks at a time are on the device
-        kept = sum(sorted(saved)[-2:])
-        return _StageBytes(
-            kept,
-            0.0,
-            max((b.forward_peak_bytes for b in blocks), default=0.0),
-            max((b.backward_peak_bytes for b in blocks), default=0.0),
-            0.0,
-        )
-    forward = backward = -kept
-    before = 0.0
-    for b, size in zip(blocks, saved, strict=True):
-        before += size
-        forward = max(forward, before - kept + b.forward_peak_bytes)
-        backward = max(backward, before - kept + b.backward_peak_bytes)
-    for_weights = sum(s.bytes for b in blocks for s in b.saved if s.weight_grad)
-    return _StageBytes(kept, for_weights, max(0.0, forward), max(0.0, backward), 0.0)
-
-
-def memory_curve(rank: int, stages: dict[int, Stage], done: Sequence[Done], times: Times, held: States) -> MemoryCurve:
-    """The memory of one class of ranks over the step; `done` are its actions."""
-    sizes: dict[int, _StageBytes] = {}
-    of_stage = {}
-    for i, stage in stages.items():
-        of_stage[i] = sizes.setdefault(id(stage), _stage_bytes(stage))
-    changes = {(i, kind): _changes(of_stage[i], kind, stages[i].offload) for i in stages for kind in Kind}
-    table = np.array([changes[d.action.stage, d.action.kind] for d in done]).reshape(-1, 4)
+    What an action claims and frees is placed at its start and end, or (`fine`) block by block within it; the peak is
+    the same.
+    """
+    places: dict[tuple[int, Kind], list[int]] = {}
+    for i, d in enumerate(done):
+        places.setdefault((d.action.stage, d.action.kind), []).append(i)
     start = np.array(times.start_s)[[d.first for d in done]]
-    end = np.array(times.end_s)[[d.last for d in done]]
-    # releases of an instant come before its claims: sorted by time, then claims last
-    time = np.concatenate([[0.0], end, start])
-    activations = np.concatenate([[0.0], table[:, 1], table[:, 0]])
-    buffers = np.concatenate([[0.0], -table[:, 3], table[:, 2]])
-    order = np.argsort(time, kind="stable")
-    time, activations, buffers = time[order], np.cumsum(activations[order]), np.cumsum(buffers[order])
+    seconds = np.array(times.end_s)[[d.last for d in done]] - start
+    shapes: dict[tuple[int, Kind], Bytes] = {}
+    columns = [np.zeros((1, 3))]
+    for (number, kind), where in places.items():
+        stage = stages[number]
+        key = (id(stage), kind)
+        if key not in shapes:
+            shapes[key] = np.array(_changes(stage, kind, fine and not stage.offload))
+        shape = shapes[key]
+        rows = np.empty((len(where), len(shape), 3))
+        rows[:, :, 0] = start[where, None] + shape[:, 0] * seconds[where, None]
+        rows[:, :, 1:] = shape[:, 1:]
+        columns.append(rows.reshape(-1, 3))
+    table = np.concatenate(columns)
+    table = table[np.lexsort((table[:, 1] + table[:, 2] > 0, table[:, 0]))]  # what is freed at an instant comes first
+    time, activations, buffers = table[:, 0], np.cumsum(table[:, 1]), np.cumsum(table[:, 2])
     last = np.append(time[1:] != time[:-1], True)
     time, activations, buffers = time[last], activations[last].clip(min=0.0), buffers[last].clip(min=0.0)
     ones = np.ones(len(time))
     return MemoryCurve(
-        rank,
-        time,
-        ones * held.parameters,
-        ones * held.gradients,
-        ones * held.optimizer,
-        activations,
+        rank, time, ones * held.parameters, ones * held.gradients, ones * held.optimizer, activations,
         buffers + held.gathered,
-    )
+    )  # fmt: skip
 
 
-def _changes(b: _StageBytes, kind: Kind, offload: bool) -> tuple[float, float, float, float]:
-    """An action's change of activations when it starts and when it ends, its buffers from start to end (both signs)."""
+Change = tuple[float, float, float]  # fraction of the action that has passed, bytes of activations, bytes of buffers
+
+
+def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
+    """What an action of a stage claims and frees, and when; as two changes, or as two for each block.
+
+    A backward frees each block's activations before the next block's, so its peak is found block by block. With
+    offloaded activations two blocks at a time are on the device.
+    """
+    blocks = stage.blocks if kind is Kind.F else stage.blocks[::-1]
+    saved = [sum(s.bytes for s in b.saved) for b in blocks]
+    if stage.offload:
+        kept = 0.0 if kind is Kind.W else sum(sorted(saved)[-2:])
+        peak = max((b.forward_peak_bytes if kind is Kind.F else b.backward_peak_bytes for b in blocks), default=0.0)
+        return [(0.0, kept, peak), (1.0, -kept, -peak)]
     if kind is Kind.F:
-        return b.saved, -b.saved if offload else 0.0, b.forward_peak, b.forward_peak
-    fetched = b.saved if offload and kind is not Kind.W else 0.0
-    freed = {Kind.B: b.saved, Kind.I: b.saved - b.for_weights, Kind.W: b.for_weights}[kind]
-    peak = b.weights_peak if kind is Kind.W else b.backward_peak
-    return fetched, -freed, peak, peak
+        steps = [(size, b.forward_peak_bytes, 0.0) for b, size in zip(blocks, saved, strict=True)]
+    else:
+        for_weights = [sum(s.bytes for s in b.saved if s.weight_grad) for b in blocks]
+        steps = []
+        for b, size, late in zip(blocks, saved, for_weights, strict=True):
+            freed = {Kind.B: size, Kind.I: size - late, Kind.W: late}[kind]
+            steps.append((0.0, 0.0 if kind is Kind.W else b.backward_peak_bytes, freed))
+    if fine and blocks:
+        return _block_by_block(stage, kind, steps)
+    claimed, freed = sum(x[0] for x in steps), sum(x[2] for x in steps)
+    peak, now = 0.0, 0.0
+    for claim, transient, free in steps:
+        now += claim
+        peak = max(peak, now + transient - claimed)
+        now -= free
+    return [(0.0, claimed, peak), (1.0, -freed, -peak)]
+
+
+def _block_by_block(stage: Stage, kind: Kind, steps: list[Change]) -> list[Change]:
+    """The changes of an action where they happen, blocks taking the share of its time that their seconds are."""
+    seconds = stage.block_seconds(kind)
+    total = sum(seconds) or 1.0
+    out: list[Change] = []
+    passed = 0.0
+    for (claim, transient, freed), mine in zip(steps, seconds, strict=True):
+        out.append((passed / total, claim, transient))
+        passed += mine
+        out.append((min(1.0, passed / total), -freed, -transient))
+    return out
 
 
 def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float, steps: int) -> MemoryCurve:

@@ -51,6 +51,7 @@ class Simulation:
     built: Built
     times: Times
     wall_s: float
+    expanded: bool = False
 
     @cached_property
     def spans(self) -> list[dict[Action, tuple[float, float]]]:
@@ -67,7 +68,7 @@ class Simulation:
     def memory(self) -> list[MemoryCurve]:
         """Memory over time of every class of ranks."""
         return [
-            memory_curve(c.rank, self.stages[i], self.built.actions[i], self.times, self.states[i])
+            memory_curve(c.rank, self.stages[i], self.built.actions[i], self.times, self.states[i], self.expanded)
             for i, c in enumerate(self.plan.classes)
         ]
 
@@ -144,7 +145,9 @@ def simulate(
             f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
             f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
         ) from None
-    return Simulation(scenario, profile, plan, schedule, pricing, stages, built, times, time.perf_counter() - begin)
+    return Simulation(
+        scenario, profile, plan, schedule, pricing, stages, built, times, time.perf_counter() - begin, expand
+    )
 
 
 def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataParallel) -> Schedule:

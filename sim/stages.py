@@ -114,6 +114,15 @@ class Stage:
         """What the step begins with: see `data_parallel.prologue`."""
         return prologue(self.blocks, self.dp)
 
+    def block_seconds(self, kind: Kind) -> list[float]:
+        """Seconds of each block's own computations in an action, in the order in which they run."""
+        out = []
+        for b in self.blocks if kind is Kind.F else self.blocks[::-1]:
+            program = b.forward if kind is Kind.F else (*b.recompute, *b.backward)
+            mine = (i for i in program if isinstance(i, Compute) and i.phase in PHASES[kind])
+            out.append(sum(self.costs.compute(i).seconds for i in mine))
+        return out
+
     def _gather(self, wanted: bool, phase: Phase) -> list[Item]:
         if not wanted or self.gather_input <= 0:
             return []

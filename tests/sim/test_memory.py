@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,3 +112,14 @@ def test_recompute_adds_a_third_of_compute() -> None:
     )
     assert 1.25 < full / base < 1.40
     assert 1.005 < selective / base < 1.15
+
+
+@pytest.mark.parametrize("parallelism", [{}, {"pp": 4}, {"pp": 4, "schedule": "zb_h1"}, {"dp": 8, "zero": 3}])
+def test_block_by_block_has_the_same_peak(parallelism: dict[str, Any]) -> None:
+    scenario = case(parallelism, {"global_batch_size": 16, "recompute": "full"})
+    coarse, fine = simulate(scenario).memory, simulate(scenario, expand=True).memory
+    for a, b in zip(coarse, fine, strict=True):
+        assert b.total.max() == pytest.approx(a.total.max(), rel=1e-9)
+        assert b.activations[-1] == pytest.approx(0.0, abs=1.0)
+        assert len(b.time_s) > len(a.time_s)
+        assert (np.diff(b.time_s) > 0).all()
