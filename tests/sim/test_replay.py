@@ -1,0 +1,109 @@
+"""`python -m sim.replay`: what it prints and writes, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.sim.traces import programs as p
+from tests.sim.traces.test_chakra import coll, comp, encode_file
+
+ITEMS: list[p.Item] = [
+    p.Kernel(1000, 1000, 500_000, 7), p.Wait(100, 7, 20), p.Kernel(100, 1000, 100_000, 20, True), p.Wait(100, 20, 7),
+    p.Kernel(100, 1000, 50_000, 7), p.Sync(0, 100),
+]  # fmt: skip
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> list[str]:
+    """Two ranks' files, the second with more work."""
+    slow = [ITEMS[0]._replace(kernel_ns=600_000), *ITEMS[1:]]
+    files = []
+    for i, trace in enumerate(p.run([ITEMS, slow])[1]):
+        files.append(str(tmp_path / f"rank{i}.json"))
+        Path(files[-1]).write_text(json.dumps(trace))
+    return files
+
+
+def invoke(*args: str) -> Any:
+    """The command in this process."""
+    import typer
+
+    from sim.replay import main
+
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, args)
+
+
+def test_json_alone_on_standard_output(traces: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "sim.replay", *traces, "--json", "-", "--straggler", "0=1.5"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    result = json.loads(done.stdout)
+    assert result["format"] == "sim-replay/1"
+    assert abs(result["error"]) < 1e-6
+    assert result["what_if"] == {"straggler": ["0=1.5"]}
+    assert result["change"] == pytest.approx(175e-6 / result["replayed_step_s"], rel=1e-3)  # 150 past 100, and 25 after
+    assert result["communication"][0] | {"seconds": 0} == {
+        "kind": "all_reduce", "group": "0", "count": 2, "bytes": 2 << 21, "recorded_s": pytest.approx(1e-4), "seconds": 0,
+    }  # fmt: skip
+
+
+def test_page_trace_and_summary(traces: list[str], tmp_path: Path) -> None:
+    page, trace = tmp_path / "x.html", tmp_path / "x.trace.json"
+    done = invoke(*traces, "--html", str(page), "--trace", str(trace), "--scale-kernels", "gemm=2")
+    assert done.exit_code == 0, done.output
+    assert "replayed unchanged" in done.output
+    assert "with scale_kernels" in done.output
+    assert "Replay with" in page.read_text()
+    names = {e["name"] for e in json.loads(trace.read_text())["traceEvents"]}
+    assert {"ALL_REDUCE", "WAIT", "F"} <= names
+
+
+def test_chakra_and_its_groups(tmp_path: Path) -> None:
+    for rank in range(2):
+        nodes = [comp(1, 100 * (rank + 1)), coll(2, 1), comp(3, 50, 2)]
+        (tmp_path / f"job.{rank}.et").write_bytes(encode_file(nodes))
+    files = [str(tmp_path / f"job.{r}.et") for r in range(2)]
+    done = invoke(*files, "--cluster", "dgx-a100", "--json", "-")
+    result = json.loads(done.stdout)
+    assert result["recorded_step_s"] == pytest.approx(250e-6)
+    assert result["step_time_s"] > 250e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--scale-kernels", "gemm"], "must be NAME=FACTOR"),
+        (["--scale-kernels", "(=2"], "is no regular expression"),
+        (["--scale-kernels", "a=-1"], "factor above 0"),
+        (["--straggler", "7=2"], "there are traces of ranks 0, 1"),
+        (["--gpu-ratio", "0"], "--gpu-ratio: found 0.0"),
+        (["--gpu-ratio", "nan"], "--gpu-ratio: found nan"),
+        (["--cluster", "none"], "unknown preset 'none' (there are: "),
+        (["--gpu", "none"], "unknown GPU 'none'"),
+        (["--dp", "4", "--dp-group", "x"], "groups that reduce are: '0'"),
+        (["--step", "8"], "every trace has 3"),
+        (["--groups", "g.json"], "is for Chakra traces"),
+        (["--html", "/nowhere/x.html"], "cannot be written"),
+    ],
+)
+def test_bad_options_exit_with_2_and_one_message(traces: list[str], options: list[str], words: str) -> None:
+    done = invoke(*traces, *options)
+    assert done.exit_code == 2, done.output
+    assert words in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_mixed_files_are_refused(traces: list[str], tmp_path: Path) -> None:
+    other = tmp_path / "a.0.et"
+    other.write_bytes(encode_file([comp(1, 1)]))
+    done = invoke(traces[0], str(other))
+    assert done.exit_code == 2
+    assert "give traces of one sort" in done.stderr
