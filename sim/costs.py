@@ -19,20 +19,22 @@ measured, and on a CPU the dispatch of an operator, as there the same core does 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from sim.errors import InputError
-from sim.interpolation import Surface
+from sim.kernels import Table, kernel_file, lookup, make_table
 from sim.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.program import Compute, Phase
-from sim.roofline import MATMULS, MEMORY_BOUND, Device
+from sim.roofline import MATMULS, MEMORY_BOUND, Device, shape_bytes
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
 REPEAT_UNCERTAINTY = 0.02  # a quiet machine repeats a median within 2-3 % at another time
+MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
+EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under other tiles' matmuls
 _OUTSIDE_PER_OCTAVE = 0.1
 
 
@@ -52,28 +54,25 @@ class _Candidate(NamedTuple):
     uncertainty: float  # of taking one operator's efficiency for another's
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    exact: dict[tuple[int, ...], tuple[float, float]]  # shape -> seconds, spread
-    surfaces: dict[int, Surface]  # by causal; 0 where that has no meaning
-    single: bool  # no matmul of a batch was measured
-
-
 class Costs:
     """Prices operators on one GPU out of one profile. Answers are kept: equal operators cost one look-up.
 
     A profile with a `reference` other than `gpu` is scaled by the ratio of the two rooflines.
     """
 
-    def __init__(self, profile: Profile, gpu: GpuSpec) -> None:
+    def __init__(self, profile: Profile, gpu: GpuSpec, sustained: bool = True) -> None:
+        """`sustained`: kernels run in a step that keeps the GPU at its power limit, not in a short burst."""
         self.profile = profile
         self.gpu = gpu
         self._device = _own_device(profile, gpu) if not profile.reference else _device(gpu)
-        self._reference = _device(_gpu_named(profile)) if profile.reference else self._device
+        home = _gpu_named(profile) if profile.reference else gpu
+        self._reference = _device(home) if profile.reference else self._device
+        self._throttle = self.coefficient("power_throttle", 0.0) * (home.power_limit_w / gpu.power_limit_w) * sustained
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
             self._raw.setdefault((table.op, table.dtype), []).append(table)
-        self._tables: dict[tuple[str, str], _Table] = {}
+        self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
+        self._tables: dict[tuple[str, str], Table] = {}
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {
             (b.key, b.phase, b.run): b for b in profile.blocks
         }
@@ -128,15 +127,36 @@ class Costs:
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
         found = [cost for via in _candidates(op) if (cost := self._from_table(via, op, shape)) is not None]
         if not found:
-            return self._roofline(op)
+            return self._throttled(op, self._roofline(op))
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
-        return best._replace(seconds=best.seconds * repeats)
+        return self._throttled(op, best._replace(seconds=best.seconds * repeats + self._result_seconds(op)))
+
+    def _throttled(self, op: Compute, cost: Cost) -> Cost:
+        """Under a sustained load the power limit lowers the clock, the more, the busier the matrix units are:
+        seconds x (1 + power_throttle x flops / (seconds x peak)).
+        """
+        if not self._throttle or not op.flops or op.kind in MEMORY_BOUND:
+            return cost
+        return cost._replace(seconds=cost.seconds + self._throttle * op.flops / self._device.peak(op.dtype))
+
+    def _result_seconds(self, op: Compute) -> float:
+        """What a matmul moves beyond its operands and one result (accumulating in fp32), half of it hidden."""
+        if op.kind not in MATMULS or not self.profile.kernels:
+            return 0.0
+        more = op.bytes - shape_bytes(op.kind, op.shape, op.dtype)
+        return max(0.0, EPILOGUE_EXPOSED * more / self._device.bandwidth_bytes_per_s)
 
     def _roofline(self, op: Compute) -> Cost:
+        seconds = self._device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        if op.kind in MEMORY_BOUND and "memory_efficiency" in self.profile.coefficients:
+            efficiency = self.coefficient(f"memory_efficiency_{op.kind}", self.coefficient("memory_efficiency", 1.0))
+            ramp = max(op.kernels, 1) * self.coefficient("memory_latency_s", 0.0)
+            return Cost(seconds / efficiency + ramp, "interpolated", MEMORY_UNCERTAINTY)
+        if op.flops and op.kind not in MEMORY_BOUND:
+            seconds /= self.coefficient("matmul_efficiency", 1.0)
         floor = op.kernels * self.launch_overhead_s
-        seconds = max(self._device.seconds(op.kind, op.flops, op.bytes, op.dtype), floor)
         gaps = op.kernels * self.coefficient("kernel_gap_s", 0.0)
-        return Cost(seconds + gaps, "roofline", ROOFLINE_UNCERTAINTY)
+        return Cost(max(seconds, floor) + gaps, "roofline", ROOFLINE_UNCERTAINTY)
 
     def _from_table(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
         """Measured or interpolated seconds of one kernel; None where the profile has nothing near."""
@@ -144,48 +164,46 @@ class Costs:
         table = self._table(via.op, dtype, kind)
         if table is None or not shape or shape[0] <= 0:
             return None
-        here = self._device.shape_seconds(kind, shape, dtype)
-        if via.exact and shape in table.exact:
-            seconds, spread = table.exact[shape]
-            there = self._reference.shape_seconds(kind, shape, dtype)
-            cost = _measured(seconds * (here / there), spread)
+        here = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
+        exact = table.exact(shape) if via.exact else None
+        if exact is not None:
+            there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
+            cost = _measured(exact[0] * (here / there), exact[1])
             return cost if here == there else Cost(cost.seconds, "interpolated", ROOFLINE_UNCERTAINTY / 2)
         like, doubt = shape, via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:
             like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
-        causal = like[-1] if kind.startswith("attention") else 0
-        surface = table.surfaces.get(causal)
-        found = surface.at(_coordinates(kind, np.array([like], dtype=np.int64))[0]) if surface else None
-        if surface is None or found is None:
+        found = lookup(table, kind, like)
+        if found is None:
             return None
-        log_efficiency, outside = found
-        error = math.hypot(surface.leave_one_out_error(), doubt, _OUTSIDE_PER_OCTAVE * outside)
-        seconds = max(here / math.exp(log_efficiency), self.launch_overhead_s if outside else 0.0)
+        efficiency, outside, between = found
+        if via.op == "attention_forward" and kind == "attention_backward":
+            efficiency *= self.coefficient("attention_backward_share", 1.0)
+        error = math.hypot(between, doubt, _OUTSIDE_PER_OCTAVE * outside)
+        seconds = max(here / efficiency, self.launch_overhead_s if outside and not table.floor_s else 0.0)
         source = "interpolated" if outside <= 1.0 else "roofline"
         return Cost(seconds, source, min(max(error, REPEAT_UNCERTAINTY), 1.0))
 
-    def _table(self, op: str, dtype: str, kind: str) -> _Table | None:
+    def _table(self, op: str, dtype: str, kind: str) -> Table | None:
         for name in _like_dtypes(op, dtype, kind, self._raw):
-            if (op, name) in self._raw:
-                if (op, name) not in self._tables:
-                    self._tables[op, name] = self._index(kind, name, self._raw[op, name])
-                return self._tables[op, name]
+            key = (op, name)
+            if key in self._tables:
+                return self._tables[key]
+            if key in self._raw:
+                self._tables[key] = make_table(kind, name, self._raw[key], self._reference)
+                return self._tables[key]
+            if key in self._stored:
+                self._tables[key] = _stored_table(self.profile.kernels, op, name, kind, self.profile.reference)
+                return self._tables[key]
         return None
 
-    def _index(self, kind: str, dtype: str, tables: list[PointTable]) -> _Table:
-        shapes = np.concatenate([t.shapes for t in tables])
-        seconds = np.concatenate([t.seconds for t in tables])
-        spread = np.concatenate([t.spread for t in tables])
-        rows = [tuple(row) for row in shapes.tolist()]
-        roof = np.array([self._reference.shape_seconds(kind, row, dtype) for row in rows])
-        log_efficiency = np.log(roof / seconds)
-        coordinates = _coordinates(kind, shapes)
-        sort = shapes[:, -1] if kind.startswith("attention") else np.zeros(len(rows), dtype=np.int64)
-        surfaces = {
-            int(s): Surface(coordinates[sort == s], log_efficiency[sort == s]) for s in set(sort.tolist())
-        }
-        exact = dict(zip(rows, zip(seconds.tolist(), spread.tolist(), strict=True), strict=True))
-        return _Table(exact, surfaces, kind in MATMULS and bool((shapes[:, 0] == 1).all()))
+
+@lru_cache(maxsize=64)
+def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) -> Table:
+    from topology.presets import GPUS
+
+    points, error = kernel_file(kernels).table(op, dtype)
+    return make_table(kind, dtype, [points], _device(GPUS[reference]), True, error)
 
 
 def _candidates(op: Compute) -> list[_Candidate]:
@@ -208,14 +226,6 @@ def _like_dtypes(op: str, dtype: str, kind: str, known: dict[tuple[str, str], li
     """Dtypes whose points serve: bf16 and fp16 run alike; what is bound by memory depends on bytes alone."""
     names = [dtype, {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)]
     return names + [d for o, d in known if o == op] if kind in MEMORY_BOUND else names
-
-
-def _coordinates(kind: str, shapes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[
-    tuple[int, ...], np.dtype[np.float64]
-]:
-    """log2 of every dimension; of attention without the causal flag."""
-    sizes = shapes[:, :-1] if kind.startswith("attention") else shapes
-    return np.asarray(np.log2(np.maximum(sizes, 1)), dtype=np.float64)
 
 
 def _collective(table: CollectiveTable, bytes_: float) -> Cost:

@@ -20,12 +20,14 @@ class Surface:
     the nearest point alone by 4 to 11 %.
     """
 
-    def __init__(self, coordinates: NDArray[np.float64], log_efficiency: NDArray[np.float64]) -> None:
+    def __init__(self, coordinates: NDArray[np.float64], log_efficiency: NDArray[np.float64],
+                 error: float | None = None) -> None:
+        """`error`: what `leave_one_out_error` gives, where it is known."""
         self._x = coordinates
         self._y = log_efficiency
         self._low = coordinates.min(axis=0)
         self._high = coordinates.max(axis=0)
-        self._error: float | None = None
+        self._error = error
 
     def at(self, query: NDArray[np.float64]) -> tuple[float, float] | None:
         """Log efficiency and how many octaves `query` lies outside the measured range.

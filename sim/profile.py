@@ -87,7 +87,8 @@ class Profile:
     `reference` names the GPU preset that the points belong to; for a different or an overridden GPU they are
     scaled by the ratio of the two rooflines. Empty: measured on the simulated machine itself, so points stand
     as they are and the coefficients `memory_bandwidth_bytes_per_s` and `peak_DTYPE_flops_per_s` replace the
-    data sheet's.
+    data sheet's. `kernels` names a shipped file of measured kernels (see `sim.kernels`), which belong to the
+    `reference` too and are read as they are needed.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Profile:
     points: tuple[PointTable, ...] = ()
     blocks: tuple[BlockPoint, ...] = ()
     collectives: tuple[CollectiveTable, ...] = ()
+    kernels: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`; `from_json` reads it back unchanged."""
@@ -209,7 +211,7 @@ def _profile(data: object, where: str) -> Profile:
     if top.get("format") != FORMAT:
         raise InputError(f"{where}: format: found {_show(top.get('format'))}; allowed: {FORMAT!r}")
     known = ("format", "name", "source", "date", "reference", "hardware", "software", "settings",
-             "coefficients", "points", "blocks", "collectives")
+             "coefficients", "points", "blocks", "collectives", "kernels")
     _keys(top, where, known, required=("name",))
     return Profile(
         name=_text(top["name"], f"{where}: name"),
@@ -226,6 +228,7 @@ def _profile(data: object, where: str) -> Profile:
         points=_each(top.get("points", []), f"{where}: points", _points),
         blocks=_each(top.get("blocks", []), f"{where}: blocks", _block),
         collectives=_each(top.get("collectives", []), f"{where}: collectives", _collective),
+        kernels=_text(top.get("kernels", ""), f"{where}: kernels"),
     )
 
 

@@ -1,0 +1,130 @@
+"""Measured kernels as efficiency surfaces, and the shipped files that hold hundreds of thousands of them.
+
+A shipped file is an npz of plain columns, `OP|DTYPE|shapes` [points, dimensions] and `OP|DTYPE|seconds`; only the
+operators that a run asks for are read. What is interpolated is the efficiency
+
+    (roofline seconds + floor) / measured seconds,
+
+`floor` being what the least kernel takes: so a small kernel's efficiency is as smooth as a large one's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.dtypes import dtype_bytes
+from sim.errors import InputError
+from sim.interpolation import Surface
+from sim.profile import PointTable
+from sim.roofline import ATTENTION, MATMULS, Device
+
+SHIPPED_KERNELS = Path(__file__).parent / "presets" / "kernels"
+
+
+class KernelFile:
+    """A shipped file of measured kernels, read operator by operator."""
+
+    def __init__(self, name: str) -> None:
+        path = SHIPPED_KERNELS / f"{name}.npz"
+        if "/" in name or not path.is_file():
+            known = ", ".join(sorted(p.stem for p in SHIPPED_KERNELS.glob("*.npz")))
+            raise InputError(f"profile: kernels: found {name!r}; allowed: {known}")
+        self._file = np.load(path, allow_pickle=False)
+        self.tables = frozenset(tuple(key.split("|")[:2]) for key in self._file.files)
+
+    def table(self, op: str, dtype: str) -> tuple[PointTable, float]:
+        """All points of an operator, and the relative error of predicting each from the others."""
+        shapes = self._file[f"{op}|{dtype}|shapes"].astype(np.int64)
+        seconds = self._file[f"{op}|{dtype}|seconds"].astype(np.float64)
+        error = float(self._file[f"{op}|{dtype}|error"].item())
+        count = len(seconds)
+        return PointTable(op, dtype, shapes, seconds, np.zeros(count), np.ones(count, dtype=np.int64)), error
+
+
+@lru_cache(maxsize=16)
+def kernel_file(name: str) -> KernelFile:
+    """A shipped file, opened once a process."""
+    return KernelFile(name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """An operator's points, ready to be asked.
+
+    `surfaces`: log efficiency by causal flag (0 where that has no meaning). `single`: no matmul of a batch was
+    measured. `floor_s`: what is added to the roofline before efficiency is taken.
+    """
+
+    shapes: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    surfaces: dict[int, Surface]
+    single: bool
+    floor_s: float
+
+    def exact(self, shape: tuple[int, ...]) -> tuple[float, float] | None:
+        """Measured seconds and spread of this very shape."""
+        if len(shape) != self.shapes.shape[1]:
+            return None
+        found = np.flatnonzero((self.shapes == shape).all(axis=1))
+        return (float(self.seconds[found[-1]]), float(self.spread[found[-1]])) if len(found) else None
+
+
+def make_table(kind: str, dtype: str, points: list[PointTable], device: Device, floored: bool = False,
+               error: float | None = None) -> Table:
+    """Index points measured on `device`; `floored`: the least of them is a floor under all."""
+    shapes = np.concatenate([t.shapes for t in points])
+    seconds = np.concatenate([t.seconds for t in points])
+    spread = np.concatenate([t.spread for t in points])
+    floor_s = float(seconds.min()) if floored else 0.0
+    log_efficiency = np.log((bounds(kind, shapes, dtype, device) + floor_s) / seconds)
+    where = coordinates(kind, shapes)
+    sort = shapes[:, -1] if kind in ATTENTION else np.zeros(len(shapes), dtype=np.int64)
+    surfaces = {int(s): Surface(where[sort == s], log_efficiency[sort == s], error) for s in np.unique(sort)}
+    single = kind in MATMULS and bool((shapes[:, 0] == 1).all())
+    return Table(shapes, seconds, spread, surfaces, single, floor_s)
+
+
+def bounds(kind: str, shapes: NDArray[np.int64], dtype: str, device: Device) -> NDArray[np.float64]:
+    """`Device.shape_seconds` of many shapes at once."""
+    if kind in MATMULS:
+        batch, m, n, k = shapes.T.astype(np.float64)
+        moved = dtype_bytes(dtype) * batch * (m * k + k * n + m * n)
+        return np.maximum(2 * batch * m * n * k / device.peak(dtype), moved / device.bandwidth_bytes_per_s)
+    return np.array([device.shape_seconds(kind, tuple(row), dtype) for row in shapes.tolist()])
+
+
+def coordinates(kind: str, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """log2 of every dimension that efficiency depends on, each weighted by how much.
+
+    Attention: batch, heads, groups of key heads, mean length and mean head size. Weights from leaving a fifth of
+    the H100's prefill points out: 2 for the head size (it decides which kernel runs), 0.3 for key heads.
+    """
+    sizes = np.log2(np.maximum(shapes, 1).astype(np.float64))
+    if not kind in ATTENTION:
+        return sizes
+    batch, heads, kv_heads, q_len, kv_len, d, dv = sizes[:, :7].T
+    return np.column_stack((batch, heads, 0.3 * kv_heads, (q_len + kv_len) / 2, d + dv))
+
+
+def lookup(table: Table, kind: str, shape: tuple[int, ...]) -> tuple[float, float, float] | None:
+    """Efficiency at a shape, octaves outside the measured range, and the error of such predictions.
+
+    Full attention where only causal was measured: its efficiency at the same sizes, and a little doubt.
+    """
+    causal, doubt = (shape[-1], 0.0) if kind in ATTENTION else (0, 0.0)
+    surface = table.surfaces.get(causal)
+    if surface is None and len(table.surfaces) == 1:
+        (surface,), doubt = table.surfaces.values(), 0.1
+    if surface is None:
+        return None
+    found = surface.at(coordinates(kind, np.array([shape], dtype=np.int64))[0])
+    if found is None:
+        return None
+    return math.exp(found[0]), found[1], math.hypot(surface.leave_one_out_error(), doubt)

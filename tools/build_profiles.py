@@ -1,0 +1,164 @@
+"""Make the shipped profiles out of measured kernels: `python tools/build_profiles.py FOLDER_OF_CSV [--date DATE]`.
+
+FOLDER holds GPU_gemm.csv.gz, GPU_attention_prefill.csv.gz, GPU_attention_decode.csv.gz, GPU_moe.csv.gz and
+GPU_nccl.csv.gz, as columns with `seconds` last (NVIDIA AIConfigurator's performance database). Writes
+sim/presets/kernels/GPU.npz and sim/presets/profiles/NAME.json. `profile_coefficients.py` holds the figures that no
+table has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
+
+from sim.kernels import make_table  # noqa: E402
+from sim.profile import PointTable, Profile, write_json  # noqa: E402
+from sim.roofline import Device  # noqa: E402
+from topology.presets import GPUS  # noqa: E402
+
+MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
+DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
+COLLECTIVES = {"alltoall": "all_to_all"}
+Columns = dict[str, np.ndarray]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with gzip.open(path, "rt", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def by_dtype(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    out: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        out.setdefault(DTYPES.get(row["dtype"], row["dtype"]), []).append(row)
+    return out
+
+
+def ints(rows: list[dict[str, str]], *keys: str) -> np.ndarray:
+    return np.array([[int(r[k]) for k in keys] for r in rows], dtype=np.int32)
+
+
+def gemm_shapes(rows: list[dict[str, str]]) -> np.ndarray:
+    return np.column_stack((np.ones(len(rows), dtype=np.int32), ints(rows, "m", "n", "k")))
+
+
+def prefill_shapes(rows: list[dict[str, str]]) -> np.ndarray:
+    keys = ("batch", "heads", "kv_heads", "seq_len", "seq_len", "head_dim", "head_dim")
+    return np.column_stack((ints(rows, *keys), np.ones(len(rows), dtype=np.int32)))
+
+
+def decode_shapes(rows: list[dict[str, str]]) -> np.ndarray:
+    return ints(rows, "batch", "heads", "kv_heads", "kv_len", "head_dim")
+
+
+def moe_shapes(rows: list[dict[str, str]]) -> np.ndarray:
+    return ints(rows, "tokens", "hidden", "ffn", "top_k", "experts", "tp", "ep")
+
+
+SHAPES = {"gemm": ("gemm", gemm_shapes), "attention_prefill": ("attention_forward", prefill_shapes),
+          "attention_decode": ("attention_decode", decode_shapes), "moe": ("moe_layer", moe_shapes)}
+
+
+def columns(folder: Path, short: str) -> Columns:
+    """All measured kernels of a GPU as columns of a file."""
+    gpu = GPUS[MEASURED[short]]
+    device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
+    out: Columns = {}
+    for file, (op, shape) in SHAPES.items():
+        for dtype, rows in by_dtype(read(folder / f"{short}_{file}.csv.gz")).items():
+            if file == "moe":  # the flattest distribution of tokens over experts that was measured
+                flattest = min({r["distribution"] for r in rows})
+                rows = [r for r in rows if r["distribution"] == flattest]
+            shapes = shape(rows)
+            seconds = np.array([float(r["seconds"]) for r in rows], dtype=np.float32)
+            out[f"{op}|{dtype}|shapes"], out[f"{op}|{dtype}|seconds"] = shapes, seconds
+            out[f"{op}|{dtype}|error"] = np.float64(left_out_error(op, dtype, shapes, seconds, device))
+    return out
+
+
+def left_out_error(op: str, dtype: str, shapes: np.ndarray, seconds: np.ndarray, device: Device) -> float:
+    """What `Surface.leave_one_out_error` says, so that no run needs to find it again."""
+    if op not in ("gemm", "attention_forward") or dtype not in device.peak_flops_per_s:
+        return 0.1
+    count = len(seconds)
+    points = PointTable(op, dtype, shapes.astype(np.int64), seconds.astype(np.float64), np.zeros(count),
+                        np.ones(count, dtype=np.int64))
+    (surface,) = make_table(op, dtype, [points], device, True).surfaces.values()
+    return round(surface.leave_one_out_error(), 4)
+
+
+def save(path: Path, data: Columns) -> None:
+    """An npz with fixed dates: the same input gives the same bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
+        for key, array in sorted(data.items()):
+            buffer = io.BytesIO()
+            np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+            file.writestr(zipfile.ZipInfo(f"{key}.npy"), buffer.getvalue(), zipfile.ZIP_DEFLATED, 9)
+
+
+def collectives(folder: Path, short: str) -> list[dict[str, object]]:
+    """NCCL within a node, 16-bit, by operation and ranks."""
+    groups: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for row in read(folder / f"{short}_nccl.csv.gz"):
+        if row["dtype"] == "half":
+            key = (COLLECTIVES.get(row["op"], row["op"]), int(row["ranks"]))
+            groups.setdefault(key, []).append((int(row["bytes"]), float(row["seconds"])))
+    out = []
+    for (op, ranks), points in sorted(groups.items()):
+        size, seconds = zip(*sorted(points), strict=True)
+        out.append({"op": op, "ranks": ranks, "bytes": size, "seconds": seconds, "spread": 0.02})
+    return out
+
+
+def profile(name: str, date: str, measured: list[dict[str, object]]) -> dict[str, object]:
+    """A profile's file; a GPU that nobody measured borrows its nearest relative's kernels, scaled by the roofline."""
+    relative = RELATIVES.get(name, name)
+    kernels = next((short for short, gpu in MEASURED.items() if gpu == relative), "")
+    source = f"{GPUS[name].source}; "
+    if kernels and relative == name:
+        source += SOURCE
+    elif kernels:
+        source += f"kernels of {relative} scaled by the two data sheets ({SOURCE})"
+    else:
+        source += "nothing measured"
+    data = {
+        "format": "profile/1", "name": name, "source": source, "date": date,
+        "reference": relative, "hardware": {"device": "cpu" if name == "cpu" else "cuda", "gpu": name},
+        "software": {}, "settings": {},
+        "coefficients": {k: {"value": v, "source": s} for k, (v, s) in COEFFICIENTS[name].items()},
+        "points": [], "blocks": [], "collectives": measured if relative == name else [], "kernels": kernels,
+    }
+    Profile.from_json(json.loads(json.dumps(data)), name)
+    return data
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--date", required=True, help="of the profiles, YYYY-MM-DD")
+    parser.add_argument("--coefficients-only", action="store_true", help="leave the kernel files as they are")
+    args = parser.parse_args()
+    for short in MEASURED:
+        if not args.coefficients_only:
+            save(ROOT / "sim" / "presets" / "kernels" / f"{short}.npz", columns(args.folder, short))
+    for name in COEFFICIENTS:
+        short = next((s for s, gpu in MEASURED.items() if gpu == name), "")
+        measured = collectives(args.folder, short) if short else []
+        write_json(ROOT / "sim" / "presets" / "profiles" / f"{name}.json", profile(name, args.date, measured))
+
+
+if __name__ == "__main__":
+    main()
