@@ -13,6 +13,8 @@ Memory: exact states, and the activations of the forwards that a schedule runs b
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,6 +63,7 @@ class GridBounds:
     enumerated: int
     legal: int
     pruned_by_memory: int
+    pruned_by_bound: int
 
 
 class _Blocks:
@@ -86,6 +89,12 @@ class _Blocks:
             self.sorts[MTP] = Sort(mtp_block(scenario, shard), prices, paired)
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
         self._seconds: dict[tuple[Kind, Signature], float] = {}
+        self.work_s: float | None = None  # of all blocks
+
+    def least_s(self, sort: int) -> float:
+        """Forward and backward of a block, whichever way backward runs."""
+        f, b, i, w = (self.sorts[sort].action_s(k) for k in (Kind.F, Kind.B, Kind.I, Kind.W))
+        return f + min(b, i + w)
 
     def action_s(self, kind: Kind, stage: Signature) -> float:
         """Seconds of an action of a stage: its blocks one after the other."""
@@ -95,10 +104,11 @@ class _Blocks:
             found = self._seconds[key] = sum(self.sorts[s].action_s(kind) for s in stage)
         return found
 
-    def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> float:
+    def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
         """`action_s` with each block's parameters gathered one block ahead, and its gradients reduced behind.
 
         Both queue on one stream in the order of the program: a gather, then the reduction of the block before.
+        Second: how much later than the action the stream is done, which holds up the next action's first gather.
         """
         blocks = [self.sorts[s] for s in (stage if kind is Kind.F else stage[::-1])]
         gathers = [self.prices.comms_s(dp.gather("", b.block.params, b.block.expert_params, Phase.FORWARD, "g"))
@@ -115,7 +125,7 @@ class _Blocks:
             if reduces:
                 stream = max(stream, done) + self.prices.comms_s(
                     dp.reduce("", block.block.params, block.block.expert_params, "r"))
-        return done
+        return done, max(0.0, stream - done)
 
 
 def _shard(prices: GridPrices, lane: int) -> Shard:
@@ -137,22 +147,29 @@ class GridSearch:
         self._parts: dict[tuple[int, tuple[int, ...]], list[Signature]] = {}
         self._memo: dict[tuple[object, ...], object] = {}
 
-    def run(self) -> GridBounds:
-        """All layouts of the mesh."""
+    def run(self, ceiling_s: float = math.inf) -> GridBounds:
+        """All layouts of the mesh that may fit in memory and take no longer than `ceiling_s`."""
         out: list[Bounded] = []
-        enumerated = legal = pruned = 0
+        enumerated = legal = memory_pruned = bound_pruned = 0
         fine = grid_is_legal(self.space, self.grid)
         for layout in layouts_of(self.space, self.grid):
             enumerated += 1
             if not fine or not is_legal(self.space, layout):
                 continue
             legal += 1
+            if ceiling_s < math.inf and self.work_bound_s(layout) > ceiling_s:
+                bound_pruned += 1
+                continue
             memory = self.memory_bytes(layout)
             if memory > self.limit_bytes:
-                pruned += 1
+                memory_pruned += 1
                 continue
-            out.append(Bounded(self.bound_s(layout), memory, layout))
-        return GridBounds(out, enumerated, legal, pruned)
+            bound = self.bound_s(layout)
+            if bound > ceiling_s:
+                bound_pruned += 1
+                continue
+            out.append(Bounded(bound, memory, layout))
+        return GridBounds(out, enumerated, legal, memory_pruned, bound_pruned)
 
     # --- memory
 
@@ -207,6 +224,15 @@ class GridSearch:
 
     # --- time
 
+    def work_bound_s(self, x: Layout) -> float:
+        """The work of all stages shared evenly by the ranks: a bound for every schedule and ZeRO stage at once."""
+        blocks = self.blocks(x)[0]
+        if blocks.work_s is None:
+            sorts = [(EMBEDDING, 1), (HEAD, 1), (MTP, self.space.base.model.mtp_layers), *Counter(blocks.order).items()]
+            blocks.work_s = sum(n * blocks.least_s(s) for s, n in sorts if n)
+        m = self.space.training.global_batch_size // (x.micro_batch_size * x.dp)
+        return m * blocks.work_s / x.pp * self.scale * ROUNDING
+
     def bound_s(self, x: Layout) -> float:
         """Seconds that a step of the layout takes at the least."""
         form = form_of(x.schedule, x.pp, x.virtual_stages)
@@ -223,7 +249,7 @@ class GridSearch:
     def stage_seconds(self, x: Layout, blocks: _Blocks, form: Form, stages: list[Signature]) -> StageSeconds:
         """Seconds by stage, with what of data parallelism cannot be hidden."""
         dp = self.prices.dp(x.zero)
-        f, b, i, w = self._actions(x, blocks, form, stages)
+        f, b, i, w, lag = self._actions(x, blocks, form, stages)
         exposed, gathered = [], []
         last = {"whole": b, "split": w, "mixed": b}[form.backward]
         for stage, action_s in zip(stages, last.tolist(), strict=True):
@@ -231,19 +257,21 @@ class GridSearch:
             exposed.append(max(final, total - action_s))
             gathered.append(self._gathers_s(x, blocks, stage) if dp.zero in (1, 2) and dp.gather_overlap else 0.0)
         forward, backward = self._sends(blocks, form)
-        return StageSeconds(f, b, i, w, forward, backward, np.array(exposed), np.array(gathered))
+        return StageSeconds(f, b, i, w, lag, forward, backward, np.array(exposed), np.array(gathered))
 
     def _actions(self, x: Layout, blocks: _Blocks, form: Form, stages: list[Signature]) -> list[Floats]:
         dp = self.prices.dp(x.zero)
         gathering = x.zero == 3 and dp.reshard
         key = ("actions", id(blocks), gathering, x.schedule, x.virtual_stages)
         if key not in self._memo:
-            out = []
+            out, lag = [], np.zeros(len(stages))
             for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
                 seconds = {s: blocks.zero3_s(kind, s, dp) if gathering and kind is not Kind.W
-                           else blocks.action_s(kind, s) for s in set(stages)}
-                out.append(np.array([seconds[s] for s in stages]))
-            self._memo[key] = out
+                           else (blocks.action_s(kind, s), 0.0) for s in set(stages)}
+                out.append(np.array([seconds[s][0] for s in stages]))
+                if kind is Kind.B:
+                    lag = np.array([seconds[s][1] for s in stages])
+            self._memo[key] = [*out, lag]
         return self._memo[key]
 
     def _sends(self, blocks: _Blocks, form: Form) -> tuple[Floats, Floats]:

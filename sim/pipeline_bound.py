@@ -58,7 +58,7 @@ def form_of(name: str, p: int, v: int) -> Form:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageSeconds:
-    """By schedule stage: F, whole backward, its halves; the messages of a stage's result forward and back (0 to
+    """By schedule stage: F, whole backward, its halves; what a whole backward holds up the next action by; the messages of a stage's result forward and back (0 to
     the same rank or to none); `exposed`: communication of gradients after the stage's last action; `gathered`:
     when the parameters of its first forward are there."""
 
@@ -66,6 +66,7 @@ class StageSeconds:
     backward: Floats
     input_grad: Floats
     weight_grad: Floats
+    lag: Floats
     send_forward: Floats
     send_backward: Floats
     exposed: Floats
@@ -80,6 +81,8 @@ def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: 
             "mixed": np.minimum(t.backward, t.input_grad + t.weight_grad)}[form.backward]
     chain_back = t.backward if whole else t.input_grad
     held = (m * t.send_forward + (m - 1) * t.send_backward) if blocking else np.zeros_like(t.forward)
+    if whole:
+        held = held + (m - 1) * t.lag
     work = _by_rank(form, m * (t.forward + back) + held)
     early = work if whole else _by_rank(form, m * (t.forward + chain_back) + held)
     before, after = _chains(form, t.forward + t.send_forward, chain_back, t.send_backward)

@@ -1,0 +1,227 @@
+"""`python -m sim.search SCENARIO.yaml`: the best layouts of its GPUs that fit in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sim.command import bad_input_exits, run_main, write_json
+from sim.errors import InputError
+
+if TYPE_CHECKING:
+    from sim.best_first import BestFirst, Found
+    from sim.evaluation import Outcome
+    from sim.layouts import Layout, Space
+
+OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
+POOL_FROM_MESHES = 24  # fewer are done before other processes have started
+
+
+def main(
+    scenario: Annotated[Path, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")],
+    gpus: Annotated[int | None, typer.Option(help="GPUs to lay out; by default as many as the scenario's ranks", min=1)] = None,
+    objective: Annotated[str, typer.Option(help="what is best; of one number of GPUs both rank alike",
+                                           metavar="step_time|tokens_per_s_per_gpu")] = "step_time",
+    memory_limit: Annotated[str | None, typer.Option(help="bytes a GPU may use, such as 70GiB; by default all it has",
+                                                     metavar="BYTES")] = None,
+    top: Annotated[int, typer.Option(help="best layouts to list", min=1, max=10_000)] = 10,
+    only: Annotated[list[str] | None, typer.Option(help="search these values of a key alone, repeatable",
+                                                   metavar="KEY=VALUE,…")] = None,
+    whole_front: Annotated[bool, typer.Option("--whole-front", help="simulate all that may lie on the Pareto line of time and "
+                                              "memory, not just near its fast end")] = False,
+    workers: Annotated[int | None, typer.Option(help="processes; by default one a core", min=1)] = None,
+    dask: Annotated[str | None, typer.Option(help="run on this Dask cluster", metavar="ADDRESS")] = None,
+    json: Annotated[str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")] = None,
+    html: Annotated[Path | None, typer.Option(help="write an interactive page that opens offline", metavar="FILE")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")] = None,
+) -> None:
+    """Search all layouts of SCENARIO.yaml's GPUs over tp, sp, cp, pp, dp, ep, zero, schedule, virtual stages,
+    micro-batch size and recomputation."""
+    with bad_input_exits():
+        if objective not in OBJECTIVES:
+            raise InputError(f"--objective: found {objective!r}; allowed: {', '.join(OBJECTIVES)}")
+        result = run_search(scenario, set_ or [], gpus, memory_limit, top, only or [], whole_front, workers, dask, objective)
+        if json is not None:
+            write_json(json, result)
+        if html is not None:
+            from sim.files import write_text
+            from sim.views.search_page import search_page
+
+            write_text(html, search_page(result))
+        if json != "-":
+            print_result(result)
+    if not result["best"]:
+        raise SystemExit(1)
+
+
+def run_search(path: Path, overrides: Sequence[str], gpus: int | None, memory_limit: str | None, top: int,
+               only: Sequence[str], whole_front: bool, workers: int | None, dask: str | None,
+               objective: str = "step_time") -> dict[str, Any]:
+    """Search, and return the result in the form of `--json`.
+
+    Raises:
+        InputError: for a scenario or an option that is wrong, or a Dask cluster that does not answer.
+    """
+    from sim.best_first import BestFirst
+    from sim.executors import available_cores, dask_workers, local_workers
+    from sim.layouts import grid_is_legal, grids, make_space
+    from sim.scenario import load_mapping
+
+    space = make_space(load_mapping(path, overrides), gpus, str(path), parse_only(only))
+    limit = _limit_bytes(memory_limit) or float(space.base.cluster.gpu.memory_bytes)
+    meshes = sum(grid_is_legal(space, g) for g in grids(space))
+    count = workers or (available_cores() if meshes >= POOL_FROM_MESHES else 1)
+    with dask_workers(dask) if dask else local_workers(count) as pool, progress() as report:
+        found = BestFirst(space, limit, top, whole_front, pool, report).run()
+    return make_result(space, found, limit, objective, path.stem)
+
+
+def parse_only(options: Sequence[str]) -> dict[str, list[Any]]:
+    """`KEY=VALUE,…` options as values of fields of Layout.
+
+    >>> parse_only(["tp=4,8", "schedule=1f1b"])
+    {'tp': [4, 8], 'schedule': ['1f1b']}
+    """
+    from sim.layouts import Layout
+    from sim.yaml_input import parse_yaml
+
+    out: dict[str, list[Any]] = {}
+    for option in options:
+        key, sign, text = option.partition("=")
+        if not sign or key not in Layout._fields:
+            raise InputError(f"--only {option}: must be KEY=VALUE,… with KEY one of {', '.join(Layout._fields)}")
+        plain = key in ("schedule", "recompute")
+        out[key] = [v.strip() if plain else parse_yaml(v, f"--only {option}")[0] for v in text.split(",")]
+    return out
+
+
+def _limit_bytes(text: str | None) -> float | None:
+    from sim.parallelism import parse_size
+
+    if text is None:
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise InputError(f"--memory-limit: found {text!r}; {error}") from None
+    if size <= 0:
+        raise InputError(f"--memory-limit: found {text!r}; must be above 0")
+    return float(size)
+
+
+def make_result(space: Space, found: Found, limit_bytes: float, objective: str, name: str) -> dict[str, Any]:
+    """The result as plain data: format sim-search/1."""
+    from dataclasses import asdict
+
+    c, wall_s = found.counts, found.wall_s
+    per_core = wall_s * found.cores
+    return {
+        "format": "sim-search/1",
+        "name": space.base.name if space.base.name != "scenario" else name,
+        "gpus": space.gpus,
+        "objective": objective,
+        "memory_limit_bytes": limit_bytes,
+        "only": {k: list(v) for k, v in space.only.items()},
+        "best": [_row(space, o) | {"scenario": _scenario(space, o.layout)} for o in found.best],
+        "pareto": [_row(space, o) for o in found.pareto],
+        "evaluated": [_row(space, o) for o in found.fitting],
+        "counts": asdict(c),
+        "wall_s": wall_s,
+        "cores": found.cores,
+        "rates": {
+            "pruned_by_bound_or_evaluated_per_s_per_core": (c.pruned_by_bound + c.evaluated) / per_core,
+            "legal_per_s_per_core": c.legal / per_core,
+            "evaluated_per_s_per_core": c.evaluated / found.evaluating_s if found.evaluating_s else 0.0,
+        },
+    }
+
+
+def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
+    t = space.training
+    tokens = t.global_batch_size * t.seq_len
+    return {
+        "step_time_s": outcome.step_time_s,
+        "tokens_per_s_per_gpu": tokens / outcome.step_time_s / space.gpus if outcome.step_time_s else 0.0,
+        "peak_memory_bytes": outcome.peak_memory_bytes,
+        "layout": outcome.layout._asdict(),
+        "parallelism": {k: v for k, v in outcome.layout._asdict().items() if k not in ("micro_batch_size", "recompute")},
+    }
+
+
+def _scenario(space: Space, layout: Layout) -> dict[str, Any]:
+    from sim.layouts import scenario_of
+
+    return scenario_of(space, layout).model_dump(mode="json")
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[BestFirst], None]]:
+    """A bar on standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def report(search: BestFirst) -> None:
+            c = search.counts
+            best = min((o.step_time_s for o in search.fitting), default=None)
+            text = f"{c.legal:,} layouts, {c.evaluated:,} simulated" + (f", best {best:.4g} s" if best is not None else "")
+            done = (search.meshes - len(search.meshes_left)) / max(1, search.meshes)
+            bar.update(task, completed=done, description=text)
+
+        yield report
+
+
+def mesh_text(layout: dict[str, Any]) -> str:
+    """A mesh in words: degrees of 1 are left out.
+
+    >>> mesh_text({"tp": 8, "sp": True, "cp": 1, "pp": 4, "dp": 2, "ep": 1, "zero": 1})
+    'tp8+sp pp4 dp2 z1'
+    """
+    words = [f"{k}{layout[k]}" + ("+sp" if k == "tp" and layout["sp"] else "")
+             for k in ("tp", "cp", "pp", "dp", "ep") if layout[k] > 1]
+    return " ".join([*words, f"z{layout['zero']}"])
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """A table of the best layouts, and what was looked at."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    c = result["counts"]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("step", "tokens/s/GPU", "memory", "layout", "schedule", "batch", "recompute"):
+        table.add_column(name, justify="left" if name in ("layout", "schedule", "recompute") else "right", no_wrap=True)
+    for row in result["best"]:
+        x = row["layout"]
+        schedule = x["schedule"] + (f" x{x['virtual_stages']}" if x["virtual_stages"] > 1 else "")
+        table.add_row(f"{row['step_time_s']:.4g} s", f"{row['tokens_per_s_per_gpu']:,.0f}",
+                      f"{row['peak_memory_bytes'] / 2**30:.1f} GiB", mesh_text(x), schedule if x["pp"] > 1 else "-",
+                      str(x["micro_batch_size"]), x["recompute"])
+    limit = result["memory_limit_bytes"]
+    console.print(f"{result['name']}: {result['gpus']:,} GPUs, at most {limit / 2**30:.4g} GiB each", highlight=False)
+    if result["best"]:
+        console.print(table)
+    else:
+        console.print("No legal layout fits in memory." if c["legal"] else "No layout is legal.", highlight=False)
+    console.print(
+        f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} too large by their least memory, "
+        f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} simulated "
+        f"(of which {c['too_large']:,} did not fit); {result['wall_s']:.1f} s on {result['cores']} cores",
+        highlight=False)
+
+
+if __name__ == "__main__":
+    run_main(main)

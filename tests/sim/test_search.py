@@ -1,0 +1,328 @@
+"""The search's parts: its space is what parsing accepts, its bounds are bounds, its best is exhaustive search's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sim import schedules
+from sim.actions import Kind, parts
+from sim.best_first import BestFirst, Found, pareto
+from sim.bound import GridSearch, forwards_first
+from sim.command import bad_input_exits
+from sim.costs import Costs
+from sim.errors import InputError
+from sim.evaluation import Outcome, evaluate, pack
+from sim.executors import Workers, local_workers
+from sim.grid_prices import GridPrices
+from sim.layouts import Grid, Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space, scenario_of
+from sim.overrides import merge
+from sim.profile import load_profile
+from sim.scenario import parse_scenario
+from sim.search import main, run_search
+from sim.simulate import simulate
+from topology.network import Network
+
+GPT: dict[str, Any] = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1024, "vocab": 1000, "tied_embeddings": True}
+MOE = {**GPT, "tied_embeddings": False, "moe": {"experts": 4, "top_k": 2, "ffn": 256, "shared_experts": 1, "dense_layers": 1}}
+BASE: dict[str, Any] = {
+    "model": GPT, "cluster": {"preset": "dgx-h100", "gpus_per_node": 4}, "calibration": "roofline",
+    "training": {"seq_len": 256, "global_batch_size": 16}, "parallelism": {"dp": 8},
+}
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"model": MOE},
+    {"training": {"recompute": {"mode": "full", "layers": 1}, "grad_dtype": "bf16"}, "parallelism": {"dp_sync": "after_backward"}},
+    {"training": {"activation_offload": True}, "parallelism": {"dp_sync": "per_parameter", "cp_method": "all_gather"}},
+    {"parallelism": {"rank_order": "pp-dp-tp-cp", "p2p_scatter": True, "tp_overlap": "full", "param_gather_overlap": False}},
+    {"parallelism": {"accumulate_unsharded": True, "reshard_after_forward": False, "bucket_bytes": 100_000,
+                     "cp_method": "all_to_all"}},
+    {"model": {**MOE, "mtp_layers": 1}, "parallelism": {"ep_overlap": True, "shard_size": 2}},
+    {"training": {"precision": "fp8", "elementwise": "megatron"}, "calibration": "h100-sxm", "parallelism": {"p2p_overlap": True}},
+    {"parallelism": {"cp_split": "contiguous"}, "model": {"positions": "learned"}},
+    {"model": {**MOE, "moe": {**MOE["moe"], "imbalance": {"seed": 1, "zipf": 1.2}}}},
+)
+
+
+@cache
+def space_of(variant: int, gpus: int | None = None) -> Space:
+    return make_space(merge(BASE, VARIANTS[variant]), gpus, "test")
+
+
+@cache
+def legal_layouts(variant: int, gpus: int | None = None) -> tuple[Layout, ...]:
+    space = space_of(variant, gpus)
+    return tuple(x for g in grids(space) if grid_is_legal(space, g) for x in layouts_of(space, g) if is_legal(space, x))
+
+
+def mapping_of(variant: int, x: Layout) -> dict[str, Any]:
+    """A layout's scenario as a user would write it."""
+    space = space_of(variant)
+    degrees = {k: v for k, v in x._asdict().items() if k not in ("micro_batch_size", "recompute")}
+    recompute = space.recomputes[x.recompute].model_dump()
+    data = merge(BASE, VARIANTS[variant])
+    training = {**data["training"], "micro_batch_size": x.micro_batch_size, "recompute": recompute}
+    return {**data, "parallelism": {**data["parallelism"], **degrees}, "training": training}
+
+
+def accepted(variant: int, x: Layout) -> bool:
+    """What parsing and the schedule's own builder say."""
+    try:
+        scenario = parse_scenario(mapping_of(variant, x), "test")
+    except InputError:
+        return False
+    p = scenario.parallelism
+    try:
+        schedules.build("zb_h1" if p.schedule == "zb_search" else p.schedule, p.pp, scenario.micro_batches, p.virtual_stages)
+    except ValueError:
+        return p.pp == 1
+    return True
+
+
+any_layout = st.builds(
+    Layout, tp=st.sampled_from([1, 2, 3, 4, 8, 16]), sp=st.booleans(), cp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3, 4]),
+    dp=st.sampled_from([1, 2, 4, 8]), ep=st.sampled_from([1, 2, 4]), zero=st.integers(0, 3), schedule=st.sampled_from(schedules.NAMES),
+    virtual_stages=st.just(1), micro_batch_size=st.sampled_from([1, 2, 3, 4, 16]),
+    recompute=st.sampled_from(["none", "selective", "selective_op", "full"]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(VARIANTS) - 1), any_layout, st.integers(2, 3))
+def test_own_rules_are_those_of_parsing(variant: int, x: Layout, v: int) -> None:
+    per_rank = {"interleaved_1f1b": v, "zb_v": 2, "dualpipe": 2, "dualpipe_v": 2}.get(x.schedule, 1) if x.pp > 1 else 1
+    x = x._replace(virtual_stages=per_rank)
+    gpus = x.tp * x.cp * x.pp * x.dp
+    space = space_of(variant, gpus)
+    grid = Grid(x.tp, x.cp, x.pp, x.dp, x.ep)
+    assert (grid_is_legal(space, grid) and is_legal(space, x)) == accepted(variant, x)
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_enumeration_misses_nothing_legal(variant: int) -> None:
+    listed = set(legal_layouts(variant))
+    assert len(listed) == len(legal_layouts(variant))
+    degrees = (1, 2, 4, 8)
+    missing = 0
+    for tp, cp, pp in itertools.product(degrees, repeat=3):
+        if 8 % (tp * cp * pp):
+            continue
+        for ep, zero, name in itertools.product((1, 2, 4), (0, 3), ("1f1b", "gpipe", "zb_v", "interleaved_1f1b")):
+            dp = 8 // (tp * cp * pp)
+            v = 2 if name in ("zb_v", "interleaved_1f1b") and pp > 1 else 1
+            x = Layout(tp, False, cp, pp, dp, ep, zero, name, v, 2, "full")
+            same = (pp == 1 and name != "1f1b") or (zero and dp * cp == 1) or pp * v > space_of(variant).base.model.layers + 2
+            missing += not same and accepted(variant, x) and x not in listed
+    assert missing == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_scenario_of_a_layout_is_the_parsed_one(data: st.DataObject) -> None:
+    variant = data.draw(st.integers(0, len(VARIANTS) - 1))
+    x = data.draw(st.sampled_from(legal_layouts(variant)))
+    made = scenario_of(space_of(variant), x)
+    assert made.model_dump() == parse_scenario(mapping_of(variant, x), "test").model_dump()
+    assert parse_scenario(made.model_dump(mode="json"), "test").model_dump() == made.model_dump()
+
+
+@cache
+def bounds_of(variant: int, grid: Grid) -> GridSearch:
+    space = space_of(variant)
+    costs = Costs(load_profile(space.base.calibration), space.base.cluster.gpu)
+    return GridSearch(space, grid, GridPrices(space, grid, costs, Network(space.base.cluster)), float("inf"))
+
+
+def check_bounds(variant: int, x: Layout) -> None:
+    search = bounds_of(variant, Grid(x.tp, x.cp, x.pp, x.dp, x.ep))
+    simulation = simulate(scenario_of(space_of(variant), x))
+    peak = max(float(c.total.max()) for c in simulation.memory)
+    assert search.work_bound_s(x) <= simulation.step_time_s
+    assert search.bound_s(x) <= simulation.step_time_s
+    assert search.memory_bytes(x) <= peak
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_bounds_are_bounds(data: st.DataObject) -> None:
+    variant = data.draw(st.integers(0, len(VARIANTS) - 1))
+    schedule = data.draw(st.sampled_from(schedules.NAMES))
+    zero = data.draw(st.integers(0, 3))
+    layouts = [x for x in legal_layouts(variant) if x.schedule == schedule and x.zero == zero]
+    if layouts:
+        x = data.draw(st.sampled_from(layouts))
+        try:
+            check_bounds(variant, x)
+        except InputError:
+            assert variant == 7 or not space_of(variant).fixed.get("p2p_overlap", True)
+
+
+def test_bound_is_exact_for_even_1f1b() -> None:
+    """Where nothing but equal stages of layers runs, the bound is the time: it is no trivial one."""
+    x = Layout(1, False, 1, 4, 1, 1, 0, "1f1b", 1, 1, "none")
+    space = make_space(merge(BASE, {"model": {"layers": 16, "hidden": 2048, "ffn": 8192, "vocab": 128},
+                                    "training": {"seq_len": 2048, "gradient_clipping": False}}), 4, "test")
+    costs = Costs(load_profile("roofline"), space.base.cluster.gpu)
+    search = GridSearch(space, Grid(1, 1, 4, 1, 1), GridPrices(space, Grid(1, 1, 4, 1, 1), costs, Network(space.base.cluster)), 1e18)
+    simulated = simulate(scenario_of(space, x)).step_time_s
+    assert 0.97 * simulated < search.bound_s(x) <= simulated
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("m", [1, 3, 4, 8, 12])
+def test_forwards_first_is_what_schedules_do(name: str, p: int, m: int) -> None:
+    v = 3 if name == "interleaved_1f1b" else {"zb_v": 2, "dualpipe": 2, "dualpipe_v": 2}.get(name, 1)
+    try:
+        schedule = schedules.build(name, p, m, v)
+    except ValueError:
+        return
+    least = forwards_first(name, p, v, m)
+    for entries in schedule.ranks:
+        count: dict[int, int] = {}
+        for action in (a for e in entries for a in parts(e)):
+            if action.kind is not Kind.F:
+                break
+            count[action.stage] = count.get(action.stage, 0) + 1
+        for stage, n in count.items():
+            assert least[stage] <= n
+            assert least[stage] == n or name in ("zb_search", "dualpipe", "dualpipe_v")
+
+
+# --- the search
+
+SMALL = ("1f1b", "interleaved_1f1b", "zb_h1", "gpipe")
+
+
+def search(space: Space, limit_bytes: float, top: int = 5, front: bool = False, workers: int = 1) -> Found:
+    with local_workers(workers) as pool:
+        return BestFirst(space, limit_bytes, top, front, pool).run()
+
+
+def exhaustive(space: Space) -> list[Outcome]:
+    packed = pack(space)
+    layouts = [x for g in grids(space) if grid_is_legal(space, g) for x in layouts_of(space, g) if is_legal(space, x)]
+    return [evaluate(packed, x) for x in layouts]
+
+
+def small_space(variant: int, **only: Any) -> Space:
+    data = merge(BASE, {**VARIANTS[variant]})
+    return make_space(data, 4, "test", {"schedule": SMALL, "micro_batch_size": (1, 4), "recompute": ("none", "full"), **only})
+
+
+@cache
+def all_outcomes(variant: int) -> tuple[Space, tuple[Outcome, ...]]:
+    space = small_space(variant)
+    return space, tuple(exhaustive(space))
+
+
+def key(o: Outcome) -> tuple[float, float, Layout]:
+    return o.step_time_s, o.peak_memory_bytes, o.layout
+
+
+@pytest.mark.parametrize("variant", [0, 1])
+@pytest.mark.parametrize("share", [0.3, 0.6, 2.0])
+def test_best_is_that_of_exhaustive_search(variant: int, share: float) -> None:
+    space, outcomes = all_outcomes(variant)
+    peaks = sorted(o.peak_memory_bytes for o in outcomes)
+    limit = share * peaks[len(peaks) // 2]
+    expected = sorted(key(o) for o in outcomes if o.peak_memory_bytes <= limit)[:5]
+    found = search(space, limit)
+    assert [key(o) for o in found.best] == expected
+    c = found.counts
+    assert c.legal == len(outcomes) == c.pruned_by_memory + c.pruned_by_bound + c.evaluated
+    assert c.evaluated < c.legal
+
+
+def test_whole_front_is_that_of_exhaustive_search() -> None:
+    space, outcomes = all_outcomes(0)
+    line = pareto(list(outcomes))
+    found = search(space, float("inf"), front=True)
+    assert [(o.step_time_s, o.peak_memory_bytes) for o in found.pareto] == [(o.step_time_s, o.peak_memory_bytes) for o in line]
+    assert found.counts.evaluated < len(outcomes)
+
+
+def test_other_processes_find_the_same() -> None:
+    space = small_space(0, tp=(2, 4))
+    assert [key(o) for o in search(space, 1e18).best] == [key(o) for o in search(space, 1e18, workers=2).best]
+
+
+def test_a_worker_s_error_is_not_lost() -> None:
+    with local_workers(1) as pool, pytest.raises(TypeError):
+        pool.executor.submit(evaluate, None).result()
+    assert Workers(pool.executor, lambda: 3).slots == 1
+
+
+def test_pareto_line() -> None:
+    x = legal_layouts(0)[0]
+    points = [Outcome(x, t, m, 0.0) for t, m in ((1, 9), (2, 9), (2, 5), (3, 6), (4, 1))]
+    assert [(o.step_time_s, o.peak_memory_bytes) for o in pareto(points)] == [(1, 9), (2, 5), (4, 1)]
+
+
+# --- the command
+
+@pytest.fixture
+def scenario_file(tmp_path: Path) -> Path:
+    file = tmp_path / "small.yaml"
+    file.write_text(json.dumps(BASE), encoding="utf-8")
+    return file
+
+
+def test_command_writes_a_result_that_parses(scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out.json"
+    main(scenario_file, gpus=4, top=3, only=["schedule=1f1b", "micro_batch_size=1,2"], json=str(target), memory_limit="10GiB")
+    result = json.loads(target.read_text())
+    assert result["format"] == "sim-search/1"
+    assert result["gpus"] == 4 and result["memory_limit_bytes"] == 10 * 2**30
+    assert {r["layout"]["schedule"] for r in result["best"]} == {"1f1b"}
+    best = result["best"][0]
+    again = simulate(parse_scenario(best["scenario"]))
+    assert again.step_time_s == best["step_time_s"]
+    assert best["tokens_per_s_per_gpu"] == pytest.approx(16 * 256 / best["step_time_s"] / 4)
+    assert result["best"] == sorted(result["best"], key=lambda r: r["step_time_s"])
+    assert "legal layouts" in capsys.readouterr().out
+
+
+def test_nothing_fits(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(scenario_file, gpus=2, only=["schedule=1f1b"], memory_limit="1MiB")
+    assert stop.value.code == 1
+    assert "No legal layout fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"only": ["depth=3"]}, "must be KEY=VALUE"),
+    ({"memory_limit": "lots"}, "--memory-limit"),
+    ({"memory_limit": "-5"}, "--memory-limit"),
+    ({"objective": "joy"}, "--objective"),
+    ({"dask": "tcp://127.0.0.1:9"}, "--dask"),
+])
+def test_bad_options(scenario_file: Path, options: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str],
+                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.executors.PATIENCE_S", 1)
+    with pytest.raises(SystemExit) as stop:
+        main(scenario_file, **options)
+    assert stop.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_inference_is_refused(tmp_path: Path) -> None:
+    data = {k: v for k, v in BASE.items() if k != "training"}
+    file = tmp_path / "serve.yaml"
+    file.write_text(json.dumps({**data, "inference": {"requests": {"prompt_len": 8, "output_len": 8}}}))
+    with pytest.raises(InputError, match="training"):
+        run_search(file, [], None, None, 5, [], False, 1, None)
+
+
+def test_result_is_frozen_data() -> None:
+    assert dataclasses.is_dataclass(Found)
+    with bad_input_exits():
+        pass
