@@ -37,9 +37,7 @@ def main(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(
-            help="replay on this GPU preset; FROM=TO where the traces do not name theirs", metavar="NAME"
-        ),
+        typer.Option(help="replay on this GPU preset; FROM=TO where the traces do not name theirs", metavar="NAME"),
     ] = None,
     gpu_ratio: Annotated[float, typer.Option(help="a device X times as fast", metavar="X")] = 1.0,
     network_scale: Annotated[float, typer.Option(help="links X times as fast", metavar="X")] = 1.0,
@@ -53,9 +51,7 @@ def main(
     dp: Annotated[
         int | None, typer.Option(help="data-parallel ranks, with as much work each", min=1, max=1_000_000)
     ] = None,
-    dp_group: Annotated[
-        str | None, typer.Option(help="process group that --dp changes", metavar="NAME")
-    ] = None,
+    dp_group: Annotated[str | None, typer.Option(help="process group that --dp changes", metavar="NAME")] = None,
     groups: Annotated[
         Path | None, typer.Option(help="Chakra: ASTRA-sim's file of communicator groups", metavar="FILE")
     ] = None,
@@ -104,9 +100,7 @@ def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = N
     if all(kineto):
         if groups is not None:
             raise InputError("--groups: is for Chakra traces; profiler traces name their groups' ranks")
-        return join(
-            [read_kineto(p, i, c) for i, (p, c) in enumerate(zip(paths, contents, strict=True))], step
-        )
+        return join([read_kineto(p, i, c) for i, (p, c) in enumerate(zip(paths, contents, strict=True))], step)
     if any(kineto):
         raise InputError(
             f"{paths[kineto.index(False)]}: is no JSON, and {paths[kineto.index(True)]} is; give traces of one sort"
@@ -124,9 +118,7 @@ def make_change(recording: Recording, asked: dict[str, Any]) -> Change:
     """
     for key in ("gpu_ratio", "network_scale"):
         if not 1e-9 <= asked[key] <= 1e9:
-            raise InputError(
-                f"--{key.replace('_', '-')}: found {asked[key]}; must be a factor from 1e-9 to 1e9"
-            )
+            raise InputError(f"--{key.replace('_', '-')}: found {asked[key]}; must be a factor from 1e-9 to 1e9")
     dp = dp_change(recording, asked["dp"], asked["dp_group"]) if asked["dp"] is not None else None
     ranks = recording.world_size * (-(-dp[2] // dp[1]) if dp else 1)
     return Change(
@@ -157,8 +149,7 @@ def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> di
         "step_time_s": changed.step_time_s,
         "change": changed.step_time_s / unchanged.step_time_s - 1 if unchanged.step_time_s else 0.0,
         "per_rank": [
-            _row(before, after)
-            for before, after in zip(rank_times(unchanged), rank_times(changed), strict=True)
+            _row(before, after) for before, after in zip(rank_times(unchanged), rank_times(changed), strict=True)
         ],
         "communication": _communication(recording, unchanged, changed),
         "nodes": len(recording.nodes),
@@ -189,9 +180,7 @@ def _communication(recording: Recording, unchanged: Replay, changed: Replay) -> 
             for (k, g), (n, b, old, new) in sorted(rows.items())]  # fmt: skip
 
 
-def _write(
-    result: dict[str, Any], changed: Replay, json: str | None, html: Path | None, trace: Path | None
-) -> None:
+def _write(result: dict[str, Any], changed: Replay, json: str | None, html: Path | None, trace: Path | None) -> None:
     from sim.files import write_text
 
     if json is not None:
@@ -236,16 +225,12 @@ def _print(result: dict[str, Any]) -> None:
 
     console = Console()
     label = f", profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""
-    console.print(
-        f"[b]{_plain(result['traces'])}[/b]: {len(result['ranks'])} of {result['world_size']} ranks{label}"
-    )
+    console.print(f"[b]{_plain(result['traces'])}[/b]: {len(result['ranks'])} of {result['world_size']} ranks{label}")
     console.print(f"recorded {seconds(result['recorded_step_s'])}, replayed unchanged {seconds(result['replayed_step_s'])} "
                   f"({result['error'] * 100:+.2f} %)")  # fmt: skip
     if result["what_if"]:
         words = _plain(", ".join(f"{k} {v}" for k, v in result["what_if"].items()))
-        console.print(
-            f"with {words}: [b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)"
-        )
+        console.print(f"with {words}: [b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)")
     table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
     for row in result["per_rank"][:32]:
         names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")

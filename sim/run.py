@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.command import bad_input_exits, run_main, write_json
+from sim.errors import InputError
 
 if TYPE_CHECKING:
     from sim.simulate import Simulation
 
 
 def main(
-    scenario: Annotated[Path, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")],
+    scenario: Annotated[Path | None, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")] = None,
     json: Annotated[
         str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")
     ] = None,
@@ -27,11 +28,27 @@ def main(
     ] = None,
     steps: Annotated[int, typer.Option(help="draw memory over the first STEPS steps", min=1, max=1000)] = 1,
     engine: Annotated[str, typer.Option(help="static, or simpy, the reference", metavar="static|simpy")] = "static",
+    chakra: Annotated[
+        Path | None, typer.Option(help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim", metavar="PREFIX")
+    ] = None,
+    emit: Annotated[
+        str | None, typer.Option(help="print another trainer's flags for this layout", metavar="torchtitan|megatron")
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option(help="say what a scenario key means; '' for all sections", metavar="KEY")
+    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="print a scenario's JSON Schema, for editors")] = False,
 ) -> None:
     """Simulate one training step of SCENARIO.yaml and print a summary."""
     with bad_input_exits():
         if engine not in ("static", "simpy"):
             raise typer.BadParameter(f"--engine is static or simpy, not {engine!r}")
+        if schema or explain is not None:
+            return _describe(explain)
+        if scenario is None:
+            raise InputError("SCENARIO.yaml: is missing; give the scenario file to simulate (--help shows the options)")
+        if emit is not None or chakra is not None:
+            return _export(scenario, set_ or [], emit, chakra)
         _run(scenario, json, html, trace, set_ or [], steps, engine)
 
 
@@ -53,6 +70,34 @@ def _run(
         from sim.views.summary import print_summary
 
         print_summary(simulation.result, Console())
+
+
+def _describe(key: str | None) -> None:
+    """Print the JSON Schema, or what one key means."""
+    if key is None:
+        from sim.scenario import json_schema
+
+        write_json("-", json_schema())
+    else:
+        from sim.explain import explain
+
+        print(explain(key))
+
+
+def _export(path: Path, overrides: list[str], trainer: str | None, chakra: Path | None) -> None:
+    """Print a trainer's flags; write the step as Chakra traces."""
+    from sim.scenario import load_scenario
+
+    scenario = load_scenario(path, overrides)
+    if trainer is not None:
+        from sim.emit import emit
+
+        print(emit(scenario, trainer))
+    if chakra is not None:
+        from sim.simulate import simulate
+        from sim.traces.chakra_out import write_chakra
+
+        write_chakra(simulate(scenario, expand=True), chakra)
 
 
 def _write_views(simulation: Simulation, html: Path | None, trace: Path | None, steps: int) -> None:

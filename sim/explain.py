@@ -1,0 +1,156 @@
+"""What a key of a scenario means: type, default and what is allowed, from the JSON Schema, and its text in the docs.
+
+The text is the key's row in docs/scenario.md, which a checkout has and an installed wheel has not.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sim.errors import InputError
+from sim.input_source import nearest
+from sim.scenario import json_schema
+
+Schema = dict[str, Any]
+
+
+def explain(key: str) -> str:
+    """A key such as `parallelism.zero` in words, or the keys of a section; all keys for an empty text.
+
+    Raises:
+        InputError: if a scenario has no such key; names the nearest one.
+    """
+    root = json_schema()
+    schema: Schema = root
+    default: Any = None
+    walked: list[str] = []
+    for part in [p for p in key.split(".") if p]:
+        keys = _keys(schema, root)
+        if part not in keys:
+            where = ".".join(walked) or "a scenario"
+            raise InputError(
+                f"--explain: {where} has no key '{part[:60]}'{nearest(part, keys)} (there are: {', '.join(keys)})"
+            )
+        walked.append(part)
+        required = part in _required(schema, root)
+        schema = keys[part]
+        default = "required" if required else schema.get("default")
+    return _text(".".join(walked), schema, default, root)
+
+
+def all_keys() -> list[str]:
+    """Every key that `explain` knows, in the schema's order."""
+    root = json_schema()
+    out: list[str] = []
+
+    def walk(prefix: str, schema: Schema, depth: int) -> None:
+        for name, inner in _keys(schema, root).items():
+            out.append(f"{prefix}{name}")
+            if depth < 6:
+                walk(f"{prefix}{name}.", inner, depth + 1)
+
+    walk("", root, 0)
+    return out
+
+
+def _text(key: str, schema: Schema, default: Any, root: Schema) -> str:
+    lines = [f"{key or 'scenario'}: {' | '.join(_forms(schema, root))}"]
+    lines += [f"  {note}" for note in dict.fromkeys((_documented().get(key, ""), _note(schema, root))) if note]
+    keys = _keys(schema, root)
+    if key:
+        lines.append(f"  default: {'required, there is none' if default == 'required' else _value(default)}")
+    required = _required(schema, root)
+    for name, inner in keys.items():
+        inner_default = "required" if name in required else _value(inner.get("default"))
+        lines.append(
+            f"  {key + '.' if key else ''}{name}: {' | '.join(_forms(inner, root))} (default: {inner_default})"
+        )
+    return "\n".join(lines)
+
+
+@cache
+def _documented() -> dict[str, str]:
+    """The last column of the tables in docs/scenario.md, by key with its section."""
+    page = Path(__file__).parent.parent / "docs" / "scenario.md"
+    out: dict[str, str] = {}
+    section = ""
+    for line in page.read_text(encoding="utf-8").splitlines() if page.is_file() else []:
+        if line.startswith("## "):
+            named = re.fullmatch(r"## `(\w+)`", line)
+            section = f"{named[1]}." if named else ""
+        cells = [c.strip() for c in line.strip("|").split(" | ")] if line.startswith("| `") else []
+        for name in re.findall(r"`([\w.]+)`", cells[0]) if len(cells) == 3 else []:
+            out[section + name] = cells[2].rstrip(" |").replace("`", "")
+    return out
+
+
+def _alternatives(schema: Schema, root: Schema) -> list[Schema]:
+    """The schema's forms with references and nested choices resolved; null is left out."""
+    if "$ref" in schema:
+        return _alternatives(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if choices and "properties" not in schema:
+        return [form for choice in choices for form in _alternatives(choice, root)]
+    return [] if schema.get("type") == "null" else [schema]
+
+
+def _keys(schema: Schema, root: Schema) -> dict[str, Schema]:
+    out: dict[str, Schema] = {}
+    for form in _alternatives(schema, root):
+        out = {**form.get("properties", {}), **out}
+    return out
+
+
+def _required(schema: Schema, root: Schema) -> set[str]:
+    """Keys without which no form of the mapping is complete."""
+    needed = [set(f.get("required", [])) for f in _alternatives(schema, root) if "properties" in f]
+    return needed[0] if needed else set()
+
+
+def _forms(schema: Schema, root: Schema) -> list[str]:
+    words = list(dict.fromkeys(_form(f, root) for f in _alternatives(schema, root)))
+    return words or ["null"]
+
+
+def _form(form: Schema, root: Schema) -> str:
+    if "enum" in form:
+        return " | ".join(_value(v) for v in form["enum"])
+    if "const" in form:
+        return _value(form["const"])
+    kind = form.get("type", "anything")
+    if isinstance(kind, list):
+        kind = " or ".join(k for k in kind if k != "null")
+    if kind == "array":
+        return f"list of {' | '.join(_forms(form.get('items', {}), root))}"
+    if kind == "object":
+        return "mapping"
+    names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false"}
+    return names.get(str(kind), str(kind)) + _limits(form)
+
+
+def _limits(form: Schema) -> str:
+    low, high = form.get("minimum"), form.get("maximum")
+    above, below = form.get("exclusiveMinimum"), form.get("exclusiveMaximum")
+    words = [f"{word} {_value(v)}" for word, v in (("at least", low), ("above", above), ("at most", high), ("below", below))
+             if v is not None]  # fmt: skip
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _note(schema: Schema, root: Schema) -> str:
+    note = schema.get("description")
+    if note is None:
+        note = next((f["description"] for f in _alternatives(schema, root) if "description" in f), "")
+    return " ".join(str(note).split())
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:,}"
+    return str(value)
