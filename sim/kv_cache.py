@@ -1,0 +1,155 @@
+"""The KV cache of one model replica, counted in blocks: paged or contiguous, with shared prefixes.
+
+Paged (Kwon et al. 2023, "PagedAttention", arXiv 2309.06180, section 4): a sequence holds as many blocks as its tokens
+need, so only its last block is partly empty. Contiguous (section 3.1, "Orca (Max)"): a sequence holds room for the
+longest one allowed from the start.
+
+Prefixes are shared in whole blocks and counted by prefix, not block by block. Their blocks stay when no running
+sequence uses them, until room is needed; then the prefix that was not used for longest gives up blocks from its end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Prefix:
+    """Blocks of one prefix that are kept; `users` running sequences read the first `read` of them."""
+
+    blocks: int = 0
+    users: int = 0
+    read: int = 0
+
+
+@dataclass(slots=True)
+class KvCache:
+    """Blocks of `block_tokens` tokens. `reserve_tokens` (contiguous): what each sequence holds from the start.
+
+    Of `blocks`, `free` hold nothing, `private` belong to one running sequence, the others to prefixes.
+    `tokens` of the private blocks' places are filled.
+    """
+
+    blocks: int
+    block_tokens: int
+    reserve_tokens: int = 0
+    free: int = 0
+    private: int = 0
+    tokens: int = 0
+    evicted: int = 0
+    prefixes: OrderedDict[str, Prefix] = field(default_factory=OrderedDict)  # the least recently used first
+    unused: int = 0  # blocks of prefixes that nobody reads
+
+    def __post_init__(self) -> None:
+        self.free = self.blocks
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that a sequence of `tokens` tokens needs."""
+        return -(-max(tokens, self.reserve_tokens) // self.block_tokens)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had at once."""
+        return self.free + self.unused
+
+    def take(self, count: int) -> bool:
+        """Take blocks for a sequence, from unused prefixes where none are free; False (and nothing done) if too few."""
+        if count > self.available:
+            return False
+        while self.free < count:
+            self._evict(count - self.free)
+        self.free -= count
+        self.private += count
+        return True
+
+    def give_back(self, count: int) -> None:
+        """Blocks of a sequence that ended or was preempted."""
+        self.private -= count
+        self.free += count
+
+    def cached_tokens(self, name: str, wanted: int) -> int:
+        """How many of a prompt's first `wanted` tokens are kept, in whole blocks."""
+        found = self.prefixes.get(name)
+        return 0 if found is None else min(found.blocks, wanted // self.block_tokens) * self.block_tokens
+
+    def use(self, name: str, tokens: int) -> None:
+        """A sequence begins to read a prefix's first `tokens` tokens, which therefore stay."""
+        prefix = self.prefixes.setdefault(name, Prefix())
+        prefix.users += 1
+        self._read(prefix, max(prefix.read, tokens // self.block_tokens))
+        self.prefixes.move_to_end(name)
+
+    def release(self, name: str) -> None:
+        """The sequence has ended or was preempted."""
+        prefix = self.prefixes[name]
+        prefix.users -= 1
+        if prefix.users == 0:
+            self._read(prefix, 0)
+            if not prefix.blocks:
+                del self.prefixes[name]
+
+    def share(self, name: str, blocks: int) -> int:
+        """Let a sequence's own blocks extend the prefix that it reads to `blocks`; the number that changed hands."""
+        prefix = self.prefixes[name]
+        added = max(0, blocks - prefix.blocks)
+        prefix.blocks += added
+        self.unused += added
+        self._read(prefix, max(prefix.read, blocks))
+        self.private -= added
+        self.tokens -= added * self.block_tokens
+        return added
+
+    def _read(self, prefix: Prefix, blocks: int) -> None:
+        self.unused += prefix.read - blocks
+        prefix.read = blocks
+
+    def _evict(self, count: int) -> None:
+        name = next(name for name, prefix in self.prefixes.items() if prefix.blocks > prefix.read)
+        prefix = self.prefixes[name]
+        gone = min(count, prefix.blocks - prefix.read)
+        prefix.blocks -= gone
+        self.unused -= gone
+        self.free += gone
+        self.evicted += gone
+        if not prefix.blocks and not prefix.users:
+            del self.prefixes[name]
+
+    @property
+    def held(self) -> int:
+        """Blocks that running sequences hold, shared ones once."""
+        return self.blocks - self.free - self.unused
+
+    @property
+    def waste(self) -> float:
+        """Share of the held places that no token fills."""
+        held = self.held * self.block_tokens
+        return (self.private * self.block_tokens - self.tokens) / held if held else 0.0
+
+
+@dataclass(slots=True)
+class HostCache:
+    """Prefixes kept in the host's memory, in tokens; the least recently used give way whole."""
+
+    tokens: int
+    kept: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    used: int = 0
+
+    def cached_tokens(self, name: str, wanted: int, block_tokens: int) -> int:
+        """How many of a prompt's first `wanted` tokens are kept, in whole blocks."""
+        found = self.kept.get(name, 0)
+        if found:
+            self.kept.move_to_end(name)
+        return min(found, wanted) // block_tokens * block_tokens
+
+    def store(self, name: str, tokens: int) -> int:
+        """Keep a prefix up to `tokens`; how many of them are new (0 if it does not fit at all)."""
+        if tokens > self.tokens:
+            return 0
+        added = max(0, tokens - self.kept.get(name, 0))
+        self.used += added
+        self.kept[name] = max(tokens, self.kept.get(name, 0))
+        self.kept.move_to_end(name)
+        while self.used > self.tokens:
+            self.used -= self.kept.popitem(last=False)[1]
+        return added

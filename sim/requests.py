@@ -1,0 +1,127 @@
+"""Requests of a serving workload: a pattern of equal ones, or a trace in a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sim.errors import InputError
+from sim.workloads import RequestPattern, RequestTrace
+
+MAX_TRACE_BYTES = 256 * 2**20
+MAX_TOKENS = 100_000_000
+MAX_REQUESTS = 10_000_000
+REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
+OPTIONAL = ("prefix_id", "prefix_tokens")
+
+
+class Request(NamedTuple):
+    """One request. Prompts of equal `prefix_id` begin with the same tokens, as many as both mark in `prefix_tokens`."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_id: str = ""
+    prefix_tokens: int = 0
+
+
+def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...]:
+    """All requests in order of arrival.
+
+    A pattern with a rate is a Poisson process: independent exponential gaps, the first request after the first gap.
+
+    Raises:
+        InputError: for a trace that is no such CSV file.
+    """
+    if isinstance(requests, RequestTrace):
+        return read_trace(requests.trace)
+    n = requests.count
+    if requests.rate_per_s is None:
+        arrival = [0.0] * n
+    else:
+        import numpy as np
+
+        gaps = np.random.default_rng(requests.seed).exponential(1.0 / requests.rate_per_s, n)
+        arrival = np.cumsum(gaps).tolist()
+    return tuple(Request(t, requests.prompt_len, requests.output_len) for t in arrival)
+
+
+def read_trace(path: str | Path) -> tuple[Request, ...]:
+    """A trace: a header with arrival_s, prompt_tokens, output_tokens and, where known, prefix_id and prefix_tokens.
+
+    An empty prefix_id shares nothing; without prefix_tokens the whole prompt may be shared (the shorter of two
+    prompts is then the beginning of the longer).
+
+    Raises:
+        InputError: naming the line and the column.
+    """
+    try:
+        size = Path(path).stat().st_size
+        if size > MAX_TRACE_BYTES:
+            raise InputError(f"{path}: has {size:,} bytes; a trace may have at most {MAX_TRACE_BYTES:,}")
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            found = list(_rows(csv.reader(file, strict=True), str(path)))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is no UTF-8 text (byte {error.start})") from None
+    except csv.Error as error:
+        raise InputError(f"{path}: is no CSV: {error}") from None
+    if not found:
+        raise InputError(f"{path}: holds no requests; needs a line for each below the header")
+    return tuple(sorted(found, key=lambda r: r.arrival_s))
+
+
+def _rows(reader: Iterator[list[str]], path: str) -> Iterator[Request]:
+    header = [name.strip() for name in next(reader, [])]
+    allowed = (*REQUIRED, *OPTIONAL)
+    for name in REQUIRED:
+        if name not in header:
+            raise InputError(f"{path}: line 1: column {name} is missing; found {_shown(', '.join(header))}")
+    if len(set(header)) != len(header):
+        raise InputError(f"{path}: line 1: a column stands there twice: {_shown(', '.join(header))}")
+    for count, row in enumerate(reader):
+        line = count + 2
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise InputError(f"{path}: line {line}: has {len(row)} values; the header has {len(header)} columns")
+        if count >= MAX_REQUESTS:
+            raise InputError(f"{path}: line {line}: a trace may hold at most {MAX_REQUESTS:,} requests")
+        cells = {name: text.strip() for name, text in zip(header, row, strict=True) if name in allowed}
+        yield _request(cells, f"{path}: line {line}")
+
+
+def _request(cells: dict[str, str], where: str) -> Request:
+    prompt = _whole(cells["prompt_tokens"], 1, MAX_TOKENS, f"{where}: prompt_tokens")
+    output = _whole(cells["output_tokens"], 1, MAX_TOKENS, f"{where}: output_tokens")
+    prefix = cells.get("prefix_id", "")
+    if len(prefix) > 1000:
+        raise InputError(f"{where}: prefix_id: found {_shown(prefix)}; at most 1,000 characters")
+    shared = prompt if prefix else 0
+    if prefix and cells.get("prefix_tokens"):
+        shared = _whole(cells["prefix_tokens"], 0, prompt, f"{where}: prefix_tokens")
+    return Request(_seconds(cells["arrival_s"], f"{where}: arrival_s"), prompt, output, prefix, shared)
+
+
+def _whole(text: str, least: int, most: int, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most):
+        raise InputError(f"{where}: found {_shown(text)}; must be a whole number from {least:,} to {most:,}")
+    return int(text)
+
+
+def _seconds(text: str, where: str) -> float:
+    try:
+        value = float(text) if len(text) <= 64 else math.nan
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and 0 <= value <= 1e12):
+        raise InputError(f"{where}: found {_shown(text)}; must be a number of seconds from 0 to 1e12")
+    return value
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -1,0 +1,262 @@
+"""Seconds of one serving iteration on every pipeline stage.
+
+An iteration is a `Load`: tokens in all, prompt chunks, single tokens with the length of what they see, sequences
+that need logits. Its price is the sum of parts that are priced once and kept. Between kept sizes prices are
+linear: above 256 tokens sixteen sizes an octave, for decode attention four lengths an octave; a run of decode steps
+is therefore exactly the sum of its steps, however it is grouped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.costs import Costs
+from sim.models.inference import (
+    ServingDims,
+    decode_attention,
+    embedding_tokens,
+    head_samples,
+    layer_tokens,
+    prefill_attention,
+    serving_dims,
+)
+from sim.plan import Plan, make_plan
+from sim.pricing import Pricing
+from sim.profile import Profile
+from sim.program import Comm, Compute, Program, Wait
+from sim.roofline import Device, shape_bytes
+from sim.scenario import Scenario
+from topology.network import Network
+
+SCALED = ("gemm", "grouped_gemm", "attention_forward")
+EXACT_TOKENS = 256
+Key = tuple[str, int, int, int]
+Shares = dict[tuple[str, str, float], float]
+
+
+class Load(NamedTuple):
+    """What one iteration computes. `prefills`: (chunk, what its last token sees, how many are alike);
+    `decode_kv`: tokens seen by all single tokens together."""
+
+    tokens: int
+    decodes: int = 0
+    decode_kv: int = 0
+    prefills: tuple[tuple[int, int, int], ...] = ()
+    samples: int = 0
+
+
+class Bill(NamedTuple):
+    """Seconds of a program, communication among them, and by (kind, source, uncertainty)."""
+
+    seconds: float
+    comm_s: float
+    shares: Shares
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayers:
+    """What one pipeline rank holds."""
+
+    rank: int
+    dense: int
+    sparse: int
+    embedding: bool
+    head: bool
+
+
+@dataclass(slots=True)
+class IterationCosts:
+    """Prices of iterations under one scenario and profile; see `stage_seconds`."""
+
+    plan: Plan
+    pricing: Pricing
+    dims: ServingDims
+    stages: tuple[StageLayers, ...]
+    overhead_s: float  # of the engine's own work between iterations, where it was measured
+    device: Device
+    bills: dict[Key, Bill] = field(default_factory=dict)
+    used: dict[Key, float] = field(default_factory=dict)
+
+    def stage_seconds(self, load: Load) -> tuple[float, ...]:
+        """Seconds of the iteration on every stage, messages between stages apart."""
+        moe = self.plan.scenario.model.moe is not None
+        dense = self._tokens("dense", load.tokens) if any(s.dense for s in self.stages) else 0.0
+        sparse = self._tokens("sparse", load.tokens) if moe else 0.0
+        attention = self._attention(load)
+        out = []
+        for s in self.stages:
+            seconds = s.dense * dense + s.sparse * sparse + (s.dense + s.sparse) * attention
+            if s.embedding:
+                seconds += self.overhead_s + self._tokens("embedding", load.tokens)
+            if s.head and load.samples:
+                seconds += self._tokens("head", load.samples)
+            out.append(seconds)
+        return tuple(out)
+
+    def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
+        """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
+        base = self.stage_seconds(Load(decodes, 0, 0, (), decodes))[0]
+        means = first_kv / decodes + np.arange(steps, dtype=np.float64)
+        knots = _lengths_around(float(means[0]), float(means[-1]))
+        layers = self.stages[0].dense + self.stages[0].sparse
+        at = np.array([self._bill(("decode", decodes, k, 0)).seconds for k in knots])
+        return np.asarray(base + layers * np.interp(means, knots, at))
+
+    def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
+        """Count a run's prices among those that the result reports, all steps as its middle one."""
+        self.note(Load(decodes, decodes, first_kv + decodes * (steps // 2), (), decodes), float(steps))
+
+    def note(self, load: Load, times: float = 1.0) -> None:
+        """Count an iteration's prices among those that the result reports."""
+        used = self.used
+        dense, sparse = sum(s.dense for s in self.stages), sum(s.sparse for s in self.stages)
+        layers = dense + sparse
+        for name, count in (("dense", dense), ("sparse", sparse), ("embedding", 1)):
+            if count:
+                key = (name, _sizes_around(load.tokens)[0], 0, 0)
+                used[key] = used.get(key, 0.0) + times * count
+        for q, kv, alike in load.prefills:
+            key = ("prefill", q, kv, alike)
+            used[key] = used.get(key, 0.0) + times * layers
+        if load.decodes:
+            key = ("decode", load.decodes, _lengths_around(load.decode_kv / load.decodes)[0], 0)
+            used[key] = used.get(key, 0.0) + times * layers
+        if load.samples:
+            key = ("head", _sizes_around(load.samples)[0], 0, 0)
+            used[key] = used.get(key, 0.0) + times
+
+    def shares(self) -> Shares:
+        """Seconds of everything noted, by (operator kind, source, uncertainty)."""
+        total: Shares = {}
+        for key, times in self.used.items():
+            for sort, seconds in self._bill(key).shares.items():
+                total[sort] = total.get(sort, 0.0) + times * seconds
+        return total
+
+    def comm_share(self) -> float:
+        """Communication's part of everything noted."""
+        bills = [(self._bill(key), times) for key, times in self.used.items()]
+        seconds = sum(b.seconds * times for b, times in bills)
+        return sum(b.comm_s * times for b, times in bills) / seconds if seconds > 0 else 0.0
+
+    def send_s(self, stage: int, tokens: int) -> float:
+        """Seconds to hand the residual stream of `tokens` from a stage to the next."""
+        size = tokens * self.dims.model.hidden * self.dims.act_bytes
+        return self.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
+
+    def _tokens(self, name: str, tokens: int) -> float:
+        low, high, share = _sizes_around(tokens)
+        first = self._bill((name, low, 0, 0)).seconds
+        return first if share == 0.0 else first + share * (self._bill((name, high, 0, 0)).seconds - first)
+
+    def _attention(self, load: Load) -> float:
+        seconds = sum(self._bill(("prefill", q, kv, alike)).seconds for q, kv, alike in load.prefills)
+        if load.decodes:
+            mean = load.decode_kv / load.decodes
+            knots = _lengths_around(mean)
+            at = [self._bill(("decode", load.decodes, k, 0)).seconds for k in knots]
+            seconds += float(np.interp(mean, knots, at))
+        return seconds
+
+    def _bill(self, key: Key) -> Bill:
+        found = self.bills.get(key)
+        if found is None:
+            found = self.bills[key] = self._priced(self._program(key))
+        return found
+
+    def _program(self, key: Key) -> Program:
+        name, a, b, c = key
+        if name == "prefill":
+            return prefill_attention(self.dims, c, a, b)
+        if name == "decode":
+            return decode_attention(self.dims, a, b)
+        if name == "embedding":
+            return embedding_tokens(self.dims, a)
+        if name == "head":
+            return head_samples(self.dims, a)
+        return layer_tokens(self.dims, name == "sparse", a)
+
+    def _priced(self, program: Program) -> Bill:
+        """Operators and messages one after another, as kernels on one stream."""
+        seconds, comm, shares = 0.0, 0.0, Shares()
+        for item in program:
+            if isinstance(item, Wait):
+                continue
+            if isinstance(item, Comm):
+                price = self.pricing.comm(item, self.stages[0].rank)
+                comm += price.seconds
+            else:
+                price = self.pricing.compute(item)
+                price = price._replace(seconds=price.seconds * self._scale(item))
+            seconds += price.seconds
+            sort = (item.kind, price.source, price.uncertainty)
+            shares[sort] = shares.get(sort, 0.0) + price.seconds
+        return Bill(seconds, comm, shares)
+
+    def _scale(self, op: Compute) -> float:
+        """Tables know a shape in one dtype; where weights or cache are kept in fewer bytes, the operator keeps its
+        efficiency on the roofline of what it really moves."""
+        if op.kind not in SCALED:
+            return 1.0
+        usual = shape_bytes(op.kind, op.shape, op.dtype)
+        there = self.device.seconds(op.kind, op.flops, usual, op.dtype)
+        here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        return here / there if op.bytes < usual and there > 0 else 1.0
+
+
+def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
+    """Prices for `scenario` out of `profile`."""
+    plan = make_plan(scenario)
+    costs = Costs(profile, scenario.cluster.gpu)
+    gpu = scenario.cluster.gpu
+    peaks = {d: costs.coefficient(f"peak_{d}_flops_per_s", peak) for d, peak in gpu.peak_flops_per_s.items()}
+    bandwidth = costs.coefficient("memory_bandwidth_bytes_per_s", gpu.memory_bandwidth_bytes_per_s)
+    return IterationCosts(
+        plan, Pricing(plan, costs, Network(scenario.cluster)), serving_dims(scenario), _stages(plan),
+        costs.coefficient("serving_iteration_s", 0.0), Device(gpu.name, peaks, bandwidth),
+    )  # fmt: skip
+
+
+def _stages(plan: Plan) -> tuple[StageLayers, ...]:
+    """Parts dealt to pipeline ranks in turn; serving runs a rank's parts one after another."""
+    pp, model = plan.scenario.parallelism.pp, plan.scenario.model
+    out = []
+    for i in range(pp):
+        parts = plan.parts[i::pp]
+        layers = [n for part in parts for n in part.layers]
+        sparse = sum(model.is_moe_layer(n) for n in layers)
+        first, last = any(p.embedding for p in parts), any(p.head for p in parts)
+        out.append(StageLayers(i * plan.mesh.strides["pp"], len(layers) - sparse, sparse, first, last))
+    return tuple(out)
+
+
+def _sizes_around(tokens: int) -> tuple[int, int, float]:
+    """The kept sizes below and above a number of tokens, and how far it is between them.
+
+    >>> _sizes_around(200), _sizes_around(1000), _sizes_around(1024)
+    ((200, 200, 0.0), (992, 1024, 0.25), (1024, 1024, 0.0))
+    """
+    if tokens <= EXACT_TOKENS:
+        return tokens, tokens, 0.0
+    step = 1 << (tokens.bit_length() - 5)  # sixteen in an octave
+    low = tokens // step * step
+    return (low, low, 0.0) if low == tokens else (low, low + step, (tokens - low) / step)
+
+
+_LENGTHS = tuple(sorted({round(2 ** (i / 4)) for i in range(4 * 40)}))
+
+
+def _lengths_around(first: float, last: float | None = None) -> tuple[int, ...]:
+    """The kept lengths that enclose first … last.
+
+    >>> _lengths_around(100), _lengths_around(8), _lengths_around(100, 130)
+    ((91, 108), (8, 10), (91, 108, 128, 152))
+    """
+    low = max(0, bisect_right(_LENGTHS, first) - 1)
+    high = bisect_right(_LENGTHS, first if last is None else last)
+    return _LENGTHS[low : high + 1]
