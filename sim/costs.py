@@ -80,6 +80,10 @@ class Costs:
             (c.op, c.ranks): c for c in profile.collectives
         }
         self._cache: dict[Compute, Cost] = {}
+        self._host_operator_s = self.coefficient("host_operator_s", 0.0)
+        self._host_step_s = self.coefficient("host_step_s", 0.0)
+        self.host_collective_s = self.coefficient("host_collective_s", 0.0)
+        self.host_message_s = self.coefficient("host_message_s", 0.0)
 
     def coefficient(self, name: str, default: float) -> float:
         """A coefficient of the profile, by name, or the default."""
@@ -90,6 +94,12 @@ class Costs:
     def launch_overhead_s(self) -> float:
         """Shortest time from one kernel launch to the next: the profile's, else the GPU's."""
         return self.coefficient("launch_overhead_s", self.gpu.launch_overhead_s)
+
+    def host_s(self, op: Compute) -> float:
+        """Seconds in which the host issues an operator's kernels (see `sim.template`: a floor under runs of them)."""
+        if op.kind == "optimizer":
+            return self._host_step_s
+        return max(op.kernels, 1) * self._host_operator_s
 
     def compute(self, op: Compute) -> Cost:
         """Seconds of one operator.

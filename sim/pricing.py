@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from sim.costs import Costs
+from dataclasses import replace
+from functools import cached_property
+
+from sim.costs import Cost, Costs
+from sim.faults import compute_scales, link_scales
+from sim.folding import aligned
 from sim.plan import Plan
 from sim.program import Comm, Compute
 from sim.template import Price, Priced
@@ -13,11 +18,13 @@ HOST_COPIES = ("offload", "reload")
 
 
 class Pricing:
-    """Prices for all ranks of one plan; answers are kept."""
+    """Prices for all ranks of one plan; answers are kept. `network` holds the faults of links, if there are any."""
 
     def __init__(self, plan: Plan, costs: Costs, network: Network) -> None:
         self.plan, self.costs, self.network = plan, costs, network
-        self._lanes = max(1, len(plan.classes) // plan.scenario.parallelism.pp)
+        self._scales = compute_scales(plan.scenario)
+        self._links = bool(link_scales(plan.scenario))
+        self._aligned = aligned(plan.scenario)
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
         self._comms: dict[tuple[str, str, float, int], Priced] = {}
@@ -29,7 +36,22 @@ class Pricing:
         def price(item: Compute | Comm) -> Priced:
             return self.compute(item) if isinstance(item, Compute) else self.comm(item, rank)
 
-        return price
+        def scaled(item: Compute | Comm) -> Priced:
+            if not isinstance(item, Compute):
+                return self.comm(item, rank)
+            priced = self.compute(item)
+            return priced._replace(seconds=priced.seconds * scale)
+
+        scale = self._scales.get(rank, 1.0)
+        return price if scale == 1.0 else scaled
+
+    @cached_property
+    def healthy(self) -> Pricing:
+        """The same prices with no faults: those by which a schedule and the order of messages are planned."""
+        if not (self._scales or self._links):
+            return self
+        plan = replace(self.plan, scenario=self.plan.scenario.model_copy(update={"faults": None}))
+        return Pricing(plan, self.costs, Network(plan.scenario.cluster))
 
     def compute(self, op: Compute) -> Priced:
         """An operator's price, or a measured block's (named `key#phase#run`)."""
@@ -38,23 +60,32 @@ class Pricing:
             block = self.costs.block(key, phase, int(run))
             assert block is not None, op.name
             return Priced(*block)
-        return Priced(*self.costs.compute(op))
+        return Priced(*self.costs.compute(op), host_s=self.costs.host_s(op))
 
     def comm(self, comm: Comm, rank: int) -> Priced:
         """A collective's price within the group that `rank` is in."""
         key = (comm.kind, comm.group, comm.bytes, rank)
         found = self._comms.get(key)
         if found is None:
-            found = self._comms[key] = self._comm(comm, rank)
+            found = self._comm(comm, rank)
+            found = self._comms[key] = found._replace(host_s=self.costs.host_collective_s if found.seconds else 0.0)
         return found
 
-    def context(self, rank: int) -> int:
-        """Ranks of equal context pay equal prices: those of different stages that sit alike in their nodes."""
+    def context(self, rank: int) -> tuple[object, ...]:
+        """Ranks of equal context pay equal prices: of one speed, and lying alike in their nodes."""
+        scale = self._scales.get(rank, 1.0)
+        if self._links:
+            return rank, scale
+        if self._aligned:
+            return (scale,)
         cluster, stride = self.plan.scenario.cluster, self.plan.mesh.strides["pp"]
-        inside = self.plan.classes[self.plan.class_of(rank) % self._lanes].rank
-        if cluster.inter_node.kind == "torus" or stride % cluster.gpus_per_node or stride % cluster.domain_gpus:
-            return rank
-        return inside
+        inter = cluster.inter_node
+        if inter.kind == "torus" or any(
+            stride % n
+            for n in (cluster.gpus_per_node, cluster.domain_gpus, cluster.gpus_per_node * inter.nodes_per_leaf)
+        ):
+            return rank, scale
+        return self.plan.classes[self.plan.class_of(rank) % self.plan.lanes].rank, scale
 
     def member_classes(self, name: str, rank: int) -> tuple[int, ...]:
         """The simulated classes that a rank's group reaches into; () if its own alone."""
@@ -84,6 +115,9 @@ class Pricing:
         per_node = self.plan.scenario.cluster.gpus_per_node
         here = sum(r // per_node == ranks[0] // per_node for r in ranks)
         measured = self.costs.collective(kind, here, size) if here > 1 else None
+        if measured is not None and self._links:
+            lost = self.network.collective(kind, ranks, size).seconds
+            measured = _slowed(measured, lost, self.healthy.network.collective(kind, ranks, size).seconds)
         if measured is not None and here == len(ranks):
             return Priced(*measured)
         cost = self.network.collective(kind, ranks, size)
@@ -96,13 +130,23 @@ class Pricing:
         """A message between two ranks."""
         key = (src, dst, size)
         if key not in self._sends:
-            self._sends[key] = self._send(src, dst, size)
+            sent = self._send(src, dst, size)  # blocking messages keep host and device waiting for one another
+            self._sends[key] = sent._replace(seconds=sent.seconds + self.costs.host_message_s)
         return self._sends[key]
 
     def _send(self, src: int, dst: int, size: float) -> Priced:
         per_node = self.plan.scenario.cluster.gpus_per_node
         measured = self.costs.collective("send_recv", 2, size) if src // per_node == dst // per_node else None
         if measured is not None:
+            if self._links:
+                measured = _slowed(
+                    measured, self.network.send(src, dst, size), self.healthy.network.send(src, dst, size)
+                )
             return Priced(*measured)
         seconds = self.network.send(src, dst, size)
         return Priced(seconds, "topology", LINK_UNCERTAINTY, "send", size / seconds if seconds > 0 else 0.0)
+
+
+def _slowed(measured: Cost, faulty_s: float, healthy_s: float) -> Cost:
+    """A measured cost where a link is slow: as many times what was measured as the closed forms say."""
+    return measured if faulty_s == healthy_s else measured._replace(seconds=measured.seconds * faulty_s / healthy_s)

@@ -15,16 +15,21 @@ from sim.program import Comm, Compute, Item, Program, Wait
 from sim.timeline import Detail
 
 COMPUTE = "compute"
+HOST_UNCERTAINTY = 0.15  # of the seconds that the device waits for the host: hosts of one generation differ by more
 
 
 class Priced(NamedTuple):
-    """Seconds of one item, where they come from, and the relative standard deviation of that figure."""
+    """Seconds of one item, where they come from, and the relative standard deviation of that figure.
+
+    `host_s`: what the host needs to issue it; the device waits where the host is late.
+    """
 
     seconds: float
     source: str
     uncertainty: float
     algorithm: str = ""
     bus_bandwidth_bytes_per_s: float = 0.0
+    host_s: float = 0.0
 
 
 Price = Callable[[Compute | Comm], Priced]
@@ -102,7 +107,10 @@ class _Compiler:
         self.waiting: list[int] = []  # communications the next computation waits for
         self.external: list[str] = []
         self.last_compute = -1
-        self.run: list[tuple[Compute, Priced]] = []  # computations not yet put into a task
+        self.run: list[tuple[Compute, Priced, float]] = []  # computations not yet put into a task, when issued
+        self.issued_s = 0.0  # the host's clock; it runs ahead of the device where it can
+        self.ends: list[float] = []  # of the tasks, with all streams free at zero
+        self.free: dict[str, float] = {}
         self.shares: dict[tuple[str, str, float], float] = {}
         self.parts: dict[str, float] = {}
         self.traffic: dict[tuple[str, str], float] = {}
@@ -111,7 +119,8 @@ class _Compiler:
         if isinstance(item, Compute):
             priced = self.price(item)
             self._count(item, priced)
-            self.run.append((item, priced))
+            self.issued_s += priced.host_s
+            self.run.append((item, priced, self.issued_s))
         elif isinstance(item, Comm):
             self._communicate(item)
         elif item.handle in self.handles:
@@ -138,12 +147,16 @@ class _Compiler:
         self.traffic[wire] = self.traffic.get(wire, 0.0) + item.bytes
         deps = (self.last_compute, *self.waiting) if self.last_compute >= 0 else tuple(self.waiting)
         detail = Detail(item.name, item.bytes, priced.bus_bandwidth_bytes_per_s, priced.source, priced.algorithm)
-        index = len(self.tasks)
+        index, stream = len(self.tasks), item.stream or item.group
+        self.issued_s += priced.host_s
+        late_s = max(0.0, self.issued_s - self._start(stream, deps)) if priced.host_s else 0.0
+        self._end(stream, deps, priced.seconds + late_s)
+        self._wait_for_host(late_s)
         self.tasks.append(
             LocalTask(
-                item.stream or item.group,
+                stream,
                 item.kind.upper(),
-                priced.seconds,
+                priced.seconds + late_s,
                 deps,
                 tuple(self.external),
                 detail,
@@ -159,13 +172,12 @@ class _Compiler:
         """Put the computations since the last communication or wait into one task."""
         if not self.run:
             return
-        seconds = 0.0
-        for _, priced in self.run:
-            seconds += priced.seconds
-        sources = dict.fromkeys(p.source for _, p in self.run)
-        names = [op.name.partition(" ")[0] for op, _ in self.run]  # a measured block's name is its key
-        name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         deps = [d for d in (self.last_compute, *self.waiting) if d >= 0]
+        seconds = self._run_seconds(self._start(COMPUTE, deps))
+        self._end(COMPUTE, deps, seconds)
+        sources = dict.fromkeys(p.source for _, p, _ in self.run)
+        names = [op.name.partition(" ")[0] for op, _, _ in self.run]  # a measured block's name is its key
+        name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         self.last_compute = len(self.tasks)
         self.tasks.append(
             LocalTask(
@@ -173,6 +185,30 @@ class _Compiler:
             )
         )
         self.run, self.waiting, self.external = [], [], []
+
+    def _run_seconds(self, start_s: float) -> float:
+        """The kernels of a run one after the other, each no sooner than the host has issued it."""
+        seconds = late_s = 0.0
+        for _, priced, issued_s in self.run:
+            if priced.host_s:
+                late_s = max(late_s, issued_s - start_s - seconds)
+            seconds += priced.seconds
+        self._wait_for_host(late_s)
+        return seconds + late_s
+
+    def _wait_for_host(self, late_s: float) -> None:
+        if late_s > 0:
+            key = ("host", "interpolated", HOST_UNCERTAINTY)
+            self.shares[key] = self.shares.get(key, 0.0) + late_s
+            self.parts["host"] = self.parts.get("host", 0.0) + late_s
+
+    def _start(self, stream: str, deps: Sequence[int]) -> float:
+        """When a task could start that queues on this stream, with all streams free at zero."""
+        return max((self.free.get(stream, 0.0), *(self.ends[d] for d in deps)))
+
+    def _end(self, stream: str, deps: Sequence[int], seconds: float) -> None:
+        self.free[stream] = end_s = self._start(stream, deps) + seconds
+        self.ends.append(end_s)
 
 
 def compile_program(program: Program, price: Price) -> Template:
@@ -234,20 +270,22 @@ def _launch(tasks: Sequence[LocalTask], stream: str, ends: Sequence[float]) -> L
     return Launch(stream, first.kind, max(0.0, ends[mine[-1]] - seconds), seconds, detail)
 
 
-def interleave(first: Program, second: Program, price: Price) -> Template:
+def interleave(first: Program, second: Program, price: Price, planned: Price | None = None) -> Template:
     """Two programs run at once on one rank (DualPipe's forward beside backward).
 
     Their computations share the device one after the other, their communications have their streams; at each point
     the program whose next computation could start first goes on, so each hides the other's messages
-    (DeepSeek-V3 technical report, figure 4, orders them by hand to the same end).
+    (DeepSeek-V3 technical report, figure 4, orders them by hand to the same end). `planned`: the prices by which that
+    is decided, where they are others: all peers of a collective must agree on the order, also with a slow one among them.
     """
+    planned = planned or price
     sides = (_Side(first, "a"), _Side(second, "b"))
     merged: list[Item] = []
     clock = 0.0
     streams: dict[str, float] = {}
     while any(s.left for s in sides):
         side = min((s for s in sides if s.left), key=lambda s: (s.on_compute, max(clock, s.ready_s)))
-        clock = side.advance(merged, price, max(clock, side.ready_s) if side.on_compute else clock, streams)
+        clock = side.advance(merged, planned, max(clock, side.ready_s) if side.on_compute else clock, streams)
     for side in sides:
         merged.extend(Wait(h, side.items[-1].phase) for h in side.pending)
     return compile_program(tuple(merged), price)

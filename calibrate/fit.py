@@ -1,0 +1,216 @@
+"""`python -m calibrate.fit TABLE.json --profile BASE.json --out PROFILE.json`: a profile's few physical coefficients,
+adjusted to measured step times.
+
+Least squares over log(predicted ÷ measured) of every configuration, soft-L1 (an outlier pulls no harder than a few
+good rows), and a prior on each coefficient: its present value, within a stated factor. Reported is the error on rows
+that a fit did not see: configurations are dealt into folds, and each fold is predicted with coefficients fitted to the
+others. Those refits start from the whole fit and its Jacobian (one Gauss-Newton model of the residuals, with priors and
+loss as before); the predictions themselves are full simulations.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date as today
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from sim.command import bad_input_exits, run_main
+from sim.errors import InputError
+from sim.profile import Coefficient, Profile, load_profile
+from sim.scenario import Scenario, parse_scenario
+from sim.tables import Row, Table, read_table
+
+Vector = NDArray[np.float64]
+FOLDS = 5
+LOSS_SCALE = 0.05  # errors beyond 5 % count about linearly
+ROWS_PER_GROUP = 2  # a configuration's rows repeat one another: its first and its last stand for it
+
+# What may be adjusted, from where if the profile has none, and how far: the standard deviation of the logarithm.
+PRIORS: Mapping[str, tuple[float, float]] = {
+    "host_operator_s": (4e-5, 0.5),
+    "host_collective_s": (3e-5, 1.0),
+    "host_message_s": (1e-4, 1.0),
+    "host_step_s": (5e-3, 0.7),
+    "memory_efficiency": (0.85, 0.1),
+    "memory_latency_s": (2e-6, 0.1),
+    "power_throttle": (0.12, 0.3),
+    "attention_backward_share": (0.8, 0.1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A measured step to fit to."""
+
+    row: Row
+    scenario: Scenario
+
+    def log_error(self, profile: Profile) -> float:
+        """log(predicted ÷ measured step time)."""
+        from sim.simulate import simulate
+
+        return math.log(simulate(self.scenario, profile).step_time_s / self.row.measured["step_time_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Fitted coefficients; errors of all cases before, after, and (`held_out`) when a fit did not see them."""
+
+    coefficients: dict[str, float]
+    before: Vector
+    after: Vector
+    held_out: Vector
+
+
+def fit(cases: Sequence[Case], base: Profile, names: Sequence[str],
+        tick: Callable[[], None] = lambda: None) -> Fit:
+    """Fit the named coefficients of `base`; `tick` is called after each simulated step."""
+    from scipy.optimize import least_squares
+
+    start = np.array([math.log(_value(base, name)) for name in names])
+    width = np.array([PRIORS[name][1] for name in names])
+
+    def errors(x: Vector, which: Sequence[int]) -> Vector:
+        profile = changed(base, names, x)
+        out = []
+        for i in which:
+            out.append(cases[i].log_error(profile))
+            tick()
+        return np.array(out)
+
+    everyone = range(len(cases))
+
+    def residuals(x: Vector) -> Vector:
+        return np.concatenate([_soft(errors(x, everyone)), (x - start) / width])
+
+    found = least_squares(residuals, start, diff_step=0.02, max_nfev=8, xtol=1e-3, ftol=1e-3)
+    after = errors(found.x, everyone)
+    slopes = np.array(found.jac)[: len(cases)] * _soft_stretch(after)[:, None]
+    held_out = np.empty(len(cases))
+    for fold in folds([c.row.group for c in cases]):
+        seen = np.array([i for i in everyone if i not in fold])
+        x = _refit(found.x, after[seen], slopes[seen], start, width)
+        held_out[list(fold)] = errors(x, fold)
+    values = {name: float(math.exp(v)) for name, v in zip(names, found.x, strict=True)}
+    return Fit(values, errors(start, everyone), after, held_out)
+
+
+def _refit(near: Vector, errors: Vector, slopes: Vector, start: Vector, width: Vector) -> Vector:
+    """The minimum over some cases, whose errors are taken to be linear in the coefficients around `near`."""
+    from scipy.optimize import least_squares
+
+    def residuals(x: Vector) -> Vector:
+        return np.concatenate([_soft(errors + slopes @ (x - near)), (x - start) / width])
+
+    return np.asarray(least_squares(residuals, near).x, dtype=np.float64)
+
+
+def _soft(errors: Vector) -> Vector:
+    """Residuals whose square is the soft-L1 loss 2(sqrt(1 + z²) − 1), z = error / LOSS_SCALE."""
+    z = errors / LOSS_SCALE
+    return np.asarray(np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z * z) - 1.0)), dtype=np.float64)
+
+
+def _soft_stretch(errors: Vector) -> Vector:
+    """d error / d soft residual, to get the slopes of the errors themselves back."""
+    step = 1e-6
+    return 2 * step / (_soft(errors + step) - _soft(errors - step))
+
+
+def folds(groups: Sequence[str]) -> list[list[int]]:
+    """Cases in folds; a configuration lies in one fold whole, so that none is judged by its own twin."""
+    names = sorted(set(groups))
+    fold_of = {name: i % FOLDS for i, name in enumerate(names)}
+    dealt = [[i for i, g in enumerate(groups) if fold_of[g] == fold] for fold in range(FOLDS)]
+    return [fold for fold in dealt if fold]
+
+
+def changed(base: Profile, names: Sequence[str], logs: Vector, source: str = "fit") -> Profile:
+    """`base` with the named coefficients replaced."""
+    new = {name: Coefficient(float(math.exp(v)), source) for name, v in zip(names, logs, strict=True)}
+    return replace(base, coefficients={**base.coefficients, **new})
+
+
+def _value(base: Profile, name: str) -> float:
+    found = base.coefficients.get(name)
+    return found.value if found is not None and found.value > 0 else PRIORS[name][0]
+
+
+def cases_of(table: Table) -> list[Case]:
+    """The table's training steps, at most `ROWS_PER_GROUP` of a group.
+
+    Raises:
+        InputError: if there is none.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in table.rows:
+        if row.kind == "training_step" and "step_time_s" in row.measured:
+            groups.setdefault(row.group, []).append(row)
+    chosen = [r for rows in groups.values() for r in (rows[:1] + rows[-1:] if len(rows) > 1 else rows)]
+    if not chosen:
+        raise InputError(f"{table.path}: no row has measured.step_time_s; only training steps can be fitted")
+    return [Case(row, parse_scenario({**row.scenario, "name": row.id}, row.id)) for row in chosen]
+
+
+def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profile:
+    """The base with fitted coefficients; each says what it was and what it was fitted to."""
+    source = f"fitted to {table.name} ({count} steps); before: "
+    coefficients = dict(base.coefficients)
+    for name, value in found.coefficients.items():
+        old = base.coefficients.get(name)
+        before = f"{old.value:.4g}, {old.source}" if old else "none"
+        coefficients[name] = Coefficient(value, source + before)
+    history = f"{base.source}; coefficients {', '.join(found.coefficients)} fitted to {table.name} on {today.today()}"
+    note = f"{float(np.mean(np.abs(np.expm1(found.held_out)))):.4f}"
+    return replace(base, name=f"{base.name} fitted to {table.name}", source=history, date=str(today.today()),
+                   coefficients=coefficients, settings={**base.settings, "held_out_mean_abs_error": float(note)})
+
+
+def main(
+    table: Annotated[Path, typer.Argument(help="table of measured training steps", metavar="TABLE.json")],
+    profile: Annotated[str, typer.Option(help="the profile to start from", metavar="BASE")],
+    out: Annotated[Path, typer.Option(help="the fitted profile", metavar="PROFILE.json")],
+    only: Annotated[list[str] | None, typer.Option(help="a coefficient to fit, repeatable; default: all")] = None,
+) -> None:
+    """Fit PROFILE's physical coefficients to the step times of TABLE.json and print the cross-validated error."""
+    with bad_input_exits():
+        base = load_profile(profile, "--profile")
+        for name in only or ():
+            if name not in PRIORS:
+                raise InputError(f"--only: found {name!r}; allowed: {', '.join(PRIORS)}")
+        read = read_table(table)
+        cases = cases_of(read)
+        found = _with_progress(cases, base, tuple(only or PRIORS))
+        fitted_profile(base, read, found, len(cases)).save(out)
+        _report(base, found, len(cases), out)
+
+
+def _with_progress(cases: Sequence[Case], base: Profile, names: Sequence[str]) -> Fit:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("fitting", total=len(cases) * (3 + 6 * (len(names) + 1)))
+        return fit(cases, base, names, lambda: progress.advance(task))
+
+
+def _report(base: Profile, found: Fit, count: int, out: Path) -> None:
+    for name, value in found.coefficients.items():
+        old = base.coefficients.get(name)
+        print(f"{name:28s} {old.value if old else float('nan'):10.4g} -> {value:.4g}")
+    for title, logs in (("before", found.before), ("fitted rows", found.after), ("rows not fitted", found.held_out)):
+        off = np.abs(np.expm1(logs))
+        print(f"{title:16s} mean {off.mean():6.1%}  median {np.median(off):6.1%}  max {off.max():6.1%}  ({count} steps)")
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    run_main(main)
