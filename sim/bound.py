@@ -23,25 +23,23 @@ from sim.actions import Kind
 from sim.data_parallel import DataParallel
 from sim.grid_prices import GridPrices, Sort
 from sim.layouts import Grid, Layout, Space, grid_is_legal, is_legal, layouts_of, overlaps, scenario_of
-from sim.memory import _stage_bytes as stage_bytes
 from sim.memory import states
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
-from sim.models.moe import is_moe_layer
 from sim.models.mtp import mtp_block
-from sim.models.recompute import mode_of_layer
 from sim.parallelism import split_layers
-from sim.pipeline_bound import Floats, Form, StageSeconds, form_of, pipeline_bound_s
+from sim.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
 from sim.plan import expert_rank
 from sim.program import Phase
 from sim.scenario import Scenario
-from sim.stages import Stage, epilogue, stage_input_bytes
+from sim.stages import Stage, epilogue, layer_sort, stage_input_bytes
 from sim.template import compile_program
 
+KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 ROUNDING = 1 - 1e-9  # sums here run in another order than the engine's
-EMBEDDING, HEAD, MTP = -1, -2, -3  # sorts of blocks; layers' sorts are 0 and up, odd ones with experts
+EMBEDDING, HEAD, MTP = -1, -2, -3  # sorts of blocks; layers' sorts are 0 and up
 Signature = tuple[int, ...]  # the sorts of a stage's blocks, first to last
 RankBlocks = tuple[Signature, ...]
 
@@ -75,10 +73,10 @@ class _Blocks:
         shard = _shard(prices, lane)
         paired = p.ep_overlap and p.schedule.startswith("dualpipe")
         self.sorts: dict[int, Sort] = {}
-        modes: dict[str, int] = {}
+        numbers: dict[tuple[object, ...], int] = {}
         order = []
         for layer in range(scenario.model.layers):
-            sort = is_moe_layer(scenario, layer) + 2 * modes.setdefault(mode_of_layer(scenario, layer), len(modes))
+            sort = numbers.setdefault(layer_sort(scenario, layer), len(numbers))
             if sort not in self.sorts:
                 self.sorts[sort] = Sort(layer_block(scenario, layer, shard), prices, paired)
             order.append(sort)
@@ -92,8 +90,8 @@ class _Blocks:
         self.work_s: float | None = None  # of all blocks
 
     def least_s(self, sort: int) -> float:
-        """Forward and backward of a block, whichever way backward runs."""
-        f, b, i, w = (self.sorts[sort].action_s(k) for k in (Kind.F, Kind.B, Kind.I, Kind.W))
+        """Forward and backward of a block on the device, whichever way backward runs."""
+        f, b, i, w = (self.sorts[sort].action(k).device_s for k in KINDS)
         return f + min(b, i + w)
 
     def action_s(self, kind: Kind, stage: Signature) -> float:
@@ -101,30 +99,33 @@ class _Blocks:
         key = (kind, stage)
         found = self._seconds.get(key)
         if found is None:
-            found = self._seconds[key] = sum(self.sorts[s].action_s(kind) for s in stage)
+            actions = [self.sorts[s].action(kind) for s in stage]
+            found = self._seconds[key] = max(sum(a.device_s for a in actions), sum(a.host_s for a in actions))
         return found
 
     def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
         """`action_s` with each block's parameters gathered one block ahead, and its gradients reduced behind.
 
         Both queue on one stream in the order of the program: a gather, then the reduction of the block before.
-        Second: how much later than the action the stream is done, which holds up the next action's first gather.
+        The next action's first gather waits for this action's last computation, so seconds are counted up to there.
+        Second: how much later the stream is done, which holds that gather up too.
         """
         blocks = [self.sorts[s] for s in (stage if kind is Kind.F else stage[::-1])]
         gathers = [self.prices.comms_s(dp.gather("", b.block.params, b.block.expert_params, Phase.FORWARD, "g"))
                    for b in blocks]
         reduces = dp.each_micro_batch and kind is Kind.B
-        done = stream = arrived = gathers[0] if gathers else 0.0
+        stream = arrived = gathers[0] if gathers else 0.0
         done = 0.0
         for i, block in enumerate(blocks):
-            here, arrived = arrived, arrived
+            here = arrived
             if i + 1 < len(blocks):
                 stream = max(stream, done) + gathers[i + 1]
-            done = max(done, here) + block.action_s(kind)
+            done = max(done, here) + block.action(kind).device_s
             arrived = stream
             if reduces:
                 stream = max(stream, done) + self.prices.comms_s(
                     dp.reduce("", block.block.params, block.block.expert_params, "r"))
+        done = max(done, self.action_s(kind, stage)) - (blocks[-1].action(kind).tail_s if blocks else 0.0)
         return done, max(0.0, stream - done)
 
 
@@ -218,8 +219,7 @@ class GridSearch:
     def _stage_bytes(self, blocks: _Blocks, stage: Signature) -> tuple[float, float, float]:
         key = ("stage", id(blocks), stage)
         if key not in self._memo:
-            b = stage_bytes(self._stage(blocks, self.prices.dp(0), stage))
-            self._memo[key] = (b.saved, b.forward_peak, b.backward_peak)
+            self._memo[key] = _stage_bytes([blocks.sorts[s] for s in stage], self.space.training.activation_offload)
         return self._memo[key]
 
     # --- time
@@ -249,29 +249,32 @@ class GridSearch:
     def stage_seconds(self, x: Layout, blocks: _Blocks, form: Form, stages: list[Signature]) -> StageSeconds:
         """Seconds by stage, with what of data parallelism cannot be hidden."""
         dp = self.prices.dp(x.zero)
-        f, b, i, w, lag = self._actions(x, blocks, form, stages)
+        alone = self._alone(x, blocks, form, stages)
+        queued, lag = self._queued(x, blocks, form, stages) if x.zero == 3 and dp.reshard else (alone, np.zeros(len(stages)))
         exposed, gathered = [], []
-        last = {"whole": b, "split": w, "mixed": b}[form.backward]
+        last = alone.weight_grad if form.backward == "split" else alone.backward
         for stage, action_s in zip(stages, last.tolist(), strict=True):
             total, final = self.reductions(x, blocks, stage)
             exposed.append(max(final, total - action_s))
             gathered.append(self._gathers_s(x, blocks, stage) if dp.zero in (1, 2) and dp.gather_overlap else 0.0)
         forward, backward = self._sends(blocks, form)
-        return StageSeconds(f, b, i, w, lag, forward, backward, np.array(exposed), np.array(gathered))
+        return StageSeconds(alone, queued, lag, forward, backward, np.array(exposed), np.array(gathered))
 
-    def _actions(self, x: Layout, blocks: _Blocks, form: Form, stages: list[Signature]) -> list[Floats]:
-        dp = self.prices.dp(x.zero)
-        gathering = x.zero == 3 and dp.reshard
-        key = ("actions", id(blocks), gathering, x.schedule, x.virtual_stages)
+    def _alone(self, x: Layout, blocks: _Blocks, form: Form, stages: list[Signature]) -> Actions:
+        key = ("alone", id(blocks), x.schedule, x.virtual_stages)
         if key not in self._memo:
-            out, lag = [], np.zeros(len(stages))
-            for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
-                seconds = {s: blocks.zero3_s(kind, s, dp) if gathering and kind is not Kind.W
-                           else (blocks.action_s(kind, s), 0.0) for s in set(stages)}
-                out.append(np.array([seconds[s][0] for s in stages]))
-                if kind is Kind.B:
-                    lag = np.array([seconds[s][1] for s in stages])
-            self._memo[key] = [*out, lag]
+            self._memo[key] = Actions(*(np.array([blocks.action_s(kind, s) for s in stages]) for kind in KINDS))
+        return self._memo[key]
+
+    def _queued(self, x: Layout, blocks: _Blocks, form: Form, stages: list[Signature]) -> tuple[Actions, Floats]:
+        """With ZeRO-3's gathers; a weight gradient has none."""
+        key = ("queued", id(blocks), x.schedule, x.virtual_stages)
+        if key not in self._memo:
+            dp = self.prices.dp(x.zero)
+            found = {s: [blocks.zero3_s(kind, s, dp) for kind in (Kind.F, Kind.B, Kind.I)] for s in set(stages)}
+            f, b, i = (np.array([found[s][n][0] for s in stages]) for n in range(3))
+            w = self._alone(x, blocks, form, stages).weight_grad
+            self._memo[key] = (Actions(f, b, i, w), np.array([found[s][1][1] for s in stages]))
         return self._memo[key]
 
     def _sends(self, blocks: _Blocks, form: Form) -> tuple[Floats, Floats]:
@@ -379,6 +382,25 @@ class GridSearch:
 
 
 
+def _stage_bytes(blocks: list[Sort], offload: bool) -> tuple[float, float, float]:
+    """What a stage keeps of a micro-batch, and what running its forward and its backward takes beyond that at the most.
+
+    Block by block: those after it are not there yet, or not any more. Of offloaded activations two blocks' are.
+    """
+    saved = [b.saved_bytes for b in blocks]
+    if offload:
+        return (sum(sorted(saved)[-2:]), max((b.block.forward_peak_bytes for b in blocks), default=0.0),
+                max((b.block.backward_peak_bytes for b in blocks), default=0.0))
+    total = sum(saved)
+    now = -total
+    forward = backward = 0.0
+    for block, size in zip(blocks, saved, strict=True):
+        now += size
+        forward = max(forward, now + block.block.forward_peak_bytes)
+        backward = max(backward, now + block.block.backward_peak_bytes)
+    return total, forward, backward
+
+
 def forwards_first(schedule: str, p: int, v: int, m: int) -> Floats:
     """By stage: forwards that a rank runs before its first backward, where the schedule's definition tells; else 1."""
     r = np.arange(p)
@@ -443,8 +465,10 @@ def _extreme(form: Form, per_stage: Floats, choose: np.ufunc) -> Floats:
 
 
 def _fault_scale(scenario: Scenario) -> float:
-    """How much faster than priced here faults can make a step: links or ranks scaled the other way."""
+    """How much faster than priced here faults can make a step: links or ranks scaled the other way, jitter by any factor."""
     faults = scenario.faults
     if faults is None:
         return 1.0
+    if getattr(faults, "jitter", None) is not None:
+        return 0.0
     return min([1.0, *(s.compute_scale for s in faults.stragglers), *(1 / x.bandwidth_scale for x in faults.links)])

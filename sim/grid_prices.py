@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 from sim.actions import Kind
 from sim.costs import Costs
@@ -12,10 +13,19 @@ from sim.data_parallel import DataParallel, gradients_of, make_data_parallel
 from sim.layouts import Grid, Layout, Space, scenario_of
 from sim.plan import make_plan
 from sim.pricing import Pricing
-from sim.program import Block, Comm, Compute, Phase
+from sim.program import Block, Comm, Compute, Phase, Wait
 from sim.stages import PHASES, Stage
-from sim.template import Priced, compile_program
+from sim.template import COMPUTE, Priced, Template, compile_program
 from topology.network import Network
+
+
+class ActionSeconds(NamedTuple):
+    """An action in one block: its seconds on the device, those of them after its last computation, and the host's to issue
+    it, of which nothing is added to the device's here, as the host may be ahead by the blocks before."""
+
+    device_s: float
+    tail_s: float
+    host_s: float
 
 
 class Sort:
@@ -24,16 +34,16 @@ class Sort:
     def __init__(self, block: Block, grid: GridPrices, computes_only: bool) -> None:
         self.block, self._grid, self._computes_only = block, grid, computes_only
         self.saved_bytes = sum(s.bytes for s in block.saved)
-        self.seconds: dict[Kind, float] = {}
+        self._actions: dict[Kind, ActionSeconds] = {}
 
-    def action_s(self, kind: Kind) -> float:
+    def action(self, kind: Kind) -> ActionSeconds:
         """Seconds of one micro-batch's action in this block alone."""
-        found = self.seconds.get(kind)
+        found = self._actions.get(kind)
         if found is None:
-            found = self.seconds[kind] = self._action_s(kind)
+            found = self._actions[kind] = self._action(kind)
         return found
 
-    def _action_s(self, kind: Kind) -> float:
+    def _action(self, kind: Kind) -> ActionSeconds:
         (block,) = Stage((self.block,), self._grid.dp(0), self._grid.costs, False, 0.0).measured(kind)
         if kind is Kind.F:
             program = block.forward
@@ -41,7 +51,10 @@ class Sort:
             again = block.recompute if Phase.INPUT_GRAD in PHASES[kind] else ()
             program = (*again, *(i for i in block.backward if i.phase in PHASES[kind]))
         template = compile_program(program, self._grid.price)
-        return template.compute_s if self._computes_only else template.makespan_s
+        host_s = sum(self._grid.host_s(item) for item in program if not isinstance(item, Wait))
+        if self._computes_only:
+            return ActionSeconds(template.compute_s, 0.0, 0.0)
+        return ActionSeconds(template.makespan_s, template.makespan_s - _last_compute_s(template), host_s)
 
     @cached_property
     def gradients(self) -> tuple[tuple[int, int], ...]:
@@ -63,13 +76,15 @@ class GridPrices:
     def __init__(self, space: Space, grid: Grid, costs: Costs, network: Network) -> None:
         self.space, self.grid, self.costs = space, grid, costs
         x = Layout(grid.tp, False, grid.cp, grid.pp, grid.dp, grid.ep, 0, "1f1b", 1, 1, "none")
-        self.plan = make_plan(scenario_of(space, x))
+        self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)
         self._dps: dict[int, DataParallel] = {}
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float], float] = {}
         self.lanes = self._lanes()
         self._places = self._distinct_places()
+        classes = self.plan.classes[: len(self.plan.classes) // grid.pp]
+        self._lanes_alike = list({c.rank % self._period: lane for lane, c in enumerate(classes)}.values())
 
     def _lanes(self) -> list[int]:
         """The heaviest places within a stage, as far as that is known: the first class, and the last if they differ."""
@@ -89,13 +104,19 @@ class GridPrices:
     def price(self, item: Compute | Comm) -> Priced:
         """As `Pricing.on`; a communication's least over all stages."""
         if isinstance(item, Compute):
-            return self.pricing.compute(item)
+            return self.pricing.compute(item)._replace(host_s=0.0)
         key = (item.kind, item.group, item.bytes)
         found = self._comms.get(key)
         if found is None:
             found = min((self.pricing.comm(item, r) for r in self._places), key=lambda p: p.seconds)
-            self._comms[key] = found
+            self._comms[key] = found = found._replace(host_s=0.0)
         return found
+
+    def host_s(self, item: Compute | Comm) -> float:
+        """Seconds in which the host issues an item."""
+        if isinstance(item, Compute):
+            return self.pricing.compute(item).host_s
+        return min(self.pricing.comm(item, r).host_s for r in self._places)
 
     def comms_s(self, comms: list[Comm]) -> float:
         """Seconds of communications one after the other."""
@@ -107,7 +128,7 @@ class GridPrices:
             return 0.0
         per_stage = len(self.plan.classes) // self.grid.pp
         ends = [(self.plan.classes[source * per_stage + lane].rank, self.plan.classes[target * per_stage + lane].rank)
-                for lane in range(per_stage)]
+                for lane in self._lanes_alike]
         return min(self._send_s(a, b, size) for a, b in ends)
 
     def _send_s(self, a: int, b: int, size: float) -> float:
@@ -124,3 +145,14 @@ class GridPrices:
             scenario = base.model_copy(update={"parallelism": parallelism})
             self._dps[zero] = make_data_parallel(replace(self.plan, scenario=scenario))
         return self._dps[zero]
+
+
+def _last_compute_s(template: Template) -> float:
+    """When the last computation ends, all streams free at zero."""
+    ends: list[float] = []
+    free: dict[str, float] = {}
+    for t in template.tasks:
+        start = max([free.get(t.stream, 0.0), *(ends[d] for d in t.deps)])
+        free[t.stream] = start + t.seconds
+        ends.append(free[t.stream])
+    return free.get(COMPUTE, 0.0)

@@ -2,8 +2,8 @@
 
 Of rank r with its stages H, m micro-batches, and F, B, I, W the seconds of a stage's actions:
 
-- r starts no earlier than the forwards of all stages before (one of) its own have run once, one after the other;
-- it works Σ m·(F + B) over H, or Σ m·(F + I + W) where backward is split;
+- r's first forward needs those of all stages before (one of) its own, one after the other;
+- r works Σ m·(F + B) over H, or Σ m·(F + I + W) where backward is split;
 - after its last backward the same micro-batch goes back through all stages before; after that, or after its own
   last action, comes what is exposed of gradient synchronization, and the optimizer.
 
@@ -57,15 +57,32 @@ def form_of(name: str, p: int, v: int) -> Form:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageSeconds:
-    """By schedule stage: F, whole backward, its halves; what a whole backward holds up the next action by; the messages of a stage's result forward and back (0 to
-    the same rank or to none); `exposed`: communication of gradients after the stage's last action; `gathered`:
-    when the parameters of its first forward are there."""
+class Actions:
+    """Seconds of F, whole backward, and its halves, by schedule stage."""
 
     forward: Floats
     backward: Floats
     input_grad: Floats
     weight_grad: Floats
+
+    def back(self, form: Form) -> Floats:
+        """The backward of one micro-batch, as the schedule runs it."""
+        if form.backward == "whole":
+            return self.backward
+        split = self.input_grad + self.weight_grad
+        return split if form.backward == "split" else np.minimum(self.backward, split)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageSeconds:
+    """By schedule stage. `alone`: actions without what ZeRO-3 gathers, which a rank that waits for its input has
+    already; `queued`: actions that follow another at once, gathers included. `lag`: what a whole backward's reductions hold
+    up the next action by; the messages of a stage's result forward and back (0 to the same rank or to none);
+    `exposed`: communication of gradients after the stage's last action; `gathered`: when the parameters of its first
+    forward are there."""
+
+    alone: Actions
+    queued: Actions
     lag: Floats
     send_forward: Floats
     send_backward: Floats
@@ -77,22 +94,26 @@ def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: 
     """The bound in seconds. `blocking`: a rank waits for its own messages; `epilogue_s`: of the optimizer, by rank."""
     m = micro_batches // form.copies
     whole = form.backward == "whole"
-    back = {"whole": t.backward, "split": t.input_grad + t.weight_grad,
-            "mixed": np.minimum(t.backward, t.input_grad + t.weight_grad)}[form.backward]
-    chain_back = t.backward if whole else t.input_grad
-    held = (m * t.send_forward + (m - 1) * t.send_backward) if blocking else np.zeros_like(t.forward)
-    if whole:
-        held = held + (m - 1) * t.lag
-    work = _by_rank(form, m * (t.forward + back) + held)
-    early = work if whole else _by_rank(form, m * (t.forward + chain_back) + held)
-    before, after = _chains(form, t.forward + t.send_forward, chain_back, t.send_backward)
+    held = (m * t.send_forward + (m - 1) * t.send_backward) if blocking else np.zeros_like(t.lag)
+    lag = (m - 1) * t.lag if whole else 0.0
+
+    def work(of: Actions, extra: Floats | float, with_weights: bool) -> Floats:
+        return _by_rank(form, m * (of.forward + (of.back(form) if with_weights else of.input_grad)) + extra)
+
+    # gathers run beside a rank's waiting for its messages, so either of the two counts
+    full = np.maximum(work(t.queued, lag, True), work(t.alone, held, True))
+    early = full if whole else np.maximum(work(t.queued, lag, False), work(t.alone, held, False))
+    chain_back = t.alone.backward if whole else t.alone.input_grad
+    before, after = _chains(form, t.alone.forward + t.send_forward, chain_back, t.send_backward)
     ends = _chain_ends(form, t, epilogue_s)
-    start = _least(form, np.maximum(before, t.gathered - t.forward))
-    own = start + work + _least(form, t.exposed) + epilogue_s
+    first = np.maximum(np.maximum(before + t.alone.forward, t.gathered), t.queued.forward)  # end of a first forward
+    start = _least(form, first - t.queued.forward)
+    own = start + full + _least(form, t.exposed) + epilogue_s
     tail = start + early + _least(form, after + ends)
     bound = max(float(own.max()), float(tail.max()))
     if form.name == "naive":
-        bound = max(bound, m * float((t.forward + t.backward + t.send_forward + t.send_backward).sum()) + float(ends[0]))
+        way = t.alone.forward + t.alone.backward + t.send_forward + t.send_backward
+        bound = max(bound, m * float(way.sum()) + float(ends[0]))
     return bound
 
 
@@ -115,16 +136,16 @@ def _chains(form: Form, forward: Floats, backward: Floats, send_backward: Floats
     for chain in form.chains:
         index = np.array(chain)
         down = np.cumsum(forward[index])
-        before[index] = down - forward[index]
+        before[index] = np.maximum(0.0, down - forward[index])
         after[index] = np.cumsum(backward[index] + send_backward[index]) - backward[index]  # its own message counts
     return before, after
 
 
 def _chain_ends(form: Form, t: StageSeconds, epilogue_s: Floats) -> Floats:
     """What follows the input gradient of the first stage of each stage's chain."""
-    out = np.empty_like(t.forward)
+    out = np.empty_like(t.lag)
     for chain in form.chains:
         first = chain[0]
-        weights = t.weight_grad[first] if form.backward == "split" else 0.0
+        weights = t.alone.weight_grad[first] if form.backward == "split" else 0.0
         out[list(chain)] = weights + t.exposed[first] + epilogue_s[form.rank_of_stage[first]]
     return out
