@@ -13,8 +13,9 @@ J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and s
 (double binary trees); NCCL's cost model, src/graph/tuning.cc (which steps cross nodes, chains inside them);
 nccl-tests, doc/PERFORMANCE.md (bus bandwidth).
 
-The functions give bare α–β; `fastest` adds the protocols (see `protocols`) on links that NCCL runs on. Left
-out: in-network reduction between nodes (CollNet, SHARP, NVLSTree), PAT, NCCL's limits per channel.
+The functions give bare α–β; `choose` adds the protocols (see `protocols`) on links that NCCL runs on, and picks as
+NCCL does; `durations` tells what the choice then takes. Left out: in-network reduction between nodes (CollNet,
+SHARP, NVLSTree), PAT, NCCL's limits per channel.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from topology.protocols import PLAIN, PROTOCOLS, Protocol
+from topology.timing import Fabric, Timing
 
 P2P_PER_ROUND = 8  # sends in flight at once: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h
 
@@ -52,6 +54,8 @@ class Group:
     inter_latency_s: float
     nvls_share: float  # of the ring's bandwidth, under in-switch reduction; 0: the switch has none
     protocols: bool  # NCCL's apply
+    timing: Timing  # what its machine takes, for `durations`
+    fabric: Fabric
 
     @property
     def nodes_share_bytes_per_s(self) -> float:
@@ -88,8 +92,10 @@ def _ring_pass(group: Group, sent_bytes: float) -> float:
 
 
 def _ring_latency(group: Group, passes: int) -> float:
-    """`passes` rounds of n-1 steps, of which d-1 cross domains (NCCL's nsteps and nInterSteps)."""
-    inter_steps = group.domains - 1
+    """`passes` rounds of n-1 steps. The ring has d hops between domains (two for two domains: there and back), and
+    a block passes all n hops but one, so the last blocks to arrive have crossed all d. (NCCL's own estimate,
+    nInterSteps, counts d-1.)"""
+    inter_steps = 0 if group.domains == 1 else min(group.domains, group.ranks - 1)
     return passes * ((group.ranks - 1 - inter_steps) * group.latency_s + inter_steps * group.inter_latency_s)
 
 
@@ -223,19 +229,18 @@ def with_protocol(algorithm: Algorithm, protocol: Protocol, group: Group, size_b
     return AlphaBeta(base_s + cost.latency_s, cost.transfer_s / protocol.bandwidth)
 
 
-def fastest(kind: str, group: Group, size_bytes: float) -> tuple[str, AlphaBeta]:
-    """The algorithm and protocol that take least time for this kind, group and size, as `ring LL128`.
+def choose(kind: str, group: Group, size_bytes: float) -> tuple[str, str]:
+    """The algorithm and protocol that NCCL's own model finds quickest, as ("ring", "LL128").
 
-    Raises `ValueError` for an unknown kind.
+    The protocol is "" on hosts without NCCL. Raises `ValueError` for an unknown kind.
     """
     if kind not in ALGORITHMS:
         raise ValueError(f"collective is {kind!r}; it must be one of {', '.join(sorted(ALGORITHMS))}")
     usable = group.nvls_share > 0 and group.domains == 1
     costs = {
-        f"{name} {protocol.name}".rstrip(): with_protocol(algorithm, protocol, group, size_bytes)
+        (name, protocol.name): with_protocol(algorithm, protocol, group, size_bytes).seconds
         for name, algorithm in ALGORITHMS[kind].items()
         for protocol in (PROTOCOLS[name] if group.protocols else PLAIN)
         if name != "nvls" or usable
     }
-    name = min(costs, key=lambda key: costs[key].seconds)
-    return name, costs[name]
+    return min(costs, key=lambda key: costs[key])

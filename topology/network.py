@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from topology.collectives import Group, bus_factor, fastest
+from topology.collectives import Group, bus_factor, choose
+from topology.durations import Way, duration, message_seconds
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
-from topology.protocols import DIRECT, PLAIN
 from topology.spec import ClusterSpec
+from topology.timing import fabric_of, timing_of
 from topology.torus import mean_hops, torus_hops, torus_shape
 
 
@@ -36,15 +37,6 @@ class CollectiveCost:
 
 
 _NOTHING = CollectiveCost(0.0, "none", 0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """Between two ranks: the steps within domains and between them, and the narrowest link's share."""
-
-    latency_s: float
-    inter_latency_s: float
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +59,7 @@ class Network:
     ('ring Simple', 238)
     """
 
-    def __init__(
-        self, cluster: ClusterSpec, link_scales: Mapping[tuple[int, int], float] | None = None
-    ) -> None:
+    def __init__(self, cluster: ClusterSpec, link_scales: Mapping[tuple[int, int], float] | None = None) -> None:
         """`link_scales`: what is left of the bandwidth between two nodes (or, (n, n), inside node n) by a
         fault."""
         self.cluster = cluster
@@ -88,27 +78,25 @@ class Network:
         Raises `ValueError` for an unknown kind, a negative size, or no ranks.
         """
         if size_bytes < 0 or not len(ranks):
-            raise ValueError(
-                f"{kind} of {size_bytes} bytes over {len(ranks)} ranks; it needs bytes ≥ 0, ranks ≥ 1"
-            )
+            raise ValueError(f"{kind} of {size_bytes} bytes over {len(ranks)} ranks; it needs bytes ≥ 0, ranks ≥ 1")
         if len(ranks) == 1:
             return _NOTHING
-        algorithm, cost = fastest(kind, self.group(ranks), size_bytes)
+        group = self.group(ranks)
+        algorithm, protocol = choose(kind, group, size_bytes)
+        cost = duration(kind, algorithm, protocol, group, size_bytes)
         seconds = cost.seconds
         bus = size_bytes / seconds * bus_factor(kind, len(ranks)) if seconds else 0.0
-        return CollectiveCost(seconds, algorithm, bus, cost.latency_s)
+        return CollectiveCost(seconds, f"{algorithm} {protocol}".rstrip(), bus, cost.latency_s)
 
     def send(self, src: int, dst: int, size_bytes: float) -> float:
         """Seconds of one message: α + S/B of its way, under the protocol that suits its size."""
         if src == dst:
             return 0.0
-        way = self.way(src, dst)
-        return min(
-            each.base * self.cluster.intra_node.latency_s
-            + each.step * way.latency_s
-            + each.inter_step * way.inter_latency_s
-            + size_bytes / (way.bytes_per_s * each.bandwidth)
-            for each in (DIRECT if self._protocols else PLAIN)
+        way, intra = self.way(src, dst), self.cluster.intra_node
+        if not self._protocols:
+            return way.latency_s + way.inter_latency_s + size_bytes / way.bytes_per_s
+        return message_seconds(
+            timing_of(self.cluster.gpu.name), fabric_of(self.cluster.inter_node), way, intra.latency_s, size_bytes
         )
 
     def way(self, src: int, dst: int) -> Way:
@@ -122,15 +110,15 @@ class Network:
         scale = self._scale(src // gpus, dst // gpus)
         if src // self.domain_gpus == dst // self.domain_gpus:
             return Way(self._latency(src, dst), 0.0, scale * self._pair(src, dst))
-        latency_s, inter_latency_s, share = 0.0, inter.latency_s, self._share
+        latency_s, hops, share = 0.0, 1, self._share
         if self._shape:
             hops = max(1, torus_hops(src // gpus, dst // gpus, self._shape))
-            inter_latency_s, share = inter_latency_s * hops, self._torus_link(hops)
+            share = self._torus_link(hops)
         elif self._leaf(src) != self._leaf(dst):
             share /= inter.oversubscription
         if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
             latency_s, share = intra.latency_s, min(share, self._full)
-        return Way(latency_s, inter_latency_s, scale * share)
+        return Way(latency_s, inter.latency_s * hops, scale * share, hops)
 
     def host_copy(self, size_bytes: float) -> float:
         """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
@@ -170,6 +158,8 @@ class Network:
             inter_latency_s=self.cluster.inter_node.latency_s,
             nvls_share=self.cluster.intra_node.nvls_efficiency,
             protocols=self._protocols,
+            timing=timing_of(self.cluster.gpu.name),
+            fabric=fabric_of(self.cluster.inter_node),
         )
 
     def _inside(self, ranks: NDArray[np.int64], most: int) -> _Inside:
@@ -251,9 +241,7 @@ class Network:
         steps = {(min(pair), max(pair)) for pair in zip(nodes, [*nodes[1:], nodes[0]], strict=True)}
         reached = set(nodes)
         scaled = {pair: scale for pair, scale in self._scales.items() if reached.issuperset(pair)}
-        near = {
-            pair: scale for pair, scale in scaled.items() if pair[0] // per_domain == pair[1] // per_domain
-        }
+        near = {pair: scale for pair, scale in scaled.items() if pair[0] // per_domain == pair[1] // per_domain}
         far = {pair: scale for pair, scale in scaled.items() if pair not in near}
         ring = min((scale for pair, scale in far.items() if pair in steps), default=1.0)
         inside = min((scale for pair, scale in near.items() if pair in steps), default=1.0)

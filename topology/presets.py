@@ -27,6 +27,14 @@ _NVLS_EFFICIENCY = {
     **dict.fromkeys(("h100-sxm", "h200-sxm"), 0.85),
     **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200", "gb300"), 0.74),
 }
+# Device-side floor of one kernel: the quickest GEMMs of NVIDIA AIConfigurator's database (Apache-2.0, commit 095f58a):
+# 2.5 µs on A100, H100 and H200, 1.8 on B200, 2.1 on GB200; V100 is taken to be as A100, B300 and GB300 as B200 and
+# GB200. A host CPU has no such queue: one call of a library, nominal.
+_LAUNCH_FLOOR_S = {
+    **dict.fromkeys(("b200-sxm", "b300-sxm"), 1.8e-6),
+    **dict.fromkeys(("gb200", "gb300"), 2.1e-6),
+    "cpu": 5e-6,
+}
 _LOOPBACK_LATENCY_S = 5e-5  # assumption: one TCP message between two processes of a busy host
 
 _PCIE3_X16 = 15.75e9  # 8 GT/s * 16 lanes * 128/130, a direction (PCI Express base specification)
@@ -63,6 +71,7 @@ def _gpu(
         power_limit_w=power_w,
         sm_count=sms,
         host_bandwidth_bytes_per_s=host,
+        launch_overhead_s=_LAUNCH_FLOOR_S.get(name, 2.5e-6),
         source=source,
     )
 
@@ -87,9 +96,7 @@ _GPU_LIST = (
     _gpu("a100-sxm", 80, 2039, _AMPERE, 400, 108, _PCIE4_X16, "NVIDIA A100 data sheet (80 GB SXM), 2021"),
     _gpu("a100-sxm-40g", 40, 1555, _AMPERE, 400, 108, _PCIE4_X16, "NVIDIA A100 data sheet (40 GB SXM), 2020"),
     _gpu("a100-pcie", 80, 1935, _AMPERE, 300, 108, _PCIE4_X16, "NVIDIA A100 data sheet (80 GB PCIe), 2021"),
-    _gpu(
-        "h100-sxm", 80, 3350, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H100 data sheet (SXM); Hopper whitepaper"
-    ),
+    _gpu("h100-sxm", 80, 3350, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H100 data sheet (SXM); Hopper whitepaper"),
     _gpu("h200-sxm", 141, 4800, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H200 data sheet (SXM)"),
     _gpu(
         "b200-sxm",
@@ -137,9 +144,7 @@ _GPU_LIST = (
 GPUS: dict[str, GpuSpec] = {gpu.name: gpu for gpu in _GPU_LIST}
 
 
-def _dgx(
-    name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: float, source: str
-) -> ClusterSpec:
+def _dgx(name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: float, source: str) -> ClusterSpec:
     """Eight GPUs a node. From Hopper on, the NVSwitches can reduce and multicast (NVLink SHARP)."""
     return ClusterSpec(
         name=name,
@@ -165,6 +170,7 @@ def _fabric(nics: int, nic_gb_per_s: float) -> InterNode:
         nics_per_node=nics,
         nic_bandwidth_bytes_per_s=nic_gb_per_s * 1e9,
         latency_s=SIMPLE_NETWORK_S,
+        rendezvous=False,
     )
 
 
@@ -194,9 +200,7 @@ _CPU_HOST = ClusterSpec(
     gpu=GPUS["cpu"],
     gpus_per_node=64,
     nvlink_domain=64,
-    intra_node=IntraNode(
-        kind="pcie", bandwidth_bytes_per_s=2.5e9, latency_s=_LOOPBACK_LATENCY_S, efficiency=1.0
-    ),
+    intra_node=IntraNode(kind="pcie", bandwidth_bytes_per_s=2.5e9, latency_s=_LOOPBACK_LATENCY_S, efficiency=1.0),
     inter_node=InterNode(
         nics_per_node=1, nic_bandwidth_bytes_per_s=1.25e9, latency_s=_LOOPBACK_LATENCY_S, efficiency=1.0
     ),
@@ -225,12 +229,8 @@ _CLUSTER_LIST = (
         100,
         "DGX B300 data sheet: 14.4 TB/s NVLink, 8 ConnectX-8 at 800 Gbit/s",
     ),
-    _nvl72(
-        "gb200-nvl72", "gb200", 50, "GB200 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-7 at 400 Gbit/s"
-    ),
-    _nvl72(
-        "gb300-nvl72", "gb300", 100, "GB300 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-8 at 800 Gbit/s"
-    ),
+    _nvl72("gb200-nvl72", "gb200", 50, "GB200 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-7 at 400 Gbit/s"),
+    _nvl72("gb300-nvl72", "gb300", 100, "GB300 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-8 at 800 Gbit/s"),
 )
 
 CLUSTERS: dict[str, ClusterSpec] = {cluster.name: cluster for cluster in _CLUSTER_LIST}

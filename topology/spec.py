@@ -51,7 +51,8 @@ class InterNode(_Spec):
     `nodes_per_leaf`: consecutive nodes whose NICs share leaf switches; the default of 1 sends every message
     between nodes above its leaf, so oversubscription acts on all of them. Of no effect on a torus.
     `efficiency`: the part of a NIC's bandwidth that data can use (NCCL's src/graph/topo.h counts 12 GB/s of
-    100 Gbit/s).
+    100 Gbit/s). `rendezvous`: the transport matches sender and receiver for each message, as libfabric does; false
+    where receivers post buffers ahead (InfiniBand, RoCE).
     """
 
     kind: Literal["fat_tree", "rail_optimized", "torus"] = "fat_tree"
@@ -61,6 +62,7 @@ class InterNode(_Spec):
     oversubscription: float = Field(default=1.0, ge=1.0, le=1000)
     nodes_per_leaf: int = Field(default=1, ge=1, le=100_000)
     efficiency: float = Field(default=0.96, gt=0, le=1)
+    rendezvous: bool = True
 
     @property
     def usable_bytes_per_s(self) -> float:
@@ -99,8 +101,4 @@ class ClusterSpec(_Spec):
     @property
     def domain_gpus(self) -> int:
         """GPUs of one NVLink domain: at least a node, for PCIe within a node counts as its fast level."""
-        return (
-            max(self.nvlink_domain, self.gpus_per_node)
-            if self.intra_node.kind == "nvswitch"
-            else self.gpus_per_node
-        )
+        return max(self.nvlink_domain, self.gpus_per_node) if self.intra_node.kind == "nvswitch" else self.gpus_per_node

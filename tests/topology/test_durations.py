@@ -1,0 +1,96 @@
+"""What a chosen algorithm takes: its limits, its steps, the pipeline that fills; NCCL's choice apart from it."""
+
+from dataclasses import replace
+
+import pytest
+
+from topology.collectives import Group, choose
+from topology.durations import duration
+from topology.network import Network
+from topology.presets import CLUSTERS
+from topology.spec import ClusterSpec, InterNode, IntraNode
+from topology.timing import HOST, MATCHED, POSTED, RENDEZVOUS_BYTES, WINDOW_BYTES, fabric_of, timing_of
+
+SLINGSHOT = ClusterSpec(
+    gpu=CLUSTERS["dgx-h100"].gpu,
+    gpus_per_node=4,
+    nodes=512,
+    intra_node=IntraNode(kind="nvlink_mesh"),
+    inter_node=InterNode(nics_per_node=4, nic_bandwidth_bytes_per_s=25e9),
+)
+
+
+def group(cluster: ClusterSpec, ranks: range) -> Group:
+    return Network(cluster).group(ranks)
+
+
+@pytest.mark.parametrize("ranks", [range(4), range(8), range(64), range(0, 64, 4)])
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize("protocol", ["LL", "LL128", "Simple"])
+def test_time_of_one_algorithm_grows_with_size_from_its_latency_on(ranks: range, algorithm: str, protocol: str) -> None:
+    where = group(SLINGSHOT, ranks)
+    costs = [duration("all_reduce", algorithm, protocol, where, 4.0**power) for power in range(4, 17)]
+    assert all(a.seconds < b.seconds for a, b in zip(costs, costs[1:], strict=False))
+    assert costs[0].latency_s == costs[-1].latency_s > 0
+
+
+def test_a_tree_pays_its_depth_for_the_first_window_and_flows_after_it() -> None:
+    where = group(SLINGSHOT, range(64))
+
+    def slope(start: float, end: float) -> float:
+        a, b = (duration("all_reduce", "tree", "Simple", where, size).seconds for size in (start, end))
+        return (b - a) / (end - start)
+
+    filling = slope(WINDOW_BYTES / 8, WINDOW_BYTES)
+    assert filling == pytest.approx(slope(WINDOW_BYTES / 2, WINDOW_BYTES))
+    assert filling > 1.5 * slope(2 * WINDOW_BYTES, 8 * WINDOW_BYTES)
+    deeper = replace(where, domains=2 * where.domains, ranks=2 * where.ranks)
+    more = duration("all_reduce", "tree", "Simple", deeper, WINDOW_BYTES).seconds
+    assert more > duration("all_reduce", "tree", "Simple", where, WINDOW_BYTES).seconds
+
+
+def test_a_matched_ring_is_held_back_by_its_messages_until_bytes_cover_them() -> None:
+    where = group(SLINGSHOT, range(64))
+    held, free = ({"fabric": fabric} for fabric in (MATCHED, replace(MATCHED, ring_floor_s=0.0)))
+
+    def seconds(size: float, fabric: dict[str, object]) -> float:
+        return duration("all_reduce", "ring", "Simple", replace(where, **fabric), size).seconds  # type: ignore[arg-type]
+
+    small, large = 64 * 2.0**17, 64 * 2.0**24
+    assert seconds(small, held) - seconds(small, free) == pytest.approx(126 * 38e-6, rel=0.2)
+    assert seconds(large, held) == pytest.approx(seconds(large, free))
+
+
+def test_small_trees_meet_their_receivers_only_where_the_transport_matches() -> None:
+    where = group(SLINGSHOT, range(64))
+    below, above = RENDEZVOUS_BYTES - 1, RENDEZVOUS_BYTES
+
+    def jump(place: Group) -> float:
+        a, b = (duration("all_reduce", "tree", "LL", place, size).seconds for size in (below, above))
+        return b - a
+
+    assert jump(where) == pytest.approx(8 * MATCHED.rendezvous_s, rel=0.01)  # 16 nodes: 4 hops up, 4 down
+    assert jump(replace(where, fabric=POSTED)) < 1e-9
+
+
+def test_the_transport_follows_from_what_the_fabric_says() -> None:
+    assert fabric_of(InterNode()) is MATCHED
+    assert fabric_of(CLUSTERS["dgx-h100"].inter_node) is POSTED
+    assert fabric_of(InterNode(rendezvous=False, latency_s=5e-5)) is HOST
+
+
+def test_what_a_choice_takes_does_not_move_the_choice() -> None:
+    where = group(SLINGSHOT, range(64))
+    slower = replace(where, fabric=replace(MATCHED, ring_floor_s=1.0))
+    sizes = [2.0**power for power in range(3, 33)]
+    chosen = [choose("all_reduce", where, size) for size in sizes]
+    assert chosen == [choose("all_reduce", slower, size) for size in sizes]
+    assert chosen[0] == ("tree", "LL")
+    assert chosen[-1] == ("ring", "Simple")
+
+
+def test_gpus_without_measurements_borrow_from_their_nearest_relative() -> None:
+    assert timing_of("h200-sxm") is timing_of("h100-sxm") is timing_of("something new")
+    assert timing_of("b300-sxm") is timing_of("b200-sxm")
+    assert timing_of("gb300").ring is timing_of("gb200").ring
+    assert timing_of("a100-pcie") is timing_of("a100-sxm")

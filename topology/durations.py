@@ -1,0 +1,243 @@
+"""What an algorithm takes that NCCL has chosen: closed forms with starts, steps, pipelines that fill, shares.
+
+`collectives` has the bare α–β forms that NCCL's choice compares; here is what measurements show beside them:
+
+- A ring's latency is that of its hops; all blocks pass its slowest hop one after the other, in lockstep, and where a
+  transport needs time between two messages, no faster: T = start + Σα + max(steps·h, bytes/b) + fill (Thakur,
+  Rabenseifner, Gropp 2005, section 4). Next to the bytes h hides, for NCCL keeps several slices in flight.
+- A tree pays its depth for what fills it: the first window W of the message goes from hop to hop, only the rest flows:
+  T = start + Σ(α + f·w·min(S, W)/B) over the hops + (S - min(S, W))/b.
+- Beyond, kernels sustain a share of what links can carry, and fill and drain their pipeline.
+
+Coefficients: `timing`. Hosts without NCCL's protocols keep the bare forms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from topology.collectives import (
+    ALGORITHMS,
+    P2P_PER_ROUND,
+    AlphaBeta,
+    Group,
+    direct_send_recv,
+    nvls_all_gather,
+    nvls_all_reduce,
+    pairwise_all_to_all,
+    ring_all_gather,
+    ring_broadcast,
+)
+from topology.protocols import SIMPLE_NVLINK_S
+from topology.timing import (
+    LINES_WINDOW_BYTES,
+    NETWORK_SHARE,
+    RENDEZVOUS_BYTES,
+    TREE_SHARE,
+    USUAL_LATENCY_S,
+    WINDOW_BYTES,
+    WINDOW_FILL,
+    Fabric,
+    Kernel,
+    Timing,
+)
+
+
+def _near(group: Group) -> float:
+    """Factor on all starts and steps inside a domain."""
+    return group.latency_s / SIMPLE_NVLINK_S
+
+
+def _far(group: Group, step_s: float) -> float:
+    """A step between nodes: shorter as the link's latency is, or longer by what a transport's exceeds the usual."""
+    return _far_step(group.inter_latency_s, step_s)
+
+
+def _far_step(latency_s: float, step_s: float) -> float:
+    usual_s = min(latency_s, USUAL_LATENCY_S)
+    return step_s * usual_s / USUAL_LATENCY_S + latency_s - usual_s
+
+
+def _start(group: Group, kernel: Kernel, protocol: str) -> tuple[float, float]:
+    """Start and step of a kernel, seconds."""
+    if protocol == "LL":
+        return kernel.ll_start_s * _near(group), kernel.ll_step_s * _near(group)
+    step_s = kernel.ll128_step_s if protocol == "LL128" else kernel.step_s
+    return kernel.start_s * _near(group), step_s * _near(group)
+
+
+def _wire(kernel: Kernel, protocol: str) -> float:
+    """Bytes sent for a byte of data: LL128 sends 120 of every 128."""
+    return {"LL": kernel.ll_bytes, "LL128": 128 / 120}.get(protocol, 1.0)
+
+
+def _slow(group: Group, kernel: Kernel) -> Group:
+    """The group with the bandwidth that kernels sustain inside a domain."""
+    share = kernel.share
+    return replace(
+        group,
+        ring_bytes_per_s=group.ring_bytes_per_s * share,
+        chain_bytes_per_s=group.chain_bytes_per_s * share,
+        exchange_bytes_per_s=group.exchange_bytes_per_s * share,
+        inter_ring_bytes_per_s=group.inter_ring_bytes_per_s * NETWORK_SHARE,
+    )
+
+
+def _ring(group: Group, protocol: str, block_bytes: float, steps: int, bare: AlphaBeta) -> AlphaBeta:
+    """`steps` steps in lockstep; `bare`: the transfer alone, of the group as its kernels sustain it."""
+    kernel = group.timing.ring
+    start_s, step_s = _start(group, kernel, protocol)
+    transfer_s = bare.transfer_s * _wire(kernel, protocol)
+    if group.domains == 1:
+        fill_s = kernel.fill * block_bytes * _wire(kernel, protocol) / group.ring_bytes_per_s / kernel.share
+        return AlphaBeta(start_s + steps * step_s, transfer_s + fill_s)
+    far_s = _far(group, group.fabric.ring_steps_s[("LL", "LL128", "Simple").index(protocol)])
+    far = min(group.domains, group.ranks - 1) * steps // (group.ranks - 1)
+    latency_s = start_s + (steps - far) * step_s + far * far_s
+    held_s = steps * _floor(group, protocol)
+    fill_s = kernel.fill * block_bytes * _wire(kernel, protocol) / group.nodes_share_bytes_per_s
+    return AlphaBeta(latency_s + held_s, max(0.0, transfer_s - held_s) + fill_s)
+
+
+def _floor(group: Group, protocol: str) -> float:
+    """The least time between two blocks of a ring on the hop between nodes; LL sends without waiting."""
+    if protocol == "LL":
+        return 0.0
+    return group.fabric.ring_floor_s * min(1.0, group.inter_latency_s / USUAL_LATENCY_S)
+
+
+def ring_gather(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    """An all-gather or reduce-scatter: n-1 steps of blocks of S/n."""
+    bare = ring_all_gather(_slow(group, group.timing.ring), size_bytes)
+    return _ring(group, protocol, size_bytes / group.ranks, group.ranks - 1, bare)
+
+
+def ring_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    """An all-reduce: 2(n-1) steps of blocks of S/n."""
+    half = ring_all_gather(_slow(group, group.timing.ring), size_bytes)
+    bare = AlphaBeta(0.0, 2 * half.transfer_s)
+    return _ring(group, protocol, size_bytes / group.ranks, 2 * (group.ranks - 1), bare)
+
+
+def ring_pipeline(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    """A broadcast or reduce: S passes every hop, in pieces; n-1 steps until the last has the first."""
+    bare = ring_broadcast(_slow(group, group.timing.ring), size_bytes)
+    return _ring(group, protocol, size_bytes / group.ranks, group.ranks - 1, bare)
+
+
+def tree_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    """An all-reduce up and down two trees: 2(g-1) hops inside a domain, 2⌈log2 d⌉ between domains."""
+    kernel, fabric = group.timing.ring, group.fabric
+    start_s, step_s = _start(group, kernel, protocol)
+    inside = _slow(group, kernel)
+    near, far = 2 * (group.members_max - 1), 2 * math.ceil(math.log2(group.domains))
+    if group.domains == 1:
+        return AlphaBeta(start_s + near * step_s, size_bytes * _wire(kernel, protocol) / inside.chain_bytes_per_s)
+    share = group.members * group.inter_tree_bytes_per_s * NETWORK_SHARE
+    lines = protocol == "LL128" and fabric.lines
+    if protocol != "LL" and not lines:
+        step_s = fabric.near_step_s * _near(group)
+    far_step_s = {"LL": fabric.ll_step_s}.get(protocol, fabric.ll128_step_s if lines else fabric.step_s)
+    latency_s = start_s + near * step_s + far * _far(group, far_step_s)
+    window = min(size_bytes, LINES_WINDOW_BYTES if lines else WINDOW_BYTES)
+    near_bytes, far_bytes = (kernel.ll_bytes, fabric.ll_bytes) if protocol == "LL" else (WINDOW_FILL, WINDOW_FILL)
+    fill_s = window * (near * near_bytes / group.ring_bytes_per_s + far * far_bytes / share)
+    if protocol == "LL" and size_bytes >= RENDEZVOUS_BYTES:
+        fill_s += far * _far(group, fabric.rendezvous_s)
+    flow = 1.0 if group.domains == 2 else 2 / TREE_SHARE
+    rest = (size_bytes - window) * _wire(kernel, protocol if lines else "")
+    return AlphaBeta(latency_s, fill_s + max(rest * flow / share, rest / inside.chain_bytes_per_s))
+
+
+def in_switch(bare: Callable[[Group, float], AlphaBeta]) -> Callable[[Group, str, float], AlphaBeta]:
+    """NVLS: a start for all ranks at once, and its share of what the links carry."""
+
+    def duration(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+        timing = group.timing
+        return AlphaBeta(timing.nvls_start_s * _near(group), bare(group, size_bytes).transfer_s / timing.nvls_share)
+
+    return duration
+
+
+def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    """An all-to-all, gather or scatter: sends at once, the own block copied beside them."""
+    kernel = group.timing.direct
+    bare = pairwise_all_to_all(_slow(group, kernel), size_bytes)
+    start_s, _ = _start(group, kernel, protocol)
+    far = group.ranks - group.members
+    block_s = size_bytes / group.ranks / (group.exchange_bytes_per_s * kernel.share)
+    wire = _wire(kernel, protocol)
+    if group.domains == 1:
+        return AlphaBeta(start_s, (bare.transfer_s + kernel.fill * block_s) * wire)
+    far_step_s = group.fabric.ring_steps_s[0 if protocol == "LL" else 2]
+    rounds = math.ceil(far / P2P_PER_ROUND)
+    return AlphaBeta(start_s + rounds * _far(group, far_step_s), bare.transfer_s * wire)
+
+
+def send_recv(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    """Every rank sends S to the next."""
+    kernel, bare = group.timing.direct, direct_send_recv(group, size_bytes)
+    start_s, _ = _start(group, kernel, protocol)
+    wire = _wire(kernel, protocol)
+    if group.domains == 1:
+        return AlphaBeta(start_s, bare.transfer_s * wire / kernel.share)
+    step_s = group.fabric.ring_steps_s[0 if protocol == "LL" else 2]
+    return AlphaBeta(start_s + _far(group, step_s), bare.transfer_s * wire)
+
+
+Duration = Callable[[Group, str, float], AlphaBeta]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Between two ranks: latencies of the steps within domains and between them, how many of the latter, and the
+    narrowest link's share."""
+
+    latency_s: float
+    inter_latency_s: float
+    bytes_per_s: float
+    hops: int = 0
+
+
+DURATIONS: Mapping[str, Mapping[str, Duration]] = {
+    "all_reduce": {"ring": ring_reduce, "tree": tree_reduce, "nvls": in_switch(nvls_all_reduce)},
+    "all_gather": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather)},
+    "reduce_scatter": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather)},
+    "broadcast": {"ring": ring_pipeline},
+    "reduce": {"ring": ring_pipeline},
+    "all_to_all": {"pairwise": exchange},
+    "gather": {"direct": exchange},
+    "scatter": {"direct": exchange},
+    "send_recv": {"direct": send_recv},
+}
+"""What each algorithm of `collectives.ALGORITHMS` takes under a protocol."""
+
+
+def duration(kind: str, algorithm: str, protocol: str, group: Group, size_bytes: float) -> AlphaBeta:
+    """Seconds of a collective under the algorithm and protocol chosen; without protocols the bare form."""
+    if not protocol:
+        return ALGORITHMS[kind][algorithm](group, size_bytes)
+    return DURATIONS[kind][algorithm](group, protocol, size_bytes)
+
+
+def message_seconds(timing: Timing, fabric: Fabric, way: Way, near_latency_s: float, size_bytes: float) -> float:
+    """One message between two ranks, by the quicker of LL and Simple: start, steps, bytes.
+
+    The start counts the first step inside a domain. `near_latency_s`: the cluster's, which scales starts and steps.
+    """
+    kernel, scale = timing.direct, near_latency_s / SIMPLE_NVLINK_S
+    share = 1.0 if way.hops else kernel.share
+    further_s = max(0.0, way.latency_s - (0.0 if way.hops else near_latency_s))
+    hop_s = way.inter_latency_s / max(1, way.hops)
+    return min(
+        start_s * scale
+        + further_s * step / SIMPLE_NVLINK_S
+        + way.hops * _far_step(hop_s, far_s)
+        + size_bytes * wire / (way.bytes_per_s * share)
+        for start_s, step, far_s, wire in (
+            (kernel.ll_start_s, timing.ring.ll_step_s, fabric.ring_steps_s[0], kernel.ll_bytes),
+            (kernel.start_s, SIMPLE_NVLINK_S, fabric.ring_steps_s[2], 1.0),
+        )
+    )
