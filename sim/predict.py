@@ -93,9 +93,19 @@ MEMORY_UNCERTAINTY = 0.03  # allocator rounding, small tensors and workspaces le
 
 def _inference(row: Row, calibration: str | None) -> Predictions:
     from sim.scenario import parse_scenario
+    from sim.serving import simulate_serving
 
-    parse_scenario(_with(row, calibration), row.id)
-    raise NotSimulated("serving workloads are not simulated yet")
+    scenario = parse_scenario(_with(row, calibration), row.id)
+    result = simulate_serving(scenario, profile_named(scenario.calibration)).result
+    down, up = (bound / result["duration_s"] for bound in result["duration_interval_s"])
+    out: Predictions = {}
+    for key in row.measured:
+        value = result.get(key)
+        if isinstance(value, dict) and "p50" in value:
+            out[key] = Prediction(value["p50"], value["p50"] * down, value["p50"] * up)
+        elif isinstance(value, float):
+            out[key] = Prediction(value, value / up, value / down)
+    return out
 
 
 def _collective(row: Row, calibration: str | None) -> Predictions:

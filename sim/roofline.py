@@ -14,6 +14,7 @@ from sim.errors import InputError
 
 MATMULS = ("gemm", "grouped_gemm")
 ATTENTION = ("attention_forward", "attention_backward")
+ATTENTION_DECODE = "attention_decode"  # (batch, heads, kv_heads, kv_len, head_dim): one query a sequence
 # Several kernels of these read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
 MEMORY_BOUND = (
     "norm", "elementwise", "softmax", "embedding", "cross_entropy", "optimizer", "permute", "cast", "copy",
@@ -70,6 +71,9 @@ def shape_flops(kind: str, shape: tuple[int, ...]) -> float:
         batch, heads, _, q_len, kv_len, d, dv, causal = shape
         pairs = float(batch * heads) * attended_pairs(q_len, kv_len, bool(causal))
         return 2 * pairs * (d + dv if kind == "attention_forward" else 3 * d + 2 * dv)
+    if kind == ATTENTION_DECODE:
+        batch, heads, _, kv_len, d = shape
+        return 4.0 * batch * heads * kv_len * d
     return 0.0
 
 
@@ -95,4 +99,7 @@ def shape_bytes(kind: str, shape: tuple[int, ...], dtype: str) -> float:
         batch, heads, kv_heads, q_len, kv_len, d, dv, _ = shape
         passes = 1 if kind == "attention_forward" else 2  # backward: q, k, v, o and the gradients of all four
         return passes * dtype_bytes(dtype) * batch * (d + dv) * (heads * q_len + kv_heads * kv_len)
+    if kind == ATTENTION_DECODE:
+        batch, heads, kv_heads, kv_len, d = shape
+        return 2.0 * dtype_bytes(dtype) * batch * d * (heads + kv_heads * kv_len)
     return float(shape[0])

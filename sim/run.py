@@ -1,4 +1,4 @@
-"""`python -m sim.run SCENARIO.yaml`: simulate one step and show where its time and memory go."""
+"""`python -m sim.run SCENARIO.yaml`: simulate a step, or a serving workload, and show where time and memory go."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
 
 if TYPE_CHECKING:
+    from sim.scenario import Scenario
+    from sim.serving import ServingSimulation
     from sim.simulate import Simulation
 
 
@@ -39,7 +41,7 @@ def main(
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="print a scenario's JSON Schema, for editors")] = False,
 ) -> None:
-    """Simulate one training step of SCENARIO.yaml and print a summary."""
+    """Simulate one training step, or the serving workload, of SCENARIO.yaml and print a summary."""
     with bad_input_exits():
         if engine not in ("static", "simpy"):
             raise typer.BadParameter(f"--engine is static or simpy, not {engine!r}")
@@ -59,6 +61,8 @@ def _run(
     from sim.simulate import simulate
 
     scenario = load_scenario(path, overrides)
+    if scenario.inference is not None:
+        return _serve(scenario, json, html, trace)
     simulation = simulate(scenario, engine=engine)
     if html is not None or trace is not None:
         _write_views(simulate(scenario, expand=True, engine=engine), html, trace, steps)
@@ -70,6 +74,22 @@ def _run(
         from sim.views.summary import print_summary
 
         print_summary(simulation.result, Console())
+
+
+def _serve(scenario: Scenario, json: str | None, html: Path | None, trace: Path | None) -> None:
+    from sim.serving import simulate_serving
+
+    simulation = simulate_serving(scenario)
+    if html is not None or trace is not None:
+        _write_views(simulation, html, trace, 1)
+    if json is not None:
+        write_json(json, simulation.result)
+    if json != "-":
+        from rich.console import Console
+
+        from sim.views.serving_summary import print_serving
+
+        print_serving(simulation.result, Console())
 
 
 def _describe(key: str | None) -> None:
@@ -100,7 +120,9 @@ def _export(path: Path, overrides: list[str], trainer: str | None, chakra: Path 
         write_chakra(simulate(scenario, expand=True), chakra)
 
 
-def _write_views(simulation: Simulation, html: Path | None, trace: Path | None, steps: int) -> None:
+def _write_views(
+    simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int
+) -> None:
     from sim.files import write_text
 
     memory = simulation.memory_over(steps)

@@ -102,6 +102,16 @@ class ServingSimulation:
         return memory_curves(self)
 
 
+    def memory_over(self, steps: int) -> list[MemoryCurve]:
+        """`memory`: a workload has no further steps."""
+        return self.memory
+
+    @property
+    def critical_rows(self) -> list[int]:
+        """No row is marked: an iteration follows the one before."""
+        return []
+
+
 def simulate_serving(
     scenario: Scenario, profile: Profile | None = None, requests: tuple[Request, ...] | None = None, *,
     group: bool = True,

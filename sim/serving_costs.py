@@ -29,11 +29,11 @@ from sim.plan import Plan, make_plan
 from sim.pricing import Pricing
 from sim.profile import Profile
 from sim.program import Comm, Compute, Program, Wait
-from sim.roofline import Device, shape_bytes
+from sim.roofline import ATTENTION_DECODE, MATMULS, Device, shape_bytes
 from sim.scenario import Scenario
 from topology.network import Network
 
-SCALED = ("gemm", "grouped_gemm", "attention_forward")
+SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE)
 EXACT_TOKENS = 256
 Key = tuple[str, int, int, int]
 Shares = dict[tuple[str, str, float], float]
@@ -79,6 +79,7 @@ class IterationCosts:
     stages: tuple[StageLayers, ...]
     overhead_s: float  # of the engine's own work between iterations, where it was measured
     device: Device
+    stream_bytes_per_s: float
     bills: dict[Key, Bill] = field(default_factory=dict)
     used: dict[Key, float] = field(default_factory=dict)
 
@@ -192,21 +193,30 @@ class IterationCosts:
                 comm += price.seconds
             else:
                 price = self.pricing.compute(item)
-                price = price._replace(seconds=price.seconds * self._scale(item))
+                price = price._replace(seconds=self._bounded(item, price.seconds))
             seconds += price.seconds
             sort = (item.kind, price.source, price.uncertainty)
             shares[sort] = shares.get(sort, 0.0) + price.seconds
         return Bill(seconds, comm, shares)
 
-    def _scale(self, op: Compute) -> float:
+    def _bounded(self, op: Compute, seconds: float) -> float:
         """Tables know a shape in one dtype; where weights or cache are kept in fewer bytes, the operator keeps its
-        efficiency on the roofline of what it really moves."""
+        efficiency on the roofline of what it really moves. And weights and cache come from device memory: published
+        points of small operators, repeated, read them from the L2 cache, which a whole model's do not fit in, so no
+        price is below what streaming them takes.
+        """
         if op.kind not in SCALED:
-            return 1.0
+            return seconds
         usual = shape_bytes(op.kind, op.shape, op.dtype)
         there = self.device.seconds(op.kind, op.flops, usual, op.dtype)
         here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
-        return here / there if op.bytes < usual and there > 0 else 1.0
+        if op.bytes < usual and there > 0:
+            seconds *= here / there
+        streamed = op.bytes
+        if op.kind in MATMULS:
+            batch, m, n, k = op.shape
+            streamed -= batch * m * (n + k) * self.dims.act_bytes
+        return max(seconds, here, streamed / self.stream_bytes_per_s)
 
 
 def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
@@ -219,6 +229,7 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     return IterationCosts(
         plan, Pricing(plan, costs, Network(scenario.cluster)), serving_dims(scenario), _stages(plan),
         costs.coefficient("serving_iteration_s", 0.0), Device(gpu.name, peaks, bandwidth),
+        bandwidth * costs.coefficient("memory_efficiency", 1.0),
     )  # fmt: skip
 
 

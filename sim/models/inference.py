@@ -14,7 +14,7 @@ that all heads read one latent.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.dtypes import dtype_bytes, sixteen_bit
@@ -22,7 +22,7 @@ from sim.models.dims import ceil_div
 from sim.models.moe import expert_load
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.program import Compute, Item, Program
-from sim.roofline import attended_pairs
+from sim.roofline import ATTENTION_DECODE, attended_pairs, shape_flops
 
 if TYPE_CHECKING:
     from sim.model_config import MoeConfig
@@ -197,7 +197,7 @@ def _linear(d: ServingDims, w: Weight, tokens: int, batch: int = 1) -> list[Item
     if d.linear == d.act:
         product = gemm(w.name, F, tokens, w.n, w.k, d.act, batch)
         moved = (activations + out) * d.act_bytes + w.k * w.n * d.weight_bytes
-        return [_with_bytes(product, batch * moved)]
+        return [replace(product, bytes=batch * moved)]
     cast = memory_op(f"{w.name}_quantize", F, "cast", activations, activations * (d.act_bytes + 1.0), d.act)
     if d.linear != "int8":
         return [cast, gemm(w.name, F, tokens, w.n, w.k, d.linear, batch, out_bytes=out * d.act_bytes)]
@@ -210,10 +210,6 @@ def _linear(d: ServingDims, w: Weight, tokens: int, batch: int = 1) -> list[Item
         gemm(f"{w.name}_outliers", F, tokens, w.n, outliers, d.act, batch),
         memory_op(f"{w.name}_dequantize", F, "elementwise", out, moved, d.act),
     ]
-
-
-def _with_bytes(op: Compute, moved: float) -> Compute:
-    return Compute(op.name, op.kind, op.shape, op.dtype, op.flops, moved, op.phase, op.kernels)
 
 
 def _reduce(d: ServingDims, name: str, tokens: int) -> list[Item]:
@@ -300,14 +296,21 @@ def decode_attention(d: ServingDims, batch: int, kv_len: int) -> Program:
     """One new token of each of `batch` sequences against a cache of `kv_len`: bound by reading the cache."""
     c = d.model.mla
     if c is None:
-        return (_attention(d, batch, d.heads, d.kv_heads, 1, kv_len, d.model.head_dim, d.model.head_dim),)
+        moved = 2.0 * batch * d.model.head_dim * (d.heads * d.act_bytes + d.kv_heads * kv_len * d.kv_bytes)
+        return (_decode(d, batch, d.kv_heads, kv_len, d.model.head_dim, moved),)
     rank = c.kv_lora_rank
     absorb = gemm("query_absorb", F, batch, rank, c.qk_nope_head_dim, d.act, d.heads)
     expand = gemm("value_expand", F, batch, c.v_head_dim, rank, d.act, d.heads)
-    core = _attention(d, batch, d.heads, 1, 1, kv_len, rank + c.qk_rope_head_dim, rank)
     latent = batch * kv_len * (rank + c.qk_rope_head_dim) * d.kv_bytes  # the values are part of what was read as keys
     queries = batch * d.heads * (2 * rank + c.qk_rope_head_dim) * d.act_bytes
-    return (absorb, _with_bytes(core, latent + queries), expand)
+    flops = 2.0 * batch * d.heads * kv_len * (2 * rank + c.qk_rope_head_dim)
+    core = _decode(d, batch, 1, kv_len, rank + c.qk_rope_head_dim, latent + queries)
+    return (absorb, replace(core, flops=flops), expand)
+
+
+def _decode(d: ServingDims, batch: int, kv_heads: int, kv_len: int, width: int, moved: float) -> Compute:
+    shape = (batch, d.heads, kv_heads, kv_len, width)
+    return Compute("attention", ATTENTION_DECODE, shape, d.act, shape_flops(ATTENTION_DECODE, shape), moved, F)
 
 
 def _attention(
