@@ -93,7 +93,8 @@ class _Titan(_Emission):
             "model": {"name": "llama3", "flavor": flavor, "converters": self._converters()},
             "training": {
                 "local_batch_size": t.micro_batch_size * accumulated, "global_batch_size": t.global_batch_size,
-                "seq_len": t.seq_len, "max_norm": 1.0, "mixed_precision_param": "bfloat16" if t.precision != "fp32" else "float32",
+                "seq_len": t.seq_len, "max_norm": 1.0,
+                "mixed_precision_param": "bfloat16" if t.precision != "fp32" else "float32",
                 "mixed_precision_reduce": "float32", "compile": t.elementwise == "compiled",
             },
             "parallelism": {
@@ -236,19 +237,22 @@ class _Megatron(_Emission):
         m = self.scenario.model
         positions = {"learned": "learned_absolute"}.get(m.positions, m.positions)
         out: list[tuple[str, Any]] = [
-            ("num-layers", m.layers), ("hidden-size", m.hidden), ("ffn-hidden-size", m.ffn), ("num-attention-heads", m.heads),
+            ("num-layers", m.layers), ("hidden-size", m.hidden), ("ffn-hidden-size", m.ffn),
+            ("num-attention-heads", m.heads),
             ("max-position-embeddings", m.max_positions), ("position-embedding-type", positions),
             ("normalization", "RMSNorm" if m.norm == "rmsnorm" else "LayerNorm"), ("vocab-size", m.vocab),
             ("make-vocab-size-divisible-by", 128), ("attention-dropout", m.dropout), ("hidden-dropout", m.dropout),
         ]  # fmt: skip
         if m.mla is not None:
-            out += [("multi-latent-attention", ""), *([("q-lora-rank", m.mla.q_lora_rank)] if m.mla.q_lora_rank else []),
+            out += [("multi-latent-attention", ""),
+                    *([("q-lora-rank", m.mla.q_lora_rank)] if m.mla.q_lora_rank else []),
                     ("kv-lora-rank", m.mla.kv_lora_rank), ("qk-head-dim", m.mla.qk_nope_head_dim),
                     ("qk-pos-emb-head-dim", m.mla.qk_rope_head_dim), ("v-head-dim", m.mla.v_head_dim)]  # fmt: skip
         else:
             out.append(("kv-channels", m.head_dim))
             out += [("group-query-attention", ""), ("num-query-groups", m.kv_heads)] if m.kv_heads < m.heads else []
-        switches = (("swiglu", m.mlp == "swiglu"), ("squared-relu", m.mlp == "relu2"), ("disable-bias-linear", not m.bias),
+        switches = (("swiglu", m.mlp == "swiglu"), ("squared-relu", m.mlp == "relu2"),
+                    ("disable-bias-linear", not m.bias),
                     ("add-qkv-bias", m.qkv_bias), ("qk-layernorm", m.qk_norm),
                     ("untie-embeddings-and-output-weights", not m.tied_embeddings))  # fmt: skip
         out += [(name, "") for name, on in switches if on]
@@ -266,7 +270,8 @@ class _Megatron(_Emission):
         dense, layers = moe.dense_layers, self.scenario.model.layers
         out: list[tuple[str, Any]] = [
             ("num-experts", moe.experts), ("moe-router-topk", moe.top_k), ("moe-ffn-hidden-size", moe.ffn),
-            ("moe-grouped-gemm", ""), ("moe-token-dispatcher-type", "alltoall"), ("moe-router-force-load-balancing", ""),
+            ("moe-grouped-gemm", ""), ("moe-token-dispatcher-type", "alltoall"),
+            ("moe-router-force-load-balancing", ""),
             ("expert-model-parallel-size", p.ep), ("expert-tensor-parallel-size", p.expert_tp),
         ]  # fmt: skip
         out += [("moe-shared-expert-intermediate-size", moe.shared_experts * moe.ffn)] if moe.shared_experts else []

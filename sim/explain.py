@@ -23,7 +23,7 @@ def explain(key: str) -> str:
     Raises:
         InputError: if a scenario has no such key; names the nearest one.
     """
-    root = json_schema()
+    root = _root()
     schema: Schema = root
     default: Any = None
     walked: list[str] = []
@@ -43,7 +43,7 @@ def explain(key: str) -> str:
 
 def all_keys() -> list[str]:
     """Every key that `explain` knows, in the schema's order."""
-    root = json_schema()
+    root = _root()
     out: list[str] = []
 
     def walk(prefix: str, schema: Schema, depth: int) -> None:
@@ -54,6 +54,11 @@ def all_keys() -> list[str]:
 
     walk("", root, 0)
     return out
+
+
+@cache
+def _root() -> Schema:
+    return json_schema()
 
 
 def _text(key: str, schema: Schema, default: Any, root: Schema) -> str:
@@ -134,8 +139,8 @@ def _form(form: Schema, root: Schema) -> str:
 def _limits(form: Schema) -> str:
     low, high = form.get("minimum"), form.get("maximum")
     above, below = form.get("exclusiveMinimum"), form.get("exclusiveMaximum")
-    words = [f"{word} {_value(v)}" for word, v in (("at least", low), ("above", above), ("at most", high), ("below", below))
-             if v is not None]  # fmt: skip
+    bounds = (("at least", low), ("above", above), ("at most", high), ("below", below))
+    words = [f"{word} {_value(v)}" for word, v in bounds if v is not None]
     return f" ({', '.join(words)})" if words else ""
 
 

@@ -28,45 +28,37 @@ from sim.traces.whatif import (
 MAX_TRACES = 4096
 
 
+Texts = list[str] | None
+Cluster = Annotated[str | None, typer.Option(help="price communication on this cluster preset", metavar="PRESET")]
+Gpu = Annotated[str | None, typer.Option(help="replay on this GPU preset, or FROM=TO", metavar="NAME")]
+GpuRatio = Annotated[float, typer.Option(help="a device X times as fast", metavar="X")]
+NetworkScale = Annotated[float, typer.Option(help="links X times as fast", metavar="X")]
+ScaleKernels = Annotated[Texts, typer.Option(help="seconds of matching kernels times X, repeatable", metavar="REGEX=X")]
+Straggler = Annotated[Texts, typer.Option(help="a rank's compute seconds times X, repeatable", metavar="RANK=X")]
+Dp = Annotated[int | None, typer.Option(help="data-parallel ranks, as much work each", min=1, max=1_000_000)]
+DpGroup = Annotated[str | None, typer.Option(help="process group that --dp changes", metavar="NAME")]
+Groups = Annotated[Path | None, typer.Option(help="Chakra: ASTRA-sim's communicator groups", metavar="FILE")]
+Step = Annotated[int | None, typer.Option(help="profiler step; left out, the one of median length", min=0)]
+Json = Annotated[str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")]
+Html = Annotated[Path | None, typer.Option(help="write an interactive page that opens offline", metavar="FILE")]
+Trace = Annotated[Path | None, typer.Option(help="write a Chrome/Perfetto trace of the replay", metavar="FILE")]
+
+
 def main(
-    traces: Annotated[
-        list[Path], typer.Argument(help="profiler JSON or Chakra .et files, one a rank", metavar="TRACE...")
-    ],
-    cluster: Annotated[
-        str | None, typer.Option(help="price communication on this cluster preset", metavar="PRESET")
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="replay on this GPU preset; FROM=TO where the traces do not name theirs", metavar="NAME"),
-    ] = None,
-    gpu_ratio: Annotated[float, typer.Option(help="a device X times as fast", metavar="X")] = 1.0,
-    network_scale: Annotated[float, typer.Option(help="links X times as fast", metavar="X")] = 1.0,
-    scale_kernels: Annotated[
-        list[str] | None,
-        typer.Option(help="seconds of matching kernels times X, repeatable", metavar="REGEX=X"),
-    ] = None,
-    straggler: Annotated[
-        list[str] | None, typer.Option(help="a rank's compute seconds times X, repeatable", metavar="RANK=X")
-    ] = None,
-    dp: Annotated[
-        int | None, typer.Option(help="data-parallel ranks, with as much work each", min=1, max=1_000_000)
-    ] = None,
-    dp_group: Annotated[str | None, typer.Option(help="process group that --dp changes", metavar="NAME")] = None,
-    groups: Annotated[
-        Path | None, typer.Option(help="Chakra: ASTRA-sim's file of communicator groups", metavar="FILE")
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="profiler step; the one of median length where left out", min=0)
-    ] = None,
-    json: Annotated[
-        str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="write an interactive timeline that opens offline", metavar="FILE")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="write a Chrome/Perfetto trace of the replay", metavar="FILE")
-    ] = None,
+    traces: Annotated[list[Path], typer.Argument(help="profiler JSON or Chakra .et files", metavar="TRACE...")],
+    cluster: Cluster = None,
+    gpu: Gpu = None,
+    gpu_ratio: GpuRatio = 1.0,
+    network_scale: NetworkScale = 1.0,
+    scale_kernels: ScaleKernels = None,
+    straggler: Straggler = None,
+    dp: Dp = None,
+    dp_group: DpGroup = None,
+    groups: Groups = None,
+    step: Step = None,
+    json: Json = None,
+    html: Html = None,
+    trace: Trace = None,
 ) -> None:
     """Replay recorded traces; options change device, network, ranks or kernels."""
     with bad_input_exits():
@@ -226,11 +218,12 @@ def _print(result: dict[str, Any]) -> None:
     console = Console()
     label = f", profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""
     console.print(f"[b]{_plain(result['traces'])}[/b]: {len(result['ranks'])} of {result['world_size']} ranks{label}")
-    console.print(f"recorded {seconds(result['recorded_step_s'])}, replayed unchanged {seconds(result['replayed_step_s'])} "
-                  f"({result['error'] * 100:+.2f} %)")  # fmt: skip
+    before, again = seconds(result["recorded_step_s"]), seconds(result["replayed_step_s"])
+    console.print(f"recorded {before}, replayed unchanged {again} ({result['error'] * 100:+.2f} %)")
     if result["what_if"]:
         words = _plain(", ".join(f"{k} {v}" for k, v in result["what_if"].items()))
-        console.print(f"with {words}: [b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)")
+        after = f"[b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)"
+        console.print(f"with {words}: {after}", soft_wrap=True)
     table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
     for row in result["per_rank"][:32]:
         names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")

@@ -73,7 +73,8 @@ class Export:
         count = sum(len(c.ranks) * len(rows) for c, rows in zip(graph.classes, self.rows, strict=True))
         if count > MAX_NODES:
             raise InputError(
-                f"Chakra: {count} nodes on {self.simulation.scenario.parallelism.ranks} ranks; at most {MAX_NODES} are written"
+                f"Chakra: {count} nodes on {self.simulation.scenario.parallelism.ranks} ranks; "
+                f"at most {MAX_NODES} are written"
             )
 
     def nodes(self, rank: int) -> Iterator[ChakraNode]:
@@ -133,8 +134,10 @@ class Export:
         name = stream
         if stream == "dp":
             if plan.scenario.model.moe is not None and p.ep * p.expert_tp > 1:
-                raise InputError("Chakra: gradients of experts and of the rest share a stream with ep or expert_tp above 1; "
-                                 "such a step cannot be written")  # fmt: skip
+                raise InputError(
+                    "Chakra: gradients of experts and of the rest share a stream with ep or expert_tp above 1; "
+                    "such a step cannot be written"
+                )
             name = ("dp_cp" if p.zero == 0 else "replica") if kind == "ALL_REDUCE" else "shard"
         return tuple(plan.group(name, rank))
 

@@ -51,7 +51,8 @@ def test_json_alone_on_standard_output(traces: list[str]) -> None:
     assert result["what_if"] == {"straggler": ["0=1.5"]}
     assert result["change"] == pytest.approx(175e-6 / result["replayed_step_s"], rel=1e-3)  # 150 past 100, and 25 after
     assert result["communication"][0] | {"seconds": 0} == {
-        "kind": "all_reduce", "group": "0", "count": 2, "bytes": 2 << 21, "recorded_s": pytest.approx(1e-4), "seconds": 0,
+        "kind": "all_reduce", "group": "0", "count": 2, "bytes": 2 << 21,
+        "recorded_s": pytest.approx(1e-4), "seconds": 0,
     }  # fmt: skip
 
 

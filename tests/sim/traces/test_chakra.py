@@ -106,7 +106,8 @@ def schema() -> Any:
     message("IO", ("values", 1, text, False, ""), ("shapes", 2, text, False, ""), ("types", 3, text, False, ""))
     message(
         "Node", ("id", 1, whole, False, ""), ("name", 2, text, False, ""), ("type", 3, types.TYPE_INT32, False, ""),
-        ("ctrl_deps", 4, whole, True, ""), ("data_deps", 5, whole, True, ""), ("start_time_micros", 6, whole, False, ""),
+        ("ctrl_deps", 4, whole, True, ""), ("data_deps", 5, whole, True, ""),
+        ("start_time_micros", 6, whole, False, ""),
         ("duration_micros", 7, whole, False, ""), ("inputs", 8, types.TYPE_MESSAGE, False, "IO"),
         ("outputs", 9, types.TYPE_MESSAGE, False, "IO"), ("attr", 10, types.TYPE_MESSAGE, True, "Attr"),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def test_segments_cover_the_window_without_hole_or_overlap(spans: list[tuple[int
                     key=lambda e: (e.start_ns, -e.end_ns))  # fmt: skip
     cut = segments(events, 10, 60)
     assert [cut[0].start_ns, cut[-1].end_ns] == [10, 60]
-    assert all(a.end_ns == b.start_ns and a.end_ns > a.start_ns for a, b in zip(cut, cut[1:], strict=False))
+    assert all(a.end_ns == b.start_ns and a.end_ns > a.start_ns for a, b in itertools.pairwise(cut))
     assert all(s.owner is None or s.owner.start_ns <= s.start_ns for s in cut)
     borders = {s.start_ns for s in cut} | {60}
     assert all(e.start_ns in borders for e in events if 10 <= e.start_ns < 60)
@@ -140,7 +141,8 @@ def test_segments_cover_the_window_without_hole_or_overlap(spans: list[tuple[int
 def test_kinds_follow_autograd_and_the_optimizer() -> None:
     events = [
         event("aten::mm", 0, 10), event("autograd::engine::evaluate_function: MmBackward0", 20, 20),
-        event("aten::mm", 25, 5), event("Optimizer.step#SGD.step", 50, 20, cat="user_annotation"), event("aten::add_", 55, 5),
+        event("aten::mm", 25, 5), event("Optimizer.step#SGD.step", 50, 20, cat="user_annotation"),
+        event("aten::add_", 55, 5),
     ]  # fmt: skip
     nodes = [n for n in recorded(trace(0, events)).nodes if n.compute]
     assert [(n.name[:9], n.kind) for n in nodes] == [

@@ -1,0 +1,214 @@
+"""`sim.run --explain`, `--schema`, `--emit`, `--chakra`: what they print and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.emit import emit
+from sim.errors import InputError
+from sim.explain import all_keys, explain
+from sim.scenario import Scenario, parse_scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+LLAMA: dict[str, Any] = {
+    "model": "llama3-70b", "cluster": "dgx-h100",
+    "parallelism": {"dp": 8, "tp": 8, "sp": True, "pp": 4, "zero": 3, "schedule": "interleaved_1f1b"},
+    "training": {"seq_len": 8192, "global_batch_size": 256, "param_dtype": "fp32", "recompute": "full"},
+}  # fmt: skip
+
+# Of `add_argument` in megatron/training/arguments.py, NVIDIA/Megatron-LM at 000c4ac: those that can be written.
+MEGATRON_TEXT = """
+accumulate-allreduce-grads-in-fp32 add-qkv-bias attention-backend attention-dropout bf16 ckpt-format clip-grad
+context-parallel-size cp-comm-type cross-entropy-loss-fusion data-parallel-sharding-strategy ddp-bucket-size
+disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp16 fp4-format
+fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attention hidden-dropout hidden-size kv-
+channels kv-lora-rank lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data moe-
+expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-router-force-load-balancing moe-
+router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size moe-token-
+dispatcher-type mtp-num-layers multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-
+fusion no-gradient-accumulation-fusion no-masked-softmax-fusion no-overlap-p2p-communication no-rope-fusion
+normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers num-query-groups
+num-virtual-stages-per-pipeline-rank optimizer overlap-grad-reduce overlap-moe-expert-parallel-comm overlap-
+param-gather pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank qk-
+head-dim qk-layernorm qk-pos-emb-head-dim recompute-granularity recompute-method recompute-num-layers seq-length
+sequence-parallel squared-relu swiglu tensor-model-parallel-size tokenizer-type tp-comm-overlap train-iters
+untie-embeddings-and-output-weights use-distributed-optimizer use-megatron-fsdp use-tp-pp-dp-mapping v-head-dim
+vocab-size nnodes nproc-per-node
+"""
+MEGATRON = set(re.findall(r"\S+", MEGATRON_TEXT))
+# Of the dataclasses in torchtitan/config/job_config.py, pytorch/torchtitan at 000204a.
+TITAN = {
+    "model": {"name", "flavor", "converters"},
+    "training": {"local_batch_size", "global_batch_size", "seq_len", "max_norm", "mixed_precision_param",
+                 "mixed_precision_reduce", "compile"},
+    "parallelism": {"data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
+                    "tensor_parallel_degree", "enable_async_tensor_parallel", "pipeline_parallel_degree",
+                    "pipeline_parallel_split_points", "pipeline_parallel_schedule",
+                    "pipeline_parallel_microbatch_size", "context_parallel_degree", "context_parallel_rotate_method"},
+    "activation_checkpoint": {"mode", "selective_ac_option"},
+}  # fmt: skip
+
+
+def scenario(**sections: Any) -> Scenario:
+    """LLAMA with some keys changed."""
+    return parse_scenario(
+        {k: v | sections.get(k, {}) if isinstance(v, dict) else sections.get(k, v) for k, v in LLAMA.items()}
+    )
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "sim.run", *args], capture_output=True, text=True, check=False)
+
+
+# --- explain and schema
+
+
+def test_every_key_of_the_schema_is_explained() -> None:
+    keys = all_keys()
+    assert len(keys) > 150
+    assert {"parallelism.zero", "training.recompute.every", "cluster.inter_node.kind", "model.moe.top_k"} <= set(keys)
+    for key in keys:
+        text = explain(key)
+        assert text.startswith(f"{key}: ")
+        assert "\n  default: " in text
+        assert "anything" not in text.splitlines()[0], text
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("parallelism.zero", ["0 | 1 | 2 | 3", "default: 0", "FSDP"]),
+        ("training.seq_len", ["whole number (at least 1, at most 100,000,000)", "default: required"]),
+        ("training.recompute", ["none | selective | selective_op | full | mapping", "training.recompute.every:"]),
+        ("parallelism.bucket_bytes", ["default: 25MiB"]),
+        ("faults", ["faults.stragglers: list of mapping"]),
+        ("", ["scenario: mapping", "model: text | mapping (default: required)"]),
+    ],
+)
+def test_explanations(key: str, words: list[str]) -> None:
+    text = explain(key)
+    assert all(w in text for w in words), text
+
+
+def test_unknown_keys_name_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"parallelism has no key 'zeroo'; did you mean 'zero'\?"):
+        explain("parallelism.zeroo")
+    with pytest.raises(InputError, match=r"parallelism\.zero has no key 'x'"):
+        explain("parallelism.zero.x")
+
+
+def test_commands() -> None:
+    schema = run("--schema")
+    assert json.loads(schema.stdout)["title"] == "stepsim scenario"
+    assert run("--explain", "model.vocab").stdout.startswith("model.vocab: whole number")
+    for args in (["--explain", "nothing"], [], ["--schema", "--engine", "x"]):
+        done = run(*args)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+# --- emit
+
+
+def test_torchtitan_takes_the_same_layout() -> None:
+    tables = tomllib.loads(emit(scenario(), "torchtitan"))
+    assert {k: set(v) <= TITAN[k] for k, v in tables.items()} == dict.fromkeys(tables, True)
+    p = tables["parallelism"]
+    assert (p["data_parallel_shard_degree"], p["tensor_parallel_degree"], p["pipeline_parallel_degree"]) == (8, 8, 4)
+    assert p["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert p["pipeline_parallel_split_points"] == [f"layers.{n}" for n in range(10, 80, 10)]
+    assert tables["training"]["local_batch_size"] == 32  # 32 micro-batches of 1, all in one pipeline step
+    assert tables["activation_checkpoint"] == {"mode": "full"}
+    hybrid = scenario(parallelism={"pp": 1, "cp": 2, "shard_size": 4, "virtual_stages": None})
+    p = tomllib.loads(emit(hybrid, "torchtitan"))["parallelism"]
+    assert (p["data_parallel_replicate_degree"], p["data_parallel_shard_degree"]) == (4, 2)
+
+
+def flags(text: str) -> dict[str, str]:
+    """The flags of a command line, with their values."""
+    assert text.count("\n") == text.count(" \\\n") + sum(line.startswith("#") for line in text.splitlines())
+    return {m[1]: m[2].strip() for m in re.finditer(r"--([a-z0-9-]+)([^\\\n]*?)(?= \\|$| --)", text, re.M)}
+
+
+def test_megatron_takes_the_same_layout() -> None:
+    changes = {"training": {"param_dtype": None}, "parallelism": {"zero": 1}}
+    found = flags(emit(scenario(**changes), "megatron"))
+    assert set(found) <= MEGATRON
+    expected = {"tensor-model-parallel-size": "8", "pipeline-model-parallel-size": "4", "sequence-parallel": "",
+                "num-virtual-stages-per-pipeline-rank": "2", "use-distributed-optimizer": "", "num-layers": "80",
+                "num-query-groups": "8", "ffn-hidden-size": "28672", "recompute-granularity": "full", "swiglu": "",
+                "ddp-bucket-size": str(25 * 2**20 // 4), "global-batch-size": "256", "nnodes": "32"}  # fmt: skip
+    assert {k: found.get(k) for k in expected} == expected
+    uneven = scenario(training={"param_dtype": None},
+                      parallelism={"zero": 1, "schedule": "1f1b", "layers_per_stage": [19, 21, 21, 19]})  # fmt: skip
+    layout = flags(emit(uneven, "megatron"))["pipeline-model-parallel-layout"].strip('"').split("|")
+    assert [s.count("t") for s in layout] == [19, 21, 21, 19]
+    assert (layout[0][0], layout[-1][-1]) == ("E", "L")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changes", "words"),
+    [
+        ("torchtitan", {"parallelism": {"zero": 1}}, ["parallelism.zero 1: shards all (zero 3) or nothing"]),
+        ("torchtitan", {"parallelism": {"sp": False}}, ["parallelism.sp false"]),
+        ("torchtitan", {"training": {"param_dtype": None}}, ["training.param_dtype bf16"]),
+        ("torchtitan", {"model": "llama2-7b"}, ["its llama3 flavors are 8B, 70B, 405B"]),
+        ("torchtitan", {"parallelism": {"zero": 0}, "training": {"recompute": "selective"}},
+         ["parallelism.zero 0", "training.recompute selective"]),
+        ("megatron", {}, ["training.param_dtype fp32", "parallelism.pp 4"]),
+        ("megatron", {"parallelism": {"schedule": "zb_v"}},
+         ["parallelism.schedule zb_v: has 1f1b and interleaved_1f1b"]),
+        ("megatron", {"training": {"elementwise": "compiled"}}, ["training.elementwise compiled"]),
+        ("deepspeed", {}, ["must be one of torchtitan, megatron"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_expressed_is_refused_with_every_reason(
+    trainer: str, changes: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        emit(scenario(**changes), trainer)
+    assert all(w in str(caught.value) for w in words), caught.value
+
+
+def outcome(loaded: Scenario, trainer: str) -> tuple[str, str]:
+    """The flags, or why there are none."""
+    try:
+        return emit(loaded, trainer), ""
+    except InputError as error:
+        return "", str(error)
+
+
+def test_every_shipped_scenario_is_emitted_or_refused_with_a_reason() -> None:
+    from sim.scenario import load_scenario
+
+    written = 0
+    for file in sorted(SCENARIOS.glob("*.yaml")):
+        loaded = load_scenario(file)
+        for trainer in ("torchtitan", "megatron"):
+            text, refusal = outcome(loaded, trainer)
+            assert bool(text) != bool(refusal)
+            assert not refusal or "cannot be expressed:\n  - " in refusal or "no training section" in refusal
+            assert trainer == "torchtitan" or set(flags(text)) <= MEGATRON
+            written += bool(text)
+    assert written >= 10
+
+
+def test_chakra_files_are_written_beside_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(json.dumps({
+        "model": {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1000}, "cluster": "dgx-h100",
+        "parallelism": {"pp": 2, "dp": 2}, "training": {"seq_len": 128, "global_batch_size": 8},
+    }))  # fmt: skip
+    done = run(str(file), "--chakra", str(tmp_path / "step"))
+    assert done.returncode == 0, done.stderr
+    names = sorted(p.name for p in tmp_path.glob("step.*"))
+    assert names == ["step.0.et", "step.1.et", "step.2.et", "step.3.et", "step.groups.json"]
+    assert run(str(file), "--chakra", str(tmp_path / "none" / "step")).returncode == 2
