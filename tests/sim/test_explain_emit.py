@@ -29,19 +29,19 @@ MEGATRON_TEXT = """
 accumulate-allreduce-grads-in-fp32 add-qkv-bias attention-backend attention-dropout bf16 ckpt-format clip-grad
 context-parallel-size cp-comm-type cross-entropy-loss-fusion data-parallel-sharding-strategy ddp-bucket-size
 disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp16 fp4-format
-fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attention hidden-dropout hidden-size kv-
-channels kv-lora-rank lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data moe-
-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-router-force-load-balancing moe-
-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size moe-token-
-dispatcher-type mtp-num-layers multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-
-fusion no-gradient-accumulation-fusion no-masked-softmax-fusion no-overlap-p2p-communication no-rope-fusion
-normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers num-query-groups
-num-virtual-stages-per-pipeline-rank optimizer overlap-grad-reduce overlap-moe-expert-parallel-comm overlap-
-param-gather pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank qk-
-head-dim qk-layernorm qk-pos-emb-head-dim recompute-granularity recompute-method recompute-num-layers seq-length
-sequence-parallel squared-relu swiglu tensor-model-parallel-size tokenizer-type tp-comm-overlap train-iters
-untie-embeddings-and-output-weights use-distributed-optimizer use-megatron-fsdp use-tp-pp-dp-mapping v-head-dim
-vocab-size nnodes nproc-per-node
+fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attention hidden-dropout hidden-size
+kv-channels kv-lora-rank lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
+moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-router-force-load-balancing
+moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
+moe-token-dispatcher-type mtp-num-layers multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion
+no-bias-swiglu-fusion no-gradient-accumulation-fusion no-masked-softmax-fusion no-overlap-p2p-communication
+no-rope-fusion normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
+num-query-groups num-virtual-stages-per-pipeline-rank optimizer overlap-grad-reduce
+overlap-moe-expert-parallel-comm overlap-param-gather pipeline-model-parallel-layout
+pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim
+recompute-granularity recompute-method recompute-num-layers seq-length sequence-parallel squared-relu swiglu
+tensor-model-parallel-size tokenizer-type tp-comm-overlap train-iters untie-embeddings-and-output-weights
+use-distributed-optimizer use-megatron-fsdp use-tp-pp-dp-mapping v-head-dim vocab-size nnodes nproc-per-node
 """
 MEGATRON = set(re.findall(r"\S+", MEGATRON_TEXT))
 # Of the dataclasses in torchtitan/config/job_config.py, pytorch/torchtitan at 000204a.
