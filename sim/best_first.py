@@ -1,7 +1,7 @@
 """Best-first search: layouts are simulated in the order of their bounds, until no bound is below the best times.
 
-A layout is left out only if its bound is above the `top`-th best simulated time (ties are simulated), so with a true bound
-the best `top` are those of exhaustive search, whatever the order in which workers answer.
+A layout is left out only if its bound is above the `top`-th best simulated time (ties are simulated), so with a true
+bound the best `top` are those of exhaustive search, whatever the order in which workers answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ EAGER = 0.9  # while meshes are left, only layouts that may be this much better 
 
 @dataclass
 class Counts:
-    """What became of the layouts. `legal` = by memory + by bound + evaluated; the last two counts are among the evaluated."""
+    """What became of the layouts: `legal` = pruned by memory + by bound + evaluated; of these some were too large, or
+    refused by the simulator."""
 
     enumerated: int = 0
     legal: int = 0
@@ -90,8 +91,15 @@ class BestFirst:
             self.report(self)
         self.counts.pruned_by_bound += len(self._heap)
         ranked = sorted(self.fitting, key=_rank)
-        return Found(ranked[: self.top], pareto(self.fitting), ranked, self.counts, time.perf_counter() - begin,
-                     self.evaluating_s, self.workers.cores())
+        return Found(
+            ranked[: self.top],
+            pareto(self.fitting),
+            ranked,
+            self.counts,
+            time.perf_counter() - begin,
+            self.evaluating_s,
+            self.workers.cores(),
+        )
 
     @property
     def ceiling_s(self) -> float:

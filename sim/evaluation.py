@@ -1,5 +1,7 @@
-"""What a search's workers do: bound the layouts of one mesh, simulate one layout. Plain functions of pickled data, so that
-they run in this process, in others and on a Dask cluster alike."""
+"""What a search's workers do: bound the layouts of one mesh, simulate one layout.
+
+Plain functions of pickled data, so that they run in this process, in others and on a Dask cluster alike.
+"""
 
 from __future__ import annotations
 

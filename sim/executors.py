@@ -68,11 +68,11 @@ def dask_workers(address: str) -> Iterator[Workers]:
         InputError: if dask.distributed is not installed, nothing answers at `address`, or it has no workers.
     """
     try:
-        from distributed import Client
+        import distributed
     except ImportError:
         raise InputError("--dask: dask.distributed is not installed; pip install 'stepsim[dask]'") from None
     try:
-        client = Client(address, timeout=PATIENCE_S, set_as_default=False)
+        client: Any = distributed.Client(address, timeout=PATIENCE_S, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise InputError(f"--dask: no Dask scheduler answers at {address}: {error}") from None
     with client:

@@ -20,8 +20,8 @@ from topology.network import Network
 
 
 class ActionSeconds(NamedTuple):
-    """An action in one block: its seconds on the device, those of them after its last computation, and the host's to issue
-    it, of which nothing is added to the device's here, as the host may be ahead by the blocks before."""
+    """An action in one block: its seconds on the device, those of them after its last computation, and the host's to
+    issue it. The device does not wait for the host here, which may be ahead from the blocks before."""
 
     device_s: float
     tail_s: float
@@ -127,8 +127,10 @@ class GridPrices:
         if source == target:
             return 0.0
         per_stage = len(self.plan.classes) // self.grid.pp
-        ends = [(self.plan.classes[source * per_stage + lane].rank, self.plan.classes[target * per_stage + lane].rank)
-                for lane in self._lanes_alike]
+        ends = [
+            (self.plan.classes[source * per_stage + lane].rank, self.plan.classes[target * per_stage + lane].rank)
+            for lane in self._lanes_alike
+        ]
         return min(self._send_s(a, b, size) for a, b in ends)
 
     def _send_s(self, a: int, b: int, size: float) -> float:

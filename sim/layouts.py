@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from sim import schedules
@@ -74,17 +74,18 @@ class Space:
         """Whether the caller's own restriction of `field` lets `value` through."""
         return field not in self.only or value in self.only[field]
 
-    @property
+    @cached_property
     def recomputes(self) -> dict[str, Recompute]:
         """Recomputations by their name in a Layout: all modes, and the scenario's own if it is none of them."""
-        found = {mode: Recompute(mode=mode) for mode in RECOMPUTE}
+        found = {mode: Recompute.model_validate({"mode": mode}) for mode in RECOMPUTE}
         own = self.training.recompute
         found.setdefault(_recompute_name(own), own)
         return found
 
 
-def make_space(data: Mapping[str, Any], gpus: int | None, where: str,
-               only: Mapping[str, Sequence[Any]] | None = None) -> Space:
+def make_space(
+    data: Mapping[str, Any], gpus: int | None, where: str, only: Mapping[str, Sequence[Any]] | None = None
+) -> Space:
     """The space of a scenario as it stands in its file (`sim.scenario.load_mapping`).
 
     Raises:
@@ -127,7 +128,9 @@ def layouts_of(space: Space, grid: Grid) -> Iterator[Layout]:
     batch = space.training.global_batch_size
     sizes = [b for b in divisors(batch // dp) if space.allows("micro_batch_size", b)] if batch % dp == 0 else []
     zeros = [z for z in ((0, 1, 2, 3) if dp * cp > 1 else (0,)) if space.allows("zero", z)]
-    forms = [f for f in schedule_forms(space, pp) if space.allows("schedule", f[0]) and space.allows("virtual_stages", f[1])]
+    forms = [
+        f for f in schedule_forms(space, pp) if space.allows("schedule", f[0]) and space.allows("virtual_stages", f[1])
+    ]
     modes = [r for r in space.recomputes if space.allows("recompute", r)]
     for sp in (False, True) if tp > 1 else (False,):
         if not space.allows("sp", sp):
@@ -155,7 +158,7 @@ def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
 
 def grid_is_legal(space: Space, grid: Grid) -> bool:
     """The rules of `sim.rules` that the mesh alone decides."""
-    tp, cp, pp, dp, ep = grid
+    tp, cp, _, dp, ep = grid
     model, base = space.base.model, space.base.parallelism
     moe = model.moe
     if model.heads % tp or model.hidden % tp or (model.kv_heads % tp and tp % model.kv_heads):
@@ -215,7 +218,8 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     changes["layers_per_stage"] = space.fixed.get("layers_per_stage") or split_layers(base.model.layers, stages_of(x))
     changes["p2p_overlap"] = overlaps(space, x)
     training = space.training.model_copy(
-        update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]})
+        update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]}
+    )
     return base.model_copy(update={"parallelism": base.parallelism.model_copy(update=changes), "training": training})
 
 

@@ -7,8 +7,8 @@ Of rank r with its stages H, m micro-batches, and F, B, I, W the seconds of a st
 - after its last backward the same micro-batch goes back through all stages before; after that, or after its own
   last action, comes what is exposed of gradient synchronization, and the optimizer.
 
-The largest such sum over all ranks is the bound. It holds for every order of actions that a schedule may choose, as each
-sum is a chain of actions that wait for each other or share a rank. For 1F1B and GPipe with equal stages it is
+The largest such sum over all ranks is the bound. It holds for every order of actions that a schedule may choose, as
+each sum is a chain of actions that wait for each other or share a rank. For 1F1B and GPipe with equal stages it is
 the pipeline's exact time, (m + p − 1)(F + B) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 """
 
@@ -76,8 +76,8 @@ class Actions:
 @dataclass(frozen=True, slots=True, eq=False)
 class StageSeconds:
     """By schedule stage. `alone`: actions without what ZeRO-3 gathers, which a rank that waits for its input has
-    already; `queued`: actions that follow another at once, gathers included. `lag`: what a whole backward's reductions hold
-    up the next action by; the messages of a stage's result forward and back (0 to the same rank or to none);
+    already; `queued`: actions that follow another at once, gathers included. `lag`: what a whole backward's reductions
+    hold up the next action by; the messages of a stage's result forward and back (0 to the same rank or to none);
     `exposed`: communication of gradients after the stage's last action; `gathered`: when the parameters of its first
     forward are there."""
 
@@ -118,7 +118,9 @@ def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: 
 
 
 def _by_rank(form: Form, per_stage: Floats) -> Floats:
-    return np.bincount(form.rank_of_stage, per_stage, form.ranks)
+    out = np.zeros(form.ranks)
+    np.add.at(out, form.rank_of_stage, per_stage)
+    return out
 
 
 def _least(form: Form, per_stage: Floats) -> Floats:

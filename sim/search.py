@@ -24,28 +24,49 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 
 def main(
     scenario: Annotated[Path, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")],
-    gpus: Annotated[int | None, typer.Option(help="GPUs to lay out; by default as many as the scenario's ranks", min=1)] = None,
-    objective: Annotated[str, typer.Option(help="what is best; of one number of GPUs both rank alike",
-                                           metavar="step_time|tokens_per_s_per_gpu")] = "step_time",
-    memory_limit: Annotated[str | None, typer.Option(help="bytes a GPU may use, such as 70GiB; by default all it has",
-                                                     metavar="BYTES")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs to lay out; by default as many as the scenario's ranks", min=1)
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="what is best; of one number of GPUs both rank alike", metavar="step_time|tokens_per_s_per_gpu"
+        ),
+    ] = "step_time",
+    memory_limit: Annotated[
+        str | None, typer.Option(help="bytes a GPU may use, such as 70GiB; by default all it has", metavar="BYTES")
+    ] = None,
     top: Annotated[int, typer.Option(help="best layouts to list", min=1, max=10_000)] = 10,
-    only: Annotated[list[str] | None, typer.Option(help="search these values of a key alone, repeatable",
-                                                   metavar="KEY=VALUE,…")] = None,
-    whole_front: Annotated[bool, typer.Option("--whole-front", help="simulate all that may lie on the Pareto line of time and "
-                                              "memory, not just near its fast end")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="search these values of a key alone, repeatable", metavar="KEY=VALUE,…")
+    ] = None,
+    whole_front: Annotated[
+        bool,
+        typer.Option(
+            "--whole-front",
+            help="simulate all that may lie on the Pareto line of time and memory, not just near its fast end",
+        ),
+    ] = False,
     workers: Annotated[int | None, typer.Option(help="processes; by default one a core", min=1)] = None,
     dask: Annotated[str | None, typer.Option(help="run on this Dask cluster", metavar="ADDRESS")] = None,
-    json: Annotated[str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")] = None,
-    html: Annotated[Path | None, typer.Option(help="write an interactive page that opens offline", metavar="FILE")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")] = None,
+    json: Annotated[
+        str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="write an interactive page that opens offline", metavar="FILE")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")
+    ] = None,
 ) -> None:
     """Search all layouts of SCENARIO.yaml's GPUs over tp, sp, cp, pp, dp, ep, zero, schedule, virtual stages,
     micro-batch size and recomputation."""
     with bad_input_exits():
         if objective not in OBJECTIVES:
             raise InputError(f"--objective: found {objective!r}; allowed: {', '.join(OBJECTIVES)}")
-        result = run_search(scenario, set_ or [], gpus, memory_limit, top, only or [], whole_front, workers, dask, objective)
+        result = run_search(
+            scenario, set_ or [], gpus, memory_limit, top, only or [], whole_front, workers, dask, objective
+        )
         if json is not None:
             write_json(json, result)
         if html is not None:
@@ -59,9 +80,18 @@ def main(
         raise SystemExit(1)
 
 
-def run_search(path: Path, overrides: Sequence[str], gpus: int | None, memory_limit: str | None, top: int,
-               only: Sequence[str], whole_front: bool, workers: int | None, dask: str | None,
-               objective: str = "step_time") -> dict[str, Any]:
+def run_search(
+    path: Path,
+    overrides: Sequence[str],
+    gpus: int | None,
+    memory_limit: str | None,
+    top: int,
+    only: Sequence[str],
+    whole_front: bool,
+    workers: int | None,
+    dask: str | None,
+    objective: str = "step_time",
+) -> dict[str, Any]:
     """Search, and return the result in the form of `--json`.
 
     Raises:
@@ -149,7 +179,9 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
         "tokens_per_s_per_gpu": tokens / outcome.step_time_s / space.gpus if outcome.step_time_s else 0.0,
         "peak_memory_bytes": outcome.peak_memory_bytes,
         "layout": outcome.layout._asdict(),
-        "parallelism": {k: v for k, v in outcome.layout._asdict().items() if k not in ("micro_batch_size", "recompute")},
+        "parallelism": {
+            k: v for k, v in outcome.layout._asdict().items() if k not in ("micro_batch_size", "recompute")
+        },
     }
 
 
@@ -175,7 +207,9 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
         def report(search: BestFirst) -> None:
             c = search.counts
             best = min((o.step_time_s for o in search.fitting), default=None)
-            text = f"{c.legal:,} layouts, {c.evaluated:,} simulated" + (f", best {best:.4g} s" if best is not None else "")
+            text = f"{c.legal:,} layouts, {c.evaluated:,} simulated" + (
+                f", best {best:.4g} s" if best is not None else ""
+            )
             done = (search.meshes - len(search.meshes_left)) / max(1, search.meshes)
             bar.update(task, completed=done, description=text)
 
@@ -188,8 +222,11 @@ def mesh_text(layout: dict[str, Any]) -> str:
     >>> mesh_text({"tp": 8, "sp": True, "cp": 1, "pp": 4, "dp": 2, "ep": 1, "zero": 1})
     'tp8+sp pp4 dp2 z1'
     """
-    words = [f"{k}{layout[k]}" + ("+sp" if k == "tp" and layout["sp"] else "")
-             for k in ("tp", "cp", "pp", "dp", "ep") if layout[k] > 1]
+    words = [
+        f"{k}{layout[k]}" + ("+sp" if k == "tp" and layout["sp"] else "")
+        for k in ("tp", "cp", "pp", "dp", "ep")
+        if layout[k] > 1
+    ]
     return " ".join([*words, f"z{layout['zero']}"])
 
 
@@ -207,9 +244,15 @@ def print_result(result: dict[str, Any]) -> None:
     for row in result["best"]:
         x = row["layout"]
         schedule = x["schedule"] + (f" x{x['virtual_stages']}" if x["virtual_stages"] > 1 else "")
-        table.add_row(f"{row['step_time_s']:.4g} s", f"{row['tokens_per_s_per_gpu']:,.0f}",
-                      f"{row['peak_memory_bytes'] / 2**30:.1f} GiB", mesh_text(x), schedule if x["pp"] > 1 else "-",
-                      str(x["micro_batch_size"]), x["recompute"])
+        table.add_row(
+            f"{row['step_time_s']:.4g} s",
+            f"{row['tokens_per_s_per_gpu']:,.0f}",
+            f"{row['peak_memory_bytes'] / 2**30:.1f} GiB",
+            mesh_text(x),
+            schedule if x["pp"] > 1 else "-",
+            str(x["micro_batch_size"]),
+            x["recompute"],
+        )
     limit = result["memory_limit_bytes"]
     console.print(f"{result['name']}: {result['gpus']:,} GPUs, at most {limit / 2**30:.4g} GiB each", highlight=False)
     if result["best"]:
@@ -220,7 +263,8 @@ def print_result(result: dict[str, Any]) -> None:
         f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} too large by their least memory, "
         f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} simulated "
         f"(of which {c['too_large']:,} did not fit); {result['wall_s']:.1f} s on {result['cores']} cores",
-        highlight=False)
+        highlight=False,
+    )
 
 
 if __name__ == "__main__":

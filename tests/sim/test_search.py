@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sim import schedules
 from sim.actions import Kind, parts
 from sim.best_first import BestFirst, Found, pareto
-from sim.bound import GridSearch, forwards_first
+from sim.bound import GridSearch
 from sim.command import bad_input_exits
 from sim.costs import Costs
 from sim.errors import InputError
@@ -24,6 +24,7 @@ from sim.evaluation import Outcome, evaluate, pack
 from sim.executors import Workers, local_workers
 from sim.grid_prices import GridPrices
 from sim.layouts import Grid, Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space, scenario_of
+from sim.memory_bound import forwards_first
 from sim.overrides import merge
 from sim.profile import load_profile
 from sim.scenario import parse_scenario
@@ -31,22 +32,57 @@ from sim.search import main, run_search
 from sim.simulate import simulate
 from topology.network import Network
 
-GPT: dict[str, Any] = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1024, "vocab": 1000, "tied_embeddings": True}
-MOE = {**GPT, "tied_embeddings": False, "moe": {"experts": 4, "top_k": 2, "ffn": 256, "shared_experts": 1, "dense_layers": 1}}
+GPT: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 512,
+    "heads": 8,
+    "kv_heads": 4,
+    "ffn": 1024,
+    "vocab": 1000,
+    "tied_embeddings": True,
+}
+MOE = {
+    **GPT,
+    "tied_embeddings": False,
+    "moe": {"experts": 4, "top_k": 2, "ffn": 256, "shared_experts": 1, "dense_layers": 1},
+}
 BASE: dict[str, Any] = {
-    "model": GPT, "cluster": {"preset": "dgx-h100", "gpus_per_node": 4}, "calibration": "roofline",
-    "training": {"seq_len": 256, "global_batch_size": 16}, "parallelism": {"dp": 8},
+    "model": GPT,
+    "cluster": {"preset": "dgx-h100", "gpus_per_node": 4},
+    "calibration": "roofline",
+    "training": {"seq_len": 256, "global_batch_size": 16},
+    "parallelism": {"dp": 8},
 }
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     {"model": MOE},
-    {"training": {"recompute": {"mode": "full", "layers": 1}, "grad_dtype": "bf16"}, "parallelism": {"dp_sync": "after_backward"}},
+    {
+        "training": {"recompute": {"mode": "full", "layers": 1}, "grad_dtype": "bf16"},
+        "parallelism": {"dp_sync": "after_backward"},
+    },
     {"training": {"activation_offload": True}, "parallelism": {"dp_sync": "per_parameter", "cp_method": "all_gather"}},
-    {"parallelism": {"rank_order": "pp-dp-tp-cp", "p2p_scatter": True, "tp_overlap": "full", "param_gather_overlap": False}},
-    {"parallelism": {"accumulate_unsharded": True, "reshard_after_forward": False, "bucket_bytes": 100_000,
-                     "cp_method": "all_to_all"}},
+    {
+        "parallelism": {
+            "rank_order": "pp-dp-tp-cp",
+            "p2p_scatter": True,
+            "tp_overlap": "full",
+            "param_gather_overlap": False,
+        }
+    },
+    {
+        "parallelism": {
+            "accumulate_unsharded": True,
+            "reshard_after_forward": False,
+            "bucket_bytes": 100_000,
+            "cp_method": "all_to_all",
+        }
+    },
     {"model": {**MOE, "mtp_layers": 1}, "parallelism": {"ep_overlap": True, "shard_size": 2}},
-    {"training": {"precision": "fp8", "elementwise": "megatron"}, "calibration": "h100-sxm", "parallelism": {"p2p_overlap": True}},
+    {
+        "training": {"precision": "fp8", "elementwise": "megatron"},
+        "calibration": "h100-sxm",
+        "parallelism": {"p2p_overlap": True},
+    },
     {"parallelism": {"cp_split": "contiguous"}, "model": {"positions": "learned"}},
     {"model": {**MOE, "moe": {**MOE["moe"], "imbalance": {"seed": 1, "zipf": 1.2}}}},
 )
@@ -81,16 +117,26 @@ def accepted(variant: int, x: Layout) -> bool:
         return False
     p = scenario.parallelism
     try:
-        schedules.build("zb_h1" if p.schedule == "zb_search" else p.schedule, p.pp, scenario.micro_batches, p.virtual_stages)
+        schedules.build(
+            "zb_h1" if p.schedule == "zb_search" else p.schedule, p.pp, scenario.micro_batches, p.virtual_stages
+        )
     except ValueError:
         return p.pp == 1
     return True
 
 
 any_layout = st.builds(
-    Layout, tp=st.sampled_from([1, 2, 3, 4, 8, 16]), sp=st.booleans(), cp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3, 4]),
-    dp=st.sampled_from([1, 2, 4, 8]), ep=st.sampled_from([1, 2, 4]), zero=st.integers(0, 3), schedule=st.sampled_from(schedules.NAMES),
-    virtual_stages=st.just(1), micro_batch_size=st.sampled_from([1, 2, 3, 4, 16]),
+    Layout,
+    tp=st.sampled_from([1, 2, 3, 4, 8, 16]),
+    sp=st.booleans(),
+    cp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 3, 4]),
+    dp=st.sampled_from([1, 2, 4, 8]),
+    ep=st.sampled_from([1, 2, 4]),
+    zero=st.integers(0, 3),
+    schedule=st.sampled_from(schedules.NAMES),
+    virtual_stages=st.just(1),
+    micro_batch_size=st.sampled_from([1, 2, 3, 4, 16]),
     recompute=st.sampled_from(["none", "selective", "selective_op", "full"]),
 )
 
@@ -119,7 +165,11 @@ def test_enumeration_misses_nothing_legal(variant: int) -> None:
             dp = 8 // (tp * cp * pp)
             v = 2 if name in ("zb_v", "interleaved_1f1b") and pp > 1 else 1
             x = Layout(tp, False, cp, pp, dp, ep, zero, name, v, 2, "full")
-            same = (pp == 1 and name != "1f1b") or (zero and dp * cp == 1) or pp * v > space_of(variant).base.model.layers + 2
+            same = (
+                (pp == 1 and name != "1f1b")
+                or (zero and dp * cp == 1)
+                or pp * v > space_of(variant).base.model.layers + 2
+            )
             missing += not same and accepted(variant, x) and x not in listed
     assert missing == 0
 
@@ -168,10 +218,21 @@ def test_bounds_are_bounds(data: st.DataObject) -> None:
 def test_bound_is_exact_for_even_1f1b() -> None:
     """Where nothing but equal stages of layers runs, the bound is the time: it is no trivial one."""
     x = Layout(1, False, 1, 4, 1, 1, 0, "1f1b", 1, 1, "none")
-    space = make_space(merge(BASE, {"model": {"layers": 16, "hidden": 2048, "ffn": 8192, "vocab": 128},
-                                    "training": {"seq_len": 2048, "gradient_clipping": False}}), 4, "test")
+    space = make_space(
+        merge(
+            BASE,
+            {
+                "model": {"layers": 16, "hidden": 2048, "ffn": 8192, "vocab": 128},
+                "training": {"seq_len": 2048, "gradient_clipping": False},
+            },
+        ),
+        4,
+        "test",
+    )
     costs = Costs(load_profile("roofline"), space.base.cluster.gpu)
-    search = GridSearch(space, Grid(1, 1, 4, 1, 1), GridPrices(space, Grid(1, 1, 4, 1, 1), costs, Network(space.base.cluster)), 1e18)
+    search = GridSearch(
+        space, Grid(1, 1, 4, 1, 1), GridPrices(space, Grid(1, 1, 4, 1, 1), costs, Network(space.base.cluster)), 1e18
+    )
     simulated = simulate(scenario_of(space, x)).step_time_s
     assert 0.97 * simulated < search.bound_s(x) <= simulated
 
@@ -215,7 +276,9 @@ def exhaustive(space: Space) -> list[Outcome]:
 
 def small_space(variant: int, **only: Any) -> Space:
     data = merge(BASE, {**VARIANTS[variant]})
-    return make_space(data, 4, "test", {"schedule": SMALL, "micro_batch_size": (1, 4), "recompute": ("none", "full"), **only})
+    return make_space(
+        data, 4, "test", {"schedule": SMALL, "micro_batch_size": (1, 4), "recompute": ("none", "full"), **only}
+    )
 
 
 @cache
@@ -246,7 +309,9 @@ def test_whole_front_is_that_of_exhaustive_search() -> None:
     space, outcomes = all_outcomes(0)
     line = pareto(list(outcomes))
     found = search(space, float("inf"), front=True)
-    assert [(o.step_time_s, o.peak_memory_bytes) for o in found.pareto] == [(o.step_time_s, o.peak_memory_bytes) for o in line]
+    assert [(o.step_time_s, o.peak_memory_bytes) for o in found.pareto] == [
+        (o.step_time_s, o.peak_memory_bytes) for o in line
+    ]
     assert found.counts.evaluated < len(outcomes)
 
 
@@ -269,6 +334,7 @@ def test_pareto_line() -> None:
 
 # --- the command
 
+
 @pytest.fixture
 def scenario_file(tmp_path: Path) -> Path:
     file = tmp_path / "small.yaml"
@@ -276,12 +342,22 @@ def scenario_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_command_writes_a_result_that_parses(scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_a_result_that_parses(
+    scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "out.json"
-    main(scenario_file, gpus=4, top=3, only=["schedule=1f1b", "micro_batch_size=1,2"], json=str(target), memory_limit="10GiB")
+    main(
+        scenario_file,
+        gpus=4,
+        top=3,
+        only=["schedule=1f1b", "micro_batch_size=1,2"],
+        json=str(target),
+        memory_limit="10GiB",
+    )
     result = json.loads(target.read_text())
     assert result["format"] == "sim-search/1"
-    assert result["gpus"] == 4 and result["memory_limit_bytes"] == 10 * 2**30
+    assert result["gpus"] == 4
+    assert result["memory_limit_bytes"] == 10 * 2**30
     assert {r["layout"]["schedule"] for r in result["best"]} == {"1f1b"}
     best = result["best"][0]
     again = simulate(parse_scenario(best["scenario"]))
@@ -298,15 +374,23 @@ def test_nothing_fits(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "No legal layout fits" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"only": ["depth=3"]}, "must be KEY=VALUE"),
-    ({"memory_limit": "lots"}, "--memory-limit"),
-    ({"memory_limit": "-5"}, "--memory-limit"),
-    ({"objective": "joy"}, "--objective"),
-    ({"dask": "tcp://127.0.0.1:9"}, "--dask"),
-])
-def test_bad_options(scenario_file: Path, options: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str],
-                     monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"only": ["depth=3"]}, "must be KEY=VALUE"),
+        ({"memory_limit": "lots"}, "--memory-limit"),
+        ({"memory_limit": "-5"}, "--memory-limit"),
+        ({"objective": "joy"}, "--objective"),
+        ({"dask": "tcp://127.0.0.1:9"}, "--dask"),
+    ],
+)
+def test_bad_options(
+    scenario_file: Path,
+    options: dict[str, Any],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sim.executors.PATIENCE_S", 1)
     with pytest.raises(SystemExit) as stop:
         main(scenario_file, **options)

@@ -1,0 +1,129 @@
+"""The blocks of one way to run a model's layers, and sums over those of a stage: seconds, and gradients by bucket."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+
+from sim.actions import Kind
+from sim.data_parallel import DataParallel
+from sim.folding import expert_rank
+from sim.grid_prices import GridPrices, Sort
+from sim.models.dims import Shard
+from sim.models.embedding import embedding_block
+from sim.models.head import head_block
+from sim.models.layer import layer_block
+from sim.models.mtp import mtp_block
+from sim.program import Phase
+from sim.scenario import Scenario
+from sim.stages import layer_sort, stage_input_bytes
+
+KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
+EMBEDDING, HEAD, MTP = -1, -2, -3  # sorts of blocks; layers' sorts are 0 and up
+Signature = tuple[int, ...]  # the sorts of a stage's blocks, first to last
+
+
+class Blocks:
+    """The blocks of one way to run a layer (sp, micro-batch size, recomputation), with sums by stage."""
+
+    def __init__(self, scenario: Scenario, prices: GridPrices, lane: int) -> None:
+        plan, p = prices.plan, scenario.parallelism
+        self.prices, self.scenario = prices, scenario
+        shard = _shard(prices, lane)
+        paired = p.ep_overlap and p.schedule.startswith("dualpipe")
+        self.sorts: dict[int, Sort] = {}
+        numbers: dict[tuple[object, ...], int] = {}
+        order = []
+        for layer in range(scenario.model.layers):
+            sort = numbers.setdefault(layer_sort(scenario, layer), len(numbers))
+            if sort not in self.sorts:
+                self.sorts[sort] = Sort(layer_block(scenario, layer, shard), prices, paired)
+            order.append(sort)
+        self.order = tuple(order)
+        self.sorts[EMBEDDING] = Sort(embedding_block(scenario, shard), prices, paired)
+        self.sorts[HEAD] = Sort(head_block(scenario, shard), prices, paired)
+        if scenario.model.mtp_layers:
+            self.sorts[MTP] = Sort(mtp_block(scenario, shard), prices, paired)
+        self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
+        self._seconds: dict[tuple[Kind, Signature], float] = {}
+
+    @cached_property
+    def work_s(self) -> float:
+        """Forward and backward of all blocks on the device, whichever way backward runs."""
+        counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: self.scenario.model.mtp_layers, **Counter(self.order)})
+        total = 0.0
+        for sort, n in counts.items():
+            if n:
+                f, b, i, w = (self.sorts[sort].action(k).device_s for k in KINDS)
+                total += n * (f + min(b, i + w))
+        return total
+
+    def action_s(self, kind: Kind, stage: Signature) -> float:
+        """Seconds of an action of a stage: its blocks one after the other."""
+        key = (kind, stage)
+        found = self._seconds.get(key)
+        if found is None:
+            actions = [self.sorts[s].action(kind) for s in stage]
+            found = self._seconds[key] = max(sum(a.device_s for a in actions), sum(a.host_s for a in actions))
+        return found
+
+    def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
+        """`action_s` with each block's parameters gathered one block ahead, and its gradients reduced behind.
+
+        Both queue on one stream in the order of the program: a gather, then the reduction of the block before.
+        The next action's first gather waits for this action's last computation, so seconds are counted up to there.
+        Second: how much later the stream is done, which holds that gather up too.
+        """
+        blocks = [self.sorts[s] for s in (stage if kind is Kind.F else stage[::-1])]
+        gathers = [
+            self.prices.comms_s(dp.gather("", b.block.params, b.block.expert_params, Phase.FORWARD, "g"))
+            for b in blocks
+        ]
+        reduces = dp.each_micro_batch and kind is Kind.B
+        stream = arrived = gathers[0] if gathers else 0.0
+        done = 0.0
+        for i, block in enumerate(blocks):
+            here = arrived
+            if i + 1 < len(blocks):
+                stream = max(stream, done) + gathers[i + 1]
+            done = max(done, here) + block.action(kind).device_s
+            arrived = stream
+            if reduces:
+                stream = max(stream, done) + self.prices.comms_s(
+                    dp.reduce("", block.block.params, block.block.expert_params, "r")
+                )
+        done = max(done, self.action_s(kind, stage)) - (blocks[-1].action(kind).tail_s if blocks else 0.0)
+        return done, max(0.0, stream - done)
+
+
+def _shard(prices: GridPrices, lane: int) -> Shard:
+    """The context- and expert-parallel place of a class of the first stage."""
+    plan = prices.plan
+    p = plan.scenario.parallelism
+    rank = plan.classes[lane].rank
+    position = plan.mesh.along(["tp", "cp", "dp"], rank).index(rank) if p.ep > 1 else 0
+    return Shard(plan.mesh.coordinate("cp", rank), expert_rank(p, position))
+
+
+def bucket_sizes(dp: DataParallel, blocks: list[Sort]) -> tuple[list[tuple[float, float]], bool]:
+    """What each reduction of a stage's gradients carries, in elements, as `data_parallel.weave_backward` fills them.
+
+    Second: whether the last one comes after all computation.
+    """
+    limit = (
+        {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf")) if dp.zero < 3 else float("inf")
+    )
+    limit = max(limit, 1.0)
+    sizes: list[tuple[float, float]] = []
+    dense = experts = 0.0
+    left = False
+    for n, block in enumerate(blocks):
+        for i, (a, b) in enumerate(block.gradients):
+            dense, experts = dense + a, experts + b
+            ends = i == len(block.gradients) - 1
+            if (dense + experts) * dp.gradient_bytes >= limit or (ends and (dp.zero == 3 or n == len(blocks) - 1)):
+                left = ends and dense + experts > 0
+                sizes += [(dense, experts)] if dense + experts > 0 else []
+                dense = experts = 0.0
+    return sizes, left
