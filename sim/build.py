@@ -15,12 +15,13 @@ from typing import NamedTuple, TypeVar
 
 from sim.actions import Action, Kind, Overlap, Schedule
 from sim.data_parallel import DP
+from sim.faults import Jitter, jitter_of
 from sim.plan import Plan
 from sim.pricing import Pricing
 from sim.program import Program
 from sim.stages import Stage, epilogue, stage_input_bytes
 from sim.taskgraph import TaskGraph
-from sim.template import COMPUTE, Launch, LocalTask, Template, compile_program, interleave
+from sim.template import COMPUTE, Launch, LocalTask, Price, Template, compile_program, interleave
 from sim.timeline import Detail
 
 K = TypeVar("K")
@@ -76,6 +77,7 @@ class _Rank:
     uses: dict[tuple[object, ...], _Use] = field(default_factory=dict)
     counts: dict[Template, int] = field(default_factory=dict)  # how often each was placed
     done: list[Done] = field(default_factory=list)
+    jitter: Jitter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,8 @@ class Build:
         self.plan, self.schedule, self.pricing, self.stages, self.expand = plan, schedule, pricing, stages, expand
         p = plan.scenario.parallelism
         self.graph = TaskGraph(plan.classes)
-        self.ranks = [_Rank(i) for i in range(len(plan.classes))]
-        self.lanes = len(plan.classes) // p.pp
+        self.ranks = [_Rank(i, jitter=jitter_of(plan.scenario, c.rank)) for i, c in enumerate(plan.classes)]
+        self.lanes = plan.lanes
         self.overlap, self.pair = bool(p.p2p_overlap), p.ep_overlap
         self.templates: dict[tuple[object, ...], Template] = {}
         self.messages: dict[int, int] = {}  # task of a message, by `_Wire.first_key` + micro-batch
@@ -117,8 +119,9 @@ class Build:
         traffic: list[dict[tuple[str, str], float]] = []
         for rank in self.ranks:
             traffic.append({})
+            members = len(self.plan.classes[rank.index].ranks)
             for template, count in rank.counts.items():
-                _add_times(self.shares, template.shares, count)
+                _add_times(self.shares, template.shares, count * members)
                 _add_times(traffic[-1], template.traffic, count)
         return Built(self.graph, self.shares, traffic, [r.done for r in self.ranks])
 
@@ -190,11 +193,12 @@ class Build:
             price = self.pricing.on(rank_number)
             programs = [self._program(rank, a, *end) for a, end in zip(actions, ends, strict=True)]
             template = self.templates[key] = (
-                interleave(programs[0], programs[1], price)
+                interleave(programs[0], programs[1], price, self._planned(rank))
                 if len(programs) == 2
                 else compile_program(programs[0], price)
             )
-        whole = not self.expand or not template.tasks  # an empty stage still has its action
+        expand = self.expand or rank.jitter is not None
+        whole = not expand or not template.tasks  # an empty stage still has its action
         alone = template.alone and whole and not any(self._members(rank, g) for g in template.groups)
         detail = Detail(
             " and ".join(f"{SHOWN[a.kind]} of stage {a.stage}" for a in actions),
@@ -215,6 +219,10 @@ class Build:
             tuple(self._wire(rank, self._input(a), False) for a in actions),
             tuple(self._wire(rank, self._output(a), True) for a in actions),
         )
+
+    def _planned(self, rank: _Rank) -> Price:
+        """The prices by which overlapping actions are interleaved, the same for all lanes and with all faults off."""
+        return self.pricing.healthy.on(self.plan.classes[rank.index // self.lanes * self.lanes].rank)
 
     def _program(self, rank: _Rank, action: Action, first: bool, last: bool) -> Program:
         stage = self.stages[rank.index][action.stage]
@@ -291,6 +299,7 @@ class Build:
         before, inputs = rank.last.get(COMPUTE), rank.waits
         rank.waits = []
         rooted: dict[int, None] = {}  # in order; all that needs this micro-batch's input
+        factor = rank.jitter.draw() if rank.jitter is not None else 1.0
         for i, local in enumerate(template.tasks):
             waits = [ids[d] for d in local.deps]
             waits += [rank.handles.pop((stage, h)) for h in local.external if (stage, h) in rank.handles]
@@ -299,6 +308,8 @@ class Build:
             if local.stream != DP:
                 waits += [] if any(d in rooted for d in local.deps) else inputs
                 rooted[i] = None
+            if rank.jitter is not None and local.stream == COMPUTE:
+                local = local._replace(seconds=local.seconds * factor)
             ids.append(
                 self._add(rank, local, kind if local.stream == COMPUTE else local.kind, waits, stage, micro_batch)
             )
@@ -396,7 +407,8 @@ class Build:
             ends = [self.plan.classes[rank_of[s] * self.lanes + lane].rank for s in (source, target)]
             priced = self.pricing.send(ends[0], ends[1], self.wire_bytes)
             share = ("send_recv", priced.source, priced.uncertainty)
-            count = self.schedule.micro_batches // len(self.schedule.chains)
+            members = len(self.plan.classes[rank_of[source] * self.lanes + lane].ranks)
+            count = self.schedule.micro_batches // len(self.schedule.chains) * members
             self.shares[share] = self.shares.get(share, 0.0) + priced.seconds * count
             detail = Detail(
                 f"stage {source} to {target}", self.wire_bytes, priced.bus_bandwidth_bytes_per_s, priced.source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -72,9 +73,9 @@ def rank_seconds(built: Built, times: Times) -> list[RankSeconds]:
 
 
 def mean(values: Iterable[float], plan: Plan) -> float:
-    """Mean over all ranks of a value per class."""
+    """Mean over all ranks of a value per class, rounded once: the same however ranks are folded."""
     counts = [len(c.ranks) for c in plan.classes]
-    return sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)
+    return float(sum(Fraction(v) * n for v, n in zip(values, counts, strict=True)) / sum(counts))
 
 
 def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[int]]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from sim.folding import expert_rank, lanes, position_of, uneven_context, uneven_experts
 from sim.scenario import Parallelism, Scenario
 from sim.timeline import RankClass
 
@@ -87,15 +90,16 @@ def make_parts(scenario: Scenario) -> tuple[Part, ...]:
 class Plan:
     """A scenario laid out on ranks.
 
-    `classes` are the ranks that are simulated; each stands for equal ranks. One for each pipeline rank, and more
-    where ranks of one stage differ in work (a context split that is uneven, experts that are).
+    `classes` are the ranks that are simulated; each stands for equal ranks (see `sim.folding`). One for each pipeline
+    rank, and more where ranks of one stage differ: in work (a context split that is uneven, experts that are), in
+    speed, in what their messages cost. Those of one pipeline rank follow each other, the same lanes in all.
     """
 
     scenario: Scenario
     mesh: Mesh
     parts: tuple[Part, ...]
     classes: tuple[RankClass, ...]
-    class_index: dict[int, int] = field(repr=False)  # rank → class, only where a stage has several classes
+    lane_of: tuple[int, ...] = field(repr=False)  # by position in a stage; () where a stage is one class
 
     def pipeline_rank(self, rank: int) -> int:
         """The pipeline coordinate of `rank`."""
@@ -103,9 +107,22 @@ class Plan:
 
     def class_of(self, rank: int) -> int:
         """Index into `classes` of the class that stands for `rank`."""
-        if self.class_index:
-            return self.class_index[rank]
-        return self.pipeline_rank(rank)
+        pipeline_rank = self.pipeline_rank(rank)
+        if not self.lane_of:
+            return pipeline_rank
+        return pipeline_rank * self.lanes + self.lane_of[position_of(self.mesh, rank)]
+
+    def work_of(self, rank: int) -> tuple[int, int]:
+        """What decides a rank's share of its stage's work: context and expert coordinate, 0 where these are even."""
+        p = self.scenario.parallelism
+        context = self.mesh.coordinate("cp", rank) if uneven_context(self.scenario) else 0
+        position = position_of(self.mesh, rank)
+        return context, expert_rank(p, position) if uneven_experts(self.scenario) else 0
+
+    @property
+    def lanes(self) -> int:
+        """Classes of each pipeline rank."""
+        return max(1, len(self.classes) // self.scenario.parallelism.pp)
 
     def group_size(self, name: str) -> int:
         """Members of each group of this name."""
@@ -173,36 +190,25 @@ def _cut(ranks: list[int], rank: int, size: int, across: bool) -> list[int]:
     return ranks[i % size :: size] if across else ranks[i // size * size : i // size * size + size]
 
 
-def make_plan(scenario: Scenario) -> Plan:
-    """Lay a scenario out: mesh, parts, and the classes of equal ranks that are simulated."""
+def make_plan(scenario: Scenario, fold: bool = True) -> Plan:
+    """Lay a scenario out: mesh, parts, and the classes of equal ranks that are simulated (all, unless `fold`)."""
     p = scenario.parallelism
     mesh = make_mesh(p)
-    parts = make_parts(scenario)
-    plan = Plan(scenario, mesh, parts, (), {})
-    uneven_cp = p.cp > 1 and p.cp_split != "zigzag" and p.cp_method == "ring"
-    moe = scenario.model.moe
-    uneven_ep = p.ep > 1 and moe is not None and moe.imbalance != "balanced"
+    plan = Plan(scenario, mesh, make_parts(scenario), (), ())
     plane = mesh.along(["tp", "cp", "dp"], 0)
-    if not (uneven_cp or uneven_ep):
-        classes = tuple(_folded_class(mesh, plane, i) for i in range(p.pp))
-        return Plan(scenario, mesh, parts, classes, {})
-    split: dict[tuple[int, int], list[int]] = {}
-    for position, rank in enumerate(plane):
-        key = (mesh.coordinate("cp", rank) if uneven_cp else 0, expert_rank(p, position) if uneven_ep else 0)
-        split.setdefault(key, []).append(rank)
-    shift = mesh.strides["pp"]
-    classes = tuple(
-        RankClass(ranks[0] + i * shift, tuple(r + i * shift for r in ranks), i)
-        for i in range(p.pp)
-        for ranks in split.values()
+    ranks = np.array(plane)
+    lane_of = (
+        np.arange(len(plane))
+        if not fold
+        else (lanes(scenario, mesh, ranks, plan.group_size("shard"), plan.group_size("expert_shard")))
     )
-    index = {r: i for i, c in enumerate(classes) for r in c.ranks}
-    return Plan(plan.scenario, mesh, parts, classes, index)
-
-
-def expert_rank(p: Parallelism, position: int) -> int:
-    """The expert-parallel coordinate of the rank at `position` of its stage's ranks in order."""
-    return position // p.expert_tp % p.ep
+    if lane_of is None:
+        return replace(plan, classes=tuple(_folded_class(mesh, plane, i) for i in range(p.pp)))
+    order = np.argsort(lane_of, kind="stable")
+    split = [m.tolist() for m in np.split(ranks[order], np.cumsum(np.bincount(lane_of))[:-1])]
+    shift = mesh.strides["pp"]
+    classes = tuple(RankClass(m[0] + i * shift, tuple(r + i * shift for r in m), i) for i in range(p.pp) for m in split)
+    return replace(plan, classes=classes, lane_of=tuple(lane_of.tolist()))
 
 
 def _folded_class(mesh: Mesh, plane: list[int], pipeline_rank: int) -> RankClass:

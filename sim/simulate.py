@@ -24,6 +24,7 @@ from sim.costs import Costs
 from sim.data_parallel import DataParallel, make_data_parallel
 from sim.engine import Times, run_simpy, run_static
 from sim.errors import InputError
+from sim.faults import link_scales
 from sim.memory import MemoryCurve, States, memory_curve, over_steps, states
 from sim.metrics import critical_path
 from sim.plan import Plan, make_plan
@@ -111,13 +112,18 @@ class Simulation:
 
 
 def simulate(
-    scenario: Scenario, profile: Profile | None = None, *, expand: bool = False, engine: str = "static"
+    scenario: Scenario,
+    profile: Profile | None = None,
+    *,
+    expand: bool = False,
+    engine: str = "static",
+    fold: bool = True,
 ) -> Simulation:
     """Simulate one training step.
 
     `profile` takes the place of the one that `scenario.calibration` names. With `expand` every operator and
     message inside an action has its own task, for views; times are the same. `engine`: static, or simpy, the
-    reference.
+    reference. Unless `fold`, every rank is simulated by itself, equal or not; times are the same to the last bit.
 
     Raises:
         InputError: where the scenario cannot be simulated (no training section, profile missing, a schedule that
@@ -130,8 +136,9 @@ def simulate(
         )
     if profile is None:
         profile = load_profile(scenario.calibration)
-    plan = make_plan(scenario)
-    pricing = Pricing(plan, Costs(profile, scenario.cluster.gpu), Network(scenario.cluster))
+    plan = make_plan(scenario, fold)
+    network = Network(scenario.cluster, link_scales(scenario))
+    pricing = Pricing(plan, Costs(profile, scenario.cluster.gpu), network)
     dp = make_data_parallel(plan)
     schedule = make_schedule(scenario, plan, pricing, dp)
     stages = _stages(plan, schedule, pricing, dp, expand)
@@ -176,12 +183,15 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel)
     """Seconds of F, I and W of every stage, and of a message, for the schedule that is searched for them."""
     rows = []
     for held, c in zip(_stages(plan, layout, pricing, dp, False), plan.classes, strict=True):
-        price, (stage,) = pricing.on(c.rank), held.values()
+        price, (stage,) = pricing.healthy.on(c.rank), held.values()
         programs = (stage.forward(False, True), *(stage.backward(k, False, True) for k in (Kind.I, Kind.W)))
         rows.append([compile_program(program, price).makespan_s for program in programs])
-    forward, inputs, weights = (tuple(column) for column in zip(*rows, strict=True))
-    ends = [c.rank for c in plan.classes[:2]]
-    return UnitTimes(forward, inputs, weights, pricing.send(ends[0], ends[1], stage_input_bytes(plan)).seconds)
+    slowest = np.array(rows).reshape(-1, plan.lanes, 3).max(axis=1)  # of a pipeline rank's lanes
+    forward, inputs, weights = (tuple(column) for column in slowest.T.tolist())
+    first, second = (plan.classes[i * plan.lanes : (i + 1) * plan.lanes] for i in (0, 1))
+    size = stage_input_bytes(plan)
+    message_s = max(pricing.healthy.send(a.rank, b.rank, size).seconds for a, b in zip(first, second, strict=True))
+    return UnitTimes(forward, inputs, weights, message_s)
 
 
 def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel, named: bool) -> list[dict[int, Stage]]:
@@ -204,7 +214,7 @@ def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel, 
                     part.embedding,
                     part.head,
                     tuple(layer_sort(s, n) for n in part.layers),
-                    lane % max(1, len(plan.classes) // p.pp),
+                    plan.work_of(c.rank),
                 )
             )
             if key not in made:

@@ -21,6 +21,7 @@ from sim.data_parallel import (
     weave_backward,
     weave_forward,
 )
+from sim.folding import expert_rank
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
@@ -29,7 +30,7 @@ from sim.models.moe import is_moe_layer
 from sim.models.mtp import mtp_block
 from sim.models.optimizer import clip_items, optimizer_items
 from sim.models.recompute import mode_of_layer
-from sim.plan import Part, Plan, expert_rank
+from sim.plan import Part, Plan
 from sim.program import Block, Comm, Compute, Item, Phase, Program, Wait
 from sim.scenario import Scenario
 

@@ -95,6 +95,13 @@ class LinkFault(Written):
     bandwidth_scale: float = Field(default=0.5, gt=0, le=1e6)
 
 
+class JitterFault(Written):
+    """Computations vary at random: factors drawn from a log-normal distribution of mean 1, for each rank and action."""
+
+    sigma: float = Field(default=0.05, ge=0, le=2)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+
 class Failures(Written):
     """Random failures and checkpoints, in seconds."""
 
@@ -109,4 +116,5 @@ class Faults(Written):
 
     stragglers: Annotated[tuple[Straggler, ...], BeforeValidator(_as_tuple), Field(max_length=100_000)] = ()
     links: Annotated[tuple[LinkFault, ...], BeforeValidator(_as_tuple), Field(max_length=100_000)] = ()
+    jitter: JitterFault | None = None
     failures: Failures | None = None

@@ -1,0 +1,58 @@
+"""Slow ranks, slow links and jitter of a scenario's `faults`, and the seconds of a step that each of them costs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.scenario import Scenario
+
+if TYPE_CHECKING:
+    pass
+
+BLAMED = 16  # causes that are taken away one by one, a simulation each; the rest together
+
+
+def compute_scales(scenario: Scenario) -> dict[int, float]:
+    """How many times as long computations take, by rank, where that is not once; what is listed twice multiplies."""
+    scales: dict[int, float] = {}
+    for straggler in scenario.faults.stragglers if scenario.faults else ():
+        scales[straggler.rank] = scales.get(straggler.rank, 1.0) * straggler.compute_scale
+    return {rank: scale for rank, scale in scales.items() if scale != 1.0}
+
+
+def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
+    """What is left of the bandwidth, by pair of nodes (or one node twice), as `topology.network.Network` takes it."""
+    scales: dict[tuple[int, int], float] = {}
+    for link in scenario.faults.links if scenario.faults else ():
+        a, b = sorted(int(name.removeprefix("node")) for name in link.between)
+        scales[a, b] = scales.get((a, b), 1.0) * link.bandwidth_scale
+    return {pair: scale for pair, scale in scales.items() if scale != 1.0}
+
+
+class Jitter:
+    """Factors on the computations of one rank, drawn in the order of its actions.
+
+    Log-normal with mean 1: exp(σz - σ²/2). So jitter makes no rank slower by itself; what it costs is waiting.
+    """
+
+    def __init__(self, sigma: float, seed: int, rank: int) -> None:
+        self.sigma = sigma
+        self.random = np.random.default_rng((seed, rank))
+
+    def draw(self) -> float:
+        """The next factor."""
+        return math.exp(self.sigma * float(self.random.standard_normal()) - self.sigma**2 / 2)
+
+
+def jitter_of(scenario: Scenario, rank: int) -> Jitter | None:
+    """A rank's jitter; None where the scenario has none."""
+    jitter = scenario.faults.jitter if scenario.faults else None
+    return Jitter(jitter.sigma, jitter.seed, rank) if jitter is not None and jitter.sigma > 0 else None
+
+
+def disturbs(scenario: Scenario) -> bool:
+    """Whether a fault changes a step at all."""
+    return bool(compute_scales(scenario) or link_scales(scenario) or jitter_of(scenario, 0))

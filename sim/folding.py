@@ -1,0 +1,239 @@
+"""Which ranks are equal: the ranks of a pipeline stage fold into lanes that are simulated once each.
+
+Two ranks are equal if they compute the same at the same speed, if their groups and messages cost the same, and if
+the groups of both reach into the same lanes. The last is found by refining a first partition until nothing more
+splits (colour refinement, as in the minimization of automata: Hopcroft 1971; here with sets of neighbours, for a
+collective starts with its last member, however many are alike). By induction over the tasks in the order of
+their starts, equal ranks then have equal times to the last bit.
+
+All pipeline ranks have the same lanes: a rank's neighbours in the pipeline wait for it, so what tells two ranks
+apart tells apart those before and after them. So columns fold: ranks of equal tp, cp and dp coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.faults import compute_scales, jitter_of, link_scales
+from sim.scenario import Parallelism, Scenario
+from topology.network import Network
+from topology.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from sim.plan import Mesh
+
+Ints = NDArray[np.int64]
+APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
+
+
+def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard: int) -> dict[str, Ints]:
+    """By name, the group of each rank of a stage (`plane`, ascending): for those in which ranks of one stage meet."""
+    p = scenario.parallelism
+    at = {d: plane // mesh.strides[d] % mesh.sizes[d] for d in ("tp", "cp", "dp")}
+    position = np.arange(len(plane))
+    alike = np.empty(len(plane), dtype=np.int64)  # where a rank stands among those of its tp coordinate
+    alike[np.argsort(at["tp"], kind="stable")] = position % (p.cp * p.dp)
+    copies = p.cp * p.dp
+    out = {"tp": at["cp"] * p.dp + at["dp"], "cp": at["tp"] * p.dp + at["dp"]}
+    if p.zero == 0:
+        out["dp_cp"] = at["tp"]
+    else:
+        out["shard"] = at["tp"] * copies + alike // shard
+        out["replica"] = at["tp"] * copies + alike % shard
+    if scenario.model.moe is not None:
+        inner = p.expert_tp * p.ep
+        inside, copy, many = position % inner, position // inner, len(plane)
+        out["expert_tp"] = position // p.expert_tp
+        out["ep"] = copy * p.expert_tp + position % p.expert_tp
+        if p.zero == 0:
+            out["expert_dp"] = inside
+        else:
+            out["expert_shard"] = inside * many + copy // expert_shard
+            out["expert_replica"] = inside * many + copy % expert_shard
+    return {name: np.unique(number, return_inverse=True)[1] for name, number in out.items()}
+
+
+def members(number: Ints) -> Ints:
+    """Positions of the members of each group, [groups, size], ascending."""
+    return np.argsort(number, kind="stable").reshape(int(number.max()) + 1, -1)
+
+
+def refine(colors: Ints, groups: Iterable[Ints]) -> Ints:
+    """The coarsest partition, no coarser than `colors`, whose parts see the same parts in every group."""
+    listed = [(number, members(number)) for number in groups]
+    listed = [(number, table) for number, table in listed if table.shape[1] > 1]
+    count = int(colors.max()) + 1
+    while True:
+        seen = [_rows(_sets(colors[table]))[number] for number, table in listed]
+        colors = _rows(np.stack([colors, *seen], axis=1))
+        if int(colors.max()) + 1 == count:
+            return colors
+        count = int(colors.max()) + 1
+
+
+def _sets(table: Ints) -> Ints:
+    """Each row as a set: sorted, with -1 in place of what is repeated."""
+    rows = np.sort(table, axis=1)
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = -1
+    return np.sort(rows, axis=1)
+
+
+def _rows(table: Ints) -> Ints:
+    """Number of each row among the different rows."""
+    return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def aligned(scenario: Scenario) -> bool:
+    """Whether all groups of a name surely lie alike on nodes, NVLink domains and leaves.
+
+    So it is if each of these ends where a dimension of the mesh does or cuts it into equal parts, and no group is
+    itself a part of dimensions; or if all sizes are powers of two (groups are then cosets of bits).
+    """
+    p, cluster = scenario.parallelism, scenario.cluster
+    if cluster.inter_node.kind == "torus" or cluster.intra_node.kind == "nvlink_mesh":
+        return False
+    bounds = [b for b in (cluster.gpus_per_node, cluster.domain_gpus, _leaf_span(cluster)) if 1 < b < p.ranks]
+    sizes = [getattr(p, d) for d in p.rank_order.split("-")]
+    cuts = [p.shard_size, p.ep, p.expert_tp]
+    if all(n & (n - 1) == 0 for n in (*sizes, *bounds, *cuts)):
+        return True
+    if p.shard_size != p.dp * p.cp or scenario.model.moe is not None:
+        return False
+    strides = [math.prod(sizes[:i]) for i in range(len(sizes) + 1)]
+    return all(any(b % s == 0 == t % b for s, t in pairwise(strides)) for b in bounds)
+
+
+def _leaf_span(cluster: ClusterSpec) -> int:
+    """GPUs under one leaf switch; 1 if nothing depends on it."""
+    inter = cluster.inter_node
+    return cluster.gpus_per_node * inter.nodes_per_leaf if inter.oversubscription > 1.0 else 1
+
+
+class Places:
+    """Where groups and messages lie, as far as their prices depend on it: equal numbers, equal prices."""
+
+    def __init__(self, cluster: ClusterSpec, network: Network, faulty_nodes: Iterable[int]) -> None:
+        self.cluster, self.network = cluster, network
+        self.faulty = np.array(sorted(faulty_nodes), dtype=np.int64)
+        torus = cluster.inter_node.kind == "torus"
+        self.period = 0 if torus else math.lcm(cluster.gpus_per_node, cluster.domain_gpus, _leaf_span(cluster))
+
+    def of_groups(self, table: Ints) -> Ints:
+        """A number for each row of ranks."""
+        return self._numbers(table, lambda ranks: (self.network.group(ranks), self._together(ranks)))
+
+    def of_messages(self, sources: Ints, targets: Ints) -> Ints:
+        """A number for each pair of a source and a target."""
+        per_node = self.cluster.gpus_per_node
+        return self._numbers(
+            np.stack([sources, targets], axis=1), lambda r: (self.network.way(*r), r[0] // per_node == r[1] // per_node)
+        )
+
+    def _numbers(self, table: Ints, key_of: Callable[[tuple[int, ...]], object]) -> Ints:
+        """Rows that differ by whole periods are alike, unless they touch a node with a fault; all others are moved
+        beyond these nodes."""
+        if self.period:
+            per_node, table = self.cluster.gpus_per_node, table.copy()
+            here = ~np.isin(table // per_node, self.faulty).any(axis=1)
+            beyond = (int(self.faulty.max(initial=-1)) + 1) * per_node
+            table[here] += -(-beyond // self.period) * self.period - table[here, :1] // self.period * self.period
+        different, number = np.unique(table, axis=0, return_inverse=True)
+        keys: dict[object, int] = {}
+        ids = [keys.setdefault(key_of(tuple(row)), len(keys)) for row in different.tolist()]
+        return np.array(ids, dtype=np.int64)[number.reshape(-1)]
+
+    def _together(self, ranks: tuple[int, ...]) -> int:
+        """How many share the first one's node, which decides about measured collectives."""
+        per_node = self.cluster.gpus_per_node
+        return sum(r // per_node == ranks[0] // per_node for r in ranks)
+
+
+def expert_rank(p: Parallelism, position: int) -> int:
+    """The expert-parallel coordinate of the rank at `position` of its stage's ranks in order."""
+    return position // p.expert_tp % p.ep
+
+
+def uneven_context(scenario: Scenario) -> bool:
+    """Whether context-parallel ranks have unequal work: rings over a sequence that is not folded back (zigzag)."""
+    p = scenario.parallelism
+    return p.cp > 1 and p.cp_split != "zigzag" and p.cp_method == "ring"
+
+
+def uneven_experts(scenario: Scenario) -> bool:
+    """Whether experts, and so their ranks, have unequal work."""
+    moe = scenario.model.moe
+    return scenario.parallelism.ep > 1 and moe is not None and moe.imbalance != "balanced"
+
+
+def _work(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
+    """By position in a stage, what decides a rank's work."""
+    p = scenario.parallelism
+    out = plane // mesh.strides["cp"] % p.cp if uneven_context(scenario) else np.zeros_like(plane)
+    return out * p.ep + np.arange(len(plane)) // p.expert_tp % p.ep if uneven_experts(scenario) else out
+
+
+def lanes(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard: int) -> Ints | None:
+    """The lane of every position in a stage (`plane`: the ranks of the first, ascending); None if all are equal.
+
+    Lanes are numbered by their first members. Jitter tells all ranks apart, up to `APART_RANKS` of them.
+    """
+    p = scenario.parallelism
+    if jitter_of(scenario, 0) is not None and p.ranks <= APART_RANKS:
+        return np.arange(len(plane))
+    links = link_scales(scenario)
+    work, speeds = _work(scenario, mesh, plane), _speeds(scenario, mesh, len(plane))
+    apart = bool(links) or not aligned(scenario)
+    if not (apart or work.any() or speeds.any()):
+        return None
+    colors = _rows(np.stack([work, speeds], axis=1))
+    numbers = group_numbers(scenario, mesh, plane, shard, expert_shard)
+    if apart:
+        places = Places(scenario.cluster, Network(scenario.cluster, links), {n for pair in links for n in pair})
+        colors = _rows(np.stack([colors, *_prices(places, scenario, mesh, plane, numbers)], axis=1))
+    colors = refine(colors, numbers.values())
+    if colors.max() == 0:
+        return None
+    _, first, number = np.unique(colors, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number]
+
+
+def _speeds(scenario: Scenario, mesh: Mesh, columns: int) -> Ints:
+    """A number for the compute scales of each column's ranks."""
+    slow: dict[int, list[tuple[int, float]]] = {}
+    for rank, scale in sorted(compute_scales(scenario).items()):
+        slow.setdefault(position_of(mesh, rank), []).append((mesh.coordinate("pp", rank), scale))
+    numbers: dict[tuple[tuple[int, float], ...], int] = {}
+    out = np.zeros(columns, dtype=np.int64)
+    for position, scales in slow.items():
+        out[position] = numbers.setdefault(tuple(scales), len(numbers) + 1)
+    return out
+
+
+def position_of(mesh: Mesh, rank: int) -> int:
+    """Where a rank stands among the ranks of its stage, in ascending order."""
+    stride, stages = mesh.strides["pp"], mesh.sizes["pp"]
+    return rank // (stride * stages) * stride + rank % stride
+
+
+def _prices(places: Places, scenario: Scenario, mesh: Mesh, plane: Ints, numbers: dict[str, Ints]) -> list[Ints]:
+    """For each column and each sort of group or message that its ranks take part in, what it costs as a number."""
+    pp, stride = mesh.sizes["pp"], mesh.strides["pp"]
+    out = []
+    tables = [members(n) for n in numbers.values()]
+    for i in range(pp):
+        ranks = plane + i * stride
+        out += [places.of_groups(ranks[t])[n] for n, t in zip(numbers.values(), tables, strict=True) if t.shape[1] > 1]
+        if pp > 1:
+            out.append(places.of_messages(ranks, plane + (i + 1) % pp * stride))
+    whole = np.concatenate([plane[tables[0]] + i * stride for i in range(pp)], axis=1)  # the group `model`
+    if whole.shape[1] > 1:
+        out.append(places.of_groups(np.sort(whole, axis=1))[numbers["tp"]])
+    if pp > 1 and scenario.model.tied_embeddings:
+        out.append(places.of_groups(np.stack([plane, plane + (pp - 1) * stride], axis=1)))
+    return out

@@ -1,0 +1,92 @@
+"""Folding keeps what is equal together and nothing else: simulated rank by rank, the same times to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sim.errors import InputError
+from sim.faults import compute_scales, link_scales
+from sim.folding import group_numbers, members
+from sim.plan import make_plan
+from sim.scenario import Scenario, parse_scenario
+from sim.simulate import Simulation, simulate
+from tests.sim.cases import case
+
+MOE = {"moe": {"experts": 8, "top_k": 2, "ffn": 256}, "mlp": "swiglu", "bias": False}
+SMALL = {"layers": 4, "hidden": 512, "heads": 12, "kv_heads": 12, "head_dim": 64, "ffn": 768, "vocab": 1536}
+
+
+def spans_of_ranks(simulation: Simulation) -> dict[int, list[tuple[str, str, int, int, float, float]]]:
+    """Every rank's spans in order of start, whichever class stands for it."""
+    graph, times = simulation.built.graph, simulation.times
+    kinds, streams = tuple(graph.kinds), tuple(graph.streams)
+    rows: dict[int, list[tuple[str, str, int, int, float, float]]] = {i: [] for i in range(len(graph.classes))}
+    for task, c, stream, kind in graph.slot_table().tolist():
+        rows[c].append((streams[stream], kinds[kind], graph.stage[task], graph.micro_batch[task],
+                        times.start_s[task], times.end_s[task]))  # fmt: skip
+    return {rank: sorted(rows[i]) for i, c in enumerate(graph.classes) for rank in c.ranks}
+
+
+def assert_equal(scenario: Scenario) -> Simulation:
+    folded, apart = (simulate(scenario, expand=True, fold=f) for f in (True, False))
+    assert len(apart.plan.classes) == scenario.parallelism.ranks
+    assert folded.step_time_s == apart.step_time_s
+    assert spans_of_ranks(folded) == spans_of_ranks(apart)
+    for key in ("bubble_ratio", "exposed_comm_s", "compute_s", "peak_memory_bytes"):
+        assert folded.result[key] == pytest.approx(apart.result[key], rel=1e-12), key
+    assert folded.result["step_time_interval_s"] == pytest.approx(apart.result["step_time_interval_s"], rel=1e-9)
+    assert simulate(scenario).step_time_s == pytest.approx(folded.step_time_s, rel=1e-9)
+    return folded
+
+
+@st.composite
+def faulty(draw: st.DrawFn) -> Scenario:
+    """Any small layout, aligned with its nodes or not, with a few slow ranks and links."""
+    sizes = {d: draw(st.sampled_from([1, 1, 2, 3, 4])) for d in ("tp", "cp", "dp", "pp")}
+    ranks = sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"]
+    assume(2 <= ranks <= 24)
+    plane = ranks // sizes["pp"]
+    moe = draw(st.booleans())
+    ep = draw(st.sampled_from([e for e in (1, 2, 4, 8) if plane % e == 0])) if moe else 1
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "zb_v", "dualpipe_v", "dualpipe"]))
+    shard = draw(st.sampled_from([s for s in (1, 2, 3, 4, 8) if (sizes["cp"] * sizes["dp"]) % s == 0]))
+    parallelism: dict[str, Any] = {
+        **sizes, "ep": ep, "schedule": schedule, "zero": draw(st.integers(0, 3)), "shard_size": shard,
+        "sp": sizes["tp"] > 1 and draw(st.booleans()), "dp_sync": draw(st.sampled_from(["bucketed", "after_backward"])),
+        "cp_split": draw(st.sampled_from(["zigzag", "contiguous"])),
+        "rank_order": "-".join(draw(st.permutations(["tp", "cp", "dp", "pp"]))),
+        "bucket_bytes": draw(st.sampled_from([10**5, 10**9])),
+    }  # fmt: skip
+    nodes = -(-ranks // 4)
+    node = st.integers(0, nodes - 1).map(lambda n: f"node{n}")
+    faults = {
+        "stragglers": draw(st.lists(st.fixed_dictionaries(
+            {"rank": st.integers(0, ranks - 1), "compute_scale": st.sampled_from([1.0, 1.3, 2.0])}), max_size=2)),
+        "links": draw(st.lists(st.fixed_dictionaries(
+            {"between": st.tuples(node, node).map(list), "bandwidth_scale": st.sampled_from([0.3, 0.5])}), max_size=2)),
+    }  # fmt: skip
+    try:
+        return parse_scenario({
+            "model": {**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans())},
+            "training": {"seq_len": 24 * 24, "global_batch_size": sizes["dp"] * sizes["pp"] * 2},
+            "parallelism": parallelism, "calibration": "roofline", "faults": faults,
+            "cluster": {"preset": "dgx-h100", "gpus_per_node": 4, "nvlink_domain": 4,
+                        "inter_node": {"nodes_per_leaf": 2, "oversubscription": draw(st.sampled_from([1.0, 2.0]))}},
+        })  # fmt: skip
+    except InputError:
+        assume(False)
+        raise
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(faulty())
+def test_folded_and_rank_by_rank_are_equal_to_the_last_bit(scenario: Scenario) -> None:
+    try:
+        assert_equal(scenario)
+    except InputError:  # a schedule that does not suit
+        assume(False)
