@@ -28,11 +28,11 @@ _NVLS_EFFICIENCY = {
     **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200", "gb300"), 0.74),
 }
 # Device-side floor of one kernel: the quickest GEMMs of NVIDIA AIConfigurator's database (Apache-2.0, commit 095f58a):
-# 2.5 µs on A100, H100 and H200, 1.8 on B200, 2.1 on GB200; V100 is taken to be as A100, B300 and GB300 as B200 and
+# 2.5 µs on A100, H100 and H200, 1.8 on B200, 1.9 on GB200; V100 is taken to be as A100, B300 and GB300 as B200 and
 # GB200. A host CPU has no such queue: one call of a library, nominal.
 _LAUNCH_FLOOR_S = {
     **dict.fromkeys(("b200-sxm", "b300-sxm"), 1.8e-6),
-    **dict.fromkeys(("gb200", "gb300"), 2.1e-6),
+    **dict.fromkeys(("gb200", "gb300"), 1.9e-6),
     "cpu": 5e-6,
 }
 _LOOPBACK_LATENCY_S = 5e-5  # assumption: one TCP message between two processes of a busy host

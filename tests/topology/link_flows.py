@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 from topology.contention import transfer_seconds
 from topology.graph import build_graph, gpu, link
@@ -36,25 +36,6 @@ class Links:
         """When the last of the transfers ends that start together, latency left out."""
         flows = [self.route(src, dst).hops for src, dst, _ in transfers]
         return max(transfer_seconds(flows, [size for _, _, size in transfers], self.capacity))
-
-
-def ring_transfers(spec: ClusterSpec, ranks: Sequence[int], sent_bytes: float) -> list[Transfer]:
-    """Every rank hands on `sent_bytes`, over as many rings as a domain has members.
-
-    Ring i enters even domains at member i and leaves them at member i-1; odd ones the other way round, so
-    that it stays on its rail between them, as NCCL's rings do.
-    """
-    domains = [list(members) for _, members in groupby(ranks, key=lambda rank: rank // spec.domain_gpus)]
-    count = max(map(len, domains))
-    transfers: list[Transfer] = []
-    for start in range(count):
-        ring: list[int] = []
-        for place, members in enumerate(domains):
-            turn = start % len(members)
-            order = members[turn:] + members[:turn]
-            ring += order if place % 2 == 0 else order[::-1]
-        transfers += [(a, b, sent_bytes / count) for a, b in pairwise([*ring, ring[0]])]
-    return transfers
 
 
 def mesh_ring_seconds(links: Links, members: tuple[int, ...], sent_bytes: float) -> float:

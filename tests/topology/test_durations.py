@@ -1,6 +1,7 @@
 """What a chosen algorithm takes: its limits, its steps, the pipeline that fills; NCCL's choice apart from it."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -30,7 +31,7 @@ def group(cluster: ClusterSpec, ranks: range) -> Group:
 def test_time_of_one_algorithm_grows_with_size_from_its_latency_on(ranks: range, algorithm: str, protocol: str) -> None:
     where = group(SLINGSHOT, ranks)
     costs = [duration("all_reduce", algorithm, protocol, where, 4.0**power) for power in range(4, 17)]
-    assert all(a.seconds < b.seconds for a, b in zip(costs, costs[1:], strict=False))
+    assert all(a.seconds < b.seconds for a, b in pairwise(costs))
     assert costs[0].latency_s == costs[-1].latency_s > 0
 
 

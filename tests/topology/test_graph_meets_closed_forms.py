@@ -7,9 +7,9 @@ from tests.topology.link_flows import (
     cluster,
     exchange_transfers,
     mesh_ring_seconds,
-    ring_transfers,
 )
 from topology.collectives import pairwise_all_to_all, ring_all_gather, ring_all_reduce
+from topology.loads import Traffic, link_loads, ring_transfers
 from topology.network import Network
 
 SIZE = float(1 << 28)
@@ -141,3 +141,21 @@ def test_ways_pass_what_they_should() -> None:
     assert links.route(3, 3).links == ()
     with pytest.raises(ValueError, match="rank 16 is not in the graph of 2 nodes"):
         links.route(0, 16)
+
+
+def test_a_ring_that_takes_the_whole_step_fills_its_narrowest_links_and_no_more() -> None:
+    links = Links(cluster("dgx-h100", 2))
+    cost = ring_all_reduce(Network(links.spec).group(range(16)), SIZE).transfer_s
+    loads = link_loads(links.graph, links.spec, [Traffic("all_reduce", tuple(range(16)), SIZE)], cost)
+    assert max(loads.values()) == pytest.approx(1.0)
+    half = [Traffic("all_reduce", tuple(range(16)), SIZE / 4, times=2)]
+    assert max(link_loads(links.graph, links.spec, half, cost).values()) == pytest.approx(0.5)
+
+
+def test_loads_of_an_exchange_and_of_messages_stay_on_their_ways() -> None:
+    links = Links(cluster("dgx-a100", 2))
+    loads = link_loads(links.graph, links.spec, [Traffic("send_recv", (0, 8), 25e9 * 0.96)], 2.0)
+    assert loads["gpu0", "pcie0.0"] < loads["nic0.0", "leaf0.0"] == pytest.approx(0.5)
+    assert ("gpu8", "nvswitch1") not in loads
+    inside = link_loads(links.graph, links.spec, [Traffic("all_to_all", tuple(range(8)), SIZE)], 1.0)
+    assert {kind for a, b in inside for kind in (links.graph.edges[a, b]["link"].kind,)} == {"nvlink"}

@@ -1,0 +1,237 @@
+"""The standalone page of a cluster: its GPUs, switches and links, and how busy a run kept each link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from sim.views.page import card, escape, table
+from sim.views.units import count, n_bytes, percent, rate, seconds
+from topology.graph import Link, build_graph, link
+from topology.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from bokeh.models import ColumnDataSource
+
+    from topology.graph import Graph
+
+MAX_GPUS = 144  # drawn: two NVL72 racks; more would be a smear
+Loads = Mapping[tuple[str, str], float]
+
+# From the network down to the GPUs; what stands on one line, and its colour (Okabe and Ito).
+_LAYERS = (
+    ("spine", "Spine", "#cc79a7"),
+    ("leaf", "Leaf switch", "#d55e00"),
+    ("router", "Router", "#d55e00"),
+    ("nic", "NIC", "#e69f00"),
+    ("host", "Host", "#6b7280"),
+    ("pcie", "PCIe switch", "#a3a9b3"),
+    ("gpu", "GPU", "#0072b2"),
+    ("nvswitch", "NVSwitch", "#009e73"),
+)
+_LINK_NAMES = {
+    "nvlink": "NVLink",
+    "peer": "GPU to GPU through the host",
+    "pcie": "PCIe",
+    "nic": "NIC to switch",
+    "fabric": "between switches",
+}
+_IDLE, _INK = "#c3ccd6", "#1b2733"
+
+
+def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
+    """HTML of a page that opens without network.
+
+    `loads`: by the graph's directed edges, the part of the step for which each link was busy (`topology.loads`). Of a
+    large cluster the first nodes are drawn, the page says how many.
+    """
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+
+    shown = _shown(cluster)
+    graph = build_graph(shown)
+    script, div = components(_figure(graph, shown, loads))
+    library = Resources(mode="inline", components=["bokeh"]).render_js().replace("https://cdn.jsdelivr.net/", "data:,")
+    css = (files("sim.views") / "assets" / "page.css").read_text("utf-8")
+    title = f"Cluster {cluster.name}"
+    body = _header(title, cluster, shown) + _cards(cluster) + _plot(div, loads) + _links(graph, loads)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{css}</style></head>\n<body><main>\n{body}\n</main>\n"
+        f"{library}\n{script}\n<script>{_READY}</script>\n</body></html>\n"
+    )
+
+
+_READY = """
+const waiting = setInterval(() => {
+  if (window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle) {
+    clearInterval(waiting)
+    document.documentElement.dataset.ready = "true"
+  }
+}, 30)
+"""
+
+
+def _shown(cluster: ClusterSpec) -> ClusterSpec:
+    """As many nodes as can be told apart: whole domains where they fit."""
+    fit = max(1, MAX_GPUS // cluster.gpus_per_node)
+    return cluster.model_copy(update={"nodes": min(cluster.nodes, fit)})
+
+
+def _header(title: str, cluster: ClusterSpec, shown: ClusterSpec) -> str:
+    gpus = cluster.nodes * cluster.gpus_per_node
+    rest = f"; the first {count(shown.nodes)} nodes are drawn" if shown.nodes < cluster.nodes else ""
+    what = (
+        f"{count(cluster.nodes)} nodes of {count(cluster.gpus_per_node)} {cluster.gpu.name}, {count(gpus)} GPUs{rest}"
+    )
+    source = f'<p class="sub">{escape(cluster.source)}</p>' if cluster.source else ""
+    return f'<h1>{escape(title)}</h1><p class="sub">{escape(what)}</p>{source}\n'
+
+
+def _cards(cluster: ClusterSpec) -> str:
+    intra, inter = cluster.intra_node, cluster.inter_node
+    cards = (
+        card("Inside a domain", rate(intra.bandwidth_bytes_per_s, "B/s"), f"a GPU, one way; {intra.kind}"),
+        card("NVLink domain", f"{count(cluster.domain_gpus)} GPUs", "reach each other without a NIC"),
+        card("A NIC", rate(inter.nic_bandwidth_bytes_per_s, "B/s"), f"one way; {count(inter.nics_per_node)} a node"),
+        card("Network", inter.kind.replace("_", " "), f"oversubscription {inter.oversubscription:g}"),
+        card("Steps", seconds(intra.latency_s), f"inside; {seconds(inter.latency_s)} between nodes"),
+        card("GPU memory", n_bytes(cluster.gpu.memory_bytes), cluster.gpu.name),
+    )
+    return f'<dl class="cards">{"".join(cards)}</dl>\n'
+
+
+def _plot(div: str, loads: Loads | None) -> str:
+    note = (
+        "Links are as dark as a run keeps them busy, the busier of both directions."
+        if loads is not None
+        else "Links are as wide as they are fast."
+    )
+    return (
+        f'<section><h2>Links</h2><p class="hint">{note} Drag to move, wheel to zoom; point at a link or a part.</p>'
+        f'<div id="plots"><div class="plot">{div}</div></div></section>\n'
+    )
+
+
+def _links(graph: Graph, loads: Loads | None) -> str:
+    """A row per kind and speed of link."""
+    rows: dict[tuple[str, float, float], list[float]] = {}
+    for a, b, each in _edges(graph):
+        key = (each.kind, each.bandwidth_bytes_per_s, each.latency_s)
+        rows.setdefault(key, []).append(_busy(loads, a, b))
+    head = ["Link", "Number", "One way", "Step", *(["Busiest", "Mean"] if loads is not None else [])]
+    cells = [
+        (
+            escape(_LINK_NAMES.get(kind, kind)),
+            count(len(busy)),
+            rate(bandwidth, "B/s"),
+            seconds(latency_s),
+            *((percent(max(busy)), percent(sum(busy) / len(busy))) if loads is not None else ()),
+        )
+        for (kind, bandwidth, latency_s), busy in rows.items()
+    ]
+    return f"<section><h2>Kinds of links</h2>{table(head, cells)}</section>\n"
+
+
+def _edges(graph: Graph) -> list[tuple[str, str, Link]]:
+    """Every link once, by its first direction."""
+    seen: set[frozenset[str]] = set()
+    found = []
+    for a, b in graph.edges:
+        if frozenset((a, b)) not in seen:
+            seen.add(frozenset((a, b)))
+            found.append((a, b, link(graph, a, b)))
+    return found
+
+
+def _busy(loads: Loads | None, a: str, b: str) -> float:
+    return max(loads.get((a, b), 0.0), loads.get((b, a), 0.0)) if loads else 0.0
+
+
+def positions(graph: Graph, cluster: ClusterSpec) -> dict[str, tuple[float, float]]:
+    """Where each part stands: one line a kind, from the network down; a mesh's GPUs on two lines, to show its links."""
+    import networkx as nx
+
+    lines = {
+        rank: [name for name, data in graph.nodes(data=True) if data["kind"] == kind]
+        for rank, (kind, _, _) in enumerate(_LAYERS)
+    }
+    placed = nx.multipartite_layout(graph, {k: v for k, v in lines.items() if v}, align="horizontal")
+    spots: dict[str, tuple[float, float]] = {}
+    for rank, names in lines.items():
+        for index, name in enumerate(names):
+            x = float(placed[name][0]) if len(names) == 1 else (index + 0.5) / len(names) * 2 - 1
+            spots[name] = (x, -float(rank))
+    if cluster.intra_node.kind == "nvlink_mesh":
+        for index, name in enumerate(lines[6]):
+            half = max(1, cluster.gpus_per_node // 2)
+            spots[name] = (spots[name][0], spots[name][1] - 0.9 * (index // half % 2))
+    return spots
+
+
+def _figure(graph: Graph, cluster: ClusterSpec, loads: Loads | None) -> Any:
+    from bokeh.models import HoverTool, Range1d
+    from bokeh.plotting import figure
+
+    spots = positions(graph, cluster)
+    low = min(y for _, y in spots.values())
+    plot = figure(
+        name="topology",
+        height=620,
+        sizing_mode="stretch_width",
+        tools="pan,wheel_zoom,reset,save",
+        active_scroll="wheel_zoom",
+        x_range=Range1d(start=-1.1, end=1.1),
+        y_range=Range1d(start=low - 0.6, end=0.6),
+        toolbar_location="right",
+    )
+    plot.axis.visible = plot.grid.visible = False
+    plot.outline_line_color = None
+    lines = plot.segment(
+        "x0", "y0", "x1", "y1", source=_link_columns(graph, spots, loads), line_width="width", line_color="colour"
+    )
+    lines.name = "links"
+    plot.add_tools(HoverTool(renderers=[lines], tooltips=[("", "@text")], line_policy="interp"))
+    for kind, label, colour in _LAYERS:
+        names = [name for name, data in graph.nodes(data=True) if data["kind"] == kind]
+        if names:
+            where = {"x": [spots[n][0] for n in names], "y": [spots[n][1] for n in names], "name": names}
+            size = max(5, min(16, 700 // len(names)))
+            dots = plot.scatter("x", "y", source=where, size=size, color=colour, line_color=_INK, legend_label=label)
+            dots.name = kind
+            plot.add_tools(HoverTool(renderers=[dots], tooltips=[("", "@name")]))
+    plot.legend.orientation = "horizontal"
+    plot.add_layout(plot.legend[0], "above")
+    return plot
+
+
+def _link_columns(graph: Graph, spots: Mapping[str, tuple[float, float]], loads: Loads | None) -> ColumnDataSource:
+    from bokeh.models import ColumnDataSource
+
+    edges = _edges(graph)
+    fastest = max((each.bandwidth_bytes_per_s for _, _, each in edges), default=1.0)
+    busy = [_busy(loads, a, b) for a, b, _ in edges]
+    return ColumnDataSource(
+        {
+            "x0": [spots[a][0] for a, _, _ in edges],
+            "y0": [spots[a][1] for a, _, _ in edges],
+            "x1": [spots[b][0] for _, b, _ in edges],
+            "y1": [spots[b][1] for _, b, _ in edges],
+            "width": [1 + 4 * (each.bandwidth_bytes_per_s / fastest) ** 0.5 for _, _, each in edges],
+            "colour": [_IDLE if loads is None else _shade(part) for part in busy],
+            "text": [
+                f"{a} – {b}: {_LINK_NAMES.get(each.kind, each.kind)}, {rate(each.bandwidth_bytes_per_s, 'B/s')}"
+                + ("" if loads is None else f", busy {percent(part)}")
+                for (a, b, each), part in zip(edges, busy, strict=True)
+            ],
+        }
+    )
+
+
+def _shade(part: float) -> str:
+    """From a pale grey for an idle link to a dark red for one that is busy all the time."""
+    part = max(0.0, min(1.0, part))
+    pale, dark = (0xE3, 0xE8, 0xEE), (0x8C, 0x14, 0x00)
+    return "#" + "".join(f"{round(a + (b - a) * part**0.5):02x}" for a, b in zip(pale, dark, strict=True))

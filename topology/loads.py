@@ -1,0 +1,79 @@
+"""How busy a run keeps each link: the bytes of its collectives and messages laid on the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from topology.graph import link
+from topology.routing import Route, route
+from topology.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from topology.graph import Graph
+
+_PASSES = {"all_reduce": 2.0}
+_EXCHANGES = ("all_to_all", "gather", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One communication of a step: its kind, its ranks, bytes as nccl-tests counts them, how often."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    size_bytes: float
+    times: int = 1
+
+
+def link_loads(
+    graph: Graph, cluster: ClusterSpec, traffic: Iterable[Traffic], step_time_s: float
+) -> dict[tuple[str, str], float]:
+    """Part of the step for which each directed edge would be busy at its bandwidth.
+
+    Rings as NCCL lays them (one a member of the domain, each leaving it at another), exchanges pair by pair, messages
+    from each rank to the next. In-switch reduction is counted as a ring. Ranks that the graph lacks are left out.
+    """
+    ways = cache(lambda src, dst: route(graph, cluster, src, dst))
+    carried: dict[tuple[str, str], float] = {}
+    for each in traffic:
+        ranks = tuple(rank for rank in each.ranks if f"gpu{rank}" in graph)
+        for src, dst, size in _transfers(cluster, each, ranks):
+            way: Route = ways(src, dst)
+            for hop in way.hops:
+                carried[hop] = carried.get(hop, 0.0) + size * each.times
+    return {(a, b): size / link(graph, a, b).bandwidth_bytes_per_s / step_time_s for (a, b), size in carried.items()}
+
+
+def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> list[tuple[int, int, float]]:
+    n = len(each.ranks)
+    if n < 2:
+        return []
+    if each.kind == "send_recv":
+        return [(a, b, each.size_bytes) for a, b in pairwise(ranks)]
+    if each.kind in _EXCHANGES:
+        return [(a, b, each.size_bytes / n) for a in ranks for b in ranks if a != b]
+    sent = _PASSES.get(each.kind, 1.0) * each.size_bytes * (n - 1) / n
+    return ring_transfers(cluster, ranks, sent)
+
+
+def ring_transfers(cluster: ClusterSpec, ranks: Sequence[int], sent_bytes: float) -> list[tuple[int, int, float]]:
+    """Every rank hands on `sent_bytes`, over as many rings as a domain has members.
+
+    Ring i enters even domains at member i and leaves them at member i-1; odd ones the other way round, so that it
+    stays on its rail between them, as NCCL's rings do.
+    """
+    domains = [list(members) for _, members in groupby(ranks, key=lambda rank: rank // cluster.domain_gpus)]
+    count = max(map(len, domains), default=0)
+    transfers: list[tuple[int, int, float]] = []
+    for start in range(count):
+        ring: list[int] = []
+        for place, members in enumerate(domains):
+            turn = start % len(members)
+            order = members[turn:] + members[:turn]
+            ring += order if place % 2 == 0 else order[::-1]
+        transfers += [(a, b, sent_bytes / count) for a, b in pairwise([*ring, ring[0]]) if a != b]
+    return transfers
