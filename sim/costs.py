@@ -25,16 +25,19 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.errors import InputError
+from sim.flash import UNCERTAINTY as FLASH_UNCERTAINTY
+from sim.flash import flash_seconds
 from sim.kernels import Table, kernel_file, lookup, make_table
 from sim.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.program import Compute, Phase
-from sim.roofline import MATMULS, MEMORY_BOUND, Device, shape_bytes
+from sim.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device, shape_bytes
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
 REPEAT_UNCERTAINTY = 0.02  # a quiet machine repeats a median within 2-3 % at another time
 MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
 EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under other tiles' matmuls
+POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 _OUTSIDE_PER_OCTAVE = 0.1
 
 
@@ -60,14 +63,14 @@ class Costs:
     A profile with a `reference` other than `gpu` is scaled by the ratio of the two rooflines.
     """
 
-    def __init__(self, profile: Profile, gpu: GpuSpec, sustained: bool = True) -> None:
-        """`sustained`: kernels run in a step that keeps the GPU at its power limit, not in a short burst."""
+    def __init__(self, profile: Profile, gpu: GpuSpec) -> None:
         self.profile = profile
         self.gpu = gpu
         self._device = _own_device(profile, gpu) if not profile.reference else _device(gpu)
         home = _gpu_named(profile) if profile.reference else gpu
         self._reference = _device(home) if profile.reference else self._device
-        self._throttle = self.coefficient("power_throttle", 0.0) * (home.power_limit_w / gpu.power_limit_w) * sustained
+        self._power_at_peak = self.coefficient("power_at_peak", 0.0)
+        self._power_limit = gpu.power_limit_w / home.power_limit_w if gpu.name == home.name else 1.0
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
             self._raw.setdefault((table.op, table.dtype), []).append(table)
@@ -133,6 +136,10 @@ class Costs:
             if cost is None:
                 raise ValueError(f"profile {self.profile.name!r}: no block {op.name!r}, {op.phase.value}")
             return cost
+        if op.kind in ATTENTION:
+            seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficient)
+            if seconds is not None:
+                return self._throttled(op, Cost(seconds, "interpolated", FLASH_UNCERTAINTY))
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
         found = [cost for via in _candidates(op) if (cost := self._from_table(via, op, shape)) is not None]
@@ -142,12 +149,17 @@ class Costs:
         return self._throttled(op, best._replace(seconds=best.seconds * repeats + self._result_seconds(op)))
 
     def _throttled(self, op: Compute, cost: Cost) -> Cost:
-        """Under a sustained load the power limit lowers the clock, the more, the busier the matrix units are:
-        seconds x (1 + power_throttle x flops / (seconds x peak)).
+        """Under a sustained load the clock falls until the draw fits the power limit.
+
+        Draw in parts of the reference GPU's limit: a memory-bound kernel `POWER_AT_REST`, more by the share u of
+        the matrix units' peak that is in use, `power_at_peak` at all of it. At the low voltages of a limited GPU the
+        energy of a flop stays about equal, so that time grows as draw / limit.
         """
-        if not self._throttle or not op.flops or op.kind in MEMORY_BOUND:
+        if not self._power_at_peak or not op.flops or op.kind in MEMORY_BOUND or cost.seconds <= 0:
             return cost
-        return cost._replace(seconds=cost.seconds + self._throttle * op.flops / self._device.peak(op.dtype))
+        used = op.flops / (cost.seconds * self._device.peak(op.dtype))
+        draw = POWER_AT_REST + (self._power_at_peak - POWER_AT_REST) * used
+        return cost._replace(seconds=cost.seconds * max(1.0, draw / self._power_limit))
 
     def _result_seconds(self, op: Compute) -> float:
         """What a matmul moves beyond its operands and one result (accumulating in fp32), half of it hidden."""

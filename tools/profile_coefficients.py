@@ -14,33 +14,56 @@ Coefficients = dict[str, tuple[float, str]]
 
 _STREAM = "assumption: a streaming kernel reaches 0.85 of the data sheet's bandwidth, as published STREAM runs do"
 _RAMP = "assumption: an empty kernel occupies the device for about 2 us"
-_THROTTLE = "H. He, 2024 (thonking.ai): matmuls of random data run 0.88 of the speed of zeros at the power limit"
-_BACKWARD = "FlashAttention-2 (arXiv 2307.08691), figures 5 and 6: backward reaches about 0.8 of the forward's FLOP/s"
+_POWER = (
+    "draw at full matrix rate by the power limit, from matmuls of random data: A100 258 of the 290 TFLOP/s that zeros "
+    "reach (H. He, 2024, thonking.ai), others by assumption alike"
+)
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
 _LAUNCH = "assumption: an eager framework issues about 200,000 kernels a second from one host thread"
 
 
-def _gpu(throttle: float) -> Coefficients:
+def _flash(name: str, sizes: tuple[float, float, float], ramp: float, share: float, source: str) -> Coefficients:
+    """Efficiency at head sizes 64, 128, 256; ramp in tokens; backward's share: see sim.flash."""
+    out = {f"{name}_efficiency_{d}": (e, source) for d, e in zip((64, 128, 256), sizes, strict=True) if e}
+    return out | {f"{name}_ramp_tokens": (ramp, source), f"{name}_backward_share": (share, source)}
+
+
+_FLASH1 = "FlashAttention of 2022, as the software of this profile's years; every second row of flash_attention.json (tools/fit_attention.py)"
+_FLASH2 = "FlashAttention-2 as published, every second row of flash_attention.json (tools/fit_attention.py)"
+_FLASH = "as published, every second row of flash_attention.json (tools/fit_attention.py)"
+_CUDNN = "Transformer Engine's (cuDNN), every second row of b200_kernels.json (tools/fit_attention.py)"
+A100_FLASH = _flash("attention", (0.367, 0.308, 0), 79, 0.85, _FLASH1) | _flash("flash2", (0.66, 0.746, 0), 276, 0.85, _FLASH)
+H100_FLASH = (
+    _flash("attention", (0.333, 0.392, 0.386), 157, 0.85, _FLASH2)
+    | _flash("flash1", (0.187, 0.164, 0), 51, 0.85, _FLASH)
+    | _flash("flash3", (0.51, 0.705, 0.802), 254, 0.85, _FLASH)
+    | _flash("cudnn", (0.421, 0.631, 0.633), 132, 0.85, _FLASH)
+    | _flash("triton", (0.421, 0.421, 0), 151, 0.85, _FLASH)
+)
+B200_FLASH = _flash("attention", (0, 0.471, 0.339), 77, 0.956, _CUDNN)
+
+
+def _gpu(power_at_peak: float, attention: Coefficients) -> Coefficients:
     return {
         "launch_overhead_s": (5e-6, _LAUNCH),
         "memory_efficiency": (0.85, _STREAM),
         "memory_latency_s": (2e-6, _RAMP),
         "matmul_efficiency": (0.75, _FALLBACK),
-        "power_throttle": (throttle, _THROTTLE),
-        "attention_backward_share": (0.8, _BACKWARD),
+        "power_at_peak": (power_at_peak, _POWER),
+        **attention,
     }
 
 
 COEFFICIENTS: dict[str, Coefficients] = {
-    "v100": _gpu(0.12),
-    "a100-sxm": _gpu(0.12),
-    "a100-pcie": _gpu(0.12),
-    "h100-sxm": _gpu(0.12),
-    "h200-sxm": _gpu(0.12),
-    "b200-sxm": _gpu(0.12),
-    "b300-sxm": _gpu(0.12),
-    "gb200": _gpu(0.12),
-    "gb300": _gpu(0.12),
+    "v100": _gpu(1.17, A100_FLASH),
+    "a100-sxm": _gpu(1.17, A100_FLASH),
+    "a100-pcie": _gpu(1.17, A100_FLASH),
+    "h100-sxm": _gpu(1.28, H100_FLASH),
+    "h200-sxm": _gpu(1.28, H100_FLASH),
+    "b200-sxm": _gpu(1.37, B200_FLASH),
+    "b300-sxm": _gpu(1.37, B200_FLASH),
+    "gb200": _gpu(1.37, B200_FLASH),
+    "gb300": _gpu(1.37, B200_FLASH),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),
         "kernel_gap_s": (2.5e-6, "torch 2.13 on an AMD Zen 5 core: an elementwise operator on a tiny tensor, forward"),
