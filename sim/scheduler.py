@@ -97,6 +97,7 @@ class Scheduler:
     counts: Counts = field(default_factory=Counts)
     host_free_s: float = 0.0
     loads: list[tuple[float, float, int]] = field(default_factory=list)  # start, end, tokens
+    before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
 
     def schedule(self, now_s: float) -> Batch:
         """The next iteration; empty if nobody can compute now."""
@@ -188,6 +189,7 @@ class Scheduler:
 
     def _piece(self, sequence: Sequence, tokens: int) -> Piece:
         sequence.in_flight = True
+        self.cache.tokens += tokens  # their places are taken from now on
         return Piece(sequence, tokens, tokens == sequence.remaining)
 
     def _victim(self) -> Sequence | None:
@@ -217,11 +219,11 @@ class Scheduler:
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""
+        self.before_end = (self.cache.held, self.cache.unused, self.cache.waste)
         done = []
         for sequence, tokens, samples in batch.pieces:
             sequence.in_flight = False
             sequence.computed += tokens
-            self.cache.tokens += tokens
             if sequence.generated == 0 and (self.share_on_gpu or self.host is not None):
                 self._keep_prefix(sequence)
             if samples and self._sampled(sequence, 1, end_s):
@@ -307,6 +309,7 @@ class Scheduler:
             self.cache.tokens += steps
             if sequence.first_token_s < 0:
                 sequence.first_token_s = first_end_s
+        self.before_end = (self.cache.held, self.cache.unused, self.cache.waste)
         for sequence in self.running:
             if self._sampled(sequence, steps, end_s):
                 done.append(sequence)

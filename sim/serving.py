@@ -195,8 +195,10 @@ class _Server:
         end = float(ends[steps - 1])
         load = Load(n, n, kv, (), n)
         self.costs.note_decode_run(n, kv, steps)
+        running = len(s.running)
         self.left -= len(s.run_steps(steps, float(ends[0]), end))
-        self._record(Iteration(((now, end),), load, steps), end)
+        self.replica.iterations.append(Iteration(((now, end),), load, steps))
+        self._note_end(end, running)
         return end
 
     def _one_iteration(self, now: float) -> float:
@@ -207,7 +209,8 @@ class _Server:
             self.costs.note(load)
             spans = self._pass_stages(now, load)
             heapq.heappush(self.in_flight, (spans[-1][1], len(self.replica.iterations), batch))
-            self._record(Iteration(spans, load, 1), now)
+            self.replica.iterations.append(Iteration(spans, load, 1))
+            self._note_state(now)
             if len(self.in_flight) < len(self.free_s):
                 return self._until(self.free_s[0])
         return self._until(self._next_event(now, bool(batch.pieces)))
@@ -236,12 +239,14 @@ class _Server:
         """Finish the iterations that end by `time_s`; the time at which a next one may start."""
         while self.in_flight and self.in_flight[0][0] <= time_s:
             end, _, batch = heapq.heappop(self.in_flight)
+            running = len(self.scheduler.running)
             self.left -= len(self.scheduler.finish(batch, end))
-            self._note_state(end)
+            self._note_end(end, running)
         return max(time_s, self.free_s[0]) if self.in_flight else time_s
 
-    def _record(self, iteration: Iteration, at_s: float) -> None:
-        self.replica.iterations.append(iteration)
+    def _note_end(self, at_s: float, running: int) -> None:
+        """The cache when an iteration ended: before and after the sequences that are done have left."""
+        self.replica.states.append(CacheState(at_s, *self.scheduler.before_end, running))
         self._note_state(at_s)
 
     def _note_state(self, at_s: float) -> None:

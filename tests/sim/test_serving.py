@@ -1,0 +1,296 @@
+"""Serving: closed forms, a scheduler's rules, and what must hold for any workload."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.model_config import count_parameters
+from sim.models.inference import active_experts, kv_bytes_per_token, serving_dims
+from sim.profile import load_profile
+from sim.requests import Request
+from sim.scenario import Scenario, load_scenario, parse_scenario
+from sim.serving import ServingSimulation, simulate_serving
+from sim.serving_costs import Load, iteration_costs
+from sim.serving_memory import weight_bytes
+
+SMALL = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 2, "ffn": 1024, "vocab": 1024, "mlp": "swiglu",
+         "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
+WEIGHTS_AND_BUFFERS = 1.5e7  # of SMALL, roughly: what a test leaves beside its cache
+
+
+def serving(inference: dict[str, Any] | None = None, model: Any = None, gpu: dict[str, Any] | None = None,
+            parallelism: dict[str, Any] | None = None, calibration: str = "roofline") -> Scenario:
+    """A small Llama on an H100 whose memory a test may shrink."""
+    return parse_scenario({
+        "model": model or SMALL, "cluster": {"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **(gpu or {})}},
+        "calibration": calibration, "parallelism": parallelism or {},
+        "inference": {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
+    })
+
+
+def finished(sim: ServingSimulation) -> None:
+    """Every request got its tokens in order of time, and nothing of it is left in the cache."""
+    for replica in sim.replicas:
+        for s in replica.sequences:
+            assert s.generated == s.request.output_tokens
+            assert s.request.arrival_s <= s.first_token_s <= s.finish_s
+            assert s.private == s.shared == 0
+        cache = replica.scheduler.cache
+        assert cache.private == cache.tokens == 0
+        kept = sum(p.blocks for p in cache.prefixes.values())
+        assert cache.free + kept == cache.blocks
+        assert cache.unused == kept
+
+
+@pytest.mark.parametrize("preset", ["llama3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b", "qwen2.5-7b", "llama2-7b"])
+def test_weights_are_the_models_parameters(preset: str) -> None:
+    scenario = serving(model=preset)
+    costs = iteration_costs(scenario, load_profile("roofline"))
+    assert scenario.model.padded_vocab(1) == scenario.model.vocab
+    assert weight_bytes(costs.dims, costs.stages[0]) == 2 * count_parameters(scenario.model).total
+
+
+def test_split_weights_add_up() -> None:
+    whole = serving(model="llama3-8b")
+    split = serving(model="llama3-8b", parallelism={"tp": 4, "pp": 2})
+    one, many = (iteration_costs(s, load_profile("roofline")) for s in (whole, split))
+    per_rank = [weight_bytes(many.dims, stage) for stage in many.stages]
+    norms = 2 * 65 * 4096 * 3  # held by every rank of a tensor-parallel group
+    padding = 2 * 256 * 4096 * 2  # 128,256 entries to a multiple of 512, in two tables
+    assert 4 * sum(per_rank) == weight_bytes(one.dims, one.stages[0]) + norms + padding
+
+
+def test_cache_of_a_token() -> None:
+    """DeepSeek-V3 keeps 512 + 64 numbers a layer (arXiv 2412.19437), Llama 3 8B 2·8·128."""
+    latent = serving(model="deepseek-v3")
+    grouped = serving(model="llama3-8b")
+    assert kv_bytes_per_token(serving_dims(latent)) == 2 * 576
+    assert kv_bytes_per_token(serving_dims(grouped)) == 2 * 2 * 8 * 128
+    eight_bits = serving({"kv_cache": {"dtype": "fp8"}}, model="llama3-8b")
+    assert kv_bytes_per_token(serving_dims(eight_bits)) == 2 * 8 * 128
+
+
+@pytest.mark.parametrize("preset", ["llama2-13b", "llama3-8b", "mixtral-8x7b"])
+def test_batch_one_decode_is_bound_by_bandwidth(preset: str) -> None:
+    """A token alone reads every active weight once: at least bytes / bandwidth, and little more for a large model."""
+    scenario = serving({"requests": {"prompt_len": 8, "output_len": 64}}, model=preset)
+    result = simulate_serving(scenario).result
+    model = scenario.model
+    active = count_parameters(model).active - model.vocab * model.hidden  # the look-up reads one row
+    bound = 2 * active / scenario.cluster.gpu.memory_bandwidth_bytes_per_s
+    per_token = result["time_per_output_token_s"]["p50"]
+    kernels = model.layers * 12 * 5e-6
+    assert bound <= per_token <= bound + kernels
+
+
+def test_quantized_weights_speed_batch_one_decode() -> None:
+    modes = ("none", "int8_weight_only", "int4_weight_only", "fp8")
+    found = {}
+    for mode in modes:
+        scenario = serving({"requests": {"prompt_len": 8, "output_len": 16}, "quantization": mode}, model="llama2-13b")
+        sim = simulate_serving(scenario)
+        found[mode] = (sim.result["time_per_output_token_s"]["p50"], sim.capacity.weight_bytes[0])
+    assert found["none"][0] > found["int8_weight_only"][0] > found["int4_weight_only"][0]
+    assert found["fp8"][0] < found["none"][0]
+    assert found["int8_weight_only"][1] == pytest.approx(found["none"][1] / 2, rel=0.04)
+    assert found["int4_weight_only"][1] == pytest.approx(found["none"][1] * 0.26, rel=0.1)  # 4.125 bits, 16-bit ends
+
+
+def test_llm_int8_is_slower_than_16_bits_where_batches_are_small() -> None:
+    """Dettmers et al. 2022, appendix E: decomposition costs time below some 10 billion parameters."""
+    requests = {"requests": {"prompt_len": 8, "output_len": 16}}
+    gpu = {"peak_flops_per_s": {"fp32": 67e12, "bf16": 989e12, "fp16": 989e12, "int8": 1979e12}}
+    plain = simulate_serving(serving(requests, gpu=gpu)).result
+    decomposed = simulate_serving(serving({**requests, "quantization": "llm_int8"}, gpu=gpu)).result
+    assert decomposed["time_per_output_token_s"]["p50"] > 1.1 * plain["time_per_output_token_s"]["p50"]
+
+
+def test_active_experts() -> None:
+    moe = serving(model="mixtral-8x7b").model.moe
+    assert moe is not None
+    assert active_experts(moe, 8, 1) == 2
+    assert active_experts(moe, 8, 1000) == 8
+
+
+def test_static_batch_is_one_prefill_and_its_decodes() -> None:
+    scenario = serving({"batching": "static", "requests": {"prompt_len": 100, "output_len": 9, "count": 6}})
+    sim = simulate_serving(scenario)
+    costs = iteration_costs(scenario, sim.profile)
+    expected = costs.stage_seconds(Load(600, 0, 0, ((100, 100, 6),), 6))[0]
+    expected += sum(costs.stage_seconds(Load(6, 6, 6 * (101 + i), (), 6))[0] for i in range(8))
+    assert sim.end_s == pytest.approx(expected, rel=1e-12)
+    assert sim.result["iterations"] == 9
+    finished(sim)
+
+
+requests_of = st.lists(
+    st.builds(Request, st.floats(0, 0.05), st.integers(1, 300), st.integers(1, 60), st.sampled_from(["", "a", "b"]),
+              st.just(0)).map(lambda r: r._replace(prefix_tokens=r.prompt_tokens if r.prefix_id else 0)),
+    min_size=1, max_size=24,
+).map(lambda rs: tuple(sorted(rs)))  # fmt: skip
+settings_of = st.fixed_dictionaries({
+    "max_running_requests": st.integers(1, 12),
+    "max_batch_tokens": st.integers(1, 300),
+    "prefix_cache": st.sampled_from(["none", "gpu", "cpu"]),
+    "kv_cache": st.fixed_dictionaries({"block_tokens": st.sampled_from([1, 7, 16])}),
+})  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None)
+@given(requests_of, settings_of, st.floats(1e5, 3e6), st.sampled_from([{}, {"pp": 2}, {"dp": 2}, {"pp": 4, "tp": 2}]))
+def test_any_workload_is_served(
+    requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float, parallelism: dict[str, int]
+) -> None:
+    """All tokens come out, no iteration exceeds its limits, no block is used that does not exist, none is lost."""
+    scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
+    sim = simulate_serving(scenario, requests=requests)
+    finished(sim)
+    served = sum(len(r.sequences) for r in sim.replicas)
+    assert served == len(requests)
+    computed = sum(i.load.tokens * i.steps for r in sim.replicas for i in r.iterations)
+    counts = [r.counts for r in sim.replicas]
+    asked = sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)
+    recomputed, hits = sum(c.recomputed_tokens for c in counts), sum(c.hit_tokens for c in counts)
+    if not sum(c.preemptions for c in counts):
+        assert computed == asked - hits
+    assert asked - hits <= computed <= asked + recomputed + sum(c.preemptions for c in counts) * 300
+    for replica in sim.replicas:
+        for iteration in replica.iterations:
+            assert iteration.load.tokens <= inference["max_batch_tokens"]
+        for state in replica.states:
+            assert 0 <= state.held <= sim.capacity.blocks
+            assert state.unused >= 0
+            assert 0 <= state.waste < 1
+            assert state.running <= inference["max_running_requests"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests_of, settings_of, st.floats(1e5, 3e6))
+def test_grouping_changes_no_time(
+    requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float
+) -> None:
+    scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes})
+    grouped, single = (simulate_serving(scenario, requests=requests, group=g) for g in (True, False))
+    for a, b in zip(grouped.replicas[0].sequences, single.replicas[0].sequences, strict=True):
+        assert a.first_token_s == pytest.approx(b.first_token_s, rel=1e-9)
+        assert a.finish_s == pytest.approx(b.finish_s, rel=1e-9)
+        assert a.preemptions == b.preemptions
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 500), st.integers(1, 50), st.floats(1.01, 10))
+def test_more_bandwidth_is_never_slower(count: int, prompt: int, output: int, factor: float) -> None:
+    requests = {"requests": {"prompt_len": prompt, "output_len": output, "count": count}, "batching": "static"}
+    slow, fast = (simulate_serving(serving(requests, gpu={"memory_bandwidth_bytes_per_s": b})).end_s
+                  for b in (1e11, 1e11 * factor))
+    assert fast <= slow
+
+
+def test_too_little_cache_preempts_the_youngest() -> None:
+    scenario = serving({"requests": {"prompt_len": 100, "output_len": 200, "count": 10}},
+                       gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 4.5e6})  # fmt: skip
+    sim = simulate_serving(scenario)
+    kv = sim.result["kv_cache"]
+    assert kv["preemptions"] > 0
+    assert kv["recomputed_tokens"] > 0
+    assert sim.replicas[0].sequences[0].preemptions == 0
+    finished(sim)
+
+
+def test_contiguous_reserves_what_paged_uses() -> None:
+    """The same memory holds more sequences in pages, which waste half a block each (Kwon et al. 2023, figure 2)."""
+    model = {**SMALL, "max_positions": 2048}
+    results = {}
+    for layout in ("paged", "contiguous"):
+        inference = {"requests": {"prompt_len": 200, "output_len": 56, "count": 64}, "kv_cache": {"layout": layout}}
+        scenario = serving(inference, model=model, gpu={"memory_bytes": 1e8})
+        results[layout] = simulate_serving(scenario).result
+    paged, contiguous = (results[k]["kv_cache"] for k in ("paged", "contiguous"))
+    assert paged["waste"] < 0.05
+    assert contiguous["waste"] > 0.85
+    assert paged["running_max"] > 4 * contiguous["running_max"]
+    assert results["paged"]["output_tokens_per_s"] > 1.5 * results["contiguous"]["output_tokens_per_s"]
+
+
+def test_prefix_hits() -> None:
+    """Four prompts of 160 with 128 in common, one after another: the last three find 128 each."""
+    requests = tuple(Request(float(i), 160, 4, "system", 128) for i in range(4))
+    gpu = simulate_serving(serving({"prefix_cache": "gpu"}), requests=requests).result
+    cpu = simulate_serving(serving({"prefix_cache": "cpu"}), requests=requests).result
+    none = simulate_serving(serving(), requests=requests).result
+    for result in (gpu, cpu):
+        assert result["kv_cache"]["prefix_hit_tokens"] == 3 * 128
+        assert result["kv_cache"]["prefix_hit_rate"] == pytest.approx(0.6)
+    assert none["kv_cache"]["prefix_hit_tokens"] == 0
+    assert cpu["kv_cache"]["loaded_bytes"] == 3 * 128 * cpu["kv_cache"]["bytes_per_token"]
+    assert cpu["kv_cache"]["load_s"] >= cpu["kv_cache"]["loaded_bytes"] / 63e9
+    assert cpu["kv_cache"]["stored_bytes"] == 128 * cpu["kv_cache"]["bytes_per_token"]
+
+
+def test_prefix_cache_pays_for_a_large_model() -> None:
+    requests = tuple(Request(i * 0.5, 8000, 8, "system", 7900) for i in range(6))
+    times = {mode: simulate_serving(serving({"prefix_cache": mode}, model="llama3-8b"), requests=requests)
+             .result["time_to_first_token_s"]["p50"] for mode in ("none", "gpu", "cpu")}  # fmt: skip
+    assert times["gpu"] < times["cpu"] < times["none"]
+
+
+def test_arrivals_are_waited_for() -> None:
+    requests = (Request(0.0, 10, 2), Request(5.0, 10, 2))
+    sim = simulate_serving(serving(), requests=requests)
+    assert sim.replicas[0].sequences[1].first_token_s > 5.0
+    assert sim.replicas[0].sequences[0].finish_s < 1.0
+
+
+def test_chunked_prefill_lets_decodes_go_on() -> None:
+    """While a long prompt is computed in chunks, a running sequence gets a token in every iteration."""
+    requests = (Request(0.0, 8, 40), Request(1e-6, 4000, 1))
+    chunked = simulate_serving(serving({"max_batch_tokens": 256}), requests=requests)
+    mixed = [i for i in chunked.replicas[0].iterations if i.load.prefills and i.load.decodes]
+    assert len(mixed) == 16
+    assert all(i.load.tokens == 256 for i in mixed[:-1])
+
+
+def test_pipeline_keeps_its_stages_busy() -> None:
+    requests = {"requests": {"prompt_len": 64, "output_len": 64, "count": 64}, "max_running_requests": 64}
+    sim = simulate_serving(serving(requests, parallelism={"pp": 4}))
+    finished(sim)
+    spans = [i.spans for i in sim.replicas[0].iterations]
+    busy = max(sum(s[stage][1] - s[stage][0] for s in spans) for stage in range(4))
+    assert busy > 0.8 * sim.end_s
+    for stage in range(4):
+        ends = [s[stage] for s in spans]
+        assert all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(ends))
+
+
+def test_tensor_parallel_serves_a_large_model_faster() -> None:
+    requests = {"requests": {"prompt_len": 100, "output_len": 20, "count": 1}}
+    times = [simulate_serving(serving(requests, model="llama3-70b", parallelism={"tp": tp})) for tp in (2, 8)]
+    assert times[1].end_s < times[0].end_s
+    assert times[1].result["comm_share"] > 0
+
+
+def test_result_has_the_contracts_keys_and_is_json() -> None:
+    sim = simulate_serving(load_scenario("scenarios/serve_llama8b.yaml", ["inference.requests.count=20"]))
+    result = sim.result
+    json.dumps(result, allow_nan=False)
+    for key in ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s"):
+        assert list(result[key]) == ["p50", "p90", "p99"]
+        assert 0 < result[key]["p50"] <= result[key]["p99"]
+    assert result["format"] == "sim-result/1"
+    assert result["output_tokens_per_s_per_gpu"] == result["output_tokens_per_s"]
+    assert {"blocks_used", "waste", "preemptions", "prefix_hit_rate"} <= result["kv_cache"].keys()
+    assert len(sim.timeline) == len(sim.replicas[0].iterations)
+    assert sim.timeline.step_time_s == pytest.approx(sim.end_s)
+    assert sim.memory[0].total.max() <= result["peak_memory_bytes"]
+
+
+def test_what_does_not_fit_still_runs() -> None:
+    result = simulate_serving(serving(model="llama3-70b")).result
+    assert result["fits_in_memory"] is False
+    assert any("does not fit" in w for w in result["warnings"])

@@ -1,0 +1,73 @@
+"""Request traces: what is read, and what hostile files are told."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from sim.errors import InputError
+from sim.requests import Request, make_requests, read_trace
+from sim.workloads import RequestPattern
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "trace.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_trace_in_order_of_arrival(tmp_path: Path) -> None:
+    text = "arrival_s,prompt_tokens,output_tokens,prefix_id\n2.5,10,3,sys\n0,7,1,\n"
+    assert read_trace(written(tmp_path, text)) == (Request(0.0, 7, 1), Request(2.5, 10, 3, "sys", 10))
+
+
+def test_prefix_tokens_and_further_columns(tmp_path: Path) -> None:
+    text = "\ufeffuser, arrival_s ,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n\"a,b\",0,10,3,p,4\n"
+    assert read_trace(written(tmp_path, text)) == (Request(0.0, 10, 3, "p", 4),)
+
+
+HEAD = "arrival_s,prompt_tokens,output_tokens\n"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "line 1: column arrival_s is missing"),
+    (HEAD, "holds no requests"),
+    ("arrival_s,prompt_tokens\n0,1\n", "column output_tokens is missing"),
+    (HEAD + "0,1\n", "line 2: has 2 values; the header has 3"),
+    (HEAD + "0,1,1\nnan,1,1\n", "line 3: arrival_s: found 'nan'"),
+    (HEAD + "-1,1,1\n", "arrival_s"),
+    (HEAD + "1e999,1,1\n", "arrival_s"),
+    (HEAD + "0,0,1\n", "prompt_tokens: found '0'"),
+    (HEAD + "0,1,1e3\n", "output_tokens: found '1e3'"),
+    (HEAD + "0,²,1\n", "prompt_tokens"),
+    (HEAD + f"0,{'9' * 5000},1\n", "prompt_tokens"),
+    (HEAD + "0,\"1\n", "is no CSV"),
+    (HEAD + "0,1,1,,\n", "has 5 values"),
+    ("arrival_s,arrival_s,prompt_tokens,output_tokens\n", "twice"),
+    (b"\xff\xfe\x00", "is no UTF-8"),
+    (HEAD.strip() + ",prefix_id\n0,1,1," + "x" * 1001 + "\n", "prefix_id"),
+    (HEAD.strip() + ",prefix_id,prefix_tokens\n0,5,1,a,6\n", "prefix_tokens"),
+])  # fmt: skip
+def test_hostile_traces(tmp_path: Path, text: str | bytes, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_trace(written(tmp_path, text))
+    assert said in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+
+
+def test_missing_trace(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_trace(tmp_path / "none.csv")
+
+
+def test_a_rate_is_a_poisson_process() -> None:
+    pattern = RequestPattern(prompt_len=5, output_len=2, count=4000, rate_per_s=10.0, seed=3)
+    arrivals = [r.arrival_s for r in make_requests(pattern)]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[-1] == pytest.approx(400, rel=0.05)
+    assert arrivals == [r.arrival_s for r in make_requests(pattern)]
+    gaps = [b - a for a, b in itertools.pairwise(arrivals)]
+    assert sum(g > 0.1 for g in gaps) / len(gaps) == pytest.approx(2.718**-1, abs=0.03)
