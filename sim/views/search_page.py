@@ -1,0 +1,231 @@
+"""The standalone page of a search: simulated layouts by time and memory, the Pareto line, the best in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from sim.views.page import card, escape
+from sim.views.units import count, n_bytes, seconds
+
+Result = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+# One colour a schedule (Okabe and Ito); schedules beyond these share the last.
+_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#8a6d00",
+    "#1b2733",
+    "#6b7280",
+    "#a3a9b3",
+)
+_INK, _BAD = "#1b2733", "#b3261e"
+_SHOWN = (
+    ("Layout", "the mesh and ZeRO stage"),
+    ("Step", "seconds a step"),
+    ("Tokens/s/GPU", ""),
+    ("Memory", "the fullest GPU's peak"),
+    ("Schedule", ""),
+    ("Micro-batch", "sequences"),
+    ("Recompute", ""),
+)
+_TICKS = "return (tick / 2 ** 30).toFixed(Math.abs(ticks[1] - ticks[0]) < 2 ** 30 ? 1 : 0) + ' GiB'"
+_TIP = "<div><b>@words</b><div>@step a step, @memory</div><div>@schedule, micro-batch @size, recompute @recompute</div></div>"
+_SCRIPT = """
+const waiting = setInterval(() => {
+  if (window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle) {
+    clearInterval(waiting)
+    document.documentElement.dataset.ready = "true"
+  }
+}, 30)
+for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
+  const head = button.closest("th"), body = head.closest("table").tBodies[0], at = head.cellIndex
+  const up = head.getAttribute("aria-sort") !== "ascending"
+  const value = (row) => row.cells[at].dataset.value
+  const order = (a, b) => value(a).localeCompare(value(b), "en", {numeric: true})
+  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort")
+  head.setAttribute("aria-sort", up ? "ascending" : "descending")
+  body.append(...[...body.rows].sort((a, b) => up ? order(a, b) : order(b, a)))
+})
+"""
+_STYLE = "th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--accent); }"
+
+
+def search_page(result: Result) -> str:
+    """HTML of `sim-search/1` that opens without network."""
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+
+    script, div = components(_figure(result))
+    library = Resources(mode="inline", components=["bokeh"]).render_js().replace("https://cdn.jsdelivr.net/", "data:,")
+    css = (files("sim.views") / "assets" / "page.css").read_text("utf-8") + _STYLE
+    title = f"Search: {result['name']}"
+    body = _header(title, result) + _cards(result) + _plot(div, result) + _tables(result)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{css}</style></head>\n<body><main>\n{body}\n</main>\n"
+        f"{library}\n{script}\n<script>{_SCRIPT}</script>\n</body></html>\n"
+    )
+
+
+def layout_words(layout: Mapping[str, Any]) -> str:
+    """A mesh in a few words, degrees of one left out.
+
+    >>> layout_words({"tp": 8, "sp": True, "cp": 1, "pp": 4, "dp": 2, "ep": 1, "zero": 1})
+    'tp 8 with sp, pp 4, dp 2, ZeRO-1'
+    """
+    words = [
+        f"{k} {layout[k]}" + (" with sp" if k == "tp" and layout["sp"] else "")
+        for k in ("tp", "cp", "pp", "dp", "ep")
+        if layout[k] > 1
+    ]
+    words += [f"ZeRO-{layout['zero']}"] if layout["zero"] else []
+    return ", ".join(words) or "one GPU"
+
+
+def schedule_words(layout: Mapping[str, Any]) -> str:
+    """The schedule with its stages per rank; none where there is no pipeline."""
+    if layout["pp"] == 1:
+        return "no pipeline"
+    stages = f", {layout['virtual_stages']} stages a rank" if layout["virtual_stages"] > 1 else ""
+    return f"{layout['schedule']}{stages}"
+
+
+def _figure(result: Result) -> Any:
+    from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, Range1d
+    from bokeh.plotting import figure
+
+    rows = result["evaluated"]
+    plot = figure(
+        height=460,
+        sizing_mode="stretch_width",
+        x_axis_label="step time in seconds",
+        y_axis_label="peak memory of the fullest GPU",
+        tools="pan,wheel_zoom,box_zoom,reset,save",
+        active_drag="box_zoom",
+        name="search",
+    )
+    plot.toolbar.logo = None
+    plot.yaxis.formatter = CustomJSTickFormatter(code=_TICKS)
+    names = list(dict.fromkeys("none" if r["layout"]["pp"] == 1 else r["layout"]["schedule"] for r in rows))
+    dots = []
+    for i, name in enumerate(names):
+        mine = [r for r in rows if ("none" if r["layout"]["pp"] == 1 else r["layout"]["schedule"]) == name]
+        label = "no pipeline" if name == "none" else name
+        dots.append(
+            plot.scatter(
+                "x",
+                "y",
+                source=ColumnDataSource(_columns(mine)),
+                size=8,
+                color=_COLOURS[min(i, len(_COLOURS) - 1)],
+                fill_alpha=0.6,
+                legend_label=label,
+                name=f"schedule:{name}",
+            )
+        )
+    line = _columns(result["pareto"])
+    if line["x"]:
+        plot.step("x", "y", source=ColumnDataSource(line), mode="after", color=_INK, line_width=2, name="pareto",
+                  legend_label="Pareto line")  # fmt: skip
+    limit = result["memory_limit_bytes"]
+    highest = max(line["y"], default=limit)
+    highest = max([highest, *(r["peak_memory_bytes"] for r in rows)])
+    plot.y_range = Range1d(0, 1.08 * max(highest, limit if limit < 2 * highest else highest))
+    plot.hspan(y=limit, line_color=_BAD, line_width=2, line_dash="dashed", name="limit")
+    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
+    if plot.legend:
+        plot.legend.click_policy = "hide"
+        plot.legend.location = "top_right"
+    return plot
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    return {
+        "x": [r["step_time_s"] for r in rows],
+        "y": [r["peak_memory_bytes"] for r in rows],
+        "words": [layout_words(r["layout"]) for r in rows],
+        "step": [seconds(r["step_time_s"]) for r in rows],
+        "memory": [n_bytes(r["peak_memory_bytes"]) for r in rows],
+        "schedule": [schedule_words(r["layout"]) for r in rows],
+        "size": [r["layout"]["micro_batch_size"] for r in rows],
+        "recompute": [r["layout"]["recompute"] for r in rows],
+    }
+
+
+def _header(title: str, result: Result) -> str:
+    what = f"{count(result['gpus'])} GPUs, at most {n_bytes(result['memory_limit_bytes'])} each"
+    return f'<header><h1>{escape(title)}</h1><p class="sub">{escape(what)}</p></header>\n'
+
+
+def _cards(result: Result) -> str:
+    c = result["counts"]
+    cards = []
+    if result["best"]:
+        best = result["best"][0]
+        cards = [
+            card("Best step", seconds(best["step_time_s"]), layout_words(best["layout"]), "good"),
+            card("Tokens/s/GPU", count(best["tokens_per_s_per_gpu"]), schedule_words(best["layout"])),
+            card("Its memory", n_bytes(best["peak_memory_bytes"]), f"recompute {best['layout']['recompute']}"),
+        ]
+    else:
+        cards.append(card("Best step", "none", "no legal layout fits", "bad"))
+    cards.append(card("Legal layouts", count(c["legal"]), f"{count(c['pruned_by_memory'])} need too much memory"))
+    cards.append(card("Simulated", count(c["evaluated"]), f"{count(c['pruned_by_bound'])} cannot be better"))
+    cards.append(card("Search", seconds(result["wall_s"]), f"{count(result['cores'])} cores"))
+    return f'<dl class="cards">{"".join(cards)}</dl>\n'
+
+
+def _plot(div: str, result: Result) -> str:
+    hint = (
+        "Each dot is a simulated layout that fits; hover for its keys, click a name in the legend to hide it. "
+        "The line joins those that nothing simulated beats in both time and memory; the dashed line is the limit. "
+        "Layouts that a bound rules out are not drawn."
+    )
+    return (
+        f'<section><h2>Time and memory</h2><p class="hint">{escape(hint)}</p><div class="plot">{div}</div></section>\n'
+    )
+
+
+def _tables(result: Result) -> str:
+    out = ""
+    for name, title in (("best", "Best layouts"), ("pareto", "Pareto line")):
+        if result[name]:
+            out += f'<section><h2>{title}</h2><div class="scroll">{_table(name, result[name])}</div></section>\n'
+    return out
+
+
+def _table(name: str, rows: Sequence[Row]) -> str:
+    heads = "".join(
+        f'<th{_number(i)} title="{escape(note)}"><button type="button">{escape(head)}</button></th>'
+        for i, (head, note) in enumerate(_SHOWN)
+    )
+    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
+    return f'<table data-table="{name}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cells(row: Row) -> str:
+    x = row["layout"]
+    values = (
+        (layout_words(x), layout_words(x)),
+        (f"{row['step_time_s']:.12f}", seconds(row["step_time_s"])),
+        (f"{row['tokens_per_s_per_gpu']:.6f}", count(row["tokens_per_s_per_gpu"])),
+        (f"{row['peak_memory_bytes']:.0f}", n_bytes(row["peak_memory_bytes"])),
+        (schedule_words(x), schedule_words(x)),
+        (str(x["micro_batch_size"]), str(x["micro_batch_size"])),
+        (x["recompute"], x["recompute"]),
+    )
+    return "".join(
+        f'<td{_number(i)} data-value="{escape(value)}">{escape(shown)}</td>' for i, (value, shown) in enumerate(values)
+    )
+
+
+def _number(column: int) -> str:
+    return ' class="num"' if column in (1, 2, 3, 5) else ""

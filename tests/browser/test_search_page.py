@@ -1,0 +1,26 @@
+"""The search's page in a real browser: drawn offline, hovered, hidden by schedule, sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sim.views.search_page import search_page
+from tests.sim.test_search_page import result, row
+
+pytestmark = pytest.mark.browser
+
+
+def test_drawn_and_sorted(open_page: Callable[[str], Any]) -> None:
+    rows = [row(0.5, 3 * 2.0**33), row(0.9, 2.0**32, schedule="zb_v", virtual_stages=2)]
+    page = open_page(search_page(result(rows)))
+    table = page.locator('table[data-table="best"]')
+    assert table.locator("tbody tr").count() == 2
+    assert "500.0 ms" in table.locator("tbody tr").first.inner_text()
+    table.get_by_role("button", name="Memory").click()
+    assert "900.0 ms" in table.locator("tbody tr").first.inner_text()
+    assert table.locator("th[aria-sort=ascending]").inner_text() == "Memory"
+    count = "Bokeh.documents[0].get_model_by_name('schedule:zb_v').data_source.data.x.length"
+    assert page.evaluate(count) == 1

@@ -1,0 +1,52 @@
+"""The search's page: what it says, and that nothing from a scenario becomes markup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.views.search_page import layout_words, schedule_words, search_page
+
+LAYOUT = {
+    "tp": 2, "sp": True, "cp": 1, "pp": 2, "dp": 2, "ep": 1, "zero": 1, "schedule": "1f1b", "virtual_stages": 1,
+    "micro_batch_size": 1, "recompute": "none",
+}  # fmt: skip
+
+
+def row(step_time_s: float, peak: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "step_time_s": step_time_s, "tokens_per_s_per_gpu": 100 / step_time_s, "peak_memory_bytes": peak,
+        "layout": {**LAYOUT, **changes},
+    }  # fmt: skip
+
+
+def result(rows: list[dict[str, Any]], name: str = "small") -> dict[str, Any]:
+    return {
+        "format": "sim-search/1", "name": name, "gpus": 8, "memory_limit_bytes": 80 * 2.0**30, "best": rows[:2],
+        "pareto": rows, "evaluated": rows, "wall_s": 1.5, "cores": 2,
+        "counts": {"legal": 100, "pruned_by_memory": 10, "pruned_by_bound": 80, "evaluated": 10},
+    }  # fmt: skip
+
+
+def test_page_shows_layouts_and_counts() -> None:
+    html = search_page(result([row(0.5, 2.0**33), row(0.7, 2.0**32, schedule="zb_v", virtual_stages=2)]))
+    assert "tp 2 with sp, pp 2, dp 2, ZeRO-1" in html
+    assert "500.0 ms" in html
+    assert "zb_v, 2 stages a rank" in html
+    assert "https://cdn" not in html
+
+
+def test_page_escapes() -> None:
+    html = search_page(result([row(0.5, 2.0**33, recompute="<script>alert(1)</script>")], "<b>name</b>"))
+    assert "<script>alert(1)" not in html
+    assert "<b>name</b>" not in html
+
+
+def test_page_without_a_layout_that_fits() -> None:
+    html = search_page(result([]))
+    assert "no legal layout fits" in html
+    assert 'data-table="best"' not in html
+
+
+def test_words() -> None:
+    assert layout_words({**LAYOUT, "tp": 1, "sp": False, "pp": 1, "dp": 1, "zero": 0}) == "one GPU"
+    assert schedule_words({**LAYOUT, "pp": 1}) == "no pipeline"
