@@ -144,10 +144,8 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
         return None
     logs, memories, epilogues = (list(column) for column in zip(*found, strict=True))
     facts = environment(device)
-    if args.profile:
-        profile = load_profile(args.profile)
-    else:
-        profile = _paired(scenario, logs, epilogues, runner, facts)
+    given = load_profile(args.profile) if args.profile else None
+    profile = given or _paired(scenario, logs, epilogues, runner, facts)
     return _assemble(scenario, logs, memories, proof, profile, facts)
 
 
@@ -204,22 +202,23 @@ def _assemble(
     facts: Any
 ) -> dict[str, Any]:
     """The measured run, `measured-run/1`."""
-    from calibrate.paired import quiet, representative, step_seconds
+    from calibrate.paired import chosen_rounds, representative
     from calibrate.quiet import QUIET_CORES
 
-    chosen = quiet(logs[0].steps)
-    step = representative(logs, chosen)
-    start = logs[0].steps[step].start_ns
+    steps = logs[0].steps
+    chosen = [i for r in chosen_rounds(logs[0]) for i in (2 * r, 2 * r + 1)]
+    step = representative(logs[0], chosen)
+    start = steps[step].start_ns
     actions = [
         {"rank": log.rank, "kind": r.kind, "stage": r.stage, "micro_batch": r.micro_batch,
          "start_s": (r.start_ns - start) * 1e-9, "end_s": (r.end_ns - start) * 1e-9}
         for log in logs for r in sorted(log.steps[step].records, key=lambda r: r.start_ns)
     ]
-    times = [step_seconds(logs, i) for i in chosen]
-    dropped = [i for i in range(len(logs[0].steps)) if i not in chosen]
-    noise = max(logs[0].steps[i].foreign_cores for i in chosen)
+    times = [steps[i].seconds for i in chosen]
+    dropped = [i for i in range(len(steps)) if i not in chosen]
+    noise = max(steps[i].foreign_cores for i in chosen)
     if noise > QUIET_CORES:
-        _say(f"{scenario.name}: no step was quiet, others kept {noise:.2g} cores busy: expect large errors")
+        _say(f"{scenario.name}: no round was quiet, others kept {noise:.2g} cores busy: expect large errors")
     _say(f"{scenario.name}: {len(times)} steps, median {statistics.median(times):.4g} s; "
          f"{len(dropped)} noisy steps dropped; waited {logs[0].waited_s:.0f} s for quiet")
     return {
@@ -227,14 +226,13 @@ def _assemble(
         "scenario": scenario.model_dump(mode="json"),
         "environment": facts | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
         "step_times_s": times,
-        "foreign_cores": [logs[0].steps[i].foreign_cores for i in chosen],
+        "foreign_cores": [steps[i].foreign_cores for i in chosen],
         "dropped_steps": [
-            {"seconds": step_seconds(logs, i), "foreign_cores": logs[0].steps[i].foreign_cores} for i in
-            dropped
+            {"seconds": steps[i].seconds, "foreign_cores": steps[i].foreign_cores} for i in dropped
         ],
         "actions": actions,
         "memory": memories,
-        "losses": [logs[0].steps[i].loss for i in chosen],
+        "losses": [steps[i].loss for i in chosen],
         "proof": {
             "single_device_loss": proof.single_loss, "parallel_loss": proof.parallel_loss,
             "gradient_difference": proof.difference, "worst": proof.worst, "tolerance": proof.tolerance,

@@ -5,37 +5,28 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 import numpy as np
 
 from calibrate.quiet import QUIET_CORES
-from calibrate.rounds import Calibration, Log, Step
+from calibrate.rounds import LEAST, Log, foreign, good_rounds
 from sim.parallelism import Parallelism
 from sim.profile import BlockPoint, CollectiveTable, Facts, PointTable, Profile
 
 LEAST_MESSAGE_S = 20e-6  # loopback's latency: what took less had arrived before anyone waited
 Epilogue = Sequence[tuple[str, int]]  # (op, bytes) of clipping and optimizer, in order
-Window = TypeVar("Window", Step, Calibration)
 
 
-def quiet(windows: Sequence[Window]) -> list[int]:
-    """Indices of the quiet windows; of the quietest three where none was quiet."""
-    found = [i for i, w in enumerate(windows) if w.foreign_cores <= QUIET_CORES]
-    return found or sorted(sorted(range(len(windows)), key=lambda i: windows[i].foreign_cores)[:3])
+def chosen_rounds(log: Log) -> list[int]:
+    """The good rounds; the three in which others used least where none was good."""
+    rounds = range(len(log.steps) // 2)
+    return good_rounds(log) or sorted(sorted(rounds, key=lambda r: foreign(log, r))[:LEAST])
 
 
-def step_seconds(logs: Sequence[Log], i: int) -> float:
-    """Step i: from its common start to the end of the last rank."""
-    start = logs[0].steps[i].start_ns
-    return (max(r.end_ns for log in logs for r in log.steps[i].records) - start) * 1e-9
-
-
-def representative(logs: Sequence[Log], chosen: Sequence[int]) -> int:
+def representative(log: Log, chosen: Sequence[int]) -> int:
     """The step whose time is nearest the median of the chosen ones."""
-    times = {i: step_seconds(logs, i) for i in chosen}
-    middle = statistics.median(times.values())
-    return min(chosen, key=lambda i: abs(times[i] - middle))
+    middle = statistics.median(log.steps[i].seconds for i in chosen)
+    return min(chosen, key=lambda i: abs(log.steps[i].seconds - middle))
 
 
 def median_and_spread(values: Iterable[float]) -> tuple[float, float]:
@@ -49,11 +40,11 @@ def make_profile(
     name: str, date: str, logs: Sequence[Log], epilogues: Sequence[Epilogue], message_bytes: int,
     parallelism: Parallelism, hardware: Facts, software: Facts,
 ) -> Profile:
-    """The quiet calibrations of all ranks as a profile of blocks, optimizer, messages and all-reduces.
+    """The calibrations of all ranks in the chosen rounds as a profile of blocks, optimizer, messages and all-reduces.
 
     `epilogues`: by rank, what the simulator calls the operators after the last backward.
     """
-    chosen = quiet(logs[0].calibrations)
+    chosen = chosen_rounds(logs[0])
     collectives = [*_messages(logs, chosen, message_bytes), *_all_reduces(logs, chosen, parallelism)]
     return Profile(
         name=name, source="calibrate.measure: blocks timed in step order between the steps", date=date,

@@ -1,4 +1,9 @@
-"""Timed steps and the paired calibration, in turns, in the same minutes: machines drift."""
+"""Timed steps and the paired calibration, in turns, in the same minutes: machines drift.
+
+A round is a step, a calibration and another step. It counts if others left the machine alone all the while and its
+two steps took equally long: hosts also change speed (clock, neighbours outside a virtual machine) where no counter
+shows it, by half and for minutes, and a round that straddles such a change compares two machines.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +19,17 @@ from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, make_batch, sum_over_ranks
 from calibrate.quiet import QUIET_CORES, Window, wait_for_quiet
 
-LEAST = 3  # quiet steps and calibrations that are better than nothing
+LEAST = 3  # rounds that are better than nothing
 PATIENCE = 3.0
+STEADY = 0.1  # a round's two steps differ by no more
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One timed step of one rank. `foreign_cores`: what other processes used meanwhile."""
+    """One timed step of one rank. `seconds`: until the last rank's end; `foreign_cores`: what others used meanwhile."""
 
     start_ns: int
+    seconds: float
     records: list[Record]
     loss: float
     foreign_cores: float
@@ -54,9 +61,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much to time: quiet steps wanted, seconds for the rounds, and whether to calibrate.
+    """How much to time: steps wanted in good rounds, seconds for the rounds, and whether to calibrate.
 
-    Where little was quiet by then, rounds go on for up to `PATIENCE` times as long.
+    Where few rounds were good by then, they go on for up to `PATIENCE` times as long.
     """
 
     steps: int
@@ -65,21 +72,36 @@ class Limits:
 
 
 def run_rounds(runner: Runner, keys: dict[int, Sequence[str]], limits: Limits) -> Log:
-    """Rounds of two steps and one calibration until enough of both were quiet, or time is up. Collective."""
+    """Rounds until enough of them were good, or time is up. Collective."""
     log = Log(runner.place.rank)
     rehearsal = Rehearsal(runner, keys)
     _warm_up(runner, rehearsal, limits.calibrate)
     begin = time.perf_counter()
     number = 2
     while not _enough(log, limits, time.perf_counter() - begin):
-        for _ in range(2):
-            log.waited_s += wait_for_quiet(limits.budget_s / 12)
-            log.steps.append(_timed_step(runner, number))
-            number += 1
+        log.waited_s += wait_for_quiet(limits.budget_s / 6)
+        log.steps.append(_timed_step(runner, number))
         if limits.calibrate:
-            log.waited_s += wait_for_quiet(limits.budget_s / 12)
             log.calibrations.append(_calibrate(runner, rehearsal))
+        log.steps.append(_timed_step(runner, number + 1))
+        number += 2
     return log
+
+
+def good_rounds(log: Log) -> list[int]:
+    """Numbers of the rounds that were quiet and steady."""
+    return [r for r in range(len(log.steps) // 2) if foreign(log, r) <= QUIET_CORES and _steady(log, r)]
+
+
+def foreign(log: Log, r: int) -> float:
+    """The most that others used in any window of a round, in cores."""
+    windows = [*log.steps[2 * r : 2 * r + 2], *log.calibrations[r : r + 1]]
+    return max(w.foreign_cores for w in windows)
+
+
+def _steady(log: Log, r: int) -> bool:
+    a, b = (s.seconds for s in log.steps[2 * r : 2 * r + 2])
+    return max(a, b) <= (1 + STEADY) * min(a, b)
 
 
 def _warm_up(runner: Runner, rehearsal: Rehearsal, calibrate: bool) -> None:
@@ -92,12 +114,10 @@ def _warm_up(runner: Runner, rehearsal: Rehearsal, calibrate: bool) -> None:
 
 def _enough(log: Log, limits: Limits, spent_s: float) -> bool:
     """Collective: rank 0's clock decides."""
-    steps = sum(s.foreign_cores <= QUIET_CORES for s in log.steps)
-    calibrations = sum(c.foreign_cores <= QUIET_CORES for c in log.calibrations)
-    calibrated = calibrations >= LEAST or not limits.calibrate
-    done = steps >= limits.steps and calibrated
-    done |= spent_s > limits.budget_s and steps >= LEAST and calibrated
-    done |= spent_s > PATIENCE * limits.budget_s and len(log.steps) >= LEAST
+    good = len(good_rounds(log))
+    done = 2 * good >= limits.steps and good >= LEAST
+    done |= spent_s > limits.budget_s and good >= LEAST
+    done |= spent_s > PATIENCE * limits.budget_s and len(log.steps) >= 2 * LEAST
     decision = torch.tensor([done])
     dist.broadcast(decision, 0)
     return bool(decision)
@@ -108,8 +128,11 @@ def _timed_step(runner: Runner, number: int) -> Step:
     runner.zero_losses()
     window = Window.enter()
     records = runner.step(batch)
-    foreign = window.leave()
-    return Step(window.start_ns, records, sum_over_ranks([runner.loss()])[0], foreign)
+    others = window.leave()
+    end = torch.tensor([max(r.end_ns for r in records)])
+    dist.all_reduce(end, dist.ReduceOp.MAX)
+    seconds = (int(end) - window.start_ns) * 1e-9
+    return Step(window.start_ns, seconds, records, sum_over_ranks([runner.loss()])[0], others)
 
 
 def _calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
@@ -121,7 +144,7 @@ def _calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     all_reduces = time_all_reduces(runner) if runner.scenario.parallelism.dp > 1 else []
     epilogue = runner.optimize()
     messages = time_messages(runner) if runner.scenario.parallelism.pp > 1 else []
-    foreign = window.leave()
+    others = window.leave()
     restore(runner, saved)
-    return Calibration(blocks, messages, all_reduces, epilogue, foreign)
+    return Calibration(blocks, messages, all_reduces, epilogue, others)
 

@@ -7,35 +7,37 @@ import time
 import pytest
 import torch
 
-from calibrate.paired import median_and_spread, quiet, representative, step_seconds
+from calibrate.paired import chosen_rounds, median_and_spread, representative
 from calibrate.parallel.data import flat_gradients, make_buckets
-from calibrate.parallel.pipeline import Record
 from calibrate.quiet import machine_busy_s
-from calibrate.rounds import Calibration, Log, Step
+from calibrate.rounds import Calibration, Log, Step, good_rounds
 
 pytestmark = pytest.mark.real
 
 
-def _calibration(foreign: float) -> Calibration:
-    return Calibration({}, [], [], [], foreign)
+def _log(*rounds: tuple[float, float, float, float]) -> Log:
+    """Rounds of (first step's seconds, second's, foreign cores in the steps, in the calibration)."""
+    log = Log(0)
+    for first, second, in_steps, in_calibration in rounds:
+        log.steps += [Step(0, first, [], 0.0, 0.0), Step(0, second, [], 0.0, in_steps)]
+        log.calibrations.append(Calibration({}, [], [], [], in_calibration))
+    return log
 
 
-def test_noisy_windows_are_dropped() -> None:
-    assert quiet([_calibration(f) for f in (0.1, 0.9, 0.2, 0.3)]) == [0, 2]
+def test_noisy_and_unsteady_rounds_are_dropped() -> None:
+    log = _log((1, 1.05, 0.1, 0.1), (1, 1.0, 0.9, 0.1), (1, 1.0, 0.1, 0.9), (1, 1.5, 0, 0), (1.5, 1.5, 0, 0))
+    assert good_rounds(log) == [0, 4]
+    assert chosen_rounds(log) == [0, 4]
 
 
-def test_the_quietest_three_stand_in_where_none_was_quiet() -> None:
-    assert quiet([_calibration(f) for f in (0.9, 0.4, 1.5, 0.6)]) == [0, 1, 3]
+def test_the_quietest_three_stand_in_where_none_was_good() -> None:
+    log = _log((1, 1, 0.9, 0.1), (1, 1, 0.1, 0.4), (1, 1, 1.5, 0.3), (1, 1, 0.3, 0.6))
+    assert chosen_rounds(log) == [0, 1, 3]
 
 
-def test_a_step_lasts_until_its_last_rank() -> None:
-    def log(rank: int, ends: list[int]) -> Log:
-        steps = [Step(100, [Record("F", 0, 0, 100, e)], 0.0, 0.0) for e in ends]
-        return Log(rank, steps)
-
-    logs = [log(0, [1100, 2100, 900]), log(1, [600, 2600, 3100])]
-    assert [step_seconds(logs, i) for i in range(3)] == pytest.approx([1e-6, 2.5e-6, 3e-6])
-    assert representative(logs, [0, 1, 2]) == 1
+def test_the_representative_step_is_the_median_one() -> None:
+    log = _log((1.0, 2.5, 0, 0), (3.1, 9.0, 0, 0))
+    assert representative(log, [0, 1, 2]) == 1
 
 
 def test_median_and_spread() -> None:
