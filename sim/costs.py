@@ -86,6 +86,7 @@ class Costs:
         self._host_operator_s = self.coefficient("host_operator_s", 0.0)
         self._host_step_s = self.coefficient("host_step_s", 0.0)
         self.host_collective_s = self.coefficient("host_collective_s", 0.0)
+        self.collective_sm_share = self.coefficient("collective_sm_share", 0.0)
         self.host_message_s = self.coefficient("host_message_s", 0.0)
 
     def coefficient(self, name: str, default: float) -> float:

@@ -68,7 +68,9 @@ class Pricing:
         found = self._comms.get(key)
         if found is None:
             found = self._comm(comm, rank)
-            found = self._comms[key] = found._replace(host_s=self.costs.host_collective_s if found.seconds else 0.0)
+            if found.seconds and comm.kind not in HOST_COPIES:
+                found = found._replace(host_s=self.costs.host_collective_s, slows=self.costs.collective_sm_share)
+            self._comms[key] = found
         return found
 
     def context(self, rank: int) -> tuple[object, ...]:

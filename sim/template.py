@@ -21,7 +21,8 @@ HOST_UNCERTAINTY = 0.15  # of the seconds that the device waits for the host: ho
 class Priced(NamedTuple):
     """Seconds of one item, where they come from, and the relative standard deviation of that figure.
 
-    `host_s`: what the host needs to issue it; the device waits where the host is late.
+    `host_s`: what the host needs to issue it; the device waits where the host is late. `slows`: by how much of itself
+    a computation takes longer while this communication runs beside it (it occupies multiprocessors).
     """
 
     seconds: float
@@ -30,6 +31,7 @@ class Priced(NamedTuple):
     algorithm: str = ""
     bus_bandwidth_bytes_per_s: float = 0.0
     host_s: float = 0.0
+    slows: float = 0.0
 
 
 Price = Callable[[Compute | Comm], Priced]
@@ -111,6 +113,7 @@ class _Compiler:
         self.issued_s = 0.0  # the host's clock; it runs ahead of the device where it can
         self.ends: list[float] = []  # of the tasks, with all streams free at zero
         self.free: dict[str, float] = {}
+        self.beside: list[tuple[float, float, float]] = []  # start, end and `slows` of communications not waited for
         self.shares: dict[tuple[str, str, float], float] = {}
         self.parts: dict[str, float] = {}
         self.traffic: dict[tuple[str, str], float] = {}
@@ -151,6 +154,9 @@ class _Compiler:
         self.issued_s += priced.host_s
         late_s = max(0.0, self.issued_s - self._start(stream, deps)) if priced.host_s else 0.0
         self._end(stream, deps, priced.seconds + late_s)
+        if priced.slows and not item.blocking:
+            end_s = self.ends[-1]
+            self.beside.append((end_s - priced.seconds, end_s, priced.slows))
         self._wait_for_host(late_s)
         self.tasks.append(
             LocalTask(
@@ -194,7 +200,18 @@ class _Compiler:
                 late_s = max(late_s, issued_s - start_s - seconds)
             seconds += priced.seconds
         self._wait_for_host(late_s)
-        return seconds + late_s
+        return seconds + late_s + self._shared_s(start_s, seconds + late_s)
+
+    def _shared_s(self, start_s: float, seconds: float) -> float:
+        """What computing takes longer for the communications beside it, at the rate of the heaviest of them."""
+        shared_s = 0.0
+        self.beside = [c for c in self.beside if c[1] > start_s]
+        for begin_s, end_s, slows in self.beside:
+            shared_s = max(shared_s, slows * (min(end_s, start_s + seconds) - max(begin_s, start_s)))
+        if shared_s > 0:
+            key = ("host", "interpolated", HOST_UNCERTAINTY)
+            self.shares[key] = self.shares.get(key, 0.0) + shared_s
+        return shared_s
 
     def _wait_for_host(self, late_s: float) -> None:
         if late_s > 0:

@@ -43,27 +43,32 @@ H100_FLASH = (
 B200_FLASH = _flash("attention", (0, 0.471, 0.339), 77, 0.956, _CUDNN)
 
 
-def _gpu(power_at_peak: float, attention: Coefficients) -> Coefficients:
+_SHARE = "a collective's channels by the GPU's SMs: NCCL runs 24 channels, one SM each, within a node (src/graph/connect.cc)"
+_SMS = {"v100": 80, "a100": 108, "h100": 132, "h200": 132, "b200": 148, "b300": 148, "gb200": 152, "gb300": 152}
+
+
+def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficients:
     return {
         "launch_overhead_s": (5e-6, _LAUNCH),
         "memory_efficiency": (0.85, _STREAM),
         "memory_latency_s": (2e-6, _RAMP),
         "matmul_efficiency": (0.75, _FALLBACK),
         "power_at_peak": (power_at_peak, _POWER),
+        "collective_sm_share": (round(24 / _SMS[name], 3), _SHARE),
         **attention,
     }
 
 
 COEFFICIENTS: dict[str, Coefficients] = {
-    "v100": _gpu(1.17, A100_FLASH),
-    "a100-sxm": _gpu(1.17, A100_FLASH),
-    "a100-pcie": _gpu(1.17, A100_FLASH),
-    "h100-sxm": _gpu(1.28, H100_FLASH),
-    "h200-sxm": _gpu(1.28, H100_FLASH),
-    "b200-sxm": _gpu(1.37, B200_FLASH),
-    "b300-sxm": _gpu(1.37, B200_FLASH),
-    "gb200": _gpu(1.37, B200_FLASH),
-    "gb300": _gpu(1.37, B200_FLASH),
+    "v100": _gpu("v100", 1.17, A100_FLASH),
+    "a100-sxm": _gpu("a100", 1.17, A100_FLASH),
+    "a100-pcie": _gpu("a100", 1.17, A100_FLASH),
+    "h100-sxm": _gpu("h100", 1.28, H100_FLASH),
+    "h200-sxm": _gpu("h200", 1.28, H100_FLASH),
+    "b200-sxm": _gpu("b200", 1.37, B200_FLASH),
+    "b300-sxm": _gpu("b300", 1.37, B200_FLASH),
+    "gb200": _gpu("gb200", 1.37, B200_FLASH),
+    "gb300": _gpu("gb300", 1.37, B200_FLASH),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),
         "kernel_gap_s": (2.5e-6, "torch 2.13 on an AMD Zen 5 core: an elementwise operator on a tiny tensor, forward"),
