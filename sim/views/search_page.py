@@ -36,7 +36,10 @@ _SHOWN = (
     ("Recompute", ""),
 )
 _TICKS = "return (tick / 2 ** 30).toFixed(Math.abs(ticks[1] - ticks[0]) < 2 ** 30 ? 1 : 0) + ' GiB'"
-_TIP = "<div><b>@words</b><div>@step a step, @memory</div><div>@schedule, micro-batch @size, recompute @recompute</div></div>"
+_TIP = (
+    "<div><b>@words</b><div>@step a step, @memory</div>"
+    "<div>@schedule, micro-batch @size, recompute @recompute</div></div>"
+)
 _SCRIPT = """
 const waiting = setInterval(() => {
   if (window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle) {
@@ -115,7 +118,7 @@ def _figure(result: Result) -> Any:
     plot.toolbar.logo = None
     plot.yaxis.formatter = CustomJSTickFormatter(code=_TICKS)
     names = list(dict.fromkeys("none" if r["layout"]["pp"] == 1 else r["layout"]["schedule"] for r in rows))
-    dots = []
+    dots: list[Any] = []
     for i, name in enumerate(names):
         mine = [r for r in rows if ("none" if r["layout"]["pp"] == 1 else r["layout"]["schedule"]) == name]
         label = "no pipeline" if name == "none" else name
@@ -138,7 +141,7 @@ def _figure(result: Result) -> Any:
     limit = result["memory_limit_bytes"]
     highest = max(line["y"], default=limit)
     highest = max([highest, *(r["peak_memory_bytes"] for r in rows)])
-    plot.y_range = Range1d(0, 1.08 * max(highest, limit if limit < 2 * highest else highest))
+    plot.y_range = Range1d(start=0, end=1.08 * max(highest, limit if limit < 2 * highest else highest))
     plot.hspan(y=limit, line_color=_BAD, line_width=2, line_dash="dashed", name="limit")
     plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
     if plot.legend:

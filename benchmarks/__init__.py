@@ -1,0 +1,1 @@
+"""How fast the simulator is, measured on this machine: `python -m benchmarks` from the repository's root."""

@@ -1,0 +1,102 @@
+"""What is timed: each function returns rows of a table, as plain data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.measure import shortest_s, slope
+from sim.best_first import BestFirst
+from sim.engine import run_simpy, run_static
+from sim.executors import local_workers
+from sim.layouts import make_space
+from sim.overrides import merge
+from sim.profile import load_profile
+from sim.scenario import Scenario, parse_scenario
+from sim.simulate import simulate
+
+LLAMA_405B: dict[str, Any] = {
+    "model": "llama3-405b",
+    "cluster": "dgx-h100",
+    "training": {"seq_len": 8192, "global_batch_size": 2048},
+    "parallelism": {"tp": 8, "sp": True, "pp": 16, "dp": 128, "zero": 1},
+}
+LLAMA_70B: dict[str, Any] = {
+    "model": "llama3-70b",
+    "cluster": "dgx-h100",
+    "training": {"seq_len": 8192, "global_batch_size": 64},
+    "parallelism": {"tp": 4, "sp": True, "pp": 4, "dp": 4, "zero": 1},
+}
+LLAMA_8B: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": "dgx-h100",
+    "training": {"seq_len": 4096, "global_batch_size": 64},
+    "parallelism": {"dp": 32},
+}
+Row = dict[str, Any]
+
+
+def scenario(base: dict[str, Any], changes: dict[str, Any]) -> Scenario:
+    """A scenario with changes merged over it."""
+    return parse_scenario(merge(base, changes), "benchmark")
+
+
+def engines(repeats: int) -> list[Row]:
+    """Tasks a second of the two engines on one graph: every operator and message of a 16-stage pipeline's step."""
+    graph = simulate(scenario(LLAMA_405B, {"training": {"global_batch_size": 4096}})).built.graph
+    best = shortest_s({"simpy": lambda: run_simpy(graph), "static": lambda: run_static(graph)}, repeats)
+    rows = [{"what": f"{name} engine", "tasks": len(graph), "seconds": s, "per_s": len(graph) / s, "unit": "tasks"}
+            for name, s in best.items()]  # fmt: skip
+    rows[1]["ratio"] = best["simpy"] / best["static"]
+    return rows
+
+
+def folding(repeats: int) -> list[Row]:
+    """A whole simulation of 64 ranks, equal ones folded or every one by itself."""
+    s = scenario(LLAMA_70B, {})
+    profile = load_profile(s.calibration)
+    best = shortest_s(
+        {"unfolded": lambda: simulate(s, profile, fold=False), "folded": lambda: simulate(s, profile)}, repeats
+    )
+    ranks = s.parallelism.ranks
+    rows = [{"what": f"{ranks} ranks {name}", "seconds": x, "per_s": 1 / x, "unit": "steps"} for name, x in best.items()]
+    rows[1]["ratio"] = best["unfolded"] / best["folded"]
+    return rows
+
+
+def search(gpus: int) -> list[Row]:
+    """Layouts a second on one core: all of Llama 3 8B on `gpus` GPUs, and those simulated in full."""
+    space = make_space(LLAMA_8B, gpus, "benchmark")
+    begin = time.process_time()
+    with local_workers(1) as pool:
+        found = BestFirst(space, float(space.base.cluster.gpu.memory_bytes), 10, False, pool).run()
+    seconds, c = time.process_time() - begin, found.counts
+    return [
+        {"what": f"search, {gpus} GPUs: legal layouts", "tasks": c.legal, "seconds": seconds,
+         "per_s": c.legal / seconds, "unit": "layouts"},
+        {"what": "of these pruned by the bound or simulated", "tasks": c.pruned_by_bound + c.evaluated,
+         "seconds": seconds, "per_s": (c.pruned_by_bound + c.evaluated) / seconds, "unit": "layouts"},
+        {"what": "of these simulated in full", "tasks": c.evaluated, "seconds": found.evaluating_s,
+         "per_s": c.evaluated / found.evaluating_s, "unit": "layouts"},
+    ]  # fmt: skip
+
+
+def growth(repeats: int) -> list[Row]:
+    """CPU seconds of a whole simulation as one size grows, and the exponent."""
+    series: dict[str, tuple[tuple[int, ...], Callable[[int], dict[str, Any]]]] = {
+        "GPUs": ((1024, 4096, 16384, 65536), lambda n: {
+            "parallelism": {"dp": n // 128}, "training": {"global_batch_size": n // 128 * 16}}),
+        "layers": ((32, 64, 128, 256), lambda n: {"model": {"preset": "llama3-405b", "layers": n}}),
+        "micro-batches": ((16, 32, 64, 128), lambda n: {"training": {"global_batch_size": n * 128}}),
+        "pipeline stages": ((8, 16, 32, 64), lambda n: {
+            "parallelism": {"pp": n, "dp": 2048 // n}, "training": {"global_batch_size": 2048 // n * 64}}),
+    }  # fmt: skip
+    rows = []
+    for name, (sizes, change) in series.items():
+        cases = {f"{n}": scenario(LLAMA_405B, change(n)) for n in sizes}
+        profile = load_profile(next(iter(cases.values())).calibration)
+        best = shortest_s({n: lambda s=s: simulate(s, profile).result for n, s in cases.items()}, repeats)  # type: ignore[misc]
+        seconds = list(best.values())
+        rows.append({"what": name, "sizes": list(sizes), "seconds": seconds, "slope": slope(sizes, seconds)})
+    return rows
