@@ -1,14 +1,17 @@
 """What a machine's collectives cost beyond its links: starts, steps, shares, fills; one record per GPU.
 
-NCCL chooses with the constants of its own model (`protocols`); what its choice then takes is told by these. Each was
-fitted to every second row of the measured tables that docs/collectives.md names, and judged on the other half; no
-coefficient belongs to one size or one number of ranks. GPUs without measurements take those of their nearest
-relative. All starts and steps inside a domain are stated for a `latency_s` of 3.4 µs and scale with it.
+NCCL chooses with the constants of its own model (`protocols`); what its choice then takes is told by these. Those
+inside a domain, and those of `MATCHED` with the shares, were fitted to half the rows of the tables that
+docs/collectives.md names and judged on the other half; no coefficient belongs to one size or one number of ranks.
+Those of `HOST` and `POSTED` are NCCL's own constants (`near_step_s` is `MATCHED`'s): no table has InfiniBand, and one
+run over TCPX showed which of them `HOST` needs, so it is no blind test.
+GPUs without measurements take those of their nearest relative. All starts and steps inside a domain are stated for a
+`latency_s` of 3.4 µs and scale with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from topology.spec import InterNode
 
@@ -67,16 +70,16 @@ class Fabric:
 RENDEZVOUS_BYTES = 4096.0
 WINDOW_BYTES = float(16 << 20)  # a buffer step of 1 MiB on each of 16 channels: fills a tree before it flows
 LINES_WINDOW_BYTES = float(2 << 20)  # LL128: chunks of 128 KiB (NCCL, src/enqueue.cc) on as many channels
-WINDOW_FILL = 0.7  # of the window's passage at each hop, what the next hop does not hide
-NETWORK_SHARE = 0.96  # of what NICs leave for data, what rings and trees sustain: so on Slingshot as on TCPX
-TREE_SHARE = 0.66  # of the NICs, where a node has more than one neighbour in a tree
+WINDOW_FILL = 0.686  # of the passage of what fills a tree at each hop, what the next hop does not hide
+NETWORK_SHARE = 0.983  # of what NICs leave for data, what rings and trees sustain
+TREE_SHARE = 0.673  # of the NICs, where a node has more than one neighbour in a tree
 USUAL_LATENCY_S = 14e-6  # what the steps below are stated for: NCCL's step on InfiniBand, protocol Simple
 
-MATCHED = Fabric(7e-6, 22.5e-6, 22.5e-6, 10e-6, (2.7e-6, 14e-6, 14e-6), 38e-6, 13.5e-6, 13.0, False)
+MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 38.3e-6, 13.4e-6, 9.92, False)
 """Libfabric and others that match sender and receiver for each message (GH200 over Slingshot)."""
-HOST = Fabric(5e-6, 14e-6, 14e-6, 10e-6, (2.7e-6, 14e-6, 14e-6), 0.0, 0.0, 2.0, False)
+HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 0.0, 0.0, 2.0, False)
 """Posted buffers, but through the host's memory or kernel: no LL128 (TCPX)."""
-POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 10e-6, (2.7e-6, 4e-6, 14e-6), 0.0, 0.0, 2.0, True)
+POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (2.7e-6, 4e-6, 14e-6), 0.0, 0.0, 2.0, True)
 """InfiniBand and RoCE: receivers post buffers ahead (NCCL, src/transport/net_ib.cc); steps are NCCL's own."""
 
 
@@ -88,9 +91,9 @@ def fabric_of(inter: InterNode) -> Fabric:
 
 
 _US = 1e-6
-# Sources: V100: the vTrain all-reduce table; A100, H100 with H200, B200, GB200: NVIDIA AIConfigurator's NCCL tables
-# (16-bit); half of the rows of each. V100's exchanges are A100's; NVLS on GB200: B200's start, its share by the
-# 8 GiB rows of the GB300 table, which also tell GB300's share and fill of exchanges.
+# Fitted by the rule of docs/collectives.md. V100: the vTrain all-reduce table; A100, H100 with H200, B200, GB200:
+# NVIDIA AIConfigurator's NCCL tables (16-bit). V100's exchanges are A100's, untested. GB200's NVLS is B200's start with
+# the share of two GB300 rows; GB300's exchanges, three rows. NVLS of B200 is poor: 20 % off on either half.
 
 
 def _kernel(
@@ -103,14 +106,33 @@ def _exchange(ll: float, start: float, share: float, fill: float, ll_bytes: floa
     return Kernel(ll * _US, 0.0, start * _US, 0.0, share, fill, 0.0, ll_bytes)
 
 
-# fmt: off
-_V100 = Timing(_kernel(9.0, 5.0, 19.1, 2.98, 1.14, 0.04, 4.45), _exchange(12.5, 22.4, 0.78, 0.22, 4.4), 0.0, 1.0)
-_A100 = Timing(_kernel(9.6, 0.90, 22.2, 5.51, 0.936, 0.48, 1.14), _exchange(12.5, 22.4, 0.78, 0.22, 4.4), 0.0, 1.0)
-_H100 = Timing(_kernel(4.9, 0.87, 14.8, 0.0, 0.942, 0.53, 2.0), _exchange(7.7, 13.0, 0.773, 0.05, 5.5), 21 * _US, 0.885)
-_B200 = Timing(_kernel(8.1, 1.32, 10.8, 7.34, 1.10, 0.88, 2.0), _exchange(11.2, 17.8, 0.805, 0.79, 5.3), 40 * _US, 0.8)
-_GB200 = Timing(_kernel(8.6, 1.27, 9.6, 8.87, 1.09, 0.85, 2.0), _exchange(11.0, 16.2, 0.847, 0.94, 7.5), 40 * _US, 1.0)
-_GB300 = Timing(_GB200.ring, _exchange(11.0, 16.2, 0.97, 0.35, 7.5), 40 * _US, 1.0)
-# fmt: on
+_A100 = Timing(
+    ring=_kernel(9.35, 0.944, 24.0, 5.76, 0.936, 0.461, 0.756),
+    direct=_exchange(12.8, 23.2, 0.795, 0.208, 3.41),
+    nvls_start_s=0.0,
+    nvls_share=1.0,
+)
+_V100 = replace(_A100, ring=_kernel(9.0, 3.02, 19.3, 3.04, 1.15, 0.048, 4.45))
+_H100 = Timing(
+    ring=_kernel(4.83, 0.893, 10.6, 1.99, 0.961, 0.542),
+    direct=_exchange(7.73, 12.4, 0.807, 0.13, 5.39),
+    nvls_start_s=18.4 * _US,
+    nvls_share=0.829,
+)
+_B200 = Timing(
+    ring=_kernel(8.05, 1.31, 12.3, 6.21, 1.05, 0.765, 7.45),
+    direct=_exchange(10.7, 17.8, 0.768, 0.559, 8.42),
+    nvls_start_s=32.2 * _US,
+    nvls_share=0.703,
+)
+_GB200 = Timing(
+    ring=_kernel(8.59, 1.27, 11.2, 7.33, 1.05, 0.754),
+    direct=_exchange(11.1, 16.3, 0.781, 0.65, 6.32),
+    nvls_start_s=32.2 * _US,
+    nvls_share=0.937,
+)
+_GB300 = replace(_GB200, direct=_exchange(11.1, 16.3, 0.924, 0.144, 6.32))
+
 
 _TIMINGS = (
     ("v100", _V100),
