@@ -182,31 +182,12 @@ def _write(result: dict[str, Any], changed: Replay, json: str | None, html: Path
 
         write_text(trace, json_module.dumps(trace_events(timeline(changed))))
     if html is not None:
-        from sim.views.compare_page import compare_page
+        from sim.traces.page import replay_page
 
-        write_text(
-            html,
-            compare_page(_comparison(result), timeline(changed), timeline(recorded_times(changed.recording))),
-        )
+        recorded = timeline(recorded_times(changed.recording))
+        write_text(html, replay_page(result, timeline(changed), recorded))
     if json != "-":
         _print(result)
-
-
-def _comparison(result: dict[str, Any]) -> dict[str, Any]:
-    """The result as the page of comparisons takes it: replayed, with what was changed, against recorded."""
-    before, after = result["recorded_step_s"], result["step_time_s"]
-    words = ", ".join(f"{k} {v}" for k, v in result["what_if"].items())
-    return {
-        "scenario": f"Replay{f' with {words}' if words else ''}",
-        "step_time_s": {"simulated": after, "measured": before, "error": after / before - 1 if before else 0.0},
-        "noise": 0.0,
-        "within_tolerance": abs(result["error"]) <= 0.02,
-        "actions": {},
-        "ranks": [{"rank": r["rank"], "simulated": r["end_s"], "measured": r["recorded_end_s"],
-                   "error": r["end_s"] / r["recorded_end_s"] - 1 if r["recorded_end_s"] else 0.0}
-                  for r in result["per_rank"]],
-        "memory": [],
-    }  # fmt: skip
 
 
 def _print(result: dict[str, Any]) -> None:

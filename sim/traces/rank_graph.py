@@ -84,7 +84,10 @@ class RankGraph:
         first = self._main_name(dict(listed))
         listed.sort(key=lambda item: item[0] != first)
         on_host = not self.trace.device
+        workers = {e.thread for e in self.trace.gloo}
         for name, events in listed:
+            if name != first and name in workers and not any(e.name.startswith("c10d::") for e in events):
+                continue  # one of gloo's own threads: its copies are part of the collective around them
             inside = [e for e in events if e.end_ns > self.begin_ns and e.start_ns < self.end_ns]
             if not inside:
                 continue
@@ -96,7 +99,7 @@ class RankGraph:
                 if on_host
                 else ("host" if is_main else f"host {name[1]}")
             )
-            self._chain(thread, stream, on_host)
+            self._chain(thread, stream, on_host, is_main)
             self.threads.append(thread)
             self.main = thread if is_main else self.main
 
@@ -107,11 +110,12 @@ class RankGraph:
                 return step.thread
         return next(iter(threads), None)
 
-    def _chain(self, thread: Thread, stream: str, computes: bool) -> None:
-        before = 0
+    def _chain(self, thread: Thread, stream: str, computes: bool, is_main: bool) -> None:
+        """The thread's nodes. A gap of the main thread is host work; another thread idles, which is not shown."""
+        before, gap = 0, HOST if is_main else START
         for s in thread.segments:
             if s.owner is None:
-                node = self._add("host", HOST, "host", s.start_ns, s.end_ns, [(before, 0)])
+                node = self._add("host", gap, "host", s.start_ns, s.end_ns, [(before, 0)])
             else:
                 kind = s.kind if computes else HOST
                 node = self._add(stream, kind, s.owner.name, s.start_ns, s.end_ns, [(before, 0)], None, computes)

@@ -62,7 +62,7 @@ def test_page_trace_and_summary(traces: list[str], tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "replayed unchanged" in done.output
     assert "with scale_kernels" in done.output
-    assert "Replay with" in page.read_text()
+    assert "With the change" in page.read_text()
     names = {e["name"] for e in json.loads(trace.read_text())["traceEvents"]}
     assert {"ALL_REDUCE", "WAIT", "F"} <= names
 
