@@ -21,6 +21,7 @@ from sim.traces.messages import gloo_message, kind_of, nccl_message
 from sim.traces.recording import HOST, START, Message, Node, Recording
 
 MIN_WAIT_NS = 20_000  # a shorter gap between operators is the interpreter's, not a wait
+LATE = 0.1
 _WAITING_OPERATORS = ("wait_tensor", "Work::wait", "_wait")
 _GLOO = "gloo:"
 
@@ -202,20 +203,32 @@ class RankGraph:
         return out
 
     def _joined(self, thread: Thread, pending: list[tuple[int, Event]]) -> None:
-        """A gap in which a collective ends is a wait, for it and for all others issued before and done by then."""
-        ends = sorted((self.nodes[n].end_ns, issued.start_ns, n) for n, issued in pending)
-        done = 0
+        """A gap in which a collective ends is a wait, for it and for all others issued before and done by then.
+
+        gloo tells the waiter before its own event ends; where the event ends a little after the gap (LATE of its
+        length: its thread was not on a core), the collective was done with the gap.
+        """
+        open_ = sorted((issued.start_ns, n) for n, issued in pending)
         for i, s in enumerate(thread.segments):
             waits = s.owner is None and s.end_ns - s.start_ns >= MIN_WAIT_NS
             waits |= s.owner is not None and any(word in s.owner.name for word in _WAITING_OPERATORS)
-            until = bisect_right(ends, (s.end_ns, 1 << 80, 0))
-            ready = [n for _, issued, n in ends[done:until] if issued <= s.start_ns]
-            if waits and any(self.nodes[n].end_ns > s.start_ns for n in ready):
-                self._blocks(thread, i, ready)
-                done = until
-        if ends[done:] and thread.segments:
-            rest = [n for end, issued, n in ends[done:] if end <= thread.segments[-1].start_ns]
-            self.nodes[thread.nodes[-1]].waits += [(n, 0) for n in rest]
+            if not waits or not open_ or open_[0][0] > s.start_ns:
+                continue
+            begun = [n for _, n in open_[: bisect_right(open_, (s.start_ns, 1 << 60))]]
+            joined = [n for n in begun if self._done_by(self.nodes[n], s.end_ns)]
+            if any(self.nodes[n].end_ns > s.start_ns for n in joined):
+                for n in joined:
+                    self.nodes[n].end_ns = min(self.nodes[n].end_ns, s.end_ns)
+                self._blocks(thread, i, joined)
+                open_ = [(at, n) for at, n in open_ if n not in joined]
+        if open_ and thread.segments:
+            last = thread.segments[-1].start_ns
+            self.nodes[thread.nodes[-1]].waits += [(n, 0) for _, n in open_ if self.nodes[n].end_ns <= last]
+
+    @staticmethod
+    def _done_by(node: Node, time_ns: int) -> bool:
+        late = int((node.end_ns - node.start_ns) * LATE)
+        return node.start_ns < time_ns and node.end_ns <= time_ns + late
 
     def _after_launch(
         self, issued: tuple[Event, Thread] | None, start_ns: int, latency_ns: int

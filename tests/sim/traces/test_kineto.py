@@ -190,6 +190,18 @@ def test_gloos_collectives_meet_and_the_gap_waits_for_them() -> None:
     assert replay(recording, tenth).step_time_s == pytest.approx((1234 + 1800) * 1e-6, abs=2e-9)
 
 
+def test_a_collective_whose_event_ends_just_after_the_gap_was_awaited_in_it() -> None:
+    late = [
+        event("aten::mm", 0, 100),
+        c10d("allreduce_", 100),
+        gloo("all_reduce", 105, 1000),
+        event("aten::add", 1050, 10),
+    ]
+    recording = recorded(trace(0, late) | {"distributedInfo": {"rank": 0, "world_size": 1, "pg_count": 1}})
+    slower = replay(recording, Change(network_scale=0.5))  # 945 µs until the gap's end
+    assert slower.step_time_s == pytest.approx((1105 + 945) * 1e-6, abs=2e-9)
+
+
 def test_a_send_that_was_done_before_the_receiver_came_did_not_wait() -> None:
     sender = [
         event("aten::mm", 0, 100),
