@@ -239,6 +239,7 @@ class Scheduler:
         if sequence.generated < sequence.request.output_tokens:
             return False
         sequence.finish_s = end_s
+        sequence.running = False
         self._free(sequence)
         return True
 

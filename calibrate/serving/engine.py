@@ -1,0 +1,146 @@
+"""Continuous batching for real: the simulator's own scheduler decides, torch computes.
+
+Because both sides run `sim.scheduler`, a difference between a served and a simulated workload is one of cost,
+never of order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from calibrate.serving.cache import HostPrefixes, PagedCache, make_cache
+from calibrate.serving.forward import Model, Part, forward
+from sim.kv_cache import HostCache, KvCache
+from sim.requests import Request
+from sim.scheduler import Batch, Limits, Piece, Scheduler, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request with its real tokens. Prompts of one `prefix_id` share their first `prefix_tokens` tokens."""
+
+    tokens: tuple[int, ...]
+    output_tokens: int
+    arrival_s: float = 0.0
+    prefix_id: str = ""
+    prefix_tokens: int = 0
+
+    @property
+    def request(self) -> Request:
+        return Request(self.arrival_s, len(self.tokens), self.output_tokens, self.prefix_id, self.prefix_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a scenario's `inference` says, in numbers."""
+
+    blocks: int
+    block_tokens: int = 16
+    max_running: int = 256
+    max_batch_tokens: int = 8192
+    host_tokens: int = 0  # of prefixes kept in host memory; 0 keeps none
+
+
+@dataclass(slots=True)
+class Served:
+    """What came out: tokens by prompt, the scheduler's sequences (with their times) and counts, iterations."""
+
+    outputs: list[list[int]]
+    sequences: list[Sequence]
+    scheduler: Scheduler
+    cache: PagedCache
+    host: HostPrefixes
+    seconds: float = 0.0
+    iterations: list[tuple[float, float, int]] = field(default_factory=list)  # start, end, tokens
+
+
+def serve(model: Model, prompts: Items[Prompt], settings: Settings) -> Served:
+    """Serve all prompts; greedy. Times are of this machine's clock, from the start on.
+
+    Raises:
+        ValueError: where a prompt can never fit, or prompts of one prefix do not share its tokens.
+    """
+    _check(prompts, settings)
+    sequences = [Sequence(p.request, i) for i, p in enumerate(prompts)]
+    host = HostCache(settings.host_tokens) if settings.host_tokens else None
+    limits = Limits(settings.max_running, settings.max_batch_tokens, settings.max_running)
+    scheduler = Scheduler(KvCache(settings.blocks, settings.block_tokens), limits, host=host)
+    cache = make_cache(model.config, settings.blocks, settings.block_tokens, model.dtype)
+    served = Served([[] for _ in prompts], sequences, scheduler, cache, HostPrefixes())
+    pending = sorted(sequences, key=lambda s: s.request.arrival_s)
+    begin, left = time.perf_counter(), len(pending)
+    while left:
+        now = time.perf_counter() - begin
+        while pending and pending[0].request.arrival_s <= now:
+            scheduler.waiting.append(pending.pop(0))
+        batch = scheduler.schedule(now)
+        if not batch.pieces:
+            time.sleep(max(0.0, pending[0].request.arrival_s - now))
+            continue
+        _iterate(model, prompts, served, batch)
+        end = time.perf_counter() - begin
+        left -= _finish(prompts, served, batch, end)
+        served.iterations.append((now, end, sum(p.tokens for p in batch.pieces)))
+    served.seconds = time.perf_counter() - begin
+    return served
+
+
+def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch) -> None:
+    """Blocks given and taken as the scheduler counted them, prefixes fetched, one forward, greedy choices."""
+    cache = served.cache
+    for s in served.sequences:
+        if not s.running:  # preempted ones too
+            cache.release(s.index)
+    for s, tokens, _ in batch.pieces:
+        fresh = s.index not in cache.tables
+        cache.grow(s.index, s.computed + tokens)
+        if fresh and s.computed:
+            served.host.load(cache, s.index, prompts[s.index].tokens, s.computed)
+    parts = [Part(p.sequence.index, _tokens(prompts, served, p), p.sequence.computed) for p in batch.pieces]
+    chosen = forward(model, cache, parts).argmax(-1).tolist()
+    for piece, token in zip(batch.pieces, chosen, strict=True):
+        if piece.samples:
+            served.outputs[piece.sequence.index].append(token)
+
+
+def _tokens(prompts: Items[Prompt], served: Served, piece: Piece) -> tuple[int, ...]:
+    """The tokens that a piece computes, from the prompt and from what was generated before a preemption."""
+    s, prompt = piece.sequence, prompts[piece.sequence.index].tokens
+    end = s.computed + piece.tokens
+    if s.computed >= len(prompt):
+        return tuple(served.outputs[s.index][s.computed - len(prompt) : end - len(prompt)])
+    return (prompt + tuple(served.outputs[s.index]))[s.computed : end]
+
+
+def _finish(prompts: Items[Prompt], served: Served, batch: Batch, end_s: float) -> int:
+    """Tell the scheduler, and keep what it keeps of prefixes; how many sequences are done."""
+    scheduler = served.scheduler
+    first = [p.sequence for p in batch.pieces if p.sequence.generated == 0]
+    done = scheduler.finish(batch, end_s)
+    block = served.cache.block_tokens
+    if scheduler.host is not None:
+        for s in first:
+            kept = scheduler.host.kept.get(s.request.prefix_id, 0)
+            count = min(kept, s.request.prefix_tokens, s.computed) // block * block
+            if count:
+                served.host.store(served.cache, s.index, prompts[s.index].tokens, count)
+    for s in done:
+        served.cache.release(s.index)
+    return len(done)
+
+
+def _check(prompts: Items[Prompt], settings: Settings) -> None:
+    beginnings: dict[str, tuple[int, ...]] = {}
+    for i, p in enumerate(prompts):
+        longest = len(p.tokens) + p.output_tokens - 1
+        if longest > settings.blocks * settings.block_tokens:
+            raise ValueError(f"prompt {i}: {longest} tokens; the cache holds {settings.blocks * settings.block_tokens}")
+        if p.prefix_id:
+            mine = p.tokens[: p.prefix_tokens]
+            known = beginnings.get(p.prefix_id, ())
+            common = min(len(mine), len(known))
+            if mine[:common] != known[:common]:
+                raise ValueError(f"prompt {i}: its first {common} tokens are not those of prefix {p.prefix_id!r}")
+            beginnings[p.prefix_id] = max(mine, known, key=len)

@@ -1,0 +1,160 @@
+"""The reference model over a flat batch of tokens of many sequences, reading and writing the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calibrate.model import Build, Constants, make_blocks
+from calibrate.serving.cache import PagedCache
+from sim.scenario import ModelConfig, Training
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one sequence adds in an iteration: tokens start … end of it."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The blocks of `calibrate.model`: embedding, layers, head."""
+
+    config: ModelConfig
+    blocks: list[nn.Module]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.blocks[0].weight.dtype
+
+    @property
+    def constants(self) -> Constants:
+        return self.blocks[1].constants
+
+
+def make_model(m: ModelConfig, positions: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
+    """The whole model for sequences of up to `positions` tokens."""
+    training = Training(seq_len=positions, global_batch_size=1, precision="fp32")
+    blocks = make_blocks(m, training, range(m.layers + 2), Build(dtype=dtype, seed=seed))
+    return Model(m, blocks)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoFormer's rotation; x [tokens, heads, head_dim], cos and sin [tokens, 1, head_dim / 2]."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a batch's tokens are: positions [tokens], cache slots [tokens], and who attends how."""
+
+    positions: Tensor
+    slots: Tensor
+    prompts: tuple[tuple[slice, Part, Tensor], ...]  # rows, part, its block table [1, blocks]
+    singles: Tensor  # rows of sequences that add one token
+    tables: Tensor  # their block tables [singles, blocks]
+    mask: Tensor  # what they may see [singles, 1, 1, blocks · block_tokens]
+
+
+def _places(cache: PagedCache, parts: Items[Part]) -> _Places:
+    positions = torch.cat([torch.arange(p.start, p.end) for p in parts])
+    slots = torch.cat([cache.slots(p.sequence, p.start, p.end) for p in parts])
+    prompts, singles, row = [], [], 0
+    for p in parts:
+        if len(p.tokens) > 1:
+            table = cache.tables[p.sequence][: -(-p.end // cache.block_tokens)]
+            prompts.append((slice(row, row + len(p.tokens)), p, torch.tensor([table])))
+        else:
+            singles.append((row, p))
+        row += len(p.tokens)
+    size = max((-(-p.end // cache.block_tokens) for _, p in singles), default=0)
+    tables = _integers([(cache.tables[p.sequence][:size] + [0] * size)[:size] for _, p in singles])
+    ends = _integers([p.end for _, p in singles])
+    mask = (torch.arange(size * cache.block_tokens) < ends[:, None])[:, None, None]
+    return _Places(positions, slots, tuple(prompts), _integers([r for r, _ in singles]), tables, mask)
+
+
+def _integers(values: list[int] | list[list[int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+@torch.no_grad()
+def forward(model: Model, cache: PagedCache, parts: Items[Part]) -> Tensor:
+    """Compute all parts in one pass; the logits after each part's last token: [parts, vocab].
+
+    Prompts attend one by one over their own blocks, single tokens all together, padded to the longest.
+    """
+    m = model.config
+    places = _places(cache, parts)
+    tokens = torch.tensor([t for p in parts for t in p.tokens])
+    embedding, *layers, head = model.blocks
+    x = F.embedding(tokens, embedding.weight)
+    if embedding.positions is not None:
+        x = x + embedding.positions[places.positions]
+    for i, layer in enumerate(layers):
+        x = x + layer.proj(attention(model, cache, i, layer.qkv(layer.norm1(x)), places))
+        x = x + layer.down(layer.activation(layer.up(layer.norm2(x))))
+    ends = torch.tensor([len(p.tokens) for p in parts]).cumsum(0) - 1
+    return head.output(head.norm(x[ends]))[:, : m.vocab]
+
+
+def attention(model: Model, cache: PagedCache, layer: int, qkv: Tensor, places: _Places) -> Tensor:
+    """[tokens, (heads + 2 kv_heads) · d] → [tokens, heads · d], with the batch's keys and values written first."""
+    m, c = model.config, model.constants
+    q, k, v = qkv.view(len(qkv), -1, m.head_dim).split((m.heads, m.kv_heads, m.kv_heads), 1)
+    if m.positions == "rope":
+        cos, sin = c.cos[places.positions], c.sin[places.positions]
+        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+    cache.write(layer, places.slots, k, v)
+    out = torch.empty_like(q)
+    for rows, part, table in places.prompts:
+        keys, values = (t[:, : part.end] for t in cache.read(layer, table))
+        seen = torch.arange(part.end) <= torch.arange(part.start, part.end)[:, None]
+        out[rows] = _attend(q[rows][None], keys, values, seen)[0]
+    if len(places.singles):
+        keys, values = cache.read(layer, places.tables)
+        out[places.singles] = _attend(q[places.singles][:, None], keys, values, places.mask)[:, 0]
+    return out.flatten(1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """[batch, tokens, heads, d] against [batch, kv, kv_heads, d]."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped).transpose(1, 2)
+
+
+@torch.no_grad()
+def greedy_without_cache(model: Model, prompt: Items[int], count: int) -> list[int]:
+    """The reference: the whole sequence computed anew for every token, by the training model itself."""
+    tokens = list(prompt)
+    embedding, *layers, head = model.blocks
+    for _ in range(count):
+        x = embedding(torch.tensor([tokens]))
+        for layer in layers:
+            layer_in = _shortened(layer, len(tokens))
+            x = layer_in(x)
+        tokens.append(int(head.output(head.norm(x[0, -1:]))[0, : model.config.vocab].argmax()))
+    return tokens[len(prompt) :]
+
+
+def _shortened(layer: nn.Module, length: int) -> nn.Module:
+    """The layer with its rotation tables cut to the sequence (they are made for the longest)."""
+    import copy
+
+    c = layer.constants
+    short = copy.copy(layer)
+    short.constants = Constants(c.mask[:length, :length], c.cos[:length], c.sin[:length])
+    return short

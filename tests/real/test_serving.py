@@ -1,0 +1,97 @@
+"""The real serving engine: greedy decoding gives the tokens that computing everything anew gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402
+from calibrate.serving.forward import Model, greedy_without_cache, make_model  # noqa: E402
+from sim.scenario import ModelConfig  # noqa: E402
+
+torch.set_num_threads(1)  # operators this small only wait for one another's threads
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"layers": 3, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 101, "mlp": "swiglu",
+              "norm": "rmsnorm", "bias": False, "positions": "rope"},
+    "gpt": {"layers": 2, "hidden": 48, "heads": 4, "vocab": 67, "positions": "learned", "max_positions": 160},
+}  # fmt: skip
+
+
+def model(name: str = "llama", dtype: Any = None) -> Model:
+    made = make_model(ModelConfig(**MODELS[name]), 160, dtype or torch.float64)
+    for block in made.blocks:  # weights large enough that greedy choices are many different tokens
+        for p in block.parameters():
+            if p.dim() > 1:
+                p.data.mul_(8)
+    return made
+
+
+def prompts(count: int, vocab: int, seed: int = 0, shared: int = 0) -> list[Prompt]:
+    draw = torch.Generator().manual_seed(seed)
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, vocab, (n,), generator=draw).tolist())
+
+    beginning = tokens(shared)
+    made = []
+    for _ in range(count):
+        own = tokens(int(torch.randint(1, 50, (1,), generator=draw)))
+        output = int(torch.randint(1, 24, (1,), generator=draw))
+        made.append(Prompt(beginning + own, output, 0.0, "system" if shared else "", shared))
+    return made
+
+
+def expected(m: Model, asked: list[Prompt]) -> list[list[int]]:
+    return [greedy_without_cache(m, p.tokens, p.output_tokens) for p in asked]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("block_tokens", [1, 5, 16])
+def test_served_tokens_are_those_without_a_cache(name: str, block_tokens: int) -> None:
+    m = model(name)
+    asked = prompts(7, m.config.vocab)
+    served = serve(m, asked, Settings(blocks=600 // block_tokens, block_tokens=block_tokens, max_batch_tokens=40))
+    want = expected(m, asked)
+    assert served.outputs == want
+    assert len({t for out in want for t in out}) > 10  # the choices are no constant
+    assert sorted(served.cache.free) == list(range(600 // block_tokens))
+    assert max(tokens for _, _, tokens in served.iterations) <= 40
+
+
+def test_preempted_sequences_are_recomputed_to_the_same_tokens() -> None:
+    m = model()
+    asked = [Prompt(p.tokens, 30) for p in prompts(6, m.config.vocab, seed=1)]
+    served = serve(m, asked, Settings(blocks=22, block_tokens=8))
+    assert served.scheduler.counts.preemptions > 0
+    assert served.outputs == expected(m, asked)
+
+
+def test_prefixes_come_from_host_memory() -> None:
+    m = model()
+    asked = prompts(6, m.config.vocab, seed=2, shared=37)
+    settings = Settings(blocks=80, block_tokens=8, max_running=2, host_tokens=1000)
+    served = serve(m, asked, settings)
+    assert served.outputs == expected(m, asked)
+    assert served.scheduler.counts.hit_tokens >= 4 * 32  # 37 shared: four whole blocks
+    assert len(served.host.blocks) >= 4
+    plain = serve(m, asked, Settings(blocks=80, block_tokens=8, max_running=2))
+    assert plain.outputs == served.outputs
+    assert sum(t for _, _, t in served.iterations) < sum(t for _, _, t in plain.iterations)
+
+
+def test_fp32_too() -> None:
+    m = model(dtype=torch.float32)
+    asked = prompts(4, m.config.vocab, seed=3)
+    assert serve(m, asked, Settings(blocks=100)).outputs == expected(m, asked)
+
+
+def test_what_can_never_be_served_is_refused() -> None:
+    m = model()
+    with pytest.raises(ValueError, match="the cache holds 16"):
+        serve(m, [Prompt(tuple(range(20)), 5)], Settings(blocks=1))
+    with pytest.raises(ValueError, match="are not those of prefix"):
+        serve(m, [Prompt((1, 2), 1, 0.0, "a", 2), Prompt((1, 3), 1, 0.0, "a", 2)], Settings(blocks=9))
