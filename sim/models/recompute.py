@@ -22,6 +22,8 @@ from sim.program import Comm, Compute, Item, Program, Saved
 if TYPE_CHECKING:
     from sim.scenario import Scenario
 
+KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op keeps rather than send again
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -89,8 +91,9 @@ def _kept_outputs(d: Dims, parts: Sequence[Part]) -> list[Saved]:
                 if count % 2:
                     batch, m, n, _ = item.shape
                     kept.append(Saved("layer", f"{item.name} output", batch * m * n * d.act_bytes, True))
-            elif isinstance(item, Comm) and item.kind == "reduce_scatter":
-                kept.append(Saved("layer", f"{item.name} output", item.bytes / d.tp, True))
+            elif isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
+                size = item.bytes / d.tp if item.kind == "reduce_scatter" else item.bytes
+                kept.append(Saved("layer", f"{item.name} output", size, True))
     return kept
 
 
@@ -105,7 +108,7 @@ def _not_kept(parts: Sequence[Part]) -> Program:
                 count += 1
                 if count % 2:
                     continue
-            if isinstance(item, Comm) and item.kind == "reduce_scatter":
+            if isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
                 continue
             items.append(item)
     return tuple(items)
