@@ -1,0 +1,115 @@
+"""The explorer's page for one visitor: two panels, a link that restores both, and their YAML to save."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from bokeh.document import Document
+from bokeh.layouts import column, row
+from bokeh.models import CustomJS, InlineStyleSheet
+from bokeh.models.widgets import Button, TextInput
+
+from sim.scenario import load_scenario
+from sim.views.explore_panel import Panel, styled
+from sim.views.explore_state import controls_of, from_query, to_query
+from sim.views.page import escape
+from sim.views.units import percent, seconds
+
+_STYLE = """
+.problem { background: #fdeceb; border: 1px solid #b3261e; border-radius: 10px; padding: 10px 16px; color: #7a120c;
+  overflow-wrap: anywhere; }
+.card dd { font-size: 19px; } .card { padding: 8px 12px; } .cards { margin: 8px 0;
+  grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); }
+h2 { margin: 8px 0; } h3 { margin: 10px 0 0; font-size: 15px; } .warnings { margin: 6px 0; }
+.verdict { font-size: 15px; }
+"""
+_TEMPLATE = """
+{%% block preamble %%}<style>%s</style><link rel="icon" href="data:,">
+<script>window.stepsim = {bytes: (b) => {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"]; let i = 0
+  while (Math.abs(b) >= 1024 && i < 4) { b /= 1024; i++ }
+  return (i === 0 ? b.toFixed(0) : String(parseFloat(b.toPrecision(4)))) + " " + units[i]
+}}</script>{%% endblock %%}
+"""
+_SAVE = """
+const a = document.createElement("a")
+a.href = URL.createObjectURL(new Blob([yaml.value], {type: "application/yaml"}))
+a.download = "scenario-" + name + ".yaml"
+a.click(); URL.revokeObjectURL(a.href)
+"""
+_LINK = "history.replaceState(null, '', cb_obj.value ? '?' + cb_obj.value : location.pathname)"
+_COPY = "navigator.clipboard.writeText(location.href)"
+
+
+class Explorer:
+    """What one visitor sees. Everything a browser can send is a choice among stated options."""
+
+    def __init__(self, document: Document, path: Path, base: tuple[str, ...] = ()) -> None:
+        self._document = document
+        scenario = load_scenario(path, base)
+        self._controls, self._title = controls_of(scenario), scenario.name
+        request: Any = getattr(document.session_context, "request", None)
+        link = request.arguments if request is not None else {}
+        css = (files("sim.views") / "assets" / "page.css").read_text("utf-8")
+        self._sheet = InlineStyleSheet(css=css.replace(":root", ":host") + _STYLE)
+        document.template = _TEMPLATE % css  # type: ignore[assignment]  # Bokeh makes a Template of text
+        document.title = f"{scenario.name} · explore"
+        self._verdict = styled(self._sheet, name="verdict")
+        self._link = TextInput(visible=False, name="link")
+        self._link.js_on_change("value", CustomJS(code=_LINK))
+        self.panels = tuple(
+            Panel(name, path, base, self._controls, from_query(name, link, self._controls), self._sheet,
+                  self._redraw)
+            for name in ("a", "b"))
+        self._yaml = [TextInput(visible=False, name=f"yaml-{p.name}") for p in self.panels]
+
+    def show(self) -> None:
+        """Put the panels on the page and draw them."""
+        a, b = self.panels
+        root = column(
+            styled(self._sheet, f"<h1>{escape(self._title)}</h1>"),
+            row(*self._buttons(), sizing_mode="stretch_width"), self._verdict,
+            row(a.layout, b.layout, sizing_mode="stretch_width", spacing=36), self._link, *self._yaml,
+            sizing_mode="stretch_width", margin=(14, 26, 30, 26))
+        self._redraw()
+        self._document.add_root(root)
+
+    def _buttons(self) -> list[Any]:
+        a, b = self.panels
+        buttons: list[Any] = []
+        for text, source, target in (("Copy A to B", a, b), ("Copy B to A", b, a)):
+            button = Button(label=text, name=text)
+            button.on_click(lambda source=source, target=target: target.take(source.choices))
+            buttons.append(button)
+        link = Button(label="Copy link", name="copy-link")
+        link.js_on_click(CustomJS(code=_COPY))
+        buttons.append(link)
+        for panel, written in zip(self.panels, self._yaml, strict=True):
+            save = Button(label=f"Save {panel.name.upper()} as YAML", name=f"save-{panel.name}")
+            save.js_on_click(CustomJS(args={"yaml": written, "name": panel.name}, code=_SAVE))
+            buttons.append(save)
+        return buttons
+
+    def _redraw(self) -> None:
+        until_s = max((p.simulation.step_time_s for p in self.panels if p.simulation is not None), default=0.0)
+        for panel, text in zip(self.panels, self._yaml, strict=True):
+            panel.draw(until_s)
+            text.value = panel.yaml()
+        self._verdict.text = self._words()
+        differing = [pair for p in self.panels for pair in to_query(p.name, p.choices, self._controls)]
+        self._link.value = urlencode(differing)
+
+    def _words(self) -> str:
+        """A against B in a sentence: throughput per GPU, for layouts may differ in size."""
+        a, b = (p.simulation for p in self.panels)
+        if a is None or b is None:
+            return ""
+        ours, theirs = (s.result["tokens_per_s_per_gpu"] for s in (a, b))
+        if abs(ours / theirs - 1) < 1e-9:
+            return '<p class="verdict">A and B are equally fast per GPU. Change one of them.</p>'
+        (better, high), (worse, low) = sorted((("A", ours), ("B", theirs)), key=lambda x: -x[1])
+        return (f'<p class="verdict"><b>{better}</b> trains {percent(high / low - 1)} more tokens a second and GPU '
+                f"than {worse}. Steps: A {seconds(a.step_time_s)}, B {seconds(b.step_time_s)}, drawn on one scale.</p>")

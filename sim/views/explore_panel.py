@@ -1,0 +1,227 @@
+"""One side of the explorer: its controls, and the step that they describe, as Bokeh models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bokeh.layouts import column, row
+from bokeh.models import ColumnDataSource, HoverTool, InlineStyleSheet
+from bokeh.models.widgets import CategoricalSlider, Div, Select
+
+from sim.errors import InputError
+from sim.memory import MemoryCurve
+from sim.scenario import Scenario, load_mapping, load_scenario
+from sim.simulate import Simulation, simulate
+from sim.timeline import Timeline
+from sim.views.explore_state import Choices, Control, overrides, too_large
+from sim.views.figures import memory_figure, timeline_figure
+from sim.views.headline import headline, layout_line, memory_limit_bytes
+from sim.views.losses import largest_losses
+from sim.views.page import card, escape, marked, swatch
+from sim.views.palette import COMPUTE_KINDS, MEMORY, style_of
+from sim.views.rows import MERGE_ABOVE, Layout, kinds_of, tracks_of
+from sim.views.units import percent, seconds
+
+EXPAND_BELOW = 400  # spans: a step of so few is drawn operator by operator
+MEMORY_POINTS = 1500
+_TIP = "<div class='tip'><b>@what</b><br>@where<br>@how_long</div>"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A simulated step, or why there is none."""
+
+    simulation: Simulation | None
+    problem: str = ""
+
+
+def attempt(path: Path, chosen: list[str]) -> Outcome:
+    """Simulate the file's scenario with overrides; a choice that is not legal comes back in words."""
+    try:
+        scenario = load_scenario(path, chosen)
+        problem = too_large(scenario)
+        return Outcome(None, problem) if problem else Outcome(_simulated(scenario))
+    except InputError as error:
+        return Outcome(None, str(error))
+
+
+def _simulated(scenario: Scenario) -> Simulation:
+    """Operator by operator where that is little to draw."""
+    whole = simulate(scenario)
+    if len(whole.timeline) > EXPAND_BELOW:
+        return whole
+    fine = simulate(scenario, expand=True)
+    return fine if len(fine.timeline) <= MERGE_ABOVE else whole
+
+
+def styled(sheet: InlineStyleSheet, text: str = "", name: str | None = None) -> Any:
+    """Words on the page, in its style."""
+    return Div(text=text, name=name, stylesheets=[sheet], sizing_mode="stretch_width")
+
+
+class Panel:
+    """Controls and pictures of one scenario. `changed` is called after each choice."""
+
+    def __init__(self, name: str, path: Path, base: tuple[str, ...], controls: tuple[Control, ...], choices: Choices,
+                 sheet: InlineStyleSheet, changed: Callable[[], None]) -> None:
+        self.name, self.controls, self.choices = name, controls, dict(choices)
+        self._path, self._base, self._sheet, self._changed = path, base, sheet, changed
+        self._drawn: tuple[Simulation, float] | None = None
+        self.simulation: Simulation | None = None
+        self._widgets = {c.key: self._widget(c) for c in controls}
+        parts = ("message", "facts", "losses")
+        self._message, self._facts, self._losses = (styled(sheet, name=f"{part}-{name}") for part in parts)
+        self._plots = column(sizing_mode="stretch_width")
+        sliders = [self._widgets[c.key] for c in controls if c.slider]
+        menus = [self._widgets[c.key] for c in controls if not c.slider]
+        half = (len(sliders) + 1) // 2
+        halves = (column(*part, sizing_mode="stretch_width") for part in (sliders[:half], sliders[half:]))
+        self.layout = column(
+            styled(sheet, f"<h2>Scenario {name.upper()}</h2>"),
+            row(*halves, column(*menus, width=190), sizing_mode="stretch_width"),
+            self._message, self._facts, self._plots, self._losses, sizing_mode="stretch_width")
+        self.simulate()
+
+    def _widget(self, control: Control) -> Any:
+        name = f"{self.name}.{control.key}"
+        if control.slider:
+            slider = CategoricalSlider(
+                title=control.label, categories=list(control.options), name=name, value=self.choices[control.key],
+                sizing_mode="stretch_width", bar_color="#0072b2")
+            slider.on_change("value_throttled", lambda _a, _old, new: self._choose(control, new))
+            return slider
+        options: list[Any] = list(control.options)
+        menu = Select(title=control.label, options=options, name=name, value=self.choices[control.key], width=180)
+        menu.on_change("value", lambda _a, _old, new: self._choose(control, new))
+        return menu
+
+    def _choose(self, control: Control, option: str) -> None:
+        if option in control.options and option != self.choices[control.key]:
+            self.choices[control.key] = option
+            self.simulate()
+            self._changed()
+
+    def take(self, choices: Choices) -> None:
+        """Show other choices, such as the other panel's."""
+        self.choices = dict(choices)
+        for key, widget in self._widgets.items():
+            widget.value = choices[key]
+        self.simulate()
+        self._changed()
+
+    @property
+    def overrides(self) -> list[str]:
+        """The command line's and then the chosen ones."""
+        return [*self._base, *overrides(self.choices, self.controls)]
+
+    def simulate(self) -> None:
+        """Simulate what is chosen; where that cannot be, say why and leave the last picture, faded."""
+        outcome = attempt(self._path, self.overrides)
+        if outcome.simulation is None:
+            reason = escape(outcome.problem)
+            self._message.text = f'<div class="problem" role="alert"><b>Not possible.</b> {reason}</div>'
+            self._plots.styles = self._facts.styles = self._losses.styles = {"opacity": "0.35"}
+            return
+        self.simulation = outcome.simulation
+        self._plots.styles = self._facts.styles = self._losses.styles = {"opacity": "1"}
+        notes = "".join(f"<li>{escape(w)}</li>" for w in self.simulation.result["warnings"])
+        self._message.text = f'<div class="warnings"><ul>{notes}</ul></div>' if notes else ""
+
+    def draw(self, until_s: float) -> None:
+        """Draw the last step that was possible, on an axis that reaches at least to `until_s`."""
+        if self.simulation is None or self._drawn == (self.simulation, until_s):
+            return
+        self._drawn = (self.simulation, until_s)
+        result, timeline = self.simulation.result, self.simulation.timeline
+        self._facts.text = (f'<p class="sub">{escape(layout_line(result))} · {self.simulation.scenario.micro_batches} '
+                            f'micro-batches</p><dl class="cards">'
+                            + "".join(card(n.name, n.value, n.note, n.mood) for n in headline(result)) + "</dl>")
+        self._plots.children = _pictures(self.simulation, max(until_s, timeline.step_time_s), self._sheet)
+        self._losses.text = _largest(result, timeline)
+
+    def yaml(self) -> str:
+        """The file as it stands with the choices made, as YAML."""
+        import yaml
+
+        written: str = yaml.safe_dump(load_mapping(self._path, self.overrides), sort_keys=False, allow_unicode=True)
+        return written
+
+
+def _largest(result: dict[str, Any], timeline: Timeline) -> str:
+    step = float(result["step_time_s"]) or 1.0
+    items = "".join(
+        f'<li style="border-color:{p.colour}"><strong>{i}. {p.label}: {seconds(p.seconds)}, '
+        f"{percent(p.seconds / step)} of the step</strong><p>{marked(remedy)}</p></li>"
+        for i, (p, remedy) in enumerate(largest_losses(result, timeline), 1))
+    return f'<h3>The largest losses</h3><ol class="losses">{items}</ol>'
+
+
+def _pictures(simulation: Simulation, until_s: float, sheet: InlineStyleSheet) -> list[Any]:
+    timeline = simulation.timeline
+    chart, layout = timeline_figure([timeline], tracks_of(timeline))
+    chart.x_range.update(start=0.0, end=until_s, bounds=(-0.02 * until_s, 1.02 * until_s))
+    _explain(chart, timeline, layout)
+    _number(chart, timeline)
+    fullest = max(simulation.memory, key=lambda c: float(c.total.max()))
+    limit, peak = memory_limit_bytes(simulation.result), float(fullest.total.max())
+    memory = memory_figure(chart, limit if limit < 3 * peak else 0.0, _thinned(fullest, until_s))
+    memory.tools = [t for t in memory.tools if not isinstance(t, HoverTool)]
+    if peak < limit < 3 * peak:
+        memory.y_range.end = 1.08 * limit
+    keys = "".join(f"<li>{swatch(style_of(k).fill)}{style_of(k).label}</li>" for k in kinds_of([timeline]))
+    areas = "".join(f"<li>{swatch(s.fill)}{s.label}</li>" for s in MEMORY.values())
+    memory_of = f"Memory of rank {fullest.rank}: {areas}"
+    above, between = (styled(sheet, f'<ul class="keys">{text}</ul>') for text in (keys, memory_of))
+    return [above, chart, between, memory]
+
+
+def _explain(chart: Any, timeline: Timeline, layout: Layout) -> None:
+    """Hovering with words made here, since two charts share the page."""
+    chart.tools = [t for t in chart.tools if not isinstance(t, HoverTool)]
+    bars = [r for r in chart.renderers if (r.name or "").startswith("exact:") and r.visible]
+    for bar in bars:
+        label, data = style_of(bar.name.partition(":")[2]).label, dict(bar.data_source.data)
+        names = [timeline.details[i].name for i in data["detail"]]
+        data["what"] = [label if name in ("", label) else f"{label}: {name}" for name in names]
+        data["where"] = [", ".join((layout.rows[r].track, layout.rows[r].stream, *_place(s, m)))
+                         for r, s, m in zip(data["row"], data["stage"], data["micro"], strict=True)]
+        data["how_long"] = [f"{seconds(float(e - s))}, from {seconds(float(s))}"
+                            for s, e in zip(data["start"], data["end"], strict=True)]
+        bar.data_source.data = data
+    chart.add_tools(HoverTool(renderers=bars, tooltips=_TIP, point_policy="follow_mouse"))
+
+
+def _place(stage: int, micro_batch: int) -> list[str]:
+    return [f"{word} {n}" for word, n in (("stage", stage), ("micro-batch", micro_batch)) if n >= 0]
+
+
+def _number(chart: Any, timeline: Timeline) -> None:
+    """Numbers of micro-batches on bars that are wide enough for them in the whole view."""
+    columns: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "color": []}
+    least_s = 0.022 * float(chart.x_range.end)
+    for bar in (r for r in chart.renderers if (r.name or "").startswith("exact:") and r.visible):
+        kind, data = bar.name.partition(":")[2], bar.data_source.data
+        if kind not in COMPUTE_KINDS:
+            continue
+        for i in np.flatnonzero((data["end"] - data["start"] > least_s) & (data["micro"] >= 0)).tolist():
+            columns["x"].append(float(data["start"][i] + data["end"][i]) / 2)
+            columns["y"].append(float(data["y"][i]))
+            columns["text"].append(str(data["micro"][i]))
+            columns["color"].append(style_of(kind).text)
+    label = next(r for r in chart.renderers if r.name == "labels")
+    label.data_source = ColumnDataSource(columns)
+
+
+def _thinned(curve: MemoryCurve, until_s: float) -> dict[str, list[float]]:
+    """The curve as plain columns; of very many points those at which the total is highest."""
+    keep = np.arange(len(curve.time_s))
+    if len(keep) > MEMORY_POINTS:
+        pieces = np.array_split(keep, MEMORY_POINTS // 2)
+        keep = np.unique([i for piece in pieces for i in (piece[0], piece[np.argmax(curve.total[piece])])])
+    time_s = [*np.asarray(curve.time_s)[keep].tolist(), until_s]
+    columns = {c: np.asarray(getattr(curve, c), dtype=np.float64)[keep].tolist() for c in MEMORY}
+    return {"time": time_s, **{c: [*values, values[-1]] for c, values in columns.items()}}

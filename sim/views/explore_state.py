@@ -1,0 +1,110 @@
+"""What can be chosen in the explorer, and how choices become overrides of a scenario, a link and back.
+
+Every choice is one of a control's stated options, so nothing that a browser sends is taken as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from sim.parallelism import ScheduleName
+from topology.presets import CLUSTERS
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+AS_IN_FILE = "as in the file"
+MOST_ACTIONS = 20_000  # forwards and backwards of all pipeline ranks that are drawn live
+_POWERS = tuple(2**i for i in range(13))
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A slider or menu over `options`; `initial` is what the file says."""
+
+    key: str  # of the scenario
+    label: str
+    options: tuple[str, ...]
+    initial: str
+    slider: bool
+
+
+Choices = Mapping[str, str]  # option by key, all controls
+
+
+def controls_of(scenario: Scenario) -> tuple[Control, ...]:
+    """The controls for a scenario, each with its own value among the options."""
+    t, p = scenario.training, scenario.parallelism
+    assert t is not None
+    moe = scenario.model.moe is not None
+    return (
+        _degrees("parallelism.tp", "Tensor parallel (tp)", p.tp, 64),
+        _menu("parallelism.sp", "Sequence parallel (sp)", ("false", "true"), str(p.sp).lower()),
+        _degrees("parallelism.cp", "Context parallel (cp)", p.cp, 64),
+        _degrees("parallelism.pp", "Pipeline parallel (pp)", p.pp, 64),
+        _menu("parallelism.schedule", "Schedule", get_args(ScheduleName), p.schedule),
+        _degrees("parallelism.dp", "Data parallel (dp)", p.dp, 1024),
+        _menu("parallelism.zero", "ZeRO", tuple("0123"), str(p.zero)),
+        *((_degrees("parallelism.ep", "Expert parallel (ep)", p.ep, 256),) if moe else ()),
+        _degrees("training.global_batch_size", "Global batch (sequences)", t.global_batch_size, 4096),
+        _degrees("training.micro_batch_size", "Micro-batch (sequences)", t.micro_batch_size, 64),
+        _menu("training.recompute", "Recompute", (AS_IN_FILE, "none", "selective", "selective_op", "full"), AS_IN_FILE),
+        _menu("cluster", "Cluster", (AS_IN_FILE, *CLUSTERS), AS_IN_FILE),
+    )
+
+
+def _degrees(key: str, label: str, value: int, most: int) -> Control:
+    options = sorted({value, *(n for n in _POWERS if n <= max(most, value))})
+    return Control(key, label, tuple(map(str, options)), str(value), True)
+
+
+def _menu(key: str, label: str, options: Sequence[str], value: str) -> Control:
+    return Control(key, label, tuple(options), value, False)
+
+
+def initial(controls: Iterable[Control]) -> dict[str, str]:
+    """What the file says."""
+    return {c.key: c.initial for c in controls}
+
+
+def overrides(choices: Choices, controls: Iterable[Control]) -> list[str]:
+    """`--set` options that turn the file's scenario into the chosen one.
+
+    What the file derived from a value that is changed (stages' layers from pp, shards from dp, a profile from the
+    cluster) goes back to its default.
+    """
+    changed = {c.key for c in controls if choices[c.key] != c.initial}
+    out = [f"{key}={choices[key]}" for key in choices if key in changed]
+    if changed & {"parallelism.pp", "parallelism.schedule"}:
+        out += [f"parallelism.{k}=null" for k in ("virtual_stages", "layers_per_stage", "p2p_overlap")]
+    if changed & {"parallelism.dp", "parallelism.cp"}:
+        out.append("parallelism.shard_size=null")
+    if "cluster" in changed:
+        out.append("calibration=null")
+    return out
+
+
+def to_query(name: str, choices: Choices, controls: Iterable[Control]) -> list[tuple[str, str]]:
+    """The part of a link that restores a panel: `a.parallelism.tp=4`, only what differs from the file."""
+    return [(f"{name}.{c.key}", choices[c.key]) for c in controls if choices[c.key] != c.initial]
+
+
+def from_query(name: str, arguments: Mapping[str, Sequence[bytes]], controls: Iterable[Control]) -> dict[str, str]:
+    """Choices out of a link; what is no option of a control is passed over."""
+    chosen = {}
+    for control in controls:
+        given = [v.decode("utf-8", "replace") for v in arguments.get(f"{name}.{control.key}", ())]
+        chosen[control.key] = given[-1] if given and given[-1] in control.options else control.initial
+    return chosen
+
+
+def too_large(scenario: Scenario) -> str | None:
+    """Why a step is not drawn live, if it is not."""
+    p = scenario.parallelism
+    actions = 2 * scenario.micro_batches * p.pp * p.virtual_stages
+    if actions <= MOST_ACTIONS:
+        return None
+    return (f"{actions:,} forwards and backwards are too many to draw live (at most {MOST_ACTIONS:,}): "
+            "fewer micro-batches, or sim.run for this one")

@@ -1,0 +1,129 @@
+"""The explorer in a real browser: choices redraw the step, illegal ones are explained, links restore, YAML saves."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from sim.scenario import load_scenario
+from sim.simulate import simulate
+from sim.views.units import seconds
+
+pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
+SCENARIO = "scenarios/1f1b_pp8.yaml"
+SMALLER = ("parallelism.pp=4", "training.global_batch_size=8")
+MODEL = "Bokeh.documents[0].get_model_by_name"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a running explorer, which must end cleanly on Ctrl-C."""
+    command = [sys.executable, "-m", "sim.explore", SCENARIO, "--port", "0"]
+    command += [word for option in SMALLER for word in ("--set", option)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            line = running.stdout.readline()
+            assert " at http://127.0.0.1:" in line, line + running.stderr.read()
+            yield line.split(" at ")[1].split(" ")[0]
+        finally:
+            running.send_signal(signal.SIGINT)
+            code = running.wait(timeout=60)
+    assert code == 0
+
+
+@pytest.fixture
+def page(browser: Any, server: str) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1700, "height": 1100}, accept_downloads=True)
+    context.set_default_timeout(60_000)
+    opened = context.new_page()
+    problems: list[str] = []
+    strangers: list[str] = []
+    opened.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("request", lambda r: None if r.url.startswith((server, "data:", "blob:")) else strangers.append(r.url))
+    yield opened
+    context.close()
+    assert strangers == []
+    assert [p for p in problems if "GPU stall" not in p and "WebGL" not in p] == []
+
+
+def visit(page: Any, url: str) -> None:
+    page.goto(url)
+    page.wait_for_function(f"window.Bokeh && Bokeh.documents.length && {MODEL}('facts-b')?.text.includes('Step time')")
+
+
+def choose(page: Any, name: str, option: str) -> None:
+    """What a browser could send, be it an option or not."""
+    page.evaluate(f"""() => {{
+        const w = {MODEL}('{name}')
+        w.value = '{option}'
+        if ('value_throttled' in w.properties) w.value_throttled = '{option}'
+    }}""")
+
+
+def test_a_choice_redraws_its_panel_and_its_link_restores_it(page: Any, server: str, tmp_path: Path) -> None:
+    visit(page, server)
+    assert "equally fast" in page.evaluate(f"{MODEL}('verdict').text")
+    page.get_by_label("Schedule").nth(1).select_option("zb_v")
+    page.wait_for_function(f"{MODEL}('verdict').text.includes('<b>B</b> trains')")
+    page.wait_for_function("location.search.includes('b.parallelism.schedule=zb_v')")
+    expected = simulate(load_scenario(ROOT / SCENARIO, [*SMALLER, "parallelism.schedule=zb_v"])).step_time_s
+    assert f"B {seconds(expected)}" in page.evaluate(f"{MODEL}('verdict').text")
+    visit(page, page.url)
+    assert page.evaluate(f"{MODEL}('b.parallelism.schedule').value") == "zb_v"
+    assert page.evaluate(f"{MODEL}('a.parallelism.schedule').value") == "1f1b"
+    page.screenshot(path=tmp_path / "explore.png", full_page=True)
+    assert (tmp_path / "explore.png").stat().st_size > 80_000
+
+
+def test_keyboard_works_illegal_choices_are_explained_and_others_ignored(page: Any, server: str) -> None:
+    visit(page, server)
+    choose(page, "a.parallelism.sp", "true")
+    page.wait_for_function(f"{MODEL}('message-a').text.includes('Not possible')")
+    assert "parallelism.sp" in page.evaluate(f"{MODEL}('message-a').text")
+    page.locator(".noUi-handle").first.focus()  # tensor parallel of A, which makes sp legal
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"!{MODEL}('message-a').text.includes('Not possible')")
+    page.wait_for_function("location.search === '?a.parallelism.tp=2&a.parallelism.sp=true'")
+    assert "tp 2" in page.evaluate(f"{MODEL}('facts-a').text")
+    choose(page, "a.parallelism.schedule", "__import__")  # no option: nothing happens
+    choose(page, "b.parallelism.dp", "2")
+    page.wait_for_function("location.search === '?a.parallelism.tp=2&a.parallelism.sp=true&b.parallelism.dp=2'")
+
+
+def test_saved_yaml_is_the_chosen_scenario_and_links_give_options_only(page: Any, server: str, tmp_path: Path) -> None:
+    choices = "a.parallelism.pp=8&a.training.recompute=full&a.cluster=dgx-h200"
+    others = "a.parallelism.tp=3&b.cluster=/etc/passwd&a.model=gpt2&b.parallelism.pp=%7B%7B1%7D%7D"
+    visit(page, f"{server}?{choices}&{others}")
+    assert page.evaluate(f"{MODEL}('b.cluster').value") == "as in the file"
+    assert page.evaluate(f"{MODEL}('link').value") == choices
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save A as YAML").click()
+    download.value.save_as(tmp_path / "saved.yaml")
+    saved = load_scenario(tmp_path / "saved.yaml")
+    assert (saved.parallelism.tp, saved.parallelism.pp, saved.cluster.name) == (1, 8, "dgx-h200")
+    assert saved.training is not None
+    assert saved.training.recompute.mode == "full"
+    assert saved.calibration == "h200-sxm"
+
+
+@pytest.mark.parametrize(("origin", "status"), [("http://evil.example", 403), ("http://127.0.0.1:{port}", 101)])
+def test_web_sockets_of_other_origins_are_refused(server: str, origin: str, status: int) -> None:
+    address = urlsplit(server)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=20)
+    connection.request("GET", "/ws", headers={
+        "Origin": origin.format(port=address.port), "Upgrade": "websocket", "Connection": "Upgrade",
+        "Sec-WebSocket-Key": "x3JJHMbDL1EzLkh9GBhXDw==", "Sec-WebSocket-Version": "13"})
+    assert connection.getresponse().status == status
+    connection.close()
