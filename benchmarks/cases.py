@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.measure import shortest_s, slope
@@ -12,7 +13,7 @@ from sim.engine import run_simpy, run_static
 from sim.executors import local_workers
 from sim.layouts import make_space
 from sim.overrides import merge
-from sim.profile import load_profile
+from sim.profile import Profile, load_profile
 from sim.scenario import Scenario, parse_scenario
 from sim.simulate import simulate
 
@@ -44,7 +45,7 @@ def scenario(base: dict[str, Any], changes: dict[str, Any]) -> Scenario:
 
 def engines(repeats: int) -> list[Row]:
     """Tasks a second of the two engines on one graph: every operator and message of a 16-stage pipeline's step."""
-    graph = simulate(scenario(LLAMA_405B, {"training": {"global_batch_size": 4096}})).built.graph
+    graph = simulate(scenario(LLAMA_405B, {"training": {"global_batch_size": 16384}})).built.graph
     best = shortest_s({"simpy": lambda: run_simpy(graph), "static": lambda: run_static(graph)}, repeats)
     rows = [{"what": f"{name} engine", "tasks": len(graph), "seconds": s, "per_s": len(graph) / s, "unit": "tasks"}
             for name, s in best.items()]  # fmt: skip
@@ -60,7 +61,9 @@ def folding(repeats: int) -> list[Row]:
         {"unfolded": lambda: simulate(s, profile, fold=False), "folded": lambda: simulate(s, profile)}, repeats
     )
     ranks = s.parallelism.ranks
-    rows = [{"what": f"{ranks} ranks {name}", "seconds": x, "per_s": 1 / x, "unit": "steps"} for name, x in best.items()]
+    rows = [
+        {"what": f"{ranks} ranks {name}", "seconds": x, "per_s": 1 / x, "unit": "steps"} for name, x in best.items()
+    ]
     rows[1]["ratio"] = best["unfolded"] / best["folded"]
     return rows
 
@@ -96,7 +99,12 @@ def growth(repeats: int) -> list[Row]:
     for name, (sizes, change) in series.items():
         cases = {f"{n}": scenario(LLAMA_405B, change(n)) for n in sizes}
         profile = load_profile(next(iter(cases.values())).calibration)
-        best = shortest_s({n: lambda s=s: simulate(s, profile).result for n, s in cases.items()}, repeats)  # type: ignore[misc]
+        best = shortest_s({n: partial(_whole, s, profile) for n, s in cases.items()}, repeats)
         seconds = list(best.values())
         rows.append({"what": name, "sizes": list(sizes), "seconds": seconds, "slope": slope(sizes, seconds)})
     return rows
+
+
+def _whole(s: Scenario, profile: Profile) -> dict[str, Any]:
+    """From plan to metrics."""
+    return simulate(s, profile).result

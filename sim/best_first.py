@@ -45,7 +45,7 @@ class Found:
     fitting: list[Outcome]
     counts: Counts
     wall_s: float
-    evaluating_s: float  # core seconds spent simulating layouts in full
+    evaluating_s: float  # CPU seconds spent simulating layouts in full
     cores: int
 
 
@@ -152,7 +152,7 @@ class BestFirst:
 
     def _judge(self, result: Outcome) -> None:
         self.counts.evaluated += 1
-        self.evaluating_s += result.wall_s
+        self.evaluating_s += result.cpu_s
         self.counts.refused += bool(result.refused)
         if result.peak_memory_bytes > self.limit_bytes:
             self.counts.too_large += not result.refused

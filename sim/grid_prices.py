@@ -79,6 +79,7 @@ class GridPrices:
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)
         self._dps: dict[int, DataParallel] = {}
+        self._operators: dict[Compute, tuple[Priced, float]] = {}
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float], float] = {}
         self.lanes = self._lanes()
@@ -104,7 +105,7 @@ class GridPrices:
     def price(self, item: Compute | Comm) -> Priced:
         """As `Pricing.on`; a communication's least over all stages."""
         if isinstance(item, Compute):
-            return self.pricing.compute(item)._replace(host_s=0.0)
+            return self._operator(item)[0]
         key = (item.kind, item.group, item.bytes)
         found = self._comms.get(key)
         if found is None:
@@ -112,10 +113,18 @@ class GridPrices:
             self._comms[key] = found = found._replace(host_s=0.0)
         return found
 
+    def _operator(self, op: Compute) -> tuple[Priced, float]:
+        """An operator's price without the host's seconds, and these."""
+        found = self._operators.get(op)
+        if found is None:
+            priced = self.pricing.compute(op)
+            found = self._operators[op] = (priced._replace(host_s=0.0), priced.host_s)
+        return found
+
     def host_s(self, item: Compute | Comm) -> float:
         """Seconds in which the host issues an item."""
         if isinstance(item, Compute):
-            return self.pricing.compute(item).host_s
+            return self._operator(item)[1]
         return min(self.pricing.comm(item, r).host_s for r in self._places)
 
     def comms_s(self, comms: list[Comm]) -> float:

@@ -1,0 +1,22 @@
+"""The benchmarks run and report what they say; no time is asserted, as machines differ."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+cases = pytest.importorskip("benchmarks.cases", reason="the benchmarks are in the repository, not in the package")
+
+
+def test_engines_and_folding_report_ratios() -> None:
+    engines, folding = cases.engines(1), cases.folding(1)
+    for rows in (engines, folding):
+        assert [r["seconds"] > 0 for r in rows] == [True, True]
+        assert rows[1]["ratio"] == pytest.approx(rows[0]["seconds"] / rows[1]["seconds"])
+
+
+def test_slope_is_the_exponent() -> None:
+    from benchmarks.measure import slope
+
+    assert math.isclose(slope([1, 2, 4, 8], [5 * n**1.5 for n in (1, 2, 4, 8)]), 1.5)
