@@ -1,1 +1,33 @@
-"""Simulator of LLM training and inference steps. Never imports torch or calibrate."""
+"""Simulator of LLM training and inference steps. Never imports torch or calibrate.
+
+In a notebook or a program:
+
+>>> from sim import parse_scenario, simulate
+>>> step = simulate(parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100",
+...                                 "training": {"seq_len": 4096, "global_batch_size": 8}}))
+>>> 0 < step.result["mfu"] < 1
+True
+
+`import sim` itself loads nothing: names are fetched when they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario, load_scenario, parse_scenario
+    from sim.simulate import simulate
+
+__all__ = ["Scenario", "load_scenario", "parse_scenario", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    """`simulate` is the module of that name, which can be called; the others stand in `sim.scenario`."""
+    from importlib import import_module
+
+    if name == "simulate":
+        return import_module("sim.simulate")
+    if name in __all__:
+        return getattr(import_module("sim.scenario"), name)
+    raise AttributeError(f"module 'sim' has no attribute {name!r}")

@@ -9,9 +9,11 @@ True
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -109,6 +111,12 @@ class Simulation:
     def timeline(self) -> Timeline:
         """Every span of every simulated rank."""
         return make_timeline(self.built, self.times)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from sim.views.notebook import simulation_html
+
+        return simulation_html(self)
 
 
 def simulate(
@@ -253,3 +261,12 @@ def _rows(built: Built, times: Times) -> NDArray[np.int64]:
     """The slots of all tasks, in order of start, then of class."""
     slots = built.graph.slot_table()
     return slots[np.lexsort((slots[:, 1], np.array(times.start_s)[slots[:, 0]]))]
+
+
+class _CallableModule(ModuleType):
+    """`from sim import simulate` gives this module wherever it is loaded already, so it can be called as well."""
+
+    __call__ = staticmethod(simulate)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,69 @@
+"""The Python API of notebooks: cheap to import, callable both ways, and a result that shows itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+BUG = "<script>alert(1)</script>"
+
+
+def test_importing_sim_loads_nothing_else() -> None:
+    code = "import sys, sim; print(sorted({'numpy', 'pydantic', 'bokeh', 'sim.scenario'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("first", ["", "import sim.simulate\n", "from sim.simulate import Simulation\n"])
+def test_simulate_can_be_called_however_it_was_imported(first: str) -> None:
+    code = first + (
+        "from sim import Scenario, parse_scenario, simulate\n"
+        "s = parse_scenario({'model': 'gpt2', 'cluster': 'dgx-a100',"
+        " 'training': {'seq_len': 1024, 'global_batch_size': 8}})\n"
+        "assert isinstance(s, Scenario)\n"
+        "from sim.simulate import simulate as function\n"
+        "assert simulate(s).step_time_s == function(s).step_time_s > 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import sim
+
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        sim.nothing_of_that_name  # noqa: B018
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_a_step_shows_itself_in_a_notebook() -> None:
+    from sim import parse_scenario, simulate
+
+    step = simulate(parse_scenario({
+        "name": BUG, "model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 4},
+        "training": {"seq_len": 4096, "global_batch_size": 8}}))
+    page = _Tags()
+    page.feed(step._repr_html_())
+    assert page.open == []
+    assert "script" not in page.seen
+    for words in (BUG, "Step time", "Peak memory", "pp 4", "Largest losses", "Pipeline bubble"):
+        assert words in page.words
