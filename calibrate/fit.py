@@ -35,14 +35,15 @@ ROWS_PER_GROUP = 2  # a configuration's rows repeat one another: its first and i
 
 # What may be adjusted, from where if the profile has none, and how far: the standard deviation of the logarithm.
 PRIORS: Mapping[str, tuple[float, float]] = {
-    "host_operator_s": (4e-5, 0.5),
+    "host_operator_s": (5e-5, 0.5),
     "host_collective_s": (3e-5, 1.0),
     "host_message_s": (1e-4, 1.0),
-    "host_step_s": (5e-3, 0.7),
-    "memory_efficiency": (0.85, 0.1),
+    "host_step_s": (1e-3, 0.7),
+    "memory_efficiency": (0.85, 0.05),
     "memory_latency_s": (2e-6, 0.1),
-    "power_throttle": (0.12, 0.3),
-    "attention_backward_share": (0.8, 0.1),
+    "power_at_peak": (1.2, 0.05),
+    "unaligned_matmul_slowdown": (2.0, 0.5),
+    "attention_backward_share": (0.85, 0.1),
 }
 
 

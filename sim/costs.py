@@ -37,6 +37,7 @@ ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; not
 REPEAT_UNCERTAINTY = 0.02  # a quiet machine repeats a median within 2-3 % at another time
 MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
 EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under other tiles' matmuls
+GROUP_ROWS = 130  # a group's matmul pays its tiles' fill and drain for itself: half of b200_kernels' grouped rows
 POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 _OUTSIDE_PER_OCTAVE = 0.1
 
@@ -146,6 +147,8 @@ class Costs:
         found = [cost for via in _candidates(op) if (cost := self._from_table(via, op, shape)) is not None]
         if not found:
             return self._throttled(op, self._roofline(op))
+        if op.name.startswith("output_unaligned"):
+            found = [c._replace(seconds=c.seconds * self.coefficient("unaligned_matmul_slowdown", 1.0)) for c in found]
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
         return self._throttled(op, best._replace(seconds=best.seconds * repeats + self._result_seconds(op)))
 
@@ -202,6 +205,8 @@ class Costs:
         efficiency, outside, between = found
         if via.op == "attention_forward" and kind == "attention_backward":
             efficiency *= self.coefficient("attention_backward_share", 1.0)
+        if kind == "grouped_gemm" and not via.exact:
+            efficiency /= 1.0 + GROUP_ROWS / (shape[3] if op.phase is Phase.WEIGHT_GRAD else shape[1])
         error = math.hypot(between, doubt, _OUTSIDE_PER_OCTAVE * outside)
         seconds = max(here / efficiency, self.launch_overhead_s if outside and not table.floor_s else 0.0)
         source = "interpolated" if outside <= 1.0 else "roofline"

@@ -24,9 +24,11 @@ sys.path.insert(0, str(ROOT))
 
 from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
 
+from sim.fused_rows import fused_kernel  # noqa: E402
 from sim.kernels import make_table  # noqa: E402
 from sim.profile import PointTable, Profile, write_json  # noqa: E402
 from sim.roofline import Device  # noqa: E402
+from sim.tables import read_table  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
 
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
@@ -123,7 +125,22 @@ def collectives(folder: Path, short: str) -> list[dict[str, object]]:
     return out
 
 
-def profile(name: str, date: str, measured: list[dict[str, object]]) -> dict[str, object]:
+def fused_points(table: Path, gpu: str) -> list[dict[str, object]]:
+    """Every second row of Liger-Kernel's own measurements, as points of the operators of `sim.fused_rows`."""
+    groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    rows = [r for r in read_table(table).rows if r.measured.get("seconds") and r.scenario["calibration"] == gpu]
+    for row in rows[::2]:
+        (item,) = fused_kernel(str(row.data["op"]), row.data)
+        groups.setdefault((f"elementwise:{item.name}", item.dtype), []).append((item.shape[0], row.measured["seconds"]))
+    out = []
+    for (op, dtype), points in sorted(groups.items()):
+        sizes, seconds = zip(*sorted(dict(points).items()), strict=True)
+        out.append({"op": op, "dtype": dtype, "shape": [[n] for n in sizes], "seconds": seconds, "spread": 0.03,
+                    "samples": 1})
+    return out
+
+
+def profile(name: str, date: str, points: list[dict[str, object]], measured: list[dict[str, object]]) -> dict[str, object]:
     """A profile's file; a GPU that nobody measured borrows its nearest relative's kernels, scaled by the roofline."""
     relative = RELATIVES.get(name, name)
     kernels = next((short for short, gpu in MEASURED.items() if gpu == relative), "")
@@ -139,7 +156,7 @@ def profile(name: str, date: str, measured: list[dict[str, object]]) -> dict[str
         "reference": relative, "hardware": {"device": "cpu" if name == "cpu" else "cuda", "gpu": name},
         "software": {}, "settings": {},
         "coefficients": {k: {"value": v, "source": s} for k, (v, s) in COEFFICIENTS[name].items()},
-        "points": [], "blocks": [], "collectives": measured if relative == name else [], "kernels": kernels,
+        "points": points, "blocks": [], "collectives": measured if relative == name else [], "kernels": kernels,
     }
     Profile.from_json(json.loads(json.dumps(data)), name)
     return data
@@ -149,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--date", required=True, help="of the profiles, YYYY-MM-DD")
+    parser.add_argument("--fused", type=Path, default=ROOT / "scenarios" / "published" / "liger_kernels.json")
     parser.add_argument("--coefficients-only", action="store_true", help="leave the kernel files as they are")
     args = parser.parse_args()
     for short in MEASURED:
@@ -157,7 +175,7 @@ def main() -> None:
     for name in COEFFICIENTS:
         short = next((s for s, gpu in MEASURED.items() if gpu == name), "")
         measured = collectives(args.folder, short) if short else []
-        write_json(ROOT / "sim" / "presets" / "profiles" / f"{name}.json", profile(name, args.date, measured))
+        write_json(ROOT / "sim" / "presets" / "profiles" / f"{name}.json", profile(name, args.date, fused_points(args.fused, name), measured))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario, Training
 
 FP32_BYTES = 4.0
+ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alignment of 16 bytes)
 
 
 def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
@@ -63,9 +64,11 @@ def head_parts(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
     vocab = m.padded_vocab(d.tp) // d.tp
     # the output projection runs in 16 bits even where the layers' matmuls are quantized
     plain = replace(d, linear=d.act, linear_bytes=d.act_bytes)
+    # without tensor parallelism frameworks take an odd vocabulary as it is, and its matmuls leave the fast kernels
+    name = "output_unaligned" if d.tp == 1 and m.vocab % ALIGNED else "output"
     output = linear(
         plain,
-        Linear("output", "head", d.tokens, d.hidden, (vocab,), "column", save_input=d.style != "compiled"),
+        Linear(name, "head", d.tokens, d.hidden, (vocab,), "column", save_input=d.style != "compiled"),
     )
     if d.style == "megatron":  # its own output layer hands autograd an empty gradient of the matrix's shape
         output = replace(output, backward_bytes=output.backward_bytes + d.act_bytes * vocab * d.hidden)
