@@ -117,23 +117,7 @@ def _figure(result: Result) -> Any:
     )
     plot.toolbar.logo = None
     plot.yaxis.formatter = CustomJSTickFormatter(code=_TICKS)
-    names = list(dict.fromkeys("none" if r["layout"]["pp"] == 1 else r["layout"]["schedule"] for r in rows))
-    dots: list[Any] = []
-    for i, name in enumerate(names):
-        mine = [r for r in rows if ("none" if r["layout"]["pp"] == 1 else r["layout"]["schedule"]) == name]
-        label = "no pipeline" if name == "none" else name
-        dots.append(
-            plot.scatter(
-                "x",
-                "y",
-                source=ColumnDataSource(_columns(mine)),
-                size=8,
-                color=_COLOURS[min(i, len(_COLOURS) - 1)],
-                fill_alpha=0.6,
-                legend_label=label,
-                name=f"schedule:{name}",
-            )
-        )
+    dots = _dots(plot, rows)
     line = _columns(result["pareto"])
     if line["x"]:
         plot.step("x", "y", source=ColumnDataSource(line), mode="after", color=_INK, line_width=2, name="pareto",
@@ -148,6 +132,29 @@ def _figure(result: Result) -> Any:
         plot.legend.click_policy = "hide"
         plot.legend.location = "top_right"
     return plot
+
+
+def _dots(plot: Any, rows: Sequence[Row]) -> list[Any]:
+    """A renderer for each schedule, so that the legend can hide it."""
+    from bokeh.models import ColumnDataSource
+
+    by_schedule: dict[str, list[Row]] = {}
+    for row in rows:
+        name = "no pipeline" if row["layout"]["pp"] == 1 else row["layout"]["schedule"]
+        by_schedule.setdefault(name, []).append(row)
+    return [
+        plot.scatter(
+            "x",
+            "y",
+            source=ColumnDataSource(_columns(mine)),
+            size=8,
+            color=_COLOURS[min(i, len(_COLOURS) - 1)],
+            fill_alpha=0.6,
+            legend_label=name,
+            name=f"schedule:{name}",
+        )
+        for i, (name, mine) in enumerate(by_schedule.items())
+    ]
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
