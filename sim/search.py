@@ -238,8 +238,8 @@ def print_result(result: dict[str, Any]) -> None:
 
     console = Console()
     c = result["counts"]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("step", "tokens/s/GPU", "memory", "layout", "schedule", "batch", "recompute"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("step", "tok/s/GPU", "GiB", "layout", "schedule", "b", "recompute"):
         table.add_column(name, justify="left" if name in ("layout", "schedule", "recompute") else "right", no_wrap=True)
     for row in result["best"]:
         x = row["layout"]
@@ -247,7 +247,7 @@ def print_result(result: dict[str, Any]) -> None:
         table.add_row(
             f"{row['step_time_s']:.4g} s",
             f"{row['tokens_per_s_per_gpu']:,.0f}",
-            f"{row['peak_memory_bytes'] / 2**30:.1f} GiB",
+            f"{row['peak_memory_bytes'] / 2**30:.1f}",
             mesh_text(x),
             schedule if x["pp"] > 1 else "-",
             str(x["micro_batch_size"]),
@@ -262,7 +262,9 @@ def print_result(result: dict[str, Any]) -> None:
     console.print(
         f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} too large by their least memory, "
         f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} simulated "
-        f"(of which {c['too_large']:,} did not fit); {result['wall_s']:.1f} s on {result['cores']} cores",
+        f"(of which {c['too_large']:,} did not fit); {result['wall_s']:.1f} s on {result['cores']} core"
+        + "s"
+        * (result["cores"] != 1),
         highlight=False,
     )
 

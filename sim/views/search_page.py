@@ -102,7 +102,7 @@ def schedule_words(layout: Mapping[str, Any]) -> str:
 
 
 def _figure(result: Result) -> Any:
-    from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, Range1d
+    from bokeh.models import AdaptiveTicker, ColumnDataSource, CustomJSTickFormatter, HoverTool, Range1d
     from bokeh.plotting import figure
 
     rows = result["evaluated"]
@@ -116,6 +116,7 @@ def _figure(result: Result) -> Any:
         name="search",
     )
     plot.toolbar.logo = None
+    plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2.0**i for i in range(10)], desired_num_ticks=5)
     plot.yaxis.formatter = CustomJSTickFormatter(code=_TICKS)
     dots = _dots(plot, rows)
     line = _columns(result["pareto"])
@@ -130,7 +131,7 @@ def _figure(result: Result) -> Any:
     plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
     if plot.legend:
         plot.legend.click_policy = "hide"
-        plot.legend.location = "top_right"
+        plot.add_layout(plot.legend[0], "right")
     return plot
 
 
@@ -189,7 +190,9 @@ def _cards(result: Result) -> str:
         cards.append(card("Best step", "none", "no legal layout fits", "bad"))
     cards.append(card("Legal layouts", count(c["legal"]), f"{count(c['pruned_by_memory'])} need too much memory"))
     cards.append(card("Simulated", count(c["evaluated"]), f"{count(c['pruned_by_bound'])} cannot be better"))
-    cards.append(card("Search", seconds(result["wall_s"]), f"{count(result['cores'])} cores"))
+    cards.append(
+        card("Search", seconds(result["wall_s"]), f"{count(result['cores'])} core{'s' * (result['cores'] != 1)}")
+    )
     return f'<dl class="cards">{"".join(cards)}</dl>\n'
 
 
