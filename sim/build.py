@@ -51,12 +51,14 @@ class _Wire(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """A template as one class of ranks uses it. `alone`: one task stands for it. `inputs` and `outputs`: the messages
-    before and after it, one for each action of a pair."""
+    """A template as one class of ranks uses it. `alone`: one task stands for it; `early`: part of it needs no input, so
+    one task does so only where there is none to wait for. `inputs` and `outputs`: the messages before and after it,
+    one for each action of a pair."""
 
     template: Template
     name: str
     alone: bool
+    early: bool
     sort: int
     row: Row
     launches: tuple[tuple[Launch, int, Row], ...]
@@ -71,6 +73,7 @@ class _Rank:
     index: int
     last: dict[str, int] = field(default_factory=dict)  # last task on each stream
     waits: list[int] = field(default_factory=list)  # the next computation waits for these
+    tail: tuple[int, ...] = ()  # those of them that are the last action's own
     handles: dict[tuple[int, str], int] = field(default_factory=dict)  # gathers of the prologue, by stage
     open: dict[str, int] = field(default_factory=dict)  # last task on each stream that nobody has waited for
     collectives: dict[tuple[int, ...], int] = field(default_factory=dict)  # how many so far, by members
@@ -78,6 +81,10 @@ class _Rank:
     counts: dict[Template, int] = field(default_factory=dict)  # how often each was placed
     done: list[Done] = field(default_factory=list)
     jitter: Jitter | None = None
+
+    def ended(self) -> list[int]:
+        """What the rank has done is done when these are; messages aside."""
+        return [self.last[COMPUTE], *self.tail] if COMPUTE in self.last else list(self.tail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +220,7 @@ class Build:
             template,
             name,
             alone,
+            any(t.stream == DP and not t.deps for t in template.tasks),
             graph.new_sort(detail, template.compute_s, template.exposed_s),
             graph.row(rank.index, COMPUTE, name),
             launches,
@@ -270,9 +278,10 @@ class Build:
         template = use.template
         rank.counts[template] = rank.counts.get(template, 0) + 1
         stage, _, micro_batch = actions[0]
-        if use.alone and (not rank.open or rank.open.keys().isdisjoint(template.joined)):
+        free = not rank.open or rank.open.keys().isdisjoint(template.joined)
+        if use.alone and free and not (use.early and rank.waits):
             graph, before = self.graph, rank.last
-            waits, rank.waits = rank.waits, []
+            waits, rank.waits, rank.tail = rank.waits, [], ()
             if COMPUTE in before:
                 waits.append(before[COMPUTE])
             first = last = before[COMPUTE] = graph.add(template.makespan_s, waits, use.sort, stage, micro_batch)
@@ -296,15 +305,14 @@ class Build:
         Returns the first and last task of the action itself, and all of them.
         """
         ids: list[int] = []
-        before, inputs = rank.last.get(COMPUTE), rank.waits
+        before, inputs = rank.ended(), rank.waits
         rank.waits = []
         rooted: dict[int, None] = {}  # in order; all that needs this micro-batch's input
         factor = rank.jitter.draw() if rank.jitter is not None else 1.0
         for i, local in enumerate(template.tasks):
             waits = [ids[d] for d in local.deps]
             waits += [rank.handles.pop((stage, h)) for h in local.external if (stage, h) in rank.handles]
-            if not local.deps and before is not None:
-                waits.append(before)
+            waits += [] if local.deps else before
             if local.stream != DP:
                 waits += [] if any(d in rooted for d in local.deps) else inputs
                 rooted[i] = None
@@ -316,12 +324,10 @@ class Build:
         for _, i in template.open:
             rank.open[template.tasks[i].stream] = ids[i]
         rank.waits = [ids[i] for i in template.tail]
+        rank.tail = tuple(rank.waits)
         first = next(iter(rooted), 0)
-        last = (
-            template.tail[-1]
-            if template.tail
-            else max((i for i in rooted if template.tasks[i].stream == COMPUTE), default=-1)
-        )
+        ends = [i for i in template.tail if i in rooted]  # gathers may end long before
+        last = ends[-1] if ends else max((i for i in rooted if template.tasks[i].stream == COMPUTE), default=-1)
         return ids[first], ids[last], ids
 
     def _add(self, rank: _Rank, local: LocalTask, kind: str, waits: list[int], stage: int, micro_batch: int) -> int:
@@ -358,11 +364,12 @@ class Build:
     # --- messages
 
     def _receive(self, rank: _Rank, use: _Use, actions: tuple[Action, ...]) -> None:
-        """Post the receives of a rank's next action; it waits for them."""
+        """Post the receives of a rank's next action; it waits for them. Without overlap they are posted when what it
+        has done so far has ended."""
+        posted = [] if self.overlap else rank.ended()
         for wire, action in zip(use.inputs, actions, strict=True):
             if wire is not None:
-                waits = [rank.last[COMPUTE]] if not self.overlap and COMPUTE in rank.last else []
-                rank.waits.append(self._message(wire, action.micro_batch, waits))
+                rank.waits.append(self._message(wire, action.micro_batch, list(posted)))
 
     def _send(self, rank: _Rank, wire: _Wire, micro_batch: int) -> int:
         """Send a result that the rank has just computed; returns the message's task."""

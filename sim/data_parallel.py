@@ -117,7 +117,7 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     """
     phase = Phase.FORWARD
     out: list[list[Item]] = [[] for _ in blocks]
-    if dp.zero == 3 and (dp.reshard or first):
+    if blocks and dp.zero == 3 and (dp.reshard or first):
         gathers = [dp.gather(b.name, b.params, b.expert_params, phase, f"w{i}") for i, b in enumerate(blocks)]
         out[0] += gathers[0]
         for i, items in enumerate(out):
@@ -138,7 +138,7 @@ def weave_backward(
     order = blocks[::-1]
     out: list[list[Item]] = [[] for _ in order]
     phase = Phase.INPUT_GRAD
-    if dp.zero == 3 and dp.reshard and phase in phases:
+    if blocks and dp.zero == 3 and dp.reshard and phase in phases:
         gathers = [dp.gather(b.name, b.params, b.expert_params, phase, f"v{i}") for i, b in enumerate(order)]
         out[0] += gathers[0]
         for i, items in enumerate(out):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sim.folding import expert_rank, lanes, position_of, uneven_context, uneven_experts
+from sim.folding import expert_rank as expert_rank
+from sim.folding import lanes, position_of, uneven_context, uneven_experts
 from sim.scenario import Parallelism, Scenario
 from sim.timeline import RankClass
 
