@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from calibrate.serving.cache import HostPrefixes, PagedCache, make_cache
-from calibrate.serving.forward import Model, Part, forward
+from calibrate.serving.forward import Clock, Model, Part, forward
 from sim.kv_cache import HostCache, KvCache
 from sim.requests import Request
 from sim.scheduler import Batch, Limits, Piece, Scheduler, Sequence
@@ -53,11 +53,13 @@ class Served:
     cache: PagedCache
     host: HostPrefixes
     seconds: float = 0.0
+    forward_s: float = 0.0  # of the last forward
     iterations: list[tuple[float, float, int]] = field(default_factory=list)  # start, end, tokens
+    gaps: list[float] = field(default_factory=list)  # seconds of an iteration outside its forward
 
 
-def serve(model: Model, prompts: Items[Prompt], settings: Settings) -> Served:
-    """Serve all prompts; greedy. Times are of this machine's clock, from the start on.
+def serve(model: Model, prompts: Items[Prompt], settings: Settings, clock: Clock = time.perf_counter) -> Served:
+    """Serve all prompts; greedy. Times are of `clock`, from the start on.
 
     Raises:
         ValueError: where a prompt can never fit, or prompts of one prefix do not share its tokens.
@@ -70,24 +72,25 @@ def serve(model: Model, prompts: Items[Prompt], settings: Settings) -> Served:
     cache = make_cache(model.config, settings.blocks, settings.block_tokens, model.dtype)
     served = Served([[] for _ in prompts], sequences, scheduler, cache, HostPrefixes())
     pending = sorted(sequences, key=lambda s: s.request.arrival_s)
-    begin, left = time.perf_counter(), len(pending)
+    begin, left = clock(), len(pending)
     while left:
-        now = time.perf_counter() - begin
+        now = clock() - begin
         while pending and pending[0].request.arrival_s <= now:
             scheduler.waiting.append(pending.pop(0))
         batch = scheduler.schedule(now)
         if not batch.pieces:
             time.sleep(max(0.0, pending[0].request.arrival_s - now))
             continue
-        _iterate(model, prompts, served, batch)
-        end = time.perf_counter() - begin
+        _iterate(model, prompts, served, batch, clock)
+        end = clock() - begin
         left -= _finish(prompts, served, batch, end)
         served.iterations.append((now, end, sum(p.tokens for p in batch.pieces)))
-    served.seconds = time.perf_counter() - begin
+        served.gaps.append(clock() - begin - now - served.forward_s)
+    served.seconds = clock() - begin
     return served
 
 
-def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch) -> None:
+def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch, clock: Clock) -> None:
     """Blocks given and taken as the scheduler counted them, prefixes fetched, one forward, greedy choices."""
     cache = served.cache
     for s in served.sequences:
@@ -99,7 +102,9 @@ def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch)
         if fresh and s.computed:
             served.host.load(cache, s.index, prompts[s.index].tokens, s.computed)
     parts = [Part(p.sequence.index, _tokens(prompts, served, p), p.sequence.computed) for p in batch.pieces]
+    begin = clock()
     chosen = forward(model, cache, parts).argmax(-1).tolist()
+    served.forward_s = clock() - begin
     for piece, token in zip(batch.pieces, chosen, strict=True):
         if piece.samples:
             served.outputs[piece.sequence.index].append(token)

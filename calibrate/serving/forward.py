@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from calibrate.model import Build, Constants, make_blocks
 from calibrate.serving.cache import PagedCache
 from sim.scenario import ModelConfig, Training
+
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,13 @@ def _integers(values: list[int] | list[list[int]]) -> Tensor:
 
 
 @torch.no_grad()
-def forward(model: Model, cache: PagedCache, parts: Items[Part]) -> Tensor:
+def forward(
+    model: Model, cache: PagedCache, parts: Items[Part], cores: list[float] | None = None,
+    clock: Clock = time.perf_counter,
+) -> Tensor:
     """Compute all parts in one pass; the logits after each part's last token: [parts, vocab].
+
+    Seconds of `clock` spent in attention cores are appended to `cores`, one entry a layer.
 
     Prompts attend one by one over their own blocks, single tokens all together, padded to the longest.
     """
@@ -104,13 +113,16 @@ def forward(model: Model, cache: PagedCache, parts: Items[Part]) -> Tensor:
     if embedding.positions is not None:
         x = x + embedding.positions[places.positions]
     for i, layer in enumerate(layers):
-        x = x + layer.proj(attention(model, cache, i, layer.qkv(layer.norm1(x)), places))
+        x = x + layer.proj(attention(model, cache, i, layer.qkv(layer.norm1(x)), places, cores, clock))
         x = x + layer.down(layer.activation(layer.up(layer.norm2(x))))
     ends = torch.tensor([len(p.tokens) for p in parts]).cumsum(0) - 1
     return head.output(head.norm(x[ends]))[:, : m.vocab]
 
 
-def attention(model: Model, cache: PagedCache, layer: int, qkv: Tensor, places: _Places) -> Tensor:
+def attention(
+    model: Model, cache: PagedCache, layer: int, qkv: Tensor, places: _Places, cores: list[float] | None = None,
+    clock: Clock = time.perf_counter,
+) -> Tensor:
     """[tokens, (heads + 2 kv_heads) · d] → [tokens, heads · d], with the batch's keys and values written first."""
     m, c = model.config, model.constants
     q, k, v = qkv.view(len(qkv), -1, m.head_dim).split((m.heads, m.kv_heads, m.kv_heads), 1)
@@ -119,6 +131,7 @@ def attention(model: Model, cache: PagedCache, layer: int, qkv: Tensor, places: 
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     cache.write(layer, places.slots, k, v)
     out = torch.empty_like(q)
+    begin = clock()
     for rows, part, table in places.prompts:
         keys, values = (t[:, : part.end] for t in cache.read(layer, table))
         seen = torch.arange(part.end) <= torch.arange(part.start, part.end)[:, None]
@@ -126,6 +139,8 @@ def attention(model: Model, cache: PagedCache, layer: int, qkv: Tensor, places: 
     if len(places.singles):
         keys, values = cache.read(layer, places.tables)
         out[places.singles] = _attend(q[places.singles][:, None], keys, values, places.mask)[:, 0]
+    if cores is not None:
+        cores.append(clock() - begin)
     return out.flatten(1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +97,29 @@ def test_what_can_never_be_served_is_refused() -> None:
         serve(m, [Prompt(tuple(range(20)), 5)], Settings(blocks=1))
     with pytest.raises(ValueError, match="are not those of prefix"):
         serve(m, [Prompt((1, 2), 1, 0.0, "a", 2), Prompt((1, 3), 1, 0.0, "a", 2)], Settings(blocks=9))
+
+
+def test_measured_throughput_is_the_simulated_one() -> None:
+    """In CPU seconds, which neighbours on the machine do not stretch: within 15 %, in the best of three tries."""
+    from calibrate.serving.measure import compare
+    from sim.scenario import load_scenario
+
+    file = Path(__file__).parents[2] / "scenarios" / "serve_cpu.yaml"
+    scenario = load_scenario(file, ["inference.requests.count=24"])
+    errors = []
+    while len(errors) < 3:
+        found = compare(scenario, clock=time.process_time)
+        assert found.measured["iterations"] == found.simulated["iterations"]
+        errors.append(found.error)
+        if abs(found.error) < 0.15:
+            return
+    pytest.fail(f"simulated / measured - 1 = {errors}")
+
+
+def test_the_engine_refuses_what_it_does_not_run() -> None:
+    from calibrate.serving.measure import compare
+    from sim.errors import InputError
+    from sim.scenario import load_scenario
+
+    with pytest.raises(InputError, match="experts, latent attention"):
+        compare(load_scenario(Path(__file__).parents[2] / "scenarios" / "serve_deepseek_v3.yaml"))

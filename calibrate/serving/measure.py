@@ -1,0 +1,209 @@
+"""`python -m calibrate.serving.measure SCENARIO.yaml`: serve a scenario for real on this CPU, and compare.
+
+The engine's parts are measured before and after the run (machines drift), kept as a profile, and the scenario is
+simulated with it: same scheduler, so what differs is cost.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from calibrate.serving.cache import PagedCache, make_cache
+from calibrate.serving.engine import Prompt, Served, Settings, serve
+from calibrate.serving.forward import Clock, Model, Part, forward, make_model
+from sim.errors import InputError
+from sim.profile import BlockPoint, Profile
+from sim.requests import Request, make_requests
+from sim.scenario import Inference, Scenario
+from sim.serving import percentiles, simulate_serving
+from sim.serving_measured import part_key
+
+REPEATS = 5
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CHUNKS, BEFORE = (2, 16, 64, 256), (0, 64, 256)
+DECODES, LENGTHS = (1, 4, 16, 32), (16, 64, 256, 512)
+Samples = dict[tuple[str, int, int], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One real run and its simulation."""
+
+    served: Served
+    profile: Profile
+    measured: dict[str, Any]
+    simulated: dict[str, Any]
+
+    @property
+    def error(self) -> float:
+        """Simulated over measured throughput, less one."""
+        return float(self.simulated["output_tokens_per_s"] / self.measured["output_tokens_per_s"] - 1.0)
+
+
+def sample_parts(model: Model, block_tokens: int, samples: Samples, clock: Clock = time.perf_counter) -> None:
+    """Time every part once more; medians over calls are what counts."""
+    longest = max(max(CHUNKS) + max(BEFORE), max(LENGTHS))
+    per = -(-longest // block_tokens)
+    cache = make_cache(model.config, per * max(DECODES), block_tokens, model.dtype)
+    for n in TOKENS:
+        if n in DECODES:
+            continue
+        total, cores = _timed(model, cache, [Part(0, (1,) * n, 0)], clock)
+        samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
+    for chunk in CHUNKS:
+        for before in BEFORE:
+            _, cores = _timed(model, cache, [Part(0, (1,) * chunk, before)], clock)
+            samples.setdefault(("prefill", chunk, before), []).append(statistics.median(cores))
+    for n in DECODES:
+        for length in LENGTHS:
+            total, cores = _timed(model, cache, [Part(i, (1,), length - 1) for i in range(n)], clock)
+            samples.setdefault(("decode", n, length), []).append(statistics.median(cores))
+            samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
+
+
+def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock) -> tuple[float, list[float]]:
+    for p in parts:
+        cache.grow(p.sequence, p.end)
+    found = []
+    for _ in range(2):  # the first warms up
+        cores: list[float] = []
+        begin = clock()
+        forward(model, cache, parts, cores, clock).argmax(-1).tolist()
+        found.append((clock() - begin, cores))
+    for p in parts:
+        cache.release(p.sequence)
+    return found[-1]
+
+
+def make_profile(model: Model, samples: Samples, engine_s: float) -> Profile:
+    """The medians as blocks of a profile, and what the engine does between forwards."""
+    blocks = [BlockPoint(part_key(model.config, "engine", 0), "forward", 0, max(engine_s, 1e-9), 0.0)]
+    for (part, a, b), values in samples.items():
+        middle = statistics.median(values)
+        spread = statistics.median(abs(v - middle) for v in values) / middle
+        blocks.append(BlockPoint(part_key(model.config, part, a, b), "forward", 0, middle, spread))
+    return Profile(name="serving-engine", source="calibrate.serving.measure", blocks=tuple(blocks))
+
+
+def compare(
+    scenario: Scenario, say: Callable[[str], None] = lambda text: None, clock: Clock = time.perf_counter
+) -> Comparison:
+    """Measure the parts, serve, measure again, simulate. `clock`: time.process_time leaves out what others' load takes.
+
+    Raises:
+        InputError: for a scenario that this engine cannot run (more than one rank, experts, latent attention, …).
+    """
+    inference = _runnable(scenario)
+    torch.set_num_threads(1)
+    requests = make_requests(inference.requests)
+    longest = max(r.prompt_tokens + r.output_tokens for r in requests)
+    model = make_model(scenario.model, max(longest, max(CHUNKS) + max(BEFORE), max(LENGTHS)))
+    block = inference.kv_cache.block_tokens
+    settings = Settings(
+        blocks=-(-longest // block) * min(len(requests), inference.max_running_requests), block_tokens=block,
+        max_running=inference.max_running_requests, max_batch_tokens=inference.max_batch_tokens,
+        host_tokens=1 << 20 if inference.prefix_cache == "cpu" else 0,
+    )  # fmt: skip
+    prompts = _prompts(requests, scenario.model.vocab)
+    samples: Samples = {}
+    say("measuring parts")
+    for _ in range(REPEATS // 2 + 1):
+        sample_parts(model, block, samples, clock)
+    say("serving")
+    served = serve(model, prompts, settings, clock)
+    say("measuring parts again")
+    for _ in range(REPEATS // 2):
+        sample_parts(model, block, samples, clock)
+    profile = make_profile(model, samples, _between(served))
+    simulated = simulate_serving(scenario, profile).result
+    return Comparison(served, profile, _result(served), simulated)
+
+
+def _runnable(scenario: Scenario) -> Inference:
+    m, i = scenario.model, scenario.inference
+    if i is None:
+        raise InputError(f"{scenario.name}: this scenario has no `inference` section")
+    wrong = [what for what, bad in (
+        ("more than one rank", scenario.parallelism.ranks > 1), ("experts", m.moe is not None),
+        ("latent attention", m.mla is not None), ("query-key norms", m.qk_norm),
+        ("precision other than fp32", i.precision != "fp32"),
+        ("a contiguous cache", i.kv_cache.layout != "paged"), ("prefixes kept on the GPU", i.prefix_cache == "gpu"),
+        ("quantization", i.quantization != "none"), ("static batching", i.batching == "static"),
+    ) if bad]  # fmt: skip
+    if wrong:
+        raise InputError(f"{scenario.name}: the bundled engine does not run {', '.join(wrong)}")
+    return i
+
+
+def _prompts(requests: tuple[Request, ...], vocab: int) -> list[Prompt]:
+    """Random tokens; prompts of one prefix begin alike."""
+    draw = torch.Generator().manual_seed(0)
+    shared: dict[str, tuple[int, ...]] = {}
+    longest = max(r.prompt_tokens for r in requests)
+    out = []
+    for r in requests:
+        own = tuple(torch.randint(0, vocab, (r.prompt_tokens,), generator=draw).tolist())
+        beginning = ()
+        if r.prefix_id:
+            if r.prefix_id not in shared:
+                shared[r.prefix_id] = tuple(torch.randint(0, vocab, (longest,), generator=draw).tolist())
+            beginning = shared[r.prefix_id][: r.prefix_tokens]
+        tokens = beginning + own[len(beginning) :]
+        out.append(Prompt(tokens, r.output_tokens, r.arrival_s, r.prefix_id, r.prefix_tokens))
+    return out
+
+
+def _between(served: Served) -> float:
+    """Median seconds from the end of one iteration's forward to the start of the next while there was work."""
+    return statistics.median(served.gaps) if served.gaps else 0.0
+
+
+def _result(served: Served) -> dict[str, Any]:
+    """The same figures as a simulated result's."""
+    done = served.sequences
+    output = sum(s.request.output_tokens for s in done)
+    end = max(s.finish_s for s in done)
+    return {
+        "output_tokens_per_s": output / end,
+        "request_latency_s": percentiles([s.finish_s - s.request.arrival_s for s in done]),
+        "time_to_first_token_s": percentiles([s.first_token_s - s.request.arrival_s for s in done]),
+        "time_per_output_token_s": percentiles(
+            [(s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)
+             for s in done if s.request.output_tokens > 1]),
+        "iterations": len(served.iterations),
+    }  # fmt: skip
+
+
+def main(
+    scenario: Annotated[Path, typer.Argument(help="serving scenario", metavar="SCENARIO.yaml")],
+    out: Annotated[Path | None, typer.Option(help="write figures and profile as JSON", metavar="FILE")] = None,
+    cpu_seconds: Annotated[bool, typer.Option(help="count this process's CPU time alone: for busy machines")] = False,
+) -> None:
+    """Serve SCENARIO.yaml for real and print measured beside simulated."""
+    from sim.command import bad_input_exits, write_json
+    from sim.scenario import load_scenario
+
+    with bad_input_exits():
+        clock = time.process_time if cpu_seconds else time.perf_counter
+        found = compare(load_scenario(scenario), lambda text: print(text, flush=True), clock)
+        print(f"{'':24} {'measured':>12} {'simulated':>12} {'error':>8}")
+        for name in ("output_tokens_per_s", "time_to_first_token_s", "time_per_output_token_s", "request_latency_s"):
+            pair = [r[name]["p50"] if isinstance(r[name], dict) else r[name] for r in (found.measured, found.simulated)]
+            print(f"{name:24} {pair[0]:12.5g} {pair[1]:12.5g} {pair[1] / pair[0] - 1:+8.1%}")
+        if out is not None:
+            write_json(str(out), {"measured": found.measured, "simulated": found.simulated,
+                                  "profile": found.profile.to_json()})  # fmt: skip
+
+
+if __name__ == "__main__":
+    from sim.command import run_main
+
+    run_main(main)
