@@ -4,10 +4,10 @@ States per parameter (Rajbhandari et al. 2020, section 3.1): stored parameter, g
 two fp32 moments, with an fp32 master copy where parameters are kept in 16 bits: 2+2+12 with 16-bit gradients, 2+4+12
 with fp32 ones, 4+4+8 in fp32. ZeRO-1 shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters.
 
-A forward's saved bytes count from its start, a backward's until its end; after a split backward's input half only what
-the weight half needs is left. Buffers are transient: what the running operator or recomputation holds, and what ZeRO
-gathers. Gradients live in persistent buffers (Megatron's). Left out: NCCL's buffers, the CUDA context, output gradients
-that a split backward keeps for its weight half, DDP's bucket copies.
+A forward's saved bytes count from its start, a backward's until its end; after a split backward's input half, what the
+weight half needs is left: the inputs of linear layers and the gradients of their outputs. Buffers are transient: what the running operator or recomputation holds, and what ZeRO
+gathers. Gradients live in persistent buffers (Megatron's). Left out: NCCL's buffers, the CUDA context, DDP's bucket
+copies.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sim.dtypes import dtype_bytes
 from sim.engine import Times
 from sim.models.head import tied_params
 from sim.plan import Plan
+from sim.program import Block, Compute, Phase
 from sim.stages import Stage
 
 Bytes = NDArray[np.float64]
@@ -155,9 +156,9 @@ def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
     if kind is Kind.F:
         steps = [(size, b.forward_peak_bytes, 0.0) for b, size in zip(blocks, saved, strict=True)]
     else:
-        for_weights = [sum(s.bytes for s in b.saved if s.weight_grad) for b in blocks]
         steps = []
-        for b, size, late in zip(blocks, saved, for_weights, strict=True):
+        for b, size in zip(blocks, saved, strict=True):
+            late = sum(s.bytes for s in b.saved if s.weight_grad) + output_gradients_bytes(b)
             freed = {Kind.B: size, Kind.I: size - late, Kind.W: late}[kind]
             steps.append((0.0, 0.0 if kind is Kind.W else b.backward_peak_bytes, freed))
     if fine and blocks:
@@ -169,6 +170,18 @@ def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
         peak = max(peak, now + transient - claimed)
         now -= free
     return [(0.0, claimed, peak), (1.0, -freed, -peak)]
+
+
+def output_gradients_bytes(block: Block) -> float:
+    """What a split backward keeps for its weight half besides saved inputs: the gradients of linear layers' outputs.
+
+    A weight gradient's matmul is `[outputs, rows] x [rows, inputs]`, shape (batch, outputs, inputs, rows).
+    """
+    total = 0.0
+    for i in block.backward:
+        if isinstance(i, Compute) and i.phase is Phase.WEIGHT_GRAD and i.kind in ("gemm", "grouped_gemm"):
+            total += i.shape[0] * i.shape[1] * i.shape[3] * dtype_bytes(i.dtype)
+    return total
 
 
 def _block_by_block(stage: Stage, kind: Kind, steps: list[Change]) -> list[Change]:

@@ -171,7 +171,7 @@ def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     wire = _wire(kernel, protocol)
     if group.domains == 1:
         return AlphaBeta(start_s, (bare.transfer_s + kernel.fill * block_s) * wire)
-    far_step_s = group.fabric.ring_steps_s[0 if protocol == "LL" else 2]
+    far_step_s = group.fabric.message_steps_s[0 if protocol == "LL" else 1]
     rounds = math.ceil(far / P2P_PER_ROUND)
     return AlphaBeta(start_s + rounds * _far(group, far_step_s), bare.transfer_s * wire)
 
@@ -183,7 +183,7 @@ def send_recv(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     wire = _wire(kernel, protocol)
     if group.domains == 1:
         return AlphaBeta(start_s, bare.transfer_s * wire / kernel.share)
-    step_s = group.fabric.ring_steps_s[0 if protocol == "LL" else 2]
+    step_s = group.fabric.message_steps_s[0 if protocol == "LL" else 1]
     return AlphaBeta(start_s + _far(group, step_s), bare.transfer_s * wire)
 
 
@@ -237,7 +237,7 @@ def message_seconds(timing: Timing, fabric: Fabric, way: Way, near_latency_s: fl
         + way.hops * _far_step(hop_s, far_s)
         + size_bytes * wire / (way.bytes_per_s * share)
         for start_s, step, far_s, wire in (
-            (kernel.ll_start_s, timing.ring.ll_step_s, fabric.ring_steps_s[0], kernel.ll_bytes),
-            (kernel.start_s, SIMPLE_NVLINK_S, fabric.ring_steps_s[2], 1.0),
+            (kernel.ll_start_s, timing.ring.ll_step_s, fabric.message_steps_s[0], kernel.ll_bytes),
+            (kernel.start_s, SIMPLE_NVLINK_S, fabric.message_steps_s[1], 1.0),
         )
     )

@@ -50,8 +50,8 @@ class Fabric:
     """Steps between nodes.
 
     `ll_step_s`, `ll128_step_s`, `step_s`: a tree's hop. `near_step_s`: a tree's hop inside, when it goes in chunks
-    (Simple). `ring_steps_s`: a ring's hop between nodes, or a message's, in LL, LL128,
-    Simple. `ring_floor_s`: the least time between two blocks on that hop.
+    (Simple). `ring_steps_s`: a ring's hop between nodes in LL, LL128, Simple; `message_steps_s`: a
+    message's in LL, Simple. `ring_floor_s`: the least time between two blocks on that hop.
     `rendezvous_s` comes on top of a hop's step in LL from `RENDEZVOUS_BYTES` on. `ll_bytes`: as in `Kernel`.
     `lines`: LL128 works, which passes data on in lines as they arrive.
     """
@@ -61,6 +61,7 @@ class Fabric:
     step_s: float
     near_step_s: float
     ring_steps_s: tuple[float, float, float]
+    message_steps_s: tuple[float, float]
     ring_floor_s: float
     rendezvous_s: float
     ll_bytes: float
@@ -75,12 +76,16 @@ NETWORK_SHARE = 0.983  # of what NICs leave for data, what rings and trees susta
 TREE_SHARE = 0.673  # of the NICs, where a node has more than one neighbour in a tree
 USUAL_LATENCY_S = 14e-6  # what the steps below are stated for: NCCL's step on InfiniBand, protocol Simple
 
-MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 38.3e-6, 13.4e-6, 9.92, False)
+MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), (2.7e-6, 14e-6), 38.3e-6, 13.4e-6, 9.92, False)
 """Libfabric and others that match sender and receiver for each message (GH200 over Slingshot)."""
-HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 0.0, 0.0, 2.0, False)
+HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), (2.7e-6, 14e-6), 0.0, 0.0, 2.0, False)
 """Posted buffers, but through the host's memory or kernel: no LL128 (TCPX)."""
-POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (2.7e-6, 4e-6, 14e-6), 0.0, 0.0, 2.0, True)
-"""InfiniBand and RoCE: receivers post buffers ahead (NCCL, src/transport/net_ib.cc); steps are NCCL's own."""
+POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (5e-6, 8.5e-6, 28e-6), (2.7e-6, 14e-6), 0.0, 0.0, 2.0, True)
+"""InfiniBand and RoCE: receivers post buffers ahead (NCCL, src/transport/net_ib.cc); steps are NCCL's own.
+
+A ring's hop is its network latency with nothing hidden, as for trees (src/graph/tuning.cc takes the tree's for rings of
+one GPU a node, "latencies are fully exposed"): the closed form follows a block over every hop, so none of it is hidden.
+"""
 
 
 def fabric_of(inter: InterNode) -> Fabric:
