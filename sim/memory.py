@@ -5,9 +5,9 @@ two fp32 moments, with an fp32 master copy where parameters are kept in 16 bits:
 with fp32 ones, 4+4+8 in fp32. ZeRO-1 shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters.
 
 A forward's saved bytes count from its start, a backward's until its end; after a split backward's input half, what the
-weight half needs is left: the inputs of linear layers and the gradients of their outputs. Buffers are transient: what the running operator or recomputation holds, and what ZeRO
-gathers. Gradients live in persistent buffers (Megatron's). Left out: NCCL's buffers, the CUDA context, DDP's bucket
-copies.
+weight half needs is left: the inputs of linear layers and the gradients of their outputs. Buffers are transient: what
+the running operator or recomputation holds, and what ZeRO gathers. Gradients live in persistent buffers (Megatron's).
+Left out: NCCL's buffers, the CUDA context, DDP's bucket copies.
 """
 
 from __future__ import annotations

@@ -76,7 +76,9 @@ NETWORK_SHARE = 0.983  # of what NICs leave for data, what rings and trees susta
 TREE_SHARE = 0.673  # of the NICs, where a node has more than one neighbour in a tree
 USUAL_LATENCY_S = 14e-6  # what the steps below are stated for: NCCL's step on InfiniBand, protocol Simple
 
-MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), (2.7e-6, 14e-6), 38.3e-6, 13.4e-6, 9.92, False)
+MATCHED = Fabric(
+    6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), (2.7e-6, 14e-6), 38.3e-6, 13.4e-6, 9.92, False
+)
 """Libfabric and others that match sender and receiver for each message (GH200 over Slingshot)."""
 HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), (2.7e-6, 14e-6), 0.0, 0.0, 2.0, False)
 """Posted buffers, but through the host's memory or kernel: no LL128 (TCPX)."""
