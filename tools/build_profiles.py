@@ -131,7 +131,7 @@ def fused_points(table: Path, gpu: str) -> list[dict[str, object]]:
     rows = [r for r in read_table(table).rows if r.measured.get("seconds") and r.scenario["calibration"] == gpu]
     for row in rows[::2]:
         (item,) = fused_kernel(str(row.data["op"]), row.data)
-        groups.setdefault((f"elementwise:{item.name}", item.dtype), []).append((item.shape[0], row.measured["seconds"]))
+        groups.setdefault((f"elementwise:{item.name}", item.dtype), []).append((int(item.bytes), row.measured["seconds"]))
     out = []
     for (op, dtype), points in sorted(groups.items()):
         sizes, seconds = zip(*sorted(dict(points).items()), strict=True)
