@@ -25,6 +25,9 @@ def main(
         Path | None, typer.Option(help="write an interactive timeline that opens offline", metavar="FILE")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="write a Chrome/Perfetto trace", metavar="FILE")] = None,
+    topology: Annotated[
+        Path | None, typer.Option(help="write a drawing of the cluster with the load of each link", metavar="FILE")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")
     ] = None,
@@ -51,6 +54,8 @@ def main(
             raise InputError("SCENARIO.yaml: is missing; give the scenario file to simulate (--help shows the options)")
         if emit is not None or chakra is not None:
             return _export(scenario, set_ or [], emit, chakra)
+        if topology is not None:
+            _draw(scenario, set_ or [], topology)
         _run(scenario, json, html, trace, set_ or [], steps, engine)
 
 
@@ -92,6 +97,16 @@ def _serve(scenario: Scenario, json: str | None, html: Path | None, trace: Path 
         print_serving(simulation.result, Console())
 
 
+def _draw(path: Path, overrides: list[str], target: Path) -> None:
+    """Write the drawing of the cluster under a step's traffic."""
+    from sim.files import write_text
+    from sim.link_traffic import topology_drawing
+    from sim.scenario import load_scenario
+    from sim.simulate import simulate
+
+    write_text(target, topology_drawing(simulate(load_scenario(path, overrides))))
+
+
 def _describe(key: str | None) -> None:
     """Print the JSON Schema, or what one key means."""
     if key is None:
@@ -120,9 +135,7 @@ def _export(path: Path, overrides: list[str], trainer: str | None, chakra: Path 
         write_chakra(simulate(scenario, expand=True), chakra)
 
 
-def _write_views(
-    simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int
-) -> None:
+def _write_views(simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int) -> None:
     from sim.files import write_text
 
     memory = simulation.memory_over(steps)
