@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from sim.simulate import Simulation
 from topology.loads import Traffic
 
@@ -36,7 +38,7 @@ def _messages(simulation: Simulation) -> list[Traffic]:
     lanes = [r for c in plan.classes if c.pipeline_rank == 0 for r in c.ranks if r < MAX_RANKS]
     out = []
     for chain in schedule.chains:
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in pairwise(chain):
             a, b = (schedule.rank_of_stage[s] * stride for s in (before, after))
             if a != b:
                 for rank in lanes:
