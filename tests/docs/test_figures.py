@@ -1,0 +1,67 @@
+"""The pictures in docs/figures are what `python -m docs.figures` draws, and show what the text beside them says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from docs.figures.sources import FIGURES, loss  # noqa: E402
+from docs.figures.svg import Chart, draw  # noqa: E402
+
+NUMBER = re.compile(r"\d[\d,]*\.?\d*")
+WORDS = re.compile(r">([^<>\n]+)</text>")
+CHARTS: dict[str, Chart] = {}
+
+
+def chart(name: str) -> Chart:
+    if name not in CHARTS:
+        CHARTS[name] = FIGURES[name]()
+    return CHARTS[name]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(n.replace(",", "")) for n in NUMBER.findall(text)]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_committed_picture_is_what_the_command_draws(name: str) -> None:
+    committed = WORDS.findall((ROOT / "docs" / "figures" / f"{name}.svg").read_text("utf-8"))
+    drawn = WORDS.findall(draw(chart(name)))
+    hint = "costs have changed: python -m docs.figures"
+    assert [NUMBER.sub("#", w) for w in committed] == [NUMBER.sub("#", w) for w in drawn], hint
+    for old, new in zip(committed, drawn, strict=True):
+        assert numbers(new) == pytest.approx(numbers(old), rel=0.03, abs=1.0), hint
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_page_shows_it(name: str) -> None:
+    assert any(f"(figures/{name}.svg)" in page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_tensor_parallelism_over_two_nodes_loses_throughput_in_part_to_the_network() -> None:
+    real, fast = (loss(s.values) for s in chart("tp_throughput").series)
+    assert real > 0.3
+    assert real > fast + 0.03
+
+
+def test_pipelines_lose_little_with_equal_stages_and_more_with_a_large_output_layer() -> None:
+    equal, fast, head = (loss(s.values) for s in chart("pp_throughput").series)
+    assert 0.10 < equal < 0.20
+    assert fast == pytest.approx(equal, abs=0.01)
+    assert 0.25 < head < 0.40
+
+
+def test_memory_falls_by_what_each_scheme_divides() -> None:
+    tp, cp, zero = ({s.name: s.values for s in chart(f"memory_{k}").series} for k in ("tp", "cp", "zero"))
+    assert tp["Parameters"][4] == pytest.approx(tp["Parameters"][0] / 16, rel=0.03)  # 8 key-value heads: two copies
+    assert cp["Parameters"][4] == cp["Parameters"][0]
+    assert cp["Activations"][4] == pytest.approx(cp["Activations"][0] / 16, rel=0.05)
+    assert zero["Optimizer state"][1] == pytest.approx(zero["Optimizer state"][0] / 8, rel=0.01)
+    assert zero["Gradients"][1] == zero["Gradients"][0]
+    assert zero["Parameters"][3] == pytest.approx(zero["Parameters"][0] / 8, rel=0.01)
