@@ -1,0 +1,267 @@
+"""Matrix products with quantized operands, done for real, and what they cost a language model in perplexity.
+
+    python -m calibrate.quantization
+
+Dettmers et al. 2022, "LLM.int8()", arXiv 2208.07339: section 2 (absmax, zero-point), section 3.1 (vector-wise), 3.2
+(outlier decomposition), table 1 (the order of their perplexities). Frantar et al. 2022, "GPTQ", arXiv 2210.17323
+(4-bit weights in groups, here rounded to nearest); Micikevicius et al. 2022, arXiv 2209.05433 (fp8).
+
+All take X [rows, k] and W [n, k] and return X Wᵀ [rows, n]. 8-bit operands are multiplied as integers and summed in
+32 bits, as tensor cores do.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calibrate.model import Build, make_blocks
+from sim.scenario import ModelConfig, Training
+
+OUTLIER_THRESHOLD = 6.0  # section 3.2: a feature with any value of this magnitude is multiplied in 16 bits
+INT4_GROUP = 128
+FP8_MAX = 448.0  # largest finite E4M3
+SMALL = ModelConfig(layers=2, hidden=64, heads=4, vocab=64, positions="learned", max_positions=64)
+SEQ, BATCH = 64, 16
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def _scale(x: Tensor, dim: int | None, largest: float = 127.0) -> Tensor:
+    """Absmax scales: of the whole tensor, or along `dim` (kept)."""
+    top = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
+    return top.clamp_min(1e-12) / largest
+
+
+def _int8(x: Tensor, scale: Tensor) -> Tensor:
+    return (x / scale).round().clamp(-127, 127).to(torch.int32)
+
+
+def _symmetric(x: Tensor, w: Tensor, rows: bool, columns: bool) -> Tensor:
+    """Scales of X whole or per row, of W whole or per output column: C = s_x s_w (X₈ W₈ᵀ)."""
+    sx, sw = _scale(x, 1 if rows else None), _scale(w, 1 if columns else None)
+    return (_int8(x, sx) @ _int8(w, sw).T).to(x.dtype) * sx * sw.reshape(1, -1)
+
+
+def _affine(x: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
+    """Zero-point quantization to 8 bits: integers with the zero point taken off, and the scale. Asymmetric values use
+    the whole range."""
+    low, high = (x.amin(), x.amax()) if dim is None else (x.amin(dim, keepdim=True), x.amax(dim, keepdim=True))
+    low, high = low.clamp_max(0.0), high.clamp_min(0.0)
+    scale = ((high - low) / 255).clamp_min(1e-12)
+    zero = (-128 - low / scale).round()
+    q = (x / scale + zero).round().clamp(-128, 127)
+    return (q - zero).to(torch.int32), scale
+
+
+def _zero_point(x: Tensor, w: Tensor, vectors: bool) -> Tensor:
+    (xq, sx), (wq, sw) = _affine(x, 1 if vectors else None), _affine(w, 1 if vectors else None)
+    return (xq @ wq.T).to(x.dtype) * sx * sw.reshape(1, -1)
+
+
+def _decomposed(x: Tensor, w: Tensor, inner: Product) -> Tensor:
+    """Features with outliers in full precision, the rest in 8 bits (equation 8)."""
+    outlier = (x.abs() >= OUTLIER_THRESHOLD).any(0)
+    rest = ~outlier
+    if outlier.all():
+        return x @ w.T
+    return x[:, outlier] @ w[:, outlier].T + inner(x[:, rest], w[:, rest])
+
+
+def absmax(x: Tensor, w: Tensor) -> Tensor:
+    """One scale for each tensor."""
+    return _symmetric(x, w, False, False)
+
+
+def row_wise(x: Tensor, w: Tensor) -> Tensor:
+    """A scale for each row of X, one for W."""
+    return _symmetric(x, w, True, False)
+
+
+def vector_wise(x: Tensor, w: Tensor) -> Tensor:
+    """A scale for each row of X and each column of Wᵀ."""
+    return _symmetric(x, w, True, True)
+
+
+def zero_point(x: Tensor, w: Tensor) -> Tensor:
+    """A scale and a zero point for each tensor."""
+    return _zero_point(x, w, False)
+
+
+def zero_point_vector_wise(x: Tensor, w: Tensor) -> Tensor:
+    """A scale and a zero point for each row of X and each column of Wᵀ."""
+    return _zero_point(x, w, True)
+
+
+def row_wise_decomposed(x: Tensor, w: Tensor) -> Tensor:
+    """Row-wise, outliers apart."""
+    return _decomposed(x, w, row_wise)
+
+
+def llm_int8(x: Tensor, w: Tensor) -> Tensor:
+    """LLM.int8(): vector-wise, outliers apart."""
+    return _decomposed(x, w, vector_wise)
+
+
+def int8_weight_only(x: Tensor, w: Tensor) -> Tensor:
+    """Weights in 8 bits with a scale per output column, converted back before the product."""
+    scale = _scale(w, 1)
+    return x @ (_int8(w, scale).to(x.dtype) * scale).T
+
+
+def int4_weight_only(x: Tensor, w: Tensor) -> Tensor:
+    """Weights in 4 bits (−8 … 7), a scale for each group of 128 inputs of an output."""
+    n, k = w.shape
+    padded = F.pad(w, (0, -k % INT4_GROUP)).view(n, -1, INT4_GROUP)
+    scale = padded.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 7.0
+    back = ((padded / scale).round().clamp(-8, 7) * scale).view(n, -1)[:, :k]
+    return x @ back.T
+
+
+def fp8(x: Tensor, w: Tensor) -> Tensor:
+    """Both operands in E4M3 with one scale each; 3 bits of mantissa, so errors are relative and outliers do little."""
+    sx, sw = _scale(x, None, FP8_MAX), _scale(w, None, FP8_MAX)
+    xq, wq = ((t / s).to(torch.float8_e4m3fn).to(x.dtype) for t, s in ((x, sx), (w, sw)))
+    return (xq @ wq.T) * sx * sw
+
+
+METHODS: Mapping[str, Product] = {f.__name__: f for f in (
+    absmax, row_wise, vector_wise, zero_point, zero_point_vector_wise, row_wise_decomposed, llm_int8, int8_weight_only,
+    int4_weight_only, fp8,
+)}  # fmt: skip
+WEIGHT_BITS: Mapping[str, float] = {**dict.fromkeys(METHODS, 8.0), "int4_weight_only": 4 + 16 / INT4_GROUP}
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose product is one of `METHODS`."""
+
+    def __init__(self, linear: nn.Module, product: Product) -> None:
+        super().__init__()
+        self.weight, self.bias, self.product = linear.weight, linear.bias, product
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.product(x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+        return out if self.bias is None else out + self.bias
+
+
+def quantized(blocks: list[nn.Module], product: Product) -> list[nn.Module]:
+    """A copy of a model with the layers' linear layers quantized; embedding and output stay as they are."""
+    out = copy.deepcopy(blocks)
+    for layer in out[1:-1]:
+        for name in ("qkv", "proj", "up", "down"):
+            setattr(layer, name, QuantizedLinear(getattr(layer, name), product))
+    return out
+
+
+def text(rows: int, seed: int, vocab: int = SMALL.vocab, length: int = SEQ + 1) -> Tensor:
+    """Sentences of a made-up language [rows, length]: the next token depends on the last two, with 4 likely choices."""
+    rules = torch.Generator().manual_seed(12345)
+    choices = torch.randint(0, vocab, (vocab, 8, 4), generator=rules)
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, vocab, (rows, length), generator=draw)
+    chance = torch.tensor([0.6, 0.25, 0.1, 0.05])
+    pick = torch.multinomial(chance, rows * length, True, generator=draw).view(rows, length)
+    for i in range(2, length):
+        tokens[:, i] = choices[tokens[:, i - 1], tokens[:, i - 2] % 8, pick[:, i]]
+    return tokens
+
+
+def loss(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
+    """Mean cross-entropy of the next token, in nats."""
+    x = tokens[:, :-1]
+    for block in blocks[:-1]:
+        x = block(x)
+    return blocks[-1](x, tokens[:, 1:].contiguous())
+
+
+@torch.no_grad()
+def perplexity(blocks: list[nn.Module], tokens: Tensor) -> float:
+    """exp of the mean cross-entropy."""
+    return math.exp(float(loss(blocks, tokens)))
+
+
+def make_small(seed: int = 0, config: ModelConfig = SMALL) -> list[nn.Module]:
+    """The untrained small model."""
+    training = Training(seq_len=SEQ, global_batch_size=BATCH, precision="fp32")
+    return make_blocks(config, training, range(config.layers + 2), Build(seed=seed))
+
+
+def train(blocks: list[nn.Module], steps: int = 300, rate: float = 4e-3) -> list[nn.Module]:
+    """A few seconds of AdamW on fresh text."""
+    optimizer = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(blocks, text(BATCH, 1000 + step)).backward()
+        optimizer.step()
+        schedule.step()
+    return blocks
+
+
+@torch.no_grad()
+def plant_outliers(
+    blocks: list[nn.Module], features: int = 2, factor: float = 60.0, shift: float = 1.5
+) -> list[nn.Module]:
+    """A copy that computes the same with a few features of every norm's output grown to outliers, all of one sign.
+
+    As the paper finds in models above 6.7 billion parameters (section 4): the same few features in all layers, up to
+    twenty times the others' largest, one-sided. A norm's feature is scaled by `factor` and shifted, the next layer's
+    weights for it are divided and the shift taken off its bias, so nothing changes in exact arithmetic.
+    """
+    out = copy.deepcopy(blocks)
+    for layer in out[1:-1]:
+        for norm, linear in ((layer.norm1, layer.qkv), (layer.norm2, layer.up)):
+            for j in range(features):
+                norm.weight[j] *= factor
+                norm.bias[j] = norm.bias[j] * factor + shift * factor
+                linear.bias -= linear.weight[:, j] * shift
+                linear.weight[:, j] /= factor
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method: perplexity, and the relative error of the first layer's products."""
+
+    method: str
+    weight_bits: float
+    perplexity: float
+    error: float
+
+
+def table(steps: int = 300) -> list[Row]:
+    """Train, plant outliers, and measure every method on held-out text."""
+    blocks = plant_outliers(train(make_small(), steps))
+    held_out = text(64, 1)
+    rows = [Row("fp32", 32.0, perplexity(blocks, held_out), 0.0)]
+    for name, product in METHODS.items():
+        found = perplexity(quantized(blocks, product), held_out)
+        rows.append(Row(name, WEIGHT_BITS[name], found, product_error(blocks, held_out, product)))
+    return rows
+
+
+@torch.no_grad()
+def product_error(blocks: list[nn.Module], tokens: Tensor, product: Product) -> float:
+    """Relative error (Frobenius) of the first layer's query-key-value product on real activations."""
+    layer = blocks[1]
+    x = layer.norm1(blocks[0](tokens[:, :-1])).flatten(0, 1)
+    exact = x @ layer.qkv.weight.T
+    return float((product(x, layer.qkv.weight) - exact).norm() / exact.norm())
+
+
+def main() -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    print(f"{'':24} {'weight bits':>11} {'perplexity':>11} {'product error':>14}")
+    for row in table():
+        print(f"{row.method:24} {row.weight_bits:11.3f} {row.perplexity:11.4f} {row.error:14.2%}")
+
+
+if __name__ == "__main__":
+    main()
