@@ -76,7 +76,7 @@ class _Rank:
     tail: tuple[int, ...] = ()  # those of them that are the last action's own
     handles: dict[tuple[int, str], int] = field(default_factory=dict)  # gathers of the prologue, by stage
     open: dict[str, int] = field(default_factory=dict)  # last task on each stream that nobody has waited for
-    collectives: dict[tuple[int, ...], int] = field(default_factory=dict)  # how many so far, by members
+    collectives: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # so far, by group and members
     uses: dict[tuple[object, ...], _Use] = field(default_factory=dict)
     counts: dict[Template, int] = field(default_factory=dict)  # how often each was placed
     done: list[Done] = field(default_factory=list)
@@ -338,8 +338,8 @@ class Build:
             waits.append(rank.last[local.stream])
         shared = None
         if len(members) > 1:
-            count = rank.collectives.get(members, 0)
-            rank.collectives[members] = count + 1
+            count = rank.collectives.get((local.group, members), 0)
+            rank.collectives[local.group, members] = count + 1
             key = (local.group, members, count)
             shared = self.shared.get(key)
         if shared is None:

@@ -160,9 +160,12 @@ def expert_rank(p: Parallelism, position: int) -> int:
 
 
 def uneven_context(scenario: Scenario) -> bool:
-    """Whether context-parallel ranks have unequal work: rings over a sequence that is not folded back (zigzag)."""
+    """Whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag). Where it is, kernels
+    still differ in shape, not in FLOPs; all ranks are taken to run those of the first.
+    """
     p = scenario.parallelism
-    return p.cp > 1 and p.cp_split != "zigzag" and p.cp_method == "ring"
+    uneven = {"ring": ("contiguous", "striped"), "all_gather": ("contiguous",)}
+    return p.cp > 1 and p.cp_split in uneven.get(p.cp_method, ())
 
 
 def uneven_experts(scenario: Scenario) -> bool:

@@ -211,20 +211,12 @@ def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel, 
     gather = stage_input_bytes(plan) if p.p2p_scatter and p.tp > 1 and not p.sp else 0.0
     out: list[dict[int, Stage]] = []
     made: dict[tuple[object, ...], Stage] = {}
-    for lane, c in enumerate(plan.classes):
+    for c in plan.classes:
         out.append({})
         for i in (i for i, r in enumerate(schedule.rank_of_stage) if r == c.pipeline_rank):
             part = plan.parts[schedule.part_of_stage[i]]
-            key: tuple[object, ...] = (
-                (i, lane)
-                if named
-                else (
-                    part.embedding,
-                    part.head,
-                    tuple(layer_sort(s, n) for n in part.layers),
-                    plan.work_of(c.rank),
-                )
-            )
+            work = (part.embedding, part.head, tuple(layer_sort(s, n) for n in part.layers))
+            key: tuple[object, ...] = (i if named else work, plan.work_of(c.rank))
             if key not in made:
                 made[key] = Stage(stage_blocks(plan, part, c.rank), dp, pricing.costs, t.activation_offload, gather)
             out[-1][i] = made[key]

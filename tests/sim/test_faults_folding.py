@@ -58,7 +58,7 @@ def faulty(draw: st.DrawFn) -> Scenario:
     parallelism: dict[str, Any] = {
         **sizes, "ep": ep, "schedule": schedule, "zero": draw(st.integers(0, 3)), "shard_size": shard,
         "sp": sizes["tp"] > 1 and draw(st.booleans()), "dp_sync": draw(st.sampled_from(["bucketed", "after_backward"])),
-        "cp_split": draw(st.sampled_from(["zigzag", "contiguous"])),
+        "cp_split": draw(st.sampled_from(["zigzag", "contiguous"])), "cp_method": draw(st.sampled_from(["ring", "all_gather"])),
         "rank_order": "-".join(draw(st.permutations(["tp", "cp", "dp", "pp"]))),
         "bucket_bytes": draw(st.sampled_from([10**5, 10**9])),
     }  # fmt: skip
@@ -74,7 +74,7 @@ def faulty(draw: st.DrawFn) -> Scenario:
         return parse_scenario({
             "model": {**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans())},
             "training": {"seq_len": 24 * 24, "global_batch_size": sizes["dp"] * sizes["pp"] * 2},
-            "parallelism": parallelism, "calibration": "roofline", "faults": faults,
+            "parallelism": parallelism, "calibration": draw(st.sampled_from(["roofline", "h100-sxm"])), "faults": faults,
             "cluster": {"preset": "dgx-h100", "gpus_per_node": 4, "nvlink_domain": 4,
                         "inter_node": {"nodes_per_leaf": 2, "oversubscription": draw(st.sampled_from([1.0, 2.0]))}},
         })  # fmt: skip
