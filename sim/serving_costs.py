@@ -32,10 +32,13 @@ from sim.program import Comm, Compute, Program, Wait
 from sim.roofline import ATTENTION_DECODE, MATMULS, Device, shape_bytes
 from sim.scenario import Scenario
 from sim.serving_measured import MeasuredParts, measured_parts
+from sim.template import Priced
+from sim.weight_only import WeightOnly, weight_only
 from topology.network import Network
 
 SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE)
 EXACT_TOKENS = 256
+CONVERTED = "weights converted in the kernel"
 Key = tuple[str, int, int, int]
 Shares = dict[tuple[str, str, float], float]
 
@@ -81,6 +84,7 @@ class IterationCosts:
     overhead_s: float  # of the engine's own work between iterations, where it was measured
     device: Device
     stream_bytes_per_s: float
+    formats: WeightOnly | None = None
     measured: MeasuredParts | None = None
     bills: dict[Key, Bill] = field(default_factory=dict)
     used: dict[Key, float] = field(default_factory=dict)
@@ -205,14 +209,22 @@ class IterationCosts:
                 price = self.pricing.comm(item, self.stages[0].rank)
                 comm += price.seconds
             else:
-                price = self.pricing.compute(item)
-                price = price._replace(seconds=self._bounded(item, price.seconds))
+                price = self._converted(item) or self.pricing.compute(item)
+                price = price._replace(seconds=self._bounded(item, price.seconds, price.algorithm == CONVERTED))
             seconds += price.seconds
             sort = (item.kind, price.source, price.uncertainty)
             shares[sort] = shares.get(sort, 0.0) + price.seconds
         return Bill(seconds, comm, shares)
 
-    def _bounded(self, op: Compute, seconds: float) -> float:
+    def _converted(self, op: Compute) -> Priced | None:
+        """A product with 8- or 4-bit weights out of measured ones, where the profile has them."""
+        if self.formats is None or op.kind != "gemm" or op.shape[0] > 1:
+            return None
+        _, m, n, k = op.shape
+        found = self.formats.at(m, n, k) if op.bytes < shape_bytes(op.kind, op.shape, op.dtype) else None
+        return None if found is None else Priced(found[0], "interpolated", found[1], CONVERTED)
+
+    def _bounded(self, op: Compute, seconds: float, own: bool) -> float:
         """Tables know a shape in one dtype; where weights or cache are kept in fewer bytes, the operator keeps its
         efficiency on the roofline of what it really moves. And weights and cache come from device memory: published
         points of small operators, repeated, read them from the L2 cache, which a whole model's do not fit in, so no
@@ -223,7 +235,7 @@ class IterationCosts:
         usual = shape_bytes(op.kind, op.shape, op.dtype)
         there = self.device.seconds(op.kind, op.flops, usual, op.dtype)
         here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
-        if op.bytes < usual and there > 0:
+        if op.bytes < usual and there > 0 and not own:
             seconds *= here / there
         streamed = op.bytes
         if op.kind in MATMULS:
@@ -240,10 +252,12 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     peaks = {d: costs.coefficient(f"peak_{d}_flops_per_s", peak) for d, peak in gpu.peak_flops_per_s.items()}
     bandwidth = costs.coefficient("memory_bandwidth_bytes_per_s", gpu.memory_bandwidth_bytes_per_s)
     parts = measured_parts(profile, scenario.model) if scenario.parallelism.ranks == 1 else None
+    dims, device = serving_dims(scenario), Device(gpu.name, peaks, bandwidth)
+    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
+    engine_s = 0.0 if parts is None else parts.engine
     return IterationCosts(
-        plan, Pricing(plan, costs, Network(scenario.cluster)), serving_dims(scenario), _stages(plan),
-        0.0 if parts is None else parts.engine, Device(gpu.name, peaks, bandwidth),
-        bandwidth * costs.coefficient("memory_efficiency", 1.0), parts,
+        plan, Pricing(plan, costs, Network(scenario.cluster)), dims, _stages(plan), engine_s, device,
+        bandwidth * costs.coefficient("memory_efficiency", 1.0), formats, parts,
     )  # fmt: skip
 
 
