@@ -96,7 +96,8 @@ def bounds(kind: str, shapes: NDArray[np.int64], dtype: str, device: Device) -> 
     if kind in MATMULS:
         batch, m, n, k = shapes.T.astype(np.float64)
         moved = dtype_bytes(dtype) * batch * (m * k + k * n + m * n)
-        return np.maximum(2 * batch * m * n * k / device.peak(dtype), moved / device.bandwidth_bytes_per_s)
+        computed = 2 * batch * m * n * k / device.peak(dtype)
+        return np.asarray(np.maximum(computed, moved / device.bandwidth_bytes_per_s), dtype=np.float64)
     return np.array([device.shape_seconds(kind, tuple(row), dtype) for row in shapes.tolist()])
 
 

@@ -97,15 +97,19 @@ def _inference(row: Row, calibration: str | None) -> Predictions:
 
     scenario = parse_scenario(_with(row, calibration), row.id)
     result = simulate_serving(scenario, profile_named(scenario.calibration)).result
-    down, up = (bound / result["duration_s"] for bound in result["duration_interval_s"])
-    out: Predictions = {}
+    out = {}
     for key in row.measured:
-        value = result.get(key)
-        if isinstance(value, dict) and "p50" in value:
-            out[key] = Prediction(value["p50"], value["p50"] * down, value["p50"] * up)
-        elif isinstance(value, float):
-            out[key] = Prediction(value, value / up, value / down)
+        value = result.get(_SERVED.get(key, key))
+        value = value.get("p50") if isinstance(value, dict) else value
+        if isinstance(value, float):
+            out[key] = spread(value, SERVING_UNCERTAINTY)
+    if not out:
+        raise NotSimulated(f"a serving workload has no {', '.join(row.measured) or 'measured quantity'}")
     return out
+
+
+_SERVED = {"first_token_s": "time_to_first_token_s"}
+SERVING_UNCERTAINTY = 0.15  # kernels of another library, schedulers of another server
 
 
 def _collective(row: Row, calibration: str | None) -> Predictions:

@@ -136,7 +136,8 @@ def main(
 def _write(done: list[Validation], json: str | None, html: Path | None, markdown: Path | None) -> None:
     from sim.files import write_text
 
-    data = {"format": "sim-validate/1", "tables": [v.as_dict() for v in done]}
+    tables = [v.as_dict() for v in done]
+    data = {"format": "sim-validate/1", "tables": tables}
     if html is not None:
         from sim.views.accuracy_page import accuracy_page
 
@@ -150,7 +151,7 @@ def _write(done: list[Validation], json: str | None, html: Path | None, markdown
     if json != "-":
         from sim.views.accuracy_summary import print_accuracy
 
-        print_accuracy(data["tables"])
+        print_accuracy(tables)
 
 
 if __name__ == "__main__":
