@@ -17,10 +17,10 @@ from sim.memory import MemoryCurve
 from sim.scenario import Scenario, load_mapping, load_scenario
 from sim.simulate import Simulation, simulate
 from sim.timeline import Timeline
+from sim.views.advice import losses_of
 from sim.views.explore_state import Choices, Control, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
-from sim.views.losses import largest_losses
 from sim.views.page import card, escape, marked, swatch
 from sim.views.palette import COMPUTE_KINDS, MEMORY, style_of
 from sim.views.rows import MERGE_ABOVE, Layout, kinds_of, tracks_of
@@ -141,7 +141,7 @@ class Panel:
                             f'micro-batches</p><dl class="cards">'
                             + "".join(card(n.name, n.value, n.note, n.mood) for n in headline(result)) + "</dl>")
         self._plots.children = _pictures(self.simulation, max(until_s, timeline.step_time_s), self._sheet)
-        self._losses.text = _largest(result, timeline)
+        self._losses.text = _largest(self.simulation)
 
     def yaml(self) -> str:
         """The file as it stands with the choices made, as YAML."""
@@ -151,12 +151,12 @@ class Panel:
         return written
 
 
-def _largest(result: dict[str, Any], timeline: Timeline) -> str:
-    step = float(result["step_time_s"]) or 1.0
+def _largest(simulation: Simulation) -> str:
+    step = simulation.step_time_s or 1.0
     items = "".join(
         f'<li style="border-color:{p.colour}"><strong>{i}. {p.label}: {seconds(p.seconds)}, '
         f"{percent(p.seconds / step)} of the step</strong><p>{marked(remedy)}</p></li>"
-        for i, (p, remedy) in enumerate(largest_losses(result, timeline), 1))
+        for i, (p, remedy) in enumerate(losses_of(simulation), 1))
     return f'<h3>The largest losses</h3><ol class="losses">{items}</ol>'
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.views.advice import losses_of
 from sim.views.headline import headline, layout_line
-from sim.views.losses import largest_losses
 from sim.views.page import escape, marked
 from sim.views.units import percent, seconds
 
@@ -21,7 +21,7 @@ def simulation_html(simulation: Simulation) -> str:
     step = simulation.step_time_s or 1.0
     losses = "".join(
         f"<li>{escape(part.label)}: {seconds(part.seconds)}, {percent(part.seconds / step)}. {marked(remedy)}</li>"
-        for part, remedy in largest_losses(result, simulation.timeline)
+        for part, remedy in losses_of(simulation)
     )
     body = "".join(
         f"<tr><th {_LEFT}>{escape(n.name)}</th><td {_LEFT}><b>{escape(n.value)}</b></td>"
