@@ -93,7 +93,12 @@ class Simulation:
     @cached_property
     def result(self) -> dict[str, Any]:
         """The numbers, in the form of `sim.run --json`."""
-        return make_result(self)
+        result = make_result(self)
+        if self.scenario.distillation is None:
+            return result
+        from sim.distillation import with_teacher
+
+        return with_teacher(result, self.scenario, self.profile)
 
     @property
     def step_time_s(self) -> float:

@@ -64,11 +64,17 @@ class TeacherParallelism(Written):
 
 
 class Distillation(Written):
-    """A teacher beside the student that `training` describes."""
+    """A teacher beside the student that `training` describes.
+
+    `placement`: on the student's GPUs, or on `teacher_parallelism.tp` GPUs of its own, one step ahead.
+    `prompt_len` (mode sequence): tokens that the teacher is given; it writes the rest. Null: half of seq_len.
+    """
 
     teacher: ModelConfig
     mode: Literal["logits", "sequence"] = "logits"
     teacher_parallelism: TeacherParallelism = TeacherParallelism()
+    placement: Literal["same", "other"] = "same"
+    prompt_len: int | None = Field(default=None, ge=1, le=100_000_000)
 
 
 def _as_tuple(value: Any) -> Any:

@@ -1,0 +1,112 @@
+"""Short real runs of distillation on a small model: the student's loss falls under both modes.
+
+    python -m calibrate.distill
+
+Logits: Hinton et al. 2015, arXiv 1503.02531, section 2: cross-entropy against the teacher's softened distribution,
+times T² so that gradients keep their size. Sequence: Kim and Rush 2016, arXiv 1606.07947, section 3.2: the teacher
+writes, here greedily through the bundled serving engine, and the student learns what was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, perplexity, text, train
+from calibrate.serving.engine import Prompt, Settings, serve
+from calibrate.serving.forward import Model
+from sim.scenario import ModelConfig
+
+STUDENT = ModelConfig(layers=1, hidden=32, heads=2, vocab=SMALL.vocab, positions="learned", max_positions=SEQ)
+TEMPERATURE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """Losses of every step, and the student's perplexity before and after on held-out text: the language's own, or
+    (sequence mode) what the teacher writes for prompts that were not trained on."""
+
+    losses: tuple[float, ...]
+    before: float
+    after: float
+
+
+def logits_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
+    """[batch, seq] → [batch, seq, vocabulary]."""
+    x = tokens
+    for block in blocks[:-1]:
+        x = block(x)
+    head = blocks[-1]
+    return head.output(head.norm(x))
+
+
+def soft_loss(student: Tensor, teacher: Tensor, temperature: float = TEMPERATURE) -> Tensor:
+    """T² times the Kullback-Leibler divergence of the student's softened distribution from the teacher's, a token."""
+    wanted = F.log_softmax(teacher / temperature, -1).flatten(0, -2)
+    got = F.log_softmax(student / temperature, -1).flatten(0, -2)
+    return F.kl_div(got, wanted, log_target=True, reduction="batchmean") * temperature**2
+
+
+def distill_logits(teacher: list[nn.Module], student: list[nn.Module], steps: int, rate: float = 6e-3) -> Distilled:
+    """The teacher is frozen; only its distribution is learned, never the text's next token."""
+
+    def step_loss(step: int) -> Tensor:
+        tokens = text(BATCH, 50_000 + step)[:, :-1]
+        with torch.no_grad():
+            wanted = logits_of(teacher, tokens)
+        return soft_loss(logits_of(student, tokens), wanted)
+
+    return _run(student, steps, rate, step_loss, text(32, 2))
+
+
+def distill_sequence(teacher: list[nn.Module], student: list[nn.Module], steps: int, rate: float = 6e-3) -> Distilled:
+    """The teacher writes the second half of a set of sequences, then the student trains on all of each."""
+    written = generate(teacher, text(16 * BATCH, 60_000)[:, : SEQ // 2], SEQ + 1 - SEQ // 2)
+    written, held_out = written[:-BATCH], written[-BATCH:]
+
+    def step_loss(step: int) -> Tensor:
+        start = step * BATCH % len(written)
+        return loss(student, written[start : start + BATCH])
+
+    return _run(student, steps, rate, step_loss, held_out)
+
+
+def generate(teacher: list[nn.Module], prompts: Tensor, count: int, config: ModelConfig = SMALL) -> Tensor:
+    """Prompts [n, s] continued by `count` tokens each: [n, s + count]."""
+    asked = [Prompt(tuple(row), count) for row in prompts.tolist()]
+    blocks = -(-(prompts.shape[1] + count) // 16) * len(asked)
+    served = serve(Model(config, teacher), asked, Settings(blocks=blocks))
+    return torch.cat([prompts, torch.tensor(served.outputs)], 1)
+
+
+def _run(
+    student: list[nn.Module], steps: int, rate: float, step_loss: Callable[[int], Tensor], held_out: Tensor
+) -> Distilled:
+    before = perplexity(student, held_out)
+    optimizer = torch.optim.AdamW([p for b in student for p in b.parameters()], lr=rate, weight_decay=0.0)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        value = step_loss(step)
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return Distilled(tuple(losses), before, perplexity(student, held_out))
+
+
+def main() -> None:
+    """Train a teacher, distill both ways, print the losses."""
+    torch.set_num_threads(1)
+    teacher = train(make_small(), 300)
+    for name, run in (("logits", distill_logits), ("sequence", distill_sequence)):
+        found = run(teacher, make_small(1, STUDENT), 150)
+        print(f"{name:10} loss {found.losses[0]:.3f} → {found.losses[-1]:.3f}, "
+              f"perplexity on held-out text {found.before:.1f} → {found.after:.1f}")
+
+
+if __name__ == "__main__":
+    main()
