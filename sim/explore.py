@@ -42,7 +42,10 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
     from sim.simulate import simulate
     from sim.views.explore_app import Explorer
 
-    simulate(load_scenario(scenario, overrides))  # what cannot be simulated as it stands is told here, once
+    loaded = load_scenario(scenario, overrides)
+    if loaded.training is None:
+        raise InputError(f"{scenario}: no `training` section; the explorer shows training steps, sim.run serving too")
+    simulate(loaded)  # what cannot be simulated as it stands is told here, once
     try:
         sockets, bound = bind_sockets(ADDRESS, port)
         for socket in sockets:

@@ -144,10 +144,14 @@ class Panel:
         self._losses.text = _largest(self.simulation)
 
     def yaml(self) -> str:
-        """The file as it stands with the choices made, as YAML."""
+        """The file as it stands with the choices made, as YAML; nothing where the file has become unreadable."""
         import yaml
 
-        written: str = yaml.safe_dump(load_mapping(self._path, self.overrides), sort_keys=False, allow_unicode=True)
+        try:
+            data = load_mapping(self._path, self.overrides)
+        except InputError:
+            return ""
+        written: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
         return written
 
 
