@@ -176,9 +176,8 @@ def with_teacher(result: dict[str, Any], scenario: Scenario, profile: Profile) -
     for key in ("tokens_per_s_per_gpu", "model_flops_per_s_per_gpu", "mfu", "mfu_full_attention", "hfu"):
         out[key] = result[key] * per_gpu
     out["bubble_fraction"] = result["bubble_fraction"] * slower
-    path = {"TEACHER": teacher.forward_s + teacher.send_s, "GENERATE": teacher.generate_s, "LOSS": teacher.loss_s}
+    out["critical_path"] = _critical_path(result["critical_path"], teacher, student_s)
     if teacher.placement == "same":
-        out["critical_path"] = {**result["critical_path"], **{k: v for k, v in path.items() if v}}
         out["memory"] = [_beside(row, teacher) for row in result["memory"]]
         peak = max(row["peak"] for row in out["memory"])
         out["peak_reserved_bytes"] = result["peak_reserved_bytes"] + peak - result["peak_memory_bytes"]
@@ -188,6 +187,17 @@ def with_teacher(result: dict[str, Any], scenario: Scenario, profile: Profile) -
         out["warnings"] = [*result["warnings"], "does not fit in memory: the student alone would, with the teacher not"]
     out["distillation"] = {**asdict(teacher), "student_step_s": student_s}
     return out
+
+
+def _critical_path(student: dict[str, float], teacher: Teacher, student_s: float) -> dict[str, float]:
+    """Both one after the other on the same GPUs; else the longer of the two."""
+    own = {"TEACHER": teacher.forward_s + teacher.send_s, "GENERATE": teacher.generate_s}
+    learning = {**student, "LOSS": teacher.loss_s}
+    if teacher.placement == "same":
+        path = {**own, **learning}
+    else:
+        path = own if sum(own.values()) > student_s + teacher.loss_s else learning
+    return dict(sorted(((k, v) for k, v in path.items() if v), key=lambda kv: -kv[1]))
 
 
 def _beside(row: dict[str, Any], teacher: Teacher) -> dict[str, Any]:
