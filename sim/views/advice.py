@@ -9,6 +9,7 @@ from sim.views.losses import Part, largest_losses
 if TYPE_CHECKING:
     from sim.simulate import Simulation
 
+UNKNOWN = "Which messages are exposed, and what would hide them, is told by the page of `sim.run --html`."
 EXPAND_UP_TO = 4000  # spans: expanding a step of so many takes well under a second
 
 
@@ -16,7 +17,7 @@ def losses_of(simulation: Simulation, n: int = 3) -> list[tuple[Part, str]]:
     """The n largest losses of a step, each with what would remove it.
 
     Which messages are exposed can only be told where those of layers (tp, cp, ep) have spans of their own, as in an
-    expanded simulation. One is made where that is quick; else the advice on communication is left out, not guessed.
+    expanded simulation. One is made where that is quick; else the advice on communication is not guessed.
     """
     from sim.simulate import simulate
 
@@ -25,4 +26,4 @@ def losses_of(simulation: Simulation, n: int = 3) -> list[tuple[Part, str]]:
     if not known and len(timeline) <= EXPAND_UP_TO:
         timeline, known = simulate(simulation.scenario, simulation.profile, expand=True).timeline, True
     found = largest_losses(simulation.result, timeline, n)
-    return [(part, remedy if known or part.key != "communication" else "") for part, remedy in found]
+    return [(part, remedy if known or part.key != "communication" else UNKNOWN) for part, remedy in found]

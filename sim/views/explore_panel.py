@@ -75,7 +75,7 @@ class Panel:
         self._widgets = {c.key: self._widget(c) for c in controls}
         parts = ("message", "facts", "losses")
         self._message, self._facts, self._losses = (styled(sheet, name=f"{part}-{name}") for part in parts)
-        self._plots = column(sizing_mode="stretch_width")
+        self._plots = column(styled(sheet), sizing_mode="stretch_width")
         sliders = [self._widgets[c.key] for c in controls if c.slider]
         menus = [self._widgets[c.key] for c in controls if not c.slider]
         half = (len(sliders) + 1) // 2
