@@ -21,6 +21,9 @@ from sim.scenario import ModelConfig, Training
 EPSILON = 1e-5
 
 
+WeightJob = tuple[Tensor, Tensor, nn.Parameter, nn.Parameter | None, Callable[[Tensor], Tensor] | None]
+
+
 @dataclass(slots=True)
 class WeightGrads:
     """Where split linear layers leave the weight half of their backward (as the zero-bubble paper's code
@@ -30,27 +33,36 @@ class WeightGrads:
     `listeners` are told each parameter that a job added a gradient to.
     """
 
-    deferred: list[tuple[Tensor, Tensor, nn.Parameter, nn.Parameter | None]] | None = None
+    deferred: list[WeightJob] | None = None
     listeners: list[Callable[[nn.Parameter], None]] = field(default_factory=list)
 
-    def add(self, x: Tensor, grad: Tensor, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
-        """Take the weight half of one linear layer's backward: its input and its output's gradient."""
+    def add(
+        self, x: Tensor, grad: Tensor, weight: nn.Parameter, bias: nn.Parameter | None,
+        gather: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Take the weight half of one linear layer's backward: its input and its output's gradient.
+
+        `gather` makes the whole input of the part that was kept (sequence parallelism).
+        """
         if self.deferred is None:
-            self.run([(x, grad, weight, bias)])
+            self.run([(x, grad, weight, bias, gather)])
         else:
-            self.deferred.append((x, grad, weight, bias))
+            self.deferred.append((x, grad, weight, bias, gather))
 
     @torch.no_grad()
-    def run(self, jobs: list[tuple[Tensor, Tensor, nn.Parameter, nn.Parameter | None]]) -> None:
-        """Add the weight gradients of `jobs` to the parameters' `.grad`, which must be there, and drop the
-        jobs.
-        """
+    def run(self, jobs: list[WeightJob]) -> None:
+        """Add the weight gradients of `jobs` to the parameters' `.grad`, and drop the jobs."""
         while jobs:
-            x, grad, weight, bias = jobs.pop(0)
+            x, grad, weight, bias, gather = jobs.pop(0)
             rows = grad.reshape(-1, grad.shape[-1])
-            weight.grad.addmm_(rows.t(), x.reshape(-1, x.shape[-1]))
+            x = x if gather is None else gather(x)
+            inputs = x.reshape(-1, x.shape[-1])
+            if weight.grad is None:
+                weight.grad = rows.t() @ inputs
+            else:
+                weight.grad.addmm_(rows.t(), inputs)
             if bias is not None:
-                bias.grad.add_(rows.sum(0))
+                bias.grad = rows.sum(0) if bias.grad is None else bias.grad.add_(rows.sum(0))
             for listen in self.listeners:
                 for p in (weight, bias) if bias is not None else (weight,):
                     listen(p)
@@ -152,31 +164,113 @@ def _dropout(x: Tensor, p: float) -> Tensor:
     return torch.native_dropout(x, p, True)[0] if p > 0 else x
 
 
-class Layer(nn.Module):
-    """Attention and MLP, each after a norm and added to its input. [b, s, h] → [b, s, h]"""
+def activation(mlp: str, x: Tensor) -> Tensor:
+    """Between the two matrices of an MLP or an expert; of swiglu's two halves the first is the gate."""
+    if mlp == "swiglu":
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate) * up
+    if mlp == "relu2":
+        return F.relu(x).square()
+    return F.gelu(x, approximate="tanh")
 
-    def __init__(self, m: ModelConfig, t: Training, store: WeightGrads | None, constants: Constants) -> None:
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[b, heads, s, d], [b, kv_heads, s, d] twice → [b, heads, s, d]"""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+class Expert(nn.Module):
+    """One expert: an MLP of inner size `moe.ffn`. [tokens, h] → [tokens, h]"""
+
+    def __init__(self, m: ModelConfig, ffn: int, store: WeightGrads | None) -> None:
         super().__init__()
-        self.m, self.fused, self.constants = m, t.attention == "fused", constants
+        self.mlp = m.mlp
+        self.up = Linear(m.hidden, ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
+        self.down = Linear(ffn, m.hidden, m.bias, store)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(activation(self.mlp, self.up(x)))
+
+
+class Router(nn.Module):
+    """The experts of each token and their weights, which sum to one (Mixtral, arXiv 2401.04088, sec. 2.1).
+
+    `balanced`: the experts are taken in turn by token number, whatever the probabilities say, so that all get
+    as many (Megatron-LM's --moe-router-force-load-balancing); the weights are the probabilities all the same.
+    """
+
+    balanced = True
+
+    def __init__(self, m: ModelConfig, store: WeightGrads | None) -> None:
+        super().__init__()
+        self.experts, self.top_k = m.moe.experts, m.moe.top_k
+        self.matrix = Linear(m.hidden, m.moe.experts, False, store)
+
+    def forward(self, x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """[tokens, h], [tokens] → weights and experts, [tokens, top_k] both."""
+        logits = self.matrix(x)
+        probabilities = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
+        if self.balanced:
+            turn = torch.arange(self.top_k, device=x.device)
+            chosen = (numbers[:, None] * self.top_k + turn) % self.experts
+            weights = probabilities.gather(1, chosen)
+        else:
+            weights, chosen = probabilities.topk(self.top_k)
+        return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), chosen
+
+
+class Experts(nn.Module):
+    """Mixture of experts, one after the other, no token dropped. [b, s, h] → [b, s, h]"""
+
+    def __init__(self, m: ModelConfig, store: WeightGrads | None) -> None:
+        super().__init__()
+        self.router = Router(m, store)
+        self.experts = nn.ModuleDict({str(e): Expert(m, m.moe.ffn, store) for e in range(m.moe.experts)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows, torch.arange(len(rows), device=x.device))
+        out = torch.zeros_like(rows)
+        for e, expert in self.experts.items():
+            token, slot = (chosen == int(e)).nonzero(as_tuple=True)
+            out = out.index_add(0, token, expert(rows[token]) * weights[token, slot, None])
+        return out.view(x.shape)
+
+
+class Layer(nn.Module):
+    """Attention and MLP or experts, each after a norm and added to its input. [b, s, h] → [b, s, h]"""
+
+    def __init__(
+        self, m: ModelConfig, t: Training, store: WeightGrads | None, constants: Constants, moe: bool = False
+    ) -> None:
+        super().__init__()
+        self.m, self.fused, self.constants, self.core = m, t.attention == "fused", constants, causal_attention
         heads, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
         self.norm1 = Norm(m)
         self.qkv = Linear(m.hidden, heads + 2 * kv, m.bias, store)
         self.proj = Linear(heads, m.hidden, m.bias, store)
         self.norm2 = Norm(m)
-        self.up = Linear(m.hidden, m.ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
-        self.down = Linear(m.ffn, m.hidden, m.bias, store)
+        self.moe = Experts(m, store) if moe else None
+        ffn = m.moe.ffn * m.moe.shared_experts if moe else m.ffn
+        if ffn:
+            self.up = Linear(m.hidden, ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
+            self.down = Linear(ffn, m.hidden, m.bias, store)
+        self.dense = ffn > 0
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + _dropout(self.proj(self.attention(self.qkv(self.norm1(x)))), self.m.dropout)
-        return x + _dropout(self.down(self.activation(self.up(self.norm2(x)))), self.m.dropout)
+        return x + _dropout(self.mlp(self.norm2(x)), self.m.dropout)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """The dense MLP, or routed experts and the shared ones that see every token."""
+        y = None if self.moe is None else self.moe(x)
+        if self.dense:
+            z = self.down(self.activation(self.up(x)))
+            return z if y is None else y + z
+        return y
 
     def activation(self, x: Tensor) -> Tensor:
-        if self.m.mlp == "swiglu":
-            gate, up = x.chunk(2, -1)
-            return F.silu(gate) * up
-        if self.m.mlp == "relu2":
-            return F.relu(x).square()
-        return F.gelu(x, approximate="tanh")
+        return activation(self.m.mlp, x)
 
     def attention(self, qkv: Tensor) -> Tensor:
         """[b, s, (heads + 2 kv_heads) · d] → [b, s, heads · d], causal."""
@@ -187,8 +281,7 @@ class Layer(nn.Module):
         if not self.fused:
             return self.unfused(q, k, v)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=m.heads != m.kv_heads)
-        return out.transpose(1, 2).reshape(b, s, -1)
+        return self.core(q, k, v).transpose(1, 2).reshape(b, s, -1)
 
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Two batched matmuls around softmax and dropout; the query heads of one key head are stacked as
@@ -273,7 +366,7 @@ def _make_block(
         return Embedding(m)
     if i == m.layers + 1:
         return Head(m, store)
-    return Layer(m, t, store, constants)
+    return Layer(m, t, store, constants, m.is_moe_layer(i - 1))
 
 
 def _initialize(block: nn.Module, seed: int) -> None:

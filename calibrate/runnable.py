@@ -67,8 +67,8 @@ def _layout(s: Scenario) -> Iterator[Problem]:
     for name, found in (("tp", p.tp), ("cp", p.cp), ("ep", p.ep), ("expert_tp", p.expert_tp)):
         if found != 1:
             yield f"parallelism.{name}", found, "1"
-    if p.zero:
-        yield "parallelism.zero", p.zero, "0"
+    if p.zero == 3 and s.model.tied_embeddings:
+        yield "parallelism.zero", "3 with tied embeddings", "0 to 2 with tied embeddings"
     if p.pp > 1 and p.schedule not in RUNNABLE_SCHEDULES:
         yield "parallelism.schedule", p.schedule, ", ".join(RUNNABLE_SCHEDULES)
     if 0 in p.layers_per_stage[1:-1]:

@@ -10,7 +10,9 @@ it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -30,7 +32,7 @@ def flat_gradients(params: Sequence[nn.Parameter]) -> Tensor:
     return flat
 
 
-def make_buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
+def make_buckets(sizes: Sequence[int], limit: float) -> list[list[int]]:
     """Consecutive items in buckets of at least `limit` bytes each (the last may be smaller).
 
     A bucket is closed as soon as it reaches the limit, as DDP does; so a parameter larger than the limit
@@ -49,28 +51,82 @@ def make_buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
     return buckets
 
 
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """When gradients are sent: `how` is after_backward, per_parameter or bucketed (of `bucket_bytes`)."""
+
+    how: str
+    bucket_bytes: int
+    micro_batches: int
+
+    @property
+    def after_backward(self) -> bool:
+        """Whether nothing is sent before the last backward has ended."""
+        return self.how == "after_backward"
+
+    @property
+    def limit_bytes(self) -> float:
+        """At which a bucket is full."""
+        return {"after_backward": float("inf"), "per_parameter": 0}.get(self.how, self.bucket_bytes)
+
+
+def distinct_parameters(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of all blocks, first to last; shared ones once."""
+    return list({id(p): p for block in blocks for p in block.parameters()}.values())
+
+
+def hook_gradients(
+    blocks: Sequence[nn.Module], store: WeightGrads | None, added: Callable[[nn.Parameter], None]
+) -> dict[int, int]:
+    """Call `added(p)` whenever a micro-batch has added to the gradient of p; returns how often one does, by id.
+
+    Autograd tells it; split linear layers tell through their store. A matrix that two blocks share is added
+    to twice.
+    """
+    split = {
+        id(p) for block in blocks for x in block.modules()
+        if isinstance(x, Linear) and x.store is not None for p in x.parameters(recurse=False)
+    }
+    uses: dict[int, int] = defaultdict(int)
+    for block in blocks:
+        for p in block.parameters():
+            uses[id(p)] += 1
+    for p in distinct_parameters(blocks):
+        if id(p) not in split:
+            p.register_post_accumulate_grad_hook(added)
+    if store is not None:
+        store.listeners.append(added)
+    return uses
+
+
 class DataParallel:
-    """Sums the gradients of one stage's blocks over the ranks of `group`; the loss is scaled beforehand."""
+    """Sums the gradients of one stage's blocks over the ranks of `group`; the loss is scaled beforehand.
+
+    `silent`: everything but the communication, for timing blocks by themselves.
+    """
 
     def __init__(
-        self, blocks: Sequence[nn.Module], group: dist.ProcessGroup | None, size: int, sync: str,
-        bucket_bytes: int, micro_batches: int, stage: int, store: WeightGrads | None,
+        self, blocks: Sequence[nn.Module], group: dist.ProcessGroup | None, sync: Sync, stage: int,
+        store: WeightGrads | None,
     ) -> None:
-        params = list({id(p): p for block in blocks for p in block.parameters()}.values())[::-1]
-        self.params, self.group, self.size, self.stage = params, group, size, stage
+        params = distinct_parameters(blocks)[::-1]
+        self.params, self.group, self.stage = params, group, stage
         self.flat = flat_gradients(params)
+        self.silent = False
         self.works: list[dist.Work] = []
         self.records: list[Record] = []
-        self.micro_batches = micro_batches
         self.slices: list[Tensor] = [self.flat]
         self.bucket_of: dict[int, int] = {}
+        self.due: list[int] = []
         self.missing: list[int] = []
-        if size > 1 and sync != "after_backward":
-            limit = bucket_bytes if sync == "bucketed" else 0
-            self._make_slices(limit)
-            self._add_hooks(blocks, store)
+        if group is not None and not sync.after_backward:
+            self._make_slices(sync.limit_bytes)
+            uses = hook_gradients(blocks, store, self.added)
+            self.due = [
+                sum(uses[id(params[i])] for i in members) * sync.micro_batches for members in self.buckets
+            ]
 
-    def _make_slices(self, limit: int) -> None:
+    def _make_slices(self, limit: float) -> None:
         sizes = [p.numel() * p.element_size() for p in self.params]
         self.buckets = make_buckets(sizes, limit)
         self.slices, at = [], 0
@@ -80,24 +136,28 @@ class DataParallel:
             at += n
             self.bucket_of.update({id(self.params[i]): b for i in members})
 
-    def _add_hooks(self, blocks: Sequence[nn.Module], store: WeightGrads | None) -> None:
-        """Autograd tells when a gradient was added to; split linear layers tell through their store."""
-        split = {
-            id(p) for block in blocks for x in block.modules()
-            if isinstance(x, Linear) and x.store is not None for p in x.parameters()
-        }
-        for p in self.params:
-            if id(p) not in split:
-                p.register_post_accumulate_grad_hook(self.added)
-        if store is not None:
-            store.listeners.append(self.added)
+    def owned(self) -> list[nn.Parameter]:
+        """What this rank's optimizer updates: everything."""
+        return self.params
+
+    def owned_gradients(self) -> list[Tensor]:
+        """All of them, flat."""
+        return [self.flat]
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def before_block(self, block: nn.Module) -> None:
+        """A block is about to compute."""
+
+    def updated(self) -> None:
+        """The optimizer has run."""
 
     def zero(self) -> None:
         """Gradients to zero, for the next step."""
         self.flat.zero_()
         self.records = []
-        if self.bucket_of:
-            self.missing = [len(members) * self.micro_batches for members in self.buckets]
+        self.missing = list(self.due)
 
     def added(self, p: nn.Parameter) -> None:
         """One micro-batch's gradient of `p` was added; reduce its bucket if that was the last one missing."""
@@ -105,27 +165,54 @@ class DataParallel:
         if bucket is None:
             return
         self.missing[bucket] -= 1
-        if self.missing[bucket] == 0:
+        if self.missing[bucket] == 0 and not self.silent:
             self._reduce(self.slices[bucket])
 
     def _reduce(self, x: Tensor) -> None:
         start = time.perf_counter_ns()
         work = dist.all_reduce(x, group=self.group, async_op=True)
-        index = len(self.records)
-        self.records.append(Record("ALL_REDUCE", self.stage, -1, start, start))
+        index, records = len(self.records), self.records
+        records.append(Record("ALL_REDUCE", self.stage, -1, start, start))
 
         def done(_: object) -> None:
-            self.records[index] = self.records[index]._replace(end_ns=time.perf_counter_ns())
+            records[index] = records[index]._replace(end_ns=time.perf_counter_ns())
 
         work.get_future().add_done_callback(done)
         self.works.append(work)
 
     def finish(self) -> None:
         """Reduce what has not been, and wait for all."""
-        if self.size > 1 and not self.bucket_of:
+        if self.group is not None and not self.bucket_of and not self.silent:
             self._reduce(self.flat)
         for work in self.works:
             work.wait()
         if self.works and self.flat.device.type == "cuda":
             torch.cuda.synchronize()
         self.works = []
+
+    def whole_gradients(self) -> dict[int, Tensor]:
+        """All gradients by id of their parameter: what a proof compares."""
+        return {id(p): p.grad for p in self.params}
+
+    def whole_parameters(self) -> dict[int, Tensor]:
+        """All parameters by their id."""
+        return {id(p): p.detach() for p in self.params}
+
+
+class DistributedSampler:
+    """Which samples a rank sees in an epoch: each once over all ranks, in an order all agree on.
+
+    The permutation depends on seed and epoch alone; rank r takes every ranks-th sample from the r-th (torch's
+    DistributedSampler with `drop_last`: what does not divide is left for another epoch).
+    """
+
+    def __init__(self, samples: int, ranks: int, rank: int, seed: int = 0) -> None:
+        if not 0 <= rank < ranks <= samples:
+            raise ValueError(f"rank {rank} of {ranks} over {samples} samples")
+        self.samples, self.ranks, self.rank, self.seed = samples, ranks, rank, seed
+
+    def epoch(self, number: int) -> list[int]:
+        """This rank's samples of an epoch, in order."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        order = torch.randperm(self.samples, generator=generator).tolist()
+        return order[: self.samples // self.ranks * self.ranks][self.rank :: self.ranks]

@@ -15,8 +15,8 @@ from sim.actions import Action, Kind
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Distinct storages: address → bytes."""
-    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    """Distinct storages: identity → bytes (an address would not do: ZeRO-3's are freed and come back elsewhere)."""
+    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
 
 
 def resident(blocks: Iterable[nn.Module]) -> dict[int, int]:
@@ -32,13 +32,13 @@ def resident(blocks: Iterable[nn.Module]) -> dict[int, int]:
 
 @contextmanager
 def saved_storages(ignore: dict[int, int]) -> Iterator[dict[int, int]]:
-    """Storages that forwards within save for their backward, `ignore` left out; yields address → bytes."""
+    """Storages that forwards within save for their backward, `ignore` left out; yields identity → bytes."""
     found: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
-        if storage.data_ptr() not in ignore:
-            found[storage.data_ptr()] = storage.nbytes()
+        if storage._cdata not in ignore:
+            found[storage._cdata] = storage.nbytes()
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
@@ -88,6 +88,8 @@ class SavedBytes:
             self.held.pop(key)
         elif a.kind is Kind.I:
             jobs, embedded, grad = self.runner.stages[a.stage].deferred[a.micro_batch]
+            if jobs and isinstance(jobs[0], list):  # one list for each block
+                jobs = [job for block in jobs for job in block]
             kept = storages(x for job in jobs for x in job[:2])
             kept |= {} if embedded is None else storages([grad])
             self.held[key] = kept
@@ -117,6 +119,7 @@ def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
 def _held_before(runner: Runner) -> int:
     """Bytes of parameters, gradients, optimizer state and constants."""
     found = resident(b for s in runner.stages.values() for b in s.blocks)
-    states = (v for p in runner.parameters() for v in runner.optimizer.state.get(p, {}).values())
+    found |= storages(x for p in runner.owned() for x in (p, p.grad))
+    states = (v for p in runner.owned() for v in runner.optimizer.state.get(p, {}).values())
     found |= storages(v for v in states if isinstance(v, Tensor))
     return sum(found.values())

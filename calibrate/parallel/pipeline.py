@@ -102,6 +102,7 @@ class Stage:
     flight: dict[int, tuple[Tensor | None, Tensor, object]] = field(default_factory=dict)
     deferred: dict[int, tuple[list[object], Tensor | None, Tensor]] = field(default_factory=dict)
     before_block: Callable[[nn.Module, int], None] = lambda block, micro_batch: None
+    after_block: Callable[[int], None] = lambda block: None  # a block's gradients are there (ZeRO-3)
     losses: dict[int, Tensor] = field(default_factory=dict)
 
     def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def prove(runner: Runner, batch: Tensor | None = None, sabotage: bool = False) -
     runner.gradients(batch)
     loss = sum_over_ranks([runner.loss()])[0]
     if sabotage:
-        runner.parameters()[0].grad.view(-1)[0] += 1.0
+        runner.owned()[0].grad.view(-1)[0] += 1.0
     single, expected = single_device(scenario, batch, runner.dtype, runner.device)
     difference, worst = _worst(runner, expected)
     if dist.is_initialized():
@@ -89,12 +89,13 @@ def _worst(runner: Runner, expected: dict[str, Tensor]) -> tuple[float, str]:
     """The largest relative difference of this rank's gradients, and where; NaN wins."""
     found = []
     for s, stage in runner.stages.items():
+        grads = runner.data[s].whole_gradients()
         for number, block in zip(runner.numbers[s], stage.blocks, strict=True):
             kind = type(block).__name__.lower()
             for name, p in block.named_parameters():
                 want = expected[f"{number}.{name}"]
                 scale = float(want.abs().max()) or 1.0
-                off = float((p.grad - want).abs().max()) / scale
+                off = float((grads[id(p)] - want).abs().max()) / scale
                 place = f"rank {runner.place.rank}, block {number} ({kind}) {name}"
                 found.append((off, place))
     return max(found, key=lambda f: (f[0] != f[0], f[0]))

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrate.model import Build, WeightGrads, make_blocks
-from calibrate.parallel.data import DataParallel
+from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
+from calibrate.parallel.zero import ShardedOptimizer, ShardedParameters, ShardedStage, Sharding
 from sim.actions import Kind, Schedule, parts
-from sim.plan import Mesh, make_mesh, make_parts
+from sim.plan import Plan, make_mesh, make_parts, make_plan
 from sim.scenario import Scenario
 from sim.schedules import build
 
@@ -58,30 +59,33 @@ class Place:
     pipeline_rank: int
     data_rank: int
     peers: tuple[int, ...]
-    data_group: dist.ProcessGroup | None
-    model_group: dist.ProcessGroup | None
+    data_group: dist.ProcessGroup | None  # who holds the same parameters
+    model_group: dist.ProcessGroup | None  # who holds the rest of them
+    sharding: Sharding
 
 
 def make_place(scenario: Scenario, rank: int) -> Place:
     """Coordinates of a rank on the scenario's mesh. Every rank must call this, as it makes process groups."""
-    mesh = make_mesh(scenario.parallelism)
-    peers = tuple(mesh.along(["pp"], rank))
+    plan, mesh = make_plan(scenario), make_mesh(scenario.parallelism)
+    groups = {name: _own_group(plan, name, rank) for name in ("dp_cp", "model", "shard", "replica")}
+    sharding = Sharding(
+        groups["shard"], plan.group_size("shard"), plan.group("shard", rank).index(rank), groups["replica"]
+    )
     return Place(
-        rank, mesh.coordinate("pp", rank), mesh.coordinate("dp", rank), peers,
-        _own_group(scenario, mesh, "dp", rank), _own_group(scenario, mesh, "pp", rank),
+        rank, mesh.coordinate("pp", rank), mesh.coordinate("dp", rank), tuple(mesh.along(["pp"], rank)),
+        groups["dp_cp"], groups["model"], sharding,
     )
 
 
-def _own_group(scenario: Scenario, mesh: Mesh, dimension: str, rank: int) -> dist.ProcessGroup | None:
-    """This rank's process group along one dimension; None where it would be alone."""
-    if mesh.sizes[dimension] == 1:
-        return None
+def _own_group(plan: Plan, name: str, rank: int) -> dist.ProcessGroup | None:
+    """This rank's process group of one of `sim.plan.GROUPS`; None where it would be alone."""
     own = None
-    for first in range(scenario.parallelism.ranks):
-        members = mesh.along([dimension], first)
-        if members[0] == first:
-            group = dist.new_group(members)
-            own = group if rank in members else own
+    if plan.group_size(name) > 1:
+        for first in range(plan.scenario.parallelism.ranks):
+            members = plan.group(name, first)
+            if members[0] == first:
+                group = dist.new_group(members)
+                own = group if rank in members else own
     return own
 
 
@@ -96,7 +100,7 @@ class Runner:
         self.store = WeightGrads() if self._splits() else None
         self.numbers: dict[int, list[int]] = {}
         self.stages: dict[int, Stage] = {}
-        self.data: dict[int, DataParallel] = {}
+        self.data: dict[int, DataParallel | ShardedOptimizer | ShardedParameters] = {}
         for s, owner in enumerate(self.schedule.rank_of_stage):
             if owner == place.pipeline_rank:
                 self._add_stage(s)
@@ -114,20 +118,43 @@ class Runner:
         numbers = block_numbers(scenario, self.schedule.part_of_stage[s])
         build_ = Build(self.device, self.dtype, store=self.store)
         blocks = make_blocks(scenario.model, scenario.training, numbers, build_)
-        stage = Stage(blocks, 1.0 / (self.micro_batches * p.dp), self.store)
-        if scenario.model.dropout > 0:
-            number_of = {id(b): n for b, n in zip(blocks, numbers, strict=True)}
-            first = self.place.data_rank * self.micro_batches
-            stage.before_block = lambda block, mb: seed_dropout(number_of[id(block)], first + mb)
+        data = self.data[s] = self._make_data(s, blocks)
+        scale = 1.0 / (self.micro_batches * p.dp)
+        if isinstance(data, ShardedParameters):
+            stage: Stage = ShardedStage(blocks, scale, self.store, after_block=data.graded, sharded=data)
+        else:
+            stage = Stage(blocks, scale, self.store)
+        number_of = {id(b): n for b, n in zip(blocks, numbers, strict=True)}
+        first = self.place.data_rank * self.micro_batches
+
+        def before_block(block: nn.Module, micro_batch: int) -> None:
+            data.before_block(block)
+            if scenario.model.dropout > 0:
+                seed_dropout(number_of[id(block)], first + micro_batch)
+
+        stage.before_block = before_block
         self.stages[s], self.numbers[s] = stage, numbers
-        self.data[s] = DataParallel(
-            blocks, self.place.data_group, p.dp, p.dp_sync, p.bucket_bytes, self.micro_batches, s, self.store
-        )
+
+    def _make_data(
+        self, s: int, blocks: Sequence[nn.Module]
+    ) -> DataParallel | ShardedOptimizer | ShardedParameters:
+        p, place = self.scenario.parallelism, self.place
+        sync = Sync(p.dp_sync, p.bucket_bytes, self.micro_batches)
+        each = p.zero >= 2 and not p.accumulate_unsharded
+        if p.zero == 0:
+            return DataParallel(blocks, place.data_group, sync, s, self.store)
+        if p.zero == 3:
+            return ShardedParameters(blocks, place.sharding, sync, each, p.reshard_after_forward, s)
+        return ShardedOptimizer(blocks, place.sharding, sync, each, p.param_gather_overlap, s, self.store)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         if self.scenario.training.optimizer == "sgd":
-            return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE, fused=True)
-        return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE, fused=True)
+            return torch.optim.SGD(self.owned(), lr=LEARNING_RATE, fused=True)
+        return torch.optim.AdamW(self.owned(), lr=LEARNING_RATE, fused=True)
+
+    def owned(self) -> list[nn.Parameter]:
+        """What this rank's optimizer updates: its parameters, or with ZeRO its shards of them."""
+        return [p for data in self.data.values() for p in data.owned()]
 
     def parameters(self) -> list[nn.Parameter]:
         """Distinct parameters of this rank's stages."""
@@ -142,6 +169,8 @@ class Runner:
 
     def gradients(self, batch: Tensor) -> list[Record]:
         """Forward, backward and gradient synchronization; gradients stand in the parameters' `.grad`."""
+        for data in self.data.values():
+            data.begin()
         records = self.pipeline.step(*self.own_batch(batch))
         for data in self.data.values():
             data.finish()
@@ -152,28 +181,36 @@ class Runner:
         records = self._clip() if self.scenario.training.gradient_clipping else []
         start = self.pipeline.now()
         self.optimizer.step()
+        records.append(Record("OPTIMIZER", -1, -1, start, self.pipeline.now()))
         for data in self.data.values():
+            before = len(data.records)
+            data.updated()
+            records += data.records[before:]
             data.zero()
-        return [*records, Record("OPTIMIZER", -1, -1, start, self.pipeline.now())]
+        return records
 
     def _clip(self) -> list[Record]:
-        """Scale the gradients to a norm of at most `CLIP_NORM` over all stages.
+        """Scale the gradients to a norm of at most `CLIP_NORM` over everyone who holds other parts of them.
 
-        Records of norm, sum over stages, and scaling.
+        Records of norm, sums, and scaling.
         """
-        times = [self.pipeline.now()]
-        square = torch.stack([data.flat.dot(data.flat) for data in self.data.values()]).sum()
+        gradients = [g for data in self.data.values() for g in data.owned_gradients()]
+        groups = [self.place.model_group]
+        groups += [self.place.sharding.group] if self.scenario.parallelism.zero else []
+        times, kinds = [self.pipeline.now()], ["OPTIMIZER"]
+        square = torch.stack([g.dot(g) for g in gradients]).sum()
         times.append(self.pipeline.now())
-        if self.place.model_group is not None:
-            dist.all_reduce(square, group=self.place.model_group)
-        times.append(self.pipeline.now())
+        for group in groups:
+            if group is not None:
+                dist.all_reduce(square, group=group)
+                times.append(self.pipeline.now())
+                kinds.append("ALL_REDUCE")
         scale = (CLIP_NORM / (square.sqrt() + 1e-6)).clamp(max=1.0)
-        for data in self.data.values():
-            data.flat.mul_(scale)
+        for g in gradients:
+            g.mul_(scale)
         times.append(self.pipeline.now())
-        kinds = ("OPTIMIZER", "ALL_REDUCE", "OPTIMIZER")
-        spans = [Record(k, -1, -1, a, b) for k, (a, b) in zip(kinds, pairwise(times), strict=True)]
-        return spans if self.place.model_group is not None else [spans[0], spans[2]]
+        kinds.append("OPTIMIZER")
+        return [Record(k, -1, -1, a, b) for k, (a, b) in zip(kinds, pairwise(times), strict=True)]
 
     def step(self, batch: Tensor) -> list[Record]:
         """A whole training step."""

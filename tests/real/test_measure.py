@@ -121,7 +121,7 @@ def _joined(pid: int) -> bool:
     [
         ({"parallelism": {"tp": 2}}, "parallelism.tp: found 2"),
         ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2"),
-        ({"parallelism": {"dp": 2, "zero": 3}}, "parallelism.zero: found 3"),
+        ({"parallelism": {"dp": 2, "zero": 3}, "model": {"tied_embeddings": True}}, "parallelism.zero: found 3 with"),
         ({"parallelism": {"pp": 2, "schedule": "dualpipe"}}, "parallelism.schedule: found dualpipe"),
         ({"parallelism": {"dp": 1000}}, "parallelism: found 1000 ranks"),
         ({"training": {"precision": "bf16"}}, "training.precision: found bf16"),

@@ -1,0 +1,427 @@
+"""ZeRO: data-parallel ranks share out what they would otherwise all keep.
+
+- ZeRO-1: each rank keeps the optimizer's states of its shard and updates that shard; then the updated
+  parameters are gathered;
+- ZeRO-2: the gradients too: they are reduced every micro-batch, each rank keeps the sum of its shard, and
+  what was sent is freed (unless `accumulate_unsharded`: reduced once a step, kept whole until then);
+- ZeRO-3 (FSDP): the parameters too: a block's are gathered just before it computes, while the block before
+  it still does, and freed just after.
+
+(Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) What one rank
+of n keeps is 1/n of a flat, padded buffer: a reduce-scatter gives it the sum of its part of the gradients,
+an all-gather puts the parts of the parameters together again. With fewer shards than ranks (hybrid
+sharding) an all-reduce adds the shards of the replicas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibrate.model import Embedding, Head, WeightGrads
+from calibrate.parallel.data import Sync, distinct_parameters, hook_gradients, make_buckets
+from calibrate.parallel.pipeline import Record, Stage
+
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Who shards together, and who holds the same shard. A group is None where a rank would be alone in it."""
+
+    group: dist.ProcessGroup | None = None
+    shards: int = 1
+    rank: int = 0  # among the shards
+    replicas: dist.ProcessGroup | None = None
+
+
+class Unit:
+    """Parameters that are gathered and reduced together: a bucket, or (ZeRO-3) a block.
+
+    `weights` is the flat, padded buffer in which the parameters lie; `shard` this rank's part of it, which
+    the optimizer updates, and `shard.grad` the reduced gradients of that part. `kept` is the same for
+    gradients, where they stay whole.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], sharding: Sharding) -> None:
+        self.params, self.sharding = params, sharding
+        self.elements = sum(p.numel() for p in params)
+        self.share = -(-self.elements // sharding.shards)
+        self.weights = params[0].detach().new_zeros(self.share * sharding.shards)
+        for p, place in zip(params, self.pieces(self.weights), strict=True):
+            place.copy_(p.detach())
+            p.data, p.grad = place, None
+        self.shard = nn.Parameter(self.own(self.weights))
+        self.shard.grad = torch.zeros_like(self.shard)
+        self.kept: Tensor | None = None
+        self.bytes = self.weights.untyped_storage().nbytes()
+
+    def pieces(self, flat: Tensor) -> list[Tensor]:
+        """Views of a flat buffer, shaped as the parameters; the padding is left out."""
+        parts = flat[: self.elements].split([p.numel() for p in self.params])
+        return [x.view(p.shape) for x, p in zip(parts, self.params, strict=True)]
+
+    def own(self, flat: Tensor) -> Tensor:
+        """This rank's part of a flat buffer."""
+        return flat[self.sharding.rank * self.share :][: self.share]
+
+    def keep_gradients(self) -> None:
+        """Keep gradients whole, in one buffer."""
+        self.kept = torch.zeros_like(self.weights)
+        for p, place in zip(self.params, self.pieces(self.kept), strict=True):
+            p.grad = place
+
+    def keep_only_shard(self) -> None:
+        """Hold the shard in memory of its own, so that the rest can be freed."""
+        grad = self.shard.grad
+        self.shard = nn.Parameter(self.shard.detach().clone())
+        self.shard.grad = grad
+        self.free()
+
+    def free(self) -> None:
+        """Give the gathered parameters' memory back; views of it (also autograd's) wait for the next `gather`."""
+        self.weights.untyped_storage().resize_(0)
+
+    @torch.no_grad()
+    def gather(self) -> dist.Work | None:
+        """Start to put the shards of all ranks together in `weights`."""
+        self.weights.untyped_storage().resize_(self.bytes)
+        if self.sharding.group is None:
+            self.own(self.weights).copy_(self.shard)
+            return None
+        return all_gather(self.weights, self.shard.detach(), group=self.sharding.group, async_op=True)
+
+    def take_gradients(self) -> Tensor:
+        """The parameters' gradients in one padded buffer; unless they are kept whole, the parameters lose them."""
+        if self.kept is not None:
+            return self.kept
+        flat = torch.zeros_like(self.weights)
+        for p, place in zip(self.params, self.pieces(flat), strict=True):
+            if p.grad is not None:
+                place.copy_(p.grad)
+                p.grad = None
+        return flat
+
+
+@dataclass(slots=True)
+class Running:
+    """A communication under way, and its place among the records."""
+
+    records: list[Record]
+    index: int
+    work: dist.Work | None = None
+    tells: bool = False
+
+    def watched(self) -> Running:
+        """Have its end recorded when it happens; gloo's reduce-scatter cannot tell, so there it is the wait's end."""
+        try:
+            self.work.get_future().add_done_callback(lambda _: self.ended())
+            self.tells = True
+        except RuntimeError:
+            pass
+        return self
+
+    def ended(self) -> None:
+        """Record the end: now."""
+        self.records[self.index] = self.records[self.index]._replace(end_ns=time.perf_counter_ns())
+
+    def wait(self) -> None:
+        """Wait for it."""
+        self.work.wait()
+        if not self.tells:
+            self.ended()
+
+
+class Sharded:
+    """What ZeRO-1, -2 and -3 have in common, on one stage: units, their gathers and their reductions.
+
+    `silent`: everything but the communication, for timing blocks by themselves.
+    """
+
+    def __init__(self, units: Sequence[Unit], stage: int) -> None:
+        self.units, self.stage = units, stage
+        self.silent = False
+        self.records: list[Record] = []
+        self.gathers: dict[int, Running | None] = {}
+        self.reducing: tuple[Unit, Tensor, Running | None] | None = None
+
+    def owned(self) -> list[nn.Parameter]:
+        """What this rank's optimizer updates."""
+        return [u.shard for u in self.units]
+
+    def owned_gradients(self) -> list[Tensor]:
+        """The reduced gradients of `owned`, flat."""
+        return [u.shard.grad for u in self.units]
+
+    def gather(self, i: int) -> None:
+        """Start gathering a unit's parameters, unless that is under way."""
+        if i not in self.gathers and not self.silent:
+            self.gathers[i] = self._start("ALL_GATHER", self.units[i].gather)
+
+    def arrived(self, i: int) -> None:
+        """Wait for a unit's parameters, if they are on their way."""
+        work, self.gathers[i] = self.gathers.get(i), None
+        if work is not None:
+            work.wait()
+
+    def reduce(self, unit: Unit) -> None:
+        """Send a unit's gradients off; the sum of this rank's part will be added to its shard's.
+
+        One reduction at a time, so that no more than two units' gradients are held.
+        """
+        self.settle()
+        flat, sharding = unit.take_gradients(), unit.sharding
+        if sharding.group is None or self.silent:
+            self.reducing = unit, unit.own(flat), None
+            return
+        mine = torch.empty_like(unit.shard)
+        work = self._start(
+            "REDUCE_SCATTER", lambda: reduce_scatter(mine, flat, group=sharding.group, async_op=True)
+        )
+        self.reducing = unit, mine, work
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Wait for the reduction under way, if there is one."""
+        if self.reducing is None:
+            return
+        (unit, mine, work), self.reducing = self.reducing, None
+        if work is not None:
+            work.wait()
+        replicas = unit.sharding.replicas
+        if replicas is not None and not self.silent:
+            self._start("ALL_REDUCE", lambda: dist.all_reduce(mine, group=replicas, async_op=True)).wait()
+        unit.shard.grad.add_(mine)
+
+    def zero(self) -> None:
+        """Gradients to zero, for the next step."""
+        self.records = []
+        for u in self.units:
+            u.shard.grad.zero_()
+            if u.kept is not None:
+                u.kept.zero_()
+
+    def whole_gradients(self) -> dict[int, Tensor]:
+        """All gradients, gathered, by id of their parameter: what a proof compares. Collective."""
+        return self._whole([u.shard.grad for u in self.units])
+
+    def whole_parameters(self) -> dict[int, Tensor]:
+        """All parameters, gathered, by their id. Collective."""
+        return self._whole([u.shard.detach() for u in self.units])
+
+    def _whole(self, shards: Sequence[Tensor]) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        for u, shard in zip(self.units, shards, strict=True):
+            flat = shard
+            if u.sharding.group is not None:
+                flat = shard.new_empty(u.share * u.sharding.shards)
+                all_gather(flat, shard, group=u.sharding.group)
+            found |= {id(p): x for p, x in zip(u.params, u.pieces(flat), strict=True)}
+        return found
+
+    def _start(self, kind: str, start: Callable[[], dist.Work | None]) -> Running | None:
+        """Start a communication, and record it until it is done."""
+        running = Running(self.records, len(self.records))
+        begin = time.perf_counter_ns()
+        self.records.append(Record(kind, self.stage, -1, begin, begin))
+        running.work = start()
+        return running.watched() if running.work is not None else None
+
+
+class ShardedOptimizer(Sharded):
+    """ZeRO-1 and -2: units are buckets, reduced as soon as all of a bucket's gradients are there.
+
+    `each`: after every micro-batch (ZeRO-2), else once a step. With `gather_ahead` the updated parameters are
+    gathered under the next step's first forward, else right after the optimizer.
+    """
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], sharding: Sharding, sync: Sync, each: bool, gather_ahead: bool,
+        stage: int, store: WeightGrads | None,
+    ) -> None:
+        params = distinct_parameters(blocks)[::-1]  # as backward reaches them
+        sizes = [p.numel() * p.element_size() for p in params]
+        buckets = [[params[i] for i in members] for members in make_buckets(sizes, sync.limit_bytes)]
+        super().__init__([Unit(members, sharding) for members in buckets], stage)
+        self.each, self.gather_ahead = each, gather_ahead
+        self.hooked = each or not sync.after_backward
+        self.bucket_of = {id(p): i for i, members in enumerate(buckets) for p in members}
+        uses = hook_gradients(blocks, store, self.added) if self.hooked else {}
+        self.due = [sum(uses.get(id(p), 1) for p in members) for members in buckets]
+        self.due = [n * (1 if each else sync.micro_batches) for n in self.due]
+        self.missing = list(self.due)
+        if not each:
+            for u in self.units:
+                u.keep_gradients()
+
+    def added(self, p: nn.Parameter) -> None:
+        """One micro-batch's gradient of `p` was added; reduce its bucket if that was the last one missing."""
+        i = self.bucket_of.get(id(p))
+        if i is None:
+            return
+        self.missing[i] -= 1
+        if self.missing[i] == 0:
+            self.missing[i] = self.due[i]
+            self.reduce(self.units[i])
+
+    def begin(self) -> None:
+        """A step begins: gather the parameters that the last one updated, first block first."""
+        if self.gather_ahead:
+            self.gathers = {}
+            for i in reversed(range(len(self.units))):
+                self.gather(i)
+
+    def before_block(self, block: nn.Module) -> None:
+        """Wait for the parameters of a block."""
+        if self.gathers:
+            for i in sorted({self.bucket_of[id(p)] for p in block.parameters()}):
+                self.arrived(i)
+
+    def finish(self) -> None:
+        """Reduce what has not been, and wait for all."""
+        if not self.hooked:
+            for u in self.units:
+                self.reduce(u)
+        self.settle()
+
+    def updated(self) -> None:
+        """The optimizer has run: gather what it updated, unless the next step does."""
+        if self.gather_ahead:
+            return
+        self.gathers = {}
+        for i in range(len(self.units)):
+            self.gather(i)
+            self.arrived(i)
+
+
+class ShardedParameters(Sharded):
+    """ZeRO-3: units are blocks, gathered before each forward and backward, and freed after it.
+
+    Without `reshard` they stay from the first forward until the step's end. `each`: gradients are reduced after
+    every micro-batch, else after the last.
+    """
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], sharding: Sharding, sync: Sync, each: bool, reshard: bool, stage: int
+    ) -> None:
+        super().__init__([Unit(list(b.parameters())[::-1], sharding) for b in blocks], stage)
+        self.each, self.reshard = each, reshard
+        self.sync = sync
+        self.missing = [sync.micro_batches] * len(blocks)
+        for u in self.units:
+            u.keep_only_shard()
+
+    def fetch(self, i: int) -> None:
+        """Start gathering block i, if there is such a block and it is not here."""
+        if 0 <= i < len(self.units):
+            self.gather(i)
+
+    def done(self, i: int) -> None:
+        """Block i has computed: free its parameters."""
+        if self.reshard:
+            self.release(i)
+
+    def release(self, i: int) -> None:
+        """Free block i's parameters."""
+        if not self.silent and i in self.gathers:
+            self.arrived(i)
+            del self.gathers[i]
+            self.units[i].free()
+
+    def graded(self, i: int) -> None:
+        """Block i's gradients of one micro-batch are there: reduce them, every time or the last."""
+        self.missing[i] -= 1
+        if self.each or self.missing[i] == 0:
+            self.reduce(self.units[i])
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.missing = [self.sync.micro_batches] * len(self.units)
+
+    def before_block(self, block: nn.Module) -> None:
+        """The stage itself fetches blocks."""
+
+    def finish(self) -> None:
+        """Wait for the last reductions; nothing stays gathered."""
+        self.settle()
+        for i in range(len(self.units)):
+            self.release(i)
+
+    def updated(self) -> None:
+        """The optimizer has run: the next forward gathers what it updated."""
+
+
+@dataclass(slots=True)
+class ShardedStage(Stage):
+    """A stage under ZeRO-3. Its graph is cut between blocks, so that each block's parameters can come and go."""
+
+    sharded: ShardedParameters | None = None
+
+    def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
+        """Block after block; the next one's parameters are gathered meanwhile."""
+        inputs, edges = [], []
+        self.sharded.fetch(0)
+        for i, block in enumerate(self.blocks):
+            self.sharded.fetch(i + 1)
+            self.sharded.arrived(i)
+            self.before_block(block, micro_batch)
+            x = x if isinstance(block, Embedding) else x.detach().requires_grad_()
+            inputs.append(x)
+            x = block(x, targets) * self.scale if isinstance(block, Head) else block(x)
+            edges.append(torch.autograd.graph.get_gradient_edge(x))
+            self.sharded.done(i)
+        if x.ndim == 0:
+            self.losses[micro_batch] = x.detach()
+        self.flight[micro_batch] = (inputs, edges)
+        return x.detach()
+
+    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+        """Last block first; each one's gradients are reduced while the one before it computes."""
+        inputs, edges = self.flight.pop(micro_batch)
+        self.sharded.fetch(len(edges) - 1)
+        while edges:
+            i, x = len(edges) - 1, inputs.pop()
+            self.sharded.fetch(i - 1)
+            self.sharded.arrived(i)
+            torch.autograd.backward(edges.pop(), grad)
+            grad = x.grad
+            self.sharded.done(i)
+            self.after_block(i)
+        return grad
+
+    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+        """The input's gradient alone: each block leaves its linear layers' jobs for `backward_weight`."""
+        inputs, edges = self.flight.pop(micro_batch)
+        jobs: list[list[object]] = [[] for _ in edges]
+        embedded = None
+        self.sharded.fetch(len(edges) - 1)
+        for i in reversed(range(len(edges))):
+            self.sharded.fetch(i - 1)
+            self.sharded.arrived(i)
+            if isinstance(self.blocks[i], Embedding):
+                embedded = edges[i]
+            else:
+                self.store.deferred = jobs[i]
+                torch.autograd.backward(edges[i], grad)
+                grad = inputs[i].grad
+            edges[i] = None
+            self.sharded.done(i)
+        self.store.deferred = None
+        self.deferred[micro_batch] = (jobs, embedded, grad)
+        return grad
+
+    def backward_weight(self, micro_batch: int) -> None:
+        """What `backward_input` left, last block first."""
+        jobs, embedded, grad = self.deferred.pop(micro_batch)
+        while jobs:
+            i = len(jobs) - 1
+            self.store.run(jobs.pop())
+            if isinstance(self.blocks[i], Embedding):
+                torch.autograd.backward(embedded, grad)
+            self.after_block(i)
