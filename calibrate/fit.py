@@ -43,6 +43,8 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "memory_latency_s": (2e-6, 0.1),
     "power_at_peak": (1.2, 0.05),
     "unaligned_matmul_slowdown": (2.0, 0.5),
+    "attention_efficiency_64": (0.5, 0.1),
+    "attention_efficiency_128": (0.5, 0.1),
     "attention_backward_share": (0.85, 0.1),
 }
 
@@ -71,8 +73,7 @@ class Fit:
     held_out: Vector
 
 
-def fit(cases: Sequence[Case], base: Profile, names: Sequence[str],
-        tick: Callable[[], None] = lambda: None) -> Fit:
+def fit(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: Callable[[], None] = lambda: None) -> Fit:
     """Fit the named coefficients of `base`; `tick` is called after each simulated step."""
     from scipy.optimize import least_squares
 
@@ -171,8 +172,14 @@ def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profi
         coefficients[name] = Coefficient(value, source + before)
     history = f"{base.source}; coefficients {', '.join(found.coefficients)} fitted to {table.name} on {today.today()}"
     note = f"{float(np.mean(np.abs(np.expm1(found.held_out)))):.4f}"
-    return replace(base, name=f"{base.name} fitted to {table.name}", source=history, date=str(today.today()),
-                   coefficients=coefficients, settings={**base.settings, "held_out_mean_abs_error": float(note)})
+    return replace(
+        base,
+        name=f"{base.name} fitted to {table.name}",
+        source=history,
+        date=str(today.today()),
+        coefficients=coefficients,
+        settings={**base.settings, "held_out_mean_abs_error": float(note)},
+    )
 
 
 def main(
@@ -209,7 +216,9 @@ def _report(base: Profile, found: Fit, count: int, out: Path) -> None:
         print(f"{name:28s} {old.value if old else float('nan'):10.4g} -> {value:.4g}")
     for title, logs in (("before", found.before), ("fitted rows", found.after), ("rows not fitted", found.held_out)):
         off = np.abs(np.expm1(logs))
-        print(f"{title:16s} mean {off.mean():6.1%}  median {np.median(off):6.1%}  max {off.max():6.1%}  ({count} steps)")
+        print(
+            f"{title:16s} mean {off.mean():6.1%}  median {np.median(off):6.1%}  max {off.max():6.1%}  ({count} steps)"
+        )
     print(f"wrote {out}")
 
 

@@ -77,12 +77,8 @@ class Costs:
             self._raw.setdefault((table.op, table.dtype), []).append(table)
         self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
         self._tables: dict[tuple[str, str], Table] = {}
-        self._blocks: dict[tuple[str, str, int], BlockPoint] = {
-            (b.key, b.phase, b.run): b for b in profile.blocks
-        }
-        self._collectives: dict[tuple[str, int], CollectiveTable] = {
-            (c.op, c.ranks): c for c in profile.collectives
-        }
+        self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
+        self._collectives: dict[tuple[str, int], CollectiveTable] = {(c.op, c.ranks): c for c in profile.collectives}
         self._cache: dict[Compute, Cost] = {}
         self._host_operator_s = self.coefficient("host_operator_s", 0.0)
         self._host_step_s = self.coefficient("host_step_s", 0.0)
@@ -286,11 +282,15 @@ def _device(gpu: GpuSpec) -> Device:
 def _own_device(profile: Profile, gpu: GpuSpec) -> Device:
     """The data sheet with what was measured on this very machine in its place."""
     found = profile.coefficients
-    peak = {d: found[f"peak_{d}_flops_per_s"].value for d in ("fp32", "bf16", "fp16", "fp8")
-            if f"peak_{d}_flops_per_s" in found}
+    peak = {
+        d: found[f"peak_{d}_flops_per_s"].value
+        for d in ("fp32", "bf16", "fp16", "fp8")
+        if f"peak_{d}_flops_per_s" in found
+    }
     bandwidth = found.get("memory_bandwidth_bytes_per_s")
     return Device(
-        gpu.name, {**gpu.peak_flops_per_s, **peak},
+        gpu.name,
+        {**gpu.peak_flops_per_s, **peak},
         gpu.memory_bandwidth_bytes_per_s if bandwidth is None else bandwidth.value,
     )
 

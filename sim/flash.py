@@ -2,9 +2,9 @@
 
     seconds = launch + flops x (1 + tile / kv_len, if causal) x (1 + ramp / kv_len) x (1 + SMs / tiles) / (peak x e)
 
-The diagonal's tiles are computed whole (tile 128); a row of tiles pays a prologue and an epilogue, worth `ramp` keys; the
-last, partly filled wave of tiles costs about one wave (`tiles` = batch x heads x q_len / 128). e is the efficiency of a
-head size, interpolated between 64, 128 and 256 over log2. Backward has a share of the forward's e. The coefficients are
+The diagonal's tiles are computed whole (tile 128); a row of tiles pays a prologue and an epilogue, worth `ramp` keys;
+the last, partly filled wave of tiles costs about one wave (`tiles` = batch x heads x q_len / 128). e is the efficiency
+of a head size, interpolated between 64, 128 and 256 over log2. Backward has a share of the forward's e. The coefficients are
 those of an implementation (`flash2_efficiency_128`, ...); `attention_...` are those of the one that training uses.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 from sim.program import Compute
 from topology.spec import GpuSpec
@@ -22,8 +23,9 @@ LAUNCH_S = 4e-6
 UNCERTAINTY = 0.08  # held-out rows of the published charts
 
 
-def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float,
-                  coefficient: Callable[[str, float], float]) -> float | None:
+def flash_seconds(
+    op: Compute, gpu: GpuSpec, peak_flops_per_s: float, coefficient: Callable[[str, float], float]
+) -> float | None:
     """Seconds of an attention_forward or attention_backward; None if the profile has no such coefficients."""
     prefix = op.name if coefficient(f"{op.name}_efficiency_128", 0.0) else "attention"
     efficiency = _at_size(prefix, math.sqrt(op.shape[5] * op.shape[6]), coefficient)
@@ -42,7 +44,7 @@ def _at_size(prefix: str, head_dim: float, coefficient: Callable[[str, float], f
     if not known:
         return 0.0
     x = min(max(math.log2(head_dim), known[0][0]), known[-1][0])
-    for (x0, y0), (x1, y1) in zip(known, known[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(known):
         if x <= x1:
             return math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
     return math.exp(known[-1][1])

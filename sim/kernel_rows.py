@@ -74,8 +74,16 @@ def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
         heads, length = int(data["heads"]), int(data["seq_len"])
         d = int(data.get("head_dim") or data.get("qk_head_dim") or 0)
         v = int(data.get("v_head_dim") or d)
-        shape = (int(data["batch"]), heads, int(data.get("kv_heads") or heads), length,
-                 int(data.get("kv_len") or length), d, v, int(bool(data.get("causal"))))
+        shape = (
+            int(data["batch"]),
+            heads,
+            int(data.get("kv_heads") or heads),
+            length,
+            int(data.get("kv_len") or length),
+            d,
+            v,
+            int(bool(data.get("causal"))),
+        )
         name = str(data.get("impl", "attention"))
         if name in UNFUSED:
             return _unfused(shape, dtype, kinds)
@@ -90,12 +98,25 @@ UNFUSED = ("PyTorch", "standard")
 def _fused(name: str, kind: str, shape: tuple[int, ...], dtype: str) -> Compute:
     phase = Phase.FORWARD if kind == "attention_forward" else Phase.INPUT_GRAD
     kernels = 1 if kind == "attention_forward" else 3
-    return Compute(IMPLEMENTATIONS.get(name, name), kind, shape, dtype, shape_flops(kind, shape),
-                   shape_bytes(kind, shape, dtype), phase, kernels)
+    return Compute(
+        IMPLEMENTATIONS.get(name, name),
+        kind,
+        shape,
+        dtype,
+        shape_flops(kind, shape),
+        shape_bytes(kind, shape, dtype),
+        phase,
+        kernels,
+    )
 
 
-IMPLEMENTATIONS = {"FlashAttention": "flash1", "FlashAttention-2": "flash2", "FlashAttention-3": "flash3",
-                   "cuDNN": "cudnn", "Triton": "triton"}
+IMPLEMENTATIONS = {
+    "FlashAttention": "flash1",
+    "FlashAttention-2": "flash2",
+    "FlashAttention-3": "flash3",
+    "cuDNN": "cudnn",
+    "Triton": "triton",
+}
 
 
 def _unfused(shape: tuple[int, ...], dtype: str, kinds: tuple[str, ...]) -> list[Compute]:
@@ -116,8 +137,13 @@ def _unfused(shape: tuple[int, ...], dtype: str, kinds: tuple[str, ...]) -> list
     if "attention_forward" in kinds:
         out += [product(q, kv, d, f), chain(4 + 2 * mask, 2 + mask, f), product(q, v, kv, f)]
     if "attention_backward" in kinds:
-        out += [product(kv, v, q, b), product(q, kv, v, b), chain(5 + 2 * mask, 2 + mask, b), product(q, d, kv, b),
-                product(kv, d, q, b)]
+        out += [
+            product(kv, v, q, b),
+            product(q, kv, v, b),
+            chain(5 + 2 * mask, 2 + mask, b),
+            product(q, d, kv, b),
+            product(kv, d, q, b),
+        ]
     return out
 
 

@@ -76,8 +76,9 @@ class Table:
         return (float(self.seconds[found[-1]]), float(self.spread[found[-1]])) if len(found) else None
 
 
-def make_table(kind: str, dtype: str, points: list[PointTable], device: Device, floored: bool = False,
-               error: float | None = None) -> Table:
+def make_table(
+    kind: str, dtype: str, points: list[PointTable], device: Device, floored: bool = False, error: float | None = None
+) -> Table:
     """Index points measured on `device`; `floored`: the least of them is a floor under all."""
     shapes = np.concatenate([t.shapes for t in points])
     seconds = np.concatenate([t.seconds for t in points])
@@ -108,7 +109,7 @@ def coordinates(kind: str, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
     the H100's prefill points out: 2 for the head size (it decides which kernel runs), 0.3 for key heads.
     """
     sizes = np.log2(np.maximum(shapes, 1).astype(np.float64))
-    if not kind in ATTENTION:
+    if kind not in ATTENTION:
         return sizes
     batch, heads, kv_heads, q_len, kv_len, d, dv = sizes[:, :7].T
     return np.column_stack((batch, heads, 0.3 * kv_heads, (q_len + kv_len) / 2, d + dv))

@@ -37,7 +37,10 @@ def predict(row: Row, calibration: str | None = None) -> Predictions:
         InputError: a row that should be known and was refused.
     """
     kinds: Mapping[str, Callable[[Row, str | None], Predictions]] = {
-        "training_step": _training_step, "kernel": _kernel, "collective": _collective, "inference": _inference,
+        "training_step": _training_step,
+        "kernel": _kernel,
+        "collective": _collective,
+        "inference": _inference,
     }
     return kinds[row.kind](row, calibration)
 
@@ -182,8 +185,12 @@ def _cluster(text: str, gpu: str) -> Any:
             raise InputError(f"scenario: neither a cluster nor a GPU's profile is named (calibration: {gpu!r})")
         named = next((c for c in CLUSTERS.values() if c.gpu.name == gpu), next(iter(CLUSTERS.values())))
         return named.model_copy(update={"gpu": GPUS[gpu]})
-    probe = {"model": "gpt2", "cluster": given, "name": "row",
-             "training": {"seq_len": 8, "global_batch_size": 1, "precision": "fp16"}}
+    probe = {
+        "model": "gpt2",
+        "cluster": given,
+        "name": "row",
+        "training": {"seq_len": 8, "global_batch_size": 1, "precision": "fp16"},
+    }
     return parse_scenario(probe).cluster
 
 

@@ -31,8 +31,15 @@ class Error:
         return self.low <= self.measured <= self.high
 
     def as_dict(self) -> dict[str, Any]:
-        return {"id": self.id, "group": self.group, "quantity": self.quantity, "predicted": self.predicted,
-                "measured": self.measured, "error": self.error, "interval": [self.low, self.high]}
+        return {
+            "id": self.id,
+            "group": self.group,
+            "quantity": self.quantity,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "error": self.error,
+            "interval": [self.low, self.high],
+        }
 
 
 def summary(errors: Sequence[Error]) -> dict[str, float]:
@@ -47,8 +54,11 @@ def summary(errors: Sequence[Error]) -> dict[str, float]:
     for e in errors:
         groups.setdefault(e.group, []).append(abs(e.error))
     return {
-        "mean_abs": float(off.mean()), "median_abs": float(np.median(off)),
-        "p95_abs": float(np.quantile(off, 0.95)), "max_abs": float(off.max()), "bias": float(found.mean()),
+        "mean_abs": float(off.mean()),
+        "median_abs": float(np.median(off)),
+        "p95_abs": float(np.quantile(off, 0.95)),
+        "max_abs": float(off.max()),
+        "bias": float(found.mean()),
         "mean_abs_by_group": float(np.mean([np.mean(g) for g in groups.values()])),
         "inside_interval": float(np.mean([e.inside for e in errors])),
         "interval_width": float(np.median([(e.high - e.low) / e.predicted for e in errors])),

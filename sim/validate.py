@@ -21,6 +21,7 @@ from sim.predict import NotSimulated, predict, quantity
 from sim.statistics import Error, by_group
 from sim.tables import Row, Table, read_table
 
+MARK = "<!-- written by sim.validate --markdown -->"
 CHUNK = 12  # rows a process takes at a time
 
 
@@ -52,16 +53,21 @@ class Validation:
     def as_dict(self) -> dict[str, Any]:
         """One entry of `tables` in format sim-validate/1."""
         return {
-            "name": self.table.name, "title": self.table.title, "kind": self.table.kind,
-            "rows": len(self.outcomes), "simulated": sum(not o.reason for o in self.outcomes),
+            "name": self.table.name,
+            "title": self.table.title,
+            "kind": self.table.kind,
+            "rows": len(self.outcomes),
+            "simulated": sum(not o.reason for o in self.outcomes),
             "failed": [{"id": o.id, "reason": o.reason} for o in self.left_out(True)],
             "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
-            "groups": by_group(self.errors), "errors": [e.as_dict() for e in self.errors],
+            "groups": by_group(self.errors),
+            "errors": [e.as_dict() for e in self.errors],
         }
 
 
-def validate_tables(tables: Sequence[Table], calibration: str | None = None, jobs: int | None = None,
-                    progress: bool = False) -> list[Validation]:
+def validate_tables(
+    tables: Sequence[Table], calibration: str | None = None, jobs: int | None = None, progress: bool = False
+) -> list[Validation]:
     """Predict every row, in `jobs` processes (as many as there are cores, unless the work is small).
 
     `calibration` takes the place of the profiles that the tables name.
@@ -98,7 +104,8 @@ def _outcome(job: tuple[int, Row, str | None]) -> Outcome:
         return Outcome(index, row.id, (), True, f"{type(error).__name__}: {error}")
     errors = tuple(
         Error(row.id, row.group, quantity(key), found[key].value, row.measured[key], found[key].low, found[key].high)
-        for key in row.measured if key in found
+        for key in row.measured
+        if key in found
     )
     return Outcome(index, row.id, errors)
 
@@ -115,7 +122,9 @@ def _progress(outcomes: Iterator[Outcome], count: int, shown: bool) -> Iterator[
 
 def main(
     tables: Annotated[list[Path], typer.Argument(help="tables of published measurements", metavar="TABLE.json …")],
-    json: Annotated[str | None, typer.Option(help="write all errors as JSON; - for standard output", metavar="FILE|-")] = None,
+    json: Annotated[
+        str | None, typer.Option(help="write all errors as JSON; - for standard output", metavar="FILE|-")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="write a page with scatter plots", metavar="FILE")] = None,
     markdown: Annotated[Path | None, typer.Option(help="write the same as Markdown", metavar="FILE")] = None,
     limit: Annotated[int | None, typer.Option(help="only the first N rows of each table", min=1, metavar="N")] = None,
@@ -145,13 +154,21 @@ def _write(done: list[Validation], json: str | None, html: Path | None, markdown
     if markdown is not None:
         from sim.views.accuracy_page import accuracy_markdown
 
-        write_text(markdown, accuracy_markdown(done))
+        write_text(markdown, _kept(markdown) + accuracy_markdown(done))
     if json is not None:
         write_json(json, data)
     if json != "-":
         from sim.views.accuracy_summary import print_accuracy
 
         print_accuracy(tables)
+
+
+def _kept(path: Path) -> str:
+    """What stands above the mark in a file that is written again: the words that no command knows."""
+    if not path.is_file():
+        return ""
+    head, found, _ = path.read_text(encoding="utf-8").partition(MARK)
+    return f"{head}{MARK}\n\n" if found else ""
 
 
 if __name__ == "__main__":

@@ -70,8 +70,12 @@ def moe_shapes(rows: list[dict[str, str]]) -> np.ndarray:
     return ints(rows, "tokens", "hidden", "ffn", "top_k", "experts", "tp", "ep")
 
 
-SHAPES = {"gemm": ("gemm", gemm_shapes), "attention_prefill": ("attention_forward", prefill_shapes),
-          "attention_decode": ("attention_decode", decode_shapes), "moe": ("moe_layer", moe_shapes)}
+SHAPES = {
+    "gemm": ("gemm", gemm_shapes),
+    "attention_prefill": ("attention_forward", prefill_shapes),
+    "attention_decode": ("attention_decode", decode_shapes),
+    "moe": ("moe_layer", moe_shapes),
+}
 
 
 def columns(folder: Path, short: str) -> Columns:
@@ -96,8 +100,9 @@ def left_out_error(op: str, dtype: str, shapes: np.ndarray, seconds: np.ndarray,
     if op not in ("gemm", "attention_forward") or dtype not in device.peak_flops_per_s:
         return 0.1
     count = len(seconds)
-    points = PointTable(op, dtype, shapes.astype(np.int64), seconds.astype(np.float64), np.zeros(count),
-                        np.ones(count, dtype=np.int64))
+    points = PointTable(
+        op, dtype, shapes.astype(np.int64), seconds.astype(np.float64), np.zeros(count), np.ones(count, dtype=np.int64)
+    )
     (surface,) = make_table(op, dtype, [points], device, True).surfaces.values()
     return round(surface.leave_one_out_error(), 4)
 
@@ -131,16 +136,21 @@ def fused_points(table: Path, gpu: str) -> list[dict[str, object]]:
     rows = [r for r in read_table(table).rows if r.measured.get("seconds") and r.scenario["calibration"] == gpu]
     for row in rows[::2]:
         (item,) = fused_kernel(str(row.data["op"]), row.data)
-        groups.setdefault((f"elementwise:{item.name}", item.dtype), []).append((int(item.bytes), row.measured["seconds"]))
+        groups.setdefault((f"elementwise:{item.name}", item.dtype), []).append(
+            (int(item.bytes), row.measured["seconds"])
+        )
     out = []
     for (op, dtype), points in sorted(groups.items()):
         sizes, seconds = zip(*sorted(dict(points).items()), strict=True)
-        out.append({"op": op, "dtype": dtype, "shape": [[n] for n in sizes], "seconds": seconds, "spread": 0.03,
-                    "samples": 1})
+        out.append(
+            {"op": op, "dtype": dtype, "shape": [[n] for n in sizes], "seconds": seconds, "spread": 0.03, "samples": 1}
+        )
     return out
 
 
-def profile(name: str, date: str, points: list[dict[str, object]], measured: list[dict[str, object]]) -> dict[str, object]:
+def profile(
+    name: str, date: str, points: list[dict[str, object]], measured: list[dict[str, object]]
+) -> dict[str, object]:
     """A profile's file; a GPU that nobody measured borrows its nearest relative's kernels, scaled by the roofline."""
     relative = RELATIVES.get(name, name)
     kernels = next((short for short, gpu in MEASURED.items() if gpu == relative), "")
@@ -152,11 +162,19 @@ def profile(name: str, date: str, points: list[dict[str, object]], measured: lis
     else:
         source += "nothing measured"
     data = {
-        "format": "profile/1", "name": name, "source": source, "date": date,
-        "reference": relative, "hardware": {"device": "cpu" if name == "cpu" else "cuda", "gpu": name},
-        "software": {}, "settings": {},
+        "format": "profile/1",
+        "name": name,
+        "source": source,
+        "date": date,
+        "reference": relative,
+        "hardware": {"device": "cpu" if name == "cpu" else "cuda", "gpu": name},
+        "software": {},
+        "settings": {},
         "coefficients": {k: {"value": v, "source": s} for k, (v, s) in COEFFICIENTS[name].items()},
-        "points": points, "blocks": [], "collectives": measured if relative == name else [], "kernels": kernels,
+        "points": points,
+        "blocks": [],
+        "collectives": measured if relative == name else [],
+        "kernels": kernels,
     }
     Profile.from_json(json.loads(json.dumps(data)), name)
     return data
@@ -175,7 +193,10 @@ def main() -> None:
     for name in COEFFICIENTS:
         short = next((s for s, gpu in MEASURED.items() if gpu == name), "")
         measured = collectives(args.folder, short) if short else []
-        write_json(ROOT / "sim" / "presets" / "profiles" / f"{name}.json", profile(name, args.date, fused_points(args.fused, name), measured))
+        write_json(
+            ROOT / "sim" / "presets" / "profiles" / f"{name}.json",
+            profile(name, args.date, fused_points(args.fused, name), measured),
+        )
 
 
 if __name__ == "__main__":

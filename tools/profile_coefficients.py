@@ -16,8 +16,8 @@ _STREAM = "assumption: a streaming kernel reaches 0.85 of the data sheet's bandw
 _NORM = "torch's LayerNorm in liger_kernels.json (A100 and H100, every second row): 3.7 accesses' time for its two"
 _RAMP = "assumption: an empty kernel occupies the device for about 2 us"
 _POWER = {
-    "a100": "every second row of megatron_sc21_table1, from a prior of 1.17 (random data run 0.89 of the speed of zeros: "
-    "H. He, 2024, thonking.ai)",
+    "a100": "every second row of megatron_sc21_table1, from a prior of 1.17 (random data run 0.89 of the speed of "
+    "zeros: H. He, 2024, thonking.ai)",
     "h100": "assumption, as for A100: random data run about 0.93 of the speed of zeros",
     "b200": "every second GEMM of b200_kernels, which take 1.25 of the time of AIConfigurator's",
 }
@@ -31,7 +31,10 @@ def _flash(name: str, sizes: tuple[float, float, float], ramp: float, share: flo
     return out | {f"{name}_ramp_tokens": (ramp, source), f"{name}_backward_share": (share, source)}
 
 
-_FLASH1 = "FlashAttention of 2022, as the software of this profile's years; every second row of flash_attention.json (tools/fit_attention.py)"
+_TRITON = (
+    "FlashAttention of 2022-23 in Triton, as this profile's software: flash1 (below) as a prior, every fifth row of "
+    "mosaic_mpt_a100_80gb"
+)
 _FLASH2 = "FlashAttention-2 as published, every second row of flash_attention.json (tools/fit_attention.py)"
 _FLASH = "as published, every second row of flash_attention.json (tools/fit_attention.py)"
 _CUDNN = "Transformer Engine's (cuDNN), every second row of b200_kernels.json (tools/fit_attention.py)"
@@ -54,8 +57,10 @@ NEWER_HOST: Coefficients = {
     "host_step_s": (1e-3, _EAGER),
     "unaligned_matmul_slowdown": (2.33, _HOST),
 }
-A100_FLASH = _flash("attention", (0.367, 0.308, 0), 79, 0.85, _FLASH1) | _flash(
-    "flash2", (0.66, 0.746, 0), 276, 0.85, _FLASH
+A100_FLASH = (
+    _flash("attention", (0.349, 0.345, 0), 79, 0.873, _TRITON)
+    | _flash("flash1", (0.367, 0.308, 0), 79, 0.85, _FLASH)
+    | _flash("flash2", (0.66, 0.746, 0), 276, 0.85, _FLASH)
 )
 H100_FLASH = (
     _flash("attention", (0.333, 0.392, 0.386), 157, 0.85, _FLASH2)
@@ -64,6 +69,11 @@ H100_FLASH = (
     | _flash("cudnn", (0.421, 0.631, 0.633), 132, 0.85, _FLASH)
     | _flash("triton", (0.421, 0.421, 0), 151, 0.85, _FLASH)
 )
+_SIMUMAX = "SimuMax v1.2 (Moore Threads, Apache-2.0), its fit of B200 kernels: memory_{} in b200_kernels.json"
+BLACKWELL_MEMORY: Coefficients = {
+    "memory_efficiency_cross_entropy": (0.3, _SIMUMAX.format("ce and memory_ce_fusion")),
+    "memory_efficiency_permute": (0.5, _SIMUMAX.format("permute_fwd and memory_permute_bwd")),
+}
 B200_FLASH = _flash("attention", (0, 0.471, 0.339), 77, 0.956, _CUDNN)
 
 
@@ -78,7 +88,10 @@ def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficien
         "memory_efficiency_norm": (0.54, _NORM),
         "memory_latency_s": (2e-6, _RAMP),
         "matmul_efficiency": (0.75, _FALLBACK),
-        "power_at_peak": (power_at_peak, _POWER["b200" if "b" in name else "a100" if name in ("v100", "a100") else "h100"]),
+        "power_at_peak": (
+            power_at_peak,
+            _POWER["b200" if "b" in name else "a100" if name in ("v100", "a100") else "h100"],
+        ),
         "collective_sm_share": (round(24 / _SMS[name], 3), _SHARE),
         **attention,
         **(A100_HOST if name in ("v100", "a100") else NEWER_HOST),
@@ -91,10 +104,10 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "a100-pcie": _gpu("a100", 1.25, A100_FLASH),
     "h100-sxm": _gpu("h100", 1.2, H100_FLASH),
     "h200-sxm": _gpu("h200", 1.2, H100_FLASH),
-    "b200-sxm": _gpu("b200", 1.75, B200_FLASH),
-    "b300-sxm": _gpu("b300", 1.75, B200_FLASH),
-    "gb200": _gpu("gb200", 1.75, B200_FLASH),
-    "gb300": _gpu("gb300", 1.75, B200_FLASH),
+    "b200-sxm": _gpu("b200", 1.75, B200_FLASH | BLACKWELL_MEMORY),
+    "b300-sxm": _gpu("b300", 1.75, B200_FLASH | BLACKWELL_MEMORY),
+    "gb200": _gpu("gb200", 1.75, B200_FLASH | BLACKWELL_MEMORY),
+    "gb300": _gpu("gb300", 1.75, B200_FLASH | BLACKWELL_MEMORY),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),
         "kernel_gap_s": (2.5e-6, "torch 2.13 on an AMD Zen 5 core: an elementwise operator on a tiny tensor, forward"),

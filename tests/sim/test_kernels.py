@@ -1,0 +1,102 @@
+"""Shipped kernels: what is predicted of points left out, what scales, what a file may hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.costs import Costs
+from sim.errors import InputError
+from sim.flash import flash_seconds
+from sim.kernels import bounds, kernel_file, lookup, make_table
+from sim.profile import PointTable, load_profile
+from sim.program import Compute, Phase
+from sim.roofline import Device, shape_bytes, shape_flops
+from topology.presets import GPUS
+
+HOME = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
+
+
+def gemm(m: int, n: int, k: int, dtype: str = "bf16", name: str = "x", out: float | None = None) -> Compute:
+    shape = (1, m, n, k)
+    moved = shape_bytes("gemm", shape, dtype) if out is None else out
+    return Compute(name, "gemm", shape, dtype, shape_flops("gemm", shape), moved, Phase.FORWARD)
+
+
+@pytest.mark.parametrize("op", ["gemm", "attention_forward"])
+@pytest.mark.parametrize("name", HOME)
+def test_points_left_out_are_predicted(name: str, op: str) -> None:
+    """One in five left out: the median within 4 %, the 95th percentile within 15 % (A100's matmuls, which choose
+    among kernels less smoothly, 20 %)."""
+    gpu = GPUS[HOME[name]]
+    device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
+    points, _ = kernel_file(name).table(op, "bf16")
+    rng = np.random.default_rng(1)
+    out = rng.random(len(points.seconds)) < 0.2
+    kept = PointTable(op, "bf16", points.shapes[~out], points.seconds[~out], points.spread[~out], points.samples[~out])
+    table = make_table(op, "bf16", [kept], device, True)
+    chosen = rng.permutation(np.flatnonzero(out))[:300]
+    roof = bounds(op, points.shapes[chosen], "bf16", device) + table.floor_s
+    errors = []
+    for i, bound in zip(chosen, roof, strict=True):
+        found = lookup(table, op, tuple(points.shapes[i].tolist()))
+        assert found is not None
+        errors.append(abs(bound / found[0] / points.seconds[i] - 1))
+    assert np.median(errors) < 0.045
+    assert np.quantile(errors, 0.95) < (0.21 if (name, op) == ("a100", "gemm") else 0.16)
+
+
+def test_a_relative_borrows_and_says_so() -> None:
+    own, borrowed = (Costs(load_profile(n), GPUS[n]) for n in ("a100-sxm", "v100"))
+    a, v = own.compute(gemm(4096, 4096, 4096, "fp16")), borrowed.compute(gemm(4096, 4096, 4096, "fp16"))
+    assert v.seconds > 2 * a.seconds  # 125 against 312 Tflop/s
+    assert v.source != "measured"
+    assert "a100-sxm" in load_profile("v100").source
+
+
+def test_a_lowered_power_limit_slows_matmuls_alone() -> None:
+    profile, full = load_profile("h100-sxm"), GPUS["h100-sxm"]
+    low = full.model_copy(update={"power_limit_w": 500.0})
+    big = gemm(8192, 8192, 8192)
+    stream = Compute("copy", "elementwise", (1 << 28,), "bf16", 1.0, float(1 << 30), Phase.FORWARD)
+    ratio = Costs(profile, low).compute(big).seconds / Costs(profile, full).compute(big).seconds
+    assert 1.2 < ratio <= 1.41
+    assert Costs(profile, low).compute(stream).seconds == Costs(profile, full).compute(stream).seconds
+
+
+def test_fp32_accumulation_costs_part_of_its_traffic() -> None:
+    costs = Costs(load_profile("a100-sxm"), GPUS["a100-sxm"])
+    shape = (1, 8192, 8192, 1024)
+    plain = shape_bytes("gemm", shape, "bf16")
+    more = costs.compute(gemm(8192, 8192, 1024, out=plain + 6 * 8192 * 8192)).seconds
+    less = costs.compute(gemm(8192, 8192, 1024)).seconds
+    whole = 6 * 8192**2 / GPUS["a100-sxm"].memory_bandwidth_bytes_per_s
+    assert 0.25 * whole < more - less < 0.75 * whole
+
+
+def test_fused_attention_waves_and_length() -> None:
+    def seconds(heads: int, length: int, kind: str = "attention_forward") -> float:
+        shape = (1, heads, heads, length, length, 128, 128, 1)
+        op = Compute("attention", kind, shape, "bf16", shape_flops(kind, shape), 0.0, Phase.FORWARD)
+        found = flash_seconds(op, GPUS["h100-sxm"], 1e15, load_value)
+        assert found is not None
+        return found
+
+    values = {"attention_efficiency_128": 0.5, "attention_ramp_tokens": 100.0, "attention_backward_share": 0.8}
+
+    def load_value(name: str, default: float) -> float:
+        return values.get(name, default)
+
+    assert seconds(64, 8192) < 8 * seconds(8, 8192)  # few heads leave multiprocessors idle
+    assert 3.5 < seconds(64, 16384) / seconds(64, 8192) < 4  # longer rows pay their ends once
+    assert seconds(64, 8192, "attention_backward") / seconds(64, 8192) == pytest.approx(2.5 / 0.8, rel=0.01)
+    shape = (1, 8, 8, 128, 128, 128, 128, 1)
+    op = Compute("attention", "attention_forward", shape, "bf16", 1.0, 0.0, Phase.FORWARD)
+    assert flash_seconds(op, GPUS["h100-sxm"], 1e15, lambda name, default: default) is None
+
+
+def test_kernel_files_are_plain_columns() -> None:
+    tables = kernel_file("h100").tables
+    assert {("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16")} <= tables
+    with pytest.raises(InputError, match="allowed: a100"):
+        kernel_file("../h100")

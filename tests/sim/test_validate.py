@@ -1,0 +1,148 @@
+"""Published tables: read, predicted, reported; and how good the shipped profiles are on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sim.errors import InputError
+from sim.statistics import Error, by_group, summary
+from sim.tables import read_table
+from sim.validate import Validation, validate_tables
+
+PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
+TABLES = sorted(PUBLISHED.glob("*.json"))
+
+
+def error(predicted: float, measured: float, group: str = "g", width: float = 0.2) -> Error:
+    return Error("row", group, "step_time", predicted, measured, predicted * (1 - width), predicted * (1 + width))
+
+
+def validation(name: str, every: int = 1) -> Validation:
+    table = read_table(PUBLISHED / f"{name}.json")
+    thinned = type(table)(table.name, table.title, table.kind, table.source, table.rows[::every], table.path)
+    return validate_tables([thinned], jobs=1)[0]
+
+
+def figure(v: Validation, quantity: str, statistic: str) -> float:
+    return float(summary([e for e in v.errors if e.quantity == quantity])[statistic])
+
+
+def test_statistics() -> None:
+    found = summary([error(1.1, 1.0, "a"), error(0.8, 1.0, "b"), error(0.8, 1.0, "b")])
+    assert found["mean_abs"] == pytest.approx(0.5 / 3)
+    assert found["median_abs"] == pytest.approx(0.2)
+    assert found["max_abs"] == pytest.approx(0.2)
+    assert found["bias"] == pytest.approx(-0.1)
+    assert found["mean_abs_by_group"] == pytest.approx(0.15)
+    assert found["inside_interval"] == pytest.approx(1 / 3)  # 1.0 is above 0.8 * 1.2
+    groups = by_group([error(1.1, 1.0, "b"), error(1.1, 1.0, "a")])
+    assert [g["group"] for g in groups] == ["all", "a", "b"]
+    assert groups[0]["rows"] == 1  # one id
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: p.stem)
+def test_every_table_is_read_and_no_row_fails(path: Path) -> None:
+    table = read_table(path)
+    assert table.rows
+    assert table.source["citation"] and table.source["license"]
+    thinned = type(table)(table.name, table.title, table.kind, table.source, table.rows[::17], table.path)
+    done = validate_tables([thinned], jobs=1)[0]
+    assert len(done.outcomes) == len(thinned.rows)
+    assert not done.left_out(refused=True)
+    assert all(e.low < e.predicted < e.high for e in done.errors)
+    json.dumps(done.as_dict(), allow_nan=False)
+
+
+# What the shipped profiles reach, with a little room; docs/accuracy.md says what was fitted to which rows.
+LIMITS = [
+    ("korthikanti2022", 1, "step_time", "mean_abs", 0.05),
+    ("korthikanti2022", 1, "layer_forward", "mean_abs", 0.06),
+    ("korthikanti2022", 1, "layer_backward", "mean_abs", 0.06),
+    ("megatron_sc21_table1", 1, "step_time", "mean_abs", 0.06),
+    ("torchtitan_h100", 1, "step_time", "mean_abs", 0.08),
+    ("simumax_b200_dense_mbc4", 1, "peak_memory", "mean_abs", 0.005),
+    ("mosaic_mpt_a100_80gb", 1, "step_time", "mean_abs", 0.06),
+    ("flash_attention", 1, "seconds", "median_abs", 0.10),
+    ("liger_kernels", 1, "seconds", "median_abs", 0.10),
+    ("b200_kernels", 3, "seconds", "median_abs", 0.10),
+    ("vtrain_single_node", 4, "step_time", "mean_abs_by_group", 0.07),
+]
+
+
+@pytest.mark.parametrize(("name", "every", "quantity", "statistic", "limit"), LIMITS)
+def test_accuracy(name: str, every: int, quantity: str, statistic: str, limit: float) -> None:
+    assert figure(validation(name, every), quantity, statistic) <= limit
+
+
+def table_file(tmp_path: Path, rows: list[dict[str, Any]], kind: str = "kernel", **more: Any) -> Path:
+    path = tmp_path / "table.json"
+    data = {"format": "measurements/1", "name": "t", "kind": kind, "rows": rows, **more}
+    path.write_text(json.dumps(data))
+    return path
+
+
+GEMM = {
+    "id": "a",
+    "op": "gemm",
+    "m": 4096,
+    "n": 4096,
+    "k": 4096,
+    "dtype": "bf16",
+    "measured": {"seconds": 2e-4},
+    "scenario": {"calibration": "h100-sxm"},
+}
+
+
+def test_reasons_for_rows_left_out(tmp_path: Path) -> None:
+    rows = [
+        GEMM,
+        {**GEMM, "id": "b", "fit": True},
+        {**GEMM, "id": "c", "op": "fft"},
+        {**GEMM, "id": "d", "m": None},
+        {"id": "e", "op": "gemm"},
+    ]
+    done = validate_tables([read_table(table_file(tmp_path, rows))], jobs=1)[0].as_dict()
+    assert done["simulated"] == 1
+    assert [x["id"] for x in done["not_simulated"]] == ["b", "c", "e"]
+    assert [x["id"] for x in done["failed"]] == ["d"]
+    assert "fft" in done["not_simulated"][1]["reason"]
+
+
+def test_command_writes_all_forms(tmp_path: Path) -> None:
+    import typer
+
+    from sim import validate
+
+    app = typer.Typer()
+    app.command()(validate.main)
+    table, out = table_file(tmp_path, [GEMM]), tmp_path / "out.json"
+    notes = tmp_path / "notes.md"
+    notes.write_text(f"mine\n\n{validate.MARK}\nold")
+    args = [str(table), "--json", str(out), "--html", str(tmp_path / "p.html"), "--markdown", str(notes)]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    data = json.loads(out.read_text())
+    assert data["format"] == "sim-validate/1"
+    assert data["tables"][0]["errors"][0]["measured"] == 2e-4
+    page = (tmp_path / "p.html").read_text()
+    assert "<svg" in page and "http" not in page.split("<body")[0].replace("https://", "")
+    assert notes.read_text().startswith("mine") and "old" not in notes.read_text()
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"format": "x"}, "format"), ({"kind": "poem"}, "poem"), ({"rows": 3}, "rows"),
+    ({"rows": [{"op": "gemm"}]}, "rows[0].id"),
+    ({"rows": [{**GEMM, "measured": {"seconds": -1}}]}, "rows[0].measured.seconds"),
+])  # fmt: skip
+def test_bad_tables_say_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"format": "measurements/1", "kind": "kernel", "rows": [GEMM], **change}))
+    with pytest.raises(InputError) as raised:
+        read_table(path)
+    assert message in str(raised.value)
+    assert str(path) in str(raised.value)
