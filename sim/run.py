@@ -42,6 +42,12 @@ def main(
     explain: Annotated[
         str | None, typer.Option(help="say what a scenario key means; '' for all sections", metavar="KEY")
     ] = None,
+    plan_batch: Annotated[
+        bool, typer.Option("--plan-batch", help="cut the global batch into dp, micro-batches and accumulation")
+    ] = False,
+    critical_batch: Annotated[
+        float | None, typer.Option(help="with --plan-batch: critical batch size, sequences", min=1e-3, metavar="N")
+    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="print a scenario's JSON Schema, for editors")] = False,
 ) -> None:
     """Simulate one training step, or the serving workload, of SCENARIO.yaml and print a summary."""
@@ -52,6 +58,8 @@ def main(
             return _describe(explain)
         if scenario is None:
             raise InputError("SCENARIO.yaml: is missing; give the scenario file to simulate (--help shows the options)")
+        if plan_batch:
+            return _plan_batch(scenario, json, set_ or [], critical_batch)
         if emit is not None or chakra is not None:
             return _export(scenario, set_ or [], emit, chakra)
         if topology is not None:
@@ -105,6 +113,18 @@ def _draw(path: Path, overrides: list[str], target: Path) -> None:
     from sim.simulate import simulate
 
     write_text(target, topology_drawing(simulate(load_scenario(path, overrides))))
+
+
+def _plan_batch(path: Path, json: str | None, overrides: list[str], critical: float | None) -> None:
+    from sim.batch_plan import as_dict, plan_batch, print_plan
+    from sim.scenario import load_scenario
+
+    cuts = plan_batch(lambda more: load_scenario(path, [*overrides, *more]))
+    plan = as_dict(cuts, load_scenario(path, overrides), critical)
+    if json is not None:
+        write_json(json, plan)
+    if json != "-":
+        print_plan(plan)
 
 
 def _describe(key: str | None) -> None:

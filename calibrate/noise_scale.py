@@ -1,0 +1,74 @@
+"""The gradient noise scale of short real runs: an estimate of the critical batch size.
+
+    python -m calibrate.noise_scale
+
+McCandlish et al. 2018, arXiv 1812.06162: section 2.2 (B_simple = tr Σ / |G|²) and appendix A.1 (its unbiased estimate
+from the gradient's norm at two batch sizes). Sizes are in sequences here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from calibrate.quantization import loss, make_small, perplexity, text, train
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseScale:
+    """`gradient`: |G|², of the true gradient; `noise`: tr Σ, of one sequence's gradient around it."""
+
+    gradient: float
+    noise: float
+
+    @property
+    def critical_batch(self) -> float:
+        """tr Σ / |G|², sequences."""
+        return self.noise / self.gradient if self.gradient > 0 else float("inf")
+
+
+def estimate(small: Sequence[Tensor], batch: int) -> NoiseScale:
+    """From gradients of n independent batches of `batch` each: their mean is that of a batch n times as large.
+
+    |G|² = (B·|G_B|² − b·|G_b|²) / (B − b), tr Σ = (|G_b|² − |G_B|²) / (1/b − 1/B), norms averaged over batches.
+    """
+    n = len(small)
+    big = batch * n
+    norm_small = sum(float(g.square().sum()) for g in small) / n
+    norm_big = float((sum(small[1:], small[0]) / n).square().sum())
+    gradient = (big * norm_big - batch * norm_small) / (big - batch)
+    noise = (norm_small - norm_big) / (1 / batch - 1 / big)
+    return NoiseScale(gradient, noise)
+
+
+def gradient_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
+    """The whole model's gradient as one vector."""
+    parameters = [p for b in blocks for p in b.parameters()]
+    grads = torch.autograd.grad(loss(blocks, tokens), parameters)
+    return torch.cat([g.flatten() for g in grads])
+
+
+def noise_scale(blocks: list[nn.Module], batch: int = 4, batches: int = 64,
+                sample: Callable[[int, int], Tensor] = text) -> NoiseScale:
+    """The noise scale of a model as it stands; `sample(rows, seed)` draws fresh sequences."""
+    return estimate([gradient_of(blocks, sample(batch, 200_000 + i)) for i in range(batches)], batch)
+
+
+def main() -> None:
+    """Train in pieces and print the noise scale after each: it grows as the loss falls."""
+    torch.set_num_threads(1)
+    blocks, done = make_small(), 0
+    for steps in (0, 50, 150):
+        if steps:
+            train(blocks, steps)
+        done += steps
+        found = noise_scale(blocks)
+        print(f"after {done:4} steps: perplexity {perplexity(blocks, text(32, 1)):6.1f}, "
+              f"critical batch {found.critical_batch:8.1f} sequences")
+
+
+if __name__ == "__main__":
+    main()

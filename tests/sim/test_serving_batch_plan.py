@@ -1,0 +1,51 @@
+"""Batch planning: the cuts multiply up, memory decides, and larger is not always better."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.batch_plan import plan_batch, steps_factor, tokens_factor
+from sim.errors import InputError
+from sim.scenario import load_scenario
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "scenarios" / "zero1_llama8b_dp8.yaml"
+
+
+def test_cuts_multiply_up_to_the_global_batch() -> None:
+    cuts = plan_batch(lambda more: load_scenario(FILE, more), (0.5, 1.0))
+    assert {c.dp for c in cuts} == {4, 8}
+    for c in cuts:
+        assert c.dp * c.micro_batch_size * c.accumulation == 16
+        assert c.gpus == c.dp
+    fits = [c.fits_in_memory for c in cuts]
+    assert fits == sorted(fits, reverse=True)
+    of_eight = {c.micro_batch_size: c for c in cuts if c.dp == 8}
+    assert of_eight[2].peak_memory_bytes > of_eight[1].peak_memory_bytes
+    assert of_eight[2].step_time_s < of_eight[1].step_time_s
+
+
+def test_critical_batch_size_trades_steps_for_tokens() -> None:
+    """(S/S_min - 1)(E/E_min - 1) = 1 (McCandlish 2018, equation 5.1)."""
+    for batch in (1.0, 64.0, 1e5):
+        assert (steps_factor(batch, 300.0) - 1) * (tokens_factor(batch, 300.0) - 1) == pytest.approx(1)
+
+
+def test_serving_has_no_batch_to_plan() -> None:
+    with pytest.raises(InputError, match="needs a training section"):
+        plan_batch(lambda more: load_scenario(ROOT / "scenarios" / "serve_batch1.yaml", more))
+
+
+def test_command() -> None:
+    arguments = ["--plan-batch", "--critical-batch", "16", "--json", "-", "--set", "parallelism.dp=4"]
+    done = subprocess.run([sys.executable, "-m", "sim.run", str(FILE), *arguments], capture_output=True, text=True,
+                          cwd=ROOT, check=True)  # fmt: skip
+    plan = json.loads(done.stdout)
+    assert plan["format"] == "sim-batch-plan/1"
+    assert plan["best"] == plan["cuts"][0]
+    assert plan["steps_factor"] == plan["tokens_factor"] == 2.0
