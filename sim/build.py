@@ -25,6 +25,7 @@ from sim.template import COMPUTE, Launch, LocalTask, Price, Template, compile_pr
 from sim.timeline import Detail
 
 K = TypeVar("K")
+ACROSS_STAGES = ("embedding", "pp", "model")  # groups with members on several pipeline ranks
 SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 
 
@@ -206,7 +207,7 @@ class Build:
             )
         expand = self.expand or rank.jitter is not None
         whole = not expand or not template.tasks  # an empty stage still has its action
-        alone = template.alone and whole and not any(self._members(rank, g) for g in template.groups)
+        alone = template.alone and whole and not self._meets_others(rank, template)
         detail = Detail(
             " and ".join(f"{SHOWN[a.kind]} of stage {a.stage}" for a in actions),
             source=template.source,
@@ -220,13 +221,19 @@ class Build:
             template,
             name,
             alone,
-            any(t.stream == DP and not t.deps for t in template.tasks),
+            template.starts_on(DP),
             graph.new_sort(detail, template.compute_s, template.exposed_s),
             graph.row(rank.index, COMPUTE, name),
             launches,
             tuple(self._wire(rank, self._input(a), False) for a in actions),
             tuple(self._wire(rank, self._output(a), True) for a in actions),
         )
+
+    def _meets_others(self, rank: _Rank, template: Template) -> bool:
+        """Whether another class of ranks takes part in the template's collectives."""
+        if self.lanes == 1 and template.groups.isdisjoint(ACROSS_STAGES):
+            return False
+        return any(self._members(rank, g) for g in template.groups)
 
     def _planned(self, rank: _Rank) -> Price:
         """The prices by which overlapping actions are interleaved, the same for all lanes and with all faults off."""
@@ -357,7 +364,7 @@ class Build:
 
     def _members(self, rank: _Rank, group: str) -> tuple[int, ...]:
         """Classes that take part in this group's collectives with `rank`'s class; () if no other does."""
-        if group == "host" or (self.lanes == 1 and group not in ("embedding", "pp", "model")):
+        if group == "host" or (self.lanes == 1 and group not in ACROSS_STAGES):
             return ()
         return self.pricing.member_classes(group, self.plan.classes[rank.index].rank)
 

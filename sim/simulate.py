@@ -9,8 +9,11 @@ True
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -131,27 +134,34 @@ def simulate(
     expand: bool = False,
     engine: str = "static",
     fold: bool = True,
+    costs: Costs | None = None,
 ) -> Simulation:
     """Simulate one training step.
 
     `profile` takes the place of the one that `scenario.calibration` names. With `expand` every operator and
     message inside an action has its own task, for views; times are the same. `engine`: static, or simpy, the
     reference. Unless `fold`, every rank is simulated by itself, equal or not; times are the same to the last bit.
+    `costs` takes the place of a profile and keeps its answers, for many simulations on one sort of GPU.
 
     Raises:
         InputError: where the scenario cannot be simulated (no training section, profile missing, a schedule that
             does not suit the number of micro-batches).
     """
-    begin = time.perf_counter()
     if scenario.training is None:
         raise InputError(
             f"{scenario.name}: this scenario has no `training` section; only training steps are simulated yet"
         )
-    if profile is None:
-        profile = load_profile(scenario.calibration)
+    if costs is None:
+        costs = Costs(profile or load_profile(scenario.calibration), scenario.cluster.gpu)
+    with _no_collection():
+        return _simulate(scenario, costs, expand, engine, fold)
+
+
+def _simulate(scenario: Scenario, costs: Costs, expand: bool, engine: str, fold: bool) -> Simulation:
+    begin = time.perf_counter()
     plan = make_plan(scenario, fold)
     network = Network(scenario.cluster, link_scales(scenario))
-    pricing = Pricing(plan, Costs(profile, scenario.cluster.gpu), network)
+    pricing = Pricing(plan, costs, network)
     dp = make_data_parallel(plan)
     schedule = make_schedule(scenario, plan, pricing, dp)
     stages = _stages(plan, schedule, pricing, dp, expand)
@@ -165,9 +175,20 @@ def simulate(
             f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
             f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
         ) from None
-    return Simulation(
-        scenario, profile, plan, schedule, pricing, stages, built, times, time.perf_counter() - begin, expand
-    )
+    wall_s = time.perf_counter() - begin
+    return Simulation(scenario, costs.profile, plan, schedule, pricing, stages, built, times, wall_s, expand)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection meanwhile: ten thousands of small live tuples would be searched again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataParallel) -> Schedule:

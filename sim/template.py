@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from sim.program import Comm, Compute, Item, Program, Wait
@@ -63,7 +64,7 @@ class Launch(NamedTuple):
     detail: Detail
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Template:
     """A compiled program. `tail`: local tasks that the action's result waits for (besides the last computation);
     `open`: communications that nothing here waits for, under the handles by which later actions may.
@@ -88,16 +89,20 @@ class Template:
     parts: dict[str, float]
     traffic: dict[tuple[str, str], float]
 
-    @property
+    @cached_property
     def detail(self) -> str:
         """The parts in words, longest first."""
         parts = sorted(self.parts.items(), key=lambda kv: -kv[1])
         return ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in parts[:6])
 
-    @property
+    @cached_property
     def source(self) -> str:
         """Where its seconds come from."""
         return "+".join(dict.fromkeys(s for _, s, _ in self.shares))
+
+    def starts_on(self, stream: str) -> bool:
+        """Whether something on `stream` needs nothing that the template does before."""
+        return any(t.stream == stream and not t.deps for t in self.tasks)
 
 
 def together_s(host_s: float, device_s: float) -> float:
