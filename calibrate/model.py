@@ -122,6 +122,10 @@ class Linear(nn.Module):
             return F.linear(x, self.weight, self.bias)
         return _SplitLinear.apply(x, self.weight, self.bias, self.store)
 
+    def deferred_parameters(self) -> list[nn.Parameter]:
+        """Those whose gradients a store takes, not autograd."""
+        return list(self.parameters(recurse=False))
+
 
 class Norm(nn.Module):
     """LayerNorm (with a bias if the model's linear layers have one) or RMSNorm over the hidden size."""
@@ -354,8 +358,13 @@ def make_blocks(m: ModelConfig, t: Training, wanted: Sequence[int], build: Build
         block = block.to_empty(device=build.device).to(build.dtype)
         _initialize(block, build.seed * 100_003 + i)
         blocks.append(block)
-    if m.tied_embeddings and 0 in wanted and m.layers + 1 in wanted:
-        blocks[wanted.index(m.layers + 1)].output.weight = blocks[wanted.index(0)].weight
+    if m.tied_embeddings and m.layers + 1 in wanted:
+        head = blocks[wanted.index(m.layers + 1)]
+        if 0 in wanted:
+            head.output.weight = blocks[wanted.index(0)].weight
+        else:  # a copy, as the embedding on another rank begins
+            (embedding,) = make_blocks(m, t, [0], build)
+            head.output.weight.data = embedding.weight.data
     return blocks
 
 

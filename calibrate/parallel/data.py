@@ -85,7 +85,7 @@ def hook_gradients(
     """
     split = {
         id(p) for block in blocks for x in block.modules()
-        if isinstance(x, Linear) and x.store is not None for p in x.parameters(recurse=False)
+        if isinstance(x, Linear) and x.store is not None for p in x.deferred_parameters()
     }
     uses: dict[int, int] = defaultdict(int)
     for block in blocks:

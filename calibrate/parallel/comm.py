@@ -1,0 +1,176 @@
+"""Groups of ranks that compute one block together, and the tape of what they told each other.
+
+Every communication inside a block goes through a `Group`, which writes on the rank's `Tape` when it began and
+ended. That cuts a step's forwards and backwards into computations and communications, as the simulator's
+programs (`sim.program`) are cut: a blocking collective is one entry, an asynchronous one two, its post and
+its wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+WAIT = "wait"
+COUNTS = "counts"  # what is asked before an all-to-all of uneven parts, and belongs to it
+
+
+class Clock(NamedTuple):
+    """A moment: nanoseconds on the clock that all ranks share, and of this thread's CPU time."""
+
+    wall: int
+    cpu: int
+
+
+class Entry(NamedTuple):
+    """One communication, or one end of an asynchronous one (`kind` is `WAIT` at the second end).
+
+    `members`: name and first rank of the group. `bytes` as nccl-tests counts them (see `sim.program.Comm`).
+    """
+
+    kind: str
+    members: tuple[str, int]
+    bytes: int
+    start: Clock
+    end: Clock
+
+
+@dataclass(slots=True)
+class Tape:
+    """What this rank communicated, in order. On a GPU the clock waits for what is queued, so entries are
+    written only while `synchronize` (a calibration) asks for it.
+    """
+
+    device: str = "cpu"
+    entries: list[Entry] = field(default_factory=list)
+    synchronize: bool = False
+
+    @property
+    def on(self) -> bool:
+        return self.device == "cpu" or self.synchronize
+
+    def now(self) -> Clock:
+        if self.device != "cpu" and self.synchronize:
+            torch.cuda.synchronize()
+        return Clock(time.perf_counter_ns(), time.thread_time_ns() if self.device == "cpu" else 0)
+
+    def take(self) -> list[Entry]:
+        """The entries so far, which are forgotten."""
+        taken, self.entries = self.entries, []
+        return taken
+
+
+class Pending(NamedTuple):
+    """An asynchronous communication under way. `wait` returns what it brings."""
+
+    wait: Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This rank's group along one dimension. Alone (`size` 1) its communications do nothing.
+
+    `name` as in `sim.plan`; `ranks` are global, ascending; `index` is this rank's place among them.
+    """
+
+    name: str
+    ranks: Sequence[int]
+    index: int
+    process_group: dist.ProcessGroup | None
+    tape: Tape
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> Tensor:
+        """Sum of all members' `x`, in its place."""
+        return self.start_all_reduce(x, op, blocking=True).wait()
+
+    def start_all_reduce(
+        self, x: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM, blocking: bool = False
+    ) -> Pending:
+        """As `all_reduce`, asynchronous."""
+        return self._run("all_reduce", x, x, blocking, lambda: dist.all_reduce(
+            x, op, group=self.process_group, async_op=True))  # fmt: skip
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[rows, …] → [size · rows, …], in the members' order."""
+        return self.start_all_gather(x, blocking=True).wait()
+
+    def start_all_gather(self, x: Tensor, blocking: bool = False) -> Pending:
+        """As `all_gather`, asynchronous."""
+        x = x.contiguous()
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if self.size > 1 else x
+        return self._run("all_gather", out, out, blocking, lambda: _all_gather(
+            out, x, group=self.process_group, async_op=True))  # fmt: skip
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """[size · rows, …] → [rows, …]: this rank's part of the sum."""
+        return self.start_reduce_scatter(x, blocking=True).wait()
+
+    def start_reduce_scatter(self, x: Tensor, blocking: bool = False) -> Pending:
+        """As `reduce_scatter`, asynchronous."""
+        x = x.contiguous()
+        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if self.size > 1 else x
+        return self._run("reduce_scatter", x, out, blocking, lambda: _reduce_scatter(
+            out, x, group=self.process_group, async_op=True))  # fmt: skip
+
+    def all_to_all(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        """`sent[i]` rows of `x` go to member i, `received[i]` come from it; rows in the members' order."""
+        x = x.contiguous()
+        out = x.new_empty((sum(received), *x.shape[1:])) if self.size > 1 else x
+        return self._run("all_to_all", x, out, True, lambda: dist.all_to_all_single(
+            out, x, list(received), list(sent), group=self.process_group, async_op=True)).wait()  # fmt: skip
+
+    def exchange_counts(self, sent: Tensor) -> Tensor:
+        """Row i of `sent` goes to member i; the rows that came, in the members' order. Small, before the data."""
+        came = torch.empty_like(sent) if self.size > 1 else sent
+        return self._run(COUNTS, sent, came, True, lambda: dist.all_to_all_single(
+            came, sent, group=self.process_group, async_op=True)).wait()  # fmt: skip
+
+    def start_shift(self, x: Tensor, tag: int) -> Pending:
+        """Send `x` to the next member and receive the previous one's. `tag` tells messages apart that are under way
+        together.
+        """
+        came = torch.empty_like(x)
+        after, before = (self.ranks[(self.index + i) % self.size] for i in (1, -1))
+        ops = [dist.P2POp(dist.isend, x, after, self.process_group, tag),
+               dist.P2POp(dist.irecv, came, before, self.process_group, tag)]  # fmt: skip
+        return self._run("send_recv", x, came, False, lambda: dist.batch_isend_irecv(ops))
+
+    def _run(
+        self, kind: str, counted: Tensor, result: Tensor, blocking: bool,
+        begin: Callable[[], dist.Work | list[dist.Work]],
+    ) -> Pending:
+        """Begin a communication that counts as the bytes of `counted`, and note both its ends."""
+        if self.size == 1:
+            return Pending(lambda: result)
+        start = self.tape.now()
+        works = begin()
+        works = works if isinstance(works, list) else [works]
+        size = counted.numel() * counted.element_size()
+        if not blocking:
+            self._note(kind, size, start)
+
+        def wait() -> Tensor:
+            begun = start if blocking else self.tape.now()
+            for work in works:
+                work.wait()
+            self._note(kind if blocking else WAIT, size, begun)
+            return result
+
+        return Pending(wait)
+
+    def _note(self, kind: str, size: int, start: Clock) -> None:
+        if self.tape.on:
+            self.tape.entries.append(Entry(kind, (self.name, self.ranks[0]), size, start, self.tape.now()))

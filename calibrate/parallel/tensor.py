@@ -1,0 +1,281 @@
+"""Tensor parallelism: the matrices of a layer, the embedding and the loss cut over the ranks of a group.
+
+Column-parallel matrices hold some of the outputs, row-parallel ones some of the inputs, so that a column and
+a row one after another need one sum over the ranks forward and one backward (Shoeybi et al. 2019, Megatron-LM,
+arXiv 1909.08053, sec. 3). With sequence parallelism what stands between such pairs (norms, dropout, residual
+sums) is cut over the tokens: the sums become reduce-scatters, and all-gathers bring the tokens together again,
+once more for the weight gradient, as only a rank's own tokens are kept (Korthikanti et al. 2022, arXiv
+2205.05198, sec. 4.2.2).
+
+Tokens are cut as consecutive rows of [b · s, h].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calibrate.model import Embedding, Head, Layer, Linear, _dropout
+from calibrate.parallel.comm import Group
+from sim.scenario import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a layer is cut: over which ranks, with sequence parallelism or not, for a micro-batch of `batch`
+    sequences, and whether a backward's communication runs beside the weight gradient (`overlap`).
+    """
+
+    group: Group
+    sequence: bool
+    batch: int
+    overlap: bool = False
+
+    def gather(self, x: Tensor) -> Tensor:
+        """This rank's tokens [rows, h] → all [b, s, h]; without sequence parallelism they are all here."""
+        return self._tokens(self.group.all_gather(x)) if self.sequence else x
+
+    def start_gather(self, x: Tensor) -> Callable[[], Tensor]:
+        """As `gather`, asynchronous: call what it returns."""
+        if not self.sequence:
+            return lambda: x
+        pending = self.group.start_all_gather(x)
+        return lambda: self._tokens(pending.wait())
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over the ranks of [b, s, h]: all of it, or this rank's tokens [rows, h]. `x` may be overwritten."""
+        return self.start_sum(x, blocking=True)()
+
+    def start_sum(self, x: Tensor, blocking: bool = False) -> Callable[[], Tensor]:
+        """As `sum`, asynchronous: call what it returns."""
+        if self.sequence:
+            return self.group.start_reduce_scatter(x.reshape(-1, x.shape[-1]), blocking).wait
+        return self.group.start_all_reduce(x.contiguous(), blocking=blocking).wait
+
+    def _tokens(self, rows: Tensor) -> Tensor:
+        return rows.view(self.batch, -1, rows.shape[-1])
+
+    def share(self, n: int) -> slice:
+        """This rank's share of n things."""
+        each = n // self.group.size
+        return slice(self.group.index * each, (self.group.index + 1) * each)
+
+
+def _weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
+    return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+def _bias_gradient(grad: Tensor, bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else grad.reshape(-1, grad.shape[-1]).sum(0)
+
+
+class _Column(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, layer):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return F.linear(layer.cut.gather(x), weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x,), layer = ctx.saved_tensors, ctx.layer
+        cut, weight, bias, late = layer.cut, layer.weight, layer.bias, layer.cut.overlap
+        gathered = cut.start_gather(x) if late else None
+        summed = cut.start_sum(grad @ weight, blocking=not late)
+        grad_x = None if late else summed()
+        grad_weight = grad_bias = None
+        if layer.store is not None:
+            layer.store.add(x, grad, weight, bias, cut.gather)
+        else:
+            grad_weight = _weight_gradient(gathered() if late else cut.gather(x), grad)
+            grad_bias = _bias_gradient(grad, bias)
+        return summed() if late else grad_x, grad_weight, grad_bias, None
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, layer):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        y = layer.cut.sum(F.linear(x, weight))
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x,), layer = ctx.saved_tensors, ctx.layer
+        weight, bias, grad_weight = layer.weight, layer.bias, None
+        grad_bias = _bias_gradient(grad, bias)
+        whole = layer.cut.gather(grad)
+        grad_x = whole @ weight
+        if layer.store is not None:
+            layer.store.add(x, whole, weight, None)
+        else:
+            grad_weight = _weight_gradient(x, whole)
+        return grad_x, grad_weight, grad_bias, None
+
+
+class ColumnLinear(Linear):
+    """Some of the outputs. [b, s, h] or this rank's tokens [rows, h] → [b, s, own outputs]
+
+    `rows` are the numbers of the whole matrix's rows that this rank holds. `copies` ranks hold the same rows
+    from the `copied`-th on (key and value heads of which there are fewer than ranks).
+    """
+
+    def __init__(self, whole: Linear, cut: Cut, rows: Tensor, copies: int = 1, copied: int = 0) -> None:
+        nn.Module.__init__(self)
+        self.cut, self.rows, self.store = cut, rows, whole.store
+        self.copies, self.copied = copies, copied
+        self.weight = nn.Parameter(whole.weight.detach()[rows])
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Column.apply(x, self.weight, self.bias, self)
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a tensor of a parameter's whole shape."""
+        return whole[self.rows]
+
+
+class RowLinear(Linear):
+    """Some of the inputs. [b, s, own inputs] → [b, s, h] or this rank's tokens [rows, h]"""
+
+    def __init__(self, whole: Linear, cut: Cut) -> None:
+        nn.Module.__init__(self)
+        self.cut, self.store = cut, whole.store
+        self.columns = cut.share(whole.weight.shape[1])
+        self.weight = nn.Parameter(whole.weight.detach()[:, self.columns].clone())
+        self.bias = whole.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Row.apply(x, self.weight, self.bias, self)
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a tensor of a parameter's whole shape; the bias is whole on every rank."""
+        return whole[:, self.columns] if name == "weight" else whole
+
+    def deferred_parameters(self) -> list[nn.Parameter]:
+        """The bias is added after the sum over the ranks, and its gradient is autograd's."""
+        return [self.weight]
+
+
+def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
+    """Replace a layer's matrices by this rank's parts of them. Each rank has heads / tp heads, and at least one
+    of keys and values.
+    """
+    q, kv, copies = _heads(m, cut)
+    d = m.head_dim
+    first = m.heads * d
+    rows = [torch.arange(q.start * d, q.stop * d)]
+    rows += [torch.arange(kv.start * d, kv.stop * d) + first + i * m.kv_heads * d for i in (0, 1)]
+    layer.qkv = ColumnLinear(layer.qkv, cut, torch.cat(rows), copies, len(rows[0]))
+    layer.proj = RowLinear(layer.proj, cut)
+    layer.m = m.model_copy(update={"heads": q.stop - q.start, "kv_heads": kv.stop - kv.start})
+    if layer.dense:
+        inner = layer.down.weight.shape[1]
+        own = torch.arange(inner)[cut.share(inner)]
+        gate_and_up = m.mlp == "swiglu"
+        layer.up = ColumnLinear(layer.up, cut, torch.cat((own, own + inner)) if gate_and_up else own)
+        layer.down = RowLinear(layer.down, cut)
+
+
+def _heads(m: ModelConfig, cut: Cut) -> tuple[slice, slice, int]:
+    """This rank's query heads and key heads, and how many ranks share these key heads."""
+    tp = cut.group.size
+    if m.kv_heads >= tp:
+        return cut.share(m.heads), cut.share(m.kv_heads), 1
+    copies = tp // m.kv_heads
+    one = cut.group.index // copies
+    return cut.share(m.heads), slice(one, one + 1), copies
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over the ranks forward; its gradient is every rank's own."""
+
+    @staticmethod
+    def forward(ctx, x, cut):  # type: ignore[no-untyped-def]
+        ctx.cut = cut
+        if not cut.sequence:
+            ctx.mark_dirty(x)
+        return cut.sum(x)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return ctx.cut.gather(grad), None
+
+
+class VocabularyEmbedding(Embedding):
+    """Every rank looks up the tokens of its part of the vocabulary, zeros for all others, and they sum.
+
+    `positions` are those of the tokens that this rank has after the sum.
+    """
+
+    def __init__(self, whole: Embedding, cut: Cut, at: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.m, self.cut, self.at = whole.m, cut, at
+        self.own = cut.share(whole.weight.shape[0])
+        self.weight = nn.Parameter(whole.weight.detach()[self.own].clone())
+        self.positions = whole.positions
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self._look_up(tokens)
+        if self.positions is not None:
+            x = x + self.positions[self.at]
+        return _dropout(x, self.m.dropout)
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
+        if self.cut.group.size == 1:
+            return F.embedding(tokens, self.weight)
+        local = tokens - self.own.start
+        absent = (local < 0) | (local >= len(self.weight))
+        x = F.embedding(local.masked_fill_(absent, 0), self.weight)
+        return _Sum.apply(x.masked_fill(absent[..., None], 0.0), self.cut)
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a tensor of a parameter's whole shape; positions are whole on every rank."""
+        return whole[self.own] if name == "weight" else whole
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy over logits [tokens, vocabulary / ranks]; only one number a token travels."""
+
+    @staticmethod
+    def forward(ctx, logits, targets, group):  # type: ignore[no-untyped-def]
+        maximum = group.all_reduce(logits.max(-1).values, dist.ReduceOp.MAX)
+        shifted = logits - maximum[:, None]
+        local = targets - group.index * logits.shape[-1]
+        absent = (local < 0) | (local >= logits.shape[-1])
+        local = local.masked_fill_(absent, 0)[:, None]
+        target = group.all_reduce(shifted.gather(1, local)[:, 0].masked_fill_(absent, 0.0))
+        probability = shifted.exp_()
+        total = group.all_reduce(probability.sum(-1))
+        probability.div_(total[:, None])
+        ctx.save_for_backward(probability, local, absent)
+        return (total.log() - target).mean()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        probability, local, absent = ctx.saved_tensors
+        each = grad / len(probability)
+        out = probability * each
+        out.scatter_add_(1, local, -each * (~absent[:, None]).to(out.dtype))
+        return out, None, None
+
+
+class VocabularyHead(Head):
+    """Final norm, this rank's part of the logits, and the loss over all parts."""
+
+    def __init__(self, whole: Head, cut: Cut) -> None:
+        nn.Module.__init__(self)
+        self.norm, self.cut = whole.norm, cut
+        n = whole.output.weight.shape[0]
+        self.output = ColumnLinear(whole.output, cut, torch.arange(n)[cut.share(n)])
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = self.output(self.norm(x))
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return _CrossEntropy.apply(wide.view(-1, wide.shape[-1]), targets.reshape(-1), self.cut.group)
