@@ -126,6 +126,6 @@ def print_plan(plan: dict[str, Any]) -> None:
     console.print(f"{plan['name']}: global batch of {plan['global_batch_size']:,} sequences", highlight=False)
     console.print(table, highlight=False)
     if "critical_batch_size" in plan:
-        console.print(
-            f"critical batch size {plan['critical_batch_size']:,.0f}: this batch takes {plan['steps_factor']:.2f} times "
-            f"the fewest steps and {plan['tokens_factor']:.2f} times the fewest tokens to a loss", highlight=False)
+        steps, tokens = plan["steps_factor"], plan["tokens_factor"]
+        text = f"critical batch size {plan['critical_batch_size']:,.0f}: this batch takes {steps:.2f} times the fewest"
+        console.print(f"{text} steps and {tokens:.2f} times the fewest tokens to a loss", highlight=False)
