@@ -1,4 +1,4 @@
-"""Slow ranks, slow links and jitter of a scenario's `faults`, and the seconds of a step that each of them costs."""
+"""Slow ranks, slow links and jitter of a scenario's `faults`. What they cost: `sim.blame`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.faults import compute_scales, jitter_of, link_scales
+from sim.errors import InputError
+from sim.faults import compute_scales, disturbs, jitter_of, link_scales
 from sim.scenario import Parallelism, Scenario
 from topology.network import Network
 from topology.spec import ClusterSpec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sim.plan import Mesh
 
 Ints = NDArray[np.int64]
+MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apart: some minutes
 APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
 
 
@@ -160,8 +162,8 @@ def expert_rank(p: Parallelism, position: int) -> int:
 
 
 def uneven_context(scenario: Scenario) -> bool:
-    """Whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag). Where it is, kernels
-    still differ in shape, not in FLOPs; all ranks are taken to run those of the first.
+    """Whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag). Where it is,
+    kernels still differ in shape, not in FLOPs; all ranks are taken to run those of the first.
     """
     p = scenario.parallelism
     uneven = {"ring": ("contiguous", "striped"), "all_gather": ("contiguous",)}
@@ -188,6 +190,7 @@ def lanes(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard:
     """
     p = scenario.parallelism
     if jitter_of(scenario, 0) is not None and p.ranks <= APART_RANKS:
+        _check_size(scenario, len(plane))
         return np.arange(len(plane))
     links = link_scales(scenario)
     work, speeds = _work(scenario, mesh, plane), _speeds(scenario, mesh, len(plane))
@@ -203,7 +206,19 @@ def lanes(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard:
     if colors.max() == 0:
         return None
     _, first, number = np.unique(colors, return_index=True, return_inverse=True)
+    if disturbs(scenario):
+        _check_size(scenario, len(first))
     return np.argsort(np.argsort(first))[number]
+
+
+def _check_size(scenario: Scenario, lanes: int) -> None:
+    p = scenario.parallelism
+    actions = 2 * lanes * p.stages * scenario.micro_batches
+    if actions > MAX_ACTIONS:
+        raise InputError(
+            f"{scenario.name}: faults: tell {lanes:,} sorts of ranks apart in each of {p.pp} pipeline stages, which "
+            f"makes {actions:,} actions to simulate; at most {MAX_ACTIONS:,} (fewer stragglers and links, or micro-batches)"
+        )
 
 
 def _speeds(scenario: Scenario, mesh: Mesh, columns: int) -> Ints:

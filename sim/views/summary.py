@@ -24,9 +24,7 @@ def print_summary(result: Result, console: Console) -> None:
     """Print `sim-result/1` for a person; about 35 lines for 8 ranks. `console` knows colour and width."""
     from rich.text import Text
 
-    console.print(
-        Text(str(result.get("scenario", {}).get("name") or "simulated step"), style="bold"), highlight=False
-    )
+    console.print(Text(str(result.get("scenario", {}).get("name") or "simulated step"), style="bold"), highlight=False)
     console.print(Text(layout_line(result), style="dim"), highlight=False)
     console.print()
     console.print(_headline(result), highlight=False)
@@ -36,6 +34,12 @@ def print_summary(result: Result, console: Console) -> None:
     if result.get("memory"):
         console.print()
         console.print(_memory(result, max(12, min(36, console.width - 40))), highlight=False)
+    if result.get("blame"):
+        console.print()
+        console.print(_blame(result), highlight=False)
+    if result.get("waiting"):
+        console.print()
+        console.print(_waiting(result), highlight=False)
     console.print()
     for line in (*_provenance(result), *_warnings(result)):
         console.print(line, highlight=False)
@@ -45,9 +49,7 @@ def _table(*columns: str) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(
-        box=SIMPLE_HEAD, show_header=any(columns), show_edge=False, pad_edge=False, header_style="dim"
-    )
+    table = Table(box=SIMPLE_HEAD, show_header=any(columns), show_edge=False, pad_edge=False, header_style="dim")
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     return table
@@ -61,9 +63,7 @@ def _headline(result: Result) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for number in headline(result):
-        table.add_row(
-            number.name, number.value, number.note, style="bold red" if number.mood == "bad" else ""
-        )
+        table.add_row(number.name, number.value, number.note, style="bold red" if number.mood == "bad" else "")
     return table
 
 
@@ -120,6 +120,23 @@ def _solid(length: int, style: str) -> Text:
     from rich.text import Text
 
     return Text("█" * length, style=style)
+
+
+def _blame(result: Result) -> Table:
+    """What each fault costs the step: how much shorter it is without."""
+    table = _table("faults", "lost", "of the step")
+    step = float(result.get("step_time_s") or 0.0) or 1.0
+    for row in result["blame"]:
+        table.add_row(str(row["cause"]), seconds(row["lost_s"]), percent(row["lost_s"] / step))
+    return table
+
+
+def _waiting(result: Result) -> Table:
+    """Who stands still for whom, longest first."""
+    table = _table("ranks", "wait for", "")
+    for row in result["waiting"][: RANKS_SHOWN // 2]:
+        table.add_row(ranks_text(row["ranks"]), ranks_text(row["for"]), seconds(row["seconds"]))
+    return table
 
 
 def _provenance(result: Result) -> list[Text]:

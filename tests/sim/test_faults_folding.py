@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sim.errors import InputError
-from sim.faults import compute_scales, link_scales
 from sim.folding import group_numbers, members
 from sim.plan import make_plan
 from sim.scenario import Scenario, parse_scenario
@@ -58,7 +57,8 @@ def faulty(draw: st.DrawFn) -> Scenario:
     parallelism: dict[str, Any] = {
         **sizes, "ep": ep, "schedule": schedule, "zero": draw(st.integers(0, 3)), "shard_size": shard,
         "sp": sizes["tp"] > 1 and draw(st.booleans()), "dp_sync": draw(st.sampled_from(["bucketed", "after_backward"])),
-        "cp_split": draw(st.sampled_from(["zigzag", "contiguous"])), "cp_method": draw(st.sampled_from(["ring", "all_gather"])),
+        "cp_split": draw(st.sampled_from(["zigzag", "contiguous"])),
+        "cp_method": draw(st.sampled_from(["ring", "all_gather"])),
         "rank_order": "-".join(draw(st.permutations(["tp", "cp", "dp", "pp"]))),
         "bucket_bytes": draw(st.sampled_from([10**5, 10**9])),
     }  # fmt: skip
@@ -74,7 +74,8 @@ def faulty(draw: st.DrawFn) -> Scenario:
         return parse_scenario({
             "model": {**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans())},
             "training": {"seq_len": 24 * 24, "global_batch_size": sizes["dp"] * sizes["pp"] * 2},
-            "parallelism": parallelism, "calibration": draw(st.sampled_from(["roofline", "h100-sxm"])), "faults": faults,
+            "parallelism": parallelism, "faults": faults,
+            "calibration": draw(st.sampled_from(["roofline", "h100-sxm"])),
             "cluster": {"preset": "dgx-h100", "gpus_per_node": 4, "nvlink_domain": 4,
                         "inter_node": {"nodes_per_leaf": 2, "oversubscription": draw(st.sampled_from([1.0, 2.0]))}},
         })  # fmt: skip
@@ -90,3 +91,46 @@ def test_folded_and_rank_by_rank_are_equal_to_the_last_bit(scenario: Scenario) -
         assert_equal(scenario)
     except InputError:  # a schedule that does not suit
         assume(False)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(faulty())
+def test_groups_in_numbers_are_the_plans_groups(scenario: Scenario) -> None:
+    plan = make_plan(scenario)
+    plane = np.array(plan.mesh.along(["tp", "cp", "dp"], 0))
+    sizes = plan.group_size("shard"), plan.group_size("expert_shard")
+    for name, number in group_numbers(scenario, plan.mesh, plane, *sizes).items():
+        table = plane[members(number)]
+        for rank, group in zip(plane.tolist(), number.tolist(), strict=True):
+            assert table[group].tolist() == plan.group(name, rank), name
+
+
+def lane_sizes(parallelism: dict[str, Any], faults: dict[str, Any], **training: Any) -> list[int]:
+    """Ranks that the classes of the first stage stand for, by descending number."""
+    s = case(parallelism, {"global_batch_size": 64, **training})
+    plan = make_plan(parse_scenario({**s.model_dump(mode="json"), "faults": faults}))
+    return sorted((len(c.ranks) for c in plan.classes[: plan.lanes]), reverse=True)
+
+
+def test_a_straggler_unfolds_what_waits_for_it_and_no_more() -> None:
+    """Itself, its tensor-parallel peers, its data-parallel peers, and those of its peers: four sorts of columns."""
+    slow = {"stragglers": [{"rank": 21, "compute_scale": 1.3}]}
+    assert lane_sizes({"dp": 8}, {"stragglers": [{"rank": 5}]}) == [7, 1]
+    assert lane_sizes({"tp": 8}, {"stragglers": [{"rank": 5}]}) == [7, 1]
+    assert lane_sizes({"tp": 4, "dp": 8, "pp": 2}, slow) == [21, 7, 3, 1]
+    assert lane_sizes({"tp": 4, "dp": 8, "pp": 2}, {"stragglers": [{"rank": r} for r in range(64)]}) == [32]
+
+
+def test_a_slow_link_tells_apart_the_groups_that_use_it() -> None:
+    links = {"links": [{"between": ["node0", "node0"], "bandwidth_scale": 0.5}]}
+    assert lane_sizes({"tp": 8, "dp": 4}, links) == [24, 8]
+    assert lane_sizes({"tp": 8, "dp": 4}, {"links": [{"between": ["node0", "node1"], "bandwidth_scale": 0.5}]}) == [32]
+    assert lane_sizes({"tp": 8, "dp": 4}, {}) == [32]
+
+
+def test_groups_that_lie_unlike_in_their_nodes_are_told_apart() -> None:
+    """Of groups of three on nodes of eight every third one crosses into the next node."""
+    model = {"heads": 12, "head_dim": 64, "hidden": 768, "ffn": 768}
+    plan = make_plan(case({"tp": 3, "dp": 8}, {"global_batch_size": 8}, model))
+    crossing = [c.ranks for c in plan.classes if any(len({r // 8 for r in plan.group("tp", k)}) > 1 for k in c.ranks)]
+    assert sorted(r for ranks in crossing for r in ranks) == [6, 7, 8, 15, 16, 17]
