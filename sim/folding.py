@@ -217,7 +217,7 @@ def _check_size(scenario: Scenario, lanes: int) -> None:
     if actions > MAX_ACTIONS:
         raise InputError(
             f"{scenario.name}: faults: tell {lanes:,} sorts of ranks apart in each of {p.pp} pipeline stages, which "
-            f"makes {actions:,} actions to simulate; at most {MAX_ACTIONS:,} (fewer stragglers and links, or micro-batches)"
+            f"makes {actions:,} actions to simulate; at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)"
         )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.actions import Kind
 from sim.blame import blame, waiting
-from sim.faults import disturbs
+from sim.faults import disturbs, jitter_of
 from sim.folding import APART_RANKS
 from sim.memory import CATEGORIES, MemoryCurve
 from sim.metrics import critical_path, interval, mean, rank_seconds, source_shares, text_of
@@ -178,8 +178,8 @@ def _warnings(sim: Simulation, peak: float, fits: bool) -> list[str]:
     if not fits:
         limit = sim.scenario.cluster.gpu.memory_bytes
         out.append(f"does not fit in memory: {peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB on the fullest rank")
-    if sim.scenario.faults and sim.scenario.faults.jitter and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
-        out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ranks share their draws, so waiting is understated")
+    if jitter_of(sim.scenario, 0) is not None and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
+        out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")
     shares = source_shares(sim.built.shares)
     if shares["roofline"] > 0.5:
         out.append(
