@@ -1,0 +1,127 @@
+"""A picture of a GPU's roofline with the memories below it, as an SVG that needs nothing else.
+
+    python -m sim.views.roofline_svg a100-sxm > docs/roofline_a100.svg
+
+Attainable flops/s = min(peak, intensity · bandwidth), intensity in flops a byte (Williams, Waterman, Patterson 2009);
+one slope for each memory an operand may come from. On-chip figures: Dao et al. 2022 (FlashAttention, arXiv
+2205.14135), figure 1, for A100: 20 MB of SRAM at 19 TB/s.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import NamedTuple
+
+from sim.roofline import shape_bytes, shape_flops
+from sim.views.units import rate
+from topology.presets import GPUS
+from topology.spec import GpuSpec
+
+SRAM_BYTES_PER_S = {"a100-sxm": 19e12}
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 430, 88, 24, 18, 46
+LOW, HIGH = -2.0, 4.0  # log10 of the intensity shown
+FLOOR = 9.0  # log10 of the flops/s shown at the bottom
+
+
+class Point(NamedTuple):
+    """An operator: its intensity decides which roof it hits. `below`: pixels from the point down to its name."""
+
+    name: str
+    intensity: float
+    below: int = 14
+
+
+def operators() -> list[Point]:
+    """A few operators of a Llama 3 8B layer at 4,096 tokens, 16 bits."""
+    gemm, single = (1, 4096, 14336, 4096), (1, 1, 14336, 4096)
+    flash, decode = (1, 32, 8, 4096, 4096, 128, 128, 1), (16, 32, 8, 4096, 128)
+    seq, width = 4096.0, 128.0
+    unfused = 4 * seq * seq * width / (2 * (4 * seq * width + 4 * seq * seq))  # scores to memory and back, twice
+    return [
+        Point("five-kernel ELU", 5 / 36),  # x>0, exp, −1, ·α, select: 9 tensors of 16-bit values moved twice
+        Point("RMS norm, fused", 4 / 4),
+        Point("linear layer, one token", _intensity("gemm", single), 28),
+        Point("decode attention, grouped queries", _intensity("attention_decode", decode)),
+        Point("attention, unfused", unfused, 30),
+        Point("FlashAttention", _intensity("attention_forward", flash), 34),
+        Point("matmul", _intensity("gemm", gemm), 20),
+    ]
+
+
+def _intensity(kind: str, shape: tuple[int, ...]) -> float:
+    return shape_flops(kind, shape) / shape_bytes(kind, shape, "bf16")
+
+
+def roofline_svg(gpu: GpuSpec, points: list[Point] | None = None) -> str:
+    """The picture: log-log axes, a roof for 16-bit matrix units, a slope for each memory, operators on HBM's."""
+    peak = gpu.peak_flops_per_s.get("bf16", gpu.peak_flops_per_s.get("fp16", 1.0))
+    memories = [
+        ("HBM", gpu.memory_bandwidth_bytes_per_s, "#0072b2"),
+        ("host", gpu.host_bandwidth_bytes_per_s, "#6b7280"),
+    ]
+    if gpu.name in SRAM_BYTES_PER_S:
+        memories.insert(0, ("SRAM", SRAM_BYTES_PER_S[gpu.name], "#009e73"))
+    top = math.ceil(math.log10(peak) * 2) / 2
+    parts = [_open(), *_axes(top)]
+    for name, bandwidth, colour in memories:
+        parts += _slope(name, bandwidth, peak, colour, top)
+    bandwidth = gpu.memory_bandwidth_bytes_per_s
+    for p in points or operators():
+        x, y = _x(p.intensity), _y(min(peak, p.intensity * bandwidth), top)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#d55e00"/>')
+        anchor, shift = ("end", -4) if x > WIDTH - 160 else ("start", 7)
+        parts.append(_text(x + shift, y + p.below, p.name, 11, anchor))
+    title = f"{gpu.name}: {rate(peak, 'FLOP/s')} (16 bits)"
+    parts.append(_text(WIDTH - RIGHT - 4, _y(peak, top) - 6, title, 12, "end"))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _open() -> str:
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif">'
+    return f'{head}<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
+
+
+def _x(intensity: float) -> float:
+    return LEFT + (math.log10(intensity) - LOW) / (HIGH - LOW) * (WIDTH - LEFT - RIGHT)
+
+
+def _y(flops_per_s: float, top: float) -> float:
+    return TOP + (top - math.log10(flops_per_s)) / (top - FLOOR) * (HEIGHT - TOP - BOTTOM)
+
+
+def _axes(top: float) -> list[str]:
+    out = []
+    for e in range(int(LOW), int(HIGH) + 1):
+        x = _x(10.0**e)
+        out.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#e6eaee"/>')
+        out.append(_text(x, HEIGHT - BOTTOM + 16, f"{10.0**e:g}", 11, "middle"))
+    for e in range(int(FLOOR), int(top) + 1):
+        y = _y(10.0**e, top)
+        out.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#e6eaee"/>')
+        power, prefix = 10.0 ** (e % 3), "GTP"[(e - 9) // 3]
+        out.append(_text(LEFT - 6, y + 4, f"{power:g} {prefix}FLOP/s", 11, "end"))
+    out.append(_text((LEFT + WIDTH) / 2, HEIGHT - 8, "flops per byte moved", 12, "middle"))
+    return out
+
+
+def _slope(name: str, bandwidth: float, peak: float, colour: str, top: float) -> list[str]:
+    start = max(10.0**LOW, 10.0**FLOOR / bandwidth)
+    ridge = peak / bandwidth
+    end = min(ridge, 10.0**HIGH)
+    path = f"M{_x(start):.1f} {_y(start * bandwidth, top):.1f}L{_x(end):.1f} {_y(end * bandwidth, top):.1f}"
+    if ridge < 10.0**HIGH:
+        path += f"H{WIDTH - RIGHT}"
+    third = start ** (2 / 3) * end ** (1 / 3)
+    x, y = _x(third), _y(third * bandwidth, top)
+    return [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
+            _text(x - 8, y - 8, f"{name} {rate(bandwidth, 'B/s')}", 12, "end", colour)]  # fmt: skip
+
+
+def _text(x: float, y: float, text: str, size: int, anchor: str = "start", colour: str = "#1b2733") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}">{text}</text>'
+
+
+if __name__ == "__main__":
+    sys.stdout.write(roofline_svg(GPUS[sys.argv[1] if len(sys.argv) > 1 else "a100-sxm"]))
