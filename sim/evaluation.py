@@ -63,7 +63,7 @@ def evaluate(packed: bytes, layout: Layout) -> Outcome:
     tools = _tools(packed)
     begin = time.thread_time()
     try:
-        simulation = simulate(scenario_of(tools.space, layout), tools.profile)
+        simulation = simulate(scenario_of(tools.space, layout), costs=tools.costs)
         peak = max(float(curve.total.max()) for curve in simulation.memory)
         return Outcome(layout, simulation.step_time_s, peak, time.thread_time() - begin)
     except InputError as error:
