@@ -13,7 +13,7 @@ from sim.data_parallel import DataParallel, gradients_of, make_data_parallel
 from sim.layouts import Grid, Layout, Space, scenario_of
 from sim.plan import make_plan
 from sim.pricing import Pricing
-from sim.program import Block, Comm, Compute, Item, Phase
+from sim.program import Block, Comm, Compute, Phase
 from sim.stages import PHASES, Stage
 from sim.template import COMPUTE, Priced, Template, compile_program
 from topology.network import Network
@@ -51,7 +51,9 @@ class Sort:
             again = block.recompute if Phase.INPUT_GRAD in PHASES[kind] else ()
             program = (*again, *(i for i in block.backward if i.phase in PHASES[kind]))
         template = compile_program(program, self._grid.price)
-        host_s = sum(self._grid.host_s(item) for item in program if _issued_in_turn(item))
+        # what follows waits until the host has issued it; an asynchronous message holds up its own stream alone
+        in_turn = [i for i in program if isinstance(i, Compute) or (isinstance(i, Comm) and i.blocking)]
+        host_s = sum(self._grid.host_s(item) for item in in_turn)
         if self._computes_only:
             return ActionSeconds(template.compute_s, 0.0, 0.0)
         return ActionSeconds(template.makespan_s, template.makespan_s - _last_compute_s(template), host_s)
@@ -167,8 +169,3 @@ def _last_compute_s(template: Template) -> float:
         free[t.stream] = start + t.seconds
         ends.append(free[t.stream])
     return free.get(COMPUTE, 0.0)
-
-
-def _issued_in_turn(item: Item) -> bool:
-    """Whether what follows waits until the host has issued it: an asynchronous message holds up its stream alone."""
-    return isinstance(item, Compute) or (isinstance(item, Comm) and item.blocking)
