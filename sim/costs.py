@@ -19,6 +19,7 @@ measured, and on a CPU the dispatch of an operator, as there the same core does 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,10 +28,10 @@ import numpy as np
 from sim.errors import InputError
 from sim.flash import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.flash import flash_seconds
-from sim.kernels import Table, kernel_file, lookup, make_table
+from sim.kernels import Table, bounds, kernel_file, lookup, make_table
 from sim.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.program import Compute, Phase
-from sim.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device, shape_bytes
+from sim.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device, shape_bytes, shape_flops
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
@@ -186,10 +187,12 @@ class Costs:
         table = self._table(via.op, dtype, kind)
         if table is None or not shape or shape[0] <= 0:
             return None
-        here = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
+        waves = self._device if table.floor_s else replace(self._device, sm_count=0)
+        here = float(bounds(kind, np.array([shape], dtype=np.int64), dtype, waves)[0]) + table.floor_s
         exact = table.exact(shape) if via.exact else None
         if exact is not None:
-            there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
+            home = replace(self._reference, sm_count=waves.sm_count and self._reference.sm_count)
+            there = float(bounds(kind, np.array([shape], dtype=np.int64), dtype, home)[0]) + table.floor_s
             cost = _measured(exact[0] * (here / there), exact[1])
             return cost if here == there else Cost(cost.seconds, "interpolated", ROOFLINE_UNCERTAINTY / 2)
         like, doubt = shape, via.uncertainty
@@ -201,8 +204,10 @@ class Costs:
         efficiency, outside, between = found
         if via.op == "attention_forward" and kind == "attention_backward":
             efficiency *= self.coefficient("attention_backward_share", 1.0)
-        if kind == "grouped_gemm" and not via.exact:
-            efficiency /= 1.0 + GROUP_ROWS / (shape[3] if op.phase is Phase.WEIGHT_GRAD else shape[1])
+        if kind == "grouped_gemm" and not via.exact:  # few rows a group are bound by reading its weights, not by tiles
+            rows = shape[3] if op.phase is Phase.WEIGHT_GRAD else shape[1]
+            tiles = self._device.seconds(kind, shape_flops(kind, shape), 0.0, dtype) * (1.0 + GROUP_ROWS / rows)
+            here = max(here, tiles + table.floor_s)
         error = math.hypot(between, doubt, _OUTSIDE_PER_OCTAVE * outside)
         seconds = max(here / efficiency, self.launch_overhead_s if outside and not table.floor_s else 0.0)
         source = "interpolated" if outside <= 1.0 else "roofline"
@@ -214,7 +219,7 @@ class Costs:
             if key in self._tables:
                 return self._tables[key]
             if key in self._raw:
-                self._tables[key] = make_table(kind, name, self._raw[key], self._reference)
+                self._tables[key] = make_table(kind, name, self._raw[key], replace(self._reference, sm_count=0))
                 return self._tables[key]
             if key in self._stored:
                 self._tables[key] = _stored_table(self.profile.kernels, op, name, kind, self.profile.reference)
@@ -276,7 +281,7 @@ def _measured(seconds: float, spread: float) -> Cost:
 
 
 def _device(gpu: GpuSpec) -> Device:
-    return Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
+    return Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s, gpu.sm_count)
 
 
 def _own_device(profile: Profile, gpu: GpuSpec) -> Device:

@@ -28,6 +28,7 @@ class Device:
     name: str
     peak_flops_per_s: Mapping[str, float]
     bandwidth_bytes_per_s: float
+    sm_count: int = 0  # 0: unknown, no quantization into waves
 
     def peak(self, dtype: str) -> float:
         """Dense matrix peak in flops/s.

@@ -81,7 +81,7 @@ SHAPES = {
 def columns(folder: Path, short: str) -> Columns:
     """All measured kernels of a GPU as columns of a file."""
     gpu = GPUS[MEASURED[short]]
-    device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
+    device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s, gpu.sm_count)
     out: Columns = {}
     for file, (op, shape) in SHAPES.items():
         for dtype, rows in by_dtype(read(folder / f"{short}_{file}.csv.gz")).items():

@@ -1,0 +1,84 @@
+"""Fitting a profile's coefficients: what a table was made with is found again, on rows the fit did not see too."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.fit import PRIORS, Case, cases_of, changed, fit, fitted_profile, folds
+from sim.errors import InputError
+from sim.profile import Coefficient, Profile, load_profile
+from sim.scenario import parse_scenario
+from sim.simulate import simulate
+from sim.tables import read_table
+
+BASE = Profile("base", "made up", reference="a100-sxm", coefficients={
+    "launch_overhead_s": Coefficient(5e-6, "made up"), "memory_efficiency": Coefficient(0.85, "made up"),
+})  # fmt: skip
+TRUE = {"host_operator_s": 9e-5, "memory_efficiency": 0.75}
+
+
+def table(tmp_path: Path) -> Path:
+    profile = changed(BASE, tuple(TRUE), np.log(list(TRUE.values())))
+    rows = []
+    for hidden in (256, 512, 2048, 4096):
+        for batch in (1, 8):
+            scenario = {
+                "model": {"layers": 2, "hidden": hidden, "heads": 8, "vocab": 1024, "bias": False},
+                "training": {"seq_len": 1024, "global_batch_size": batch, "micro_batch_size": batch},
+                "cluster": "dgx-a100", "calibration": "a100-sxm",
+            }  # fmt: skip
+            seconds = simulate(parse_scenario({**scenario, "name": "x"}), profile).step_time_s
+            rows.append(
+                {
+                    "id": f"{hidden}-{batch}",
+                    "group": f"{hidden}-{batch}",
+                    "scenario": scenario,
+                    "measured": {"step_time_s": seconds},
+                }
+            )
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps({"format": "measurements/1", "name": "steps", "kind": "training_step", "rows": rows}))
+    return path
+
+
+def test_coefficients_are_found_again(tmp_path: Path) -> None:
+    read = read_table(table(tmp_path))
+    cases = cases_of(read)
+    found = fit(cases, BASE, tuple(TRUE))
+    assert found.coefficients["host_operator_s"] == pytest.approx(TRUE["host_operator_s"], rel=0.05)
+    assert 0.73 < found.coefficients["memory_efficiency"] < 0.83  # its prior is narrow: 0.85 within 5 %
+    before, after, unseen = (float(np.abs(x).mean()) for x in (found.before, found.after, found.held_out))
+    assert after < unseen < before
+    profile = fitted_profile(BASE, read, found, len(cases))
+    kept = profile.coefficients["memory_efficiency"]
+    assert "0.85, made up" in kept.source
+    assert "steps" in profile.source
+    path = tmp_path / "fitted.json"
+    profile.save(path)
+    assert load_profile(path).coefficients["host_operator_s"].value == found.coefficients["host_operator_s"]
+
+
+def test_groups_are_held_out_whole() -> None:
+    groups = ["a", "a", "b", "c", "c", "d", "e", "f"]
+    dealt = folds(groups)
+    assert sorted(i for fold in dealt for i in fold) == list(range(8))
+    for fold in dealt:
+        inside = {groups[i] for i in fold}
+        assert not inside & {groups[i] for i in range(8) if i not in fold}
+
+
+def test_a_table_without_steps_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    path.write_text(json.dumps({"format": "measurements/1", "kind": "kernel", "rows": []}))
+    with pytest.raises(InputError, match="step_time_s"):
+        cases_of(read_table(path))
+
+
+def test_priors_are_positive() -> None:
+    assert all(start > 0 and math.isfinite(width) and width > 0 for start, width in PRIORS.values())
+    assert Case.__slots__
