@@ -125,7 +125,7 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     from calibrate.parallel.runner import Runner, make_batch, make_place
     from calibrate.rounds import Limits, run_rounds
 
-    runner = Runner(scenario, make_place(scenario, rank), torch.float32, device)
+    runner = Runner(scenario, make_place(scenario, rank, device), torch.float32, device)
     proof = prove(runner)
     if not proof.holds:
         raise ProofError(f"{args.scenario}: the ranks do not compute what one device computes: {proof}")

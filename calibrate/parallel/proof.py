@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibrate.model import Build, Head, make_blocks
+from calibrate.parallel.model_parallel import whole_model
 from calibrate.parallel.runner import Runner, make_batch, seed_dropout, sum_over_ranks
 from sim.scenario import Scenario
 
@@ -43,7 +44,7 @@ def single_device(
 
     Gradients are named `block number.parameter`.
     """
-    m, t = scenario.model, scenario.training
+    m, t = whole_model(scenario), scenario.training
     blocks = make_blocks(m, t, range(m.layers + 2), Build(device, dtype))
     pieces = batch.split(t.micro_batch_size)
     total = 0.0
@@ -93,7 +94,7 @@ def _worst(runner: Runner, expected: dict[str, Tensor]) -> tuple[float, str]:
         for number, block in zip(runner.numbers[s], stage.blocks, strict=True):
             kind = type(block).__name__.lower()
             for name, p in block.named_parameters():
-                want = expected[f"{number}.{name}"]
+                want = runner.place.model.expected(block, name, expected[f"{number}.{name}"])
                 scale = float(want.abs().max()) or 1.0
                 off = float((grads[id(p)] - want).abs().max()) / scale
                 place = f"rank {runner.place.rank}, block {number} ({kind}) {name}"

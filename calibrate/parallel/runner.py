@@ -10,14 +10,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Build, WeightGrads, make_blocks
+from calibrate.model import Build, Embedding, Head, WeightGrads, make_blocks
 from calibrate.parallel.data import DataParallel, Sync
+from calibrate.parallel.model_parallel import ModelParallel, whole_model
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
+from calibrate.parallel.recompute import recompute
+from calibrate.parallel.together import ExpertDataParallel
 from calibrate.parallel.zero import ShardedOptimizer, ShardedParameters, ShardedStage, Sharding
 from sim.actions import Kind, Schedule, parts
+from sim.models.recompute import mode_of_layer
 from sim.plan import Plan, make_mesh, make_parts, make_plan
 from sim.scenario import Scenario
 from sim.schedules import build
+from sim.simulate import simulate
 
 LEARNING_RATE = 1e-3
 CLIP_NORM = 1.0
@@ -27,6 +32,8 @@ def make_schedule(scenario: Scenario) -> Schedule:
     """The very lists that the simulator expands for this scenario."""
     p, t = scenario.parallelism, scenario.training
     m = t.global_batch_size // (t.micro_batch_size * p.dp)
+    if p.pp > 1 and p.schedule == "zb_search":
+        return simulate(scenario).schedule  # searched for the times of the scenario's calibration
     return build(p.schedule if p.pp > 1 else "1f1b", p.pp, m, p.virtual_stages if p.pp > 1 else 1)
 
 
@@ -62,18 +69,24 @@ class Place:
     data_group: dist.ProcessGroup | None  # who holds the same parameters
     model_group: dist.ProcessGroup | None  # who holds the rest of them
     sharding: Sharding
+    model: ModelParallel  # tensor, context and expert parallelism
+    copies: dist.ProcessGroup | None = None  # DualPipe: who holds the same two parts of the model
+    tied: dist.ProcessGroup | None = None  # the pipeline's ends, where they share the embedding matrix
 
 
-def make_place(scenario: Scenario, rank: int) -> Place:
+def make_place(scenario: Scenario, rank: int, device: str = "cpu") -> Place:
     """Coordinates of a rank on the scenario's mesh. Every rank must call this, as it makes process groups."""
     plan, mesh = make_plan(scenario), make_mesh(scenario.parallelism)
-    groups = {name: _own_group(plan, name, rank) for name in ("dp_cp", "model", "shard", "replica")}
+    names = ["dp_cp", "model", "shard", "replica", "copies"]
+    names += ["embedding"] if scenario.model.tied_embeddings else []
+    groups = {name: _own_group(plan, name, rank) for name in names}
     sharding = Sharding(
         groups["shard"], plan.group_size("shard"), plan.group("shard", rank).index(rank), groups["replica"]
     )
     return Place(
         rank, mesh.coordinate("pp", rank), mesh.coordinate("dp", rank), tuple(mesh.along(["pp"], rank)),
-        groups["dp_cp"], groups["model"], sharding,
+        groups["dp_cp"], groups["model"], sharding, ModelParallel(plan, rank, device), groups["copies"],
+        groups.get("embedding"),
     )
 
 
@@ -95,19 +108,20 @@ class Runner:
     def __init__(self, scenario: Scenario, place: Place, dtype: torch.dtype, device: str = "cpu") -> None:
         self.scenario, self.place, self.device, self.dtype = scenario, place, device, dtype
         self.schedule = make_schedule(scenario)
-        p, t = scenario.parallelism, scenario.training
+        p = scenario.parallelism
         self.micro_batches = self.schedule.micro_batches
         self.store = WeightGrads() if self._splits() else None
         self.numbers: dict[int, list[int]] = {}
         self.stages: dict[int, Stage] = {}
-        self.data: dict[int, DataParallel | ShardedOptimizer | ShardedParameters] = {}
+        self.data: dict[int, DataParallel | ExpertDataParallel | ShardedOptimizer | ShardedParameters] = {}
         for s, owner in enumerate(self.schedule.rank_of_stage):
             if owner == place.pipeline_rank:
                 self._add_stage(s)
         self.pipeline = Pipeline(
-            self.schedule, place.pipeline_rank, place.peers, self.stages,
-            (t.micro_batch_size, t.seq_len, scenario.model.hidden), dtype, device, p.p2p_overlap and p.pp > 1,
+            self.schedule, place.pipeline_rank, place.peers, self.stages, place.model.shape, dtype, device,
+            p.p2p_overlap and p.pp > 1,
         )
+        self.tied = self._tied()
         self.optimizer = self._make_optimizer()
 
     def _splits(self) -> bool:
@@ -117,9 +131,10 @@ class Runner:
         scenario, p = self.scenario, self.scenario.parallelism
         numbers = block_numbers(scenario, self.schedule.part_of_stage[s])
         build_ = Build(self.device, self.dtype, store=self.store)
-        blocks = make_blocks(scenario.model, scenario.training, numbers, build_)
+        blocks = self.place.model.cut(make_blocks(whole_model(scenario), scenario.training, numbers, build_))
+        recompute(blocks, [mode_of_layer(scenario, max(n - 1, 0)) for n in numbers])
         data = self.data[s] = self._make_data(s, blocks)
-        scale = 1.0 / (self.micro_batches * p.dp)
+        scale = 1.0 / (self.micro_batches * p.dp * p.cp)
         if isinstance(data, ShardedParameters):
             stage: Stage = ShardedStage(blocks, scale, self.store, after_block=data.graded, sharded=data)
         else:
@@ -137,15 +152,27 @@ class Runner:
 
     def _make_data(
         self, s: int, blocks: Sequence[nn.Module]
-    ) -> DataParallel | ShardedOptimizer | ShardedParameters:
+    ) -> DataParallel | ExpertDataParallel | ShardedOptimizer | ShardedParameters:
         p, place = self.scenario.parallelism, self.place
-        sync = Sync(p.dp_sync, p.bucket_bytes, self.micro_batches)
+        each_stage = self.micro_batches // len(self.schedule.chains)
+        sync = Sync(p.dp_sync, p.bucket_bytes, each_stage)
         each = p.zero >= 2 and not p.accumulate_unsharded
+        if p.zero == 0 and self.scenario.model.moe is not None:
+            groups = (place.data_group, place.model.expert_group)
+            return ExpertDataParallel(blocks, groups, sync, s, self.store)
         if p.zero == 0:
             return DataParallel(blocks, place.data_group, sync, s, self.store)
         if p.zero == 3:
             return ShardedParameters(blocks, place.sharding, sync, each, p.reshard_after_forward, s)
         return ShardedOptimizer(blocks, place.sharding, sync, each, p.param_gather_overlap, s, self.store)
+
+    def _tied(self) -> list[nn.Parameter]:
+        """The embedding matrix, where another pipeline rank holds it too."""
+        if self.place.tied is None:
+            return []
+        blocks = [b for s in self.stages.values() for b in s.blocks]
+        found = [b.weight for b in blocks if isinstance(b, Embedding)]
+        return found + [b.output.weight for b in blocks if isinstance(b, Head)]
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         if self.scenario.training.optimizer == "sgd":
@@ -156,16 +183,20 @@ class Runner:
         """What this rank's optimizer updates: its parameters, or with ZeRO its shards of them."""
         return [p for data in self.data.values() for p in data.owned()]
 
+    def blocks(self) -> list[nn.Module]:
+        """Blocks of all stages of this rank."""
+        return [b for s in self.stages.values() for b in s.blocks]
+
     def parameters(self) -> list[nn.Parameter]:
         """Distinct parameters of this rank's stages."""
         found = {id(p): p for s in self.stages.values() for b in s.blocks for p in b.parameters()}
         return list(found.values())
 
     def own_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's tokens and targets, each [micro-batches, b, s], of a global batch."""
+        """This rank's tokens and targets, each [micro-batches, b, s / cp], of a global batch."""
         b, m = self.scenario.training.micro_batch_size, self.micro_batches
         own = batch[self.place.data_rank * m * b :][: m * b].view(m, b, -1)
-        return own[:, :, :-1], own[:, :, 1:]
+        return self.place.model.own_tokens(own[:, :, :-1]), self.place.model.own_tokens(own[:, :, 1:])
 
     def gradients(self, batch: Tensor) -> list[Record]:
         """Forward, backward and gradient synchronization; gradients stand in the parameters' `.grad`."""
@@ -174,7 +205,22 @@ class Runner:
         records = self.pipeline.step(*self.own_batch(batch))
         for data in self.data.values():
             data.finish()
-        return records + [r for data in self.data.values() for r in data.records]
+        records += [r for data in self.data.values() for r in data.records]
+        self.place.model.sum_partial(self.blocks())
+        return records + self._reduce_copies()
+
+    def _reduce_copies(self) -> list[Record]:
+        """Sum the gradients of what two pipeline ranks hold copies of: DualPipe's parts, a tied matrix."""
+        spans = []
+        same: list[tuple[Tensor, dist.ProcessGroup | None]] = [(p.grad, self.place.tied) for p in self.tied]
+        if self.place.copies is not None:
+            for s in sorted(self.data, key=lambda s: self.schedule.part_of_stage[s]):
+                same += [(g, self.place.copies) for g in self.data[s].owned_gradients()]
+        for gradient, group in same:
+            start = self.pipeline.now()
+            dist.all_reduce(gradient, group=group)
+            spans.append(Record("ALL_REDUCE", -1, -1, start, self.pipeline.now()))
+        return spans
 
     def optimize(self) -> list[Record]:
         """Clip the gradients, update the parameters and zero the gradients."""
@@ -199,6 +245,11 @@ class Runner:
         groups += [self.place.sharding.group] if self.scenario.parallelism.zero else []
         times, kinds = [self.pipeline.now()], ["OPTIMIZER"]
         square = torch.stack([g.dot(g) for g in gradients]).sum()
+        square += self.place.model.square_correction(self.blocks())
+        if self.place.copies is not None:
+            square /= 2
+        if self.tied and self.place.pipeline_rank > 0:  # the first stage counts the tied matrix
+            square -= sum(p.grad.square().sum() for p in self.tied)
         times.append(self.pipeline.now())
         for group in groups:
             if group is not None:
@@ -228,8 +279,11 @@ class Runner:
             data.zero()
 
     def loss(self) -> float:
-        """This rank's share of the global batch's mean loss: zero where it has no last stage."""
-        return sum(float(x) for s in self.stages.values() for x in s.losses.values())
+        """This rank's share of the global batch's mean loss: zero where it has no last stage, or where the first of
+        its tensor-parallel ranks counts it.
+        """
+        counts = self.place.model.tp.index == 0
+        return sum(float(x) for s in self.stages.values() for x in s.losses.values()) if counts else 0.0
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:

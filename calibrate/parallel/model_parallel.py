@@ -1,0 +1,192 @@
+"""Tensor, context and expert parallelism put together: whole blocks in, this rank's parts of them out.
+
+What the three have to tell the rest of a rank: which tokens are its own, the shape of what travels between
+stages, which of its gradients are only a part of a sum, which parameters others hold as well, and where its
+parameters stand in the whole model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibrate.model import Constants, Embedding, Head, Layer, Norm, Router
+from calibrate.parallel.comm import Group, Tape
+from calibrate.parallel.context import ContextAttention, own_positions
+from calibrate.parallel.expert import ExpertParallel
+from calibrate.parallel.tensor import ColumnLinear, Cut, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
+from sim.plan import Plan
+from sim.scenario import ModelConfig, Scenario
+
+
+def whole_model(scenario: Scenario) -> ModelConfig:
+    """The model that all ranks together hold: its vocabulary padded so that tp ranks share it evenly."""
+    return scenario.model.model_copy(update={"vocab": scenario.model.padded_vocab(scenario.parallelism.tp)})
+
+
+class ModelParallel:
+    """This rank's place among those that compute a micro-batch together. Every rank must make one, as it makes
+    process groups.
+    """
+
+    def __init__(self, plan: Plan, rank: int, device: str) -> None:
+        self.scenario = s = plan.scenario
+        self.tape, self.device = Tape(device), device
+        self.tp, self.cp, self.ep = (self._group(plan, name, rank) for name in ("tp", "cp", "ep"))
+        p, t, moe = s.parallelism, s.training, s.model.moe is not None
+        self.expert_group = self._group(plan, "expert_dp", rank).process_group if moe else None
+        self.copies = max(1, p.tp // s.model.kv_heads)  # tp ranks with the same key heads
+        self.copies_group = self._copies_group(plan, rank)
+        self.sequence = p.sp and p.tp > 1
+        self.cut_over_tp = Cut(self.tp, self.sequence, t.micro_batch_size, p.tp_overlap == "wgrad")
+        self.split = "contiguous" if p.cp_method == "all_to_all" else p.cp_split
+        self.positions = own_positions(t.seq_len, p.cp, self.cp.index, self.split).to(device)
+        starts = torch.arange(t.micro_batch_size, device=device)[:, None] * t.seq_len
+        numbers = (starts + self.positions).view(-1)  # of this rank's tokens in the micro-batch
+        self.numbers = numbers.chunk(p.tp)[self.tp.index] if self.sequence else numbers
+        self.constants: Constants | None = None
+
+    def _group(self, plan: Plan, name: str, rank: int) -> Group:
+        if name == "ep" and plan.scenario.model.moe is None:
+            return Group(name, (rank,), 0, None, self.tape)
+        every = sorted({tuple(plan.group(name, r)) for r in range(plan.scenario.parallelism.ranks)})
+        own = next(g for g in every if rank in g)
+        return Group(name, own, own.index(rank), _make(every, rank), self.tape)
+
+    def _copies_group(self, plan: Plan, rank: int) -> dist.ProcessGroup | None:
+        ranks = [plan.group("tp", r) for r in range(plan.scenario.parallelism.ranks)]
+        runs = {tuple(g[i : i + self.copies]) for g in ranks for i in range(0, len(g), self.copies)}
+        return _make(sorted(runs), rank)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what travels between stages: [b, own tokens, h], or [own rows, h] under sequence parallelism."""
+        m, t = self.scenario.model, self.scenario.training
+        if self.sequence:
+            return (len(self.numbers), m.hidden)
+        return (t.micro_batch_size, len(self.positions), m.hidden)
+
+    def own_tokens(self, x: Tensor) -> Tensor:
+        """[…, s] → this rank's positions of it."""
+        return x if self.cp.size == 1 else x[..., self.positions].contiguous()
+
+    def cut(self, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+        """This rank's parts of whole blocks, which are used up."""
+        out = [self._cut(b) for b in blocks]
+        if self.scenario.model.tied_embeddings and self.tp.size > 1:
+            for head in (b for b in out if isinstance(b, Head)):
+                for first in (b for b in out if isinstance(b, Embedding)):
+                    head.output.weight = first.weight
+        return out
+
+    def _cut(self, block: nn.Module) -> nn.Module:
+        if isinstance(block, Embedding):
+            alone = self.tp.size == self.cp.size == 1
+            at = self.numbers % self.scenario.training.seq_len if self.sequence else self.positions
+            return block if alone else VocabularyEmbedding(block, self.cut_over_tp, at)
+        if isinstance(block, Head):
+            return VocabularyHead(block, self.cut_over_tp) if self.tp.size > 1 else block
+        assert isinstance(block, Layer)
+        if self.tp.size > 1:
+            cut_layer(block, self.scenario.model, self.cut_over_tp)
+        if self.cp.size > 1:
+            block.core = ContextAttention(self.cp, self.scenario.parallelism.cp_method, self.split)
+            self.constants = self.constants or _at(block.constants, self.positions)
+            block.constants = self.constants
+        if block.moe is not None:
+            block.moe = ExpertParallel(block.moe, self.ep, self.numbers)
+        return block
+
+    def expected(self, block: nn.Module, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor of the shape of parameter `name`."""
+        owner, _, leaf = name.rpartition(".")
+        part = getattr(block.get_submodule(owner), "part", None)
+        return whole if part is None else part(leaf, whole)
+
+    def sum_partial(self, blocks: Sequence[nn.Module]) -> None:
+        """Complete the gradients that each tp rank has only its tokens' or heads' share of.
+
+        Under sequence parallelism that is all that the ranks hold whole; in one message (as Megatron-LM's
+        finalize_model_grads). Key heads that several ranks hold are summed over these.
+        """
+        shares = [p.grad for p in self._whole(blocks)] if self.sequence else []
+        if shares:
+            flat = torch.cat([g.view(-1) for g in shares])
+            dist.all_reduce(flat, group=self.tp.process_group)
+            for g, part in zip(shares, flat.split([g.numel() for g in shares]), strict=True):
+                g.copy_(part.view_as(g))
+        for g in self._copied(blocks):
+            dist.all_reduce(g, group=self.copies_group)
+
+    def square_correction(self, blocks: Sequence[nn.Module]) -> Tensor:
+        """What to add to the sum of squares of this rank's gradients, so that the sum over the ranks along tp and pp
+        counts each parameter once: less what an earlier tp rank counts too, plus other ranks' experts.
+        """
+        twice = [p.grad for p in self._whole(blocks)] if self.tp.index else []
+        twice += self._copied(blocks) if self.tp.index % self.copies else []
+        out = -_squares(twice, self.device)
+        experts = [p.grad for x in expert_modules(blocks) for p in x.parameters()]
+        if experts:
+            own = _squares(experts, self.device)
+            every = own.clone()
+            if self.ep.size > 1:
+                dist.all_reduce(every, group=self.ep.process_group)
+            out += every / self.tp.size - own
+        return out
+
+    def _whole(self, blocks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+        """Parameters that every tp rank holds whole."""
+        if self.tp.size == 1:
+            return
+        for module in (x for b in blocks for x in b.modules()):
+            if isinstance(module, Norm | Router):
+                yield from module.parameters()
+            elif isinstance(module, RowLinear) and module.bias is not None:
+                yield module.bias
+            elif isinstance(module, VocabularyEmbedding) and module.positions is not None:
+                yield module.positions
+
+    def _copied(self, blocks: Iterable[nn.Module]) -> list[Tensor]:
+        """Gradients of key and value heads that other tp ranks hold too."""
+        layers = (x for b in blocks for x in b.modules() if isinstance(x, ColumnLinear) and x.copies > 1)
+        return [p.grad[x.copied :] for x in layers for p in x.parameters()]
+
+
+def _make(groups: Sequence[Sequence[int]], rank: int) -> dist.ProcessGroup | None:
+    """The process group that `rank` is in, of groups that all ranks make in this order; None where it is alone."""
+    own = None
+    for members in groups:
+        if len(members) > 1:
+            made = dist.new_group(list(members))
+            own = made if rank in members else own
+    return own
+
+
+def _at(c: Constants, positions: Tensor) -> Constants:
+    return replace(c, cos=c.cos[positions], sin=c.sin[positions])
+
+
+def _squares(gradients: Sequence[Tensor], device: str) -> Tensor:
+    zero = torch.zeros((), dtype=gradients[0].dtype if gradients else torch.float32, device=device)
+    return sum((g.square().sum() for g in gradients), zero)
+
+
+def expert_modules(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """The experts among the modules of `blocks`: their gradients are summed over other ranks than all else's."""
+    layers = (b for b in blocks if isinstance(b, Layer) and b.moe is not None)
+    return [expert for layer in layers for expert in layer.moe.experts.values()]
+
+
+def dense_modules(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """All of `blocks` but the experts."""
+    out: list[nn.Module] = []
+    for b in blocks:
+        if isinstance(b, Layer) and b.moe is not None:
+            out += [child for name, child in b.named_children() if name != "moe"] + [b.moe.router]
+        else:
+            out.append(b)
+    return out

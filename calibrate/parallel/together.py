@@ -1,0 +1,75 @@
+"""Data parallelism of a stage with experts: these are summed over other ranks than the dense parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibrate.model import WeightGrads
+from calibrate.parallel.data import DataParallel, Sync
+from calibrate.parallel.model_parallel import dense_modules, expert_modules
+from calibrate.parallel.pipeline import Record
+
+
+class ExpertDataParallel:
+    """What `DataParallel` does, for the dense parameters over one group and for the experts over another."""
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], groups: Sequence[dist.ProcessGroup | None], sync: Sync, stage: int,
+        store: WeightGrads | None,
+    ) -> None:
+        self.stage = stage
+        parts = (dense_modules(blocks), expert_modules(blocks))
+        self.parts = [
+            DataParallel(part, group, sync, stage, store) for part, group in zip(parts, groups, strict=True)
+        ]
+
+    @property
+    def records(self) -> list[Record]:
+        return [r for part in self.parts for r in part.records]
+
+    @property
+    def silent(self) -> bool:
+        return self.parts[0].silent
+
+    @silent.setter
+    def silent(self, value: bool) -> None:
+        for part in self.parts:
+            part.silent = value
+
+    def owned(self) -> list[nn.Parameter]:
+        """What this rank's optimizer updates."""
+        return [p for part in self.parts for p in part.owned()]
+
+    def owned_gradients(self) -> list[Tensor]:
+        """The flat buffers of all gradients."""
+        return [g for part in self.parts for g in part.owned_gradients()]
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def before_block(self, block: nn.Module) -> None:
+        """A block is about to compute."""
+
+    def updated(self) -> None:
+        """The optimizer has run."""
+
+    def finish(self) -> None:
+        """Reduce what has not been, and wait for all."""
+        for part in self.parts:
+            part.finish()
+
+    def zero(self) -> None:
+        """Gradients to zero, for the next step."""
+        for part in self.parts:
+            part.zero()
+
+    def whole_gradients(self) -> dict[int, Tensor]:
+        """All gradients by id of their parameter."""
+        return self.parts[0].whole_gradients() | self.parts[1].whole_gradients()
+
+    def whole_parameters(self) -> dict[int, Tensor]:
+        """All parameters by their id."""
+        return self.parts[0].whole_parameters() | self.parts[1].whole_parameters()
