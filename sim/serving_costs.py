@@ -9,7 +9,7 @@ is therefore exactly the sum of its steps, however it is grouped.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ from topology.network import Network
 
 SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE)
 EXACT_TOKENS = 256
+FEW_ROWS = 64  # of one expert: less than a tile
 CONVERTED = "weights converted in the kernel"
 Key = tuple[str, int, int, int]
 Shares = dict[tuple[str, str, float], float]
@@ -209,7 +210,7 @@ class IterationCosts:
                 price = self.pricing.comm(item, self.stages[0].rank)
                 comm += price.seconds
             else:
-                price = self._converted(item) or self.pricing.compute(item)
+                price = self._converted(item) or self.pricing.compute(_as_dense(item))
                 price = price._replace(seconds=self._bounded(item, price.seconds, price.algorithm == CONVERTED))
             seconds += price.seconds
             sort = (item.kind, price.source, price.uncertainty)
@@ -242,6 +243,14 @@ class IterationCosts:
             batch, m, n, k = op.shape
             streamed -= batch * m * (n + k) * self.dims.act_bytes
         return max(seconds, here, streamed / self.stream_bytes_per_s)
+
+
+def _as_dense(op: Compute) -> Compute:
+    """Experts with a few tokens each: bound by reading weights, so like one product with as many of them as columns."""
+    if op.kind != "grouped_gemm" or op.shape[1] >= FEW_ROWS:
+        return op
+    groups, m, n, k = op.shape
+    return replace(op, kind="gemm", shape=(1, m, groups * n, k))
 
 
 def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:

@@ -60,3 +60,11 @@ def test_thousands_of_requests_in_runs() -> None:
     sim = simulate_serving(load_scenario(SCENARIOS / "serve_llama8b.yaml", ["inference.requests.count=3000"]))
     assert sim.result["requests"] == 3000
     assert len(sim.replicas[0].iterations) < 0.7 * sim.result["iterations"]  # runs of alike ones are one
+
+
+def test_experts_with_few_tokens_cost_their_weights() -> None:
+    """128 tokens a step of DeepSeek-V3: far above reading an eighth of all weights, far below ten times that."""
+    scenario = load_scenario(SCENARIOS / "serve_deepseek_v3.yaml")
+    weights = result("serve_deepseek_v3")["memory"][0]["parameters"]
+    bound = weights / scenario.cluster.gpu.memory_bandwidth_bytes_per_s
+    assert bound < result("serve_deepseek_v3")["time_per_output_token_s"]["p50"] < 5 * bound
