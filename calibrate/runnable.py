@@ -9,7 +9,7 @@ from sim.errors import InputError
 from sim.scenario import Scenario
 
 RANKS_PER_CORE = 4
-RUNNABLE_SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "dualpipe_v")
+ONE_WAY = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_search")  # head on the last rank
 
 
 def check_runnable(scenario: Scenario, where: str) -> None:
@@ -35,8 +35,10 @@ def _model(s: Scenario) -> Iterator[Problem]:
         yield "model.mla", "latent attention", "multi-head and grouped-query attention"
     if m.mtp_layers:
         yield "model.mtp_layers", m.mtp_layers, "0"
-    if m.tied_embeddings and s.parallelism.pp > 1:
-        yield "model.tied_embeddings", "true with pp > 1", "tied embeddings at pp 1"
+    p = s.parallelism
+    if m.tied_embeddings and p.pp > 1 and (p.schedule not in ONE_WAY or p.zero):
+        found = f"true with schedule {p.schedule}, zero {p.zero}"
+        yield "model.tied_embeddings", found, f"at pp > 1: {', '.join(ONE_WAY)}; zero 0"
     if s.distillation is not None:
         yield "distillation", "a teacher", "plain training"
     if s.faults is not None:
@@ -50,8 +52,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
         dtype = getattr(t, name)
         if dtype != "fp32":
             yield f"training.{name}", dtype, "fp32"
-    if t.recompute.mode != "none":
-        yield "training.recompute", t.recompute.mode, "none"
+    if t.recompute.mode == "selective_op":
+        yield "training.recompute", t.recompute.mode, "none, selective, full"
     if t.activation_offload:
         yield "training.activation_offload", "true", "false"
     if t.attention == "fused" and s.model.dropout > 0:
@@ -69,8 +71,6 @@ def _layout(s: Scenario) -> Iterator[Problem]:
             yield f"parallelism.{name}", found, "1"
     if p.zero == 3 and s.model.tied_embeddings:
         yield "parallelism.zero", "3 with tied embeddings", "0 to 2 with tied embeddings"
-    if p.pp > 1 and p.schedule not in RUNNABLE_SCHEDULES:
-        yield "parallelism.schedule", p.schedule, ", ".join(RUNNABLE_SCHEDULES)
     if 0 in p.layers_per_stage[1:-1]:
         found = list(p.layers_per_stage)
         yield "parallelism.layers_per_stage", found, "at least one layer on stages in the middle"

@@ -25,7 +25,7 @@ from sim.template import COMPUTE, Launch, LocalTask, Price, Template, compile_pr
 from sim.timeline import Detail
 
 K = TypeVar("K")
-ACROSS_STAGES = ("embedding", "pp", "model")  # groups with members on several pipeline ranks
+ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks
 SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 
 

@@ -33,6 +33,7 @@ GROUPS = (
     "expert_replica",
     "model",
     "embedding",
+    "copies",
 )
 
 
@@ -147,6 +148,7 @@ class Plan:
             "expert_replica": expert_dp // expert_shard,
             "model": p.tp * p.pp,
             "embedding": min(p.pp, 2),
+            "copies": 2 if p.pp > 1 and p.schedule == "dualpipe" else 1,
         }[name]
 
     def group(self, name: str, rank: int) -> list[int]:
@@ -154,7 +156,8 @@ class Plan:
 
         dp_cp: who holds the same dense parameters; shard and replica: dp_cp cut into ranks that shard the states
         together (consecutive ones) and those that hold the same shard; ep, expert_tp, expert_dp: as in this file's
-        head; model: all ranks of one replica along tp and pp (gradient norm); embedding: first and last stage.
+        head; model: all ranks of one replica along tp and pp (gradient norm); embedding: first and last stage; copies:
+        pipeline ranks i and p-1-i, which hold the same two parts under DualPipe.
         """
         along = self.mesh.along
         if name in ("tp", "cp", "dp", "pp"):
@@ -166,6 +169,11 @@ class Plan:
         if name == "embedding":
             stages = along(["pp"], rank)
             return [stages[0], stages[-1]] if len(stages) > 1 else stages
+        if name == "copies":
+            stages = along(["pp"], rank)
+            i = self.mesh.coordinate("pp", rank)
+            both = [stages[i], stages[len(stages) - 1 - i]]
+            return sorted(both) if self.group_size(name) > 1 else [rank]
         if name in ("shard", "replica"):
             return _cut(along(["cp", "dp"], rank), rank, self.group_size("shard"), name == "replica")
         plane = along(["tp", "cp", "dp"], rank)

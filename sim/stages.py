@@ -191,6 +191,9 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
     if dp.zero >= 1:
         dense, experts = -(-dense // dp.shard), -(-experts // dp.expert_shard)
+    if plan.group_size("copies") > 1:
+        size = (dense + experts) * dp.gradient_bytes
+        out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
     if t.gradient_clipping:
         norm, *scale = clip_items(dense + experts, scenario)
         out += [norm, *_norm_reductions(plan, dp), *scale]

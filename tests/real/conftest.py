@@ -42,11 +42,12 @@ def prove(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any],
 def small(parallelism: dict[str, Any], m: int = 4, **model: Any) -> dict[str, Any]:
     """A scenario of m micro-batches a rank with a model that runs in milliseconds."""
     attention = model.pop("attention", "unfused")
+    recompute = model.pop("recompute", "none")
     base = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 100, "positions": "learned"}
     return {
         "model": base | model,
         "training": {"seq_len": 16, "global_batch_size": m * parallelism.get("dp", 1), "precision": "fp32",
-                     "attention": attention},
+                     "attention": attention, "recompute": recompute},
         "parallelism": parallelism,
         "cluster": "cpu-host",
     }

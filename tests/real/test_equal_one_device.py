@@ -30,6 +30,15 @@ TWO_RANKS: dict[str, Any] = {
     "llama": small({"pp": 2, "schedule": "1f1b"}, attention="fused", **LLAMA),
     "llama, split backward, unfused": small({"pp": 2, "schedule": "zb_h1"}, **LLAMA),
     "relu2": small({"pp": 2, "schedule": "gpipe"}, mlp="relu2", positions="none"),
+    "dualpipe": small({"pp": 2, "schedule": "dualpipe"}),
+    "zb_search": small({"pp": 2, "schedule": "zb_search"}),
+    "tied, 1f1b": small({"pp": 2, "schedule": "1f1b"}, tied_embeddings=True),
+    "tied, split backward": small({"pp": 2, "schedule": "zb_h1"}, tied_embeddings=True),
+    "recompute full": small({"pp": 2, "schedule": "1f1b"}, recompute="full", dropout=0.1),
+    "recompute full, split backward": small({"pp": 2, "schedule": "zb_h1"}, recompute="full"),
+    "recompute every second": small({"pp": 2, "schedule": "gpipe"}, recompute={"mode": "full", "every": 2}),
+    "recompute selective": small({"pp": 2, "schedule": "1f1b"}, recompute="selective", dropout=0.1),
+    "recompute selective, llama": small({"pp": 2}, recompute="selective", attention="fused", **LLAMA),
     "dp after backward": small({"dp": 2, "dp_sync": "after_backward"}),
     "dp per parameter": small({"dp": 2, "dp_sync": "per_parameter"}),
     "dp bucketed": small({"dp": 2, "dp_sync": "bucketed", "bucket_bytes": 100_000}),
@@ -43,6 +52,7 @@ TWO_RANKS: dict[str, Any] = {
     "zero 2 accumulating": small({"dp": 2, "zero": 2, "accumulate_unsharded": True}),
     "zero 3": small({"dp": 2, "zero": 3}, dropout=0.1),
     "zero 3 kept after forward": small({"dp": 2, "zero": 3, "reshard_after_forward": False}),
+    "zero 3, recompute full": small({"dp": 2, "zero": 3}, recompute="full", dropout=0.1),
     "zero 3 accumulating": small({"dp": 2, "zero": 3, "accumulate_unsharded": True}, **LLAMA),
 }
 SPOILT = {
@@ -61,6 +71,9 @@ FOUR_RANKS = {
     "zero 2 hybrid": small({"dp": 4, "zero": 2, "shard_size": 2, "bucket_bytes": 50_000}),
     "zero 3 hybrid": small({"dp": 4, "zero": 3, "shard_size": 2}),
     "pp4": small({"pp": 4, "schedule": "1f1b"}),
+    "pp4 dualpipe": small({"pp": 4, "schedule": "dualpipe"}, m=8),
+    "dp2 pp2 dualpipe zero 1": small({"dp": 2, "pp": 2, "schedule": "dualpipe", "zero": 1, "bucket_bytes": 50_000}),
+    "dp2 pp2 tied": small({"dp": 2, "pp": 2, "dp_sync": "per_parameter"}, tied_embeddings=True),
     "pp4 interleaved": small({"pp": 4, "schedule": "interleaved_1f1b"}, layers=8),
     "pp4 zb_v": small({"pp": 4, "schedule": "zb_v"}, m=8, layers=8),
 }
