@@ -48,6 +48,11 @@ def main(
     critical_batch: Annotated[
         float | None, typer.Option(help="with --plan-batch: critical batch size, sequences", min=1e-3, metavar="N")
     ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(help="simulate DAYS days of failures and checkpoints (faults.failures)", metavar="DAYS"),
+    ] = None,
+    runs: Annotated[int, typer.Option(help="histories that --days draws", min=1, max=100_000)] = 200,
     schema: Annotated[bool, typer.Option("--schema", help="print a scenario's JSON Schema, for editors")] = False,
 ) -> None:
     """Simulate one training step, or the serving workload, of SCENARIO.yaml and print a summary."""
@@ -64,11 +69,18 @@ def main(
             return _export(scenario, set_ or [], emit, chakra)
         if topology is not None:
             _draw(scenario, set_ or [], topology)
-        _run(scenario, json, html, trace, set_ or [], steps, engine)
+        _run(scenario, json, html, trace, set_ or [], steps, engine, None if days is None else (days, runs))
 
 
 def _run(
-    path: Path, json: str | None, html: Path | None, trace: Path | None, overrides: list[str], steps: int, engine: str
+    path: Path,
+    json: str | None,
+    html: Path | None,
+    trace: Path | None,
+    overrides: list[str],
+    steps: int,
+    engine: str,
+    days: tuple[float, int] | None = None,
 ) -> None:
     from sim.scenario import load_scenario
     from sim.simulate import simulate
@@ -79,14 +91,19 @@ def _run(
     simulation = simulate(scenario, engine=engine)
     if html is not None or trace is not None:
         _write_views(simulate(scenario, expand=True, engine=engine), html, trace, steps)
+    result = simulation.result
+    if days is not None:
+        from sim.goodput import goodput
+
+        result = {**result, "goodput": goodput(scenario, simulation.step_time_s, *days, progress=True)}
     if json is not None:
-        write_json(json, simulation.result)
+        write_json(json, result)
     if json != "-":
         from rich.console import Console
 
         from sim.views.summary import print_summary
 
-        print_summary(simulation.result, Console())
+        print_summary(result, Console())
 
 
 def _serve(scenario: Scenario, json: str | None, html: Path | None, trace: Path | None) -> None:

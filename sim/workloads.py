@@ -108,13 +108,27 @@ class JitterFault(Written):
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
+class FailureKind(Written):
+    """Failures of one sort, at a rate of their own. `restart_s` null: as all; `takes_node`: a spare takes its place."""
+
+    name: str = Field(min_length=1, max_length=100)
+    mtbf_s_per_gpu: float = Field(gt=0, le=1e15)
+    restart_s: float | None = Field(default=None, ge=0, le=1e9)
+    takes_node: bool = True
+
+
 class Failures(Written):
-    """Random failures and checkpoints, in seconds."""
+    """Random failures and checkpoints, in seconds. With `kinds` these have their own rates, and `mtbf_s_per_gpu` is not
+    used; `spare_nodes` null: there is always one."""
 
     mtbf_s_per_gpu: float = Field(default=1.8e8, gt=0, le=1e15)
     checkpoint_interval_s: float = Field(default=1800.0, gt=0, le=1e9)
     checkpoint_s: float = Field(default=60.0, ge=0, le=1e9)
     restart_s: float = Field(default=600.0, ge=0, le=1e9)
+    kinds: Annotated[tuple[FailureKind, ...], BeforeValidator(_as_tuple), Field(max_length=1000)] = ()
+    spare_nodes: int | None = Field(default=None, ge=0, le=10_000_000)
+    repair_s: float = Field(default=86400.0, ge=0, le=1e9)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
 class Faults(Written):

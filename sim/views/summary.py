@@ -40,6 +40,9 @@ def print_summary(result: Result, console: Console) -> None:
     if result.get("waiting"):
         console.print()
         console.print(_waiting(result), highlight=False)
+    if result.get("goodput"):
+        console.print()
+        console.print(_goodput(result["goodput"]), highlight=False)
     console.print()
     for line in (*_provenance(result), *_warnings(result)):
         console.print(line, highlight=False)
@@ -136,6 +139,26 @@ def _waiting(result: Result) -> Table:
     table = _table("ranks", "wait for", "")
     for row in result["waiting"][: RANKS_SHOWN // 2]:
         table.add_row(ranks_text(row["ranks"]), ranks_text(row["for"]), seconds(row["seconds"]))
+    return table
+
+
+def _goodput(found: Mapping[str, Any]) -> Table:
+    """Weeks of training: what part of the time is useful, where the rest goes, and the best interval of checkpoints."""
+    useful, parts, best = found["effective_training_time"], found["parts"], found["optimum"]
+    table = _table(f"{found['days']:g} days, {count(found['gpus'])} GPUs", "", f"of {count(found['runs'])} runs")
+    table.columns[2].justify = "left"
+    table.add_row("effective training", percent(useful["mean"]), f"{percent(useful['p5'])} to {percent(useful['p95'])}")
+    table.add_row("  closed form", percent(found["closed_form"]), "")
+    for name, words in (("lost", "  computed in vain"), ("checkpoint", "  checkpoints"), ("restart", "  restarts"),
+                        ("waiting", "  waiting for nodes")):  # fmt: skip
+        table.add_row(words, percent(parts[name]), "")
+    table.add_row("failures", f"{found['failures']['mean']:.0f}", f"every {seconds(found['mtbf_s'])}")
+    table.add_row("checkpoint after", seconds(found["checkpoint_interval_s"]), "")
+    table.add_row("  best by Young", seconds(best["young_s"]), "")
+    table.add_row("  best by Daly", seconds(best["daly_s"]), f"{percent(best['closed_form'])} by closed form")
+    for point in found["curve"]:
+        forms = f"{percent(point['mean'])}, closed form {percent(point['closed_form'])}"
+        table.add_row("  after", seconds(point["interval_s"]), forms)
     return table
 
 
