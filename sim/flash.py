@@ -4,7 +4,7 @@
 
 The diagonal's tiles are computed whole (tile 128); a row of tiles pays a prologue and an epilogue, worth `ramp` keys;
 the last, partly filled wave of tiles costs about one wave (`tiles` = batch x heads x q_len / 128). e is the efficiency
-of a head size, interpolated between 64, 128 and 256 over log2. Backward has a share of the forward's e. The coefficients
+of a head size, interpolated between 64, 128 and 256 over log2. Backward has a share of the forward's e. Coefficients
 are those of an implementation (`flash2_efficiency_128`, ...); `attention_...` are those of the one that training uses.
 """
 
