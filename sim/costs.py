@@ -31,7 +31,7 @@ from sim.flash import flash_seconds
 from sim.kernels import Table, bounds, kernel_file, lookup, make_table
 from sim.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.program import Compute, Phase
-from sim.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device, shape_bytes, shape_flops
+from sim.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device, shape_bytes
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
@@ -204,10 +204,8 @@ class Costs:
         efficiency, outside, between = found
         if via.op == "attention_forward" and kind == "attention_backward":
             efficiency *= self.coefficient("attention_backward_share", 1.0)
-        if kind == "grouped_gemm" and not via.exact:  # few rows a group are bound by reading its weights, not by tiles
-            rows = shape[3] if op.phase is Phase.WEIGHT_GRAD else shape[1]
-            tiles = self._device.seconds(kind, shape_flops(kind, shape), 0.0, dtype) * (1.0 + GROUP_ROWS / rows)
-            here = max(here, tiles + table.floor_s)
+        if kind == "grouped_gemm" and not via.exact:
+            efficiency /= 1.0 + GROUP_ROWS / (shape[3] if op.phase is Phase.WEIGHT_GRAD else shape[1])
         error = math.hypot(between, doubt, _OUTSIDE_PER_OCTAVE * outside)
         seconds = max(here / efficiency, self.launch_overhead_s if outside and not table.floor_s else 0.0)
         source = "interpolated" if outside <= 1.0 else "roofline"
