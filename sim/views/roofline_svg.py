@@ -39,7 +39,7 @@ def operators() -> list[Point]:
     seq, width = 4096.0, 128.0
     unfused = 4 * seq * seq * width / (2 * (4 * seq * width + 4 * seq * seq))  # scores to memory and back, twice
     return [
-        Point("five-kernel ELU", 5 / 36),  # x>0, exp, −1, ·α, select: 9 tensors of 16-bit values moved twice
+        Point("ELU in five kernels", 5 / 22),  # bytes: x > 0 3, exp, −1 and ·α 4 each, select 7
         Point("RMS norm, fused", 4 / 4),
         Point("linear layer, one token", _intensity("gemm", single), 28),
         Point("decode attention, grouped queries", _intensity("attention_decode", decode)),
@@ -113,10 +113,9 @@ def _slope(name: str, bandwidth: float, peak: float, colour: str, top: float) ->
     path = f"M{_x(start):.1f} {_y(start * bandwidth, top):.1f}L{_x(end):.1f} {_y(end * bandwidth, top):.1f}"
     if ridge < 10.0**HIGH:
         path += f"H{WIDTH - RIGHT}"
-    third = start ** (2 / 3) * end ** (1 / 3)
-    x, y = _x(third), _y(third * bandwidth, top)
+    x, y = _x(1.6 * start), _y(1.6 * start * bandwidth, top)
     return [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-            _text(x - 8, y - 8, f"{name} {rate(bandwidth, 'B/s')}", 12, "end", colour)]  # fmt: skip
+            _text(x + 12, y + 12, f"{name} {rate(bandwidth, 'B/s')}", 12, "start", colour)]  # fmt: skip
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start", colour: str = "#1b2733") -> str:
