@@ -2,8 +2,8 @@
 
 Each is one operator, `elementwise:OP:PROVIDER:PASS`, of so many bytes: what a kernel that reads its inputs and writes
 its outputs once would move (a matmul's flops count as the bytes that take as long). A profile that measured such
-operators prices them by their own points; without, they are taken at the bandwidth that any streaming kernel reaches, times the
-passes over memory that separate torch kernels need.
+operators prices them by their own points; without, they are taken at the bandwidth that any streaming kernel reaches,
+times the passes over memory that separate torch kernels need.
 """
 
 from __future__ import annotations
