@@ -29,6 +29,7 @@ from sim.serving_memory import Capacity, cache_capacity
 from sim.timeline import Timeline
 
 UNLIMITED = 1 << 60
+LONGEST_RUN = 1 << 16  # steps priced at once
 
 
 class Iteration(NamedTuple):
@@ -184,7 +185,7 @@ class _Server:
         s = self.scheduler
         if not self.group:
             return None
-        steps = s.steady_steps(now)
+        steps = min(s.steady_steps(now), LONGEST_RUN)
         if steps < 2:
             return None
         n = len(s.running)

@@ -42,8 +42,9 @@ _PCIE4_X16 = 31.5e9
 _PCIE5_X16 = 63e9
 _GRACE_C2C_PER_GPU = 225e9  # NVLink-C2C 900 GB/s both ways per Grace, shared by its two GPUs
 
-_AMPERE = {"fp32": 19.5 * _T, "tf32": 156 * _T, "bf16": 312 * _T, "fp16": 312 * _T}
-_HOPPER = {"fp32": 67 * _T, "tf32": 494.7 * _T, "bf16": 989.4 * _T, "fp16": 989.4 * _T, "fp8": 1978.9 * _T}
+_AMPERE = {"fp32": 19.5 * _T, "tf32": 156 * _T, "bf16": 312 * _T, "fp16": 312 * _T, "int8": 624 * _T}
+_HOPPER = {"fp32": 67 * _T, "tf32": 494.7 * _T, "bf16": 989.4 * _T, "fp16": 989.4 * _T}
+_HOPPER |= {"fp8": 1978.9 * _T, "int8": 1978.9 * _T}
 
 
 def _blackwell(fp32: float, fp16: float, nvfp4: float) -> dict[str, float]:

@@ -91,7 +91,8 @@ def layout_line(result: Result) -> str:
         words.append(f"{model['layers']} layers of {model.get('hidden')}")
     degrees = [f"{k} {layout[k]}" for k in ("tp", "cp", "pp", "dp", "ep") if int(layout.get(k) or 1) > 1]
     words += degrees or ["one device"]
-    if int(layout.get("pp") or 1) > 1:
+    inference = scenario.get("inference") or {}
+    if int(layout.get("pp") or 1) > 1 and not inference:
         words.append(str(layout.get("schedule")))
     if layout.get("zero"):
         words.append(f"ZeRO-{layout['zero']}")
@@ -101,6 +102,10 @@ def layout_line(result: Result) -> str:
             f"in micro-batches of {training.get('micro_batch_size')}"
         )
         words.append(str(training.get("precision")))
+    if inference:
+        words.append(f"{inference.get('batching')} batching")
+        quantized = inference.get("quantization")
+        words.append(str(inference.get("precision") if quantized in (None, "none") else quantized))
     gpu = cluster.get("gpu") if isinstance(cluster, Mapping) else None
     if isinstance(gpu, Mapping) and gpu.get("name"):
         words.append(f"{gpu['name']}, {cluster.get('gpus_per_node')} to a node")
