@@ -10,6 +10,7 @@ from sim.scenario import Scenario
 
 RANKS_PER_CORE = 4
 ONE_WAY = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_search")  # head on the last rank
+WHOLE = ("naive", "gpipe", "1f1b", "interleaved_1f1b")  # schedules that never split a backward
 
 
 def check_runnable(scenario: Scenario, where: str) -> None:
@@ -20,7 +21,9 @@ def check_runnable(scenario: Scenario, where: str) -> None:
     """
     if scenario.training is None:
         raise InputError(f"{where}: inference: only training steps can be run for real")
-    for key, found, allowed in (*_model(scenario), *_training(scenario), *_layout(scenario)):
+    for key, found, allowed in (
+        *_model(scenario), *_training(scenario), *_layout(scenario), *_within_layers(scenario), *_experts(scenario),
+    ):
         raise InputError(f"{where}: {key}: found {found}; calibrate.measure can run: {allowed}")
 
 
@@ -29,8 +32,8 @@ Problem = tuple[str, object, str]
 
 def _model(s: Scenario) -> Iterator[Problem]:
     m = s.model
-    if m.moe is not None:
-        yield "model.moe", "experts", "dense models"
+    if m.qkv_bias or m.qk_norm:
+        yield "model", "qkv_bias or qk_norm", "bias on all linear layers or none, no norms of queries and keys"
     if m.mla is not None:
         yield "model.mla", "latent attention", "multi-head and grouped-query attention"
     if m.mtp_layers:
@@ -66,9 +69,6 @@ def _training(s: Scenario) -> Iterator[Problem]:
 
 def _layout(s: Scenario) -> Iterator[Problem]:
     p = s.parallelism
-    for name, found in (("tp", p.tp), ("cp", p.cp), ("ep", p.ep), ("expert_tp", p.expert_tp)):
-        if found != 1:
-            yield f"parallelism.{name}", found, "1"
     if p.zero == 3 and s.model.tied_embeddings:
         yield "parallelism.zero", "3 with tied embeddings", "0 to 2 with tied embeddings"
     if 0 in p.layers_per_stage[1:-1]:
@@ -82,3 +82,42 @@ def _layout(s: Scenario) -> Iterator[Problem]:
 
         if not cuda.is_available() or cuda.device_count() < p.ranks:
             yield "cluster", f"{p.ranks} GPUs", f"cpu-host, or {cuda.device_count()} CUDA devices"
+
+
+def _within_layers(s: Scenario) -> Iterator[Problem]:
+    """Tensor, sequence and context parallelism."""
+    p, t = s.parallelism, s.training
+    assert t is not None
+    if p.tp * p.cp > 1 and s.model.dropout > 0:
+        yield "model.dropout", f"{s.model.dropout:g} with tp {p.tp}, cp {p.cp}", "0 (masks would not be one device's)"
+    if p.cp > 1 and t.attention != "fused":
+        yield "training.attention", f"{t.attention} with cp {p.cp}", "fused"
+    if p.tp > 1 and p.p2p_scatter and p.pp > 1:
+        yield "parallelism.p2p_scatter", "true", "false"
+    if p.tp > 1 and (p.tp_overlap == "full" or (p.tp_overlap == "wgrad" and p.pp > 1 and p.schedule not in WHOLE)):
+        yield "parallelism.tp_overlap", p.tp_overlap, f"none; at pp 1 and with schedules {', '.join(WHOLE)} wgrad too"
+    if p.zero and p.tp > 1 and (p.sp or s.model.kv_heads < p.tp):
+        yield "parallelism.zero", f"{p.zero} beside sp or shared key heads", "0, or tp without sp and up to kv_heads"
+
+
+def _experts(s: Scenario) -> Iterator[Problem]:
+    p, t, moe = s.parallelism, s.training, s.model.moe
+    if moe is None or t is None:
+        return
+    for name, even in (("capacity_factor", None), ("max_nodes_per_token", None), ("imbalance", "balanced")):
+        if getattr(moe, name) != even:
+            yield f"model.moe.{name}", getattr(moe, name), "null" if even is None else even
+    if p.zero:
+        yield "parallelism.zero", f"{p.zero} with experts", "0 with experts"
+    if p.expert_tp > 1:
+        yield "parallelism.expert_tp", p.expert_tp, "1"
+    if p.ep > 1 and (p.ep_overlap or p.ep_dispatch_dtype != "fp32"):
+        yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "fp32, with ep_overlap false"
+    if p.tp > 1 and not p.sp:
+        yield "parallelism.sp", "false with experts and tp above 1", "true"
+    if p.cp > 1 and p.cp_split == "striped" and p.cp_method != "all_to_all":
+        yield "parallelism.cp_split", "striped with experts", "contiguous, zigzag (else experts are uneven)"
+    pieces = p.cp * p.tp * (2 if p.cp > 1 else 1)
+    if t.micro_batch_size * t.seq_len // pieces * moe.top_k % moe.experts:
+        found = f"{t.seq_len} tokens in {pieces} pieces, {moe.top_k} of {moe.experts} experts for each"
+        yield "training.seq_len", found, "as many token copies for every expert"

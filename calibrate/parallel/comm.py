@@ -9,13 +9,16 @@ its wait.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from calibrate.parallel.pipeline import Record
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -32,16 +35,21 @@ class Clock(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One communication, or one end of an asynchronous one (`kind` is `WAIT` at the second end).
+    """One communication, or one end of an asynchronous one: `posted` at the first, `kind` is `WAIT` at the second,
+    both with one `number`.
 
-    `members`: name and first rank of the group. `bytes` as nccl-tests counts them (see `sim.program.Comm`).
+    `members`: name and first rank of the group, of `ranks` ranks. `bytes` as nccl-tests counts them (see
+    `sim.program.Comm`).
     """
 
     kind: str
     members: tuple[str, int]
+    ranks: int
     bytes: int
     start: Clock
     end: Clock
+    number: int
+    posted: bool
 
 
 @dataclass(slots=True)
@@ -53,6 +61,7 @@ class Tape:
     device: str = "cpu"
     entries: list[Entry] = field(default_factory=list)
     synchronize: bool = False
+    numbers: Iterator[int] = field(default_factory=count)
 
     @property
     def on(self) -> bool:
@@ -155,22 +164,51 @@ class Group:
         """Begin a communication that counts as the bytes of `counted`, and note both its ends."""
         if self.size == 1:
             return Pending(lambda: result)
-        start = self.tape.now()
-        works = begin()
-        works = works if isinstance(works, list) else [works]
+        number = next(self.tape.numbers)
         size = counted.numel() * counted.element_size()
+
+        def note(kind: str, start: Clock, posted: bool = False) -> None:
+            if self.tape.on:
+                members, end = (self.name, self.ranks[0]), self.tape.now()
+                self.tape.entries.append(Entry(kind, members, self.size, size, start, end, number, posted))
+
+        start = self.tape.now()
+        begun = begin()
+        works = begun if isinstance(begun, list) else [begun]
         if not blocking:
-            self._note(kind, size, start)
+            note(kind, start, posted=True)
 
         def wait() -> Tensor:
-            begun = start if blocking else self.tape.now()
+            since = start if blocking else self.tape.now()
             for work in works:
                 work.wait()
-            self._note(kind if blocking else WAIT, size, begun)
+            note(kind if blocking else WAIT, since)
             return result
 
         return Pending(wait)
 
-    def _note(self, kind: str, size: int, start: Clock) -> None:
-        if self.tape.on:
-            self.tape.entries.append(Entry(kind, (self.name, self.ranks[0]), size, start, self.tape.now()))
+
+def cut_records(records: Sequence[Record], entries: list[Entry]) -> list[Record]:
+    """A rank's actions cut into what they computed and what they communicated."""
+    out: list[Record] = []
+    at = 0
+    for r in records:
+        if r.kind not in ("F", "B", "W"):
+            out.append(r)
+            continue
+        since = r.start_ns
+        posted: dict[int, Entry] = {}
+        while at < len(entries) and entries[at].end.wall <= r.end_ns:
+            e, at = entries[at], at + 1
+            if e.kind == COUNTS:
+                entries[at] = entries[at]._replace(start=e.start)
+                continue
+            out.append(r._replace(start_ns=since, end_ns=e.start.wall))
+            since = e.end.wall
+            if e.posted:
+                posted[e.number] = e
+                continue
+            first = posted.pop(e.number, e)
+            out.append(Record(first.kind.upper(), r.stage, r.micro_batch, first.start.wall, e.end.wall))
+        out.append(r._replace(start_ns=since))
+    return out

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrate.model import Build, Embedding, Head, WeightGrads, make_blocks
+from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.model_parallel import ModelParallel, whole_model
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
@@ -202,7 +203,9 @@ class Runner:
         """Forward, backward and gradient synchronization; gradients stand in the parameters' `.grad`."""
         for data in self.data.values():
             data.begin()
-        records = self.pipeline.step(*self.own_batch(batch))
+        tape = self.place.model.tape
+        tape.take()
+        records = cut_records(self.pipeline.step(*self.own_batch(batch)), tape.take())
         for data in self.data.values():
             data.finish()
         records += [r for data in self.data.values() for r in data.records]
