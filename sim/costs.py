@@ -38,7 +38,7 @@ ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; not
 REPEAT_UNCERTAINTY = 0.02  # a quiet machine repeats a median within 2-3 % at another time
 MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
 EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under other tiles' matmuls
-GROUP_ROWS = 130  # a group's matmul pays its tiles' fill and drain for itself: half of b200_kernels' grouped rows
+GROUP_ROWS = 130  # a group's matmul pays its tiles' fill and drain for itself (b200_kernels, by eye)
 POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 _OUTSIDE_PER_OCTAVE = 0.1
 

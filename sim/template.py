@@ -16,7 +16,7 @@ from sim.program import Comm, Compute, Item, Program, Wait
 from sim.timeline import Detail
 
 COMPUTE = "compute"
-UNEVEN = 4.0
+UNEVEN = 4.0  # chosen with vTrain's single-node steps in view, where host and device take about as long
 HOST_UNCERTAINTY = 0.15  # of the seconds that the device waits for the host: hosts of one generation differ by more
 
 
