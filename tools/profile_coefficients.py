@@ -13,14 +13,14 @@ RELATIVES = {"v100": "a100-sxm", "a100-pcie": "a100-sxm", "b300-sxm": "b200-sxm"
 Coefficients = dict[str, tuple[float, str]]
 
 _STREAM = "assumption: a streaming kernel reaches 0.85 of the data sheet's bandwidth, as published STREAM runs do"
-_NORM = "torch's LayerNorm in liger_kernels.json (A100 and H100, by eye over all its rows): 3.7 accesses' time for its two"
+_NORM = "torch's LayerNorm in liger_kernels.json (A100, H100, by eye over its rows): 3.7 accesses' time for two"
 _RAMP = "assumption: an empty kernel occupies the device for about 2 us"
 _POWER = {
     "a100": "every second row of megatron_sc21_table1, from a prior of 1.17 (random data run 0.89 of the speed of "
     "zeros: H. He, 2024, thonking.ai)",
     "h100": "assumption: random data run about 0.93 of the speed of zeros; chosen with torchtitan_h100, the MoE layers "
     "and Llama 3 in view, between what the first and the others ask for",
-    "b200": "least soft-L1 loss over every second GEMM of b200_kernels, which take 1.25 of the time of AIConfigurator's",
+    "b200": "least soft-L1 loss over every second GEMM of b200_kernels: 1.25 of the time of AIConfigurator's",
 }
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
 _LAUNCH = "assumption: an eager framework issues about 200,000 kernels a second from one host thread"
