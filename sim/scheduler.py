@@ -267,7 +267,7 @@ class Scheduler:
         n = len(running)
         if not n or n > min(self.limits.batch_tokens, self.limits.batch_sequences):
             return 0
-        if any(s.remaining != 1 or s.in_flight or s.ready_s > now_s for s in running):
+        if any(s.generated == 0 or s.remaining != 1 or s.in_flight or s.ready_s > now_s for s in running):
             return 0
         if self.waiting and n < self.limits.running and self._fits(self.waiting[0]):
             return 0
@@ -300,7 +300,7 @@ class Scheduler:
                 high = middle - 1
         return low
 
-    def run_steps(self, steps: int, first_end_s: float, end_s: float) -> list[Sequence]:
+    def run_steps(self, steps: int, end_s: float) -> list[Sequence]:
         """Do `steps` alike iterations at once (see `steady_steps`), the last ending at `end_s`; who is done."""
         done = []
         for sequence in self.running:
@@ -308,8 +308,6 @@ class Scheduler:
             assert grown, "steady_steps promised the blocks"
             sequence.computed += steps
             self.cache.tokens += steps
-            if sequence.first_token_s < 0:
-                sequence.first_token_s = first_end_s
         self.before_end = (self.cache.held, self.cache.unused, self.cache.waste)
         for sequence in self.running:
             if self._sampled(sequence, steps, end_s):

@@ -197,7 +197,7 @@ class _Server:
         load = Load(n, n, kv, (), n)
         self.costs.note_decode_run(n, kv, steps)
         running = len(s.running)
-        self.left -= len(s.run_steps(steps, float(ends[0]), end))
+        self.left -= len(s.run_steps(steps, end))
         self.replica.iterations.append(Iteration(((now, end),), load, steps))
         self._note_end(end, running)
         return end

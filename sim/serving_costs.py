@@ -222,7 +222,8 @@ class IterationCosts:
         if self.formats is None or op.kind != "gemm" or op.shape[0] > 1:
             return None
         _, m, n, k = op.shape
-        found = self.formats.at(m, n, k) if op.bytes < shape_bytes(op.kind, op.shape, op.dtype) else None
+        fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
+        found = self.formats.at(m, n, k) if fewer else None
         return None if found is None else Priced(found[0], "interpolated", found[1], CONVERTED)
 
     def _bounded(self, op: Compute, seconds: float, own: bool) -> float:

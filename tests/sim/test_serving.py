@@ -183,6 +183,16 @@ def test_grouping_changes_no_time(
         assert a.preemptions == b.preemptions
 
 
+def test_a_prompts_last_token_is_kept_for_others_however_iterations_are_grouped() -> None:
+    """Found by the test above: a last prompt token alone looks like a decode step, but completes a prefix's block."""
+    requests = (Request(0.0, 2, 2, "a", 2), Request(0.0, 3, 1, "a", 3))
+    inference = {"max_running_requests": 1, "max_batch_tokens": 1, "prefix_cache": "gpu"}
+    inference["kv_cache"] = {"block_tokens": 1}
+    for group in (True, False):
+        sim = simulate_serving(serving(inference), requests=requests, group=group)
+        assert sim.result["kv_cache"]["prefix_hit_tokens"] == 2
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 500), st.integers(1, 50), st.floats(1.01, 10))
 def test_more_bandwidth_is_never_slower(count: int, prompt: int, output: int, factor: float) -> None:
