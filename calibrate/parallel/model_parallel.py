@@ -48,7 +48,6 @@ class ModelParallel:
         starts = torch.arange(t.micro_batch_size, device=device)[:, None] * t.seq_len
         numbers = (starts + self.positions).view(-1)  # of this rank's tokens in the micro-batch
         self.numbers = numbers.chunk(p.tp)[self.tp.index] if self.sequence else numbers
-        self.constants: Constants | None = None
 
     def _group(self, plan: Plan, name: str, rank: int) -> Group:
         if name == "ep" and plan.scenario.model.moe is None:
@@ -76,14 +75,15 @@ class ModelParallel:
 
     def cut(self, blocks: Sequence[nn.Module]) -> list[nn.Module]:
         """This rank's parts of whole blocks, which are used up."""
-        out = [self._cut(b) for b in blocks]
+        shared: dict[int, Constants] = {}  # layers have their constants together, before and after
+        out = [self._cut(b, shared) for b in blocks]
         if self.scenario.model.tied_embeddings and self.tp.size > 1:
             for head in (b for b in out if isinstance(b, Head)):
                 for first in (b for b in out if isinstance(b, Embedding)):
                     head.output.weight = first.weight
         return out
 
-    def _cut(self, block: nn.Module) -> nn.Module:
+    def _cut(self, block: nn.Module, shared: dict[int, Constants]) -> nn.Module:
         if isinstance(block, Embedding):
             alone = self.tp.size == self.cp.size == 1
             at = self.numbers % self.scenario.training.seq_len if self.sequence else self.positions
@@ -95,8 +95,7 @@ class ModelParallel:
             cut_layer(block, self.scenario.model, self.cut_over_tp)
         if self.cp.size > 1:
             block.core = ContextAttention(self.cp, self.scenario.parallelism.cp_method, self.split)
-            self.constants = self.constants or _at(block.constants, self.positions)
-            block.constants = self.constants
+            block.constants = shared.setdefault(id(block.constants), _at(block.constants, self.positions))
         if block.moe is not None:
             block.moe = ExpertParallel(block.moe, self.ep, self.numbers)
         return block

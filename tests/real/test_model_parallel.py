@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from sim.scenario import parse_scenario
+from sim.simulate import simulate
 from tests.real.conftest import small
 
 pytestmark = pytest.mark.real
@@ -44,8 +46,119 @@ TWO_RANKS: dict[str, Any] = {
     "all-to-all, one key head": small({"cp": 2, "cp_method": "all_to_all"}, attention="fused", **ONE_KEY_HEAD),
     "ep": small({"dp": 2, "ep": 2}, **MOE),
     "ep, shared experts": small({"dp": 2, "ep": 2, "dp_sync": "after_backward"}, **(LLAMA | SHARED)),
-    "experts on every rank": small({"dp": 2}, **MOE),
+    "experts on every rank": small({"dp": 2, "dp_sync": "after_backward"}, **MOE),
     "ep over cp": small({"cp": 2, "ep": 2}, attention="fused", **MOE),
     "ep over tp": small({"tp": 2, "ep": 2, "sp": True}, **SHARED),
     "experts whole beside sp": small({"tp": 2, "sp": True}, **MOE),
 }
+FOUR_RANKS: dict[str, Any] = {
+    "dp2 tp2": small({"dp": 2, "tp": 2, "sp": True, "bucket_bytes": 20_000}),
+    "tp2 pp2": small({"tp": 2, "pp": 2, "schedule": "1f1b"}),
+    "tp2 pp2 sp, split backward": small({"tp": 2, "pp": 2, "sp": True, "schedule": "zb_h1"}, **LLAMA),
+    "cp2 dp2": small({"cp": 2, "dp": 2, "dp_sync": "after_backward"}, attention="fused"),
+    "cp2 pp2": small({"cp": 2, "pp": 2, "schedule": "1f1b", "cp_method": "all_gather"}, attention="fused"),
+    "tp2 cp2": small({"tp": 2, "cp": 2, "sp": True}, attention="fused", **LLAMA),
+    "ep2 dp2": small({"dp": 4, "ep": 2, "dp_sync": "after_backward"}, **SHARED),
+    "ep2 pp2": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "zb_h1"}, **MOE),
+    "tp4, two key heads": small({"tp": 4, "sp": True}, **LLAMA),
+    "ring of four, contiguous": small({"cp": 4, "cp_split": "contiguous"}, attention="fused", **LLAMA),
+    "ring of four, zigzag": small({"cp": 4}, attention="fused", **LLAMA),
+    "ring of four, striped": small({"cp": 4, "cp_split": "striped"}, attention="fused"),
+    "all-gather of four": small({"cp": 4, "cp_method": "all_gather"}, attention="fused"),
+    "all-to-all of four": small({"cp": 4, "cp_method": "all_to_all"}, attention="fused", **LLAMA),
+}
+ROUTED = {"ep": TWO_RANKS["ep"], "ep over tp": TWO_RANKS["ep over tp"]}
+SPOILT = {  # what a rank forgets → a case that must notice
+    "tp sum": "tp", "tp gather": "sp", "sum over tokens": "sp", "shared key heads": "tp, one key head",
+    "ring step": "ring, zigzag", "expert gradients": "experts on every rank", "dispatch": "ep",
+}
+
+
+def _sized(parallelism: dict[str, Any], **model: Any) -> dict[str, Any]:
+    """Large enough for activations to outweigh row statistics and token numbers."""
+    data = small(parallelism, m=1, layers=2, hidden=256, vocab=512, **model)
+    data["training"]["seq_len"] = 256
+    return data
+
+
+SIZED = {
+    "tp": _sized({"tp": 2}), "sp": _sized({"tp": 2, "sp": True}),
+    "tp, llama": _sized({"tp": 2, "sp": True}, attention="fused", **LLAMA),
+    "ring": _sized({"cp": 2}, attention="fused"),
+    "ring, llama": _sized({"cp": 2}, attention="fused", **LLAMA),
+    "all-gather": _sized({"cp": 2, "cp_method": "all_gather"}, attention="fused"),
+    "ep": _sized({"dp": 2, "ep": 2}, attention="fused", moe={"experts": 4, "top_k": 2, "ffn": 512}),
+}
+
+
+def _cases(scenarios: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {name: {"scenario": scenario} | more for name, scenario in scenarios.items()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(prove: Any) -> Any:
+    return prove(_cases(TWO_RANKS), 2)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(prove: Any) -> Any:
+    return prove(_cases(FOUR_RANKS), 4)
+
+
+@pytest.fixture(scope="module")
+def special(prove: Any) -> Any:
+    spoilt = {f"spoilt {what}": {"scenario": TWO_RANKS[case], "spoil": what} for what, case in SPOILT.items()}
+    routed = {f"routed {name}": {"scenario": s, "free_routing": True} for name, s in ROUTED.items()}
+    sized = {f"sized {name}": {"scenario": s, "cuts": True} for name, s in SIZED.items()}
+    return prove(spoilt | routed | sized, 2)
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks(two_ranks: Any, name: str) -> None:
+    found = two_ranks[name]
+    assert found["holds"], found
+    assert found["parallel"] == pytest.approx(found["single"], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_four_ranks(four_ranks: Any, name: str) -> None:
+    assert four_ranks[name]["holds"], four_ranks[name]
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_tokens_routed_unevenly(special: Any, name: str) -> None:
+    """By the router's own choice, so that ranks exchange as many copies as chance will have it."""
+    assert special[f"routed {name}"]["holds"], special[f"routed {name}"]
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_what_a_rank_forgets_is_found(special: Any, what: str) -> None:
+    found = special[f"spoilt {what}"]
+    assert not found["holds"]
+    assert found["difference"] > 1e-4
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_saved_bytes(special: Any, name: str) -> None:
+    """Within 1 % of the simulator's (which counts 4 bytes where double precision has 8)."""
+    simulated = simulate(parse_scenario(SIZED[name])).result["memory"]
+    by_rank = [row["activations"] for row in simulated for _ in range(row["count"])]
+    assert special[f"sized {name}"]["saved"] == pytest.approx([2 * x for x in by_rank], rel=0.01)
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_communications_are_the_simulators(special: Any, name: str) -> None:
+    """Every block's communications, forward and backward: the same in the same order, of as many bytes."""
+    assert special[f"sized {name}"]["communications"] > 0
+
+
+def test_ring_needs_less_memory_the_more_ranks(two_ranks: Any, four_ranks: Any) -> None:
+    """Twice the ranks, half the activations of each."""
+    two, four = two_ranks["ring, zigzag, llama"], four_ranks["ring of four, zigzag"]
+    assert max(four["saved"]) == pytest.approx(max(two["saved"]) / 2, rel=0.02)
+
+
+def test_parameters_after_three_steps(special: Any) -> None:
+    """Clipping and optimizer included: the norm counts every parameter once, wherever it is held."""
+    for name in SIZED:
+        assert special[f"sized {name}"]["trained"] <= 1e-9, name

@@ -6,15 +6,28 @@ import json
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from calibrate import measure, rounds
+from calibrate import blocks, measure, model, pieces, rounds
 from calibrate.launch import join
-from calibrate.parallel import data, memory, proof, runner
-from sim.scenario import parse_scenario
+from calibrate.parallel import (
+    context,
+    data,
+    expert,
+    memory,
+    model_parallel,
+    proof,
+    runner,
+    tensor,
+    together,
+)
+from sim.scenario import Scenario, parse_scenario
 
 
 def _prove(cases: str, out: str) -> None:
@@ -25,20 +38,71 @@ def _prove(cases: str, out: str) -> None:
         scenario = parse_scenario(case["scenario"], name)
         place = runner.make_place(scenario, rank)
         run = runner.Runner(scenario, place, torch.float64)
-        finish = data.DataParallel.finish
-        if case.get("spoil") == "all-reduce":
-            data.DataParallel.finish = lambda self: None
-        result = proof.prove(run, sabotage=case.get("spoil") == "gradient" and rank == 0)
-        data.DataParallel.finish = finish
+        with ExitStack() as patches:
+            for patch in _patches(case):
+                patches.enter_context(patch)
+            result = proof.prove(run, sabotage=case.get("spoil") == "gradient" and rank == 0)
         batch = runner.make_batch(scenario, 0)
         saved: list[int] = [0] * dist.get_world_size()
         dist.all_gather_object(saved, memory.SavedBytes(run).step(lambda run=run, b=batch: run.gradients(b)))
         found[name] = {"holds": result.holds, "difference": result.difference, "worst": result.worst,
                        "single": result.single_loss, "parallel": result.parallel_loss, "saved": saved}
+        if case.get("cuts"):
+            found[name]["communications"] = _communications(scenario, place)
+            found[name]["trained"] = _trained(run, place)
     if rank == 0:
         Path(out).write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _patches(case: dict[str, Any]) -> list[Any]:
+    """What the case changes about the implementation: something left out, or tokens routed by probability."""
+    see, repeated = context.view, lambda cut, x: cut._tokens(x.repeat(cut.group.size, 1))
+    nothing, first = (lambda *_: None), (lambda data: data.parts[0].finish())
+    spoilt = {
+        "all-reduce": (data.DataParallel, "finish", nothing),
+        "tp sum": (tensor.Cut, "start_sum", lambda cut, x, blocking=False: lambda: x),
+        "tp gather": (tensor.Cut, "gather", repeated),
+        "sum over tokens": (model_parallel.ModelParallel, "sum_partial", nothing),
+        "shared key heads": (model_parallel.ModelParallel, "_copied", lambda *_: []),
+        "ring step": (context, "view", lambda r, source, *rest: see(r, source, *rest) if r == source else None),
+        "expert gradients": (together.ExpertDataParallel, "finish", first),
+        "dispatch": (expert, "_inverse", lambda order: order),
+    }
+    out = [mock.patch.object(*spoilt[case["spoil"]])] if case.get("spoil") in spoilt else []
+    return [*out, mock.patch.object(model.Router, "balanced", False)] if case.get("free_routing") else out
+
+
+def _communications(scenario: Scenario, place: runner.Place) -> int:
+    """How many communications a calibration met, all of them the simulator's; fails at the first other one."""
+    run = runner.Runner(scenario, place, torch.float32)
+    simulated, _ = measure.simulated_blocks(scenario, run.numbers, run.schedule.part_of_stage, place.rank)
+    cuts = {b.key: pieces.block_cuts(b) for own in simulated.values() for b in own}
+    rehearsal = blocks.Rehearsal(run, {s: [b.key for b in own] for s, own in simulated.items()}, cuts)
+    run.zero_gradients()
+    rehearsal.run(runner.make_batch(scenario, 0))
+    return len(rehearsal.transfers)
+
+
+def _trained(run: runner.Runner, place: runner.Place) -> float:
+    """How far this rank's parameters are from one device's after three steps."""
+    single = run.scenario.model_dump(mode="json") | {"parallelism": {}}
+    alone = parse_scenario({k: single[k] for k in ("model", "training", "parallelism", "cluster")})
+    device = runner.Runner(alone, runner.make_place(alone, 0), torch.float64)
+    run.zero_gradients()
+    for step in range(3):
+        for r in (run, device):
+            r.step(runner.make_batch(run.scenario, step))
+    whole = {f"{n}.{k}": p for n, b in zip(device.numbers[0], device.blocks(), strict=True)
+             for k, p in b.state_dict().items()}  # fmt: skip
+    off = [
+        float((p - place.model.expected(b, k, whole[f"{n}.{k}"])).abs().max())
+        for n, b in zip(run.numbers[0], run.blocks(), strict=True) for k, p in b.state_dict().items()
+    ]
+    worst = torch.tensor(max(off))
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return float(worst)
 
 
 def _sabotaged(*arguments: str) -> int:
