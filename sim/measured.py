@@ -102,7 +102,7 @@ def load_measured(path: str | Path) -> MeasuredRun:
     data = read_json(Path(path))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{path}: format: found {found!r}; allowed: {FORMAT!r} (see calibrate.measure)")
+        raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r} (see calibrate.measure)")
     try:
         return MeasuredRun.model_validate(data)
     except ValidationError as error:

@@ -33,7 +33,7 @@ from sim.errors import InputError
 
 FORMAT = "profile/1"
 MAX_FILE_BYTES = 64 * 1024 * 1024
-PHASES = ("forward", "backward", "input_grad", "weight_grad", "optimizer")
+PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer")
 SHIPPED = Path(__file__).parent / "presets" / "profiles"
 
 Facts = Mapping[str, str | int | float | bool]
@@ -161,6 +161,8 @@ def load_profile(name_or_path: str | Path, where: str = "calibration") -> Profil
         InputError: unknown name, unreadable or invalid file. `where` names the key it came from.
     """
     text = str(name_or_path)
+    if len(text) > 4096 or "\0" in text or len(Path(text).name) > 240:
+        raise InputError(f"{where}: found {text[:60]!r}…; allowed: a path or a profile's name")
     if text == "roofline":
         return Profile("roofline", "data-sheet roofline: nothing measured")
     shipped = SHIPPED / f"{text}.json"
@@ -255,7 +257,7 @@ def _points(data: object, where: str) -> PointTable:
         _text(item["op"], f"{where}.op"), _text(item["dtype"], f"{where}.dtype"),
         np.array(rows, dtype=np.int64).reshape(n, width), seconds,
         _column(item.get("spread", 0.0), f"{where}.spread", count=n),
-        _column(item.get("samples", 1), f"{where}.samples", count=n).astype(np.int64),
+        _column(item.get("samples", 1), f"{where}.samples", count=n).clip(max=2**53).astype(np.int64),
     )
 
 
@@ -315,7 +317,7 @@ def _keys(item: Mapping[str, object], where: str, known: tuple[str, ...], requir
 
         near = get_close_matches(key, known, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InputError(f"{where}: unknown key {key!r}; {hint}allowed: {', '.join(known)}")
+        raise InputError(f"{where}: unknown key {_show(key)}; {hint}allowed: {', '.join(known)}")
     for key in required:
         if key not in item:
             raise InputError(f"{where}: {key} is missing")

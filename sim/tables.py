@@ -52,9 +52,9 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     data = read_json(Path(path))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{path}: format: found {found!r}; allowed: {FORMAT!r}")
+        raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r}")
     if data.get("kind") not in KINDS:
-        raise InputError(f"{path}: kind: found {data.get('kind')!r}; allowed: {', '.join(KINDS)}")
+        raise InputError(f"{path}: kind: found {str(data.get('kind'))[:60]!r}; allowed: {', '.join(KINDS)}")
     rows = data.get("rows")
     if not isinstance(rows, list):
         raise InputError(f"{path}: rows: found {type(rows).__name__}; allowed: a list of rows")
@@ -68,11 +68,11 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
 def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any]) -> Row:
     row = _mapping(data, where)
     if not isinstance(row.get("id"), str):
-        raise InputError(f"{where}.id: found {row.get('id')!r}; allowed: text")
+        raise InputError(f"{where}.id: found {str(row.get('id'))[:60]!r}; allowed: text")
     measured = {}
     for key, value in _mapping(row.get("measured"), f"{where}.measured").items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise InputError(f"{where}.measured.{key}: found {value!r}; allowed: a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise InputError(f"{where}.measured.{key}: found {str(value)[:40]}; allowed: a number above 0, below 1e30")
         measured[key] = float(value)
     scenario = merge(shared, _mapping(row.get("scenario"), f"{where}.scenario"))
     group = row.get("group") or _group(row)

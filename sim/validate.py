@@ -100,7 +100,7 @@ def _outcome(job: tuple[int, Row, str | None]) -> Outcome:
         return Outcome(index, row.id, (), False, str(reason))
     except InputError as error:
         return Outcome(index, row.id, (), True, str(error))
-    except (KeyError, TypeError, ValueError) as error:  # a row that lacks what its operator needs
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:  # a row that lacks what its operator needs
         return Outcome(index, row.id, (), True, f"{type(error).__name__}: {error}")
     errors = tuple(
         Error(row.id, row.group, quantity(key), found[key].value, row.measured[key], found[key].low, found[key].high)
