@@ -20,7 +20,8 @@ from types import FrameType
 import pytest
 
 from sim.errors import InputError
-from tests.fuzz.loaders import LOADERS, break_bytes, break_tree, seeds
+from tests.fuzz.breaking import break_bytes, break_tree
+from tests.fuzz.loaders import LOADERS, seeds
 
 COUNT = int(os.environ.get("STEPSIM_FUZZ", "40"))
 PATIENCE_S = 20  # of one file, on a busy machine

@@ -1,0 +1,151 @@
+"""Ways to break valid documents: their values, and their bytes."""
+
+from __future__ import annotations
+
+import random
+from copy import deepcopy
+from typing import Any
+
+ODD: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    2**31,
+    2**63,
+    -(2**63),
+    10**30,
+    10**400,
+    0.5,
+    -0.5,
+    1e-320,
+    1e308,
+    -1e308,
+    1e18,
+    "",
+    "x",
+    "0",
+    "-1",
+    "1e9",
+    "nan",
+    "inf",
+    "1" * 400,
+    "\x00",
+    "\ud800",
+    "é\n\t",
+    "fp8",
+    "gpt2",
+    "node0",
+    "../../etc/passwd",
+    "!!python/object:os.system",
+    [],
+    {},
+    [[]],
+    [{}],
+    {"": ""},
+    {"x": None},
+    [None],
+    [0],
+    [0, 1],
+    ["a", "b"],
+    {"preset": "x"},
+    [1] * 100,
+    {"preset": 3},
+    {"mode": []},
+]
+
+
+def break_tree(tree: Any, dice: random.Random) -> Any:
+    """A copy of plain data with one to four places changed: replaced, left out, doubled, moved, or cut."""
+    tree = deepcopy(tree)
+    for _ in range(dice.choice([1, 1, 2, 4])):
+        places = list(_places(tree))
+        if not places:
+            return deepcopy(dice.choice(ODD))
+        holder, key = dice.choice(places)
+        what = dice.random()
+        if what < 0.6:
+            holder[key] = deepcopy(dice.choice(ODD))
+        elif what < 0.7:
+            del holder[key]
+        elif what < 0.8:
+            other, source = dice.choice(places)
+            holder[key] = deepcopy(other[source] if _has(other, source) else None)
+        elif what < 0.9 and isinstance(holder, dict):
+            holder[dice.choice(["", "x", f"{key}s", str(key)[:-1], "preset", "<name>"])] = holder.pop(key)
+        elif isinstance(holder[key], int | float) and abs(holder[key]) < 1e300:
+            holder[key] = holder[key] * dice.choice([-1, 0.1, 2, 3, 1e9, 1e-9])
+        else:
+            holder[key] = [holder[key], deepcopy(holder[key])]
+    return tree
+
+
+def _has(holder: Any, key: Any) -> bool:
+    return key in holder if isinstance(holder, dict) else 0 <= key < len(holder)
+
+
+def _places(tree: Any) -> Any:
+    """Every (container, key), of long lists the first few."""
+    pairs = (
+        list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))[:20] if isinstance(tree, list) else []
+    )
+    for key, value in pairs:
+        yield tree, key
+        yield from _places(value)
+
+
+TOKENS = [
+    b"\x00",
+    b"\xff",
+    b"\xfe\xff",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b'"',
+    b":",
+    b",",
+    b"-",
+    b"&a ",
+    b"*a",
+    b"<<: ",
+    b"!!python/none ",
+    b"NaN",
+    b"Infinity",
+    b"1e999",
+    b"\n",
+    b"\t",
+    b"  ",
+    b"\x1f\x8b\x08",
+    b"9" * 5000,
+    b"[" * 200,
+    b"%YAML 9.9\n",
+]
+
+
+def break_bytes(data: bytes, dice: random.Random) -> bytes:
+    """A file with one to eight places flipped, cut, doubled, swapped or overwritten by what parsers stumble over."""
+    out = bytearray(data)
+    for _ in range(dice.choice([1, 1, 2, 4, 8])):
+        at = dice.randrange(len(out) + 1)
+        what = dice.randrange(6)
+        if what == 0 and at < len(out):
+            out[at] ^= 1 << dice.randrange(8)
+        elif what == 1:
+            del out[at : at + dice.choice([1, 2, 10, 1000])]
+        elif what == 2:
+            out[at:at] = out[at : at + dice.choice([1, 5, 50])]
+        elif what == 3:
+            out[at:at] = dice.choice(TOKENS)
+        elif what == 4:
+            out[at:] = b""
+        else:
+            out[at : at + 1] = bytes([dice.randrange(256)])
+        if not out:
+            break
+    return bytes(out)
