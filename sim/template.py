@@ -308,7 +308,7 @@ def interleave(first: Program, second: Program, price: Price, planned: Price | N
     Their computations share the device one after the other, their communications have their streams; at each point
     the program whose next computation could start first goes on, so each hides the other's messages
     (DeepSeek-V3 technical report, figure 4, orders them by hand to the same end). `planned`: the prices by which that
-    is decided, where they are others: all peers of a collective must agree on the order, also with a slow one among them.
+    is decided, where they are others: all peers of a collective must agree on the order, a slow one among them too.
     """
     planned = planned or price
     sides = (_Side(first, "a"), _Side(second, "b"))

@@ -35,7 +35,8 @@ def test_a_simulation_loads_no_torch_and_nothing_heavy() -> None:
     code = (
         "import sys, runpy\n"
         "sys.argv = ['sim.run', 'scenarios/1f1b_pp8.yaml', '--json', '-']\n"
-        "try:\n    runpy.run_module('sim.run', run_name='__main__')\nexcept SystemExit as e:\n    assert not e.code, e.code\n"
+        "try:\n    runpy.run_module('sim.run', run_name='__main__')\n"
+        "except SystemExit as e:\n    assert not e.code, e.code\n"
         "heavy = {'torch', 'bokeh', 'scipy', 'networkx', 'simpy', 'numba', 'pandas', 'calibrate'} & set(sys.modules)\n"
         "print('HEAVY', sorted(heavy), file=sys.stderr)\n"
     )

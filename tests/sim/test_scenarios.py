@@ -27,7 +27,8 @@ def test_scenario(path: Path) -> None:
         assert row["busy_s"] + row["bubble_s"] <= r["step_time_s"] * (1 + 1e-9)
         assert row["compute_s"] + row["exposed_comm_s"] <= r["step_time_s"] * (1 + 1e-9)
     for m in r["memory"]:
-        assert 0 < m["peak"] <= sum(m[k] for k in ("parameters", "gradients", "optimizer", "activations", "buffers")) + 1
+        parts = ("parameters", "gradients", "optimizer", "activations", "buffers")
+        assert 0 < m["peak"] <= sum(m[k] for k in parts) + 1
     assert sum(row["count"] for row in r["ranks"]) == scenario.parallelism.ranks
     assert sum(r["critical_path"].values()) == pytest.approx(r["step_time_s"])
 
