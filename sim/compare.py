@@ -106,7 +106,8 @@ def _durations(spans: Iterable[Span]) -> dict[_Key, float]:
 def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
     """Spans with the name of what they are part of: a rank's action, a message or collective of several.
 
-    All that ends a rank's step (clipping, optimizer) is one part, as it may be cut differently.
+    An action's computations are one part, and so is all that ends a rank's step (clipping, optimizer): the two sides
+    may cut them differently.
     """
     seen: dict[tuple[str, int, int, int], int] = defaultdict(int)
     for s in spans:
@@ -114,15 +115,15 @@ def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
         alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
         message = s.kind in ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
         kind = f"{s.kind[-1]}_message" if message else s.kind
-        count = 0 if s.kind == "OPTIMIZER" else seen[own]
+        count = 0 if alone else seen[own]
         yield (kind, s.stage, s.micro_batch, s.rank if alone else -1, count), s
         seen[own] += 1
 
 
 def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None:
-    """The simulated graph with recorded durations; None where an action is more than one task."""
+    """The simulated graph with recorded durations; None where gradients or parameters travel within actions."""
     built = simulation.built
-    if any(done.first != done.last for rank in built.actions for done in rank):
+    if not simulation.expanded and any(done.first != done.last for rank in built.actions for done in rank):
         return None
     simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
     graph, kinds = built.graph, tuple(built.graph.kinds)
@@ -166,19 +167,25 @@ def _compute_by_rank(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
 
 def _ends(simulation: Simulation, simulated: Timeline, measured: Timeline, step_s: float) -> dict[str, float]:
     """How far the ends of the same actions lie apart, as fractions of the measured step."""
-    ends: dict[tuple[int, str, int, int], float] = {}
-    for s in simulated.spans():
-        if s.kind in COMPUTE:
-            key = (s.rank, s.kind, s.stage, s.micro_batch)
-            ends[key] = max(s.end_s, ends.get(key, 0.0))
+    ends, real = (_action_ends(t) for t in (simulated, measured))
     distances = []
-    for s in measured.spans():
-        key = (_class_rank(simulation, s.rank), s.kind, s.stage, s.micro_batch)
-        if s.kind in COMPUTE and key in ends:
-            distances.append(abs(ends[key] - s.end_s) / step_s)
+    for (rank, *action), end_s in real.items():
+        key = (_class_rank(simulation, rank), *action)
+        if key in ends:
+            distances.append(abs(ends[key] - end_s) / step_s)
     if not distances:
         return {"mean": 0.0, "max": 0.0}
     return {"mean": sum(distances) / len(distances), "max": max(distances)}
+
+
+def _action_ends(timeline: Timeline) -> dict[tuple[int, str, int, int], float]:
+    """End of the last computation of every F, B and W, by rank, kind, stage and micro-batch."""
+    ends: dict[tuple[int, str, int, int], float] = {}
+    for s in timeline.spans():
+        if s.kind in COMPUTE:
+            key = (s.rank, s.kind, s.stage, s.micro_batch)
+            ends[key] = max(s.end_s, ends.get(key, 0.0))
+    return ends
 
 
 def _memory(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
@@ -276,7 +283,9 @@ def _run(args: argparse.Namespace) -> int:
     check_same(scenario, run, args.measured)
     own = not args.calibration
     profile = run.own_profile(args.measured) if own else load_profile(args.calibration, "--calibration")
-    simulation = simulate(scenario, profile)
+    p = scenario.parallelism
+    within_actions = p.tp * p.cp * p.ep > 1  # communications that a recorded action is cut at
+    simulation = simulate(scenario, profile, expand=within_actions, fold=not within_actions)
     measured = to_timeline(run.actions, scenario)
     result = compare(simulation, run, measured, args.tolerance)
     if args.json == "-":
