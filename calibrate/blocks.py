@@ -2,40 +2,35 @@
 
 Kernels timed apart miss what autograd, dispatch and cold caches cost (4–9 % of a step, 29 % of a small
 one), and blocks timed in a hot loop come out 12–17 % low. So every rank walks its own action list, as in
-the step, all ranks at once and over distinct blocks with gradients adding up; only the messages are left
-out, and each block has its own clock. Messages, all-reduces and the optimizer are timed on their own
-right after, in the same surroundings.
+the step, all ranks at once and over distinct blocks with gradients adding up; only the messages between
+stages are left out, and each block has its own clock. What ranks tell each other within a block (tensor,
+context and expert parallelism) is there, and the block is timed in pieces between. Messages, all-reduces
+and the optimizer are timed on their own right after, in the same surroundings.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrate.model import Embedding, Head, Layer
+from calibrate.parallel.comm import Tape
+from calibrate.parallel.recompute import keeping
 from calibrate.parallel.runner import Runner, make_batch
+from calibrate.pieces import Cuts, Elapsed, Transfer, pieces_between, sum_by_run, transfers
 from sim.actions import Action, Kind, parts
 
-LEAST_ELEMENTS = 256  # smallest all-reduce worth timing
-Sample = tuple[str, str]  # block key, phase
+RECOMPUTING = "recomputing"  # a backward (or input gradient) with what it recomputes
+Sample = tuple[str, str, int]  # block key, phase, run
 Samples = dict[Sample, list[tuple[float, float]]]  # wall and CPU seconds of one action's mean block
-
-
-class Elapsed(NamedTuple):
-    """Nanoseconds on the wall clock and of this thread's CPU time."""
-
-    wall: int
-    cpu: int
-
-
-_NOTHING = Elapsed(0, 0)
+Runs = dict[int, Elapsed]  # of one block: run number → seconds
 
 
 @dataclass(slots=True)
@@ -50,31 +45,53 @@ class _InFlight:
 
 
 class Rehearsal:
-    """Times every block of a rank's action list. `keys[stage]` are the profile keys of its blocks."""
+    """Times every block of a rank's action list. `keys[stage]` are the profile keys of its blocks, `cuts[key]` where
+    the simulator cuts them.
+    """
 
-    def __init__(self, runner: Runner, keys: dict[int, Sequence[str]]) -> None:
-        self.runner, self.keys = runner, keys
+    def __init__(self, runner: Runner, keys: dict[int, Sequence[str]], cuts: dict[str, dict[str, Cuts]]) -> None:
+        self.runner, self.keys, self.cuts = runner, keys, cuts
         self.samples: Samples = defaultdict(list)
+        self.transfers: list[Transfer] = []
+        self.walks = 0
         self.flight: dict[tuple[int, int], _InFlight] = {}
         self.x = torch.randn(runner.pipeline.shape, dtype=runner.dtype, device=runner.device)
         self.grad = torch.randn_like(self.x) * 1e-3
 
-    def _time(self, work: Callable[..., Any], *args: object) -> tuple[Elapsed, Any]:
-        """Call `work` on both clocks; returns its result as well.
+    @property
+    def tape(self) -> Tape:
+        return self.runner.place.model.tape
+
+    def _time(self, key: str, phase: str, work: Callable[..., Any], *args: object) -> tuple[Runs, Any]:
+        """Call `work` on both clocks, run by run; returns its result as well.
 
         A block runs on one thread, so on a quiet machine the two agree; when others want the core, CPU time
         leaves out the waiting for it. On a GPU only the wall clock, queued work included, has a meaning.
         """
-        wall, cpu = self.runner.pipeline.now(), time.thread_time_ns()
+        self.tape.take()
+        start = self.tape.now()
         result = work(*args)
-        cpu = time.thread_time_ns() - cpu
-        wall = self.runner.pipeline.now() - wall
-        return Elapsed(wall, cpu if self.runner.device == "cpu" else wall), result
+        end, entries = self.tape.now(), self.tape.take()
+        self.transfers += transfers(entries)
+        pieces = pieces_between(entries, start, end)
+        if self.runner.device != "cpu":
+            pieces = [Elapsed(p.wall, p.wall) for p in pieces]
+        return sum_by_run(pieces, self.cuts[key][phase], entries, f"{phase} of {key}"), result
 
     def run(self, batch: Tensor) -> Samples:
-        """Walk the list once. Returns seconds by (key, phase): for each action the mean over equal blocks."""
-        self.samples = defaultdict(list)
+        """Walk the list once. Returns seconds by (key, phase, run): for each action the mean over equal blocks."""
+        self.samples, self.transfers = defaultdict(list), []
+        self.tape.synchronize = True
+        try:
+            with silence(self.runner):
+                self._walk(batch)
+        finally:
+            self.tape.synchronize = False
+        return dict(self.samples)
+
+    def _walk(self, batch: Tensor) -> None:
         tokens, targets = self.runner.own_batch(batch)
+        self.walks += 1
         for entry in self.runner.schedule.ranks[self.runner.place.pipeline_rank]:
             for a in parts(entry):
                 if a.kind is Kind.F:
@@ -83,18 +100,18 @@ class Rehearsal:
                     self._weights(a)
                 else:
                     self._backward(a)
-        return dict(self.samples)
 
     def _forward(self, a: Action, tokens: Tensor, targets: Tensor) -> None:
         stage, state = self.runner.stages[a.stage], _InFlight()
         x = self.x.clone()
-        times = []
-        for block in stage.blocks:
+        times: list[Runs] = []
+        for key, block in zip(self.keys[a.stage], stage.blocks, strict=True):
             stage.before_block(block, a.micro_batch)
             x = tokens if isinstance(block, Embedding) else x.detach().requires_grad_()
             head = isinstance(block, Head)
-            elapsed, y = self._time(block, x, targets) if head else self._time(block, x)
-            times.append(elapsed)
+            with nullcontext() if self._again(a) else keeping():
+                runs, y = self._time(key, "forward", block, *((x, targets) if head else (x,)))
+            times.append(runs)
             state.inputs.append(x)
             state.edges.append(torch.autograd.graph.get_gradient_edge(y * stage.scale if head else y))
             x = y
@@ -103,10 +120,12 @@ class Rehearsal:
 
     def _backward(self, a: Action) -> None:
         """Backward through all blocks: full, or (split) for the inputs alone."""
-        blocks, state = self.runner.stages[a.stage].blocks, self.flight[a.stage, a.micro_batch]
+        stage, state = self.runner.stages[a.stage], self.flight[a.stage, a.micro_batch]
+        blocks = stage.blocks
         split = a.kind is Kind.I
+        keys, phase = self.keys[a.stage], "input_grad" if split else "backward"
         grad = None if isinstance(blocks[-1], Head) else self.grad
-        times = [_NOTHING] * len(blocks)
+        times: list[Runs] = [{} for _ in blocks]
         state.jobs = [[] for _ in blocks]
         for i in reversed(range(len(blocks))):
             if split and isinstance(blocks[i], Embedding):
@@ -114,33 +133,69 @@ class Rehearsal:
                 continue
             if split:
                 self.runner.store.deferred = state.jobs[i]
-            times[i], _ = self._time(torch.autograd.backward, state.edges[i], grad)
+            done = _nothing if split else stage.after_block
+            work = (_backward, state.edges[i], grad, done, i)
+            if self._again(a) and self.runner.recomputes(blocks[i]):
+                self._time_again(keys[i], *work)
+            else:
+                times[i], _ = self._time(keys[i], phase, *work)
             grad = state.inputs[i].grad
         if split:
             self.runner.store.deferred = None
         else:
             del self.flight[a.stage, a.micro_batch]
-        self._add(a, "input_grad" if split else "backward", times)
+        self._add(a, phase, times)
+
+    def _again(self, a: Action) -> bool:
+        """Whether layers recompute in this action: they keep everything in every other micro-batch, to tell what the
+        backward itself takes.
+        """
+        return (a.micro_batch + self.walks) % 2 == 1
+
+    def _time_again(self, key: str, work: Callable[..., Any], *args: object) -> None:
+        """A backward with its recomputation, on both clocks, unless ranks tell each other something within it."""
+        self.tape.take()
+        start = self.tape.now()
+        work(*args)
+        end, entries = self.tape.now(), self.tape.take()
+        wall = (end.wall - start.wall) * 1e-9
+        if not entries:
+            cpu = (end.cpu - start.cpu) * 1e-9 if self.runner.device == "cpu" else wall
+            self.samples[key, RECOMPUTING, 0].append((wall, cpu))
 
     def _weights(self, a: Action) -> None:
         state = self.flight.pop((a.stage, a.micro_batch))
-        times = []
-        for i, block in enumerate(self.runner.stages[a.stage].blocks):
+        times: list[Runs] = []
+        stage = self.runner.stages[a.stage]
+        for i, (key, block) in enumerate(zip(self.keys[a.stage], stage.blocks, strict=True)):
             if isinstance(block, Embedding):
-                elapsed, _ = self._time(torch.autograd.backward, state.edges[i], state.embedding_grad)
+                work, *args = _backward, state.edges[i], state.embedding_grad
             else:
-                elapsed, _ = self._time(self.runner.store.run, state.jobs[i])
-            times.append(elapsed)
+                work, *args = self._run_jobs, state.jobs[i]
+            times.append(self._time(key, "weight_grad", work, *args, stage.after_block, i)[0])
         self._add(a, "weight_grad", times)
 
-    def _add(self, a: Action, phase: str, times: Sequence[Elapsed]) -> None:
-        by_key: dict[str, list[Elapsed]] = defaultdict(list)
-        for key, elapsed in zip(self.keys[a.stage], times, strict=True):
-            if elapsed is not _NOTHING:
-                by_key[key].append(elapsed)
-        for key, values in by_key.items():
+    def _run_jobs(self, jobs: list[Any], done: Callable[[int], None], i: int) -> None:
+        self.runner.store.run(jobs)
+        done(i)
+
+    def _add(self, a: Action, phase: str, times: Sequence[Runs]) -> None:
+        by_run: dict[tuple[str, int], list[Elapsed]] = defaultdict(list)
+        for key, runs in zip(self.keys[a.stage], times, strict=True):
+            for run, elapsed in runs.items():
+                by_run[key, run].append(elapsed)
+        for (key, run), values in by_run.items():
             wall, cpu = (sum(column) / len(values) * 1e-9 for column in zip(*values, strict=True))
-            self.samples[key, phase].append((wall, cpu))
+            self.samples[key, phase, run].append((wall, cpu))
+
+
+def _backward(edge: Any, grad: Tensor | None, done: Callable[[int], None], i: int) -> None:
+    torch.autograd.backward(edge, grad)
+    done(i)
+
+
+def _nothing(block: int) -> None:
+    pass
 
 
 def time_messages(runner: Runner) -> list[tuple[tuple[object, ...], int, int]]:
@@ -155,8 +210,9 @@ def time_messages(runner: Runner) -> list[tuple[tuple[object, ...], int, int]]:
     pipeline.stages = {s: _Rehearsed(_any_layer(runner), runner) for s in own}
     try:
         tokens, targets = runner.own_batch(make_batch(runner.scenario, 0, runner.device))
-        dist.barrier()
-        records = pipeline.step(tokens, targets)
+        with silence(runner):
+            dist.barrier()
+            records = pipeline.step(tokens, targets)
     finally:
         pipeline.stages = own
     lane = runner.place.data_rank
@@ -194,23 +250,6 @@ class _Rehearsed:
         self.forward(micro_batch, None, None)
 
 
-def time_all_reduces(runner: Runner) -> list[tuple[int, int, int, int]]:
-    """Reduce each stage's gradients, whole and in ever smaller pieces, all ranks at once.
-
-    Returns (number, bytes, own start, own end): the collective took from the latest start to the latest end.
-    """
-    found = []
-    for data in runner.data.values():
-        n, number = data.flat.numel(), data.stage * 100
-        while n >= LEAST_ELEMENTS or number % 100 == 0:
-            x = data.flat[:n]
-            start = time.perf_counter_ns()
-            dist.all_reduce(x, group=data.group)
-            found.append((number, n * x.element_size(), start, runner.pipeline.now()))
-            n, number = n // 4, number + 1
-    return found
-
-
 def restore_point(runner: Runner) -> list[Tensor]:
     """Copies of parameters and optimizer state, to undo what a calibration did to them."""
     return [x.clone() for x in _state(runner)]
@@ -225,5 +264,18 @@ def restore(runner: Runner, saved: list[Tensor]) -> None:
 
 
 def _state(runner: Runner) -> list[Tensor]:
-    states = [v for p in runner.parameters() for v in runner.optimizer.state.get(p, {}).values()]
-    return [p.detach() for p in runner.parameters()] + [v for v in states if isinstance(v, Tensor)]
+    states = [v for p in runner.owned() for v in runner.optimizer.state.get(p, {}).values()]
+    held = [x for data in runner.data.values() for x in data.state()]
+    return held + [v for v in states if isinstance(v, Tensor)]
+
+
+@contextmanager
+def silence(runner: Runner) -> Iterator[None]:
+    """No data-parallel communication meanwhile; all parameters are there. Collective."""
+    for data in runner.data.values():
+        data.silence()
+    try:
+        yield
+    finally:
+        for data in runner.data.values():
+            data.speak()

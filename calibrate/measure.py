@@ -23,6 +23,7 @@ from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
 from sim.errors import InputError
 from sim.profile import Profile, load_profile, write_json
+from sim.program import Block
 from sim.scenario import Scenario, load_scenario
 
 STEPS = 10
@@ -123,6 +124,7 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     from calibrate.parallel.memory import SavedBytes, allocated_peak
     from calibrate.parallel.proof import prove
     from calibrate.parallel.runner import Runner, make_batch, make_place
+    from calibrate.pieces import block_cuts
     from calibrate.rounds import Limits, run_rounds
 
     runner = Runner(scenario, make_place(scenario, rank, device), torch.float32, device)
@@ -136,8 +138,10 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
         "saved_for_backward_bytes": SavedBytes(runner).step(lambda: runner.step(batch)),
         "allocated_peak_bytes": allocated_peak(runner, lambda: runner.step(batch)),
     }
-    keys, epilogue = profile_keys(scenario, runner.numbers, runner.schedule.part_of_stage, rank)
-    log = run_rounds(runner, keys, Limits(args.steps, args.budget, args.profile is None))
+    blocks, epilogue = simulated_blocks(scenario, runner.numbers, runner.schedule.part_of_stage, rank)
+    keys = {s: [b.key for b in own] for s, own in blocks.items()}
+    cuts = {b.key: block_cuts(b) for own in blocks.values() for b in own}
+    log = run_rounds(runner, keys, cuts, Limits(args.steps, args.budget, args.profile is None))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, (log, memory, epilogue))
     if rank != 0:
@@ -149,10 +153,10 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     return _assemble(scenario, logs, memories, proof, profile, facts)
 
 
-def profile_keys(
+def simulated_blocks(
     scenario: Scenario, numbers: dict[int, list[int]], part_of_stage: Sequence[int], rank: int
-) -> tuple[dict[int, list[str]], list[tuple[str, int]]]:
-    """What the simulator asks the profile for: keys of stages' blocks, (op, bytes) of what ends a step."""
+) -> tuple[dict[int, tuple[Block, ...]], list[tuple[str, int]]]:
+    """What the simulator asks the profile for: stages' blocks, and (op, bytes) of what ends a step."""
     from sim.models.optimizer import clip_items, optimizer_items
     from sim.plan import make_plan
     from sim.stages import stage_blocks
@@ -161,10 +165,12 @@ def profile_keys(
     blocks = {s: stage_blocks(plan, plan.parts[part_of_stage[s]], rank) for s in numbers}
     for s, own in blocks.items():
         assert len(own) == len(numbers[s]), f"stage {s}: {len(own)} blocks, {len(numbers[s])} real ones"
-    params = sum(b.params for own in blocks.values() for b in own)
+    params = sum(b.params + b.expert_params for own in blocks.values() for b in own)
+    if scenario.parallelism.zero:
+        params = -(-params // plan.group_size("shard"))
     clip = clip_items(params, scenario) if scenario.training.gradient_clipping else ()
     items = [(f"{i.kind}:{i.name}", round(i.bytes)) for i in (*clip, *optimizer_items(params, scenario))]
-    return {s: [b.key for b in own] for s, own in blocks.items()}, items
+    return blocks, items
 
 
 def environment(device: str) -> dict[str, Facts]:

@@ -8,12 +8,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from calibrate.blocks import RECOMPUTING, Sample
+from calibrate.pieces import Transfer, transfer_seconds
 from calibrate.quiet import QUIET_CORES
 from calibrate.rounds import LEAST, Log, foreign, good_rounds
 from sim.parallelism import Parallelism
-from sim.profile import BlockPoint, CollectiveTable, Facts, PointTable, Profile
+from sim.profile import BlockPoint, Coefficient, CollectiveTable, Facts, PointTable, Profile
 
 LEAST_MESSAGE_S = 20e-6  # loopback's latency: what took less had arrived before anyone waited
+LEAST_S = 1e-6
+Times = dict[tuple[str, int], dict[int, list[float]]]  # by collective and number of ranks, by bytes: seconds
 Epilogue = Sequence[tuple[str, int]]  # (op, bytes) of clipping and optimizer, in order
 
 
@@ -45,14 +49,16 @@ def make_profile(
     `epilogues`: by rank, what the simulator calls the operators after the last backward.
     """
     chosen = chosen_rounds(logs[0])
-    collectives = [*_messages(logs, chosen, message_bytes), *_all_reduces(logs, chosen, parallelism)]
+    found = [_messages(logs, chosen, message_bytes), _collectives(logs, chosen, parallelism)]
+    collectives = _tables([*found, _within_blocks(logs, chosen)])
     return Profile(
         name=name, source="calibrate.measure: blocks timed in step order between the steps", date=date,
         hardware=hardware, software=software,
         settings={"threads": 1, "calibrations": len(chosen)},
+        coefficients=_share(logs, chosen),
         points=_epilogue(logs, chosen, epilogues),
         blocks=_blocks(logs, chosen),
-        collectives=tuple(collectives),
+        collectives=collectives,
     )
 
 
@@ -61,9 +67,9 @@ def _blocks(logs: Sequence[Log], chosen: Sequence[int]) -> tuple[BlockPoint, ...
 
     Of quiet windows the wall time counts, of others the CPU time, which leaves out waiting for a core.
     """
-    by_rank: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    by_rank: dict[Sample, list[list[float]]] = defaultdict(list)
     for log in logs:
-        own: dict[tuple[str, str], list[float]] = defaultdict(list)
+        own: dict[Sample, list[float]] = defaultdict(list)
         for i in chosen:
             clock = 0 if log.calibrations[i].foreign_cores <= QUIET_CORES else 1
             for key, values in log.calibrations[i].blocks.items():
@@ -71,11 +77,27 @@ def _blocks(logs: Sequence[Log], chosen: Sequence[int]) -> tuple[BlockPoint, ...
         for key, values in own.items():
             by_rank[key].append(values)
     points = []
-    for (key, phase), ranks in by_rank.items():
+    for (key, phase, run), ranks in by_rank.items():
         medians = [median_and_spread(values) for values in ranks]
         seconds, spread = (statistics.fmean(column) for column in zip(*medians, strict=True))
-        points.append(BlockPoint(key, phase, 0, seconds, spread))
-    return tuple(points)
+        points.append(BlockPoint(key, phase, run, seconds, spread))
+    return _apart(points)
+
+
+def _apart(points: Sequence[BlockPoint]) -> tuple[BlockPoint, ...]:
+    """What was recomputed, told from the backward (or input gradient) that it was timed with."""
+    plain: dict[str, float] = defaultdict(float)
+    for p in points:
+        if p.phase in ("backward", "input_grad"):
+            plain[p.key] += p.seconds
+    found = []
+    for p in points:
+        if p.phase != RECOMPUTING:
+            found.append(p)
+        elif p.key in plain:
+            seconds = max(LEAST_S, p.seconds - plain[p.key])
+            found.append(p._replace(phase="recompute", seconds=seconds))
+    return tuple(found)
 
 
 def _epilogue(
@@ -96,7 +118,33 @@ def _epilogue(
     return tuple(tables)
 
 
-def _messages(logs: Sequence[Log], chosen: Sequence[int], size: int) -> list[CollectiveTable]:
+def _within_blocks(logs: Sequence[Log], chosen: Sequence[int]) -> Times:
+    """Collectives within blocks, of each group as its least waiting member saw them: others also wait for that one's
+    work, which the simulator knows.
+
+    From a rank's own arrival, so what equal ranks wait for each other by chance counts as communication: it
+    adds up wherever they meet, and nothing else in the simulation stands for it.
+    """
+    by_group: dict[tuple[str, int, int], dict[tuple[str, int], list[list[float]]]] = {}
+    for log in logs:
+        own: dict[tuple[str, int, int], dict[tuple[str, int], list[float]]] = {}
+        for i in chosen:
+            sorts: dict[tuple[str, int, int, tuple[str, int]], list[Transfer]] = defaultdict(list)
+            for t in log.calibrations[i].transfers:
+                sorts[t.kind, t.ranks, t.bytes, t.members].append(t)
+            for (kind, ranks, size, members), seen in sorts.items():
+                times = own.setdefault((kind, ranks, size), {}).setdefault(members, [])
+                times.append(max(transfer_seconds(seen), LEAST_S))
+        for sort, groups in own.items():
+            for members, times in groups.items():
+                by_group.setdefault(sort, {}).setdefault(members, []).append(times)
+    out: Times = defaultdict(lambda: defaultdict(list))
+    for (kind, ranks, size), groups in by_group.items():
+        out[kind, ranks][size] += [t for members in groups.values() for t in min(members, key=statistics.median)]
+    return out
+
+
+def _messages(logs: Sequence[Log], chosen: Sequence[int], size: int) -> Times:
     """A message took from the later start of its two ends until it was received.
 
     Overlapped messages count only where the receiver was waiting already: else the transfer was hidden.
@@ -105,23 +153,37 @@ def _messages(logs: Sequence[Log], chosen: Sequence[int], size: int) -> list[Col
     for i in chosen:
         times += _spans(ends for log in logs for ends in log.calibrations[i].messages)
     times = [t for t in times if t > LEAST_MESSAGE_S] or times
-    return [_table("send_recv", 2, {size: times})] if times else []
+    return {("send_recv", 2): {size: times}} if times else {}
 
 
-def _all_reduces(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism) -> list[CollectiveTable]:
-    """Gradients over data-parallel ranks, and the four bytes of the gradient norm over pipeline ranks."""
-    times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism) -> Times:
+    """Gradients and parameters over those who share them, and the four bytes of the gradients' norm."""
+    times: Times = defaultdict(lambda: defaultdict(list))
+    norms = [n for n in (p.tp * p.pp, _shards(p) if p.zero else 1) if n > 1]
     for i in chosen:
-        by_collective: dict[tuple[int, int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        members: dict[tuple[str, int, int], list[tuple[object, int, int]]] = defaultdict(list)
         for log in logs:
-            for number, size, start, end in log.calibrations[i].all_reduces:
-                by_collective[p.dp, number, size].append((0, start, end))
-            for r in log.calibrations[i].epilogue:
-                if r.kind == "ALL_REDUCE":
-                    by_collective[p.pp, -1, 4].append((0, r.start_ns, r.end_ns))
-        for (ranks, _, size), ends in by_collective.items():
-            times[ranks][size] += _spans(ends)
-    return [_table("all_reduce", ranks, by_size) for ranks, by_size in times.items()]
+            for t in log.calibrations[i].collectives:
+                members[t.op, t.ranks, t.bytes].append(((t.first, t.number), t.start_ns, t.end_ns))
+            small = [r for r in log.calibrations[i].epilogue if r.kind == "ALL_REDUCE"]
+            for ranks, r in zip(norms, small, strict=True):
+                members["all_reduce", ranks, 4].append((ranks, r.start_ns, r.end_ns))
+        for (op, ranks, size), ends in members.items():
+            times[op, ranks][size] += _spans(ends)
+    return times
+
+
+def _shards(p: Parallelism) -> int:
+    return min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
+
+
+def _share(logs: Sequence[Log], chosen: Sequence[int]) -> dict[str, Coefficient]:
+    """What a collective takes from the computation beside it, as a fraction of the time it takes alone."""
+    found = [lost / alone for log in logs for i in chosen for lost, alone in log.calibrations[i].beside]
+    if not found:
+        return {}
+    source = "a layer's forwards under gradients' collectives: what they took longer, by the collective's seconds"
+    return {"collective_sm_share": Coefficient(statistics.median(found), source)}
 
 
 def _spans(ends: Iterable[tuple[object, int, int]]) -> list[float]:
@@ -132,6 +194,16 @@ def _spans(ends: Iterable[tuple[object, int, int]]) -> list[float]:
         starts[number] = max(start, starts.get(number, start))
         stops[number] = max(end, stops.get(number, end))
     return [max(stops[n] - starts[n], 1000) * 1e-9 for n in starts]
+
+
+def _tables(found: Sequence[Times]) -> tuple[CollectiveTable, ...]:
+    """One table for each collective and number of ranks, of all times found."""
+    every: Times = defaultdict(lambda: defaultdict(list))
+    for times in found:
+        for sort, by_size in times.items():
+            for size, seconds in by_size.items():
+                every[sort][size] += seconds
+    return tuple(_table(op, ranks, by_size) for (op, ranks), by_size in every.items())
 
 
 def _table(op: str, ranks: int, by_size: dict[int, list[float]]) -> CollectiveTable:

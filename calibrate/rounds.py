@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_all_reduces, time_messages
+from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_messages
+from calibrate.gradient_times import Timed, time_beside, time_collectives
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, make_batch, sum_over_ranks
+from calibrate.pieces import Cuts, Transfer
 from calibrate.quiet import QUIET_CORES, Window, wait_for_quiet
 
 LEAST = 3  # rounds that are better than nothing
@@ -37,14 +39,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One calibration of one rank: blocks, messages, all-reduces, and the step's end.
+    """One calibration of one rank: blocks, messages, gradients' collectives, and the step's end.
 
-    `epilogue`: the records of clipping and optimizer.
+    `transfers`: what ranks told each other within blocks. `beside`: what collectives
+    take from computation, see `time_beside`. `epilogue`: the records of clipping and optimizer.
     """
 
     blocks: Samples
+    transfers: list[Transfer]
     messages: list[tuple[tuple[object, ...], int, int]]
-    all_reduces: list[tuple[int, int, int, int]]
+    collectives: list[Timed]
+    beside: list[tuple[float, float]]
     epilogue: list[Record]
     foreign_cores: float
 
@@ -71,10 +76,12 @@ class Limits:
     calibrate: bool
 
 
-def run_rounds(runner: Runner, keys: dict[int, Sequence[str]], limits: Limits) -> Log:
+def run_rounds(
+    runner: Runner, keys: dict[int, Sequence[str]], cuts: dict[str, dict[str, Cuts]], limits: Limits
+) -> Log:
     """Rounds until enough of them were good, or time is up. Collective."""
     log = Log(runner.place.rank)
-    rehearsal = Rehearsal(runner, keys)
+    rehearsal = Rehearsal(runner, keys, cuts)
     _warm_up(runner, rehearsal, limits.calibrate)
     begin = time.perf_counter()
     number = 2
@@ -141,10 +148,10 @@ def _calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     window = Window.enter()
     blocks = rehearsal.run(make_batch(runner.scenario, 0, runner.device))
     dist.barrier()
-    all_reduces = time_all_reduces(runner) if runner.scenario.parallelism.dp > 1 else []
+    collectives, beside = time_collectives(runner), time_beside(runner)
     epilogue = runner.optimize()
     messages = time_messages(runner) if runner.scenario.parallelism.pp > 1 else []
     others = window.leave()
     restore(runner, saved)
-    return Calibration(blocks, messages, all_reduces, epilogue, others)
+    return Calibration(blocks, rehearsal.transfers, messages, collectives, beside, epilogue, others)
 

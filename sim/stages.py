@@ -148,8 +148,10 @@ def _measured(block: Block, kind: Kind, costs: Costs) -> Block:
     if replaced is None:
         return block
     recompute = block.recompute
-    if recompute and kind is not Kind.W and len(recompute) == len(block.forward):
-        again = _replace_runs(recompute, block.key, "forward", costs)
+    if recompute and kind is not Kind.W:
+        again = _replace_runs(recompute, block.key, "recompute", costs)
+        if again is None and len(recompute) == len(block.forward):
+            again = _replace_runs(recompute, block.key, "forward", costs)
         recompute = again if again is not None else recompute
     if forward:
         return replace(block, forward=replaced, recompute=recompute)

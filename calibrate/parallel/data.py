@@ -144,6 +144,18 @@ class DataParallel:
         """All of them, flat."""
         return [self.flat]
 
+    def state(self) -> list[Tensor]:
+        """Where all parameters lie, to be saved and put back."""
+        return [p.detach() for p in self.params]
+
+    def silence(self) -> None:
+        """Communicate no more."""
+        self.silent = True
+
+    def speak(self) -> None:
+        """Communicate again."""
+        self.silent = False
+
     def begin(self) -> None:
         """A step begins."""
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Build, Embedding, Head, WeightGrads, make_blocks
+from calibrate.model import Build, Embedding, Head, Layer, WeightGrads, make_blocks
 from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.model_parallel import ModelParallel, whole_model
@@ -114,6 +114,7 @@ class Runner:
         self.store = WeightGrads() if self._splits() else None
         self.numbers: dict[int, list[int]] = {}
         self.stages: dict[int, Stage] = {}
+        self.modes: dict[int, str] = {}  # of recomputation, by id of the layer
         self.data: dict[int, DataParallel | ExpertDataParallel | ShardedOptimizer | ShardedParameters] = {}
         for s, owner in enumerate(self.schedule.rank_of_stage):
             if owner == place.pipeline_rank:
@@ -133,7 +134,9 @@ class Runner:
         numbers = block_numbers(scenario, self.schedule.part_of_stage[s])
         build_ = Build(self.device, self.dtype, store=self.store)
         blocks = self.place.model.cut(make_blocks(whole_model(scenario), scenario.training, numbers, build_))
-        recompute(blocks, [mode_of_layer(scenario, max(n - 1, 0)) for n in numbers])
+        modes = [mode_of_layer(scenario, max(n - 1, 0)) for n in numbers]
+        recompute(blocks, modes)
+        self.modes.update({id(b): mode for b, mode in zip(blocks, modes, strict=True) if isinstance(b, Layer)})
         data = self.data[s] = self._make_data(s, blocks)
         scale = 1.0 / (self.micro_batches * p.dp * p.cp)
         if isinstance(data, ShardedParameters):
@@ -187,6 +190,10 @@ class Runner:
     def blocks(self) -> list[nn.Module]:
         """Blocks of all stages of this rank."""
         return [b for s in self.stages.values() for b in s.blocks]
+
+    def recomputes(self, block: nn.Module) -> bool:
+        """Whether a block computes again in its backward."""
+        return self.modes.get(id(block), "none") != "none"
 
     def parameters(self) -> list[nn.Parameter]:
         """Distinct parameters of this rank's stages."""

@@ -39,6 +39,18 @@ class ExpertDataParallel:
         for part in self.parts:
             part.silent = value
 
+    def state(self) -> list[Tensor]:
+        """Where all parameters lie, to be saved and put back."""
+        return [x for part in self.parts for x in part.state()]
+
+    def silence(self) -> None:
+        """Communicate no more."""
+        self.silent = True
+
+    def speak(self) -> None:
+        """Communicate again."""
+        self.silent = False
+
     def owned(self) -> list[nn.Parameter]:
         """What this rank's optimizer updates."""
         return [p for part in self.parts for p in part.owned()]

@@ -76,6 +76,7 @@ class Unit:
         self.kept = torch.zeros_like(self.weights)
         for p, place in zip(self.params, self.pieces(self.kept), strict=True):
             p.grad = place
+        self.shard.grad = self.own(self.kept)
 
     def keep_only_shard(self) -> None:
         """Hold the shard in memory of its own, so that the rest can be freed."""
@@ -159,6 +160,19 @@ class Sharded:
         """The reduced gradients of `owned`, flat."""
         return [u.shard.grad for u in self.units]
 
+    def state(self) -> list[Tensor]:
+        """Where all parameters lie that this rank keeps, to be saved and put back."""
+        return [u.weights for u in self.units]
+
+    def silence(self) -> None:
+        """Communicate no more."""
+        self.silent = True
+
+    def speak(self) -> None:
+        """Communicate again."""
+        self.settle()
+        self.silent = False
+
     def gather(self, i: int) -> None:
         """Start gathering a unit's parameters, unless that is under way."""
         if i not in self.gathers and not self.silent:
@@ -180,7 +194,7 @@ class Sharded:
         if sharding.group is None or self.silent:
             self.reducing = unit, unit.own(flat), None
             return
-        mine = torch.empty_like(unit.shard)
+        mine = torch.empty_like(unit.shard) if unit.kept is None else unit.own(flat)
         work = self._start(
             "REDUCE_SCATTER", lambda: reduce_scatter(mine, flat, group=sharding.group, async_op=True)
         )
@@ -197,7 +211,8 @@ class Sharded:
         replicas = unit.sharding.replicas
         if replicas is not None and not self.silent:
             self._start("ALL_REDUCE", lambda: dist.all_reduce(mine, group=replicas, async_op=True)).wait()
-        unit.shard.grad.add_(mine)
+        if unit.kept is None:
+            unit.shard.grad.add_(mine)
 
     def zero(self) -> None:
         """Gradients to zero, for the next step."""
@@ -316,6 +331,25 @@ class ShardedParameters(Sharded):
         self.missing = [sync.micro_batches] * len(blocks)
         for u in self.units:
             u.keep_only_shard()
+
+    def state(self) -> list[Tensor]:
+        """The shards."""
+        return [u.shard.detach() for u in self.units]
+
+    def silence(self) -> None:
+        """Gather everything once, and communicate no more."""
+        for i in range(len(self.units)):
+            self.gather(i)
+            self.arrived(i)
+        self.begin()
+        self.silent = True
+
+    def speak(self) -> None:
+        """Communicate again; nothing stays gathered."""
+        self.settle()
+        self.silent = False
+        for i in range(len(self.units)):
+            self.release(i)
 
     def fetch(self, i: int) -> None:
         """Start gathering block i, if there is such a block and it is not here."""

@@ -119,13 +119,10 @@ def _joined(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ({"parallelism": {"tp": 2}}, "parallelism.tp: found 2"),
-        ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2"),
         ({"parallelism": {"dp": 2, "zero": 3}, "model": {"tied_embeddings": True}}, "parallelism.zero: found 3 with"),
-        ({"parallelism": {"pp": 2, "schedule": "dualpipe"}}, "parallelism.schedule: found dualpipe"),
         ({"parallelism": {"dp": 1000}}, "parallelism: found 1000 ranks"),
         ({"training": {"precision": "bf16"}}, "training.precision: found bf16"),
-        ({"training": {"recompute": "full"}}, "training.recompute: found full"),
+        ({"training": {"recompute": "selective_op"}}, "training.recompute: found selective_op"),
         ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
     ],
 )
