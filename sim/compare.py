@@ -99,7 +99,7 @@ def _durations(spans: Iterable[Span]) -> dict[_Key, float]:
             sums[key] += s.end_s - s.start_s
         else:
             starts[key] = max(s.start_s, starts.get(key, s.start_s))
-            ends[key] = max(0.0 if s.kind.startswith("SEND_") else s.end_s, ends.get(key, 0.0))
+            ends[key] = max(0.0 if s.kind in ("SEND_F", "SEND_B") else s.end_s, ends.get(key, 0.0))
     return sums | {key: max(ends[key] - starts[key], 0.0) for key in starts}
 
 

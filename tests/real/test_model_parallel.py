@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from sim.scenario import parse_scenario
 from sim.simulate import simulate
-from tests.real.conftest import small
+from tests.real.conftest import ROOT, small
 
 pytestmark = pytest.mark.real
 
@@ -66,6 +67,9 @@ FOUR_RANKS: dict[str, Any] = {
     "ring of four, striped": small({"cp": 4, "cp_split": "striped"}, attention="fused"),
     "all-gather of four": small({"cp": 4, "cp_method": "all_gather"}, attention="fused"),
     "all-to-all of four": small({"cp": 4, "cp_method": "all_to_all"}, attention="fused", **LLAMA),
+}
+FOUR_RANKS |= {
+    path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "scenarios" / "cpu4").glob("*.yaml"))
 }
 ROUTED = {"ep": TWO_RANKS["ep"], "ep over tp": TWO_RANKS["ep over tp"]}
 SPOILT = {  # what a rank forgets → a case that must notice
