@@ -100,8 +100,7 @@ def _rank_main(scenario: Scenario, args: argparse.Namespace) -> int:
         dist.barrier()
         return 0
     except ProofError as error:
-        if rank == 0:
-            print(error, file=sys.stderr, flush=True)
+        print(error, file=sys.stderr, flush=True)  # on every rank: what the first to end wrote is shown
         return 1
     finally:
         dist.destroy_process_group()
