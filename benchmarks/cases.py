@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.measure import shortest_s, slope
-from sim.best_first import BestFirst
 from sim.engine import run_simpy, run_static
-from sim.executors import local_workers
-from sim.layouts import make_space
+from sim.layout.best_first import BestFirst
+from sim.layout.executors import local_workers
+from sim.layout.layouts import make_space
 from sim.overrides import merge
 from sim.profile import Profile, load_profile
 from sim.scenario import Scenario, parse_scenario

@@ -2,7 +2,7 @@
 
 `logits` (Hinton et al. 2015, arXiv 1503.02531): the frozen teacher runs forward on the same sequences and the student's
 loss compares both distributions at a temperature. `sequence` (Kim and Rush 2016, arXiv 1606.07947): the teacher first
-writes the second part of every sequence, served by `sim.serving`, then the student trains as ever.
+writes the second part of every sequence, served by `sim.serve.serving`, then the student trains as ever.
 
 The teacher is cut over `teacher_parallelism.tp` ranks and replicated over the student's ranks, each replica taking its
 share of the batch (`placement: same`), or has that many GPUs of its own and works one step ahead (`other`): then the
@@ -142,7 +142,7 @@ def _loss(scenario: Scenario, profile: Profile) -> tuple[float, float]:
 
 def _generate(scenario: Scenario, d: Distillation, profile: Profile, replicas: int) -> tuple[float, int]:
     """Seconds until the teacher has written the second part of every sequence, and how many tokens those are."""
-    from sim.serving import simulate_serving
+    from sim.serve.serving import simulate_serving
 
     t = scenario.training
     assert t is not None

@@ -226,7 +226,7 @@ def _with_interval(job: Job, interval_s: float) -> Job:
 
 def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None, progress: bool) -> list[list[Weeks]]:
     """All runs of all jobs, in `jobs` processes; the same numbers whatever their number."""
-    from sim.executors import available_cores, local_workers
+    from sim.layout.executors import available_cores, local_workers
 
     pieces = []
     for i, (job, runs) in enumerate(work):

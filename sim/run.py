@@ -12,7 +12,7 @@ from sim.errors import InputError
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
-    from sim.serving import ServingSimulation
+    from sim.serve.serving import ServingSimulation
     from sim.simulate import Simulation
 
 
@@ -107,7 +107,7 @@ def _run(
 
 
 def _serve(scenario: Scenario, json: str | None, html: Path | None, trace: Path | None) -> None:
-    from sim.serving import simulate_serving
+    from sim.serve.serving import simulate_serving
 
     simulation = simulate_serving(scenario)
     if html is not None or trace is not None:

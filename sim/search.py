@@ -14,9 +14,9 @@ from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
 
 if TYPE_CHECKING:
-    from sim.best_first import BestFirst, Found
-    from sim.evaluation import Outcome
-    from sim.layouts import Layout, Space
+    from sim.layout.best_first import BestFirst, Found
+    from sim.layout.evaluation import Outcome
+    from sim.layout.layouts import Layout, Space
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
@@ -97,9 +97,9 @@ def run_search(
     Raises:
         InputError: for a scenario or an option that is wrong, or a Dask cluster that does not answer.
     """
-    from sim.best_first import BestFirst
-    from sim.executors import available_cores, dask_workers, local_workers
-    from sim.layouts import grid_is_legal, grids, make_space
+    from sim.layout.best_first import BestFirst
+    from sim.layout.executors import available_cores, dask_workers, local_workers
+    from sim.layout.layouts import grid_is_legal, grids, make_space
     from sim.scenario import load_mapping
 
     space = make_space(load_mapping(path, overrides), gpus, str(path), parse_only(only))
@@ -117,7 +117,7 @@ def parse_only(options: Sequence[str]) -> dict[str, list[Any]]:
     >>> parse_only(["tp=4,8", "schedule=1f1b"])
     {'tp': [4, 8], 'schedule': ['1f1b']}
     """
-    from sim.layouts import Layout
+    from sim.layout.layouts import Layout
     from sim.yaml_input import parse_yaml
 
     out: dict[str, list[Any]] = {}
@@ -186,7 +186,7 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
 
 
 def _scenario(space: Space, layout: Layout) -> dict[str, Any]:
-    from sim.layouts import scenario_of
+    from sim.layout.layouts import scenario_of
 
     return scenario_of(space, layout).model_dump(mode="json")
 

@@ -150,7 +150,7 @@ def simulate(
     if scenario.training is None:
         raise InputError(
             f"{scenario.name}: this scenario has no `training` section; "
-            "a serving workload is simulated by sim.serving.simulate_serving"
+            "a serving workload is simulated by sim.serve.serving.simulate_serving"
         )
     if costs is None:
         costs = Costs(profile or load_profile(scenario.calibration), scenario.cluster.gpu)

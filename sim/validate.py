@@ -17,9 +17,9 @@ import typer
 
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
-from sim.predict import NotSimulated, predict, quantity
-from sim.statistics import Error, by_group
-from sim.tables import Row, Table, read_table
+from sim.published.predict import NotSimulated, predict, quantity
+from sim.published.statistics import Error, by_group
+from sim.published.tables import Row, Table, read_table
 
 MARK = "<!-- written by sim.validate --markdown -->"
 CHUNK = 12  # rows a process takes at a time

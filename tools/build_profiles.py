@@ -24,11 +24,11 @@ sys.path.insert(0, str(ROOT))
 
 from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
 
-from sim.fused_rows import fused_kernel  # noqa: E402
 from sim.kernels import make_table  # noqa: E402
 from sim.profile import PointTable, Profile, write_json  # noqa: E402
+from sim.published.fused_rows import fused_kernel  # noqa: E402
+from sim.published.tables import read_table  # noqa: E402
 from sim.roofline import Device  # noqa: E402
-from sim.tables import read_table  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
 
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
@@ -131,7 +131,7 @@ def collectives(folder: Path, short: str) -> list[dict[str, object]]:
 
 
 def fused_points(table: Path, gpu: str) -> list[dict[str, object]]:
-    """Every second row of Liger-Kernel's own measurements, as points of the operators of `sim.fused_rows`."""
+    """Every second row of Liger-Kernel's own measurements, as points of the operators of `sim.published.fused_rows`."""
     groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
     rows = [r for r in read_table(table).rows if r.measured.get("seconds") and r.scenario["calibration"] == gpu]
     for row in rows[::2]:

@@ -13,8 +13,8 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sim.flash import flash_seconds
-from sim.kernel_rows import _MATMULS_AND_ATTENTION, IMPLEMENTATIONS, UNFUSED
-from sim.tables import Row, read_table
+from sim.published.kernel_rows import _MATMULS_AND_ATTENTION, IMPLEMENTATIONS, UNFUSED
+from sim.published.tables import Row, read_table
 from topology.presets import GPUS
 
 FORWARD_SHARE = 0.85  # backward by forward: what FlashAttention-2's H100 rows of both kinds say together

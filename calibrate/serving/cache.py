@@ -64,7 +64,7 @@ def make_cache(m: ModelConfig, blocks: int, block_tokens: int, dtype: torch.dtyp
 class HostPrefixes:
     """Whole blocks of prompts in host memory, by the tokens up to their end, so that equal beginnings are found.
 
-    What may stay is the scheduler's decision (`sim.kv_cache.HostCache`); this holds the bytes.
+    What may stay is the scheduler's decision (`sim.serve.kv_cache.HostCache`); this holds the bytes.
     """
 
     blocks: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Continuous batching for real: the simulator's own scheduler decides, torch computes.
 
-Because both sides run `sim.scheduler`, a difference between a served and a simulated workload is one of cost,
+Because both sides run `sim.serve.scheduler`, a difference between a served and a simulated workload is one of cost,
 never of order.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from calibrate.serving.cache import HostPrefixes, PagedCache, make_cache
 from calibrate.serving.forward import Clock, Model, Part, forward
-from sim.kv_cache import HostCache, KvCache
-from sim.requests import Request
-from sim.scheduler import Batch, Limits, Piece, Scheduler, Sequence
+from sim.serve.kv_cache import HostCache, KvCache
+from sim.serve.requests import Request
+from sim.serve.scheduler import Batch, Limits, Piece, Scheduler, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model, Part, forward, make_model
 from sim.errors import InputError
 from sim.profile import BlockPoint, Profile
-from sim.requests import Request, make_requests
 from sim.scenario import Inference, Scenario
-from sim.serving import percentiles, simulate_serving
-from sim.serving_measured import part_key
+from sim.serve.requests import Request, make_requests
+from sim.serve.serving import percentiles, simulate_serving
+from sim.serve.serving_measured import part_key
 
 REPEATS = 5
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.statistics import Error, by_group, summary
+from sim.published.statistics import Error, by_group, summary
 
 if TYPE_CHECKING:
     from sim.validate import Validation

@@ -12,9 +12,9 @@ import pytest
 from calibrate.fit import PRIORS, Case, cases_of, changed, fit, fitted_profile, folds
 from sim.errors import InputError
 from sim.profile import Coefficient, Profile, load_profile
+from sim.published.tables import read_table
 from sim.scenario import parse_scenario
 from sim.simulate import simulate
-from sim.tables import read_table
 
 BASE = Profile("base", "made up", reference="a100-sxm", coefficients={
     "launch_overhead_s": Coefficient(5e-6, "made up"), "memory_efficiency": Coefficient(0.85, "made up"),

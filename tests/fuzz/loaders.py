@@ -12,11 +12,11 @@ from sim.costs import Costs
 from sim.measured import load_measured, to_timeline
 from sim.profile import load_profile
 from sim.program import Compute, Phase
+from sim.published.tables import read_table
 from sim.replay import load as load_traces
-from sim.requests import read_trace
 from sim.scenario import load_scenario, parse_scenario
+from sim.serve.requests import read_trace
 from sim.simulate import simulate
-from sim.tables import read_table
 from sim.traces.chakra_in import read_groups
 from sim.traces.chakra_out import write_chakra
 from sim.traces.replay import replay

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from sim import schedules
 from sim.actions import Kind, parts
-from sim.best_first import BestFirst, Found, pareto
-from sim.bound import GridSearch
 from sim.command import bad_input_exits
 from sim.costs import Costs
 from sim.errors import InputError
-from sim.evaluation import Outcome, evaluate, pack
-from sim.executors import Workers, local_workers
-from sim.grid_prices import GridPrices
-from sim.layouts import Grid, Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space, scenario_of
-from sim.memory_bound import forwards_first
+from sim.layout.best_first import BestFirst, Found, pareto
+from sim.layout.bound import GridSearch
+from sim.layout.evaluation import Outcome, evaluate, pack
+from sim.layout.executors import Workers, local_workers
+from sim.layout.grid_prices import GridPrices
+from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space, scenario_of
+from sim.layout.memory_bound import forwards_first
 from sim.overrides import merge
 from sim.profile import load_profile
 from sim.scenario import parse_scenario
@@ -391,7 +391,7 @@ def test_bad_options(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sim.executors.PATIENCE_S", 1)
+    monkeypatch.setattr("sim.layout.executors.PATIENCE_S", 1)
     with pytest.raises(SystemExit) as stop:
         main(scenario_file, **options)
     assert stop.value.code == 2

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from sim.best_first import BestFirst, Found
-from sim.evaluation import Outcome
-from sim.executors import dask_workers, local_workers
-from sim.layouts import Layout, make_space
+from sim.layout.best_first import BestFirst, Found
+from sim.layout.evaluation import Outcome
+from sim.layout.executors import dask_workers, local_workers
+from sim.layout.layouts import Layout, make_space
 
 pytest.importorskip("distributed", reason="dask.distributed is not installed")
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sim.model_config import count_parameters
 from sim.models.inference import active_experts, kv_bytes_per_token, serving_dims
 from sim.profile import load_profile
-from sim.requests import Request
 from sim.scenario import Scenario, load_scenario, parse_scenario
-from sim.serving import ServingSimulation, simulate_serving
-from sim.serving_costs import Load, iteration_costs
-from sim.serving_memory import weight_bytes
+from sim.serve.requests import Request
+from sim.serve.serving import ServingSimulation, simulate_serving
+from sim.serve.serving_costs import Load, iteration_costs
+from sim.serve.serving_memory import weight_bytes
 
 SMALL = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 2, "ffn": 1024, "vocab": 1024, "mlp": "swiglu",
          "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip

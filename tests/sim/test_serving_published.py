@@ -8,8 +8,8 @@ from statistics import mean, median
 
 import pytest
 
-from sim.predict import predict
-from sim.tables import read_table
+from sim.published.predict import predict
+from sim.published.tables import read_table
 
 TABLE = Path(__file__).parents[2] / "scenarios" / "published" / "trtllm_static_a100.json"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import InputError
-from sim.requests import Request, make_requests, read_trace
+from sim.serve.requests import Request, make_requests, read_trace
 from sim.workloads import RequestPattern
 
 

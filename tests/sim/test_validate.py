@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.errors import InputError
-from sim.statistics import Error, by_group, summary
-from sim.tables import read_table
+from sim.published.statistics import Error, by_group, summary
+from sim.published.tables import read_table
 from sim.validate import Validation, validate_tables
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.errors import InputError
-from sim.kv_cache import HostCache, KvCache
 from sim.memory import MemoryCurve
 from sim.profile import Profile, load_profile
-from sim.requests import Request, make_requests
 from sim.scenario import Scenario
-from sim.scheduler import Batch, Counts, Limits, Scheduler, Sequence
-from sim.serving_costs import IterationCosts, Load, iteration_costs
-from sim.serving_memory import Capacity, cache_capacity
+from sim.serve.kv_cache import HostCache, KvCache
+from sim.serve.requests import Request, make_requests
+from sim.serve.scheduler import Batch, Counts, Limits, Scheduler, Sequence
+from sim.serve.serving_costs import IterationCosts, Load, iteration_costs
+from sim.serve.serving_memory import Capacity, cache_capacity
 from sim.timeline import Timeline
 
 UNLIMITED = 1 << 60
@@ -84,21 +84,21 @@ class ServingSimulation:
     @cached_property
     def result(self) -> dict[str, Any]:
         """The numbers, in format sim-result/1."""
-        from sim.serving_result import make_result
+        from sim.serve.serving_result import make_result
 
         return make_result(self)
 
     @cached_property
     def timeline(self) -> Timeline:
         """A span for every iteration (or run of alike ones) on every stage."""
-        from sim.serving_result import make_timeline
+        from sim.serve.serving_result import make_timeline
 
         return make_timeline(self)
 
     @cached_property
     def memory(self) -> list[MemoryCurve]:
         """Weights, cache (as activations) and what an iteration needs for the moment, on every stage."""
-        from sim.serving_result import memory_curves
+        from sim.serve.serving_result import memory_curves
 
         return memory_curves(self)
 

@@ -31,9 +31,9 @@ from sim.profile import Profile
 from sim.program import Comm, Compute, Program, Wait
 from sim.roofline import ATTENTION_DECODE, MATMULS, Device, shape_bytes
 from sim.scenario import Scenario
-from sim.serving_measured import MeasuredParts, measured_parts
+from sim.serve.serving_measured import MeasuredParts, measured_parts
+from sim.serve.weight_only import WeightOnly, weight_only
 from sim.template import Priced
-from sim.weight_only import WeightOnly, weight_only
 from topology.network import Network
 
 SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE)

@@ -9,11 +9,11 @@ import numpy as np
 
 from sim.memory import MemoryCurve
 from sim.metrics import interval, source_shares, text_of
-from sim.serving import CacheState, Iteration, Replica, percentiles
+from sim.serve.serving import CacheState, Iteration, Replica, percentiles
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
 
 if TYPE_CHECKING:
-    from sim.serving import ServingSimulation
+    from sim.serve.serving import ServingSimulation
 
 
 def make_result(sim: ServingSimulation) -> dict[str, Any]:

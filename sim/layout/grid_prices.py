@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sim.actions import Kind
 from sim.costs import Costs
 from sim.data_parallel import DataParallel, gradients_of, make_data_parallel
-from sim.layouts import Grid, Layout, Space, scenario_of
+from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.plan import make_plan
 from sim.pricing import Pricing
 from sim.program import Block, Comm, Compute, Phase

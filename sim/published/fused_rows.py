@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sim.dtypes import dtype_bytes, normalise_dtype
-from sim.predict import NotSimulated
 from sim.program import Compute, Phase
+from sim.published.predict import NotSimulated
 
 Sizes = Mapping[str, float]
 FLOPS_PER_BYTE = 150.0  # where a matmul takes as long as a stream: A100 and H100 in 16 bits, 153 and 295

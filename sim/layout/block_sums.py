@@ -9,7 +9,7 @@ from functools import cached_property
 from sim.actions import Kind
 from sim.data_parallel import DataParallel
 from sim.folding import expert_rank
-from sim.grid_prices import GridPrices, Sort
+from sim.layout.grid_prices import GridPrices, Sort
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.grid_prices import Sort
-from sim.pipeline_bound import Floats
+from sim.layout.grid_prices import Sort
+from sim.layout.pipeline_bound import Floats
 
 
 def stage_bytes(blocks: list[Sort], offload: bool) -> tuple[float, float, float]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from sim.errors import InputError
 from sim.profile import Profile, load_profile
+from sim.published.tables import Row
 from sim.rules import MAX_RANKS
-from sim.tables import Row
 
 NINETY_PERCENT = 1.645  # of a normal distribution, both sides
 
@@ -102,7 +102,7 @@ MEMORY_UNCERTAINTY = 0.03  # allocator rounding, small tensors and workspaces le
 
 def _inference(row: Row, calibration: str | None) -> Predictions:
     from sim.scenario import parse_scenario
-    from sim.serving import simulate_serving
+    from sim.serve.serving import simulate_serving
 
     scenario = parse_scenario(_with(row, calibration), row.id)
     result = simulate_serving(scenario, profile_named(scenario.calibration)).result
@@ -150,7 +150,7 @@ _OPS = {"all2all": "all_to_all", "alltoall": "all_to_all", "p2p": "send_recv"}
 
 
 def _kernel(row: Row, calibration: str | None) -> Predictions:
-    from sim.kernel_rows import kernel_predictions
+    from sim.published.kernel_rows import kernel_predictions
 
     return kernel_predictions(row, calibration)
 

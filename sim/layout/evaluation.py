@@ -10,11 +10,11 @@ import time
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.bound import GridBounds, GridSearch
 from sim.costs import Costs
 from sim.errors import InputError
-from sim.grid_prices import GridPrices
-from sim.layouts import Grid, Layout, Space, scenario_of
+from sim.layout.bound import GridBounds, GridSearch
+from sim.layout.grid_prices import GridPrices
+from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.profile import Profile, load_profile
 from sim.simulate import simulate
 from topology.network import Network

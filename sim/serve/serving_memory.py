@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.models.inference import ServingDims, kv_bytes_per_token, layer_elements
-from sim.requests import Request
 from sim.scenario import Scenario
-from sim.serving_costs import IterationCosts, StageLayers
+from sim.serve.requests import Request
+from sim.serve.serving_costs import IterationCosts, StageLayers
 
 
 class Capacity(NamedTuple):

@@ -13,10 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.bound import GridBounds
-from sim.evaluation import Outcome, bound_grid, evaluate, pack
-from sim.executors import Workers
-from sim.layouts import Grid, Layout, Space, grid_is_legal, grids
+from sim.layout.bound import GridBounds
+from sim.layout.evaluation import Outcome, bound_grid, evaluate, pack
+from sim.layout.executors import Workers
+from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, grids
 
 SCOUTS = 6  # meshes to bound before the first layouts are simulated
 EAGER = 0.9  # while meshes are left, only layouts that may be this much better than the best are simulated

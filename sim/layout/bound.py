@@ -4,7 +4,7 @@ Both come from the very blocks, prices and states that the simulation uses, and 
 layer is built and priced once per (sp, micro-batch size, recomputation), its gradients' reductions once per ZeRO stage.
 
 Time: an action takes at least the makespan of its blocks, one after the other, with ZeRO-3's gathers and reductions
-on their stream; `sim.pipeline_bound` puts actions together. Messages are priced at the cheapest place that the
+on their stream; `sim.layout.pipeline_bound` puts actions together. Messages are priced at the cheapest place that the
 mesh gives them. Left out, so the bound stays below: waiting for the data-parallel stream's earlier
 traffic, copies to the host, gathered stage inputs.
 
@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from sim.actions import Kind
-from sim.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Signature, bucket_sizes
 from sim.data_parallel import DataParallel
-from sim.grid_prices import GridPrices
-from sim.layouts import Grid, Layout, Space, grid_is_legal, is_legal, layouts_of, overlaps, scenario_of
+from sim.layout.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Signature, bucket_sizes
+from sim.layout.grid_prices import GridPrices
+from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, is_legal, layouts_of, overlaps, scenario_of
+from sim.layout.memory_bound import forwards_first, stage_bytes
+from sim.layout.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
 from sim.memory import states
-from sim.memory_bound import forwards_first, stage_bytes
 from sim.parallelism import split_layers
-from sim.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
 from sim.program import Phase
 from sim.scenario import Scenario
 from sim.stages import Stage, epilogue

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.kv_cache import HostCache, KvCache
-from sim.requests import Request
+from sim.serve.kv_cache import HostCache, KvCache
+from sim.serve.requests import Request
 
 
 @dataclass(slots=True, eq=False)

@@ -8,10 +8,10 @@ from sim.models.dims import Shard, dims
 from sim.models.moe import moe_parts
 from sim.models.operators import backward_of, forward_of
 from sim.plan import make_plan
-from sim.predict import Predictions, cluster_of, costs_of, profile_named, spread
 from sim.pricing import Pricing
+from sim.published.predict import Predictions, cluster_of, costs_of, profile_named, spread
+from sim.published.tables import Row
 from sim.scenario import parse_scenario
-from sim.tables import Row
 from sim.template import Template, compile_program
 from topology.network import Network
 

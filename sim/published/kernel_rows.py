@@ -7,10 +7,10 @@ from typing import Any
 
 from sim.costs import Cost, Costs
 from sim.dtypes import dtype_bytes, normalise_dtype
-from sim.predict import NotSimulated, Prediction, Predictions, costs_of, spread
 from sim.program import Compute, Phase
+from sim.published.predict import NotSimulated, Prediction, Predictions, costs_of, spread
+from sim.published.tables import Row
 from sim.roofline import shape_bytes, shape_flops
-from sim.tables import Row
 
 Data = Mapping[str, Any]
 PHASES = {
@@ -26,14 +26,14 @@ def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
         raise NotSimulated("a fitted parameter, not a measured kernel")
     op = str(data.get("op"))
     if op == "moe_layer":
-        from sim.moe_rows import moe_layer
+        from sim.published.moe_rows import moe_layer
 
         return moe_layer(row, calibration)
     costs = costs_of(row, calibration)
     if op in _MATMULS_AND_ATTENTION:
         items = _MATMULS_AND_ATTENTION[op](data)
     else:
-        from sim.fused_rows import fused_kernel
+        from sim.published.fused_rows import fused_kernel
 
         items = fused_kernel(op, data)
     return {"seconds": total([costs.compute(item) for item in items], costs)}

@@ -1,0 +1,1 @@
+"""A serving workload: arrivals, continuous batching, KV cache, prices of iterations, results."""
