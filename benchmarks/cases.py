@@ -15,7 +15,7 @@ from sim.layout.layouts import make_space
 from sim.overrides import merge
 from sim.profile import Profile, load_profile
 from sim.scenario import Scenario, parse_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 
 LLAMA_405B: dict[str, Any] = {
     "model": "llama3-405b",

@@ -58,7 +58,7 @@ class Case:
 
     def log_error(self, profile: Profile) -> float:
         """log(predicted ÷ measured step time)."""
-        from sim.simulate import simulate
+        from sim.simulation import simulate
 
         return math.log(simulate(self.scenario, profile).step_time_s / self.row.measured["step_time_s"])
 

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario, load_scenario, parse_scenario
-    from sim.simulate import simulate
+    from sim.simulation import simulate
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
-    """`simulate` is the module of that name, which can be called; the others stand in `sim.scenario`."""
     from importlib import import_module
 
-    if name == "simulate":
-        return import_module("sim.simulate")
-    if name in __all__:
-        return getattr(import_module("sim.scenario"), name)
-    raise AttributeError(f"module 'sim' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}")
+    return getattr(import_module("sim.simulation" if name == "simulate" else "sim.scenario"), name)

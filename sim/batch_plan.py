@@ -65,7 +65,7 @@ def plan_batch(load: Load, factors: tuple[float, ...] = DP_FACTORS) -> list[Cut]
 
 def _simulated(load: Load, dp: int, micro: int) -> Cut | None:
     """The cut's figures; None where the scenario's other keys forbid it (too few nodes, a schedule's multiple)."""
-    from sim.simulate import simulate
+    from sim.simulation import simulate
 
     try:
         scenario = load([f"parallelism.dp={dp}", f"training.micro_batch_size={micro}"])

@@ -11,7 +11,7 @@ from sim.scenario import Faults, Scenario
 from sim.template import COMPUTE
 
 if TYPE_CHECKING:
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
 PAIRS = 12  # of ranks that wait for each other, the longest
@@ -68,7 +68,7 @@ def blame(simulation: Simulation) -> list[dict[str, Any]]:
     """
     out = []
     for cause in causes(simulation.scenario):
-        from sim.simulate import simulate
+        from sim.simulation import simulate
 
         scenario = simulation.scenario.model_copy(update={"faults": cause.without})
         step_s = simulate(scenario, simulation.profile).step_time_s

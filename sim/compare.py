@@ -24,7 +24,7 @@ from sim.errors import InputError
 from sim.measured import MeasuredRun, load_measured, to_timeline
 from sim.profile import load_profile, write_json
 from sim.scenario import Scenario, load_scenario
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from sim.timeline import Detail, Span, Timeline
 
 _Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it

@@ -39,7 +39,7 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
 
     from sim.errors import InputError
     from sim.scenario import load_scenario
-    from sim.simulate import simulate
+    from sim.simulation import simulate
     from sim.views.explore_app import Explorer
 
     loaded = load_scenario(scenario, overrides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from topology.loads import Traffic
 
 MAX_RANKS = 512  # a drawing shows the first nodes alone

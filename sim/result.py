@@ -15,7 +15,7 @@ from sim.program import Block, Compute
 from sim.template import compile_program
 
 if TYPE_CHECKING:
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
 
 ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large segments up to this
 MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")

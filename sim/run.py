@@ -13,7 +13,7 @@ from sim.errors import InputError
 if TYPE_CHECKING:
     from sim.scenario import Scenario
     from sim.serve.serving import ServingSimulation
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
 
 
 def main(
@@ -83,7 +83,7 @@ def _run(
     days: tuple[float, int] | None = None,
 ) -> None:
     from sim.scenario import load_scenario
-    from sim.simulate import simulate
+    from sim.simulation import simulate
 
     scenario = load_scenario(path, overrides)
     if scenario.inference is not None:
@@ -127,7 +127,7 @@ def _draw(path: Path, overrides: list[str], target: Path) -> None:
     from sim.files import write_text
     from sim.link_traffic import topology_drawing
     from sim.scenario import load_scenario
-    from sim.simulate import simulate
+    from sim.simulation import simulate
 
     write_text(target, topology_drawing(simulate(load_scenario(path, overrides))))
 
@@ -166,7 +166,7 @@ def _export(path: Path, overrides: list[str], trainer: str | None, chakra: Path 
 
         print(emit(scenario, trainer))
     if chakra is not None:
-        from sim.simulate import simulate
+        from sim.simulation import simulate
         from sim.traces.chakra_out import write_chakra
 
         write_chakra(simulate(scenario, expand=True), chakra)

@@ -23,7 +23,7 @@ from sim.models.recompute import mode_of_layer
 from sim.plan import Plan, make_mesh, make_parts, make_plan
 from sim.scenario import Scenario
 from sim.schedules import build
-from sim.simulate import simulate
+from sim.simulation import simulate
 
 LEARNING_RATE = 1e-3
 CLIP_NORM = 1.0

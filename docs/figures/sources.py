@@ -7,7 +7,7 @@ from pathlib import Path
 
 from docs.figures.svg import COLOURS, Chart, Series
 from sim.scenario import load_scenario
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from sim.views.palette import MEMORY
 from topology.network import Network
 from topology.presets import CLUSTERS

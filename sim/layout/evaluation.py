@@ -16,7 +16,7 @@ from sim.layout.bound import GridBounds, GridSearch
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.profile import Profile, load_profile
-from sim.simulate import simulate
+from sim.simulation import simulate
 from topology.network import Network
 
 

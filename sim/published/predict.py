@@ -71,7 +71,7 @@ def profile_named(name: str) -> Profile:
 
 def _training_step(row: Row, calibration: str | None) -> Predictions:
     from sim.scenario import parse_scenario
-    from sim.simulate import simulate
+    from sim.simulation import simulate
 
     scenario = parse_scenario(_with(row, calibration), row.id)
     result = simulate(scenario, profile_named(scenario.calibration)).result

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sim.errors import InputError
 from sim.files import write_text
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from sim.traces.chakra import (
     COLLECTIVES,
     Attribute,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sim.views.losses import Part, largest_losses
 
 if TYPE_CHECKING:
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
 
 UNKNOWN = "Which messages are exposed, and what would hide them, is told by the page of `sim.run --html`."
 EXPAND_UP_TO = 4000  # spans: expanding a step of so many takes well under a second
@@ -19,7 +19,7 @@ def losses_of(simulation: Simulation, n: int = 3) -> list[tuple[Part, str]]:
     Which messages are exposed can only be told where those of layers (tp, cp, ep) have spans of their own, as in an
     expanded simulation. One is made where that is quick; else the advice on communication is not guessed.
     """
-    from sim.simulate import simulate
+    from sim.simulation import simulate
 
     timeline, p = simulation.timeline, simulation.scenario.parallelism
     known = simulation.expanded or p.tp * p.cp * p.ep == 1

@@ -15,7 +15,7 @@ from bokeh.models.widgets import CategoricalSlider, Div, Select
 from sim.errors import InputError
 from sim.memory import MemoryCurve
 from sim.scenario import Scenario, load_mapping, load_scenario
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from sim.timeline import Timeline
 from sim.views.advice import losses_of
 from sim.views.explore_state import Choices, Control, overrides, too_large

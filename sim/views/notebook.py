@@ -10,7 +10,7 @@ from sim.views.page import escape, marked
 from sim.views.units import percent, seconds
 
 if TYPE_CHECKING:
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
 
 _LEFT = 'style="text-align:left"'
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from sim.scenario import load_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.views.units import seconds
 
 pytestmark = pytest.mark.browser

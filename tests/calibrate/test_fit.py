@@ -14,7 +14,7 @@ from sim.errors import InputError
 from sim.profile import Coefficient, Profile, load_profile
 from sim.published.tables import read_table
 from sim.scenario import parse_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 
 BASE = Profile("base", "made up", reference="a100-sxm", coefficients={
     "launch_overhead_s": Coefficient(5e-6, "made up"), "memory_efficiency": Coefficient(0.85, "made up"),

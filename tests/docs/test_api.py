@@ -17,14 +17,14 @@ def test_importing_sim_loads_nothing_else() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("first", ["", "import sim.simulate\n", "from sim.simulate import Simulation\n"])
+@pytest.mark.parametrize("first", ["", "import sim.simulation\n", "from sim.simulation import Simulation\n"])
 def test_simulate_can_be_called_however_it_was_imported(first: str) -> None:
     code = first + (
         "from sim import Scenario, parse_scenario, simulate\n"
         "s = parse_scenario({'model': 'gpt2', 'cluster': 'dgx-a100',"
         " 'training': {'seq_len': 1024, 'global_batch_size': 8}})\n"
         "assert isinstance(s, Scenario)\n"
-        "from sim.simulate import simulate as function\n"
+        "from sim.simulation import simulate as function\n"
         "assert simulate(s).step_time_s == function(s).step_time_s > 0\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

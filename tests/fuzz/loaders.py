@@ -16,7 +16,7 @@ from sim.published.tables import read_table
 from sim.replay import load as load_traces
 from sim.scenario import load_scenario, parse_scenario
 from sim.serve.requests import read_trace
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.traces.chakra_in import read_groups
 from sim.traces.chakra_out import write_chakra
 from sim.traces.replay import replay

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sim.scenario import parse_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 from tests.real.conftest import small
 
 pytestmark = pytest.mark.real

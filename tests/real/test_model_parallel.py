@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from sim.scenario import parse_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 from tests.real.conftest import ROOT, small
 
 pytestmark = pytest.mark.real

@@ -6,7 +6,7 @@ from typing import Any
 
 from sim.profile import Profile
 from sim.scenario import Scenario, parse_scenario
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 
 
 def scenario(**parallelism: Any) -> Scenario:

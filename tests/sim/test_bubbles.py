@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sim.actions import Action, Kind
 from sim.errors import InputError
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
 
 

@@ -17,7 +17,7 @@ from sim.pricing import Pricing
 from sim.profile import load_profile
 from sim.program import Comm, Phase
 from sim.scenario import Scenario, parse_scenario
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
 from topology.network import Network
 

@@ -13,7 +13,7 @@ from sim.errors import InputError
 from sim.folding import group_numbers, members
 from sim.plan import make_plan
 from sim.scenario import Scenario, parse_scenario
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.sim.cases import case
 
 MOE = {"moe": {"experts": 8, "top_k": 2, "ffn": 256}, "mlp": "swiglu", "bias": False}

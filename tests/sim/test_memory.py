@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sim.memory import over_steps
 from sim.model_config import count_parameters
-from sim.simulate import simulate
+from sim.simulation import simulate
 from tests.sim.cases import case
 
 

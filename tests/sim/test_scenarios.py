@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.scenario import load_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(p for p in (ROOT / "scenarios").rglob("*.yaml") if "published" not in p.parts)

@@ -29,7 +29,7 @@ from sim.overrides import merge
 from sim.profile import load_profile
 from sim.scenario import parse_scenario
 from sim.search import main, run_search
-from sim.simulate import simulate
+from sim.simulation import simulate
 from topology.network import Network
 
 GPT: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 from sim.errors import InputError
 from sim.model_config import count_parameters
 from sim.scenario import load_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 

@@ -12,7 +12,7 @@ import pytest
 from sim.models import layer_block
 from sim.program import Compute
 from sim.scenario import parse_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.views.roofline_svg import roofline_svg
 from topology.presets import GPUS
 

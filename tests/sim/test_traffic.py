@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.simulate import simulate
+from sim.simulation import simulate
 from tests.sim.cases import case
 
 LAYERS, TOKENS, HIDDEN = 8, 512, 1024  # of `cases.GPT` with one sequence of 512 tokens

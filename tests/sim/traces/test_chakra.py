@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sim.errors import InputError
 from sim.scenario import parse_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.traces.chakra import (
     BOOL,
     DOUBLE,

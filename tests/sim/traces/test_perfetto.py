@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from sim.scenario import parse_scenario
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.timeline import Timeline
 from sim.traces.replay import replay, timeline
 from sim.views.trace import trace_events

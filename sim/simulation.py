@@ -10,13 +10,11 @@ True
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -280,12 +278,3 @@ def _rows(built: Built, times: Times) -> NDArray[np.int64]:
     """The slots of all tasks, in order of start, then of class."""
     slots = built.graph.slot_table()
     return slots[np.lexsort((slots[:, 1], np.array(times.start_s)[slots[:, 0]]))]
-
-
-class _CallableModule(ModuleType):
-    """`from sim import simulate` gives this module wherever it is loaded already, so it can be called as well."""
-
-    __call__ = staticmethod(simulate)
-
-
-sys.modules[__name__].__class__ = _CallableModule
