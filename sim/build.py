@@ -16,10 +16,11 @@ from typing import NamedTuple, TypeVar
 from sim.actions import Action, Kind, Overlap, Schedule
 from sim.data_parallel import DP
 from sim.faults import Jitter, jitter_of
+from sim.messages import Messages, Row, Wire
 from sim.plan import Plan
 from sim.pricing import Pricing
 from sim.program import Program
-from sim.stages import Stage, epilogue, stage_input_bytes
+from sim.stages import Stage, epilogue
 from sim.taskgraph import TaskGraph
 from sim.template import COMPUTE, Launch, LocalTask, Price, Template, compile_program, interleave
 from sim.timeline import Detail
@@ -37,20 +38,6 @@ class Done(NamedTuple):
     last: int
 
 
-Row = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind
-
-
-class _Wire(NamedTuple):
-    """One end of the messages from a stage to the next; `first_key` + micro-batch numbers them."""
-
-    first_key: int
-    source: int
-    seconds: float
-    sort: int
-    queue: str
-    row: Row
-
-
 class _Use(NamedTuple):
     """A template as one class of ranks uses it. `alone`: one task stands for it; `early`: part of it needs no input, so
     one task does so only where there is none to wait for. `inputs` and `outputs`: the messages before and after it,
@@ -63,8 +50,8 @@ class _Use(NamedTuple):
     sort: int
     row: Row
     launches: tuple[tuple[Launch, int, Row], ...]
-    inputs: tuple[_Wire | None, ...]
-    outputs: tuple[_Wire | None, ...]
+    inputs: tuple[Wire | None, ...]
+    outputs: tuple[Wire | None, ...]
 
 
 @dataclass(slots=True)
@@ -112,19 +99,17 @@ class Build:
         self.lanes = plan.lanes
         self.overlap, self.pair = bool(p.p2p_overlap), p.ep_overlap
         self.templates: dict[tuple[object, ...], Template] = {}
-        self.messages: dict[int, int] = {}  # task of a message, by `_Wire.first_key` + micro-batch
-        self.message_sorts: dict[tuple[int, int, int], tuple[int, float]] = {}
+        self.messages = Messages(plan, schedule, pricing, self.graph)
         self.shared: dict[tuple[str, tuple[int, ...], int], int] = {}
         self.shares: dict[tuple[str, str, float], float] = {}
-        self.neighbour = _neighbours(schedule)
         self.first, self.last = _ends(schedule)
-        self.wire_bytes = stage_input_bytes(plan) / (p.tp if p.p2p_scatter and not p.sp else 1)
 
     def run(self) -> Built:
         """The whole step."""
         for rank in self.ranks:
             self._walk(rank)
         traffic: list[dict[tuple[str, str], float]] = []
+        _add_times(self.shares, self.messages.shares, 1)
         for rank in self.ranks:
             traffic.append({})
             members = len(self.plan.classes[rank.index].ranks)
@@ -192,7 +177,7 @@ class Build:
         key = (
             self.pricing.context(rank_number),
             *(
-                (id(held[a.stage]), a.kind, *end, self._input(a) is not None)
+                (id(held[a.stage]), a.kind, *end, self.messages.needed_by(a) is not None)
                 for a, end in zip(actions, ends, strict=True)
             ),
         )
@@ -225,8 +210,8 @@ class Build:
             graph.new_sort(detail, template.compute_s, template.exposed_s),
             graph.row(rank.index, COMPUTE, name),
             launches,
-            tuple(self._wire(rank, self._input(a), False) for a in actions),
-            tuple(self._wire(rank, self._output(a), True) for a in actions),
+            tuple(self.messages.end(rank.index, self.messages.needed_by(a), False) for a in actions),
+            tuple(self.messages.end(rank.index, self.messages.result_of(a), True) for a in actions),
         )
 
     def _meets_others(self, rank: _Rank, template: Template) -> bool:
@@ -241,28 +226,10 @@ class Build:
 
     def _program(self, rank: _Rank, action: Action, first: bool, last: bool) -> Program:
         stage = self.stages[rank.index][action.stage]
-        remote = self._input(action) is not None
+        remote = self.messages.needed_by(action) is not None
         if action.kind is Kind.F:
             return stage.forward(first, remote)
         return stage.backward(action.kind, last, remote)
-
-    def _input(self, action: Action) -> tuple[int, int, bool] | None:
-        """The message that an action needs from another rank: (source stage, target stage, forward)."""
-        forward = action.kind is Kind.F
-        source = self.neighbour[action.stage][0 if forward else 1]
-        rank_of = self.schedule.rank_of_stage
-        if action.kind is Kind.W or source is None or rank_of[source] == rank_of[action.stage]:
-            return None
-        return source, action.stage, forward
-
-    def _output(self, action: Action) -> tuple[int, int, bool] | None:
-        """The message by which an action's result goes to another rank."""
-        forward = action.kind is Kind.F
-        target = self.neighbour[action.stage][1 if forward else 0]
-        rank_of = self.schedule.rank_of_stage
-        if action.kind is Kind.W or target is None or rank_of[target] == rank_of[action.stage]:
-            return None
-        return action.stage, target, forward
 
     # --- placing templates
 
@@ -376,79 +343,20 @@ class Build:
         posted = [] if self.overlap else rank.ended()
         for wire, action in zip(use.inputs, actions, strict=True):
             if wire is not None:
-                rank.waits.append(self._message(wire, action.micro_batch, list(posted)))
+                rank.waits.append(self.messages.task(wire, action.micro_batch, list(posted)))
 
-    def _send(self, rank: _Rank, wire: _Wire, micro_batch: int) -> int:
+    def _send(self, rank: _Rank, wire: Wire, micro_batch: int) -> int:
         """Send a result that the rank has just computed; returns the message's task."""
         waits = [rank.last[COMPUTE], *rank.waits]
         if wire.queue in rank.last:
             waits.append(rank.last[wire.queue])
-        rank.last[wire.queue] = task = self._message(wire, micro_batch, waits)
+        rank.last[wire.queue] = task = self.messages.task(wire, micro_batch, waits)
         return task
-
-    def _message(self, wire: _Wire, micro_batch: int, waits: list[int]) -> int:
-        """The task of a message, made by whichever end comes first; adds this end's waits and row to it."""
-        graph, key = self.graph, wire.first_key + micro_batch
-        task = self.messages.get(key)
-        if task is None:
-            task = self.messages[key] = graph.add(wire.seconds, waits, wire.sort, wire.source, micro_batch)
-        else:
-            graph.waits[task] += waits
-        graph.slots.extend((task, *wire.row))
-        return task
-
-    def _wire(self, rank: _Rank, message: tuple[int, int, bool] | None, sends: bool) -> _Wire | None:
-        """This rank's end of the messages from one stage to another."""
-        if message is None:
-            return None
-        source, target, forward = message
-        lane, rank_of = rank.index % self.lanes, self.schedule.rank_of_stage
-        number = (lane * len(rank_of) + source) * 2 + forward
-        sort, seconds = self._message_sort(lane, source, target)
-        queue = _channel(rank_of[source], rank_of[target], forward, len(self.schedule.ranks))
-        row = self.graph.row(
-            rank.index,
-            ("send" if sends else "recv") + queue,
-            ("SEND_" if sends else "RECV_") + ("F" if forward else "B"),
-        )
-        return _Wire(number * self.schedule.micro_batches, source, seconds, sort, queue, row)
-
-    def _message_sort(self, lane: int, source: int, target: int) -> tuple[int, float]:
-        """What messages from one stage to another have in common: their sort and their seconds."""
-        key = (lane, source, target)
-        if key not in self.message_sorts:
-            rank_of = self.schedule.rank_of_stage
-            ends = [self.plan.classes[rank_of[s] * self.lanes + lane].rank for s in (source, target)]
-            priced = self.pricing.send(ends[0], ends[1], self.wire_bytes)
-            share = ("send_recv", priced.source, priced.uncertainty)
-            members = len(self.plan.classes[rank_of[source] * self.lanes + lane].ranks)
-            count = self.schedule.micro_batches // len(self.schedule.chains) * members
-            self.shares[share] = self.shares.get(share, 0.0) + priced.seconds * count
-            detail = Detail(
-                f"stage {source} to {target}", self.wire_bytes, priced.bus_bandwidth_bytes_per_s, priced.source
-            )
-            self.message_sorts[key] = (self.graph.new_sort(detail), priced.seconds)
-        return self.message_sorts[key]
 
 
 def _add_times(total: dict[K, float], each: dict[K, float], count: int) -> None:
     for key, value in each.items():
         total[key] = total.get(key, 0.0) + value * count
-
-
-def _channel(source: int, target: int, forward: bool, p: int) -> str:
-    """The stream that a message between two pipeline ranks queues on; V-shaped schedules send both ways."""
-    usual = target == (source + 1) % p if forward else target == (source - 1) % p
-    return ("_f" if forward else "_b") + ("" if usual else "_back")
-
-
-def _neighbours(schedule: Schedule) -> dict[int, tuple[int | None, int | None]]:
-    """Stage before and after each stage on its chain."""
-    out: dict[int, tuple[int | None, int | None]] = {}
-    for chain in schedule.chains:
-        for before, stage, after in zip((None, *chain[:-1]), chain, (*chain[1:], None), strict=True):
-            out[stage] = (before, after)
-    return out
 
 
 def _ends(schedule: Schedule) -> tuple[dict[int, int], dict[int, tuple[int, Kind]]]:
