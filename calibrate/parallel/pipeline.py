@@ -199,11 +199,11 @@ class Pipeline:
             for later in entries[i : i + LOOKAHEAD]:
                 for message in self._needs(later):
                     receives.post(message)
-            for message in self._needs(entry):
-                start = self.now()
-                self.inbox[message] = receives.wait(message)
-                self._record(f"RECV_{message.kind}", message, start)
             for a in parts(entry):
+                for message in self._needs(a):
+                    start = self.now()
+                    self.inbox[message] = receives.wait(message)
+                    self._record(f"RECV_{message.kind}", message, start)
                 result = self._run(a, tokens, targets)
                 if result is not None:
                     sends.append(self._send(*result))
