@@ -149,7 +149,8 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     facts = environment(device)
     given = load_profile(args.profile) if args.profile else None
     profile = given or _paired(scenario, logs, epilogues, runner, facts)
-    return _assemble(scenario, logs, memories, proof, profile, facts)
+    lists = [[str(entry) for entry in entries] for entries in runner.schedule.ranks]
+    return _assemble(scenario, logs, memories, proof, profile, facts) | {"schedule": lists}
 
 
 def simulated_blocks(

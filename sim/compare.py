@@ -22,7 +22,7 @@ from typing import Any
 from sim.engine import run_static
 from sim.errors import InputError
 from sim.measured import MeasuredRun, load_measured, to_timeline
-from sim.profile import load_profile, write_json
+from sim.profile import Profile, load_profile, write_json
 from sim.scenario import Scenario, load_scenario
 from sim.simulation import Simulation, simulate
 from sim.timeline import Detail, Span, Timeline
@@ -201,6 +201,14 @@ def _memory(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
     return out
 
 
+def simulate_run(scenario: Scenario, run: MeasuredRun, profile: Profile, where: str) -> Simulation:
+    """The scenario of a measured run, simulated as it was run; `where` starts error messages."""
+    p = scenario.parallelism
+    within_actions = p.tp * p.cp * p.ep > 1  # communications that a recorded action is cut at
+    schedule = run.own_schedule(scenario, where)
+    return simulate(scenario, profile, schedule=schedule, expand=within_actions, fold=not within_actions)
+
+
 def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:
     """That the run is of this scenario: the same model, training and parallelism.
 
@@ -283,9 +291,7 @@ def _run(args: argparse.Namespace) -> int:
     check_same(scenario, run, args.measured)
     own = not args.calibration
     profile = run.own_profile(args.measured) if own else load_profile(args.calibration, "--calibration")
-    p = scenario.parallelism
-    within_actions = p.tp * p.cp * p.ep > 1  # communications that a recorded action is cut at
-    simulation = simulate(scenario, profile, expand=within_actions, fold=not within_actions)
+    simulation = simulate_run(scenario, run, profile, args.measured)
     measured = to_timeline(run.actions, scenario)
     result = compare(simulation, run, measured, args.tolerance)
     if args.json == "-":

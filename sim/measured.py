@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sim.actions import Schedule, parse_entry, validate
 from sim.errors import InputError
 from sim.plan import make_mesh
 from sim.profile import Profile, read_json
 from sim.scenario import Scenario, parse_scenario
+from sim.schedules import build
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
 
 FORMAT = "measured-run/1"
@@ -64,6 +67,7 @@ class MeasuredRun(_Record):
     actions: tuple[MeasuredAction, ...] = Field(default=(), max_length=10_000_000)
     memory: tuple[MeasuredMemory, ...] = ()
     losses: tuple[float, ...] = ()
+    schedule: tuple[tuple[Annotated[str, Field(max_length=80)], ...], ...] | None = None
     profile: dict[str, Any] | None = None
 
     @property
@@ -81,6 +85,26 @@ class MeasuredRun(_Record):
         """The workload that was run, as if on `cluster`; `where` starts error messages."""
         kept = {k: v for k, v in self.scenario.items() if k in ("model", "training", "parallelism")}
         return parse_scenario(kept | {"cluster": cluster}, f"{where}: scenario")
+
+    def own_schedule(self, scenario: Scenario, where: str) -> Schedule | None:
+        """The lists that were run, where they follow from more than the scenario (zb_search); else None.
+
+        Raises:
+            InputError: if they are no schedule of this scenario.
+        """
+        p = scenario.parallelism
+        if self.schedule is None or p.schedule != "zb_search" or p.pp == 1:
+            return None
+        try:
+            ranks = tuple(tuple(parse_entry(e) for e in entries) for entries in self.schedule)
+            layout = build("zb_h1", p.pp, scenario.micro_batches)
+            if len(ranks) != p.pp:
+                raise ValueError(f"{len(ranks)} lists for {p.pp} ranks")
+            found = replace(layout, name="zb_search", ranks=ranks)
+            validate(found, p2p_overlap=bool(p.p2p_overlap))
+            return found
+        except ValueError as error:
+            raise InputError(f"{where}: schedule: {error}") from None
 
     def own_profile(self, where: str) -> Profile:
         """The calibration taken beside the steps.

@@ -133,13 +133,15 @@ def simulate(
     engine: str = "static",
     fold: bool = True,
     costs: Costs | None = None,
+    schedule: Schedule | None = None,
 ) -> Simulation:
     """Simulate one training step.
 
     `profile` takes the place of the one that `scenario.calibration` names. With `expand` every operator and
     message inside an action has its own task, for views; times are the same. `engine`: static, or simpy, the
     reference. Unless `fold`, every rank is simulated by itself, equal or not; times are the same to the last bit.
-    `costs` takes the place of a profile and keeps its answers, for many simulations on one sort of GPU.
+    `costs` takes the place of a profile and keeps its answers, for many simulations on one sort of GPU. `schedule`
+    takes the place of the one that the scenario names: a searched one may come out otherwise with another profile.
 
     Raises:
         InputError: where the scenario cannot be simulated (no training section, profile missing, a schedule that
@@ -153,16 +155,18 @@ def simulate(
     if costs is None:
         costs = Costs(profile or load_profile(scenario.calibration), scenario.cluster.gpu)
     with _no_collection():
-        return _simulate(scenario, costs, expand, engine, fold)
+        return _simulate(scenario, costs, schedule, expand, engine, fold)
 
 
-def _simulate(scenario: Scenario, costs: Costs, expand: bool, engine: str, fold: bool) -> Simulation:
+def _simulate(
+    scenario: Scenario, costs: Costs, schedule: Schedule | None, expand: bool, engine: str, fold: bool
+) -> Simulation:
     begin = time.perf_counter()
     plan = make_plan(scenario, fold)
     network = Network(scenario.cluster, link_scales(scenario))
     pricing = Pricing(plan, costs, network)
     dp = make_data_parallel(plan)
-    schedule = make_schedule(scenario, plan, pricing, dp)
+    schedule = schedule or make_schedule(scenario, plan, pricing, dp)
     stages = _stages(plan, schedule, pricing, dp, expand)
     built = Build(plan, schedule, pricing, stages, expand).run()
     try:
