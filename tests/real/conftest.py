@@ -33,7 +33,7 @@ def prove(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any],
         folder = tmp_path_factory.mktemp("prove")
         (folder / "cases.json").write_text(json.dumps(cases))
         out = folder / "out.json"
-        run_ranks([sys.executable, WORKER, "prove", str(folder / "cases.json"), str(out)], ranks, 80)
+        run_ranks([sys.executable, WORKER, "prove", str(folder / "cases.json"), str(out)], ranks, 240)
         return json.loads(out.read_text())
 
     return run
