@@ -125,6 +125,7 @@ class DataParallel:
             self.due = [
                 sum(uses[id(params[i])] for i in members) * sync.micro_batches for members in self.buckets
             ]
+            self.missing = list(self.due)
 
     def _make_slices(self, limit: float) -> None:
         sizes = [p.numel() * p.element_size() for p in self.params]

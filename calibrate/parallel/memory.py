@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._profiler import _EventType
 
 from calibrate.model import Layer
 from calibrate.parallel.runner import Runner
@@ -99,7 +102,8 @@ def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
     """Peak of allocated bytes over a step: parameters, gradients and optimizer state, and all the step
     allocates.
 
-    From the allocator itself: torch's memory statistics on a GPU, the profiler's allocation events on a CPU.
+    From the allocator itself: torch's memory statistics on a GPU, the profiler's allocation events on a CPU, there
+    without the copies that gloo makes within a collective (NCCL makes none, and its buffers do not count either).
     """
     if runner.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
@@ -108,12 +112,40 @@ def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
     base, cpu = _held_before(runner), torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
         run()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    allocations: list[_Allocation] = []
+    roots = profiler.profiler.kineto_results.experimental_event_tree()
+    threads = Counter(r.start_tid for r in roots)
+    for root in roots:
+        if root.start_tid == threads.most_common(1)[0][0]:
+            _collect(root, False, allocations)
     now = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
+    transport: set[int] = set()
+    for _, pointer, size, within_collective in sorted(allocations):
+        if size > 0:
+            (transport.add if within_collective else transport.discard)(pointer)
+        if pointer not in transport:
+            now += size
+            peak = max(peak, now)
     return base + peak
+
+
+class _Allocation(NamedTuple):
+    """`bytes` is negative where memory is freed."""
+
+    start_ns: int
+    pointer: int
+    bytes: int
+    within_collective: bool
+
+
+def _collect(event: Any, within_collective: bool, out: list[_Allocation]) -> None:
+    """All allocations under an event of the profiler's tree."""
+    if event.tag == _EventType.Allocation:
+        fields = event.extra_fields
+        out.append(_Allocation(event.start_time_ns, fields.ptr, fields.alloc_size, within_collective))
+    inside = within_collective or event.name.startswith("c10d::")
+    for child in event.children:
+        _collect(child, inside, out)
 
 
 def _held_before(runner: Runner) -> int:

@@ -4,11 +4,12 @@ batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from calibrate.model import Build, Head, make_blocks
 from calibrate.parallel.model_parallel import whole_model
@@ -38,14 +39,15 @@ class Proof:
 
 
 def single_device(
-    scenario: Scenario, batch: Tensor, dtype: torch.dtype, device: str
+    scenario: Scenario, batch: Tensor, dtype: torch.dtype, device: str, blocks: Sequence[nn.Module] = ()
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the whole model by plain autograd, micro-batch after micro-batch.
+    """Loss and gradients of the whole model (new, unless `blocks` are given) by plain autograd, micro-batch after
+    micro-batch.
 
     Gradients are named `block number.parameter`.
     """
     m, t = whole_model(scenario), scenario.training
-    blocks = make_blocks(m, t, range(m.layers + 2), Build(device, dtype))
+    blocks = blocks or make_blocks(m, t, range(m.layers + 2), Build(device, dtype))
     pieces = batch.split(t.micro_batch_size)
     total = 0.0
     for i, piece in enumerate(pieces):

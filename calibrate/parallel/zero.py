@@ -92,7 +92,8 @@ class Unit:
     @torch.no_grad()
     def gather(self) -> dist.Work | None:
         """Start to put the shards of all ranks together in `weights`."""
-        self.weights.untyped_storage().resize_(self.bytes)
+        if self.weights.untyped_storage().nbytes() == 0:
+            self.weights.untyped_storage().resize_(self.bytes)
         if self.sharding.group is None:
             self.own(self.weights).copy_(self.shard)
             return None
