@@ -6,10 +6,9 @@ once more under a layer's forwards, and what these take longer is its share.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from calibrate.parallel.zero import all_gather, reduce_scatter
 
 LEAST_ELEMENTS = 256  # smallest collective worth timing
 REPEATS = 2
-ASYNC_REPEATS = 3
 
 
 class Timed(NamedTuple):
@@ -40,12 +38,12 @@ class Timed(NamedTuple):
 
 
 class _Sort(NamedTuple):
-    """A collective that a step makes: on how many elements at most, and how to start it on the first n."""
+    """A collective that a step makes: on how many elements at most, and how to start it on n from a place on."""
 
     op: str
     group: dist.ProcessGroup
     elements: int
-    start: Callable[[int], dist.Work]
+    start: Callable[[int, int], dist.Work]
 
 
 def _sorts(runner: Runner) -> Iterator[_Sort]:
@@ -72,18 +70,22 @@ def _sorts(runner: Runner) -> Iterator[_Sort]:
         yield _Sort("all_gather", group, own * shards, partial(_all_gather, x, part, group, shards))
 
 
-def _all_reduce(x: Tensor, group: dist.ProcessGroup, n: int) -> dist.Work:
-    return dist.all_reduce(x[:n], group=group, async_op=True)
+def _all_reduce(x: Tensor, group: dist.ProcessGroup, n: int, at: int = 0) -> dist.Work:
+    return dist.all_reduce(x[at : at + n], group=group, async_op=True)
 
 
-def _reduce_scatter(part: Tensor, x: Tensor, group: dist.ProcessGroup, shards: int, n: int) -> dist.Work:
+def _reduce_scatter(
+    part: Tensor, x: Tensor, group: dist.ProcessGroup, shards: int, n: int, at: int = 0
+) -> dist.Work:
     share = n // shards
-    return reduce_scatter(part[:share], x[: share * shards], group=group, async_op=True)
+    return reduce_scatter(part[:share], x[at : at + share * shards], group=group, async_op=True)
 
 
-def _all_gather(x: Tensor, part: Tensor, group: dist.ProcessGroup, shards: int, n: int) -> dist.Work:
+def _all_gather(
+    x: Tensor, part: Tensor, group: dist.ProcessGroup, shards: int, n: int, at: int = 0
+) -> dist.Work:
     share = n // shards
-    return all_gather(x[: share * shards], part[:share], group=group, async_op=True)
+    return all_gather(x[at : at + share * shards], part[:share], group=group, async_op=True)
 
 
 def time_collectives(runner: Runner) -> list[Timed]:
@@ -97,7 +99,7 @@ def time_collectives(runner: Runner) -> list[Timed]:
         while n >= LEAST_ELEMENTS or number == 0:
             for again in range(REPEATS):
                 start = time.perf_counter_ns()
-                sort.start(n).wait()
+                sort.start(n, 0).wait()
                 end = runner.pipeline.now()
                 size = n * torch.empty((), dtype=runner.dtype).element_size()
                 found.append(Timed(sort.op, ranks, first, (kind * 100 + number) * REPEATS + again, size, start, end))
@@ -106,20 +108,42 @@ def time_collectives(runner: Runner) -> list[Timed]:
 
 
 def time_beside(runner: Runner) -> list[tuple[float, float]]:
-    """What communications take from computations beside them: (seconds lost, seconds of it alone), one each.
+    """What communications take from computations beside them: (seconds lost, seconds of these alone), one a sort.
 
-    One unit's reduction (and gather) is started, and enough forwards of a layer run to cover it.
+    As in a step: forwards of one layer after the other, and beside each a layer's worth of another place in memory
+    is reduced or gathered, which the next one waits for.
     """
-    layer = next((b for s in runner.stages.values() for b in s.blocks if isinstance(b, Layer)), None)
-    if layer is None or not is_async(runner):
+    layers = [b for s in runner.stages.values() for b in s.blocks if isinstance(b, Layer)]
+    if not layers or not is_async(runner):
         return []
     x = torch.zeros(runner.pipeline.shape, dtype=runner.dtype, device=runner.device)
-    found = []
-    for sort in _sorts(runner):
-        n = min(sort.elements, max(LEAST_ELEMENTS, sum(p.numel() for p in layer.parameters())))
-        with silence(runner):
-            found += [_beside(runner, sort, n, layer, x) for _ in range(ASYNC_REPEATS)]
-    return found
+    with silence(runner):
+        return [_beside(runner, sort, layers, x) for sort in _sorts(runner)]
+
+
+@torch.no_grad()
+def _beside(runner: Runner, sort: _Sort, layers: Sequence[nn.Module], x: Tensor) -> tuple[float, float]:
+    """Seconds lost, and seconds alone; ranks may have other numbers of layers, and all go round as often."""
+    rounds = torch.tensor([len(layers)], device=runner.device)
+    dist.all_reduce(rounds, dist.ReduceOp.MIN, group=sort.group)
+    size = sum(p.numel() for p in layers[0].parameters())
+    n = min(sort.elements, max(LEAST_ELEMENTS, size))
+
+    def go(compute: bool, communicate: bool) -> None:
+        for i in range(int(rounds)):
+            work = sort.start(n, i * n % max(1, sort.elements - n + 1)) if communicate else None
+            if compute:
+                layers[i](x)
+            if work is not None:
+                work.wait()
+
+    seconds = {}
+    for what in ((True, False), (False, True), (True, True)):
+        dist.barrier(sort.group)
+        start = runner.pipeline.now()
+        go(*what)
+        seconds[what] = (runner.pipeline.now() - start) * 1e-9
+    return max(0.0, seconds[True, True] - seconds[True, False]), seconds[False, True]
 
 
 def is_async(runner: Runner) -> bool:
@@ -128,31 +152,3 @@ def is_async(runner: Runner) -> bool:
     if p.zero == 0:
         return runner.place.data_group is not None and p.dp_sync != "after_backward"
     return p.zero >= 2 or p.dp_sync != "after_backward" or bool(p.param_gather_overlap)
-
-
-def _beside(runner: Runner, sort: _Sort, n: int, layer: nn.Module, x: Tensor) -> tuple[float, float]:
-    """Seconds lost, and seconds alone."""
-
-    def both() -> None:
-        work = sort.start(n)
-        _forwards(layer, x, int(counts))
-        work.wait()
-
-    dist.barrier(sort.group)
-    alone_s = _seconds(runner, lambda: sort.start(n).wait())
-    forward_s = _seconds(runner, lambda: _forwards(layer, x, 2)) / 2
-    counts = torch.tensor([1 + math.ceil(2 * alone_s / forward_s)], device=runner.device)
-    dist.all_reduce(counts, dist.ReduceOp.MAX, group=sort.group)
-    return max(0.0, _seconds(runner, both) - int(counts) * forward_s), alone_s
-
-
-@torch.no_grad()
-def _forwards(layer: nn.Module, x: Tensor, count: int) -> None:
-    for _ in range(count):
-        layer(x)
-
-
-def _seconds(runner: Runner, work: Callable[[], object]) -> float:
-    start = runner.pipeline.now()
-    work()
-    return (runner.pipeline.now() - start) * 1e-9

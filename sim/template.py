@@ -133,7 +133,7 @@ class _Compiler:
         self.run: list[tuple[Compute, Priced]] = []  # computations not yet put into a task
         self.ends: list[float] = []  # of the tasks, with all streams free at zero
         self.free: dict[str, float] = {}
-        self.beside: list[tuple[float, float, float]] = []  # start, end and `slows` of communications not waited for
+        self.beside: list[tuple[float, float, float, str]] = []  # start, end, `slows`, stream of what is not waited for
         self.shares: dict[tuple[str, str, float], float] = {}
         self.parts: dict[str, float] = {}
         self.traffic: dict[tuple[str, str], float] = {}
@@ -174,7 +174,7 @@ class _Compiler:
         self._end(stream, deps, priced.seconds + late_s)
         if priced.slows and not item.blocking:
             end_s = self.ends[-1]
-            self.beside.append((end_s - priced.seconds, end_s, priced.slows))
+            self.beside.append((end_s - priced.seconds, end_s, priced.slows, stream))
         self._wait_for_host(late_s)
         self.tasks.append(
             LocalTask(
@@ -218,11 +218,15 @@ class _Compiler:
         return seconds + late_s + self._shared_s(start_s, seconds + late_s)
 
     def _shared_s(self, start_s: float, seconds: float) -> float:
-        """What computing takes longer for the communications beside it, at the rate of the heaviest of them."""
-        shared_s = 0.0
+        """What computing takes longer for the communications beside it: those of a stream follow each other, of several
+        streams the heaviest counts.
+        """
         self.beside = [c for c in self.beside if c[1] > start_s]
-        for begin_s, end_s, slows in self.beside:
-            shared_s = max(shared_s, slows * (min(end_s, start_s + seconds) - max(begin_s, start_s)))
+        streams: dict[str, float] = {}
+        for begin_s, end_s, slows, stream in self.beside:
+            together_s = max(0.0, min(end_s, start_s + seconds) - max(begin_s, start_s))
+            streams[stream] = streams.get(stream, 0.0) + slows * together_s
+        shared_s = max(streams.values(), default=0.0)
         if shared_s > 0:
             key = ("host", "interpolated", HOST_UNCERTAINTY)
             self.shares[key] = self.shares.get(key, 0.0) + shared_s
