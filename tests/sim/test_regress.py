@@ -1,0 +1,77 @@
+"""Stored real runs: their errors are those accepted, and worse ones are found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sim.measured import load_measured
+from sim.regress import EXPECTED, grown, main
+
+STORED = Path(__file__).parents[2] / "scenarios" / "measured"
+RUNS = sorted(p for p in STORED.glob("*.json") if p.name != EXPECTED)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One stored run with its expectation."""
+    shutil.copy(RUNS[0], tmp_path)
+    assert main([str(tmp_path), "--update"]) == 0
+    return tmp_path
+
+
+def test_stored_runs_are_no_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(STORED)]) == 0, capsys.readouterr().out
+
+
+def test_stored_runs_are_small_and_each_has_a_profile() -> None:
+    assert len(RUNS) >= 4
+    for path in RUNS:
+        assert path.stat().st_size < 200_000
+        assert load_measured(path).own_profile(str(path)).blocks
+
+
+def test_a_slower_simulator_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cost that doubles in the stored calibration, as if the simulator priced it so."""
+    path = folder / RUNS[0].name
+    data = json.loads(path.read_text())
+    for block in data["profile"]["blocks"]:
+        block["seconds"] *= 2
+    path.write_text(json.dumps(data))
+    assert main([str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert "WORSE: step_time" in out
+    assert main([str(folder), "--update"]) == 0
+    assert main([str(folder)]) == 0
+
+
+def test_a_missing_run_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(RUNS[1], folder)
+    assert main([str(folder)]) == 1
+    assert "no expectation is stored" in capsys.readouterr().out
+    assert main([str(folder), "--update", "--json", str(folder / "result.out")]) == 0
+    (folder / RUNS[1].name).unlink()
+    assert main([str(folder)]) == 1
+    assert "MISSING" in capsys.readouterr().out
+
+
+def test_what_counts_as_grown() -> None:
+    before = {"step_time": -0.02, "peak_bytes": 0.01}
+    assert grown({"step_time": 0.02, "peak_bytes": 0.012}, before) == []
+    assert grown({"step_time": 0.03, "peak_bytes": 0.01}, before) == ["step_time: -2.00% before, +3.00% now"]
+    assert grown({"step_time": 0.0}, before) == ["peak_bytes: +1.00% before, not compared any more"]
+
+
+def test_bad_input(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "found no measured runs" in capsys.readouterr().err
+    (folder / EXPECTED).write_text('{"runs": [1]}')
+    assert main([str(folder)]) == 2
+    assert f"{folder / EXPECTED}: runs" in capsys.readouterr().err
+    (folder / EXPECTED).unlink()
+    (folder / "other.json").write_text('{"format": "profile/1"}')
+    assert main([str(folder)]) == 2
+    assert "other.json: format: found 'profile/1'" in capsys.readouterr().err
