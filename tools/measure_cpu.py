@@ -1,0 +1,89 @@
+"""Measure the scenarios of scenarios/cpu on this machine, compare each with its simulation, and write the table of
+docs/measuring.md.
+
+    python tools/measure_cpu.py [NAME …] [--keep FOLDER] [--budget SECONDS] [--attempts N]
+
+Each is measured until a run was quiet, at most `--attempts` times; of noisy ones the least noisy counts and is marked.
+Rows of scenarios that are not named stay as they are. `--keep` keeps the measured runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "measuring.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+HEAD = """| scenario | step, measured | simulated | error | noise | bytes saved | peak memory | others, cores |
+|---|---|---|---|---|---|---|---|"""
+QUIET_CORES = 0.25
+
+
+def measured(name: str, folder: Path, budget: float, attempts: int) -> dict[str, Any]:
+    """The comparison of the least noisy run, with `foreign` for what others used."""
+    scenario = ROOT / "scenarios" / "cpu" / f"{name}.yaml"
+    best: dict[str, Any] = {}
+    for i in range(attempts):
+        out, report = folder / f"{name}.try.json", folder / f"{name}.compare.out"
+        measure = ["calibrate.measure", str(scenario), "--out", str(out), "--budget", str(budget)]
+        compare = ["sim.compare", str(scenario), str(out), "--json", str(report)]
+        for command in (measure, compare):
+            done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+            if done.returncode and not (command is compare and done.returncode == 1):
+                raise SystemExit(f"{name}: {done.stderr}")
+        found = json.loads(report.read_text())
+        report.unlink()
+        found["foreign"] = max(json.loads(out.read_text())["foreign_cores"])
+        if not best or found["foreign"] < best["foreign"]:
+            best = found
+            out.replace(folder / f"{name}.json")
+        print(f"{name} {i}: {found['step_time_s']['error']:+.1%}, others {found['foreign']:.2f}", flush=True)
+        if best["foreign"] <= QUIET_CORES:
+            break
+    (folder / f"{name}.try.json").unlink(missing_ok=True)
+    return best
+
+
+def row(name: str, r: dict[str, Any]) -> str:
+    """One line of the table."""
+    step, memory = r["step_time_s"], r["memory"]
+    saved, peak = (max((m[k]["error"] for m in memory if k in m), key=abs)
+                   for k in ("saved_for_backward_bytes", "peak_bytes"))  # fmt: skip
+    busy = f"{r['foreign']:.2f}" + ("" if r["foreign"] <= QUIET_CORES else " (not quiet)")
+    return (f"| {name} | {step['measured'] * 1e3:.1f} ms | {step['simulated'] * 1e3:.1f} ms | {step['error']:+.1%} | "
+            f"{r['noise']:.1%} | {saved:+.1%} | {peak:+.1%} | {busy} |")  # fmt: skip
+
+
+def rewrite(rows: dict[str, str]) -> None:
+    """Put rows into the page, in order of their names."""
+    text = PAGE.read_text()
+    inside = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+    old = {m[1]: m[0] for m in re.finditer(r"^\| (\w+) \| [\d.]+ ms .*$", inside, re.MULTILINE)}
+    table = "\n".join([HEAD, *(line for _, line in sorted((old | rows).items()))])
+    PAGE.write_text(text.replace(inside, f"\n{table}\n"))
+
+
+def main() -> None:
+    """Measure, compare, and write after each."""
+    every = sorted(p.stem for p in (ROOT / "scenarios" / "cpu").glob("*.yaml"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", default=every, metavar="NAME")
+    parser.add_argument("--keep", type=Path, help="folder for the measured runs")
+    parser.add_argument("--budget", type=float, default=12.0)
+    parser.add_argument("--attempts", type=int, default=3)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.keep or Path(temporary)
+        for name in args.names:
+            rewrite({name: row(name, measured(name, folder, args.budget, args.attempts))})
+
+
+if __name__ == "__main__":
+    main()
