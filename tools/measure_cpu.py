@@ -1,10 +1,11 @@
 """Measure the scenarios of scenarios/cpu on this machine, compare each with its simulation, and write the table of
 docs/measuring.md.
 
-    python tools/measure_cpu.py [NAME …] [--keep FOLDER] [--budget SECONDS] [--attempts N]
+    python tools/measure_cpu.py [NAME …] [--keep FOLDER | --stored FOLDER] [--budget SECONDS] [--attempts N]
 
 Each is measured until a run was quiet, at most `--attempts` times; of noisy ones the least noisy counts and is marked.
-Rows of scenarios that are not named stay as they are. `--keep` keeps the measured runs.
+Rows of scenarios that are not named stay as they are. `--keep` keeps the measured runs; `--stored` takes those that
+were kept and compares them anew.
 """
 
 from __future__ import annotations
@@ -26,25 +27,33 @@ HEAD = """| scenario | step, measured | simulated | error | noise | bytes saved 
 QUIET_CORES = 0.25
 
 
+def run(command: list[str], allowed: tuple[int, ...]) -> None:
+    """One of the project's commands; ends this one if it fails."""
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode not in allowed:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+
+
+def compared(name: str, run_file: Path) -> dict[str, Any]:
+    """The comparison of a measured run, with `foreign` for what others used."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "compare.json"
+        run(["sim.compare", f"scenarios/cpu/{name}.yaml", str(run_file), "--json", str(report)], (0, 1))
+        found: dict[str, Any] = json.loads(report.read_text())
+    return found | {"foreign": max(json.loads(run_file.read_text())["foreign_cores"])}
+
+
 def measured(name: str, folder: Path, budget: float, attempts: int) -> dict[str, Any]:
-    """The comparison of the least noisy run, with `foreign` for what others used."""
-    scenario = ROOT / "scenarios" / "cpu" / f"{name}.yaml"
+    """The comparison of the least noisy run."""
     best: dict[str, Any] = {}
     for i in range(attempts):
-        out, report = folder / f"{name}.try.json", folder / f"{name}.compare.out"
-        measure = ["calibrate.measure", str(scenario), "--out", str(out), "--budget", str(budget)]
-        compare = ["sim.compare", str(scenario), str(out), "--json", str(report)]
-        for command in (measure, compare):
-            done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
-            if done.returncode and not (command is compare and done.returncode == 1):
-                raise SystemExit(f"{name}: {done.stderr}")
-        found = json.loads(report.read_text())
-        report.unlink()
-        found["foreign"] = max(json.loads(out.read_text())["foreign_cores"])
+        out = folder / f"{name}.try.json"
+        run(["calibrate.measure", f"scenarios/cpu/{name}.yaml", "--out", str(out), "--budget", str(budget)], (0,))
+        found = compared(name, out)
+        print(f"{name} {i}: {found['step_time_s']['error']:+.1%}, others {found['foreign']:.2f}", flush=True)
         if not best or found["foreign"] < best["foreign"]:
             best = found
             out.replace(folder / f"{name}.json")
-        print(f"{name} {i}: {found['step_time_s']['error']:+.1%}, others {found['foreign']:.2f}", flush=True)
         if best["foreign"] <= QUIET_CORES:
             break
     (folder / f"{name}.try.json").unlink(missing_ok=True)
@@ -64,10 +73,10 @@ def row(name: str, r: dict[str, Any]) -> str:
 def rewrite(rows: dict[str, str]) -> None:
     """Put rows into the page, in order of their names."""
     text = PAGE.read_text()
-    inside = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    old = {m[1]: m[0] for m in re.finditer(r"^\| (\w+) \| [\d.]+ ms .*$", inside, re.MULTILINE)}
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    old = {m[1]: m[0] for m in re.finditer(r"^\| (\w+) \| [\d.]+ ms .*$", text[start:end], re.MULTILINE)}
     table = "\n".join([HEAD, *(line for _, line in sorted((old | rows).items()))])
-    PAGE.write_text(text.replace(inside, f"\n{table}\n"))
+    PAGE.write_text(f"{text[:start]}\n{table}\n{text[end:]}")
 
 
 def main() -> None:
@@ -76,11 +85,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", default=every, metavar="NAME")
     parser.add_argument("--keep", type=Path, help="folder for the measured runs")
+    parser.add_argument("--stored", type=Path, help="folder of measured runs to compare, instead of measuring")
     parser.add_argument("--budget", type=float, default=12.0)
     parser.add_argument("--attempts", type=int, default=3)
     args = parser.parse_args()
+    if args.stored is not None:
+        runs = {name: args.stored.resolve() / f"{name}.json" for name in args.names}
+        rewrite({name: row(name, compared(name, path)) for name, path in runs.items() if path.is_file()})
+        return
     with tempfile.TemporaryDirectory() as temporary:
-        folder = args.keep or Path(temporary)
+        folder = (args.keep or Path(temporary)).resolve()
         for name in args.names:
             rewrite({name: row(name, measured(name, folder, args.budget, args.attempts))})
 
