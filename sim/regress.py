@@ -77,8 +77,8 @@ def grown(found: Errors, expected: Errors) -> list[str]:
     return out
 
 
-def live_error(path: Path) -> float:
-    """The step time's error in a run taken now, of the scenario of a stored one.
+def live_error(path: Path, options: Sequence[str] = ()) -> float:
+    """The step time's error in a run taken now, of the scenario of a stored one; `options` go to calibrate.measure.
 
     Raises:
         InputError: if `calibrate.measure` could not run it.
@@ -86,7 +86,7 @@ def live_error(path: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         scenario, out = Path(folder) / f"{path.stem}.yaml", Path(folder) / "measured.json"
         scenario.write_text(json.dumps(load_measured(path).scenario))  # JSON is YAML
-        command = [sys.executable, "-m", "calibrate.measure", str(scenario), "--out", str(out)]
+        command = [sys.executable, "-m", "calibrate.measure", str(scenario), "--out", str(out), *options]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIVE_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:

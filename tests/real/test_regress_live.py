@@ -20,4 +20,4 @@ def test_live(tmp_path: Path) -> None:
     scenario.write_text(yaml.safe_dump(small({}, m=1)))
     assert measure([str(scenario), "--out", str(out), "--steps", "1", "--budget", "0.5"]) == 0
     assert set(errors_of(out)) == {"step_time", "replay", "peak_bytes", "saved_for_backward_bytes"}
-    assert -1 < live_error(out) < 10
+    assert -1 < live_error(out, ["--steps", "1", "--budget", "0.5"]) < 10
