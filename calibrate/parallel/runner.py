@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from calibrate.model import Build, Embedding, Head, Layer, WeightGrads, make_blocks
 from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
+from calibrate.parallel.fsdp import ShardedParameters, ShardedStage
 from calibrate.parallel.model_parallel import ModelParallel, whole_model
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
 from calibrate.parallel.recompute import recompute
 from calibrate.parallel.together import ExpertDataParallel
-from calibrate.parallel.zero import ShardedOptimizer, ShardedParameters, ShardedStage, Sharding
+from calibrate.parallel.zero import ShardedOptimizer, Sharding
 from sim.actions import Kind, Schedule, parts
 from sim.models.recompute import mode_of_layer
 from sim.plan import Plan, make_mesh, make_parts, make_plan

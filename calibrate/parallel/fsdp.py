@@ -1,0 +1,166 @@
+"""ZeRO-3, as PyTorch's FSDP: parameters are sharded too, and a block's are gathered just while it computes.
+
+A stage gathers the parameters of a block while the block before it computes, and frees them after it, in the forward
+and again in the backward (unless `reshard_after_forward` is false: then they stay until the step's end). Gradients
+are reduced block by block, last block first, while the one before it computes. (Rajbhandari et al. 2020, arXiv
+1910.02054, section 5.3; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) Units, gathers and reductions: `zero.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from calibrate.model import Embedding, Head
+from calibrate.parallel.data import Sync
+from calibrate.parallel.pipeline import Stage
+from calibrate.parallel.zero import Sharded, Sharding, Unit
+
+
+class ShardedParameters(Sharded):
+    """ZeRO-3: units are blocks, gathered before each forward and backward, and freed after it.
+
+    Without `reshard` they stay from the first forward until the step's end. `each`: gradients are reduced after
+    every micro-batch, else after the last.
+    """
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], sharding: Sharding, sync: Sync, each: bool, reshard: bool, stage: int
+    ) -> None:
+        super().__init__([Unit(list(b.parameters())[::-1], sharding) for b in blocks], stage)
+        self.each, self.reshard = each, reshard
+        self.sync = sync
+        self.missing = [sync.micro_batches] * len(blocks)
+        for u in self.units:
+            u.keep_only_shard()
+
+    def state(self) -> list[Tensor]:
+        """The shards."""
+        return [u.shard.detach() for u in self.units]
+
+    def silence(self) -> None:
+        """Gather everything once, and communicate no more."""
+        for i in range(len(self.units)):
+            self.gather(i)
+            self.arrived(i)
+        self.begin()
+        self.silent = True
+
+    def speak(self) -> None:
+        """Communicate again; nothing stays gathered."""
+        self.settle()
+        self.silent = False
+        for i in range(len(self.units)):
+            self.release(i)
+
+    def fetch(self, i: int) -> None:
+        """Start gathering block i, if there is such a block and it is not here."""
+        if 0 <= i < len(self.units):
+            self.gather(i)
+
+    def done(self, i: int) -> None:
+        """Block i has computed: free its parameters."""
+        if self.reshard:
+            self.release(i)
+
+    def release(self, i: int) -> None:
+        """Free block i's parameters."""
+        if not self.silent and i in self.gathers:
+            self.arrived(i)
+            del self.gathers[i]
+            self.units[i].free()
+
+    def graded(self, i: int) -> None:
+        """Block i's gradients of one micro-batch are there: reduce them, every time or the last."""
+        self.missing[i] -= 1
+        if self.each or self.missing[i] == 0:
+            self.reduce(self.units[i])
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.missing = [self.sync.micro_batches] * len(self.units)
+
+    def before_block(self, block: nn.Module) -> None:
+        """The stage itself fetches blocks."""
+
+    def finish(self) -> None:
+        """Wait for the last reductions; nothing stays gathered."""
+        self.settle()
+        for i in range(len(self.units)):
+            self.release(i)
+
+    def updated(self) -> None:
+        """The optimizer has run: the next forward gathers what it updated."""
+
+
+@dataclass(slots=True)
+class ShardedStage(Stage):
+    """A stage under ZeRO-3. Its graph is cut between blocks, so that each block's parameters can come and go."""
+
+    sharded: ShardedParameters | None = None
+
+    def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
+        """Block after block; the next one's parameters are gathered meanwhile."""
+        inputs, edges = [], []
+        self.sharded.fetch(0)
+        for i, block in enumerate(self.blocks):
+            self.sharded.fetch(i + 1)
+            self.sharded.arrived(i)
+            self.before_block(block, micro_batch)
+            x = x if isinstance(block, Embedding) else x.detach().requires_grad_()
+            inputs.append(x)
+            x = block(x, targets) * self.scale if isinstance(block, Head) else block(x)
+            edges.append(torch.autograd.graph.get_gradient_edge(x))
+            self.sharded.done(i)
+        if x.ndim == 0:
+            self.losses[micro_batch] = x.detach()
+        self.flight[micro_batch] = (inputs, edges)
+        return x.detach()
+
+    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+        """Last block first; each one's gradients are reduced while the one before it computes."""
+        inputs, edges = self.flight.pop(micro_batch)
+        self.sharded.fetch(len(edges) - 1)
+        while edges:
+            i, x = len(edges) - 1, inputs.pop()
+            self.sharded.fetch(i - 1)
+            self.sharded.arrived(i)
+            torch.autograd.backward(edges.pop(), grad)
+            grad = x.grad
+            self.sharded.done(i)
+            self.after_block(i)
+        return grad
+
+    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+        """The input's gradient alone: each block leaves its linear layers' jobs for `backward_weight`."""
+        inputs, edges = self.flight.pop(micro_batch)
+        jobs: list[list[object]] = [[] for _ in edges]
+        embedded = None
+        self.sharded.fetch(len(edges) - 1)
+        for i in reversed(range(len(edges))):
+            self.sharded.fetch(i - 1)
+            self.sharded.arrived(i)
+            if isinstance(self.blocks[i], Embedding):
+                embedded = edges[i]
+            else:
+                self.store.deferred = jobs[i]
+                torch.autograd.backward(edges[i], grad)
+                grad = inputs[i].grad
+            edges[i] = None
+            self.sharded.done(i)
+        self.store.deferred = None
+        self.deferred[micro_batch] = (jobs, embedded, grad)
+        return grad
+
+    def backward_weight(self, micro_batch: int) -> None:
+        """What `backward_input` left, last block first."""
+        jobs, embedded, grad = self.deferred.pop(micro_batch)
+        while jobs:
+            i = len(jobs) - 1
+            self.store.run(jobs.pop())
+            if isinstance(self.blocks[i], Embedding):
+                torch.autograd.backward(embedded, grad)
+            self.after_block(i)
