@@ -28,9 +28,9 @@ LLAMA: dict[str, Any] = {
 MEGATRON_TEXT = """
 accumulate-allreduce-grads-in-fp32 add-qkv-bias attention-backend attention-dropout bf16 ckpt-format clip-grad
 context-parallel-size cp-comm-type cross-entropy-loss-fusion data-parallel-sharding-strategy ddp-bucket-size
-disable-bias-linear expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp16 fp4-format
+disable-bias-linear eval-iters expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp16 fp4-format
 fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attention hidden-dropout hidden-size
-kv-channels kv-lora-rank lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
+kv-channels kv-lora-rank log-interval lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
 moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-router-force-load-balancing
 moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
 moe-token-dispatcher-type mtp-num-layers multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion
@@ -47,7 +47,7 @@ MEGATRON = set(re.findall(r"\S+", MEGATRON_TEXT))
 # Of the dataclasses in torchtitan/config/job_config.py, pytorch/torchtitan at 000204a.
 TITAN = {
     "model": {"name", "flavor", "converters"},
-    "training": {"local_batch_size", "global_batch_size", "seq_len", "max_norm", "mixed_precision_param",
+    "training": {"local_batch_size", "global_batch_size", "seq_len", "max_norm", "steps", "mixed_precision_param",
                  "mixed_precision_reduce", "compile"},
     "parallelism": {"data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
                     "tensor_parallel_degree", "enable_async_tensor_parallel", "pipeline_parallel_degree",
@@ -154,6 +154,19 @@ def test_megatron_takes_the_same_layout() -> None:
     assert (layout[0][0], layout[-1][-1]) == ("E", "L")
 
 
+def test_megatron_gets_what_its_own_checks_ask_for() -> None:
+    text = emit(scenario(training={"param_dtype": None}, parallelism={"zero": 1}), "megatron")
+    assert "\nCUDA_DEVICE_MAX_CONNECTIONS=1 torchrun" in text  # asserted where tp or cp is above 1
+    found = flags(text)
+    assert found["vocab-size"] == "128255"  # its NullTokenizer adds one, and 128256 rows stay 128256
+    assert (found["log-interval"], found["eval-iters"]) == ("1", "0")
+    long = scenario(training={"param_dtype": None, "seq_len": 262_144}, parallelism={"zero": 1})
+    assert int(flags(emit(long, "megatron"))["max-position-embeddings"]) >= 262_144
+    fsdp = emit(scenario(training={"param_dtype": None}, parallelism={"pp": 1, "virtual_stages": None}), "megatron")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in fsdp  # its FSDP refuses 1
+    assert flags(fsdp)["ckpt-format"] == "fsdp_dtensor"
+
+
 @pytest.mark.parametrize(
     ("trainer", "changes", "words"),
     [
@@ -167,6 +180,10 @@ def test_megatron_takes_the_same_layout() -> None:
         ("megatron", {"parallelism": {"schedule": "zb_v"}},
          ["parallelism.schedule zb_v: has 1f1b and interleaved_1f1b"]),
         ("megatron", {"training": {"elementwise": "compiled"}}, ["training.elementwise compiled"]),
+        ("megatron", {"parallelism": {"dp": 3, "tp": 1, "sp": False}, "training": {"global_batch_size": 240}},
+         ["ranks 12: torchrun starts as many on every node, here 8"]),
+        ("megatron", {"parallelism": {"pp": 2, "p2p_overlap": False}}, ["interleaves without it from pp 3 on"]),
+        ("megatron", {"model": "mixtral-8x7b", "parallelism": {"sp": False}}, ["parallelism.sp false: experts beside"]),
         ("deepspeed", {}, ["must be one of torchtitan, megatron"]),
     ],
 )  # fmt: skip

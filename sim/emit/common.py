@@ -1,0 +1,47 @@
+"""What the writers of flags share: notes, reasons against, and what neither trainer has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim.scenario import Scenario
+from sim.training_config import Training
+
+
+@dataclass
+class Emission:
+    """What is written and what cannot be."""
+
+    scenario: Scenario
+    training: Training
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def refuse(self, key: str, value: Any, why: str, when: bool = True) -> None:
+        """Note a reason if it holds."""
+        if when:
+            self.reasons.append(f"{key} {value}: {why}")
+
+    def common(self) -> None:
+        """What neither trainer has."""
+        t, p = self.training, self.scenario.parallelism
+        self.refuse("distillation", "given", "trains one model", self.scenario.distillation is not None)
+        self.refuse("training.activation_offload", "true", "is no option", t.activation_offload)
+        self.refuse("parallelism.cp_split", p.cp_split, "splits zigzag", p.cp > 1 and p.cp_split != "zigzag")
+        self.refuse("parallelism.dp_sync", p.dp_sync, "reduces buckets", p.dp_sync == "per_parameter")
+        nodes, each = self.nodes
+        self.refuse("ranks", p.ranks, f"torchrun starts as many on every node, here {each}", nodes * each != p.ranks)
+        if self.scenario.faults is not None:
+            self.notes.append("faults are left out")
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """Nodes, and processes on each."""
+        ranks, per_node = self.scenario.parallelism.ranks, self.scenario.cluster.gpus_per_node
+        return -(-ranks // per_node), min(ranks, per_node)
+
+    @property
+    def even(self) -> bool:
+        """Whether all stages hold as many layers."""
+        return len(set(self.scenario.parallelism.layers_per_stage)) == 1

@@ -1,0 +1,210 @@
+"""Megatron-LM's arguments. Names, and what they may be combined with: megatron/training/arguments.py of
+NVIDIA/Megatron-LM at 000c4ac (November 2025).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.dtypes import dtype_bytes
+from sim.emit.common import Emission
+
+
+class Megatron(Emission):
+    """A command that trains twenty steps on made-up data and reports each."""
+
+    def build(self) -> str:
+        """The command, one flag a line."""
+        self.common()
+        groups = [self._model(), self._experts(), self._batch(), self._layout(), self._replicas(), self._numbers()]
+        flags = [(name, value) for group in groups for name, value in group]
+        nodes, each = self.nodes
+        p = self.scenario.parallelism
+        # It asserts this before Blackwell, where it merely does no harm; its FSDP refuses it.
+        ordered = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if (p.tp > 1 or p.cp > 1) and p.zero < 2 else ""
+        lines = [f"{ordered}torchrun --nnodes {nodes} --nproc-per-node {each} pretrain_gpt.py"]
+        flags += [("mock-data", ""), ("tokenizer-type", "NullTokenizer"), ("train-iters", 20), ("lr", "1e-4"),
+                  ("log-interval", 1), ("eval-iters", 0)]  # fmt: skip
+        lines += [f"    --{name}" + (f" {value}" if value != "" else "") for name, value in flags]
+        return "\n".join(["# Megatron-LM as of November 2025 (000c4ac)", *(f"# {n}" for n in self.notes),
+                          " \\\n".join(lines)])  # fmt: skip
+
+    def _model(self) -> list[tuple[str, Any]]:
+        m = self.scenario.model
+        positions = {"learned": "learned_absolute"}.get(m.positions, m.positions)
+        self.refuse("model.positions", m.positions, "predicts several tokens with rope or none",
+                    m.mtp_layers > 0 and m.positions == "learned")  # fmt: skip
+        out: list[tuple[str, Any]] = [
+            ("num-layers", m.layers), ("hidden-size", m.hidden), ("ffn-hidden-size", m.ffn),
+            ("num-attention-heads", m.heads),
+            ("max-position-embeddings", max(m.max_positions, self.training.seq_len)),
+            ("position-embedding-type", positions),
+            ("normalization", "RMSNorm" if m.norm == "rmsnorm" else "LayerNorm"),
+            ("vocab-size", m.vocab - 1),  # its NullTokenizer adds one for the end of a document
+            ("make-vocab-size-divisible-by", 128), ("attention-dropout", m.dropout), ("hidden-dropout", m.dropout),
+        ]  # fmt: skip
+        if m.mla is not None:
+            out += [("multi-latent-attention", ""),
+                    *([("q-lora-rank", m.mla.q_lora_rank)] if m.mla.q_lora_rank else []),
+                    ("kv-lora-rank", m.mla.kv_lora_rank), ("qk-head-dim", m.mla.qk_nope_head_dim),
+                    ("qk-pos-emb-head-dim", m.mla.qk_rope_head_dim), ("v-head-dim", m.mla.v_head_dim)]  # fmt: skip
+        else:
+            out.append(("kv-channels", m.head_dim))
+            out += [("group-query-attention", ""), ("num-query-groups", m.kv_heads)] if m.kv_heads < m.heads else []
+        switches = (("swiglu", m.mlp == "swiglu"), ("squared-relu", m.mlp == "relu2"),
+                    ("disable-bias-linear", not m.bias),
+                    ("add-qkv-bias", m.qkv_bias), ("qk-layernorm", m.qk_norm),
+                    ("untie-embeddings-and-output-weights", not m.tied_embeddings))  # fmt: skip
+        out += [(name, "") for name, on in switches if on]
+        return out + ([("mtp-num-layers", m.mtp_layers)] if m.mtp_layers else [])
+
+    def _experts(self) -> list[tuple[str, Any]]:
+        moe, p = self.scenario.model.moe, self.scenario.parallelism
+        if moe is None:
+            return []
+        self.refuse(
+            "model.moe.imbalance", "drawn", "routes by its data; balanced is forced", moe.imbalance != "balanced"
+        )
+        sixteen = p.ep_dispatch_dtype in ("bf16", "fp16", "fp32")
+        self.refuse("parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "dispatches 16 bits", not sixteen)
+        self.refuse("training.precision", self.training.precision, "groups the experts' matmuls in bf16 alone",
+                    self.training.precision in ("fp16", "fp32"))  # fmt: skip
+        self.refuse("parallelism.sp", "false", "experts beside tp need it", p.tp > 1 and not p.sp)
+        self.refuse("parallelism.ep_overlap", "true", "needs ep, virtual stages beside pp, and no full recomputation",
+                    p.ep_overlap and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1)
+                                      or self.training.recompute.mode == "full"))  # fmt: skip
+        dense, layers = moe.dense_layers, self.scenario.model.layers
+        out: list[tuple[str, Any]] = [
+            ("num-experts", moe.experts), ("moe-router-topk", moe.top_k), ("moe-ffn-hidden-size", moe.ffn),
+            ("moe-grouped-gemm", ""), ("moe-token-dispatcher-type", "alltoall"),
+            ("moe-router-force-load-balancing", ""),
+            ("expert-model-parallel-size", p.ep), ("expert-tensor-parallel-size", p.expert_tp),
+        ]  # fmt: skip
+        out += [("moe-shared-expert-intermediate-size", moe.shared_experts * moe.ffn)] if moe.shared_experts else []
+        out += [("moe-layer-freq", f'"([0]*{dense}+[1]*{layers - dense})"')] if dense else []
+        out += [("moe-expert-capacity-factor", moe.capacity_factor)] if moe.capacity_factor else []
+        if moe.max_nodes_per_token is not None:
+            nodes = max(1, p.ep // self.scenario.cluster.gpus_per_node)
+            out += [("moe-router-num-groups", nodes), ("moe-router-group-topk", min(nodes, moe.max_nodes_per_token))]
+        return out + ([("overlap-moe-expert-parallel-comm", "")] if p.ep_overlap else [])
+
+    def _batch(self) -> list[tuple[str, Any]]:
+        t = self.training
+        return [
+            ("seq-length", t.seq_len),
+            ("micro-batch-size", t.micro_batch_size),
+            ("global-batch-size", t.global_batch_size),
+        ]
+
+    def _layout(self) -> list[tuple[str, Any]]:
+        p = self.scenario.parallelism
+        self.refuse("parallelism.schedule", p.schedule, "has 1f1b and interleaved_1f1b",
+                    p.pp > 1 and p.schedule not in ("1f1b", "interleaved_1f1b"))  # fmt: skip
+        interleaved = p.pp > 1 and p.schedule == "interleaved_1f1b"
+        self.refuse("parallelism.p2p_overlap", "true", "overlaps messages with interleaved_1f1b alone",
+                    p.pp > 1 and p.p2p_overlap and not interleaved)  # fmt: skip
+        self.refuse("parallelism.p2p_overlap", "false", "interleaves without it from pp 3 on",
+                    p.pp == 2 and interleaved and not p.p2p_overlap)  # fmt: skip
+        orders = {"tp-cp-dp-pp": [], "tp-cp-pp-dp": [("use-tp-pp-dp-mapping", "")]}
+        self.refuse("parallelism.rank_order", p.rank_order, f"has {', '.join(orders)}", p.rank_order not in orders)
+        self.refuse(
+            "parallelism.tp_overlap", "full", "needs sp: true", p.tp > 1 and p.tp_overlap == "full" and not p.sp
+        )
+        if p.tp > 1 and p.tp_overlap == "none":
+            self.notes.append(
+                "tp_overlap none: Megatron-LM hides backward's tensor-parallel communication where it can"
+            )
+        out: list[tuple[str, Any]] = [("tensor-model-parallel-size", p.tp), ("pipeline-model-parallel-size", p.pp),
+                                      ("context-parallel-size", p.cp), *orders.get(p.rank_order, [])]  # fmt: skip
+        if interleaved and self.even:
+            out.append(("num-virtual-stages-per-pipeline-rank", p.virtual_stages))
+        out += [("no-overlap-p2p-communication", "")] if interleaved and not p.p2p_overlap else []
+        out += [("pipeline-model-parallel-layout", f'"{self._stages()}"')] if p.pp > 1 and not self.even else []
+        out += [("sequence-parallel", "")] if p.sp and p.tp > 1 else []
+        out += [("tp-comm-overlap", "")] if p.tp > 1 and p.tp_overlap == "full" else []
+        methods = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}
+        return out + ([("cp-comm-type", methods[p.cp_method])] if p.cp > 1 else [])
+
+    def _stages(self) -> str:
+        """Embedding, layers, prediction layers and loss, stage by stage: E, t, m, L."""
+        counts = self.scenario.parallelism.layers_per_stage
+        stages = ["t" * n for n in counts]
+        stages[0] = "E" + stages[0]
+        stages[-1] += "m" * self.scenario.model.mtp_layers + "L"
+        return "|".join(stages)
+
+    def _replicas(self) -> list[tuple[str, Any]]:
+        p, t = self.scenario.parallelism, self.training
+        members = p.dp * p.cp
+        out: list[tuple[str, Any]] = []
+        if members > 1 and p.dp_sync == "bucketed":
+            out += [
+                ("overlap-grad-reduce", ""),
+                ("ddp-bucket-size", int(p.bucket_bytes // dtype_bytes(t.grad_reduce_dtype))),
+            ]
+        if p.zero == 0 or members == 1:
+            return out
+        out.append(("use-distributed-optimizer", ""))
+        hybrid = members // p.shard_size
+        self.refuse("parallelism.param_gather_overlap", "true", "needs dp_sync: bucketed",
+                    p.param_gather_overlap and p.dp_sync != "bucketed")  # fmt: skip
+        if p.zero == 1:
+            out += [("num-distributed-optimizer-instances", hybrid)] if hybrid > 1 else []
+            return out + ([("overlap-param-gather", "")] if p.param_gather_overlap else [])
+        self.refuse("parallelism.pp", p.pp, f"zero {p.zero} (its FSDP) is for one pipeline stage here", p.pp > 1)
+        self.refuse("parallelism.shard_size", p.shard_size, "its FSDP shards over all replicas here", hybrid > 1)
+        self.refuse(
+            "parallelism.reshard_after_forward",
+            "false",
+            "its FSDP reshards",
+            p.zero == 3 and not p.reshard_after_forward,
+        )
+        strategy = "optim_grads" if p.zero == 2 else "optim_grads_params"
+        return [*out, ("use-megatron-fsdp", ""), ("data-parallel-sharding-strategy", strategy),
+                ("no-gradient-accumulation-fusion", ""), ("ckpt-format", "fsdp_dtensor")]  # fmt: skip
+
+    def _numbers(self) -> list[tuple[str, Any]]:
+        t = self.training
+        sixteen = {"fp16": "fp16", "fp32": ""}.get(t.precision, "bf16")
+        self.refuse("training.param_dtype", t.param_dtype, "keeps 16-bit parameters beside an fp32 master copy",
+                    t.param_dtype == "fp32" and t.precision != "fp32")  # fmt: skip
+        pair = (t.grad_dtype, t.grad_reduce_dtype)
+        self.refuse("training.grad_dtype", "/".join(pair), "accumulates and reduces in fp32, or both in bf16",
+                    pair not in (("fp32", "fp32"), ("bf16", "bf16")))  # fmt: skip
+        self.refuse(
+            "training.elementwise",
+            t.elementwise,
+            "runs its own fused kernels or eager ones",
+            t.elementwise == "compiled",
+        )
+        low = {"fp8": [("fp8-format", "hybrid")], "mxfp8": [("fp8-format", "hybrid"), ("fp8-recipe", "mxfp8")],
+               "nvfp4": [("fp4-format", "e2m1")]}  # fmt: skip
+        out: list[tuple[str, Any]] = [(sixteen, "")] if sixteen else []
+        out += low.get(t.precision, [])
+        grads = "grad-reduce-in-bf16" if pair[0] == "bf16" else "accumulate-allreduce-grads-in-fp32"
+        out += [(grads, ""), ("attention-backend", "flash" if t.attention == "fused" else "unfused")]
+        out += [
+            ("optimizer", "adam" if t.optimizer == "adamw" else "sgd"),
+            ("clip-grad", 1.0 if t.gradient_clipping else 0.0),
+        ]
+        out += [("cross-entropy-loss-fusion", "")] if t.cross_entropy == "fused" else []
+        if t.elementwise == "eager":
+            fusions = ("bias-gelu", "bias-swiglu", "bias-dropout", "masked-softmax", "rope")
+            out += [(f"no-{f}-fusion", "") for f in fusions]
+        return out + self._recompute()
+
+    def _recompute(self) -> list[tuple[str, Any]]:
+        r = self.training.recompute
+        self.refuse("training.recompute", r.mode, "is no policy of it", r.mode == "selective_op")
+        self.refuse(
+            "training.recompute.every",
+            r.every,
+            "recomputes the first layers of each stage (layers)",
+            r.every is not None,
+        )
+        if r.mode == "selective":
+            return [("recompute-granularity", "selective")]
+        if r.mode != "full":
+            return []
+        method = ("uniform", 1) if r.layers is None else ("block", r.layers)
+        return [("recompute-granularity", "full"), ("recompute-method", method[0]), ("recompute-num-layers", method[1])]

@@ -1,0 +1,162 @@
+"""torchtitan's TOML. Names and their meaning: torchtitan/config/job_config.py of pytorch/torchtitan at 000204a (August
+2025); later versions are configured in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.emit.common import Emission
+
+_FLAVORS = {  # torchtitan/models/llama3: layers, hidden, heads, kv_heads, ffn
+    "8B": (32, 4096, 32, 8, 14336), "70B": (80, 8192, 64, 8, 28672), "405B": (126, 16384, 128, 8, 53248),
+}  # fmt: skip
+_TITAN_SCHEDULES = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "zb_v": "ZBVZeroBubble",
+    "dualpipe_v": "DualPipeV",
+}  # fmt: skip
+
+
+class Titan(Emission):
+    """A file that trains twenty steps."""
+
+    def build(self) -> str:
+        """The file, with the command that takes it in a comment."""
+        self.common()
+        s, p, t = self.scenario, self.scenario.parallelism, self.training
+        flavor = self._flavor()
+        self._refusals()
+        replicate, shard = self._data_parallel()
+        accumulated = s.micro_batches if p.pp > 1 else 1
+        tables: dict[str, dict[str, Any]] = {
+            "model": {"name": "llama3", "flavor": flavor, "converters": self._converters()},
+            "training": {
+                "local_batch_size": t.micro_batch_size * accumulated, "global_batch_size": t.global_batch_size,
+                "seq_len": t.seq_len, "max_norm": 1.0, "steps": 20,
+                "mixed_precision_param": "bfloat16" if t.precision != "fp32" else "float32",
+                "mixed_precision_reduce": "float32", "compile": t.elementwise == "compiled",
+            },
+            "parallelism": {
+                "data_parallel_replicate_degree": replicate, "data_parallel_shard_degree": shard,
+                "fsdp_reshard_after_forward": "always" if p.reshard_after_forward else "never",
+                "tensor_parallel_degree": p.tp, "enable_async_tensor_parallel": p.tp_overlap == "full",
+                "context_parallel_degree": p.cp,
+                "context_parallel_rotate_method": "alltoall" if p.cp_method == "ring" else "allgather",
+                "pipeline_parallel_degree": p.pp, **self._pipeline(),
+            },
+            "activation_checkpoint": self._recompute(),
+        }  # fmt: skip
+        nodes, each = self.nodes
+        start = (
+            f"torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train --job.config_file THIS_FILE.toml"
+        )
+        head = ["torchtitan as of August 2025 (000204a)", start, *self.notes]
+        return "\n".join([*(f"# {line}" for line in head), *_toml(tables)])
+
+    def _flavor(self) -> str:
+        m = self.scenario.model
+        shape = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn)
+        found = next((name for name, sizes in _FLAVORS.items() if sizes == shape), "")
+        llama = (
+            m.mlp == "swiglu" and m.norm == "rmsnorm" and m.positions == "rope" and not (m.bias or m.tied_embeddings)
+        )
+        same = found and llama and m.moe is None and m.mla is None and not m.mtp_layers and m.vocab == 128_256
+        if not same:
+            shown = f"{m.layers} layers of {m.hidden}, {m.heads} heads, vocabulary {m.vocab}"
+            self.refuse(
+                "model", shown, f"its llama3 flavors are {', '.join(_FLAVORS)}, and no option changes their sizes"
+            )
+        return found
+
+    def _refusals(self) -> None:
+        p, t = self.scenario.parallelism, self.training
+        self.refuse(
+            "parallelism.sp", "false", "tensor parallelism comes with sequence parallelism", p.tp > 1 and not p.sp
+        )
+        self.refuse("parallelism.tp_overlap", "wgrad", "overlaps chunks (full) or nothing", p.tp_overlap == "wgrad")
+        self.refuse("parallelism.tp_overlap", "full", "needs elementwise: compiled", p.tp_overlap == "full"
+                    and t.elementwise != "compiled")  # fmt: skip
+        self.refuse("parallelism.cp_method", "all_to_all", "passes keys and values on, not heads", p.cp > 1
+                    and p.cp_method == "all_to_all")  # fmt: skip
+        self.refuse("parallelism.rank_order", p.rank_order, "orders ranks tp-cp-dp-pp", p.rank_order != "tp-cp-dp-pp")
+        self.refuse(
+            "training.param_dtype",
+            t.param_dtype,
+            "keeps parameters in fp32 (param_dtype: fp32)",
+            t.param_dtype != "fp32",
+        )
+        self.refuse("training.grad_reduce_dtype", t.grad_reduce_dtype, "reduces in fp32", t.grad_reduce_dtype != "fp32")
+        self.refuse(
+            "training.precision", t.precision, "has bf16, fp32, fp8 and mxfp8", t.precision in ("fp16", "nvfp4")
+        )
+        self.refuse("training.optimizer", t.optimizer, "has Adam and AdamW", t.optimizer != "adamw")
+        self.refuse("training.gradient_clipping", "false", "always clips", not t.gradient_clipping)
+        self.refuse("training.attention", t.attention, "uses fused attention", t.attention != "fused")
+        self.refuse("training.elementwise", t.elementwise, "runs eager or compiled", t.elementwise == "megatron")
+        self.refuse(
+            "parallelism.dp_sync",
+            p.dp_sync,
+            "overlaps reductions with backward",
+            p.dp > 1 and p.dp_sync == "after_backward",
+        )
+
+    def _data_parallel(self) -> tuple[int, int]:
+        """Replicas and shards; its FSDP shards over dp_shard · cp ranks."""
+        p = self.scenario.parallelism
+        alone = p.dp * p.cp == 1
+        self.refuse("parallelism.zero", p.zero, "shards all (zero 3) or nothing", p.zero in (1, 2) and not alone)
+        if p.zero == 0:
+            more = p.tp * p.cp * p.pp > 1
+            self.refuse(
+                "parallelism.zero",
+                0,
+                "replicates whole models on ranks of data parallelism alone",
+                more and p.dp * p.cp > 1,
+            )
+            return p.dp, 1
+        shards = max(1, p.shard_size // p.cp)
+        self.refuse("parallelism.shard_size", p.shard_size, "is a multiple of cp", bool(p.shard_size % p.cp))
+        return max(1, p.dp // shards), shards
+
+    def _converters(self) -> list[str]:
+        return {"fp8": ["float8"], "mxfp8": ["mx"]}.get(self.training.precision, [])
+
+    def _pipeline(self) -> dict[str, Any]:
+        p, t = self.scenario.parallelism, self.training
+        if p.pp == 1:
+            return {}
+        name = _TITAN_SCHEDULES.get(p.schedule, "")
+        self.refuse("parallelism.schedule", p.schedule, f"has {', '.join(_TITAN_SCHEDULES)}", not name)
+        self.refuse(
+            "parallelism.layers_per_stage", list(p.layers_per_stage), "stages begin at a layer", 0 in p.layers_per_stage
+        )
+        starts = [sum(p.layers_per_stage[:i]) for i in range(1, len(p.layers_per_stage))]
+        return {
+            "pipeline_parallel_schedule": name, "pipeline_parallel_microbatch_size": t.micro_batch_size,
+            "pipeline_parallel_split_points": [f"layers.{n}" for n in starts],
+        }  # fmt: skip
+
+    def _recompute(self) -> dict[str, Any]:
+        r = self.training.recompute
+        self.refuse(
+            "training.recompute", r.mode, "recomputes by operator (selective_op) or by layer", r.mode == "selective"
+        )
+        self.refuse("training.recompute.layers", r.layers, "takes every n-th layer (every)", r.layers is not None)
+        if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
+            return {"mode": "selective", "selective_ac_option": "op" if r.mode == "selective_op" else str(r.every)}
+        return {"mode": "full" if r.mode == "full" else "none"}
+
+
+def _toml(tables: dict[str, dict[str, Any]]) -> list[str]:
+    out = []
+    for name, table in tables.items():
+        out += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in table.items())]
+    return out
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml_value(v) for v in value)}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
