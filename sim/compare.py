@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 from sim.engine import run_static
 from sim.errors import InputError
+from sim.files import write_text
 from sim.measured import MeasuredRun, load_measured, to_timeline
 from sim.profile import Profile, load_profile, write_json
 from sim.scenario import Scenario, load_scenario
@@ -41,7 +41,7 @@ def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolera
     an error of schedule or rendezvous (large here too) from an error of cost (small here).
     """
     simulated = simulation.timeline
-    step = _pair(simulation.step_time_s, run.step_time_s)
+    step = _pair(simulation.result["step_time_s"], run.step_time_s)
     ranks = _ranks(simulation, measured)
     return {
         "format": "sim-compare/1",
@@ -121,8 +121,11 @@ def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
 
 
 def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None:
-    """The simulated graph with recorded durations; None where gradients or parameters travel within actions."""
+    """The simulated graph with recorded durations; None where gradients or parameters travel within actions, or a
+    teacher, which is no part of the graph, takes time."""
     built = simulation.built
+    if simulation.teacher is not None:
+        return None
     if not simulation.expanded and any(done.first != done.last for rank in built.actions for done in rank):
         return None
     simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
@@ -299,29 +302,13 @@ def _run(args: argparse.Namespace) -> int:
     else:
         print_table(result)
         if args.json:
-            _write(args.json, lambda path: write_json(path, result))
+            write_json(Path(args.json), result)
     if args.html:
         from sim.views.compare_page import compare_page
 
         page = compare_page(result, simulation.timeline, measured)
-        _write(args.html, lambda path: _write_text(path, page))
+        write_text(args.html, page)
     return 0 if result["within_tolerance"] else 1
-
-
-def _write(name: str, write: Any) -> None:
-    try:
-        write(Path(name))
-    except OSError as error:
-        raise InputError(f"{name}: cannot be written: {error.strerror or error}") from None
-
-
-def _write_text(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,9 @@
 """Distillation: what a teacher adds to the student's step, in time and in memory.
 
 `logits` (Hinton et al. 2015, arXiv 1503.02531): the frozen teacher runs forward on the same sequences and the student's
-loss compares both distributions at a temperature. `sequence` (Kim and Rush 2016, arXiv 1606.07947): the teacher first
-writes the second part of every sequence, served by `sim.serve.serving`, then the student trains as ever.
+loss compares both distributions at a temperature (`sim.models.head.soft_loss`, part of the student's head). `sequence`
+(Kim and Rush 2016, arXiv 1606.07947): the teacher first writes the second part of every sequence, served by
+`sim.serve.serving`, then the student trains as ever.
 
 The teacher is cut over `teacher_parallelism.tp` ranks and replicated over the student's ranks, each replica taking its
 share of the batch (`placement: same`), or has that many GPUs of its own and works one step ahead (`other`): then the
@@ -12,37 +13,41 @@ longer of the two decides. On the same GPUs nothing overlaps, as both keep the m
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sim.costs import Costs
 from sim.dtypes import dtype_bytes, sixteen_bit
 from sim.errors import InputError
-from sim.models.operators import F, I, memory_op
+from sim.memory import MemoryCurve
+from sim.models.dims import dims
+from sim.models.head import soft_loss
 from sim.parallelism import Parallelism, split_layers
 from sim.plan import make_plan
 from sim.pricing import Pricing
-from sim.program import Comm, Compute, Item
+from sim.program import Block, Comm, Compute, Item
 from sim.scenario import Scenario
-from sim.stages import stage_blocks
+from sim.stages import replace_runs, stage_blocks
 from sim.template import compile_program
+from sim.timeline import Detail, RankClass, Timeline
 from sim.workloads import Distillation, Inference, RequestPattern
 from topology.network import Network
 
 if TYPE_CHECKING:
     from sim.profile import Profile
 
-LOSS_FORWARD_BYTES = 56.0  # per logit, fp32 chain: to fp32 (4), temperature (8), softmax (32), product and sum (12)
-LOSS_BACKWARD_BYTES = 20.0  # difference of two distributions (12), temperature (8)
-FUSED_BYTES = 5.0  # in elements: both logits read twice, the gradient written
+INFERENCE = "inference"  # the phase of a measured teacher's block: forward alone, nothing kept, no loss
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """What the teacher adds. Seconds of a step; bytes on a rank that holds it.
 
-    `forward_s`: of all its micro-batches; `loss_s`: the student's comparing both distributions; `send_s`: logits to the
-    student's GPUs where they are elsewhere; `generate_s`: sequence mode's generation.
+    `forward_s`: of all its micro-batches; `loss_s`: comparing both distributions, within the student's step; `send_s`:
+    logits to the student's GPUs where they are elsewhere; `generate_s`: sequence mode's generation; `cache_bytes`: of
+    keys and values meanwhile.
     """
 
     mode: str
@@ -54,17 +59,22 @@ class Teacher:
     generate_s: float
     parameter_bytes: float
     buffer_bytes: float
+    cache_bytes: float
     generated_tokens: int
+
+    @property
+    def own_s(self) -> float:
+        """What it takes by itself."""
+        return self.forward_s + self.generate_s + self.send_s
 
     def step_s(self, student_s: float) -> float:
         """The whole step around a student's of `student_s`."""
-        own = self.forward_s + self.generate_s + self.send_s
-        student_s += self.loss_s
-        return max(own, student_s) if self.placement == "other" else own + student_s
+        return max(self.own_s, student_s) if self.placement == "other" else self.own_s + student_s
 
 
-def teacher_of(scenario: Scenario, profile: Profile) -> Teacher:
-    """Costs of the teacher of a scenario with `distillation`.
+def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) -> Teacher:
+    """Costs of the teacher of a scenario with `distillation`. `held_bytes`: what the student keeps on a GPU that the
+    teacher writes on.
 
     Raises:
         InputError: without that section.
@@ -78,17 +88,17 @@ def teacher_of(scenario: Scenario, profile: Profile) -> Teacher:
     gpus = tp if d.placement == "other" else 0
     weights, forward_s, buffers = _forward(scenario, d, profile)
     if d.mode == "sequence":
-        generate_s, tokens = _generate(scenario, d, profile, replicas)
-        return Teacher(d.mode, d.placement, gpus, 0.0, 0.0, 0.0, generate_s, weights, buffers, tokens)
+        held_bytes = held_bytes if d.placement == "same" else 0.0
+        generate_s, tokens, buffers, cache = _generate(scenario, d, profile, replicas, held_bytes)
+        return Teacher(d.mode, d.placement, gpus, 0.0, 0.0, 0.0, generate_s, weights, buffers, cache, tokens)
     micro = -(-share // t.micro_batch_size)
-    loss_s, logits_bytes = _loss(scenario, profile)
+    loss_s = _loss_s(scenario, profile)
     send_s = 0.0
     if d.placement == "other" or scenario.parallelism.pp > 1:
         size = t.micro_batch_size * t.seq_len * d.teacher.vocab * dtype_bytes(sixteen_bit(t.precision)) / tp
         network = Network(scenario.cluster)
         send_s = micro * network.send(0, max(1, scenario.cluster.nodes * scenario.cluster.gpus_per_node - 1), size)
-    buffers += logits_bytes
-    return Teacher(d.mode, d.placement, gpus, micro * forward_s, loss_s, send_s, 0.0, weights, buffers, 0)
+    return Teacher(d.mode, d.placement, gpus, micro * forward_s, loss_s, send_s, 0.0, weights, buffers, 0.0, 0)
 
 
 def teacher_scenario(scenario: Scenario, d: Distillation) -> Scenario:
@@ -99,20 +109,29 @@ def teacher_scenario(scenario: Scenario, d: Distillation) -> Scenario:
     return scenario.model_copy(update={"model": d.teacher, "parallelism": layout, "distillation": None, "faults": None})
 
 
+def teacher_blocks(scenario: Scenario, d: Distillation) -> tuple[Block, ...]:
+    """The teacher's blocks on one rank, first to last."""
+    plan = make_plan(teacher_scenario(scenario, d))
+    return stage_blocks(plan, plan.parts[0], 0)
+
+
 def _forward(scenario: Scenario, d: Distillation, profile: Profile) -> tuple[float, float, float]:
     """Bytes of the teacher's weights on a rank, seconds of one micro-batch's forward, bytes that it needs meanwhile."""
     own = teacher_scenario(scenario, d)
-    plan = make_plan(own)
-    pricing = Pricing(plan, Costs(profile, own.cluster.gpu), Network(own.cluster))
+    costs = Costs(profile, own.cluster.gpu)
+    pricing = Pricing(make_plan(own), costs, Network(own.cluster))
     t = own.training
     assert t is not None
-    blocks = stage_blocks(plan, plan.parts[0], 0)
-    program = tuple(item for b in blocks for item in b.forward if not _of_loss(item))
+    blocks = teacher_blocks(scenario, d)
+    items: list[Item] = []
+    for b in blocks:
+        program = tuple(item for item in b.forward if not _of_loss(item))
+        items += replace_runs(program, b.key, INFERENCE, costs) or program
     size = dtype_bytes(sixteen_bit(t.precision))
     weights = sum(b.params + b.expert_params for b in blocks) * size
     logits = t.micro_batch_size * t.seq_len * d.teacher.padded_vocab(own.parallelism.tp) / own.parallelism.tp * size
     buffers = max(b.forward_peak_bytes for b in blocks) + logits
-    return weights, compile_program(program, pricing.on(0)).makespan_s, buffers
+    return weights, compile_program(tuple(items), pricing.on(0)).makespan_s, buffers
 
 
 def _of_loss(item: Item) -> bool:
@@ -122,26 +141,19 @@ def _of_loss(item: Item) -> bool:
     return isinstance(item, Comm) and item.name.startswith("loss_")
 
 
-def _loss(scenario: Scenario, profile: Profile) -> tuple[float, float]:
-    """Seconds of a step in the loss at a temperature, and bytes of the teacher's logits held for it."""
-    t, p = scenario.training, scenario.parallelism
-    assert t is not None
-    costs = Costs(profile, scenario.cluster.gpu)
-    act = sixteen_bit(t.precision)
-    n = t.micro_batch_size * t.seq_len / p.cp * scenario.model.padded_vocab(p.tp) / p.tp
-    size = dtype_bytes(act)
-    if t.cross_entropy == "fused":
-        ops = [memory_op("distillation_loss", F, "cross_entropy", n, FUSED_BYTES * size * n, act, 2)]
-        held = size * n
-    else:
-        ops = [memory_op("distillation_loss", F, "cross_entropy", n, (LOSS_FORWARD_BYTES + size) * n, act, 10),
-               memory_op("distillation_loss_backward", I, "cross_entropy", n, LOSS_BACKWARD_BYTES * n, act, 2)]
-        held = (size + 4.0) * n
-    return scenario.micro_batches * sum(costs.compute(op).seconds for op in ops), held
+def _loss_s(scenario: Scenario, profile: Profile) -> float:
+    """Seconds of a step in the loss at a temperature."""
+    costs, part = Costs(profile, scenario.cluster.gpu), soft_loss(scenario, dims(scenario))
+    ops = (i for i in (*part.forward, *part.backward) if isinstance(i, Compute))
+    return scenario.micro_batches * sum(costs.compute(op).seconds for op in ops)
 
 
-def _generate(scenario: Scenario, d: Distillation, profile: Profile, replicas: int) -> tuple[float, int]:
-    """Seconds until the teacher has written the second part of every sequence, and how many tokens those are."""
+def _generate(
+    scenario: Scenario, d: Distillation, profile: Profile, replicas: int, held_bytes: float
+) -> tuple[float, int, float, float]:
+    """Seconds until the teacher has written the second part of every sequence; how many tokens those are; bytes of an
+    iteration's tensors and of the cache at its fullest. The cache has what the student's `held_bytes` leave.
+    """
     from sim.serve.serving import simulate_serving
 
     t = scenario.training
@@ -158,12 +170,18 @@ def _generate(scenario: Scenario, d: Distillation, profile: Profile, replicas: i
     inference = inference.model_copy(update={"precision": precision, "kv_cache": cache})
     layout = own.parallelism.model_copy(update={"dp": replicas})
     serving = own.model_copy(update={"training": None, "inference": inference, "parallelism": layout})
-    return simulate_serving(serving, profile).end_s, t.global_batch_size * (t.seq_len - prompt)
+    served = simulate_serving(serving, profile, held_bytes=held_bytes)
+    row = max(served.result["memory"], key=lambda row: row["peak"])
+    return served.end_s, t.global_batch_size * (t.seq_len - prompt), row["buffers"], row["kv_cache"]
 
 
-def with_teacher(result: dict[str, Any], scenario: Scenario, profile: Profile) -> dict[str, Any]:
+def held_bytes(result: dict[str, Any]) -> float:
+    """What the fullest rank of a student holds all the time."""
+    return max(_held(row) for row in result["memory"])
+
+
+def with_teacher(result: dict[str, Any], teacher: Teacher, scenario: Scenario) -> dict[str, Any]:
     """A student's result with the teacher's time and memory added, and what they are under `distillation`."""
-    teacher = teacher_of(scenario, profile)
     student_s = result["step_time_s"]
     step_s = teacher.step_s(student_s)
     slower = student_s / step_s if step_s > 0 else 1.0
@@ -192,17 +210,63 @@ def with_teacher(result: dict[str, Any], scenario: Scenario, profile: Profile) -
 def _critical_path(student: dict[str, float], teacher: Teacher, student_s: float) -> dict[str, float]:
     """Both one after the other on the same GPUs; else the longer of the two."""
     own = {"TEACHER": teacher.forward_s + teacher.send_s, "GENERATE": teacher.generate_s}
-    learning = {**student, "LOSS": teacher.loss_s}
-    if teacher.placement == "same":
-        path = {**own, **learning}
-    else:
-        path = own if sum(own.values()) > student_s + teacher.loss_s else learning
+    longer = own if teacher.own_s > student_s else student
+    path = {**own, **student} if teacher.placement == "same" else longer
     return dict(sorted(((k, v) for k, v in path.items() if v), key=lambda kv: -kv[1]))
 
 
+def _held(row: dict[str, Any]) -> float:
+    """What a rank of the student holds all the time."""
+    return float(row["parameters"] + row["gradients"] + row["optimizer"])
+
+
 def _beside(row: dict[str, Any], teacher: Teacher) -> dict[str, Any]:
-    """A rank's memory with the teacher on it; its buffers are needed before the student's backward, not beside them."""
-    buffers = max(row["buffers"], teacher.buffer_bytes)
-    more = teacher.parameter_bytes + buffers - row["buffers"]
-    return {**row, "parameters": row["parameters"] + teacher.parameter_bytes, "buffers": buffers,
-            "teacher": teacher.parameter_bytes, "peak": row["peak"] + more}  # fmt: skip
+    """A rank's memory with the teacher on it: the more of the student's own peak and the teacher's turn, in which it
+    needs its buffers and cache beside what the student holds."""
+    turn = _held(row) + teacher.buffer_bytes + teacher.cache_bytes
+    peak = teacher.parameter_bytes + max(row["peak"], turn)
+    return {**row, "parameters": row["parameters"] + teacher.parameter_bytes, "teacher": teacher.parameter_bytes,
+            "buffers": max(row["buffers"], teacher.buffer_bytes),
+            "activations": max(row["activations"], teacher.cache_bytes), "peak": peak}  # fmt: skip
+
+
+def timeline_with_teacher(timeline: Timeline, teacher: Teacher) -> Timeline:
+    """The student's timeline after the teacher's turn, a span on every rank; or beside it, on the teacher's ranks."""
+    kind = "GENERATE" if teacher.mode == "sequence" else "TEACHER"
+    text = f"{teacher.generated_tokens:,} tokens written" if teacher.generated_tokens else "forward, nothing kept"
+    same = teacher.placement == "same"
+    classes = timeline.classes
+    if not same:
+        first = 1 + max(c.ranks[-1] for c in classes)
+        classes = (*classes, RankClass(first, range(first, first + teacher.gpus), len(classes)))
+    rows = np.arange(len(timeline.classes)) if same else np.array([len(timeline.classes)])
+    streams, kinds = (_with(values, new) for values, new in ((timeline.streams, "compute"), (timeline.kinds, kind)))
+    new = {"class_index": rows, "stream": streams.index("compute"), "kind": kinds.index(kind),
+           "detail": len(timeline.details), "stage": -1, "micro_batch": -1, "flow": -1, "start_s": 0.0,
+           "end_s": teacher.own_s}  # fmt: skip
+    shift = teacher.own_s if same else 0.0
+    columns = {name: np.concatenate([np.full(len(rows), value) if np.isscalar(value) else value,
+                                     getattr(timeline, name) + (shift if name.endswith("_s") else 0)])
+               for name, value in new.items()}  # fmt: skip
+    details = (*timeline.details, Detail(f"teacher: {text}"))
+    return replace(timeline, classes=classes, streams=streams, kinds=kinds, details=details, **columns)
+
+
+def _with(values: tuple[str, ...], new: str) -> tuple[str, ...]:
+    return values if new in values else (*values, new)
+
+
+def memory_with_teacher(curve: MemoryCurve, teacher: Teacher) -> MemoryCurve:
+    """A rank's memory, the teacher's turn first; unchanged where the teacher is elsewhere."""
+    if teacher.placement != "same":
+        return curve
+
+    def column(turn: float, values: Any) -> Any:
+        return np.concatenate([[turn], values])
+
+    c, weights = curve, teacher.parameter_bytes
+    return MemoryCurve(
+        c.rank, column(0.0, c.time_s + teacher.own_s), column(c.parameters[0], c.parameters) + weights,
+        column(c.gradients[0], c.gradients), column(c.optimizer[0], c.optimizer),
+        column(teacher.cache_bytes, c.activations), column(teacher.buffer_bytes, c.buffers),
+    )  # fmt: skip

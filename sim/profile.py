@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,10 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import InputError
+from sim.files import write_text
 
 FORMAT = "profile/1"
 MAX_FILE_BYTES = 64 * 1024 * 1024
-PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer")
+PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")
 SHIPPED = Path(__file__).parent / "presets" / "profiles"
 
 Facts = Mapping[str, str | int | float | bool]
@@ -138,15 +138,7 @@ class Profile:
 
 def write_json(path: Path, data: object) -> None:
     """Replaces `path` with `data` as JSON at once, so that a reader, or a kill, never meets half a file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(data, file, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_text(path, json.dumps(data, allow_nan=False))
 
 
 def shipped_profiles() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ from sim.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
 from sim.template import compile_program
 from sim.timeline import Timeline
 from topology.network import Network
+
+if TYPE_CHECKING:
+    from sim.distillation import Teacher
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +80,15 @@ class Simulation:
         ]
 
     def memory_over(self, steps: int) -> list[MemoryCurve]:
-        """Memory over the first `steps` steps; over one alone, a step in the steady state."""
+        """Memory over the first `steps` steps; over one alone, a step in the steady state. A teacher is in it."""
+        curves, before_s = self.memory, 0.0
+        if self.teacher is not None:
+            from sim.distillation import memory_with_teacher
+
+            curves = [memory_with_teacher(c, self.teacher) for c in curves]
+            before_s = self.teacher.own_s if self.teacher.placement == "same" else 0.0
         if steps == 1:
-            return self.memory
+            return curves
         graph = self.built.graph
         start = min(
             (
@@ -89,21 +98,34 @@ class Simulation:
             ),
             default=0.0,
         )
-        return [over_steps(c, self.step_time_s, start, steps) for c in self.memory]
+        return [over_steps(c, before_s + self.step_time_s, before_s + start, steps) for c in curves]
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """The numbers, in the form of `sim.run --json`."""
-        result = make_result(self)
-        if self.scenario.distillation is None:
-            return result
+        if self.teacher is None:
+            return self.student
         from sim.distillation import with_teacher
 
-        return with_teacher(result, self.scenario, self.profile)
+        return with_teacher(self.student, self.teacher, self.scenario)
+
+    @cached_property
+    def student(self) -> dict[str, Any]:
+        """`result` without a teacher."""
+        return make_result(self)
+
+    @cached_property
+    def teacher(self) -> Teacher | None:
+        """What a teacher adds to the step; None without distillation."""
+        if self.scenario.distillation is None:
+            return None
+        from sim.distillation import held_bytes, teacher_of
+
+        return teacher_of(self.scenario, self.profile, held_bytes(self.student))
 
     @property
     def step_time_s(self) -> float:
-        """End of the last task."""
+        """End of the last task; of the student's, where there is a teacher."""
         return max(self.times.end_s, default=0.0)
 
     @property
@@ -111,12 +133,18 @@ class Simulation:
         """Rows of `timeline` that lie on the critical path."""
         _, chain = critical_path(self.built, self.times)
         rows: list[int] = np.flatnonzero(np.isin(_rows(self.built, self.times)[:, 0], chain)).tolist()
-        return rows
+        before = len(self.timeline) - len(_rows(self.built, self.times))  # the teacher's
+        return [row + before for row in rows]
 
     @cached_property
     def timeline(self) -> Timeline:
         """Every span of every simulated rank."""
-        return make_timeline(self.built, self.times)
+        timeline = make_timeline(self.built, self.times)
+        if self.teacher is None:
+            return timeline
+        from sim.distillation import timeline_with_teacher
+
+        return timeline_with_teacher(timeline, self.teacher)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

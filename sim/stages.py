@@ -144,21 +144,21 @@ def _measured(block: Block, kind: Kind, costs: Costs) -> Block:
     phases = PHASES[kind]
     forward = kind is Kind.F
     program = block.forward if forward else tuple(i for i in block.backward if i.phase in phases)
-    replaced = _replace_runs(program, block.key, MEASURED_PHASE[kind], costs)
+    replaced = replace_runs(program, block.key, MEASURED_PHASE[kind], costs)
     if replaced is None:
         return block
     recompute = block.recompute
     if recompute and kind is not Kind.W:
-        again = _replace_runs(recompute, block.key, "recompute", costs)
+        again = replace_runs(recompute, block.key, "recompute", costs)
         if again is None and len(recompute) == len(block.forward):
-            again = _replace_runs(recompute, block.key, "forward", costs)
+            again = replace_runs(recompute, block.key, "forward", costs)
         recompute = again if again is not None else recompute
     if forward:
         return replace(block, forward=replaced, recompute=recompute)
     return replace(block, backward=replaced, recompute=recompute)
 
 
-def _replace_runs(program: Program, key: str, phase: str, costs: Costs) -> Program | None:
+def replace_runs(program: Program, key: str, phase: str, costs: Costs) -> Program | None:
     """Each run of computations between communications as one measured item; None if one was not measured."""
     out: list[Item] = []
     run, open_run = 0, False

@@ -52,6 +52,9 @@ class Inference(Written):
     ]
     max_running_requests: int = Field(default=256, ge=1, le=10_000_000)
     max_batch_tokens: int = Field(default=8192, ge=1, le=1_000_000_000)
+    preemption: Literal["recompute", "swap"] = Field(
+        default="recompute", description="what becomes of a preempted sequence's cache: dropped, or kept in host memory"
+    )
     kv_cache: KvCache = KvCache()
     prefix_cache: Literal["none", "gpu", "cpu"] = "none"
     quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only"] = "none"

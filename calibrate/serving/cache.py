@@ -61,6 +61,26 @@ def make_cache(m: ModelConfig, blocks: int, block_tokens: int, dtype: torch.dtyp
 
 
 @dataclass(slots=True)
+class HostSequences:
+    """Blocks of preempted sequences in host memory, by sequence."""
+
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def swap_out(self, cache: PagedCache, sequence: int, tokens: int) -> None:
+        """Copy the blocks that hold a sequence's first `tokens` tokens."""
+        table = cache.tables[sequence][: -(-tokens // cache.block_tokens)]
+        keys, values = (t[:, table].to("cpu", copy=True) for t in (cache.keys, cache.values))
+        self.kept[sequence] = keys, values
+
+    def swap_in(self, cache: PagedCache, sequence: int) -> None:
+        """Copy them back, into the sequence's new blocks."""
+        keys, values = self.kept.pop(sequence)
+        table = cache.tables[sequence][: keys.shape[1]]
+        cache.keys[:, table] = keys.to(cache.keys.device)
+        cache.values[:, table] = values.to(cache.values.device)
+
+
+@dataclass(slots=True)
 class HostPrefixes:
     """Whole blocks of prompts in host memory, by the tokens up to their end, so that equal beginnings are found.
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from calibrate.serving.cache import HostPrefixes, PagedCache, make_cache
+from calibrate.serving.cache import HostPrefixes, HostSequences, PagedCache, make_cache
 from calibrate.serving.forward import Clock, Model, Part, forward
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request
@@ -41,6 +41,7 @@ class Settings:
     max_running: int = 256
     max_batch_tokens: int = 8192
     host_tokens: int = 0  # of prefixes kept in host memory; 0 keeps none
+    swap_tokens: int = 0  # of preempted sequences kept there; 0 recomputes them
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Served:
     scheduler: Scheduler
     cache: PagedCache
     host: HostPrefixes
+    swapped: HostSequences = field(default_factory=HostSequences)
     seconds: float = 0.0
     forward_s: float = 0.0  # of the last forward
     iterations: list[tuple[float, float, int]] = field(default_factory=list)  # start, end, tokens
@@ -68,7 +70,9 @@ def serve(model: Model, prompts: Items[Prompt], settings: Settings, clock: Clock
     sequences = [Sequence(p.request, i) for i, p in enumerate(prompts)]
     host = HostCache(settings.host_tokens) if settings.host_tokens else None
     limits = Limits(settings.max_running, settings.max_batch_tokens, settings.max_running)
-    scheduler = Scheduler(KvCache(settings.blocks, settings.block_tokens), limits, host=host)
+    scheduler = Scheduler(
+        KvCache(settings.blocks, settings.block_tokens), limits, host=host, swap_tokens=settings.swap_tokens
+    )
     cache = make_cache(model.config, settings.blocks, settings.block_tokens, model.dtype)
     served = Served([[] for _ in prompts], sequences, scheduler, cache, HostPrefixes())
     pending = sorted(sequences, key=lambda s: s.request.arrival_s)
@@ -95,11 +99,15 @@ def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch,
     cache = served.cache
     for s in served.sequences:
         if not s.running:  # preempted ones too
+            if s.swapped and s.index in cache.tables:
+                served.swapped.swap_out(cache, s.index, s.swapped)
             cache.release(s.index)
     for s, tokens, _ in batch.pieces:
         fresh = s.index not in cache.tables
         cache.grow(s.index, s.computed + tokens)
-        if fresh and s.computed:
+        if s.index in served.swapped.kept:
+            served.swapped.swap_in(cache, s.index)
+        elif fresh and s.computed:
             served.host.load(cache, s.index, prompts[s.index].tokens, s.computed)
     parts = [Part(p.sequence.index, _tokens(prompts, served, p), p.sequence.computed) for p in batch.pieces]
     begin = clock()

@@ -50,7 +50,7 @@ def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=backward_peak(parts),
         key=f"head {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-        f"loss={_training(scenario).cross_entropy}",
+        f"loss={_training(scenario).cross_entropy}" + (" and the teacher's" if learns_logits(scenario) else ""),
     )
 
 
@@ -60,6 +60,13 @@ def tied_params(scenario: Scenario) -> int:
 
 
 def head_parts(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
+    """The head's operators in forward order, with what it learns from a teacher."""
+    parts = hard_head_parts(scenario, d)
+    return (*parts, soft_loss(scenario, d)) if learns_logits(scenario) else parts
+
+
+def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Part, Part, Part]:
+    """Final norm, output projection, the loss against the text's next token."""
     m = scenario.model
     vocab = m.padded_vocab(d.tp) // d.tp
     # the output projection runs in 16 bits even where the layers' matmuls are quantized
@@ -115,6 +122,33 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
         forward_bytes=(e + (FP32_BYTES if copy else 0.0)) * n,
         backward_bytes=2 * FP32_BYTES * n,
     )
+
+
+def learns_logits(scenario: Scenario) -> bool:
+    """Whether the loss also compares the student's distribution with a teacher's."""
+    return scenario.distillation is not None and scenario.distillation.mode == "logits"
+
+
+def soft_loss(scenario: Scenario, d: Dims) -> Part:
+    """T² times the divergence of the softened distributions (Hinton 2015, arXiv 1503.02531, section 2), beside the hard
+    loss, over this rank's part of the vocabulary.
+
+    Unfused, fp32, bytes a logit: the teacher's to fp32 (e+4), both by T (16), log-softmax (16), the teacher's
+    probabilities (8), difference, product and sum (12); kept for backward are the student's log-softmax and the
+    teacher's probabilities. Backward: difference of two distributions (12), by T (8), sum with the hard loss's
+    gradient (12). Fused: both logits read twice, the gradient written onto the hard loss's (5e).
+    """
+    n, e = float(d.tokens * scenario.model.padded_vocab(d.tp) // d.tp), d.act_bytes
+    fused = _training(scenario).cross_entropy == "fused"
+    name, moved = "distillation_loss", (5 * e if fused else 56.0 + e) * n
+    forward: list[Item] = [memory_op(name, F, "cross_entropy", n, moved, d.act, 2 if fused else 10)]
+    forward += _reductions(d, 1 if fused else 3)
+    if fused:
+        return Part(name, tuple(forward), (), (), forward_bytes=e * n, backward_bytes=0.0)
+    backward = memory_op(f"{name}_backward", I, "cross_entropy", n, 32.0 * n, d.act, 3)
+    saved = Saved("head", "softened distributions in fp32", 2 * FP32_BYTES * n, False)
+    held = (e + 2 * FP32_BYTES) * n  # the teacher's logits, what is divided and summed
+    return Part(name, tuple(forward), (backward,), (saved,), forward_bytes=held, backward_bytes=2 * FP32_BYTES * n)
 
 
 def _reductions(d: Dims, count: int) -> list[Item]:

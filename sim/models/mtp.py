@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sim.models.dims import Shard, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import lookup
-from sim.models.head import head_parts
+from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
 from sim.models.linear import Linear, linear
 from sim.models.operators import Part, backward_of, forward_of, workspace
@@ -38,7 +38,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         linear(d, project),
     )
     layer = layer_parts(scenario, d, last, shard)
-    final, output, loss = head_parts(scenario, d)
+    final, output, loss = hard_head_parts(scenario, d)
     after = (final, replace(output, params=0), loss)
     kept = keep(d, layer, mode_of_layer(scenario, last))
     around = keep(d, (*before, *after), "none")

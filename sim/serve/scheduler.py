@@ -2,9 +2,14 @@
 
 Running sequences come first, oldest first: each gets its next token, or the next chunk of its prompt, out of the token
 budget. If the cache has no block for one, the youngest running sequence is preempted: it gives up its blocks, goes back
-to the head of the queue and later recomputes prompt and generated tokens. Only if nobody was preempted are waiting
-requests admitted in order of arrival, while there is budget, a place and room for the chunk in the cache. Prompts that
-exceed what is left of the budget are computed in chunks.
+to the head of the queue and later recomputes prompt and generated tokens, or (`swap`) its whole cache is copied to the
+host's memory and back. Only if nobody was preempted are waiting requests admitted in order of arrival, while there is
+budget, a place and room for the chunk in the cache. Prompts that exceed what is left of the budget are computed in
+chunks.
+
+Swapping (Kwon et al. 2023, section 4.5): all blocks of a sequence leave together. The iteration that takes them over
+starts when the copy is done; on the way back others compute meanwhile. Both directions of the bus work at once, each
+serves one copy after another.
 
 Sources: Yu et al. 2022, "Orca" (iteration-level scheduling); Kwon et al. 2023, arXiv 2309.06180, sections 4.3 and
 4.5; Agrawal et al. 2023, "Sarathi", arXiv 2308.16369 (chunked prefill); vLLM, vllm/v1/core/sched/scheduler.py.
@@ -25,7 +30,7 @@ from sim.serve.requests import Request
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request on its way. `computed` tokens are in the cache, `private` blocks are its own, the first `shared`
-    tokens lie in its prefix's blocks."""
+    tokens lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted."""
 
     request: Request
     index: int
@@ -33,10 +38,11 @@ class Sequence:
     generated: int = 0
     private: int = 0
     shared: int = 0
+    swapped: int = 0
     running: bool = False
     in_flight: bool = False
     uses_prefix: bool = False
-    ready_s: float = 0.0  # when its prefix has come from the host's memory
+    ready_s: float = 0.0  # when its prefix, or all of its cache, has come from the host's memory
     first_token_s: float = -1.0
     finish_s: float = -1.0
     preemptions: int = 0
@@ -56,9 +62,19 @@ class Piece(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One iteration."""
+    """One iteration. `ready_s`: when the blocks that it took over have been copied away."""
 
     pieces: tuple[Piece, ...]
+    ready_s: float = 0.0
+
+
+class Copy(NamedTuple):
+    """Tokens between GPU and host. `kind`: RELOAD (a prefix), SWAP_IN, SWAP_OUT."""
+
+    start_s: float
+    end_s: float
+    tokens: int
+    kind: str
 
 
 @dataclass(slots=True)
@@ -71,6 +87,7 @@ class Counts:
     hit_tokens: int = 0
     loaded_tokens: int = 0
     stored_tokens: int = 0
+    swapped_tokens: int = 0  # out; as many come in again
 
 
 @dataclass(slots=True)
@@ -92,11 +109,13 @@ class Scheduler:
     host: HostCache | None = None
     load_s_per_token: float = 0.0
     load_latency_s: float = 0.0
+    swap_tokens: int = 0  # room in the host's memory for preempted sequences; 0 recomputes
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-    host_free_s: float = 0.0
-    loads: list[tuple[float, float, int]] = field(default_factory=list)  # start, end, tokens
+    host_free_s: float = 0.0  # the bus towards the GPU; `out_free_s` the other way
+    out_free_s: float = 0.0
+    copies: list[Copy] = field(default_factory=list)
     before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
 
     def schedule(self, now_s: float) -> Batch:
@@ -115,7 +134,7 @@ class Scheduler:
                 preempted = True
                 if victim is None:
                     break
-                self._preempt(victim)
+                self._preempt(victim, now_s)
                 if victim is sequence:
                     break
             else:
@@ -125,7 +144,7 @@ class Scheduler:
             break
         if not preempted:
             self._admit(pieces, budget, now_s)
-        return Batch(tuple(pieces))
+        return Batch(tuple(pieces), self.out_free_s)
 
     def _admit(self, pieces: list[Piece], budget: int, now_s: float) -> None:
         while (self.waiting and budget > 0 and len(self.running) < self.limits.running
@@ -157,17 +176,27 @@ class Scheduler:
             self.cache.use(sequence.request.prefix_id, 0)
             sequence.uses_prefix = True
         if loaded:
-            begin = max(now_s, self.host_free_s)
-            self.host_free_s = begin + self.load_latency_s + loaded * self.load_s_per_token
+            self.host_free_s = self._copy(max(now_s, self.host_free_s), loaded,
+                                          "SWAP_IN" if sequence.swapped else "RELOAD")
             sequence.ready_s = self.host_free_s
-            self.counts.loaded_tokens += loaded
-            self.loads.append((begin, self.host_free_s, loaded))
+            self.counts.loaded_tokens += loaded - sequence.swapped
+            self.swap_tokens += sequence.swapped
+            sequence.swapped = 0
         sequence.running = True
         self.running.append(sequence)
 
+    def _copy(self, begin_s: float, tokens: int, kind: str) -> float:
+        """When a copy that begins at `begin_s` is done."""
+        end_s = begin_s + self.load_latency_s + tokens * self.load_s_per_token
+        self.copies.append(Copy(begin_s, end_s, tokens, kind))
+        return end_s
+
     def _cached(self, sequence: Sequence) -> tuple[int, int]:
-        """Tokens of the prompt found on the GPU and in the host's memory; at least one token is always computed."""
+        """Tokens found on the GPU and in the host's memory: of the prompt, or all that a swapped sequence had; at least
+        one token is always computed."""
         request = sequence.request
+        if sequence.swapped:
+            return 0, sequence.swapped
         wanted = min(request.prefix_tokens, request.prompt_tokens - 1)
         if not request.prefix_id or wanted <= 0:
             return 0, 0
@@ -195,10 +224,16 @@ class Scheduler:
     def _victim(self) -> Sequence | None:
         return next((s for s in reversed(self.running) if not s.in_flight), None)
 
-    def _preempt(self, victim: Sequence) -> None:
+    def _preempt(self, victim: Sequence, now_s: float) -> None:
         self.counts.preemptions += 1
-        self.counts.recomputed_tokens += victim.computed - victim.shared
         victim.preemptions += 1
+        if 0 < victim.computed <= self.swap_tokens:
+            self.out_free_s = self._copy(max(now_s, self.out_free_s, victim.ready_s), victim.computed, "SWAP_OUT")
+            self.counts.swapped_tokens += victim.computed
+            self.swap_tokens -= victim.computed
+            victim.swapped = victim.computed
+        else:
+            self.counts.recomputed_tokens += victim.computed - victim.shared
         self._free(victim)
         victim.computed = 0
         victim.ready_s = 0.0

@@ -102,6 +102,11 @@ class ServingSimulation:
 
         return memory_curves(self)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from sim.views.notebook import result_html
+
+        return result_html(self.scenario.name, self.result)
 
     def memory_over(self, steps: int) -> list[MemoryCurve]:
         """`memory`: a workload has no further steps."""
@@ -115,9 +120,10 @@ class ServingSimulation:
 
 def simulate_serving(
     scenario: Scenario, profile: Profile | None = None, requests: tuple[Request, ...] | None = None, *,
-    group: bool = True,
+    group: bool = True, held_bytes: float = 0.0,
 ) -> ServingSimulation:
     """Serve the scenario's requests, or `requests` in their place. Without `group` every iteration is its own.
+    `held_bytes` of every GPU belong to others.
 
     Raises:
         InputError: without an inference section, or for a trace that cannot be read.
@@ -129,7 +135,7 @@ def simulate_serving(
     costs = iteration_costs(scenario, profile or load_profile(scenario.calibration))
     found = make_requests(inference.requests) if requests is None else requests
     dp = scenario.parallelism.dp
-    capacity = cache_capacity(scenario, costs, found)
+    capacity = cache_capacity(scenario, costs, found, held_bytes)
     replicas = []
     for i in range(min(dp, len(found))):
         sequences = [Sequence(r, n) for n, r in enumerate(found[i::dp])]
@@ -152,7 +158,8 @@ def _scheduler(scenario: Scenario, costs: IterationCosts, capacity: Capacity, se
     network = costs.pricing.network
     latency = network.host_copy(0.0)
     per_token = network.host_copy(capacity.stage_token_bytes) - latency
-    return Scheduler(cache, limits, i.prefix_cache == "gpu", host, per_token, latency)
+    room = capacity.host_tokens if i.preemption == "swap" else 0
+    return Scheduler(cache, limits, i.prefix_cache == "gpu", host, per_token, latency, room)
 
 
 class _Server:
@@ -208,7 +215,7 @@ class _Server:
         if batch.pieces:
             load = load_of(batch)
             self.costs.note(load)
-            spans = self._pass_stages(now, load)
+            spans = self._pass_stages(max(now, batch.ready_s), load)
             heapq.heappush(self.in_flight, (spans[-1][1], len(self.replica.iterations), batch))
             self.replica.iterations.append(Iteration(spans, load, 1))
             self._note_state(now)

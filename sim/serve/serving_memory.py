@@ -61,9 +61,11 @@ def buffer_bytes(d: ServingDims, stage: StageLayers, tokens: int, samples: int) 
     return max(layer, tokens * m.hidden * d.act_bytes + logits)
 
 
-def cache_capacity(scenario: Scenario, costs: IterationCosts, requests: tuple[Request, ...]) -> Capacity:
-    """Blocks that fit beside weights and buffers into `memory_fraction` of a GPU (vLLM's gpu_memory_utilization);
-    into all of it with static batching, which allocates what it needs.
+def cache_capacity(
+    scenario: Scenario, costs: IterationCosts, requests: tuple[Request, ...], held_bytes: float = 0.0
+) -> Capacity:
+    """Blocks that fit beside weights, buffers and others' `held_bytes` into `memory_fraction` of a GPU (vLLM's
+    gpu_memory_utilization); into all of it with static batching, which allocates what it needs.
 
     Every stage must hold its layers' part of every block, so the stage with least room decides. Where not even the
     longest request fits (for static batching: the whole batch), just enough blocks for it are simulated.
@@ -81,7 +83,7 @@ def cache_capacity(scenario: Scenario, costs: IterationCosts, requests: tuple[Re
     buffers = tuple(buffer_bytes(d, s, tokens, min(sequences, len(requests))) for s in costs.stages)
     weights = tuple(weight_bytes(d, s) for s in costs.stages)
     per_token = tuple((s.dense + s.sparse) * kv_bytes_per_token(d) for s in costs.stages)
-    budget = scenario.cluster.gpu.memory_bytes * (1.0 if static else i.kv_cache.memory_fraction)
+    budget = scenario.cluster.gpu.memory_bytes * (1.0 if static else i.kv_cache.memory_fraction) - held_bytes
     stages = zip(weights, buffers, per_token, strict=True)
     fit = min(int(max(0.0, budget - w - b) // (t * block)) for w, b, t in stages if t)
     each = -(-max(longest - 1, reserve) // block)

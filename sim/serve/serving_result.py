@@ -15,6 +15,12 @@ from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
 if TYPE_CHECKING:
     from sim.serve.serving import ServingSimulation
 
+COPIES = {
+    "RELOAD": "prefix from host memory",
+    "SWAP_OUT": "preempted sequence to host memory",
+    "SWAP_IN": "preempted sequence from host memory",
+}
+
 
 def make_result(sim: ServingSimulation) -> dict[str, Any]:
     """Everything that `sim.run --json` prints."""
@@ -77,8 +83,15 @@ def _kv_cache(sim: ServingSimulation) -> dict[str, Any]:
         "evicted_blocks": sum(r.scheduler.cache.evicted for r in replicas),
         "loaded_bytes": sum(c.loaded_tokens for c in counts) * capacity.stage_token_bytes,
         "stored_bytes": sum(c.stored_tokens for c in counts) * capacity.stage_token_bytes,
-        "load_s": sum(end - start for r in replicas for start, end, _ in r.scheduler.loads),
+        "load_s": _copy_s(replicas, "RELOAD"),
+        "swapped_bytes": sum(c.swapped_tokens for c in counts) * capacity.stage_token_bytes,
+        "swap_s": _copy_s(replicas, "SWAP_OUT") + _copy_s(replicas, "SWAP_IN"),
     }
+
+
+def _copy_s(replicas: tuple[Replica, ...], kind: str) -> float:
+    """Seconds of all copies of one kind between GPU and host."""
+    return sum(c.end_s - c.start_s for r in replicas for c in r.scheduler.copies if c.kind == kind)
 
 
 def _mean_over_time(replicas: tuple[Replica, ...], name: str) -> float:
@@ -167,9 +180,10 @@ def make_timeline(sim: ServingSimulation) -> Timeline:
                 rank = classes[r.index * stages + i].rank
                 spans.append(Span(rank, "compute", kind, i, number, start, end, detail))
         size = sim.capacity.stage_token_bytes
-        for start, end, tokens in r.scheduler.loads:
-            detail = Detail("prefix from host memory", tokens * size, 0.0, "topology", f"{tokens:,} tokens")
-            spans.append(Span(classes[r.index * stages].rank, "host", "RELOAD", 0, -1, start, end, detail))
+        for start, end, tokens, kind in r.scheduler.copies:
+            detail = Detail(COPIES[kind], tokens * size, 0.0, "topology", f"{tokens:,} tokens")
+            stream = "to host" if kind == "SWAP_OUT" else "host"
+            spans.append(Span(classes[r.index * stages].rank, stream, kind, 0, -1, start, end, detail))
     spans.sort(key=lambda s: s.start_s)
     return from_spans(spans, classes)
 

@@ -7,7 +7,8 @@ Sources: https://jfly.uni-koeln.de/color, https://personal.sron.nl/~pault.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Style(NamedTuple):
@@ -25,6 +26,8 @@ KINDS: dict[str, Style] = {
     "B": Style("Backward", "#009e73", _DARK),
     "W": Style("Weight gradient", "#f0e442", _DARK),
     "OPTIMIZER": Style("Optimizer", "#cc79a7", _DARK),
+    "TEACHER": Style("Teacher forward", "#5d3a9b", _LIGHT),
+    "GENERATE": Style("Teacher writes", "#5d3a9b", _LIGHT),
     "PREFILL": Style("Prefill", "#0072b2", _LIGHT),
     "DECODE": Style("Decode", "#009e73", _DARK),
     "MIXED": Style("Prefill and decode", "#56b4e9", _DARK),
@@ -39,6 +42,8 @@ KINDS: dict[str, Style] = {
     "SEND_RECV": Style("Ring exchange", "#b2abd2", _DARK),
     "OFFLOAD": Style("Offload to host", "#6b7280", _LIGHT),
     "RELOAD": Style("Reload from host", "#a3a9b3", _DARK),
+    "SWAP_OUT": Style("Swap out to host", "#6b7280", _LIGHT),
+    "SWAP_IN": Style("Swap in from host", "#a3a9b3", _DARK),
 }
 COMPUTE_KINDS = ("F", "B", "W", "OPTIMIZER")
 MEMORY: dict[str, Style] = {
@@ -48,6 +53,18 @@ MEMORY: dict[str, Style] = {
     "activations": Style("Activations", "#ddcc77", _DARK),
     "buffers": Style("Buffers", "#cc6677", _DARK),
 }
+
+
+SERVING_MEMORY: dict[str, Style] = {
+    "parameters": MEMORY["parameters"]._replace(label="Weights"),
+    "activations": MEMORY["activations"]._replace(label="KV cache"),
+    "buffers": MEMORY["buffers"],
+}
+
+
+def memory_styles(result: Mapping[str, Any]) -> dict[str, Style]:
+    """The categories of memory that a result has, bottom to top; a serving workload's cache stands as activations."""
+    return SERVING_MEMORY if "output_tokens_per_s" in result else MEMORY
 
 
 def style_of(kind: str) -> Style:

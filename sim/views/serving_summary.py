@@ -39,7 +39,9 @@ def cache_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
                    f"{percent(kv['waste'])} of them empty; {count(kv['running_max'])} sequences at once at most"),
     ]
     if kv["preemptions"]:
-        lines.append(("preempted", f"{count(kv['preemptions'])} times, {count(kv['recomputed_tokens'])} tokens lost"))
+        swapped = f", {n_bytes(kv['swapped_bytes'])} a GPU to the host and back" if kv["swapped_bytes"] else ""
+        lost = f"{count(kv['preemptions'])} times, {count(kv['recomputed_tokens'])} tokens lost{swapped}"
+        lines.append(("preempted", lost))
     if kv["prefix_hit_tokens"]:
         lines.append(("prefix cache", f"{percent(kv['prefix_hit_rate'])} of prompt tokens found"
                       + (f"; {n_bytes(kv['loaded_bytes'])} from the host" if kv["loaded_bytes"] else "")))

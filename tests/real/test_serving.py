@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,20 @@ def test_preempted_sequences_are_recomputed_to_the_same_tokens() -> None:
     served = serve(m, asked, Settings(blocks=22, block_tokens=8))
     assert served.scheduler.counts.preemptions > 0
     assert served.outputs == expected(m, asked)
+
+
+@pytest.mark.parametrize("shared", [0, 19])
+def test_swapped_sequences_come_back_as_they_were(shared: int) -> None:
+    m = model()
+    asked = [Prompt(p.tokens, 30, 0.0, p.prefix_id, p.prefix_tokens) for p in prompts(6, m.config.vocab, 1, shared)]
+    settings = Settings(blocks=22, block_tokens=8, swap_tokens=10_000, host_tokens=1000 if shared else 0)
+    served = serve(m, asked, settings)
+    assert served.scheduler.counts.swapped_tokens > 0
+    assert served.scheduler.counts.recomputed_tokens == 0
+    assert served.outputs == expected(m, asked)
+    assert not served.swapped.kept
+    again = serve(m, asked, replace(settings, swap_tokens=0))
+    assert sum(t for _, _, t in served.iterations) < sum(t for _, _, t in again.iterations)
 
 
 def test_prefixes_come_from_host_memory() -> None:

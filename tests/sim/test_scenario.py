@@ -245,6 +245,7 @@ def test_inference_defaults() -> None:
     assert s.inference is not None
     assert s.inference.model_dump() == {
         "batching": "continuous", "precision": "bf16", "max_running_requests": 256, "max_batch_tokens": 8192,
+        "preemption": "recompute",
         "requests": {"prompt_len": 10, "output_len": 5, "count": 1, "rate_per_s": None, "seed": 0},
         "kv_cache": {"layout": "paged", "block_tokens": 16, "dtype": "bf16", "memory_fraction": 0.9},
         "prefix_cache": "none", "quantization": "none",

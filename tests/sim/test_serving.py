@@ -46,6 +46,8 @@ def finished(sim: ServingSimulation) -> None:
         kept = sum(p.blocks for p in cache.prefixes.values())
         assert cache.free + kept == cache.blocks
         assert cache.unused == kept
+        room = sim.capacity.host_tokens if sim.scenario.inference.preemption == "swap" else 0
+        assert replica.scheduler.swap_tokens == room  # everything has come back from the host
 
 
 @pytest.mark.parametrize("preset", ["llama3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b", "qwen2.5-7b", "llama2-7b"])
@@ -138,6 +140,7 @@ settings_of = st.fixed_dictionaries({
     "max_running_requests": st.integers(1, 12),
     "max_batch_tokens": st.integers(1, 300),
     "prefix_cache": st.sampled_from(["none", "gpu", "cpu"]),
+    "preemption": st.sampled_from(["recompute", "swap"]),
     "kv_cache": st.fixed_dictionaries({"block_tokens": st.sampled_from([1, 7, 16])}),
 })  # fmt: skip
 
@@ -211,6 +214,51 @@ def test_too_little_cache_preempts_the_youngest() -> None:
     assert kv["recomputed_tokens"] > 0
     assert sim.replicas[0].sequences[0].preemptions == 0
     finished(sim)
+
+
+def two_in_too_little_room(preemption: str) -> ServingSimulation:
+    """Two requests of 64 and 64 tokens; the cache has room for one: two blocks of 64."""
+    inference = {"requests": {"prompt_len": 64, "output_len": 64, "count": 2}, "preemption": preemption,
+                 "kv_cache": {"block_tokens": 64}}  # fmt: skip
+    sim = simulate_serving(serving(inference, gpu={"memory_bytes": 1e6}))
+    assert sim.capacity.blocks == 2
+    assert sim.result["kv_cache"]["preemptions"] == 1
+    finished(sim)
+    return sim
+
+
+def test_swapping_costs_two_copies_and_no_computation() -> None:
+    """Both prompts; the second's 64 tokens leave; the first's 63 decodes; they come back; the second's 63 decodes."""
+    sim = two_in_too_little_room("swap")
+    costs = iteration_costs(sim.scenario, sim.profile)
+    copy = sim.costs.pricing.network.host_copy(64 * sim.capacity.stage_token_bytes)
+    decodes = sum(costs.stage_seconds(Load(1, 1, 65 + i, (), 1))[0] for i in range(63))
+    prompts = costs.stage_seconds(Load(128, 0, 0, ((64, 64, 2),), 2))[0]
+    assert sim.end_s == pytest.approx(prompts + 2 * decodes + 2 * copy, rel=1e-9)
+    kv = sim.result["kv_cache"]
+    assert kv["recomputed_tokens"] == 0
+    assert kv["swapped_bytes"] == 64 * sim.capacity.stage_token_bytes
+    assert kv["swap_s"] == pytest.approx(2 * copy)
+    assert [s.kind for s in sim.timeline.spans() if s.kind.startswith("SWAP")] == ["SWAP_OUT", "SWAP_IN"]
+
+
+def test_recomputing_costs_the_prompt_again_and_no_copies() -> None:
+    sim = two_in_too_little_room("recompute")
+    costs = iteration_costs(sim.scenario, sim.profile)
+    prompts = costs.stage_seconds(Load(128, 0, 0, ((64, 64, 2),), 2))[0]
+    again = costs.stage_seconds(Load(65, 0, 0, ((65, 65, 1),), 1))[0]
+    first, second = (sum(costs.stage_seconds(Load(1, 1, 65 + i, (), 1))[0] for i in range(n, 63)) for n in (0, 1))
+    assert sim.end_s == pytest.approx(prompts + first + again + second, rel=1e-9)
+    assert sim.result["kv_cache"]["recomputed_tokens"] == 64
+    assert sim.result["kv_cache"]["swapped_bytes"] == 0
+
+
+def test_a_swapped_sequence_leaves_before_its_blocks_are_used_again() -> None:
+    sim = two_in_too_little_room("swap")
+    out, back = sim.replicas[0].scheduler.copies
+    taking = next(i for i in sim.replicas[0].iterations if i.load.decodes and i.spans[0][0] >= out.start_s)
+    assert taking.spans[0][0] == out.end_s
+    assert back.start_s >= sim.replicas[0].sequences[0].finish_s
 
 
 def test_contiguous_reserves_what_paged_uses() -> None:

@@ -56,6 +56,13 @@ def test_preemption_scenario_preempts() -> None:
     assert result("serve_preemption")["kv_cache"]["preemptions"] > 0
 
 
+def test_swapping_loses_no_tokens() -> None:
+    swapped, recomputed = result("serve_swap")["kv_cache"], result("serve_preemption")["kv_cache"]
+    assert swapped["preemptions"] > 0
+    assert swapped["recomputed_tokens"] == 0 < recomputed["recomputed_tokens"]
+    assert swapped["swapped_bytes"] > 0 == recomputed["swapped_bytes"]
+
+
 def test_thousands_of_requests_in_runs() -> None:
     sim = simulate_serving(load_scenario(SCENARIOS / "serve_llama8b.yaml", ["inference.requests.count=3000"]))
     assert sim.result["requests"] == 3000
