@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 FOLDER = "STEPSIM_RENDEZVOUS"
+PARENT = "STEPSIM_PARENT"
 END_WITHIN_S = 3.0
 TAIL_CHARACTERS = 4000
 
@@ -48,7 +49,7 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
     """Environment of one local rank."""
     env = os.environ | MALLOC | {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), FOLDER: folder,
-        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", PARENT: str(os.getpid()),
     }
     env.pop("MASTER_ADDR", None)
     if sys.platform == "linux":
@@ -125,11 +126,11 @@ def join(device: str = "cpu") -> tuple[int, int]:
     """Become a rank: die with the parent, one thread, join the process group. Returns (rank, number of
     ranks).
     """
+    _die_with_parent()
     import torch
     import torch.distributed as dist
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    _die_with_parent()
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -145,3 +146,5 @@ def _die_with_parent() -> None:
     if sys.platform == "linux" and FOLDER in os.environ:
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != int(os.environ.get(PARENT, os.getppid())):
+            os._exit(1)  # it died before this was asked for

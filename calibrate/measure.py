@@ -21,6 +21,7 @@ from typing import Any
 
 from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
+from sim.command import end_on_sigterm
 from sim.errors import InputError
 from sim.profile import Profile, load_profile, write_json
 from sim.program import Block
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         scenario = _checked(args)
         if is_rank():
             return _rank_main(scenario, args)
+        end_on_sigterm()
         command = [sys.executable, "-m", "calibrate.measure", *(sys.argv[1:] if argv is None else argv)]
         _say(f"{scenario.name}: {scenario.parallelism.ranks} ranks, until {args.steps} steps were quiet")
         run_ranks(command, scenario.parallelism.ranks, HANGS_AFTER_S)
@@ -49,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RankError as error:
         print(error, file=sys.stderr)
         return error.code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,27 +125,32 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     import torch
     import torch.distributed as dist
 
+    from calibrate.blocks import Rehearsal
     from calibrate.parallel.memory import SavedBytes, allocated_peak
     from calibrate.parallel.proof import prove
-    from calibrate.parallel.runner import Runner, make_batch, make_place
+    from calibrate.parallel.runner import Runner, make_place
     from calibrate.pieces import block_cuts
+    from calibrate.pupil import Lesson, Pupil
     from calibrate.rounds import Limits, run_rounds
 
-    runner = Runner(scenario, make_place(scenario, rank, device), torch.float32, device)
+    runner = Runner(_student(scenario), make_place(scenario, rank, device), torch.float32, device)
     proof = prove(runner)
     if not proof.holds:
         raise ProofError(f"{args.scenario}: the ranks do not compute what one device computes: {proof}")
-    batch = make_batch(scenario, 0, device)
+    if scenario.distillation is not None:
+        runner = Pupil(scenario, runner.place, torch.float32, device)
+    batch = runner.batch(0)
     runner.step(batch)  # the optimizer's state appears
     memory = {
         "rank": rank,
         "saved_for_backward_bytes": SavedBytes(runner).step(lambda: runner.step(batch)),
-        "allocated_peak_bytes": allocated_peak(runner, lambda: runner.step(batch)),
+        "allocated_peak_bytes": allocated_peak(runner, lambda: runner.step(batch)) + runner.frozen_bytes,
     }
     blocks, epilogue = simulated_blocks(scenario, runner.numbers, runner.schedule.part_of_stage, rank)
     keys = {s: [b.key for b in own] for s, own in blocks.items()}
     cuts = {b.key: block_cuts(b) for own in blocks.values() for b in own}
-    log = run_rounds(runner, keys, cuts, Limits(args.steps, args.budget, args.profile is None))
+    rehearsal = (Lesson if isinstance(runner, Pupil) else Rehearsal)(runner, keys, cuts)
+    log = run_rounds(runner, rehearsal, Limits(args.steps, args.budget, args.profile is None))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, (log, memory, epilogue))
     if rank != 0:
@@ -151,6 +161,11 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     profile = given or _paired(scenario, logs, epilogues, runner, facts)
     lists = [[str(entry) for entry in entries] for entries in runner.schedule.ranks]
     return _assemble(scenario, logs, memories, proof, profile, facts) | {"schedule": lists}
+
+
+def _student(scenario: Scenario) -> Scenario:
+    """The scenario without its teacher."""
+    return scenario.model_copy(update={"distillation": None})
 
 
 def simulated_blocks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from sim.errors import InputError
 from sim.profile import Coefficient, CollectiveTable, Facts, PointTable, Profile, read_json, write_json
 
 FORMAT = "profile-partial/1"
+STALE_S = 60.0
 
 
 class Point(NamedTuple):
@@ -79,7 +81,8 @@ class Partial:
         self._fingerprint = {k: dict(v) for k, v in fingerprint.items()}
         self._done: dict[str, list[Record]] = self._load()
         for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a killed run
-            left.unlink(missing_ok=True)
+            if left.stat().st_mtime < time.time() - STALE_S:  # not of one that writes right now
+                left.unlink(missing_ok=True)
 
     def __contains__(self, key: str) -> bool:
         return key in self._done

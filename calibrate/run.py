@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from sim.command import end_on_sigterm
 from sim.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ Only = Annotated[list[str], typer.Option(help=f"one of {', '.join(GROUPS)}; may 
 
 def main(out: Out = DEFAULT_OUT, device: Device = "", quick: Quick = False, only: Only = []) -> None:  # noqa: B006
     """Measures matmuls, attention, elementwise kernels, memory, optimizer, launches and collectives."""
+    end_on_sigterm()
     try:
         groups = _groups(only)
         _check_out(out)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,15 +34,35 @@ def write_json(target: str, data: dict[str, Any]) -> None:
     """JSON to a file, or to standard output where `target` is "-"."""
     text = json.dumps(data, indent=1, allow_nan=False)
     if target == "-":
-        print(text)
+        _print(text)
     else:
         write_text(target, text + "\n")
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
+        raise InputError(f"standard output: cannot be written: {error.strerror}") from None
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM as an exception, with which files and processes are cleared away; exit code 143."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def run_main(main: Callable[..., None]) -> None:
     """Run a command function whose parameters are typer arguments and options."""
     import typer
 
+    end_on_sigterm()
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(main)
     app()

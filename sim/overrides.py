@@ -74,14 +74,15 @@ def _put(base: Any, path: KeyPath, value: Any, done: KeyPath, label: str) -> Any
     key = path[0]
     base = _opened(base, done)
     if base is None:
-        base = {}
+        base = [] if key == "0" else {}
     if isinstance(base, list) and isinstance(key, str):
-        if not (_is_index(key) and int(key) < len(base)):
+        if not (_is_index(key) and int(key) <= len(base)):
             raise InputError(
-                f"{label}: {dotted(done)} is a list of {len(base)}; '{one_line(key)}' is not a place in it"
+                f"{label}: {dotted(done)} is a list of {len(base)}; '{one_line(key)}' is not a place in it or after it"
             )
         index = int(key)
-        return [_put(v, path[1:], value, (*done, i), label) if i == index else v for i, v in enumerate(base)]
+        longer = [*base, None] if index == len(base) else base
+        return [_put(v, path[1:], value, (*done, i), label) if i == index else v for i, v in enumerate(longer)]
     if not isinstance(base, dict):
         raise InputError(
             f"{label}: {dotted(done)} holds a single value, so it has no key '{one_line(str(key))}'"

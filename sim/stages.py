@@ -197,8 +197,8 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
         size = (dense + experts) * dp.gradient_bytes
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
     if t.gradient_clipping:
-        norm, *scale = clip_items(dense + experts, scenario)
-        out += [norm, *_norm_reductions(plan, dp), *scale]
+        clip = clip_items(dense + experts, scenario)  # nothing on a stage without parameters
+        out += [*clip[:1], *_norm_reductions(plan, dp), *clip[1:]]
     out += optimizer_items(dense + experts, scenario)
     out += gather_after_optimizer(blocks, dp)
     return tuple(out)

@@ -86,7 +86,9 @@ def _outcomes(work: Sequence[tuple[int, Row, str | None]], jobs: int) -> Iterato
         return
     from concurrent.futures import ProcessPoolExecutor
 
-    with ProcessPoolExecutor(jobs) as pool:
+    from sim.layout.executors import stay_with
+
+    with ProcessPoolExecutor(jobs, initializer=stay_with, initargs=(os.getpid(),)) as pool:
         yield from pool.map(_outcome, work, chunksize=CHUNK)
 
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sim.errors import InputError
 
+T = TypeVar("T")
 PATIENCE_S = 30
+WATCH_EVERY_S = 0.5
+AHEAD = 4  # times the slots: a long task in front does not leave workers idle
 
 
 @dataclass(frozen=True)
@@ -47,17 +54,45 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def results(workers: Workers, task: Callable[..., T], work: Iterable[tuple[Any, ...]]) -> Iterator[T]:
+    """`task(*item)` for every item of `work`, in order; a few more than `slots` are handed out ahead."""
+    waiting: deque[Future[T]] = deque()
+    for item in work:
+        waiting.append(workers.executor.submit(task, *item))
+        if len(waiting) > AHEAD * (workers.slots - 1):
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
 @contextmanager
 def local_workers(count: int) -> Iterator[Workers]:
     """`count` fresh processes, or this one if it is one."""
     if count <= 1:
         yield Workers(_OnTheSpot(), lambda: 1)
         return
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    fresh = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, fresh, stay_with, (os.getpid(),))
     try:
         yield Workers(pool, lambda: count)
+    except BaseException:
+        for worker in multiprocessing.active_children():  # what they are at is wanted no more
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def stay_with(parent: int) -> None:
+    """Make this process end soon after `parent`, however that ends, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

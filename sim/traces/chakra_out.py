@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sim.errors import InputError
-from sim.files import write_text
+from sim.files import write_bytes, write_text
 from sim.simulation import Simulation
 from sim.traces.chakra import (
     COLLECTIVES,
@@ -25,7 +25,6 @@ from sim.traces.chakra import (
     string,
 )
 from sim.traces.chakra_in import NANOS
-from sim.traces.files import write_bytes
 
 MAX_NODES = 5_000_000  # in all files together
 INT32 = 7

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -53,19 +52,3 @@ def parse_json(data: bytes, path: str | Path) -> Any:
         raise InputError(f"{path}: is nested too deeply") from None
     except ValueError as error:  # an integer of too many digits
         raise InputError(f"{path}: is no JSON that can be read: {str(error)[:80]}") from None
-
-
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        InputError: if the folder is missing or cannot be written to.
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None

@@ -25,6 +25,7 @@ _COLOURS = (
     "#6b7280",
     "#a3a9b3",
 )
+PLOT = "<!-- plot -->"
 _INK, _BAD = "#1b2733", "#b3261e"
 _SHOWN = (
     ("Layout", "the mesh and ZeRO stage"),
@@ -62,18 +63,23 @@ _STYLE = "th button { all: unset; cursor: pointer; } th button:focus-visible { o
 
 def search_page(result: Result) -> str:
     """HTML of `sim-search/1` that opens without network."""
+    title = f"Search: {result['name']}"
+    body = _header(title, result) + _cards(result) + _plot(result) + _tables(result)
+    return sortable_page(title, body, _figure(result))
+
+
+def sortable_page(title: str, body: str, plot: Any) -> str:
+    """A whole HTML document: `plot` takes PLOT's place in `body`; buttons in the heads of tables sort them."""
     from bokeh.embed import components
     from bokeh.resources import Resources
 
-    script, div = components(_figure(result))
+    script, div = components(plot)
     library = Resources(mode="inline", components=["bokeh"]).render_js().replace("https://cdn.jsdelivr.net/", "data:,")
     css = (files("sim.views") / "assets" / "page.css").read_text("utf-8") + _STYLE
-    title = f"Search: {result['name']}"
-    body = _header(title, result) + _cards(result) + _plot(div, result) + _tables(result)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{css}</style></head>\n<body><main>\n{body}\n</main>\n"
+        f"<title>{escape(title)}</title><style>{css}</style></head>\n<body><main>\n{body.replace(PLOT, div)}\n</main>\n"
         f"{library}\n{script}\n<script>{_SCRIPT}</script>\n</body></html>\n"
     )
 
@@ -196,14 +202,14 @@ def _cards(result: Result) -> str:
     return f'<dl class="cards">{"".join(cards)}</dl>\n'
 
 
-def _plot(div: str, result: Result) -> str:
+def _plot(result: Result) -> str:
     hint = (
         "Each dot is a simulated layout that fits; hover for its keys, click a name in the legend to hide it. "
         "The line joins those that nothing simulated beats in both time and memory; the dashed line is the limit. "
         "Layouts that a bound rules out are not drawn."
     )
     return (
-        f'<section><h2>Time and memory</h2><p class="hint">{escape(hint)}</p><div class="plot">{div}</div></section>\n'
+        f'<section><h2>Time and memory</h2><p class="hint">{escape(hint)}</p><div class="plot">{PLOT}</div></section>\n'
     )
 
 

@@ -224,8 +224,9 @@ LAYOUTS: list[tuple[list[str], str]] = [
      "need kv_cache.layout paged"),
     ([*SERVE, "inference.kv_cache.memory_fraction=1.5"], "found 1.5; must be at most 1"),
     ([*SERVE, "inference.requests=3"], "inference.requests: found 3; must be a mapping"),
-    (["faults={stragglers: [{rank: 1}]}", "faults.stragglers.1.rank=0"],
-     "is a list of 1; '1' is not a place in it"),
+    (["faults={stragglers: [{rank: 1}]}", "faults.stragglers.2.rank=0"],
+     "is a list of 1; '2' is not a place in it or after it"),
+    (["faults.stragglers.0.compute_scale=2"], "faults.stragglers[0].rank: is required and missing"),
     (["faults={stragglers: [{rank: 1}]}", "faults.stragglers.0.rank=-1"],
      "--set faults.stragglers[0].rank: found -1"),
 ]  # fmt: skip

@@ -56,6 +56,21 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+@contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A scheduler and two workers; its address, and the worker that may be killed."""
+    port = free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    worker = ("worker", address, "--nthreads", "1", "--nworkers", "1", "--no-nanny", "--no-dashboard")
+    scheduler = ("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--no-show")
+    with (
+        process(*scheduler, folder=folder),
+        process(*worker, folder=folder) as victim,
+        process(*worker, folder=folder),
+    ):
+        yield address, victim
+
+
 def best_of(found: Found) -> list[tuple[float, float, Layout]]:
     return [(o.step_time_s, o.peak_memory_bytes, o.layout) for o in found.best]
 
@@ -64,17 +79,8 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     space = make_space(SCENARIO, 8, "test", ONLY)
     with local_workers(1) as here:
         expected = BestFirst(space, 1e18, 40, False, here).run()
-    port = free_port()
-    address = f"tcp://127.0.0.1:{port}"
-    worker = ("worker", address, "--nthreads", "1", "--nworkers", "1", "--no-nanny", "--no-dashboard")
-    scheduler = ("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--no-show")
     killed: list[int] = []
-    with (
-        process(*scheduler, folder=tmp_path),
-        process(*worker, folder=tmp_path) as victim,
-        process(*worker, folder=tmp_path),
-        dask_workers(address) as pool,
-    ):
+    with cluster(tmp_path) as (address, victim), dask_workers(address) as pool:
         until = time.monotonic() + 60
         while pool.cores() < 2 and time.monotonic() < until:
             time.sleep(0.05)

@@ -1,0 +1,104 @@
+"""What a sweep's workers do: simulate one step with some keys changed, with its faults and without.
+
+Plain functions of pickled data, as in `sim.layout.evaluation`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sim.costs import Costs
+from sim.errors import InputError
+from sim.faults import disturbs
+from sim.input_source import Source
+from sim.overrides import with_overrides
+from sim.profile import Profile, load_profile
+from sim.scenario import Scenario, parse_scenario
+from sim.simulation import Simulation, simulate
+from topology.spec import GpuSpec
+
+Change = tuple[tuple[str, Any], ...]  # keys and their values
+HEALTHY_KEPT = 64  # steps without faults that a process remembers
+
+
+class WhatIf(NamedTuple):
+    """One step; where it cannot be simulated, why."""
+
+    values: Mapping[str, Any]
+    step_time_s: float
+    healthy_s: float  # the same step without the section `faults`
+    tokens_per_s_per_gpu: float
+    peak_memory_bytes: float
+    refused: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """A row of format sim-sweep/1; of a refused step the numbers are null."""
+        numbers = {
+            "step_time_s": self.step_time_s, "healthy_s": self.healthy_s, "lost_s": self.step_time_s - self.healthy_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu, "peak_memory_bytes": self.peak_memory_bytes,
+        }  # fmt: skip
+        return {"values": dict(self.values), **(dict.fromkeys(numbers) if self.refused else numbers),
+                "refused": self.refused}  # fmt: skip
+
+
+def pack(data: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> bytes:
+    """A sweep's data for its workers, which need no files then.
+
+    Raises:
+        InputError: if the scenario as it stands in its file is wrong, or is no training step.
+    """
+    base = parse_scenario(dict(data), where)
+    if base.training is None:
+        raise InputError(f"{where}: training: is missing; a sweep simulates training steps")
+    in_file = isinstance(data["model"], str) and data["model"].endswith(".json")
+    given = {**data, "model": base.model.model_dump(mode="json")} if in_file else dict(data)
+    own = any(key.partition(".")[0] in ("calibration", "cluster") for key in keys)  # then each step has its own
+    profile = None if own else load_profile(base.calibration)
+    return pickle.dumps((given, where, profile))
+
+
+@lru_cache(maxsize=2)
+def _given(packed: bytes) -> tuple[dict[str, Any], str, Profile | None]:
+    found: tuple[dict[str, Any], str, Profile | None] = pickle.loads(packed)  # what `pack` made, in this program
+    return found
+
+
+@lru_cache(maxsize=4)
+def _costs(packed: bytes, calibration: str, gpu_json: str) -> Costs:
+    return Costs(_given(packed)[2] or load_profile(calibration), GpuSpec.model_validate_json(gpu_json))
+
+
+@lru_cache(maxsize=HEALTHY_KEPT)
+def _healthy_s(packed: bytes, scenario_json: str) -> float:
+    return _step(packed, parse_scenario(json.loads(scenario_json))).step_time_s
+
+
+def _step(packed: bytes, scenario: Scenario) -> Simulation:
+    return simulate(scenario, costs=_costs(packed, scenario.calibration, scenario.cluster.gpu.model_dump_json()))
+
+
+def attempt(packed: bytes, change: Change) -> WhatIf:
+    """One step with the change made."""
+    try:
+        return _simulated(packed, change)
+    except InputError as error:
+        return WhatIf(dict(change), 0.0, 0.0, 0.0, 0.0, str(error))
+
+
+def _simulated(packed: bytes, change: Change) -> WhatIf:
+    data, where, _ = _given(packed)
+    options = [f"{key}={json.dumps(value)}" for key, value in change]  # JSON is YAML
+    scenario = parse_scenario(with_overrides(Source(where, data), options).data, where)
+    simulation = _step(packed, scenario)
+    step_s, t = simulation.step_time_s, scenario.training
+    assert t is not None
+    healthy = scenario.model_copy(update={"faults": None})
+    healthy_s = _healthy_s(packed, healthy.model_dump_json()) if disturbs(scenario) else step_s
+    tokens = t.global_batch_size * t.seq_len
+    rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
+    peak = max(float(curve.total.max()) for curve in simulation.memory)
+    return WhatIf(dict(change), step_s, healthy_s, rate, peak)

@@ -1,0 +1,123 @@
+"""The standalone page of a sweep: step time over one key, a line for each choice of the others, and all in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sim.views.page import card, escape
+from sim.views.search_page import PLOT, sortable_page
+from sim.views.units import count, percent, seconds
+
+Result = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+MOST_LINES = 12  # of other keys' choices, those with the slowest steps
+_HINT = (
+    "Step time over the key with most values, a line for each choice of the others. Dashed: the same steps without the "
+    "section `faults`. Hover for a step's values, click a name in the legend to hide its line."
+)
+_TIP = "<div><b>@words</b></div><div>@step a step, @lost lost to faults</div>"
+
+
+def sweep_page(result: Result) -> str:
+    """HTML of `sim-sweep/1` that opens without network."""
+    title = f"Sweep: {result['name']}"
+    what = f"{count(len(result['rows']))} steps over {', '.join(result['vary'])}"
+    head = f'<header><h1>{escape(title)}</h1><p class="sub">{escape(what)}</p></header>\n'
+    plot = f'<section><h2>Step time</h2><p class="hint">{escape(_HINT)}</p><div class="plot">{PLOT}</div></section>\n'
+    return sortable_page(title, head + _cards(result) + plot + _table(result), _figure(result))
+
+
+def words(values: Mapping[str, Any], without: str = "") -> str:
+    """Keys by their last parts with their values.
+
+    >>> words({"faults.stragglers.0.rank": 3, "faults.jitter.sigma": 0.1})
+    'stragglers.0.rank 3, jitter.sigma 0.1'
+    """
+    return ", ".join(f"{k.partition('.')[2] or k} {v}" for k, v in values.items() if k != without)
+
+
+def _cards(result: Result) -> str:
+    done = [r for r in result["rows"] if not r["refused"]]
+    best, worst = (pick(done, key=lambda r: r["step_time_s"]) for pick in (min, max))
+    most = max(done, key=lambda r: r["lost_s"] / r["step_time_s"])
+    cards = [
+        card("Fastest step", seconds(best["step_time_s"]), words(best["values"]), "good"),
+        card("Slowest step", seconds(worst["step_time_s"]), words(worst["values"])),
+        card("Most lost to faults", percent(most["lost_s"] / most["step_time_s"]), words(most["values"])),
+        card("Steps", count(len(done)), f"{count(len(result['rows']) - len(done))} cannot be simulated"),
+    ]
+    return f'<dl class="cards">{"".join(cards)}</dl>\n'
+
+
+def _figure(result: Result) -> Any:
+    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.palettes import Colorblind
+    from bokeh.plotting import figure
+
+    key = max(result["vary"], key=lambda k: len(result["vary"][k]))
+    names = [str(v) for v in result["vary"][key]]
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
+    plot = figure(
+        height=460, sizing_mode="stretch_width", x_axis_label=key, y_axis_label="step time in seconds", name="sweep",
+        tools="pan,wheel_zoom,box_zoom,reset,save", active_drag="box_zoom",
+        **({} if numbers else {"x_range": list(dict.fromkeys(names))}),
+    )  # fmt: skip
+    plot.toolbar.logo = None
+    dots = []
+    for i, (name, rows) in enumerate(_lines(result, key)):
+        source = ColumnDataSource(_columns(rows, key, numbers))
+        colour = Colorblind[8][i % 8]
+        shown = {"source": source, "color": colour, "legend_label": name or "step"}
+        plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
+        plot.line("x", "y", line_width=2, **shown)
+        dots.append(plot.scatter("x", "y", size=8, **shown))
+    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
+    plot.legend.click_policy = "hide"
+    plot.add_layout(plot.legend[0], "right")
+    return plot
+
+
+def _lines(result: Result, key: str) -> list[tuple[str, list[Row]]]:
+    """Rows by the choice of all keys but one; of many the slowest choices."""
+    lines: dict[str, list[Row]] = {}
+    for row in result["rows"]:
+        if not row["refused"]:
+            lines.setdefault(words(row["values"], without=key), []).append(row)
+    slowest = sorted(lines, key=lambda name: -max(r["step_time_s"] for r in lines[name]))[:MOST_LINES]
+    return [(name, rows) for name, rows in lines.items() if name in slowest]
+
+
+def _columns(rows: Sequence[Row], key: str, numbers: bool) -> dict[str, list[Any]]:
+    ordered = sorted(rows, key=lambda r: r["values"][key]) if numbers else rows
+    return {
+        "x": [r["values"][key] if numbers else str(r["values"][key]) for r in ordered],
+        "y": [r["step_time_s"] for r in ordered],
+        "healthy": [r["healthy_s"] for r in ordered],
+        "words": [words(r["values"]) for r in ordered],
+        "step": [seconds(r["step_time_s"]) for r in ordered],
+        "lost": [seconds(r["lost_s"]) for r in ordered],
+    }
+
+
+def _table(result: Result) -> str:
+    keys = list(result["vary"])
+    names = [*keys, "Step", "Without faults", "Lost", "Tokens/s/GPU"]
+    number = ' class="num"'
+    heads = "".join(
+        f'<th{number if i >= len(keys) else ""}><button type="button">{escape(name)}</button></th>'
+        for i, name in enumerate(names)
+    )
+    body = "".join(f"<tr>{_cells(row)}</tr>" for row in result["rows"])
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<section><h2>All steps</h2><div class="scroll">{table}</div></section>\n'
+
+
+def _cells(row: Row) -> str:
+    cells = "".join(f'<td data-value="{escape(v)}">{escape(v)}</td>' for v in row["values"].values())
+    if row["refused"]:
+        return f'{cells}<td colspan="4" data-value="">{escape(row["refused"])}</td>'
+    shown = [(row[k], seconds(row[k])) for k in ("step_time_s", "healthy_s", "lost_s")]
+    shown.append((row["tokens_per_s_per_gpu"], count(row["tokens_per_s_per_gpu"])))
+    return cells + "".join(f'<td class="num" data-value="{v:.12f}">{escape(text)}</td>' for v, text in shown)

@@ -1,0 +1,160 @@
+"""What a hostile page, or anybody on this machine, can send to the explorer: nothing of it is run, read or believed."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCENARIO = "scenarios/1f1b_pp8.yaml"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of an explorer, which must live through all of this and end on Ctrl-C without a traceback."""
+    command = [sys.executable, "-m", "sim.explore", SCENARIO, "--port", "0", "--set", "parallelism.pp=4"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            yield running.stdout.readline().split(" at ")[1].split(" ")[0]
+            assert running.poll() is None, "it ended by itself"
+        finally:
+            running.send_signal(signal.SIGINT)
+            assert running.stderr is not None
+            errors = running.stderr.read()
+    assert running.returncode == 0
+    assert "Traceback" not in errors, errors
+
+
+def get(server: str, path: str, **headers: str) -> tuple[int, bytes]:
+    address = urlsplit(server)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
+    connection.putrequest("GET", path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_it_listens_on_the_loopback_address_alone(server: str) -> None:
+    port = urlsplit(server).port
+    assert get(server, "/")[0] == 200
+    others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)} - {"127.0.0.1"}
+    for address in others:
+        with socket.socket() as s:
+            s.settimeout(2)
+            assert s.connect_ex((address, port)) != 0
+
+
+@pytest.mark.parametrize("path", [
+    "/../../../../etc/passwd", "/static/../../../../../../etc/passwd", "/static/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+    "/static/js/..%2f..%2f..%2f..%2f..%2fetc%2fpasswd", "//etc/passwd", "/scenarios/1f1b_pp8.yaml", "/sim/explore.py",
+    "/static/", "/%00", "/metadata/../../etc/passwd", "/static/extensions/../../../../etc/passwd",
+])  # fmt: skip
+def test_paths_lead_nowhere(server: str, path: str) -> None:
+    status, body = get(server, path)
+    assert status in (400, 403, 404)
+    assert b"root:" not in body
+    assert b"global_batch_size" not in body
+
+
+@pytest.mark.parametrize("value", [
+    "../../etc/passwd", "{model: /etc/passwd}", "!!python/object/apply:os.system ['id']", "*a", "&a [*a]", "\0", "64\n",
+    "[" * 1000, "9" * 5000, "%ff%fe", "<script>alert(1)</script>", "__import__('os')", "null", "4; rm -rf ~",
+])  # fmt: skip
+def test_links_choose_among_options_only(server: str, value: str) -> None:
+    keys = ("a.parallelism.pp", "b.cluster", "a.model", "a.calibration", "a", "", "b.parallelism.pp.0")
+    query = "&".join(f"{k}={value if value.startswith('%') else quote(value)}" for k in keys)
+    status, body = get(server, f"/?{query}")
+    assert status == 200
+    assert b"alert(1)" not in body
+    assert b"root:" not in body
+
+
+def test_requests_that_are_too_large_or_none_are_refused(server: str) -> None:
+    assert get(server, "/?a=" + "x" * 100_000)[0] in (400, 414, 431)
+    dice, address = random.Random(5), urlsplit(server)
+    for _ in range(60):
+        with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=10) as s:
+            start = dice.choice([b"", b"GET / HTTP/1.1\r\n", b"GET /ws HTTP/1.1\r\nUpgrade: websocket\r\n", b"POST / "])
+            s.sendall(start + dice.randbytes(dice.choice([1, 40, 2000])) + b"\r\n\r\n")
+    assert get(server, "/")[0] == 200
+
+
+HANDSHAKE = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13",
+             "Sec_WebSocket_Key": "x3JJHMbDL1EzLkh9GBhXDw=="}  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", [
+    "http://evil.example", "http://127.0.0.1.evil.example:{port}", "http://127.0.0.1:1", "https://localhost", "null",
+    "file://", "http://[::1]:{port}",
+])  # fmt: skip
+def test_web_sockets_of_other_origins_are_refused(server: str, origin: str) -> None:
+    origin = origin.format(port=urlsplit(server).port)
+    assert get(server, "/ws", Origin=origin, **HANDSHAKE)[0] == 403
+
+
+def test_messages_that_are_none_end_their_connection_alone(server: str) -> None:
+    from bokeh.util.token import generate_jwt_token, generate_session_id
+    from tornado.websocket import websocket_connect
+
+    dice = random.Random(7)
+    forged = '{"msgid":"1","msgtype":"PATCH-DOC"}'
+    messages: list[Any] = [
+        "", "x", "{", "[]" * 1000, "\0", forged, '{"msgid":1}', b"\xff" * 10, "[" * 100_000, "x" * 30_000_000,
+        *(dice.randbytes(200) for _ in range(20)),
+    ]  # fmt: skip
+
+    async def send(message: Any, token: str) -> None:
+        from tornado.httpclient import HTTPRequest
+
+        request = HTTPRequest(server.replace("http", "ws") + "ws", request_timeout=20)
+        connection = await websocket_connect(request, subprotocols=["bokeh", token])
+        try:
+            for part in (message, "{}", "{}"):  # a header, its metadata, its content
+                await connection.write_message(part, binary=isinstance(part, bytes))
+            while await asyncio.wait_for(connection.read_message(), 0.3) is not None:
+                pass
+        except Exception:  # closed, or still open and silent
+            pass
+        finally:
+            connection.close()
+
+    for message in messages:
+        asyncio.run(send(message, generate_jwt_token(generate_session_id())))
+    asyncio.run(send("x", "no.token"))
+    assert get(server, "/")[0] == 200
+
+
+def test_a_client_that_sets_what_no_option_says_changes_nothing(server: str) -> None:
+    from bokeh.client import pull_session
+
+    session = pull_session(url=server)
+    try:
+        document = session.document
+        before = document.get_model_by_name("facts-a").text
+        for key in ("a.parallelism.schedule", "a.cluster"):
+            for value in ("/etc/passwd", "__import__('os').system('id')", "{preset: x}"):
+                document.get_model_by_name(key).value = value
+        session.force_roundtrip()
+        assert document.get_model_by_name("facts-a").text == before
+        document.get_model_by_name("a.parallelism.schedule").value = "gpipe"
+        for _ in range(40):
+            session.force_roundtrip()
+            if document.get_model_by_name("link").value == "a.parallelism.schedule=gpipe":
+                break
+        assert document.get_model_by_name("link").value == "a.parallelism.schedule=gpipe"
+    finally:
+        session.close()

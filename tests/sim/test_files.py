@@ -1,0 +1,129 @@
+"""Files are written whole or not at all: a full disk, a limit, a kill, two writers, odd targets."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sim.errors import InputError
+from sim.files import write_bytes, write_text
+from sim.profile import write_json
+
+ROOT = Path(__file__).parents[2]
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+
+def limited(bytes_per_file: int) -> None:
+    """What a process may write; more fails as on a full disk, once SIGXFSZ is ignored (as Python does)."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_per_file, bytes_per_file))
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
+def test_a_full_disk_is_one_message_and_leaves_what_was_there(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = tmp_path / "result.json"
+    target.write_text("before")
+    monkeypatch.setattr(os, call, full)
+    for write in (lambda: write_text(target, "after"), lambda: write_json(target, {"a": 1})):
+        with pytest.raises(InputError, match=r"result\.json: cannot be written: No space left on device"):
+            write()
+    assert target.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--trace", "--topology", "--chakra"])
+def test_commands_say_what_could_not_be_written(option: str, tmp_path: Path) -> None:
+    """A real limit: no file of this process may grow beyond 500 bytes."""
+    command = [sys.executable, "-m", "sim.run", "scenarios/dp8.yaml", option, str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=lambda: limited(500))
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("cannot be written: File too large")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@LINUX
+def test_a_full_standard_output_is_one_message() -> None:
+    command = [sys.executable, "-m", "sim.run", "scenarios/dp8.yaml", "--json", "-"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output: cannot be written: No space left on device\n"
+
+
+def test_odd_targets(tmp_path: Path) -> None:
+    """A link's file is replaced, not the link; a device stays a device; a folder or a missing one is refused."""
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("before")
+    link.symlink_to(real)
+    write_text(link, "after")
+    assert link.is_symlink()
+    assert real.read_text() == "after"
+    write_text(os.devnull, "gone")
+    assert not Path(os.devnull).is_file()
+    for target in (tmp_path, tmp_path / "no" / "file", tmp_path / ("x" * 300), f"{tmp_path}/a\0b"):
+        with pytest.raises(InputError, match="cannot be written"):
+            write_text(target, "x")
+    write_text(real, "\ud800")
+    assert real.read_text() == "?"
+    assert sorted(tmp_path.iterdir()) == [link, real]
+
+
+def test_two_writers_and_a_reader(tmp_path: Path) -> None:
+    """Whoever reads meets one of the whole files, at any moment."""
+    target, done = tmp_path / "file", threading.Event()
+    wholes = {bytes([65 + i]) * 300_000 for i in range(4)}
+    write_bytes(target, min(wholes))
+
+    def write(data: bytes) -> None:
+        while not done.is_set():
+            write_bytes(target, data)
+
+    writers = [threading.Thread(target=write, args=(data,)) for data in wholes]
+    for w in writers:
+        w.start()
+    seen = {target.read_bytes() for _ in range(200)}
+    done.set()
+    for w in writers:
+        w.join()
+    assert seen <= wholes
+    assert list(tmp_path.iterdir()) == [target]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from sim.profile import write_json
+for i in range(10**9):
+    write_json(Path(sys.argv[1]), {"number": i, "filling": "x" * 200_000})
+"""
+
+
+def test_killed_writers_leave_a_whole_file(tmp_path: Path) -> None:
+    target = tmp_path / "file.json"
+    for number in range(4):
+        two = [subprocess.Popen([sys.executable, "-c", WRITER, str(target)], cwd=ROOT) for _ in range(2)]
+        while not target.exists() or json.loads(target.read_text())["number"] < 3:
+            time.sleep(0.005)
+        time.sleep(0.013 * number)
+        for writer in two:
+            writer.send_signal(signal.SIGKILL)
+        for writer in two:
+            writer.wait()
+        assert len(json.loads(target.read_text())["filling"]) == 200_000
+    write_json(target, {})
+    assert json.loads(target.read_text()) == {}

@@ -1,0 +1,123 @@
+"""Sweeps: every combination is what sim.run would say, here, in other processes, and on a Dask cluster that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.errors import InputError
+from sim.layout.executors import dask_workers, local_workers, results
+from sim.layout.what_if import attempt, pack
+from sim.scenario import load_mapping, load_scenario
+from sim.simulation import simulate
+from sim.sweep import parse_vary, run_sweep
+from sim.views.sweep_page import sweep_page
+from tests.sim.test_search_dask import cluster
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "scenarios" / "1f1b_pp8.yaml"
+RANKS = "faults.stragglers.0.rank=0..2,7"
+SCALES = "faults.stragglers.0.compute_scale=1,1.3"
+
+
+def test_every_step_is_the_one_that_run_simulates() -> None:
+    found = run_sweep(FILE, [], [RANKS, SCALES, "faults.jitter.sigma=0,0.05"])
+    assert len(found["rows"]) == 4 * 2 * 2
+    healthy_s = simulate(load_scenario(FILE)).step_time_s
+    for row in found["rows"]:
+        options = [f"{k}={v}" for k, v in row["values"].items()]
+        assert row["step_time_s"] == simulate(load_scenario(FILE, options)).step_time_s
+        assert row["healthy_s"] == healthy_s
+        assert row["lost_s"] == row["step_time_s"] - healthy_s
+        off = row["values"]["faults.jitter.sigma"] == 0 and row["values"]["faults.stragglers.0.compute_scale"] == 1
+        assert (row["lost_s"] == 0) == off
+
+
+def test_other_keys_have_their_own_healthy_step_and_what_is_illegal_is_a_row_that_says_so() -> None:
+    found = run_sweep(FILE, [], ["parallelism.tp=1,2,5,3", SCALES, "faults.stragglers.0.rank=1"])
+    assert len(found["rows"]) == 8
+    healthy = {r["values"]["parallelism.tp"]: r["healthy_s"] for r in found["rows"] if not r["refused"]}
+    assert healthy == {tp: simulate(load_scenario(FILE, [f"parallelism.tp={tp}"])).step_time_s for tp in (1, 2)}
+    refused = [r for r in found["rows"] if r["refused"]]
+    assert len(refused) == 4
+    assert all(r["step_time_s"] is None for r in refused)
+
+
+def test_links_and_presets_and_profiles_can_be_varied(tmp_path: Path) -> None:
+    link = "faults.links.0={between: [node0, node0], bandwidth_scale: 0.25},{between: [node0, node0]}"
+    found = run_sweep(FILE, ["faults.stragglers.0.rank=1"], [link, "cluster=dgx-a100,dgx-h100"])
+    times = [r["step_time_s"] for r in found["rows"]]
+    assert len(set(times)) == 4
+    assert times[0] > times[2]  # a quarter of the bandwidth against half
+    page = sweep_page(found)
+    assert "dgx-a100" in page
+    assert "https://cdn" not in page
+
+
+@pytest.mark.parametrize(("vary", "problem"), [
+    ("parallelism.pp", "must be KEY=VALUE"), ("parallelism.pp=", "must be KEY=VALUE"), ("=3", "must be KEY=VALUE"),
+    ("faults.stragglers.0.rank=0..99999999", "combinations"), ("faults.stragglers.0.rank=7..0", "combinations"),
+    ("parallelism.pp=[1", "is not valid YAML"), ("faults.jiter.sigma=1", "did you mean 'jitter'"),
+    ("parallelism.pp=*a", "anchors and aliases"), ("parallelism.tp=5,7", "none of the 2 combinations can be simulated"),
+])  # fmt: skip
+def test_bad_options_are_one_message(vary: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        run_sweep(FILE, [], [vary])
+
+
+def test_too_many_combinations_are_refused() -> None:
+    with pytest.raises(InputError, match="1,000,000 combinations"):
+        parse_vary([f"{key}=1..100" for key in ("a", "b", "c")])
+    with pytest.raises(InputError, match="given twice"):
+        parse_vary(["a=1", "a=2"])
+
+
+def rows_of(packed: bytes, changes: list[Any], pool: Any) -> list[Any]:
+    return list(results(pool, attempt, ((packed, change) for change in changes)))
+
+
+def test_other_processes_find_the_same_to_the_last_bit() -> None:
+    one, two = (run_sweep(FILE, [], [RANKS, SCALES], workers=n)["rows"] for n in (1, 2))
+    assert one == two
+
+
+def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    packed = pack(load_mapping(FILE), str(FILE), ())
+    changes = [(("faults.stragglers.0.rank", r), ("faults.stragglers.0.compute_scale", 1 + s / 10))
+               for r in range(8) for s in range(1, 11)]  # fmt: skip
+    with local_workers(1) as here:
+        expected = rows_of(packed, changes, here)
+    with cluster(tmp_path) as (address, victim), dask_workers(address) as pool:
+        until = time.monotonic() + 60
+        while pool.cores() < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        found = []
+        for row in results(pool, attempt, ((packed, change) for change in changes)):
+            found.append(row)
+            if len(found) == 5:
+                os.kill(victim.pid, signal.SIGKILL)
+    assert victim.wait(20) == -signal.SIGKILL
+    assert found == expected
+
+
+def test_the_command(tmp_path: Path) -> None:
+    out = tmp_path / "sweep.html"
+    command = [sys.executable, "-m", "sim.sweep", str(FILE), "--vary", RANKS, "--vary", SCALES]
+    done = subprocess.run([*command, "--json", "-", "--html", str(out)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["format"] == "sim-sweep/1"
+    assert "Sweep: 1f1b_pp8" in out.read_text()
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "lost to faults" in shown
+    bad = subprocess.run([*command, "--vary", "x=1"], cwd=ROOT, capture_output=True, text=True)
+    assert bad.returncode == 2
+    assert "Traceback" not in bad.stderr
