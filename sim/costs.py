@@ -38,8 +38,8 @@ ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; not
 REPEAT_UNCERTAINTY = 0.02  # a quiet machine repeats a median within 2-3 % at another time
 MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
 EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under other tiles' matmuls
-GROUP_ROWS = 130  # a group's matmul pays its tiles' fill and drain for itself (b200_kernels, by eye)
 POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
+GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
 _OUTSIDE_PER_OCTAVE = 0.1
 
 
@@ -135,6 +135,8 @@ class Costs:
             if cost is None:
                 raise ValueError(f"profile {self.profile.name!r}: no block {op.name!r}, {op.phase.value}")
             return cost
+        if op.kind == "grouped_gemm" and op.shape[0] > 1 and ("grouped_gemm", op.dtype) not in self._raw:
+            return self._grouped(op)
         if op.kind in ATTENTION:
             seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficient)
             if seconds is not None:
@@ -161,6 +163,22 @@ class Costs:
         used = op.flops / (cost.seconds * self._device.peak(op.dtype))
         draw = POWER_AT_REST + (self._power_at_peak - POWER_AT_REST) * used
         return cost._replace(seconds=cost.seconds * max(1.0, draw / self._power_limit))
+
+    def _grouped(self, op: Compute) -> Cost:
+        """A matmul over the rows of all groups, then the weights (or the sums kept of their gradients) of all but one.
+
+        A group's rows are too few to hide its weights' traffic under its own tiles; each group is a launch of its own
+        (Transformer Engine's `multi_stream_cublas_gemm`), which the many small ones wait for: `group_launch_s`.
+        """
+        groups, m, n, k = op.shape
+        rows, n, k = (k, m, n) if op.phase is Phase.WEIGHT_GRAD else (m, n, k)
+        shape = (1, groups * rows, n, k)
+        once = shape_bytes("gemm", shape, op.dtype)
+        whole = self.compute(Compute(op.name, "gemm", shape, op.dtype, op.flops, once, Phase.FORWARD))
+        bandwidth = self._device.bandwidth_bytes_per_s * self.coefficient("memory_efficiency", 1.0)
+        seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
+        least = groups * self.coefficient("group_launch_s", 0.0)
+        return Cost(max(seconds, least), "interpolated", math.hypot(whole.uncertainty, GROUPED_UNCERTAINTY))
 
     def _result_seconds(self, op: Compute) -> float:
         """What a matmul moves beyond its operands and one result (accumulating in fp32), half of it hidden."""
@@ -204,8 +222,6 @@ class Costs:
         efficiency, outside, between = found
         if via.op == "attention_forward" and kind == "attention_backward":
             efficiency *= self.coefficient("attention_backward_share", 1.0)
-        if kind == "grouped_gemm" and not via.exact:
-            efficiency /= 1.0 + GROUP_ROWS / (shape[3] if op.phase is Phase.WEIGHT_GRAD else shape[1])
         error = math.hypot(between, doubt, _OUTSIDE_PER_OCTAVE * outside)
         seconds = max(here / efficiency, self.launch_overhead_s if outside and not table.floor_s else 0.0)
         source = "interpolated" if outside <= 1.0 else "roofline"

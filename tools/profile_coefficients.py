@@ -23,6 +23,7 @@ _POWER = {
     "b200": "least soft-L1 loss over every second GEMM of b200_kernels: 1.25 of the time of AIConfigurator's",
 }
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
+_GROUPS = "every second grouped matmul of b200_kernels, where groups are small: a launch each (Transformer Engine)"
 _LAUNCH = "assumption: an eager framework issues about 200,000 kernels a second from one host thread"
 
 
@@ -89,6 +90,7 @@ def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficien
         "memory_efficiency_norm": (0.54, _NORM),
         "memory_latency_s": (2e-6, _RAMP),
         "matmul_efficiency": (0.75, _FALLBACK),
+        "group_launch_s": (9e-6, _GROUPS),
         "power_at_peak": (
             power_at_peak,
             _POWER["b200" if "b" in name else "a100" if name in ("v100", "a100") else "h100"],

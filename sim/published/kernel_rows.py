@@ -47,24 +47,27 @@ def total(parts: list[Cost], costs: Costs) -> Prediction:
 
 
 def _gemm(data: Data) -> list[Compute]:
+    """`m`, `n`, `k` are those of the product itself: the result is `[m, n]`, whatever the layout."""
     dtype = str(normalise_dtype(data["dtype"]))
     shape = (int(data.get("batch", 1)), int(data["m"]), int(data["n"]), int(data["k"]))
-    return [_matmul("gemm", shape, dtype, data)]
+    phase = PHASES.get(str(data.get("layout")), Phase.FORWARD)
+    return [_matmul("gemm", shape, dtype, data.get("out_dtype", dtype), bool(data.get("accumulate")), phase)]
 
 
 def _grouped_gemm(data: Data) -> list[Compute]:
-    """`m` of the row is per group; the weight gradient's result is `[k, n]` and sums over the group's rows."""
+    """The forward's `m` (per group), `n`, `k` in all stages; gradients: of the input `[m, k]`, of the weight `[n, k]`."""
     dtype = str(normalise_dtype(data["dtype"]))
     groups, m, n, k = (int(data[key]) for key in ("groups", "m_per_group", "n", "k"))
-    return [_matmul("grouped_gemm", (groups, m, n, k), dtype, data)]
+    phase = PHASES.get(str(data.get("stage")), Phase.FORWARD)
+    shape = {Phase.INPUT_GRAD: (m, k, n), Phase.WEIGHT_GRAD: (n, k, m)}.get(phase, (m, n, k))
+    out = data.get("grad_dtype", dtype) if phase is Phase.WEIGHT_GRAD else data.get("out_dtype", dtype)
+    return [_matmul("grouped_gemm", (groups, *shape), dtype, out, bool(data.get("accumulate")), phase)]
 
 
-def _matmul(kind: str, shape: tuple[int, ...], dtype: str, data: Data) -> Compute:
+def _matmul(kind: str, shape: tuple[int, ...], dtype: str, out: object, accumulate: bool, phase: Phase) -> Compute:
     batch, m, n, k = shape
-    size, out = dtype_bytes(dtype), dtype_bytes(str(normalise_dtype(data.get("out_dtype", dtype))))
-    written = out * batch * m * n * (2.0 if data.get("accumulate") else 1.0)
-    phase = PHASES.get(str(data.get("layout") or data.get("stage")), Phase.FORWARD)
-    moved = size * batch * (m * k + k * n) + written
+    size, written = dtype_bytes(dtype), dtype_bytes(str(normalise_dtype(out)))
+    moved = batch * (size * (m * k + k * n) + written * m * n * (2.0 if accumulate else 1.0))
     return Compute(kind, kind, shape, dtype, shape_flops(kind, shape), moved, phase)
 
 
