@@ -55,7 +55,7 @@ def _gemm(data: Data) -> list[Compute]:
 
 
 def _grouped_gemm(data: Data) -> list[Compute]:
-    """The forward's `m` (per group), `n`, `k` in all stages; gradients: of the input `[m, k]`, of the weight `[n, k]`."""
+    """The forward's `m` (per group), `n`, `k` in all stages; the gradients are `[m, k]` and `[n, k]`."""
     dtype = str(normalise_dtype(data["dtype"]))
     groups, m, n, k = (int(data[key]) for key in ("groups", "m_per_group", "n", "k"))
     phase = PHASES.get(str(data.get("stage")), Phase.FORWARD)
