@@ -1,14 +1,17 @@
 """Run a task graph in time.
 
 `run_simpy` is the reference: SimPy's clock, a timeout per task. `run_static` computes the same times in one pass
-in topological order, which is all there is to do where no resource is shared between tasks at changing rates;
-both add the same numbers in the same order, so the results are equal to the last bit.
+in topological order, which is all there is to do where no link is shared by more than it can carry. Where one is,
+`run_contended` does that pass between the arrivals and departures of flows, which alone need a clock. All add the same
+numbers in the same order, so the results are equal to the last bit.
 """
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+from sim.sharing import Flows, Sharing
 from sim.taskgraph import TaskGraph
 
 
@@ -21,48 +24,88 @@ class Times(NamedTuple):
     events: int
 
 
-def run_simpy(graph: TaskGraph) -> Times:
-    """Replay a graph on SimPy's clock.
+def run_simpy(graph: TaskGraph, flows: Flows | None = None) -> Times:
+    """Replay a graph on SimPy's clock; with `flows`, tasks that share links slow each other down.
 
     Raises:
         ValueError: if tasks wait for each other in a circle; names some that never ran.
     """
-    import simpy
+    run = _OnSimpy(graph, flows or Flows())
+    run.run()
+    _all_ran(graph, run.end)
+    return Times(run.start, run.end, "simpy", run.events)
 
-    env = simpy.Environment()
-    missing = _missing(graph)
-    after, lagging = graph.successors(), _lagging(graph)
-    start = [-1.0] * len(graph)
-    end = [-1.0] * len(graph)
-    events = 0
 
-    def begin(task: int) -> None:
-        nonlocal events
-        start[task] = env.now
-        events += 1
-        env.timeout(graph.seconds[task], value=task).callbacks.append(finish)
-        for other, lag_s in lagging.get(task, ()):
-            events += 1
-            env.timeout(lag_s, value=other).callbacks.append(release)
+class _OnSimpy:
+    def __init__(self, graph: TaskGraph, flows: Flows) -> None:
+        import simpy
+        from simpy.events import EventPriority
 
-    def release(event: Any) -> None:
-        task: int = event.value
-        missing[task] -= 1
-        if missing[task] == 0:
-            begin(task)
+        self.env = simpy.Environment()
+        self.last = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1
+        self.graph, self.quiet_s, self.sharing = graph, flows.quiet_s, Sharing(flows)
+        self.missing, self.after, self.lagging = _missing(graph), graph.successors(), _lagging(graph)
+        self.start = [-1.0] * len(graph)
+        self.end = [-1.0] * len(graph)
+        self.events = 0
+        self.ends: dict[int, Any] = {}  # the event that will end a task; a flow's earlier ones are stale
+        self.settling = False
 
-    def finish(event: Any) -> None:
-        end[event.value] = env.now
-        for s in after[event.value]:
-            missing[s] -= 1
-            if missing[s] == 0:
-                begin(s)
+    def run(self) -> None:
+        for task in [i for i, n in enumerate(self.missing) if n == 0]:
+            self._begin(task)
+        self.env.run()
 
-    for task in [i for i, n in enumerate(missing) if n == 0]:
-        begin(task)
-    env.run()
-    _all_ran(graph, end)
-    return Times(start, end, "simpy", events)
+    def _after(self, seconds: float, task: int, then: Any) -> Any:
+        self.events += 1
+        event = self.env.timeout(seconds, value=task)
+        event.callbacks.append(then)
+        return event
+
+    def _begin(self, task: int) -> None:
+        self.start[task] = self.env.now
+        if task in self.quiet_s:
+            self._after(self.quiet_s[task], task, self._arrive)
+        self.ends[task] = self._after(self.graph.seconds[task], task, self._finish)
+        for other, lag_s in self.lagging.get(task, ()):
+            self._after(lag_s, other, self._release)
+
+    def _arrive(self, event: Any) -> None:
+        task = event.value
+        self.sharing.arrive(task, self.env.now, self.start[task] + self.graph.seconds[task])
+        self._settle_soon()
+
+    def _finish(self, event: Any) -> None:
+        task = event.value
+        if event is not self.ends[task]:
+            return
+        if task in self.quiet_s:
+            self.sharing.leave(task)
+            self._settle_soon()
+        self.end[task] = self.env.now
+        for s in self.after[task]:
+            self._one_less(s)
+
+    def _release(self, event: Any) -> None:
+        self._one_less(event.value)
+
+    def _one_less(self, task: int) -> None:
+        self.missing[task] -= 1
+        if self.missing[task] == 0:
+            self._begin(task)
+
+    def _settle_soon(self) -> None:
+        if not self.settling:
+            self.settling = True
+            event = self.env.event()
+            event.callbacks.append(self._settle)
+            event._ok, event._value = True, None  # as succeed() would, which schedules at its own priority
+            self.env.schedule(event, priority=self.last)
+
+    def _settle(self, event: Any) -> None:
+        self.settling = False
+        for task, in_s in self.sharing.settle(self.env.now):
+            self.ends[task] = self._after(in_s, task, self._finish)
 
 
 def run_static(graph: TaskGraph) -> Times:
@@ -94,6 +137,81 @@ def run_static(graph: TaskGraph) -> Times:
                     ready.append(s)
     _all_ran(graph, end)
     return Times(start, end, "static", 0)
+
+
+def run_contended(graph: TaskGraph, flows: Flows) -> Times:
+    """The same times as `run_simpy` with `flows`: passes as `run_static`'s from one arrival or departure to the next.
+
+    Raises:
+        ValueError: as `run_simpy`.
+    """
+    run = _Contended(graph, flows)
+    run.run()
+    _all_ran(graph, run.end)
+    return Times(run.start, run.end, "static", run.events)
+
+
+class _Contended:
+    """What is known of each task so far, and the arrivals and departures to come."""
+
+    def __init__(self, graph: TaskGraph, flows: Flows) -> None:
+        self.seconds, self.quiet_s, self.sharing = graph.seconds, flows.quiet_s, Sharing(flows)
+        self.missing, self.after, self.lagging = _missing(graph), graph.successors(), _lagging(graph)
+        self.start = [0.0] * len(graph)
+        self.end = [-1.0] * len(graph)
+        self.coming: list[tuple[float, int, int]] = []  # when, task, version of its end; -1: its arrival
+        self.version: dict[int, int] = {}
+        self.events = 0
+
+    def run(self) -> None:
+        self._reach([task for task, n in enumerate(self.missing) if n == 0])
+        while self.coming:
+            now_s = self.coming[0][0]
+            while self.coming and self.coming[0][0] == now_s:
+                self._happen(*heappop(self.coming))
+            for task, in_s in self.sharing.settle(now_s):
+                self.version[task] += 1
+                heappush(self.coming, (now_s + in_s, task, self.version[task]))
+
+    def _happen(self, now_s: float, task: int, version: int) -> None:
+        self.events += 1
+        if version < 0:
+            end_s = self.start[task] + self.seconds[task]
+            self.version[task] = 0
+            self.sharing.arrive(task, now_s, end_s)
+            heappush(self.coming, (end_s, task, 0))
+        elif version == self.version[task]:
+            self.version[task] = -2
+            self.sharing.leave(task)
+            self.end[task] = now_s
+            self._reach(self._release(task, now_s))
+
+    def _release(self, task: int, done_s: float) -> list[int]:
+        """Those who may start now that a task has ended."""
+        start, missing, ready = self.start, self.missing, []
+        for s in self.after[task]:
+            if done_s > start[s]:
+                start[s] = done_s
+            missing[s] -= 1
+            if missing[s] == 0:
+                ready.append(s)
+        return ready
+
+    def _reach(self, ready: list[int]) -> None:
+        """Start what is ready, and what follows from it up to the next flows: their arrivals lie ahead."""
+        start, missing, quiet_s = self.start, self.missing, self.quiet_s
+        for task in ready:  # grows while it is walked
+            begin = start[task]
+            for s, lag_s in self.lagging.get(task, ()):
+                start[s] = max(start[s], begin + lag_s)
+                missing[s] -= 1
+                if missing[s] == 0:
+                    ready.append(s)
+            if task in quiet_s:
+                heappush(self.coming, (begin + quiet_s[task], task, -1))
+            else:
+                self.end[task] = done = begin + self.seconds[task]
+                ready += self._release(task, done)
 
 
 def _missing(graph: TaskGraph) -> list[int]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine import run_simpy, run_static
+from sim.engine import run_contended, run_simpy, run_static
+from sim.sharing import Flows
 from sim.taskgraph import TaskGraph
 from sim.timeline import Detail, RankClass
 
 
 def graph_of(seconds: list[float], waits: list[list[int]]) -> TaskGraph:
     graph = TaskGraph((RankClass(0, (0,), 0),))
-    sort = graph.new_sort(Detail("work"))
+    sort = graph.new_sort(Detail("work"), (graph.row(0, "compute", "F"),), stage=0)
     for s, w in zip(seconds, waits, strict=True):
-        graph.slots.extend((graph.add(s, w, sort, 0, 0), *graph.row(0, "compute", "F")))
+        graph.add(s, w, sort, 0)
     return graph
 
 
@@ -61,3 +64,104 @@ def test_no_task_starts_before_what_it_waits_for(graph: TaskGraph) -> None:
 def test_a_circle_is_reported(engine) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=r"2 of 3 tasks never start.*stage 0"):
         engine(graph_of([1.0, 1.0, 1.0], [[], [2], [1]]))
+
+
+Program = tuple[TaskGraph, Flows]
+
+
+def flows_of(capacity: list[float], loads: dict[int, dict[int, float]], quiet_s: dict[int, float]) -> Flows:
+    flows = Flows(dict(enumerate(capacity)))
+    for task, links in loads.items():
+        flows.quiet_s[task] = quiet_s.get(task, 0.0)
+        for link, load in links.items():
+            flows.add(task, link, load)
+    return flows
+
+
+@st.composite
+def sharing_programs(draw: st.DrawFn) -> Program:
+    """Programs whose tasks load up to four links, few instants and round numbers among them, so that much coincides."""
+    graph = draw(programs())
+    if draw(st.booleans()):
+        graph.seconds[:] = [float(round(s) % 7) for s in graph.seconds]
+        graph.lags.update({t: (other, float(round(lag_s) % 3)) for t, (other, lag_s) in graph.lags.items()})
+    capacity = draw(st.lists(st.floats(1.0, 10.0), min_size=1, max_size=4))
+    loads, quiet_s = {}, {}
+    for task in draw(st.sets(st.integers(0, len(graph) - 1), max_size=30)):
+        links = draw(st.sets(st.integers(0, len(capacity) - 1), min_size=1))
+        loads[task] = {k: capacity[k] * draw(st.sampled_from([0.25, 0.5, 0.9, 1.0])) for k in sorted(links)}
+        quiet_s[task] = graph.seconds[task] * draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    return graph, flows_of(capacity, loads, quiet_s)
+
+
+@settings(deadline=None, max_examples=400)
+@given(sharing_programs())
+def test_shared_links_cost_the_same_on_simpys_clock_to_the_last_bit(program: Program) -> None:
+    a, b = run_contended(*program), run_simpy(*program)
+    assert a.start_s == b.start_s
+    assert a.end_s == b.end_s
+
+
+@settings(deadline=None, max_examples=200)
+@given(sharing_programs())
+def test_links_that_carry_everything_at_once_change_no_bit(program: Program) -> None:
+    graph, flows = program
+    flows.capacity_bytes_per_s = dict.fromkeys(flows.capacity_bytes_per_s, 1e4)
+    a, b = run_contended(graph, flows), run_static(graph)
+    assert (a.start_s, a.end_s) == (b.start_s, b.end_s)
+
+
+@settings(deadline=None, max_examples=200)
+@given(sharing_programs())
+def test_sharing_makes_nothing_earlier_and_no_link_carries_more_than_it_can(program: Program) -> None:
+    graph, flows = program
+    shared, alone = run_contended(graph, flows), run_static(graph)
+    assert all(a >= b * (1 - 1e-9) for a, b in zip(shared.end_s, alone.end_s, strict=True))
+    for link, capacity in flows.capacity_bytes_per_s.items():
+        entries = [(t, load) for t, k, load in zip(flows.task, flows.link, flows.load_bytes_per_s, strict=True)
+                   if k == link]  # fmt: skip
+        sent = sum(load * (graph.seconds[t] - flows.quiet_s[t]) for t, load in entries)
+        busy = [(shared.start_s[t] + flows.quiet_s[t], shared.end_s[t]) for t, _ in entries]
+        assert sent <= capacity * covered_s(busy) * (1 + 1e-6) + 1e-6
+
+
+def covered_s(intervals: list[tuple[float, float]]) -> float:
+    total, reached = 0.0, 0.0
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def ends(seconds: list[float], loads: list[dict[int, float]], capacity: list[float], **more: dict[int, float]) -> Any:
+    """When tasks end that start together, or after a quiet time."""
+    graph = graph_of(seconds, [[] for _ in seconds])
+    return run_contended(graph, flows_of(capacity, dict(enumerate(loads)), more.get("quiet_s", {}))).end_s
+
+
+def test_two_flows_on_one_link_take_twice_as_long() -> None:
+    assert ends([3.0, 3.0], [{0: 10.0}, {0: 10.0}], [10.0]) == [6.0, 6.0]
+    assert ends([3.0, 3.0], [{0: 5.0}, {0: 5.0}], [10.0]) == [3.0, 3.0]
+    assert ends([3.0, 3.0], [{0: 10.0}, {1: 10.0}], [10.0, 10.0]) == [3.0, 3.0]
+
+
+def test_three_flows_over_two_links_are_max_min_fair() -> None:
+    """Bertsekas & Gallager's line: the long flow and the short one on the narrow link halve it until 20 bytes are
+    through; the short one on the wide link takes the rest of that one, then all of it."""
+    loads = [{0: 10.0, 1: 10.0}, {0: 10.0}, {1: 20.0}]
+    assert ends([2.0, 2.0, 2.0], loads, [10.0, 20.0]) == pytest.approx([4.0, 4.0, 8 / 3])
+
+
+def test_a_flow_that_arrives_midway_slows_the_other_from_then_on() -> None:
+    # 10 bytes/s for 1 s, 5 until the other's 10 bytes are through at 3 s, 10 again for the last 10.
+    assert ends([3.0, 2.0], [{0: 10.0}, {0: 10.0}], [10.0], quiet_s={1: 1.0}) == [4.0, 3.0]
+
+
+def test_starts_and_steps_are_not_slowed() -> None:
+    """Only bytes share: a flow with half of its time in steps that the other fits into is not slowed at all."""
+    assert ends([4.0, 2.0], [{0: 10.0}, {0: 10.0}], [10.0], quiet_s={0: 2.0}) == [4.0, 2.0]
+    assert ends([4.0, 4.0], [{0: 10.0}, {0: 10.0}], [10.0], quiet_s={0: 2.0, 1: 2.0}) == [6.0, 6.0]
+
+
+def test_a_small_flow_gets_all_it_asks_for() -> None:
+    assert ends([2.0, 2.0], [{0: 10.0}, {0: 2.0}], [10.0]) == pytest.approx([2.4, 2.0])
