@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, perplexity, text, train
-from calibrate.serving.engine import Prompt, Settings, serve
+from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Model
 from sim.scenario import ModelConfig
 
@@ -65,7 +65,7 @@ def distill_logits(teacher: list[nn.Module], student: list[nn.Module], steps: in
 
 def distill_sequence(teacher: list[nn.Module], student: list[nn.Module], steps: int, rate: float = 6e-3) -> Distilled:
     """The teacher writes the second half of a set of sequences, then the student trains on all of each."""
-    written = generate(teacher, text(16 * BATCH, 60_000)[:, : SEQ // 2], SEQ + 1 - SEQ // 2)
+    written, _ = generate(teacher, text(16 * BATCH, 60_000)[:, : SEQ // 2], SEQ + 1 - SEQ // 2)
     written, held_out = written[:-BATCH], written[-BATCH:]
 
     def step_loss(step: int) -> Tensor:
@@ -75,12 +75,14 @@ def distill_sequence(teacher: list[nn.Module], student: list[nn.Module], steps: 
     return _run(student, steps, rate, step_loss, held_out)
 
 
-def generate(teacher: list[nn.Module], prompts: Tensor, count: int, config: ModelConfig = SMALL) -> Tensor:
-    """Prompts [n, s] continued by `count` tokens each: [n, s + count]."""
+def generate(
+    teacher: list[nn.Module], prompts: Tensor, count: int, config: ModelConfig = SMALL
+) -> tuple[Tensor, Served]:
+    """Prompts [n, s] continued by `count` tokens each: [n, s + count]; and how they were served."""
     asked = [Prompt(tuple(row), count) for row in prompts.tolist()]
     blocks = -(-(prompts.shape[1] + count) // 16) * len(asked)
     served = serve(Model(config, teacher), asked, Settings(blocks=blocks))
-    return torch.cat([prompts, torch.tensor(served.outputs)], 1)
+    return torch.cat([prompts, torch.tensor(served.outputs)], 1), served
 
 
 def _run(

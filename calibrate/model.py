@@ -332,7 +332,7 @@ class Head(nn.Module):
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         logits = self.output(self.norm(x))
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        return F.cross_entropy(wide.view(-1, wide.shape[-1]), targets.view(-1))
+        return F.cross_entropy(wide.view(-1, wide.shape[-1]), targets.reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)

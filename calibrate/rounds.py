@@ -8,7 +8,6 @@ shows it, by half and for minutes, and a round that straddles such a change comp
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +16,8 @@ import torch.distributed as dist
 from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_messages
 from calibrate.gradient_times import Timed, time_beside, time_collectives
 from calibrate.parallel.pipeline import Record
-from calibrate.parallel.runner import Runner, make_batch, sum_over_ranks
-from calibrate.pieces import Cuts, Transfer
+from calibrate.parallel.runner import Runner, sum_over_ranks
+from calibrate.pieces import Transfer
 from calibrate.quiet import QUIET_CORES, Window, wait_for_quiet
 
 LEAST = 3  # rounds that are better than nothing
@@ -76,12 +75,9 @@ class Limits:
     calibrate: bool
 
 
-def run_rounds(
-    runner: Runner, keys: dict[int, Sequence[str]], cuts: dict[str, dict[str, Cuts]], limits: Limits
-) -> Log:
+def run_rounds(runner: Runner, rehearsal: Rehearsal, limits: Limits) -> Log:
     """Rounds until enough of them were good, or time is up. Collective."""
     log = Log(runner.place.rank)
-    rehearsal = Rehearsal(runner, keys, cuts)
     _warm_up(runner, rehearsal, limits.calibrate)
     begin = time.perf_counter()
     number = 2
@@ -113,10 +109,10 @@ def _steady(log: Log, r: int) -> bool:
 
 def _warm_up(runner: Runner, rehearsal: Rehearsal, calibrate: bool) -> None:
     for i in range(2):
-        runner.step(make_batch(runner.scenario, i, runner.device))
+        runner.step(runner.batch(i))
     if calibrate:
         _calibrate(runner, rehearsal)
-        runner.step(make_batch(runner.scenario, 1, runner.device))
+        runner.step(runner.batch(1))
 
 
 def _enough(log: Log, limits: Limits, spent_s: float) -> bool:
@@ -131,7 +127,7 @@ def _enough(log: Log, limits: Limits, spent_s: float) -> bool:
 
 
 def _timed_step(runner: Runner, number: int) -> Step:
-    batch = make_batch(runner.scenario, number, runner.device)
+    batch = runner.batch(number)
     runner.zero_losses()
     window = Window.enter()
     records = runner.step(batch)
@@ -146,7 +142,7 @@ def _calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     """Walk the list block by block, then messages, all-reduces, optimizer; training state is put back."""
     saved = restore_point(runner)
     window = Window.enter()
-    blocks = rehearsal.run(make_batch(runner.scenario, 0, runner.device))
+    blocks = rehearsal.run(runner.batch(0))
     dist.barrier()
     collectives, beside = time_collectives(runner), time_beside(runner)
     epilogue = runner.optimize()

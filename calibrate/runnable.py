@@ -23,6 +23,7 @@ def check_runnable(scenario: Scenario, where: str) -> None:
         raise InputError(f"{where}: inference: only training steps can be run for real")
     for key, found, allowed in (
         *_model(scenario), *_training(scenario), *_layout(scenario), *_within_layers(scenario), *_experts(scenario),
+        *_distillation(scenario),
     ):
         raise InputError(f"{where}: {key}: found {found}; calibrate.measure can run: {allowed}")
 
@@ -42,10 +43,26 @@ def _model(s: Scenario) -> Iterator[Problem]:
     if m.tied_embeddings and p.pp > 1 and (p.schedule not in ONE_WAY or p.zero):
         found = f"true with schedule {p.schedule}, zero {p.zero}"
         yield "model.tied_embeddings", found, f"at pp > 1: {', '.join(ONE_WAY)}; zero 0"
-    if s.distillation is not None:
-        yield "distillation", "a teacher", "plain training"
     if s.faults is not None:
         yield "faults", "faults", "healthy runs"
+
+
+def _distillation(s: Scenario) -> Iterator[Problem]:
+    """A teacher runs whole on every rank; where it writes, on one."""
+    d, p = s.distillation, s.parallelism
+    if d is None:
+        return
+    if d.placement == "other":
+        yield "distillation.placement", d.placement, "same"
+    if p.ranks != p.dp or (d.mode == "sequence" and p.ranks > 1):
+        yield "parallelism", f"{p.ranks} ranks", "with mode logits data parallelism alone, with mode sequence one rank"
+    if d.teacher_parallelism.tp > 1:
+        yield "distillation.teacher_parallelism.tp", d.teacher_parallelism.tp, "1"
+    t = d.teacher
+    if t.moe is not None or t.mla is not None or t.qkv_bias or t.qk_norm or t.dropout > 0:
+        yield "distillation.teacher", "experts, latent attention or dropout", "a dense model without dropout"
+    if d.mode == "sequence" and t.vocab != s.model.vocab:
+        yield "distillation.teacher.vocab", t.vocab, f"the student's, {s.model.vocab}"
 
 
 def _training(s: Scenario) -> Iterator[Problem]:

@@ -201,6 +201,15 @@ class Runner:
         found = {id(p): p for s in self.stages.values() for b in s.blocks for p in b.parameters()}
         return list(found.values())
 
+    @property
+    def frozen_bytes(self) -> int:
+        """Of parameters that no optimizer updates."""
+        return 0
+
+    def batch(self, number: int) -> Tensor:
+        """The global batch of a step, the same on every rank."""
+        return make_batch(self.scenario, number, self.device)
+
     def own_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's tokens and targets, each [micro-batches, b, s / cp], of a global batch."""
         b, m = self.scenario.training.micro_batch_size, self.micro_batches

@@ -30,6 +30,7 @@ REPEATS = 5
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS, BEFORE = (2, 16, 64, 256), (0, 64, 256)
 DECODES, LENGTHS = (1, 4, 16, 32), (16, 64, 256, 512)
+LONGEST = max(LENGTHS)
 Samples = dict[tuple[str, int, int], list[float]]
 
 
@@ -48,22 +49,24 @@ class Comparison:
         return float(self.simulated["output_tokens_per_s"] / self.measured["output_tokens_per_s"] - 1.0)
 
 
-def sample_parts(model: Model, block_tokens: int, samples: Samples, clock: Clock = time.perf_counter) -> None:
-    """Time every part once more; medians over calls are what counts."""
-    longest = max(max(CHUNKS) + max(BEFORE), max(LENGTHS))
+def sample_parts(
+    model: Model, block_tokens: int, samples: Samples, clock: Clock = time.perf_counter, longest: int = LONGEST
+) -> None:
+    """Time every part once more, in sequences of at most `longest` tokens; medians over calls are what counts."""
     per = -(-longest // block_tokens)
     cache = make_cache(model.config, per * max(DECODES), block_tokens, model.dtype)
     for n in TOKENS:
         if n in DECODES:
             continue
-        total, cores = _timed(model, cache, [Part(0, (1,) * n, 0)], clock)
+        parts = [Part(i, (1,) * min(longest, n - i * longest), 0) for i in range(-(-n // longest))]
+        total, cores = _timed(model, cache, parts, clock)
         samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
-    for chunk in CHUNKS:
-        for before in BEFORE:
+    for chunk in (c for c in CHUNKS if c <= longest // 2):
+        for before in (b for b in BEFORE if b <= longest // 2):
             _, cores = _timed(model, cache, [Part(0, (1,) * chunk, before)], clock)
             samples.setdefault(("prefill", chunk, before), []).append(statistics.median(cores))
     for n in DECODES:
-        for length in LENGTHS:
+        for length in (x for x in LENGTHS if x <= longest):
             total, cores = _timed(model, cache, [Part(i, (1,), length - 1) for i in range(n)], clock)
             samples.setdefault(("decode", n, length), []).append(statistics.median(cores))
             samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
@@ -105,7 +108,7 @@ def compare(
     torch.set_num_threads(1)
     requests = make_requests(inference.requests)
     longest = max(r.prompt_tokens + r.output_tokens for r in requests)
-    model = make_model(scenario.model, max(longest, max(CHUNKS) + max(BEFORE), max(LENGTHS)))
+    model = make_model(scenario.model, max(longest, LONGEST))
     block = inference.kv_cache.block_tokens
     settings = Settings(
         blocks=-(-longest // block) * min(len(requests), inference.max_running_requests), block_tokens=block,

@@ -42,7 +42,7 @@ def test_written_sequences_teach(teacher: list[torch.nn.Module]) -> None:
 
 def test_the_teacher_writes_its_likeliest_words(teacher: list[torch.nn.Module]) -> None:
     prompts = text(3, 9)[:, :20]
-    written = d.generate(teacher, prompts, 10)
+    written, _ = d.generate(teacher, prompts, 10)
     with torch.no_grad():
         again = d.logits_of(teacher, written[:, :-1])[:, 19:, : d.SMALL.vocab].argmax(-1)
     assert torch.equal(written[:, 20:], again)
