@@ -43,7 +43,7 @@ class _OnSimpy:
 
         self.env = simpy.Environment()
         self.last = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1
-        self.graph, self.quiet_s, self.sharing = graph, flows.quiet_s, Sharing(flows)
+        self.graph, self.flows, self.sharing = graph, flows.by_sort, Sharing(flows)
         self.missing, self.after, self.lagging = _missing(graph), graph.successors(), _lagging(graph)
         self.start = [-1.0] * len(graph)
         self.end = [-1.0] * len(graph)
@@ -64,22 +64,24 @@ class _OnSimpy:
 
     def _begin(self, task: int) -> None:
         self.start[task] = self.env.now
-        if task in self.quiet_s:
-            self._after(self.quiet_s[task], task, self._arrive)
+        flow = self.flows.get(self.graph.sort[task])
+        if flow is not None:
+            self._after(flow.quiet_s, task, self._arrive)
         self.ends[task] = self._after(self.graph.seconds[task], task, self._finish)
         for other, lag_s in self.lagging.get(task, ()):
             self._after(lag_s, other, self._release)
 
     def _arrive(self, event: Any) -> None:
         task = event.value
-        self.sharing.arrive(task, self.env.now, self.start[task] + self.graph.seconds[task])
+        path = self.flows[self.graph.sort[task]].path
+        self.sharing.arrive(task, path, self.env.now, self.start[task] + self.graph.seconds[task])
         self._settle_soon()
 
     def _finish(self, event: Any) -> None:
         task = event.value
         if event is not self.ends[task]:
             return
-        if task in self.quiet_s:
+        if self.graph.sort[task] in self.flows:
             self.sharing.leave(task)
             self._settle_soon()
         self.end[task] = self.env.now
@@ -155,7 +157,7 @@ class _Contended:
     """What is known of each task so far, and the arrivals and departures to come."""
 
     def __init__(self, graph: TaskGraph, flows: Flows) -> None:
-        self.seconds, self.quiet_s, self.sharing = graph.seconds, flows.quiet_s, Sharing(flows)
+        self.seconds, self.sort, self.flows, self.sharing = graph.seconds, graph.sort, flows.by_sort, Sharing(flows)
         self.missing, self.after, self.lagging = _missing(graph), graph.successors(), _lagging(graph)
         self.start = [0.0] * len(graph)
         self.end = [-1.0] * len(graph)
@@ -178,7 +180,7 @@ class _Contended:
         if version < 0:
             end_s = self.start[task] + self.seconds[task]
             self.version[task] = 0
-            self.sharing.arrive(task, now_s, end_s)
+            self.sharing.arrive(task, self.flows[self.sort[task]].path, now_s, end_s)
             heappush(self.coming, (end_s, task, 0))
         elif version == self.version[task]:
             self.version[task] = -2
@@ -199,7 +201,7 @@ class _Contended:
 
     def _reach(self, ready: list[int]) -> None:
         """Start what is ready, and what follows from it up to the next flows: their arrivals lie ahead."""
-        start, missing, quiet_s = self.start, self.missing, self.quiet_s
+        start, missing, flows, sort = self.start, self.missing, self.flows, self.sort
         for task in ready:  # grows while it is walked
             begin = start[task]
             for s, lag_s in self.lagging.get(task, ()):
@@ -207,8 +209,9 @@ class _Contended:
                 missing[s] -= 1
                 if missing[s] == 0:
                     ready.append(s)
-            if task in quiet_s:
-                heappush(self.coming, (begin + quiet_s[task], task, -1))
+            flow = flows.get(sort[task])
+            if flow is not None:
+                heappush(self.coming, (begin + flow.quiet_s, task, -1))
             else:
                 self.end[task] = done = begin + self.seconds[task]
                 ready += self._release(task, done)

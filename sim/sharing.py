@@ -6,31 +6,29 @@ as fast as alone or max-min fairly beside others (`topology.contention.shared_fr
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 from math import fsum
+from typing import NamedTuple
 
 from topology.contention import shared_fractions
 
 FULL = 1.0 + 1e-9  # of its capacity: a link asked for more than this slows its flows
 
 
+class Flow(NamedTuple):
+    """What a communication does to links. `quiet_s`: seconds before its bytes flow; `path`: bytes/s that it then puts
+    on each link when alone."""
+
+    quiet_s: float
+    path: dict[int, float]
+
+
 @dataclass(slots=True)
 class Flows:
-    """What tasks put on links. Columns of equal length: `task` puts `load_bytes_per_s` on `link` when alone.
-    `capacity_bytes_per_s` is by link; `quiet_s` by task, the seconds before its bytes flow."""
+    """The flows of a task graph, by sort of task, and what each link can carry."""
 
     capacity_bytes_per_s: dict[int, float] = field(default_factory=dict)
-    task: array[int] = field(default_factory=lambda: array("q"))
-    link: array[int] = field(default_factory=lambda: array("q"))
-    load_bytes_per_s: array[float] = field(default_factory=lambda: array("d"))
-    quiet_s: dict[int, float] = field(default_factory=dict)
-
-    def add(self, task: int, link: int, load_bytes_per_s: float) -> None:
-        """A task that is alone on a link puts so much on it."""
-        self.task.append(task)
-        self.link.append(link)
-        self.load_bytes_per_s.append(load_bytes_per_s)
+    by_sort: dict[int, Flow] = field(default_factory=dict)
 
 
 class Sharing:
@@ -42,9 +40,7 @@ class Sharing:
 
     def __init__(self, flows: Flows) -> None:
         self.capacity = flows.capacity_bytes_per_s
-        self.paths: dict[int, dict[int, float]] = {task: {} for task in flows.quiet_s}
-        for task, link, load in zip(flows.task, flows.link, flows.load_bytes_per_s, strict=True):
-            self.paths[task][link] = load
+        self.paths: dict[int, dict[int, float]] = {}
         self.users: dict[int, dict[int, None]] = {}
         self.changed: dict[int, None] = {}  # links whose users are others than when last settled
         self.over: set[int] = set()  # links asked for more than they can carry
@@ -52,10 +48,11 @@ class Sharing:
         self.since_s: dict[int, float] = {}  # when the rate last changed
         self.left_s: dict[int, float] = {}  # to go from then on, at the rate of alone
 
-    def arrive(self, task: int, now_s: float, alone_end_s: float) -> None:
-        """Bytes of a task begin to flow."""
+    def arrive(self, task: int, path: dict[int, float], now_s: float, alone_end_s: float) -> None:
+        """Bytes of a task begin to flow along a path; alone it ends at `alone_end_s`."""
         self.rate[task], self.since_s[task], self.left_s[task] = 1.0, now_s, alone_end_s - now_s
-        for link in self.paths[task]:
+        self.paths[task] = path
+        for link in path:
             users = self.users.setdefault(link, {})
             if users:
                 self.changed[link] = None
@@ -64,7 +61,7 @@ class Sharing:
     def leave(self, task: int) -> None:
         """A task has ended."""
         del self.rate[task], self.since_s[task], self.left_s[task]
-        for link in self.paths[task]:
+        for link in self.paths.pop(task):
             del self.users[link][task]
             if link in self.over:
                 self.changed[link] = None

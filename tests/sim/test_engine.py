@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine import run_contended, run_simpy, run_static
-from sim.sharing import Flows
+from sim.sharing import Flow, Flows
 from sim.taskgraph import TaskGraph
 from sim.timeline import Detail, RankClass
 
@@ -69,13 +69,15 @@ def test_a_circle_is_reported(engine) -> None:  # type: ignore[no-untyped-def]
 Program = tuple[TaskGraph, Flows]
 
 
-def flows_of(capacity: list[float], loads: dict[int, dict[int, float]], quiet_s: dict[int, float]) -> Flows:
+def with_flows(
+    graph: TaskGraph, capacity: list[float], loads: dict[int, dict[int, float]], quiet_s: dict[int, float]
+) -> Program:
+    """The graph, and the given loads of some of its tasks."""
     flows = Flows(dict(enumerate(capacity)))
-    for task, links in loads.items():
-        flows.quiet_s[task] = quiet_s.get(task, 0.0)
-        for link, load in links.items():
-            flows.add(task, link, load)
-    return flows
+    for task, path in loads.items():
+        graph.sort[task] = graph.new_sort(Detail("flow"))
+        flows.by_sort[graph.sort[task]] = Flow(quiet_s.get(task, 0.0), path)
+    return graph, flows
 
 
 @st.composite
@@ -91,7 +93,7 @@ def sharing_programs(draw: st.DrawFn) -> Program:
         links = draw(st.sets(st.integers(0, len(capacity) - 1), min_size=1))
         loads[task] = {k: capacity[k] * draw(st.sampled_from([0.25, 0.5, 0.9, 1.0])) for k in sorted(links)}
         quiet_s[task] = graph.seconds[task] * draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-    return graph, flows_of(capacity, loads, quiet_s)
+    return with_flows(graph, capacity, loads, quiet_s)
 
 
 @settings(deadline=None, max_examples=400)
@@ -118,10 +120,11 @@ def test_sharing_makes_nothing_earlier_and_no_link_carries_more_than_it_can(prog
     shared, alone = run_contended(graph, flows), run_static(graph)
     assert all(a >= b * (1 - 1e-9) for a, b in zip(shared.end_s, alone.end_s, strict=True))
     for link, capacity in flows.capacity_bytes_per_s.items():
-        entries = [(t, load) for t, k, load in zip(flows.task, flows.link, flows.load_bytes_per_s, strict=True)
-                   if k == link]  # fmt: skip
-        sent = sum(load * (graph.seconds[t] - flows.quiet_s[t]) for t, load in entries)
-        busy = [(shared.start_s[t] + flows.quiet_s[t], shared.end_s[t]) for t, _ in entries]
+        users = {
+            t: flows.by_sort[s] for t, s in enumerate(graph.sort) if link in getattr(flows.by_sort.get(s), "path", ())
+        }
+        sent = sum(flow.path[link] * (graph.seconds[t] - flow.quiet_s) for t, flow in users.items())
+        busy = [(shared.start_s[t] + flow.quiet_s, shared.end_s[t]) for t, flow in users.items()]
         assert sent <= capacity * covered_s(busy) * (1 + 1e-6) + 1e-6
 
 
@@ -136,7 +139,7 @@ def covered_s(intervals: list[tuple[float, float]]) -> float:
 def ends(seconds: list[float], loads: list[dict[int, float]], capacity: list[float], **more: dict[int, float]) -> Any:
     """When tasks end that start together, or after a quiet time."""
     graph = graph_of(seconds, [[] for _ in seconds])
-    return run_contended(graph, flows_of(capacity, dict(enumerate(loads)), more.get("quiet_s", {}))).end_s
+    return run_contended(*with_flows(graph, capacity, dict(enumerate(loads)), more.get("quiet_s", {}))).end_s
 
 
 def test_two_flows_on_one_link_take_twice_as_long() -> None:
