@@ -14,6 +14,8 @@ from sim.template import Price, Priced
 from topology.network import Network
 
 LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives reach 0.6 to 0.95 of them
+CHANNELS_IN_NODE = 24  # what `collective_sm_share` stands for
+FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
 HOST_COPIES = ("offload", "reload")
 
 
@@ -69,9 +71,24 @@ class Pricing:
         if found is None:
             found = self._comm(comm, rank)
             if found.seconds and comm.kind not in HOST_COPIES:
-                found = found._replace(host_s=self.costs.host_collective_s, slows=self.costs.collective_sm_share)
+                slows = self.costs.collective_sm_share * self._channel_share(self.group(comm.group, rank))
+                found = found._replace(host_s=self.costs.host_collective_s, slows=slows)
             self._comms[key] = found
         return found
+
+    def _channel_share(self, ranks: list[int]) -> float:
+        """NCCL's channels for a group, in parts of those within a node: two for each NIC that it uses in a node, four
+        where NICs are fast and few (src/graph/connect.cc: "4 compute channels per search channel").
+        """
+        cluster = self.plan.scenario.cluster
+        if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus or cluster.gpu.sm_count <= 1:
+            return 1.0
+        inter = cluster.inter_node
+        here = sum(r // cluster.gpus_per_node == ranks[0] // cluster.gpus_per_node for r in ranks)
+        channels = 2 * max(1, here * inter.nics_per_node // cluster.gpus_per_node)
+        if inter.nic_bandwidth_bytes_per_s > FAST_NIC_BYTES_PER_S and channels < FEW_CHANNELS:
+            channels *= 2
+        return min(1.0, channels / CHANNELS_IN_NODE)
 
     def context(self, rank: int) -> tuple[object, ...]:
         """Ranks of equal context pay equal prices: of one speed, and lying alike in their nodes."""

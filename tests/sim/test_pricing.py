@@ -1,0 +1,45 @@
+"""What a collective takes from the computation beside it: NCCL's channels, fewer between nodes than within one."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs import Costs
+from sim.plan import make_plan
+from sim.pricing import Pricing
+from sim.profile import load_profile
+from sim.program import Comm, Phase
+from sim.scenario import parse_scenario
+from topology.network import Network
+
+
+def slows(cluster: str, group: str, **layout: int) -> float:
+    """`Priced.slows` of a message of a group, in multiprocessors."""
+    scenario = parse_scenario(
+        {
+            "model": "llama3-8b",
+            "training": {"seq_len": 4096, "global_batch_size": layout.get("dp", 1)},
+            "parallelism": layout,
+            "cluster": cluster,
+        },
+        "test",
+    )
+    costs = Costs(load_profile(scenario.calibration), scenario.cluster.gpu)
+    priced = Pricing(make_plan(scenario), costs, Network(scenario.cluster)).comm(
+        Comm("x", "reduce_scatter", group, 1e8, Phase.WEIGHT_GRAD, False, "h"), 0
+    )
+    return priced.slows * scenario.cluster.gpu.sm_count
+
+
+@pytest.mark.parametrize(
+    ("cluster", "group", "layout", "channels"),
+    [
+        ("dgx-h100", "tp", {"tp": 8}, 24),  # within a node
+        ("dgx-h100", "dp_cp", {"tp": 8, "dp": 4}, 4),  # one GPU a node, one 400 Gbit/s NIC
+        ("dgx-h100", "dp_cp", {"dp": 32}, 16),  # eight GPUs a node, eight NICs
+        ("dgx-a100", "dp_cp", {"tp": 8, "dp": 4}, 2),  # 200 Gbit/s: two for the NIC
+        ("gb200-nvl72", "dp_cp", {"tp": 8, "dp": 8}, 24),  # one NVLink domain
+    ],
+)
+def test_channels_of_a_group(cluster: str, group: str, layout: dict[str, int], channels: int) -> None:
+    assert slows(cluster, group, **layout) == pytest.approx(channels, rel=0.01)
