@@ -17,7 +17,8 @@ import typer
 
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
-from sim.published.predict import NotSimulated, predict, quantity
+from sim.published.predict import predict, quantity
+from sim.published.prediction import NotSimulated
 from sim.published.statistics import Error, by_group
 from sim.published.tables import Row, Table, read_table
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sim.costs import Cost, Costs
 from sim.dtypes import dtype_bytes, normalise_dtype
+from sim.errors import InputError
 from sim.program import Compute, Phase
-from sim.published.predict import NotSimulated, Prediction, Predictions, costs_of, spread
+from sim.published.fused_rows import fused_kernel
+from sim.published.moe_rows import moe_layer
+from sim.published.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
 from sim.published.tables import Row
-from sim.roofline import shape_bytes, shape_flops
+from sim.roofline import ATTENTION_DECODE, shape_bytes, shape_flops
 
 Data = Mapping[str, Any]
 PHASES = {
@@ -26,16 +29,9 @@ def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
         raise NotSimulated("a fitted parameter, not a measured kernel")
     op = str(data.get("op"))
     if op == "moe_layer":
-        from sim.published.moe_rows import moe_layer
-
         return moe_layer(row, calibration)
     costs = costs_of(row, calibration)
-    if op in _MATMULS_AND_ATTENTION:
-        items = _MATMULS_AND_ATTENTION[op](data)
-    else:
-        from sim.published.fused_rows import fused_kernel
-
-        items = fused_kernel(op, data)
+    items = _MATMULS_AND_ATTENTION[op](data) if op in _MATMULS_AND_ATTENTION else fused_kernel(op, data)
     return {"seconds": total([costs.compute(item) for item in items], costs)}
 
 
@@ -46,18 +42,30 @@ def total(parts: list[Cost], costs: Costs) -> Prediction:
     return spread(seconds, sigma)
 
 
+def _sizes(data: Data, *names: str) -> Sequence[int]:
+    """Whole numbers above 0 under these names; InputError where one is missing or is no such number."""
+    for name in names:
+        if not isinstance(data.get(name), int) or data[name] < 1:
+            raise InputError(f"{data['op']}: {name}: found {str(data.get(name))[:40]}; allowed: a whole number above 0")
+    return [int(data[name]) for name in names]
+
+
+def _dtype(data: Data) -> str:
+    return str(normalise_dtype(data.get("dtype", "bf16")))
+
+
 def _gemm(data: Data) -> list[Compute]:
     """`m`, `n`, `k` are those of the product itself: the result is `[m, n]`, whatever the layout."""
-    dtype = str(normalise_dtype(data["dtype"]))
-    shape = (int(data.get("batch", 1)), int(data["m"]), int(data["n"]), int(data["k"]))
+    dtype, (m, n, k) = _dtype(data), _sizes(data, "m", "n", "k")
+    shape = (int(data.get("batch", 1)), m, n, k)
     phase = PHASES.get(str(data.get("layout")), Phase.FORWARD)
     return [_matmul("gemm", shape, dtype, data.get("out_dtype", dtype), bool(data.get("accumulate")), phase)]
 
 
 def _grouped_gemm(data: Data) -> list[Compute]:
     """The forward's `m` (per group), `n`, `k` in all stages; the gradients are `[m, k]` and `[n, k]`."""
-    dtype = str(normalise_dtype(data["dtype"]))
-    groups, m, n, k = (int(data[key]) for key in ("groups", "m_per_group", "n", "k"))
+    rows = "m_per_group" if "m_per_group" in data else "m"
+    dtype, (groups, m, n, k) = _dtype(data), _sizes(data, "groups", rows, "n", "k")
     phase = PHASES.get(str(data.get("stage")), Phase.FORWARD)
     shape = {Phase.INPUT_GRAD: (m, k, n), Phase.WEIGHT_GRAD: (n, k, m)}.get(phase, (m, n, k))
     out = data.get("grad_dtype", dtype) if phase is Phase.WEIGHT_GRAD else data.get("out_dtype", dtype)
@@ -73,12 +81,11 @@ def _matmul(kind: str, shape: tuple[int, ...], dtype: str, out: object, accumula
 
 def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
     def items(data: Data) -> list[Compute]:
-        dtype = str(normalise_dtype(data["dtype"]))
-        heads, length = int(data["heads"]), int(data["seq_len"])
-        d = int(data.get("head_dim") or data.get("qk_head_dim") or 0)
+        dtype, (batch, heads, length) = _dtype(data), _sizes(data, "batch", "heads", "seq_len")
+        (d,) = _sizes(data, "qk_head_dim" if "qk_head_dim" in data else "head_dim")
         v = int(data.get("v_head_dim") or d)
         shape = (
-            int(data["batch"]),
+            batch,
             heads,
             int(data.get("kv_heads") or heads),
             length,
@@ -93,6 +100,14 @@ def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
         return [_fused(name, kind, shape, dtype) for kind in kinds]
 
     return items
+
+
+def _attention_decode(data: Data) -> list[Compute]:
+    """One new token of each sequence against a cache of `kv_len` tokens."""
+    dtype, (batch, heads, kv_len, d) = _dtype(data), _sizes(data, "batch", "heads", "kv_len", "head_dim")
+    shape = (batch, heads, int(data.get("kv_heads") or heads), kv_len, d)
+    flops, moved = shape_flops(ATTENTION_DECODE, shape), shape_bytes(ATTENTION_DECODE, shape, dtype)
+    return [Compute("attention", ATTENTION_DECODE, shape, dtype, flops, moved, Phase.FORWARD)]
 
 
 UNFUSED = ("PyTorch", "standard")
@@ -155,5 +170,6 @@ _MATMULS_AND_ATTENTION: Mapping[str, Callable[[Data], list[Compute]]] = {
     "grouped_gemm": _grouped_gemm,
     "attention_forward": _attention(("attention_forward",)),
     "attention_backward": _attention(("attention_backward",)),
+    "attention_decode": _attention_decode,
     "attention_forward_backward": _attention(("attention_forward", "attention_backward")),
 }

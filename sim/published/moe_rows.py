@@ -9,7 +9,7 @@ from sim.models.moe import moe_parts
 from sim.models.operators import backward_of, forward_of
 from sim.plan import make_plan
 from sim.pricing import Pricing
-from sim.published.predict import Predictions, cluster_of, costs_of, profile_named, spread
+from sim.published.prediction import Predictions, calibration_of, cluster_of, costs_of, spread
 from sim.published.tables import Row
 from sim.scenario import parse_scenario
 from sim.template import Template, compile_program
@@ -18,7 +18,7 @@ from topology.network import Network
 
 def moe_layer(row: Row, calibration: str | None) -> Predictions:
     """Router, dispatch, grouped experts and combine of one layer on expert-parallel ranks, no attention."""
-    name = calibration or str(row.scenario.get("calibration", ""))
+    name = calibration or calibration_of(row)
     scenario = parse_scenario(_scenario(row, name), row.id)
     plan = make_plan(scenario)
     pricing = Pricing(plan, costs_of(row, calibration), Network(scenario.cluster))
@@ -28,7 +28,6 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
         "forward_s": compile_program(forward_of(parts), price),
         "backward_s": compile_program(backward_of(parts), price),
     }
-    profile_named(name)
     return {key: spread(t.makespan_s, _sigma(t)) for key, t in done.items() if key in row.measured}
 
 

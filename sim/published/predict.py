@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from sim.errors import InputError
-from sim.profile import Profile, load_profile
+from sim.published.collective_rows import collective_predictions
+from sim.published.kernel_rows import kernel_predictions
+from sim.published.prediction import NotSimulated, Prediction, Predictions, profile_named, spread
 from sim.published.tables import Row
-from sim.rules import MAX_RANKS
-
-NINETY_PERCENT = 1.645  # of a normal distribution, both sides
-
-
-class Prediction(NamedTuple):
-    """A predicted value and its 90 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-class NotSimulated(Exception):
-    """The simulator has no use for this row; the message says why."""
-
-
-Predictions = dict[str, Prediction]
 
 
 def predict(row: Row, calibration: str | None = None) -> Predictions:
@@ -39,8 +20,8 @@ def predict(row: Row, calibration: str | None = None) -> Predictions:
     """
     kinds: Mapping[str, Callable[[Row, str | None], Predictions]] = {
         "training_step": _training_step,
-        "kernel": _kernel,
-        "collective": _collective,
+        "kernel": kernel_predictions,
+        "collective": collective_predictions,
         "inference": _inference,
     }
     return kinds[row.kind](row, calibration)
@@ -55,18 +36,6 @@ def quantity(key: str) -> str:
     if key.endswith("_per_s"):
         return key
     return key.removesuffix("_bytes").removesuffix("_s")
-
-
-def spread(value: float, sigma: float) -> Prediction:
-    """A log-normal interval: the error of a factor is as likely up as down."""
-    factor = math.exp(NINETY_PERCENT * sigma)
-    return Prediction(value, value / factor, value * factor)
-
-
-@lru_cache(maxsize=16)
-def profile_named(name: str) -> Profile:
-    """Profiles are read once per process."""
-    return load_profile(name)
 
 
 def _training_step(row: Row, calibration: str | None) -> Predictions:
@@ -121,89 +90,9 @@ _SERVED = {"first_token_s": "time_to_first_token_s"}
 SERVING_UNCERTAINTY = 0.15  # kernels of another library, schedulers of another server
 
 
-def _collective(row: Row, calibration: str | None) -> Predictions:
-    from sim.pricing import LINK_UNCERTAINTY
-    from topology.network import Network
-
-    data = row.data
-    if "bytes" not in data or "ranks" not in data:
-        raise NotSimulated("a fitted parameter, not a measured message")
-    cluster = cluster_of(row)
-    if not 1 <= int(data["ranks"]) <= MAX_RANKS:
-        raise InputError(f"{row.id}: ranks: found {str(data['ranks'])[:40]}; allowed: 1 to {MAX_RANKS:,}")
-    ranks, size = range(int(data["ranks"])), float(data["bytes"])
-    if cluster.nodes * cluster.gpus_per_node < len(ranks):
-        cluster = cluster.model_copy(update={"nodes": -(-len(ranks) // cluster.gpus_per_node)})
-    op = _OPS.get(str(data["op"]), str(data["op"]))
-    if len(ranks) <= cluster.gpus_per_node and data.get("nodes", 1) == 1:
-        measured = costs_of(row, calibration).collective(op, len(ranks), size)
-        if measured is not None:
-            return {key: spread(measured.seconds, measured.uncertainty) for key in row.measured}
-    try:
-        cost = Network(cluster).collective(op, ranks, size)
-    except ValueError as error:
-        raise NotSimulated(str(error)) from None
-    return {key: spread(cost.seconds, LINK_UNCERTAINTY) for key in row.measured if key == "seconds"}
-
-
-_OPS = {"all2all": "all_to_all", "alltoall": "all_to_all", "p2p": "send_recv"}
-
-
-def _kernel(row: Row, calibration: str | None) -> Predictions:
-    from sim.published.kernel_rows import kernel_predictions
-
-    return kernel_predictions(row, calibration)
-
-
 def _with(row: Row, calibration: str | None) -> dict[str, Any]:
     scenario = dict(row.scenario)
     scenario.setdefault("name", row.id)
     if calibration is not None:
         scenario["calibration"] = calibration
     return scenario
-
-
-def cluster_of(row: Row) -> Any:
-    """The cluster that a row of kernels or collectives names, or that of the GPU of its profile."""
-    return _cluster(_frozen(row.scenario.get("cluster")), str(row.scenario.get("calibration", "")))
-
-
-def costs_of(row: Row, calibration: str | None = None) -> Any:
-    """Prices on the row's GPU out of its profile."""
-    name = calibration or str(row.scenario.get("calibration", ""))
-    return _costs(_frozen(row.scenario.get("cluster")), str(row.scenario.get("calibration", "")), name)
-
-
-def _frozen(cluster: object) -> str:
-    import json
-
-    return json.dumps(cluster, sort_keys=True)
-
-
-@lru_cache(maxsize=64)
-def _cluster(text: str, gpu: str) -> Any:
-    import json
-
-    from sim.scenario import parse_scenario
-    from topology.presets import CLUSTERS, GPUS
-
-    given = json.loads(text)
-    if given is None:
-        if gpu not in GPUS:
-            raise InputError(f"scenario: neither a cluster nor a GPU's profile is named (calibration: {gpu!r})")
-        named = next((c for c in CLUSTERS.values() if c.gpu.name == gpu), next(iter(CLUSTERS.values())))
-        return named.model_copy(update={"gpu": GPUS[gpu]})
-    probe = {
-        "model": "gpt2",
-        "cluster": given,
-        "name": "row",
-        "training": {"seq_len": 8, "global_batch_size": 1, "precision": "fp16"},
-    }
-    return parse_scenario(probe).cluster
-
-
-@lru_cache(maxsize=64)
-def _costs(cluster: str, gpu: str, profile: str) -> Any:
-    from sim.costs import Costs
-
-    return Costs(profile_named(profile), _cluster(cluster, gpu).gpu)

@@ -1,0 +1,62 @@
+"""Rows of measured collectives and messages, priced as a training step prices them."""
+
+from __future__ import annotations
+
+from sim.errors import InputError
+from sim.pricing import LINK_UNCERTAINTY
+from sim.published.prediction import NotSimulated, Predictions, cluster_of, costs_of, spread
+from sim.published.tables import Row
+from sim.rules import MAX_RANKS
+from topology.collectives import bus_factor
+from topology.network import Network
+from topology.spec import ClusterSpec
+
+_NAMES = {"all2all": "all_to_all", "alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather",
+          "reducescatter": "reduce_scatter", "p2p": "send_recv", "sendrecv": "send_recv"}  # fmt: skip
+MESSAGES = ("send", "receive")
+
+
+def collective_predictions(row: Row, calibration: str | None) -> Predictions:
+    """Seconds, and bandwidths by nccl-tests' convention, of `op` over `bytes` and `ranks` (of one node, or `nodes`).
+
+    A profile's measured points count inside a node; the links' closed forms everywhere else.
+    """
+    data = row.data
+    if "bytes" not in data or "ranks" not in data:
+        raise NotSimulated("a fitted parameter, not a measured message")
+    if not 1 <= int(data["ranks"]) <= MAX_RANKS:
+        raise InputError(f"{row.id}: ranks: found {str(data['ranks'])[:40]}; allowed: 1 to {MAX_RANKS:,}")
+    op = _NAMES.get(str(data.get("op")), str(data.get("op")))
+    count, size = int(data["ranks"]), float(data["bytes"])
+    seconds, sigma = _seconds(row, calibration, op, count, size)
+    known = {"seconds": spread(seconds, sigma)}
+    if seconds:
+        known["algorithm_bandwidth_bytes_per_s"] = spread(size / seconds, sigma)
+    if seconds and op not in MESSAGES:
+        known["bus_bandwidth_bytes_per_s"] = spread(size / seconds * bus_factor(op, count), sigma)
+    return {key: value for key, value in known.items() if key in row.measured}
+
+
+def _seconds(row: Row, calibration: str | None, op: str, count: int, size: float) -> tuple[float, float]:
+    nodes, cluster = int(row.data.get("nodes", 1)), cluster_of(row)
+    ranks = _placed(count, nodes, cluster)
+    cluster = cluster.model_copy(update={"nodes": max(cluster.nodes, ranks[-1] // cluster.gpus_per_node + 1)})
+    network = Network(cluster)
+    if op in MESSAGES:
+        return network.send(0, ranks[-1], size), LINK_UNCERTAINTY
+    if count <= cluster.gpus_per_node and nodes == 1:
+        measured = costs_of(row, calibration).collective(op, count, size)
+        if measured is not None:
+            return measured.seconds, measured.uncertainty
+    try:
+        return network.collective(op, ranks, size).seconds, LINK_UNCERTAINTY
+    except ValueError as error:
+        raise NotSimulated(str(error)) from None
+
+
+def _placed(count: int, nodes: int, cluster: ClusterSpec) -> range | tuple[int, ...]:
+    """`count` ranks, node after node; the same number on each of `nodes` where that many were said to be used."""
+    per_node = count // nodes if nodes > 0 else 0
+    if nodes <= 1 or count % nodes or per_node >= cluster.gpus_per_node:
+        return range(count)
+    return tuple(node * cluster.gpus_per_node + local for node in range(nodes) for local in range(per_node))

@@ -1,0 +1,78 @@
+"""Rows that anybody's table may hold: every operator of the format, sizes under usual names, clear refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.errors import InputError
+from sim.published.predict import predict
+from sim.published.prediction import NotSimulated, Prediction
+from sim.published.tables import Row
+
+SIZES = {"rows": 4096, "hidden": 4096, "vocab": 32_000, "batch": 2, "seq_len": 2048, "heads": 32, "kv_heads": 8,
+         "head_dim": 128, "kv_len": 4096, "intermediate_size": 11_008, "m": 512, "n": 4096, "k": 2048,
+         "groups": 8}  # fmt: skip
+OPS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward", "attention_forward_backward",
+       "attention_decode", "rms_norm", "layer_norm", "swiglu", "cross_entropy", "softmax", "rope", "gelu", "embedding",
+       "fused_linear_cross_entropy")  # fmt: skip
+
+
+def seconds(kind: str, scenario: dict[str, Any], measured: str = "seconds", **data: Any) -> Prediction:
+    row = Row("t", kind, "r", "g", scenario, {measured: 1.0}, data)
+    return predict(row)[measured]
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm", "h100-sxm", "b200-sxm", "gb300", "v100"])
+@pytest.mark.parametrize("op", OPS)
+def test_every_operator_has_a_time_that_grows_with_its_size(op: str, gpu: str) -> None:
+    scenario = {"calibration": gpu}
+    larger = SIZES | {name: 4 * SIZES[name] for name in ("rows", "groups" if op == "grouped_gemm" else "batch")}
+    small = seconds("kernel", scenario, op=op, dtype="fp16", **SIZES)
+    large = seconds("kernel", scenario, op=op, dtype="fp16", **larger)
+    assert 0 < small.low < small.value < small.high
+    assert 1.5 * small.value < large.value < 6 * small.value
+
+
+def test_decode_reads_the_cache_once_at_the_bandwidth() -> None:
+    found = seconds(
+        "kernel", {"calibration": "h100-sxm"}, op="attention_decode", dtype="bf16", **(SIZES | {"batch": 64})
+    )
+    cache_bytes = 2 * 64 * 8 * 4096 * 128 * 2
+    assert 0.5 < cache_bytes / 3.35e12 / found.value < 1.0
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"])
+def test_a_cluster_alone_names_the_profile(op: str) -> None:
+    row = {"op": op, "bytes": 1 << 28, "ranks": 4}
+    by_cluster = seconds("collective", {"cluster": "dgx-h100"}, **row)
+    assert by_cluster == seconds("collective", {"cluster": "dgx-h100", "calibration": "h100-sxm"}, **row)
+
+
+def test_bandwidths_follow_from_the_seconds() -> None:
+    scenario, row = {"cluster": "dgx-a100"}, {"op": "all_reduce", "bytes": 1 << 28, "ranks": 8}
+    time_s = seconds("collective", scenario, **row).value
+    assert seconds("collective", scenario, "algorithm_bandwidth_bytes_per_s", **row).value == (1 << 28) / time_s
+    bus = seconds("collective", scenario, "bus_bandwidth_bytes_per_s", **row).value
+    assert bus == pytest.approx((1 << 28) / time_s * 2 * 7 / 8)
+
+
+def test_ranks_lie_on_as_many_nodes_as_the_row_says() -> None:
+    scenario, row = {"cluster": "dgx-a100"}, {"op": "all_gather", "bytes": 1 << 28, "ranks": 4}
+    assert seconds("collective", scenario, nodes=2, **row).value > 2 * seconds("collective", scenario, **row).value
+
+
+@pytest.mark.parametrize(
+    ("op", "missing"),
+    [("gemm", "n"), ("attention_forward", "heads"), ("rms_norm", "hidden"), ("grouped_gemm", "groups")],
+)
+def test_a_size_that_is_missing_is_named(op: str, missing: str) -> None:
+    sizes = {k: v for k, v in SIZES.items() if k != missing}
+    with pytest.raises(InputError, match=f"{op}: .*(not given|found None)"):
+        seconds("kernel", {"calibration": "a100-sxm"}, op=op, dtype="fp16", **sizes)
+
+
+def test_an_operator_that_is_not_known_is_said_to_be() -> None:
+    with pytest.raises(NotSimulated, match="sort"):
+        seconds("kernel", {"calibration": "a100-sxm"}, op="sort", dtype="fp16", **SIZES)
