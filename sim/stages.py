@@ -28,7 +28,7 @@ from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.moe import is_moe_layer
 from sim.models.mtp import mtp_block
-from sim.models.optimizer import clip_items, optimizer_items
+from sim.models.optimizer import clip_items, gradient_buffer_items, optimizer_items
 from sim.models.recompute import mode_of_layer
 from sim.plan import Part, Plan
 from sim.program import Block, Comm, Compute, Item, Phase, Program, Wait
@@ -185,12 +185,12 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     assert t is not None
     blocks = tuple(b for s in stages for b in s.blocks)
     dp = stages[0].dp
-    out: list[Item] = list(after_backward(blocks, dp))
+    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+    out: list[Item] = [*gradient_buffer_items(dense + experts, scenario), *after_backward(blocks, dp)]
     if tied:
         m, p = scenario.model, scenario.parallelism
         size = m.padded_vocab(p.tp) * m.hidden / p.tp * dp.gradient_bytes
         out.append(Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER))
-    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
     if dp.zero >= 1:
         dense, experts = -(-dense // dp.shard), -(-experts // dp.expert_shard)
     if plan.group_size("copies") > 1:

@@ -50,3 +50,28 @@ def clip_items(n_params: int, scenario: Scenario) -> Program:
         memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32"),
         memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32"),
     )
+
+
+def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
+    """What Megatron does to its whole gradient buffer besides reducing it (`elementwise: megatron`): the norm that finds
+    NaNs is read, the sum over data-parallel ranks scaled to a mean before it is reduced, the buffer zeroed for the next
+    step (megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`).
+
+    Elsewhere gradients are freed rather than zeroed, and NCCL averages.
+
+    >>> from types import SimpleNamespace as N
+    >>> t, p = N(elementwise="megatron", grad_dtype="fp32"), N(dp=2, cp=1)
+    >>> [i.bytes for i in gradient_buffer_items(1000, N(training=t, parallelism=p))]
+    [4000.0, 8000.0, 4000.0]
+    """
+    t, p = scenario.training, scenario.parallelism
+    assert t is not None
+    if t.elementwise != "megatron" or n_params <= 0:
+        return ()
+    size = n_params * dtype_bytes(t.grad_dtype)
+    passes = {"grad_check": 1, "grad_average": 2 if p.dp * p.cp > 1 else 0, "grad_zero": 1}
+    return tuple(
+        memory_op(name, Phase.OPTIMIZER, "elementwise", n_params, count * size, "fp32")
+        for name, count in passes.items()
+        if count
+    )

@@ -1,0 +1,40 @@
+"""What happens to gradients besides their reduction, at the end of a step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from sim.models.optimizer import gradient_buffer_items
+from sim.scenario import parse_scenario
+from sim.simulation import simulate
+
+
+def test_megatron_checks_averages_and_zeroes_its_gradient_buffer() -> None:
+    def passes(style: str, dp: int, cp: int = 1) -> dict[str, float]:
+        training = SimpleNamespace(elementwise=style, grad_dtype="fp32")
+        items = gradient_buffer_items(10, SimpleNamespace(training=training, parallelism=SimpleNamespace(dp=dp, cp=cp)))
+        return {i.name: i.bytes for i in items}
+
+    assert passes("megatron", 8) == {"grad_check": 40.0, "grad_average": 80.0, "grad_zero": 40.0}
+    assert "grad_average" not in passes("megatron", 1)
+    assert "grad_average" in passes("megatron", 1, cp=2)
+    assert passes("eager", 8) == passes("compiled", 8) == {}
+
+
+def test_the_buffer_is_whole_where_states_are_sharded() -> None:
+    """ZeRO-1 cuts the optimizer's traffic by dp, not that of the gradient buffer."""
+
+    def optimizer_s(zero: int) -> float:
+        scenario = parse_scenario(
+            {
+                "model": "llama3-8b",
+                "training": {"seq_len": 1024, "global_batch_size": 8, "elementwise": "megatron"},
+                "parallelism": {"dp": 8, "zero": zero, "dp_sync": "after_backward"},
+                "cluster": "dgx-b200",
+            },
+            "test",
+        )
+        return float(simulate(scenario).result["critical_path"]["OPTIMIZER"])
+
+    whole_s = 16.0 * 8.03e9 / 8e12
+    assert whole_s < optimizer_s(1) < optimizer_s(0)
