@@ -53,9 +53,10 @@ def clip_items(n_params: int, scenario: Scenario) -> Program:
 
 
 def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
-    """What Megatron does to its whole gradient buffer besides reducing it (`elementwise: megatron`): the norm that finds
-    NaNs is read, the sum over data-parallel ranks scaled to a mean before it is reduced, the buffer zeroed for the next
-    step (megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`).
+    """What Megatron does to its whole gradient buffer besides reducing it (`elementwise: megatron`).
+
+    It reads it for a norm that shows NaNs, scales it to the mean over data-parallel ranks before it is reduced, and
+    zeroes it for the next step (megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`).
 
     Elsewhere gradients are freed rather than zeroed, and NCCL averages.
 
