@@ -59,17 +59,18 @@ def _figure(result: Result) -> Any:
     key = max(result["vary"], key=lambda k: len(result["vary"][k]))
     names = [str(v) for v in result["vary"][key]]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
+    categories: dict[str, Any] = {} if numbers else {"x_range": list(dict.fromkeys(names))}
     plot = figure(
         height=460, sizing_mode="stretch_width", x_axis_label=key, y_axis_label="step time in seconds", name="sweep",
         tools="pan,wheel_zoom,box_zoom,reset,save", active_drag="box_zoom",
-        **({} if numbers else {"x_range": list(dict.fromkeys(names))}),
+        **categories,
     )  # fmt: skip
     plot.toolbar.logo = None
-    dots = []
+    dots: list[Any] = []
     for i, (name, rows) in enumerate(_lines(result, key)):
         source = ColumnDataSource(_columns(rows, key, numbers))
         colour = Colorblind[8][i % 8]
-        shown = {"source": source, "color": colour, "legend_label": name or "step"}
+        shown: dict[str, Any] = {"source": source, "color": colour, "legend_label": name or "step"}
         plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
         plot.line("x", "y", line_width=2, **shown)
         dots.append(plot.scatter("x", "y", size=8, **shown))
