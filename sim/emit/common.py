@@ -18,6 +18,10 @@ class Emission:
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def build(self) -> str:
+        """The text of the flags."""
+        raise NotImplementedError
+
     def refuse(self, key: str, value: Any, why: str, when: bool = True) -> None:
         """Note a reason if it holds."""
         if when:

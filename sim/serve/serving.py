@@ -65,7 +65,7 @@ class Replica:
         return self.scheduler.counts
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ServingSimulation:
     """One simulated workload: `result` as `sim.run --json` prints it, `timeline` and `memory` for views."""
 
@@ -101,6 +101,10 @@ class ServingSimulation:
         from sim.serve.serving_result import memory_curves
 
         return memory_curves(self)
+
+    def __repr__(self) -> str:
+        served = sum(len(r.sequences) for r in self.replicas)
+        return f"ServingSimulation({self.scenario.name}: {served:,} requests in {self.end_s:.6g} s)"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

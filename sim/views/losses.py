@@ -28,6 +28,7 @@ from sim.views.rows import row_stream
 from sim.views.units import ranks_text, seconds
 
 Result = Mapping[str, Any]
+WORTH_A_WORD = 0.005  # of the step: less is listed and not advised on
 
 
 class Part(NamedTuple):
@@ -73,8 +74,10 @@ def parts_of_step(result: Result, timeline: Timeline) -> tuple[Part, ...]:
 
 
 def largest_losses(result: Result, timeline: Timeline, n: int = 3) -> list[tuple[Part, str]]:
-    """The n largest parts that are not useful, each with what would remove it."""
-    lost = sorted((p for p in parts_of_step(result, timeline) if p.key != "useful"), key=lambda p: -p.seconds)
+    """The n largest parts that are not useful and worth a word, each with what would remove it."""
+    least_s = WORTH_A_WORD * float(result.get("step_time_s") or 0.0)
+    parts = (p for p in parts_of_step(result, timeline) if p.key != "useful" and p.seconds >= least_s)
+    lost = sorted(parts, key=lambda p: -p.seconds)
     return [(part, _REMEDIES[part.key](result, timeline)) for part in lost[:n]]
 
 

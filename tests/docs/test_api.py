@@ -65,5 +65,5 @@ def test_a_step_shows_itself_in_a_notebook() -> None:
     page.feed(step._repr_html_())
     assert page.open == []
     assert "script" not in page.seen
-    for words in (BUG, "Step time", "Peak memory", "pp 4", "Largest losses", "Pipeline bubble"):
+    for words in (BUG, "Step time", "Peak memory", "pp 4", "Where the step goes", "Pipeline bubble"):
         assert words in page.words
