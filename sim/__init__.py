@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario, load_scenario, parse_scenario
+    from sim.serve.serving import simulate_serving
     from sim.simulation import simulate
 
-__all__ = ["Scenario", "load_scenario", "parse_scenario", "simulate"]
+__all__ = ["Scenario", "load_scenario", "parse_scenario", "simulate", "simulate_serving"]
+_HOMES = {"simulate": "sim.simulation", "simulate_serving": "sim.serve.serving"}
 
 
 def __getattr__(name: str) -> Any:
@@ -27,4 +29,4 @@ def __getattr__(name: str) -> Any:
 
     if name not in __all__:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
-    return getattr(import_module("sim.simulation" if name == "simulate" else "sim.scenario"), name)
+    return getattr(import_module(_HOMES.get(name, "sim.scenario")), name)

@@ -30,7 +30,7 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
     """A Bokeh server bound to the loopback address; other origins' web sockets are refused.
 
     Raises:
-        InputError: if the scenario is no training step that can be simulated, or the port is taken.
+        InputError: if the scenario cannot be simulated, or the port is taken.
     """
     from bokeh.application import Application
     from bokeh.application.handlers.function import FunctionHandler
@@ -39,13 +39,14 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
 
     from sim.errors import InputError
     from sim.scenario import load_scenario
+    from sim.serve.serving import simulate_serving
     from sim.simulation import simulate
     from sim.views.explore_app import Explorer
+    from sim.views.explore_state import too_large
 
     loaded = load_scenario(scenario, overrides)
-    if loaded.training is None:
-        raise InputError(f"{scenario}: no `training` section; the explorer shows training steps, sim.run serving too")
-    simulate(loaded)  # what cannot be simulated as it stands is told here, once
+    if too_large(loaded) is None:  # what cannot be simulated as it stands is told here, once
+        simulate(loaded) if loaded.inference is None else simulate_serving(loaded)
     try:
         sockets, bound = bind_sockets(ADDRESS, port)
         for socket in sockets:

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from bokeh.document import Document
 from bokeh.layouts import column, row
 from bokeh.models import CustomJS, InlineStyleSheet
-from bokeh.models.widgets import Button, TextInput
+from bokeh.models.widgets import Button, Checkbox, TextInput
 
 from sim.scenario import load_scenario
 from sim.views.explore_panel import Panel, styled
@@ -64,6 +64,9 @@ class Explorer:
             Panel(name, path, base, self._controls, from_query(name, link, self._controls), self._sheet,
                   self._redraw)
             for name in ("a", "b"))
+        self._critical = Checkbox(label="Outline the critical path", name="critical", margin=(12, 5, 5, 12),
+                                  active=link.get("critical") == [b"true"], visible=scenario.training is not None)
+        self._critical.on_change("active", lambda _a, _old, new: self._outline(bool(new)))
         self._yaml = [TextInput(visible=False, name=f"yaml-{p.name}") for p in self.panels]
 
     def show(self) -> None:
@@ -74,7 +77,7 @@ class Explorer:
             row(*self._buttons(), sizing_mode="stretch_width"), self._verdict,
             row(a.layout, b.layout, sizing_mode="stretch_width", spacing=36), self._link, *self._yaml,
             sizing_mode="stretch_width", margin=(14, 26, 30, 26))
-        self._redraw()
+        self._outline(self._critical.active)
         self._document.add_root(root)
 
     def _buttons(self) -> list[Any]:
@@ -91,25 +94,34 @@ class Explorer:
             save = Button(label=f"Save {panel.name.upper()} as YAML", name=f"save-{panel.name}")
             save.js_on_click(CustomJS(args={"yaml": written, "name": panel.name}, code=_SAVE))
             buttons.append(save)
-        return buttons
+        return [*buttons, self._critical]
+
+    def _outline(self, on: bool) -> None:
+        for panel in self.panels:
+            panel.critical = on
+            panel.outline(on)
+        self._redraw()
 
     def _redraw(self) -> None:
-        until_s = max((p.simulation.step_time_s for p in self.panels if p.simulation is not None), default=0.0)
+        until_s = max((p.simulation.timeline.step_time_s for p in self.panels if p.simulation is not None), default=0.0)
         for panel, text in zip(self.panels, self._yaml, strict=True):
             panel.draw(until_s)
             text.value = panel.yaml()
         self._verdict.text = self._words()
         differing = [pair for p in self.panels for pair in to_query(p.name, p.choices, self._controls)]
-        self._link.value = urlencode(differing)
+        self._link.value = urlencode([*differing, *([("critical", "true")] if self._critical.active else [])])
 
     def _words(self) -> str:
         """A against B in a sentence: throughput per GPU, for layouts may differ in size."""
         a, b = (p.simulation for p in self.panels)
         if a is None or b is None:
             return ""
-        ours, theirs = (s.result["tokens_per_s_per_gpu"] for s in (a, b))
+        trains = "tokens_per_s_per_gpu" in a.result
+        ours, theirs = (s.result["tokens_per_s_per_gpu" if trains else "output_tokens_per_s_per_gpu"] for s in (a, b))
         if abs(ours / theirs - 1) < 1e-9:
             return '<p class="verdict">A and B are equally fast per GPU. Change one of them.</p>'
         (better, high), (worse, low) = sorted((("A", ours), ("B", theirs)), key=lambda x: -x[1])
-        return (f'<p class="verdict"><b>{better}</b> trains {percent(high / low - 1)} more tokens a second and GPU '
-                f"than {worse}. Steps: A {seconds(a.step_time_s)}, B {seconds(b.step_time_s)}, drawn on one scale.</p>")
+        what, verb = ("Steps", "trains") if trains else ("Median latencies", "serves")
+        first, second = (s.timeline.step_time_s if trains else s.result["request_latency_s"]["p50"] for s in (a, b))
+        return (f'<p class="verdict"><b>{better}</b> {verb} {percent(high / low - 1)} more tokens a second and GPU '
+                f"than {worse}. {what}: A {seconds(first)}, B {seconds(second)}; drawn on one scale.</p>")

@@ -15,27 +15,30 @@ from bokeh.models.widgets import CategoricalSlider, Div, Select
 from sim.errors import InputError
 from sim.memory import MemoryCurve
 from sim.scenario import Scenario, load_mapping, load_scenario
+from sim.serve.serving import ServingSimulation, simulate_serving
 from sim.simulation import Simulation, simulate
 from sim.timeline import Timeline
 from sim.views.advice import losses_of
 from sim.views.explore_state import Choices, Control, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
-from sim.views.page import card, escape, marked, swatch
-from sim.views.palette import COMPUTE_KINDS, MEMORY, style_of
+from sim.views.page import card, escape, marked, swatch, table
+from sim.views.palette import COMPUTE_KINDS, memory_styles, style_of
 from sim.views.rows import MERGE_ABOVE, Layout, kinds_of, tracks_of
+from sim.views.serving_summary import cache_lines
 from sim.views.units import percent, seconds
 
 EXPAND_BELOW = 400  # spans: a step of so few is drawn operator by operator
 MEMORY_POINTS = 1500
+Simulated = Simulation | ServingSimulation
 _TIP = "<div class='tip'><b>@what</b><br>@where<br>@how_long</div>"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A simulated step, or why there is none."""
+    """A simulated step or serving workload, or why there is none."""
 
-    simulation: Simulation | None
+    simulation: Simulated | None
     problem: str = ""
 
 
@@ -49,8 +52,10 @@ def attempt(path: Path, chosen: list[str]) -> Outcome:
         return Outcome(None, str(error))
 
 
-def _simulated(scenario: Scenario) -> Simulation:
-    """Operator by operator where that is little to draw."""
+def _simulated(scenario: Scenario) -> Simulated:
+    """A step operator by operator where that is little to draw."""
+    if scenario.inference is not None:
+        return simulate_serving(scenario)
     whole = simulate(scenario)
     if len(whole.timeline) > EXPAND_BELOW:
         return whole
@@ -70,8 +75,9 @@ class Panel:
                  sheet: InlineStyleSheet, changed: Callable[[], None]) -> None:
         self.name, self.controls, self.choices = name, controls, dict(choices)
         self._path, self._base, self._sheet, self._changed = path, base, sheet, changed
-        self._drawn: tuple[Simulation, float] | None = None
-        self.simulation: Simulation | None = None
+        self._drawn: tuple[Simulated, float] | None = None
+        self.simulation: Simulated | None = None
+        self.critical = False
         self._widgets = {c.key: self._widget(c) for c in controls}
         parts = ("message", "facts", "losses")
         self._message, self._facts, self._losses = (styled(sheet, name=f"{part}-{name}") for part in parts)
@@ -137,11 +143,21 @@ class Panel:
             return
         self._drawn = (self.simulation, until_s)
         result, timeline = self.simulation.result, self.simulation.timeline
-        self._facts.text = (f'<p class="sub">{escape(layout_line(result))} · {self.simulation.scenario.micro_batches} '
-                            f'micro-batches</p><dl class="cards">'
+        batches = self.simulation.scenario.micro_batches
+        more = f" · {batches} micro-batches" if self.simulation.scenario.training is not None else ""
+        self._facts.text = (f'<p class="sub">{escape(layout_line(result))}{more}</p><dl class="cards">'
                             + "".join(card(n.name, n.value, n.note, n.mood) for n in headline(result)) + "</dl>")
         self._plots.children = _pictures(self.simulation, max(until_s, timeline.step_time_s), self._sheet)
         self._losses.text = _largest(self.simulation)
+        self.outline(self.critical)
+
+    def outline(self, on: bool) -> None:
+        """Show or hide the critical path."""
+        self.critical = on
+        for chart in self._plots.children:
+            for renderer in getattr(chart, "renderers", ()):
+                if renderer.name == "critical":
+                    renderer.visible = on
 
     def yaml(self) -> str:
         """The file as it stands with the choices made, as YAML; nothing where the file has become unreadable."""
@@ -155,7 +171,11 @@ class Panel:
         return written
 
 
-def _largest(simulation: Simulation) -> str:
+def _largest(simulation: Simulated) -> str:
+    """The largest losses of a step; of a serving workload, what became of requests and cache."""
+    if isinstance(simulation, ServingSimulation):
+        rows = [(escape(name), escape(value)) for name, value in cache_lines(simulation.result)]
+        return f"<h3>Requests and their cache</h3>{table(('', ''), rows, 2)}"
     step = simulation.step_time_s or 1.0
     items = "".join(
         f'<li style="border-color:{p.colour}"><strong>{i}. {p.label}: {seconds(p.seconds)}, '
@@ -164,20 +184,21 @@ def _largest(simulation: Simulation) -> str:
     return f'<h3>The largest losses</h3><ol class="losses">{items}</ol>'
 
 
-def _pictures(simulation: Simulation, until_s: float, sheet: InlineStyleSheet) -> list[Any]:
+def _pictures(simulation: Simulated, until_s: float, sheet: InlineStyleSheet) -> list[Any]:
     timeline = simulation.timeline
-    chart, layout = timeline_figure([timeline], tracks_of(timeline))
+    chart, layout = timeline_figure([timeline], tracks_of(timeline), simulation.critical_rows)
     chart.x_range.update(start=0.0, end=until_s, bounds=(-0.02 * until_s, 1.02 * until_s))
     _explain(chart, timeline, layout)
     _number(chart, timeline)
     fullest = max(simulation.memory, key=lambda c: float(c.total.max()))
     limit, peak = memory_limit_bytes(simulation.result), float(fullest.total.max())
-    memory = memory_figure(chart, limit if limit < 3 * peak else 0.0, _thinned(fullest, until_s))
+    styles = memory_styles(simulation.result)
+    memory = memory_figure(chart, limit if limit < 3 * peak else 0.0, _thinned(fullest, until_s, tuple(styles)), styles)
     memory.tools = [t for t in memory.tools if not isinstance(t, HoverTool)]
     if peak < limit < 3 * peak:
         memory.y_range.end = 1.08 * limit
     keys = "".join(f"<li>{swatch(style_of(k).fill)}{style_of(k).label}</li>" for k in kinds_of([timeline]))
-    areas = "".join(f"<li>{swatch(s.fill)}{s.label}</li>" for s in MEMORY.values())
+    areas = "".join(f"<li>{swatch(s.fill)}{s.label}</li>" for s in styles.values())
     memory_of = f"Memory of rank {fullest.rank}: {areas}"
     above, between = (styled(sheet, f'<ul class="keys">{text}</ul>') for text in (keys, memory_of))
     return [above, chart, between, memory]
@@ -220,12 +241,12 @@ def _number(chart: Any, timeline: Timeline) -> None:
     label.data_source = ColumnDataSource(columns)
 
 
-def _thinned(curve: MemoryCurve, until_s: float) -> dict[str, list[float]]:
+def _thinned(curve: MemoryCurve, until_s: float, categories: tuple[str, ...]) -> dict[str, list[float]]:
     """The curve as plain columns; of very many points those at which the total is highest."""
     keep = np.arange(len(curve.time_s))
     if len(keep) > MEMORY_POINTS:
         pieces = np.array_split(keep, MEMORY_POINTS // 2)
         keep = np.unique([i for piece in pieces for i in (piece[0], piece[np.argmax(curve.total[piece])])])
     time_s = [*np.asarray(curve.time_s)[keep].tolist(), until_s]
-    columns = {c: np.asarray(getattr(curve, c), dtype=np.float64)[keep].tolist() for c in MEMORY}
+    columns = {c: np.asarray(getattr(curve, c), dtype=np.float64)[keep].tolist() for c in categories}
     return {"time": time_s, **{c: [*values, values[-1]] for c, values in columns.items()}}

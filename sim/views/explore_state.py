@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 AS_IN_FILE = "as in the file"
 MOST_ACTIONS = 20_000  # forwards and backwards of all pipeline ranks that are drawn live
-_POWERS = tuple(2**i for i in range(13))
+MOST_REQUESTS = 20_000  # that are served live
+_POWERS = tuple(2**i for i in range(17))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ Choices = Mapping[str, str]  # option by key, all controls
 
 def controls_of(scenario: Scenario) -> tuple[Control, ...]:
     """The controls for a scenario, each with its own value among the options."""
+    return _of_training(scenario) if scenario.training is not None else _of_serving(scenario)
+
+
+def _of_training(scenario: Scenario) -> tuple[Control, ...]:
     t, p = scenario.training, scenario.parallelism
     assert t is not None
     moe = scenario.model.moe is not None
@@ -55,9 +60,39 @@ def controls_of(scenario: Scenario) -> tuple[Control, ...]:
     )
 
 
-def _degrees(key: str, label: str, value: int, most: int) -> Control:
+def _of_serving(scenario: Scenario) -> tuple[Control, ...]:
+    i, p = scenario.inference, scenario.parallelism
+    assert i is not None
+    written = get_args(type(i).model_fields["quantization"].annotation)
+    rate = getattr(i.requests, "rate_per_s", None)
+    return (
+        _degrees("parallelism.tp", "Tensor parallel (tp)", p.tp, 64),
+        _degrees("parallelism.pp", "Pipeline parallel (pp)", p.pp, 16),
+        _degrees("parallelism.dp", "Replicas (dp)", p.dp, 64),
+        *((_degrees("parallelism.ep", "Expert parallel (ep)", p.ep, 256),) if scenario.model.moe is not None else ()),
+        *((_degrees("inference.requests.rate_per_s", "Requests a second", rate, 1024),) if rate is not None else ()),
+        _degrees("inference.max_running_requests", "Sequences at once", i.max_running_requests, 4096),
+        _degrees("inference.max_batch_tokens", "Tokens an iteration", i.max_batch_tokens, 65_536),
+        _menu("inference.batching", "Batching", ("continuous", "static"), i.batching),
+        _menu("inference.quantization", "Quantization", written, i.quantization),
+        _menu("inference.kv_cache.layout", "Cache layout", ("paged", "contiguous"), i.kv_cache.layout),
+        _menu("inference.prefix_cache", "Prefix cache", ("none", "gpu", "cpu"), i.prefix_cache),
+        _menu("cluster", "Cluster", (AS_IN_FILE, *CLUSTERS), AS_IN_FILE),
+    )
+
+
+def _degrees(key: str, label: str, value: float, most: int) -> Control:
     options = sorted({value, *(n for n in _POWERS if n <= max(most, value))})
-    return Control(key, label, tuple(map(str, options)), str(value), True)
+    return Control(key, label, tuple(map(_plain, options)), _plain(value), True)
+
+
+def _plain(number: float) -> str:
+    """A whole number without a point: options are told apart by their text.
+
+    >>> _plain(20.0), _plain(0.5), _plain(65536)
+    ('20', '0.5', '65536')
+    """
+    return str(int(number)) if number == int(number) else repr(number)
 
 
 def _menu(key: str, label: str, options: Sequence[str], value: str) -> Control:
@@ -102,7 +137,11 @@ def from_query(name: str, arguments: Mapping[str, Sequence[bytes]], controls: It
 
 def too_large(scenario: Scenario) -> str | None:
     """Why a step is not drawn live, if it is not."""
-    p = scenario.parallelism
+    p, i = scenario.parallelism, scenario.inference
+    if i is not None:
+        count = getattr(i.requests, "count", 0)
+        return None if count <= MOST_REQUESTS else (
+            f"{count:,} requests are too many to serve live (at most {MOST_REQUESTS:,}): fewer, or sim.run for these")
     actions = 2 * scenario.micro_batches * p.pp * p.virtual_stages
     if actions <= MOST_ACTIONS:
         return None

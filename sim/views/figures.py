@@ -30,7 +30,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from sim.timeline import Timeline
-from sim.views.palette import COMPUTE_KINDS, MEMORY, style_of
+from sim.views.palette import COMPUTE_KINDS, MEMORY, Style, style_of
 from sim.views.rows import MERGE_ABOVE, Layout, Track, kinds_of, lanes_of, lay_out, merge
 
 MERGE_CELLS = 800  # columns of time in the merged view
@@ -95,11 +95,13 @@ def timeline_figure(
     return plot, layout
 
 
-def memory_figure(timeline: Any, limit_bytes: float, curve: Mapping[str, Sequence[float]]) -> Any:
+def memory_figure(
+    timeline: Any, limit_bytes: float, curve: Mapping[str, Sequence[float]], categories: Mapping[str, Style] = MEMORY
+) -> Any:
     """Stacked areas of memory by category: of `curve` (time and the categories), then of a chosen rank."""
-    tops = np.cumsum([curve[c] for c in MEMORY], axis=0)
+    tops = np.cumsum([curve[c] for c in categories], axis=0)
     base = np.zeros(len(curve["time"]))
-    source = ColumnDataSource({"time": curve["time"], "base": base, **dict(zip(MEMORY, tops, strict=True))})
+    source = ColumnDataSource({"time": curve["time"], "base": base, **dict(zip(categories, tops, strict=True))})
     top = 1.08 * max(float(tops[-1].max(initial=0.0)), 1.0)
     plot = _frame("memory", timeline.x_range, Range1d(start=0, end=top), 260)
     plot.xaxis.axis_label = "time since the step began"
@@ -107,7 +109,7 @@ def memory_figure(timeline: Any, limit_bytes: float, curve: Mapping[str, Sequenc
     plot.yaxis.formatter = CustomJSTickFormatter(code=_BYTE_TICKS)
     plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2.0**i for i in range(10)], desired_num_ticks=5)
     below = "base"
-    for category, style in MEMORY.items():
+    for category, style in categories.items():
         plot.varea_step(
             x="time",
             y1=below,

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from sim.timeline import Timeline
-from sim.views.palette import MEMORY, style_of
+from sim.views.palette import style_of
 from sim.views.rows import MERGE_ABOVE, Layout, kinds_of
 from sim.views.units import count, finite
 
@@ -66,7 +66,8 @@ def view_data(timelines: Sequence[Timeline], layout: Layout, merge_below_s: floa
         "details": [[finite(v) for v in d] for t in timelines for d in t.details],
         "rows": [[r.track, r.stream] for r in layout.rows],
         "kinds": {k: {"label": s.label, "text": s.text} for k, s in styles.items()},
-        "categories": [[c, s.label] for c, s in MEMORY.items()],
+        "categories": [],
+        "item": "micro-batch",
         "memory": [],
         "limit_bytes": 0.0,
         "end_s": end_s,

@@ -24,7 +24,7 @@ from sim.views.page import (
     view_data,
     zoom_controls,
 )
-from sim.views.palette import MEMORY, style_of
+from sim.views.palette import MEMORY, memory_styles, style_of
 from sim.views.units import count, n_bytes, percent, ranks_text, seconds
 
 if TYPE_CHECKING:
@@ -54,16 +54,19 @@ def timeline_page(
     data["end_s"] = max(data["end_s"], until_s)
     if memory:
         curves = [_curve(c, timeline.step_time_s, MEMORY_POINTS // len(memory)) for c in memory]
-        plots["memory"] = memory_figure(chart, limit, curves[_worst(memory)])
-        data |= {"limit_bytes": limit, "memory": curves}
+        styles = memory_styles(result)
+        plots["memory"] = memory_figure(chart, limit, curves[_worst(memory)], styles)
+        data |= {"limit_bytes": limit, "memory": curves, "categories": [[c, s.label] for c, s in styles.items()]}
     title = str(result.get("scenario", {}).get("name") or "simulated step")
+    if "output_tokens_per_s" in result:
+        data["item"] = "iteration"
     body = "\n".join(
         (
             _header(title, result),
             _cards(result),
             _warnings(result),
             _losses(result, timeline),
-            _plots(timeline, memory, bool(len(critical))),
+            _plots(result, timeline, memory, bool(len(critical))),
             _ranks(result),
             _tables(result),
             _provenance(result),
@@ -110,7 +113,7 @@ def _losses(result: Result, timeline: Timeline) -> str:
     )
 
 
-def _plots(timeline: Timeline, memory: Sequence[MemoryCurve], critical: bool) -> str:
+def _plots(result: Result, timeline: Timeline, memory: Sequence[MemoryCurve], critical: bool) -> str:
     toggle = (
         '<label><input type="checkbox" id="critical"> Outline the critical path</label>' if critical else ""
     )
@@ -123,7 +126,7 @@ def _plots(timeline: Timeline, memory: Sequence[MemoryCurve], critical: bool) ->
             f"{escape(names.get(c.rank, f'rank {c.rank}'))}, peak {n_bytes(peaks[i])}</option>"
             for i, c in enumerate(memory)
         )
-        keys = "".join(f"<li>{swatch(s.fill)}{s.label}</li>" for s in reversed(MEMORY.values()))
+        keys = "".join(f"<li>{swatch(s.fill)}{s.label}</li>" for s in reversed(memory_styles(result).values()))
         lower = (
             f'<div class="bar memory-bar"><label>Memory of <select id="rank">{options}</select></label>'
             f'<ul class="keys">{keys}</ul><p class="hint" id="memory-note"></p></div>'
@@ -184,15 +187,16 @@ def _ranks(result: Result) -> str:
 def _tables(result: Result) -> str:
     halves = []
     if result.get("memory"):
+        styles = memory_styles(result)
         rows = [
             (
                 escape(ranks_text(e.get("ranks", "?"))),
-                *(n_bytes(e.get(c, 0.0)) for c in MEMORY),
+                *(n_bytes(e.get(c, 0.0)) for c in styles),
                 f"<b>{n_bytes(e.get('peak', 0.0))}</b>",
             )
             for e in result["memory"]
         ]
-        body = table(("", *(s.label for s in MEMORY.values()), "Peak"), rows)
+        body = table(("", *(s.label for s in styles.values()), "Peak"), rows)
         halves.append(
             f'<section id="memory-table"><h2>Memory, each at its maximum</h2><div class="scroll" '
             f'tabindex="0" role="group" aria-label="Memory">{body}</div></section>'

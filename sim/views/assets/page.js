@@ -39,7 +39,7 @@
     const lines = [`${row[0]}, ${row[1]}`]
     const place = []
     if (columns.stage[i] >= 0) place.push(`stage ${columns.stage[i]}`)
-    if (columns.micro[i] >= 0) place.push(`micro-batch ${columns.micro[i]}`)
+    if (columns.micro[i] >= 0) place.push(`${data.item} ${columns.micro[i]}`)
     if (place.length) lines.push(place.join(", "))
     lines.push(time)
     if (bytes) lines.push(stepsim.bytes(bytes) + (bandwidth ? `, bus bandwidth ${(bandwidth / 1e9).toPrecision(4)} GB/s` : ""))
@@ -106,7 +106,7 @@
           if (px < 9) continue
           const mb = c.micro[i] >= 0 ? String(c.micro[i]) : ""
           const choices = mb === "" ? [long] : [
-            `${long} · micro-batch ${mb} · ${stepsim.seconds(c.end[i] - c.start[i])}`, `${long} ${mb}`, mb]
+            `${long} · ${data.item} ${mb} · ${stepsim.seconds(c.end[i] - c.start[i])}`, `${long} ${mb}`, mb]
           const text = choices.find((t) => t.length * (t === mb ? 6 : 6.6) + 3 < px)
           if (!text) continue
           out.x.push((from + to) / 2); out.y.push(c.y[i]); out.text.push(text); out.color.push(color)
