@@ -9,6 +9,7 @@ writes, here greedily through the bundled serving engine, and the student learns
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, perplexity, text, train
 from calibrate.serving.engine import Prompt, Served, Settings, serve
-from calibrate.serving.forward import Model
+from calibrate.serving.forward import Clock, Model
 from sim.scenario import ModelConfig
 
 STUDENT = ModelConfig(layers=1, hidden=32, heads=2, vocab=SMALL.vocab, positions="learned", max_positions=SEQ)
@@ -76,12 +77,13 @@ def distill_sequence(teacher: list[nn.Module], student: list[nn.Module], steps: 
 
 
 def generate(
-    teacher: list[nn.Module], prompts: Tensor, count: int, config: ModelConfig = SMALL
+    teacher: list[nn.Module], prompts: Tensor, count: int, config: ModelConfig = SMALL,
+    clock: Clock = time.perf_counter,
 ) -> tuple[Tensor, Served]:
     """Prompts [n, s] continued by `count` tokens each: [n, s + count]; and how they were served."""
     asked = [Prompt(tuple(row), count) for row in prompts.tolist()]
     blocks = -(-(prompts.shape[1] + count) // 16) * len(asked)
-    served = serve(Model(config, teacher), asked, Settings(blocks=blocks))
+    served = serve(Model(config, teacher), asked, Settings(blocks=blocks), clock)
     return torch.cat([prompts, torch.tensor(served.outputs)], 1), served
 
 

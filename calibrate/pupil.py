@@ -27,7 +27,8 @@ from sim.distillation import INFERENCE, teacher_blocks
 from sim.scenario import Scenario
 from sim.serve.serving_measured import part_key
 
-LESSONS = 40  # of AdamW, so that the teacher knows something
+LESSONS = 60  # steps of AdamW, so that the teacher knows something
+RATE = 1e-3
 BLOCK_TOKENS = 16
 
 
@@ -45,16 +46,20 @@ class DistillingHead(Head):
 class Pupil(Runner):
     """A runner whose steps begin with the teacher's turn."""
 
-    def __init__(self, scenario: Scenario, place: Place, dtype: torch.dtype, device: str = "cpu") -> None:
+    def __init__(
+        self, scenario: Scenario, place: Place, dtype: torch.dtype, device: str = "cpu", lessons: int = LESSONS
+    ) -> None:
         super().__init__(scenario, place, dtype, device)
         d, t = scenario.distillation, scenario.training
+        assert d is not None and t is not None
+        self.config, self.seq_len = d.teacher, t.seq_len
         self.logits = d.mode == "logits"
         self.prompt = d.prompt_len or max(1, t.seq_len // 2)
         self.wanted: list[Tensor] = []
         self.gaps: list[float] = []
         build = Build(device, dtype, seed=1)
         self.teacher = make_blocks(d.teacher, t, range(d.teacher.layers + 2), build)
-        self._teach_teacher()
+        self._teach_teacher(lessons)
         for stage in self.stages.values() if self.logits else ():
             stage.before_block = self._handing_over(stage.before_block)
             stage.blocks[-1].__class__ = DistillingHead
@@ -70,12 +75,12 @@ class Pupil(Runner):
         """The teacher's weights."""
         return sum(p.nbytes for b in self.teacher for p in b.parameters())
 
-    def _teach_teacher(self) -> None:
+    def _teach_teacher(self, lessons: int) -> None:
         parameters = [p for b in self.teacher for p in b.parameters()]
-        optimizer = torch.optim.AdamW(parameters, lr=3e-3, fused=True)
-        for number in range(LESSONS):
+        optimizer = torch.optim.AdamW(parameters, lr=RATE, fused=True)
+        for number in range(lessons):
             optimizer.zero_grad()
-            loss(self.teacher, self.batch(number - LESSONS)).backward()
+            loss(self.teacher, self.batch(number - lessons)).backward()
             optimizer.step()
         for p in parameters:
             p.requires_grad_(False)
@@ -95,17 +100,10 @@ class Pupil(Runner):
             with torch.no_grad():
                 self.wanted = [logits_of(self.teacher, tokens) for tokens in self.own_batch(batch)[0]]
             return batch
-        written, served = generate(self.teacher, batch[:, : self.prompt + 1], self._missing, self._config)
+        prompts, missing = batch[:, : self.prompt + 1], self.seq_len - self.prompt
+        written, served = generate(self.teacher, prompts, missing, self.config, time.process_time)
         self.gaps += served.gaps
         return written
-
-    @property
-    def _config(self) -> object:
-        return self.scenario.distillation.teacher
-
-    @property
-    def _missing(self) -> int:
-        return self.scenario.training.seq_len - self.prompt
 
     def gradients(self, batch: Tensor) -> list[Record]:
         """The teacher's turn, then as ever."""
@@ -133,6 +131,7 @@ class Lesson(Rehearsal):
     @torch.no_grad()
     def _forward_alone(self, batch: Tensor) -> Samples:
         pupil, found = self.pupil, Samples()
+        assert pupil.scenario.distillation is not None
         keys = [b.key for b in teacher_blocks(pupil.scenario, pupil.scenario.distillation)]
         for x in pupil.own_batch(batch)[0]:
             for key, block in zip(keys, pupil.teacher, strict=True):
@@ -143,13 +142,11 @@ class Lesson(Rehearsal):
         return found
 
     def _serving(self) -> Samples:
-        """Parts of the engine's iterations, on its clock twice: one thread, so on a quiet machine CPU time is the same."""
+        """Parts of the engine's iterations, in CPU time: with one thread that is all there is on a quiet machine."""
         pupil, samples = self.pupil, ServingSamples()
-        config = pupil.scenario.distillation.teacher
-        sample_parts(Model(config, pupil.teacher), BLOCK_TOKENS, samples, longest=pupil.scenario.training.seq_len)
+        sample_parts(Model(pupil.config, pupil.teacher), BLOCK_TOKENS, samples, time.process_time, pupil.seq_len)
         if pupil.gaps:
             samples["engine", 0, 0] = pupil.gaps
             pupil.gaps = []
-        return {(part_key(config, part, a, b), "forward", 0): [(s, s) for s in values]
+        return {(part_key(pupil.config, part, a, b), "forward", 0): [(s, s) for s in values]
                 for (part, a, b), values in samples.items()}  # fmt: skip
-
