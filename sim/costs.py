@@ -37,7 +37,7 @@ from topology.spec import GpuSpec
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
 REPEAT_UNCERTAINTY = 0.02  # a quiet machine repeats a median within 2-3 % at another time
 MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
-EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under other tiles' matmuls
+EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under other tiles' matmuls, as on an A100
 POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
 _OUTSIDE_PER_OCTAVE = 0.1
@@ -149,7 +149,8 @@ class Costs:
         if op.name.startswith("output_unaligned"):
             found = [c._replace(seconds=c.seconds * self.coefficient("unaligned_matmul_slowdown", 1.0)) for c in found]
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
-        return self._throttled(op, best._replace(seconds=best.seconds * repeats + self._result_seconds(op)))
+        cost = self._throttled(op, best._replace(seconds=best.seconds * repeats))
+        return cost._replace(seconds=cost.seconds + self._result_seconds(op))
 
     def _throttled(self, op: Compute, cost: Cost) -> Cost:
         """Under a sustained load the clock falls until the draw fits the power limit.
@@ -181,11 +182,12 @@ class Costs:
         return Cost(max(seconds, least), "interpolated", math.hypot(whole.uncertainty, GROUPED_UNCERTAINTY))
 
     def _result_seconds(self, op: Compute) -> float:
-        """What a matmul moves beyond its operands and one result (accumulating in fp32), half of it hidden."""
+        """What a matmul moves beyond its operands and one result (accumulating in fp32), as far as nothing hides it."""
         if op.kind not in MATMULS or not self.profile.kernels:
             return 0.0
         more = op.bytes - shape_bytes(op.kind, op.shape, op.dtype)
-        return max(0.0, EPILOGUE_EXPOSED * more / self._device.bandwidth_bytes_per_s)
+        exposed = self.coefficient("result_exposed", EPILOGUE_EXPOSED)
+        return max(0.0, exposed * more / self._device.bandwidth_bytes_per_s)
 
     def _roofline(self, op: Compute) -> Cost:
         seconds = self._device.seconds(op.kind, op.flops, op.bytes, op.dtype)

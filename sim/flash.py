@@ -1,11 +1,15 @@
 """Fused attention by its published speed: what training kernels reach, by head size, length and occupancy.
 
-    seconds = launch + flops x (1 + tile / kv_len, if causal) x (1 + ramp / kv_len) x (1 + SMs / tiles) / (peak x e)
+    work = flops x (1 + 128 / kv_len, if causal) x (1 + ramp / kv_len) / (peak x e)
+    tail = flops of `tile_rows` queries over all keys / (peak x e / SMs)
+    seconds = launch + (work^1.5 + tail^1.5)^(1/1.5)
 
-The diagonal's tiles are computed whole (tile 128); a row of tiles pays a prologue and an epilogue, worth `ramp` keys;
-the last, partly filled wave of tiles costs about one wave (`tiles` = batch x heads x q_len / 128). e is the efficiency
-of a head size, interpolated between 64, 128 and 256 over log2. Backward has a share of the forward's e. Coefficients
-are those of an implementation (`flash2_efficiency_128`, ...); `attention_...` are those of the one that training uses.
+The diagonal's tiles of 128 are computed whole; a row of tiles pays a prologue and an epilogue, worth `ramp` keys. A
+thread block walks its queries' whole row of keys alone, so the longest row is a floor, as if of `tile_rows` queries:
+more than a tile, for a block with its multiprocessor to itself cannot hide its softmax behind a neighbour's matmuls.
+e is the efficiency of a head size, interpolated between 64, 128 and 256 over log2. Backward has a share of the
+forward's e. Coefficients are those of an implementation (`flash2_efficiency_128`, ...); `attention_...` are those of
+the one that training uses.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from sim.program import Compute
 from topology.spec import GpuSpec
 
 TILE = 128
+TILE_ROWS = 256.0  # two tiles a thread block
+OVERLAP = 1.5  # of the tail with the rest: 1 adds them, infinity takes the longer; by published charts
 SIZES = (64, 128, 256)
 LAUNCH_S = 4e-6
 UNCERTAINTY = 0.08  # held-out rows of the published charts
@@ -31,12 +37,16 @@ def flash_seconds(
     efficiency = _at_size(prefix, math.sqrt(op.shape[5] * op.shape[6]), coefficient)
     if efficiency <= 0:
         return None
-    batch, heads, _, q_len, kv_len, _, _, causal = op.shape
+    _, _, _, q_len, kv_len, d, dv, causal = op.shape
+    rows, passes = coefficient(f"{prefix}_tile_rows", TILE_ROWS), 1.0
     if op.kind == "attention_backward":
         efficiency *= coefficient(f"{prefix}_backward_share", 1.0)
-    tiles = batch * heads * max(1.0, q_len / TILE)
-    work = op.flops * (1.0 + TILE / kv_len * bool(causal)) * (1.0 + coefficient(f"{prefix}_ramp_tokens", 0.0) / kv_len)
-    return LAUNCH_S + work * (1.0 + gpu.sm_count / tiles) / (peak_flops_per_s * efficiency)
+        rows, passes = coefficient(f"{prefix}_backward_tile_rows", rows), 2.5
+    flops_per_s = peak_flops_per_s * efficiency
+    ramp = 1.0 + coefficient(f"{prefix}_ramp_tokens", 0.0) / kv_len
+    work_s = op.flops * (1.0 + TILE / kv_len * bool(causal)) * ramp / flops_per_s
+    tail_s = passes * 2.0 * min(rows, q_len) * kv_len * (d + dv) / (flops_per_s / gpu.sm_count)
+    return LAUNCH_S + float((work_s**OVERLAP + tail_s**OVERLAP) ** (1.0 / OVERLAP))
 
 
 def _at_size(prefix: str, head_dim: float, coefficient: Callable[[str, float], float]) -> float:

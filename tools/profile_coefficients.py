@@ -20,7 +20,8 @@ _POWER = {
     "zeros: H. He, 2024, thonking.ai)",
     "h100": "assumption: random data run about 0.93 of the speed of zeros; chosen with torchtitan_h100, the MoE layers "
     "and Llama 3 in view, between what the first and the others ask for",
-    "b200": "least soft-L1 loss over every second GEMM of b200_kernels: 1.25 of the time of AIConfigurator's",
+    "b200": "least soft-L1 loss over every second GEMM of b200_kernels from 1e12 flops on (shorter ones end before the "
+    "clock has settled), with result_exposed: 1.35 of the time of AIConfigurator's",
 }
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
 _GROUPS = "every second grouped matmul of b200_kernels, where groups are small: a launch each (Transformer Engine)"
@@ -51,32 +52,40 @@ A100_HOST: Coefficients = {
     "host_step_s": (1.0e-3, _HOST),
     "unaligned_matmul_slowdown": (2.33, _HOST),
 }
-_EAGER = "assumption: half of what A100 hosts of 2022-23 need (there fitted: 57 us an operator of Megatron)"
+_EAGER = (
+    "57 us an operator as fitted for Megatron on A100 hosts, times 0.96: Liger's LayerNorm, both ways, bound by "
+    "the host at small widths, took 278 to 285 us beside an A100 and 266 to 275 beside an H100 (liger_kernels)"
+)
+_UNMEASURED = "assumption: as on A100 hosts"
 NEWER_HOST: Coefficients = {
-    "host_operator_s": (3e-5, _EAGER),
-    "host_collective_s": (3e-5, _EAGER),
-    "host_message_s": (1e-4, _EAGER),
-    "host_step_s": (1e-3, _EAGER),
+    "host_operator_s": (5.5e-5, _EAGER),
+    "host_collective_s": (3e-5, _UNMEASURED),
+    "host_message_s": (1e-4, _UNMEASURED),
+    "host_step_s": (1e-3, _UNMEASURED),
     "unaligned_matmul_slowdown": (2.33, _HOST),
 }
 A100_FLASH = (
-    _flash("attention", (0.349, 0.345, 0), 79, 0.873, _TRITON)
-    | _flash("flash1", (0.367, 0.308, 0), 79, 0.85, _FLASH)
-    | _flash("flash2", (0.66, 0.746, 0), 276, 0.85, _FLASH)
+    _flash("attention", (0.345, 0.341, 0), 82, 0.873, _TRITON)
+    | _flash("flash1", (0.363, 0.304, 0), 82, 0.85, _FLASH)
+    | _flash("flash2", (0.651, 0.738, 0), 286, 0.85, _FLASH)
 )
 H100_FLASH = (
-    _flash("attention", (0.333, 0.392, 0.386), 157, 0.85, _FLASH2)
-    | _flash("flash1", (0.187, 0.164, 0), 51, 0.85, _FLASH)
-    | _flash("flash3", (0.51, 0.705, 0.802), 254, 0.85, _FLASH)
-    | _flash("cudnn", (0.421, 0.631, 0.633), 132, 0.85, _FLASH)
-    | _flash("triton", (0.421, 0.421, 0), 151, 0.85, _FLASH)
+    _flash("attention", (0.331, 0.389, 0.388), 178, 0.85, _FLASH2)
+    | _flash("flash1", (0.184, 0.161, 0), 53, 0.85, _FLASH)
+    | _flash("flash3", (0.512, 0.706, 0.827), 307, 0.85, _FLASH)
+    | _flash("cudnn", (0.417, 0.626, 0.642), 146, 0.85, _FLASH)
+    | _flash("triton", (0.416, 0.417, 0), 158, 0.85, _FLASH)
 )
 _SIMUMAX = "SimuMax v1.2 (Moore Threads, Apache-2.0), its fit of B200 kernels: memory_{} in b200_kernels.json"
 BLACKWELL_MEMORY: Coefficients = {
+    "result_exposed": (1.1, "fitted with power_at_peak: all of the traffic, at 0.9 of the bandwidth"),
     "memory_efficiency_cross_entropy": (0.3, _SIMUMAX.format("ce and memory_ce_fusion")),
     "memory_efficiency_permute": (0.5, _SIMUMAX.format("permute_fwd and memory_permute_bwd")),
 }
-B200_FLASH = _flash("attention", (0, 0.471, 0.339), 77, 0.956, _CUDNN)
+B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
+    "attention_tile_rows": (384.0, _CUDNN),
+    "attention_backward_tile_rows": (64.0, _CUDNN),
+}
 
 
 _SHARE = "a collective's channels by the GPU's SMs: NCCL runs 24 channels, one SM each, within a node"
@@ -107,10 +116,10 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "a100-pcie": _gpu("a100", 1.25, A100_FLASH),
     "h100-sxm": _gpu("h100", 1.2, H100_FLASH),
     "h200-sxm": _gpu("h200", 1.2, H100_FLASH),
-    "b200-sxm": _gpu("b200", 1.8, B200_FLASH | BLACKWELL_MEMORY),
-    "b300-sxm": _gpu("b300", 1.8, B200_FLASH | BLACKWELL_MEMORY),
-    "gb200": _gpu("gb200", 1.8, B200_FLASH | BLACKWELL_MEMORY),
-    "gb300": _gpu("gb300", 1.8, B200_FLASH | BLACKWELL_MEMORY),
+    "b200-sxm": _gpu("b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
+    "b300-sxm": _gpu("b300", 1.79, B200_FLASH | BLACKWELL_MEMORY),
+    "gb200": _gpu("gb200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
+    "gb300": _gpu("gb300", 1.79, B200_FLASH | BLACKWELL_MEMORY),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),
         "kernel_gap_s": (2.5e-6, "torch 2.13 on an AMD Zen 5 core: an elementwise operator on a tiny tensor, forward"),
