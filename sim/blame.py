@@ -41,7 +41,9 @@ def causes(scenario: Scenario) -> list[Cause]:
         names = {f"node{n}" for n in pair}
         without = faults.model_copy(update={"links": tuple(x for x in faults.links if set(x.between) != names)})
         where = f"inside node{pair[0]}" if pair[0] == pair[1] else f"between node{pair[0]} and node{pair[1]}"
-        out.append(Cause("link", f"links {where}, {scale:.3g} of the bandwidth", without))
+        cut = any(set(x.between) == names and x.bandwidth_scale == 0 for x in faults.links)
+        lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
+        out.append(Cause("link", f"links {where}, {lost}", without))
     if jitter_of(scenario, 0) is not None and faults.jitter is not None:
         without = faults.model_copy(update={"jitter": None})
         out.append(Cause("jitter", f"jitter of {faults.jitter.sigma:g}", without))

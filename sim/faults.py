@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.scenario import Scenario
-
-if TYPE_CHECKING:
-    pass
+from topology.detours import left_of_cut
 
 BLAMED = 16  # causes that are taken away one by one, a simulation each; the rest together
 
@@ -24,11 +21,15 @@ def compute_scales(scenario: Scenario) -> dict[int, float]:
 
 
 def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
-    """What is left of the bandwidth, by pair of nodes (or one node twice), as `topology.network.Network` takes it."""
+    """What is left of the bandwidth, by pair of nodes (or one node twice), as `topology.network.Network` takes it.
+
+    Of a cut link it is what the detour offers (`topology.detours`).
+    """
     scales: dict[tuple[int, int], float] = {}
     for link in scenario.faults.links if scenario.faults else ():
         a, b = sorted(int(name.removeprefix("node")) for name in link.between)
-        scales[a, b] = scales.get((a, b), 1.0) * link.bandwidth_scale
+        left = link.bandwidth_scale or left_of_cut(scenario.cluster, a, b)
+        scales[a, b] = scales.get((a, b), 1.0) * left
     return {pair: scale for pair, scale in scales.items() if scale != 1.0}
 
 

@@ -13,7 +13,8 @@ from sim.input_source import Source, show
 from sim.model_config import ModelConfig
 from sim.parallelism import STAGES_PER_RANK, Parallelism
 from sim.training_config import Training
-from sim.workloads import Distillation, Faults, Inference, RequestPattern
+from sim.workloads import Distillation, Faults, Inference, LinkFault, RequestPattern
+from topology.detours import joined, left_of_cut
 from topology.spec import ClusterSpec
 
 MAX_RANKS = 10_000_000
@@ -42,9 +43,7 @@ def check_size(p: Parallelism, source: Source) -> None:
     if p.ranks > MAX_RANKS:
         raise source.error(("parallelism",), f"{_product(p)}; at most {MAX_RANKS:,} can be simulated")
     if p.stages > MAX_STAGES:
-        raise source.error(
-            ("parallelism",), f"makes {p.stages:,} stages; at most {MAX_STAGES:,} can be simulated"
-        )
+        raise source.error(("parallelism",), f"makes {p.stages:,} stages; at most {MAX_STAGES:,} can be simulated")
 
 
 def check_rules(parts: Parts, source: Source) -> None:
@@ -118,15 +117,11 @@ def _check_experts(model: ModelConfig, p: Parallelism, source: Source) -> None:
                     ("parallelism", key), f"found {getattr(p, key)}; the model has no experts (model.moe)"
                 )
         if p.ep_overlap:
-            raise source.error(
-                ("parallelism", "ep_overlap"), "found true; the model has no experts (model.moe)"
-            )
+            raise source.error(("parallelism", "ep_overlap"), "found true; the model has no experts (model.moe)")
         return
     moe, pool = model.moe, p.tp * p.cp * p.dp
     if moe.experts % p.ep:
-        raise source.error(
-            ("parallelism", "ep"), f"found {p.ep}; must divide model.moe.experts ({moe.experts})"
-        )
+        raise source.error(("parallelism", "ep"), f"found {p.ep}; must divide model.moe.experts ({moe.experts})")
     if pool % p.ep:
         raise source.error(("parallelism", "ep"), f"found {p.ep}; must divide tp·cp·dp ({pool})")
     if pool % (p.ep * p.expert_tp):
@@ -134,9 +129,7 @@ def _check_experts(model: ModelConfig, p: Parallelism, source: Source) -> None:
             ("parallelism", "expert_tp"), f"found {p.expert_tp}; ep·expert_tp must divide tp·cp·dp ({pool})"
         )
     if moe.ffn % p.expert_tp:
-        raise source.error(
-            ("parallelism", "expert_tp"), f"found {p.expert_tp}; must divide model.moe.ffn ({moe.ffn})"
-        )
+        raise source.error(("parallelism", "expert_tp"), f"found {p.expert_tp}; must divide model.moe.ffn ({moe.ffn})")
     if p.ep_overlap and p.ep > 1 and (p.pp == 1 or p.schedule not in ("dualpipe", "dualpipe_v")):
         raise source.error(
             ("parallelism", "ep_overlap"),
@@ -151,9 +144,7 @@ def _check_schedule(parts: Parts, source: Source) -> None:
         needed = STAGES_PER_RANK.get(p.schedule, 1)
         path = ("parallelism", "virtual_stages")
         if p.schedule == "interleaved_1f1b" and p.virtual_stages < 2:
-            raise source.error(
-                path, f"found {p.virtual_stages}; interleaved_1f1b needs at least 2 (1 is 1f1b)"
-            )
+            raise source.error(path, f"found {p.virtual_stages}; interleaved_1f1b needs at least 2 (1 is 1f1b)")
         if p.schedule != "interleaved_1f1b" and p.virtual_stages != needed:
             raise source.error(path, f"found {p.virtual_stages}; schedule {p.schedule} has {needed} per rank")
         if p.schedule == "dualpipe" and p.pp % 2:
@@ -185,8 +176,7 @@ def _check_context_parallel(parts: Parts, source: Source) -> None:
     if p.cp_method == "all_to_all" and (model.heads // p.tp) % p.cp:
         raise source.error(
             path,
-            f"found {p.cp}; cp_method all_to_all exchanges heads, so cp must divide heads/tp "
-            f"({model.heads // p.tp})",
+            f"found {p.cp}; cp_method all_to_all exchanges heads, so cp must divide heads/tp ({model.heads // p.tp})",
         )
     if p.sp and seq_len % (p.cp * p.tp):
         raise source.error(
@@ -197,9 +187,7 @@ def _check_context_parallel(parts: Parts, source: Source) -> None:
 
 def _check_sharding(p: Parallelism, source: Source) -> None:
     if (p.dp * p.cp) % p.shard_size:
-        raise source.error(
-            ("parallelism", "shard_size"), f"found {p.shard_size}; must divide dp·cp ({p.dp * p.cp})"
-        )
+        raise source.error(("parallelism", "shard_size"), f"found {p.shard_size}; must divide dp·cp ({p.dp * p.cp})")
 
 
 def _check_batch(t: Training, p: Parallelism, source: Source) -> None:
@@ -254,9 +242,7 @@ def _check_inference(inference: Inference, source: Source) -> None:
     requests = inference.requests
     if inference.batching == "static":
         if not isinstance(requests, RequestPattern):
-            raise source.error(
-                (*path, "requests"), "found a trace; static batching takes one batch of equal requests"
-            )
+            raise source.error((*path, "requests"), "found a trace; static batching takes one batch of equal requests")
         if requests.rate_per_s is not None:
             raise source.error(
                 (*path, "requests", "rate_per_s"),
@@ -309,6 +295,20 @@ def _check_faults(parts: Parts, faults: Faults, source: Source) -> None:
                     ("faults", "links", index, "between", place),
                     f"found {show(name)}; the cluster has node0 to node{nodes - 1}",
                 )
+        if link.bandwidth_scale == 0:
+            _check_cut(parts.cluster, index, link, source)
+
+
+def _check_cut(cluster: ClusterSpec, index: int, link: LinkFault, source: Source) -> None:
+    """A cut link must have a detour."""
+    a, b = sorted(int(name.removeprefix("node")) for name in link.between)
+    if left_of_cut(cluster, a, b) == 0:
+        where = f"inside node{a}" if a == b else f"between node{a} and node{b}"
+        far = cluster.inter_node.kind == "torus" and not joined(cluster, a, b)
+        why = "no link joins them (only neighbours)" if far and a != b else "there is no other way"
+        raise source.error(
+            ("faults", "links", index, "bandwidth_scale"), f"found 0: {where} {why}; must be above 0 there"
+        )
 
 
 def notes(parts: Parts) -> tuple[str, ...]:
@@ -323,9 +323,7 @@ def notes(parts: Parts) -> tuple[str, ...]:
     if p.accumulate_unsharded and p.zero < 2:
         found.append(f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3")
     if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and p.schedule != "zb_search":
-        found.append(
-            f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with zb_search"
-        )
+        found.append(f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with zb_search")
     if p.ep_overlap and p.ep == 1:
         found.append("parallelism.ep_overlap: of no effect with ep 1")
     return tuple(found)

@@ -92,7 +92,7 @@ class Straggler(Written):
 
 
 class LinkFault(Written):
-    """The links between `node0` and `node1`, or (one name twice) within a node, slowed down."""
+    """The links between `node0` and `node1`, or (one name twice) within a node, slowed down; 0: cut."""
 
     between: Annotated[
         tuple[
@@ -101,7 +101,7 @@ class LinkFault(Written):
         ],
         BeforeValidator(_as_tuple),
     ]
-    bandwidth_scale: float = Field(default=0.5, gt=0, le=1e6)
+    bandwidth_scale: float = Field(default=0.5, ge=0, le=1e6)
 
 
 class JitterFault(Written):
