@@ -50,8 +50,7 @@ def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolera
         "step_time_s": step,
         "step_time_interval_s": simulation.result["step_time_interval_s"],
         "noise": run.noise,
-        "steps": {"count": len(run.step_times_s), "min_s": min(run.step_times_s),
-                  "max_s": max(run.step_times_s)},
+        "steps": {"count": len(run.step_times_s), "min_s": min(run.step_times_s), "max_s": max(run.step_times_s)},
         "actions": _kinds(simulated, measured),
         "replay": _replay(simulation, measured),
         "action_ends": _ends(simulation, simulated, measured, run.step_time_s),
@@ -126,14 +125,14 @@ def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None
     built = simulation.built
     if simulation.teacher is not None:
         return None
-    if not simulation.expanded and any(done.first != done.last for rank in built.actions for done in rank):
+    if not simulation.expanded and any(acted.first != acted.last for acted in built.actions):
         return None
     simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
-    graph, kinds = built.graph, tuple(built.graph.kinds)
+    graph, kinds, stage = built.graph, tuple(built.graph.kinds), built.graph.stages
     seconds = list(graph.seconds)
     slots = sorted(graph.slot_table().tolist(), key=lambda slot: simulation.times.start_s[slot[0]])
     spans = [
-        Span(graph.classes[c].rank, "", kinds[k], graph.stage[i], graph.micro_batch[i], i, i, Detail(""))
+        Span(graph.classes[c].rank, "", kinds[k], stage[i], graph.micro_batch[i], i, i, Detail(""))
         for i, c, _, k in slots
     ]
     for (task, *_), (key, _) in zip(slots, _keyed(spans), strict=True):

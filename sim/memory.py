@@ -12,21 +12,21 @@ Left out: NCCL's buffers, the CUDA context, DDP's bucket copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.actions import Kind
-from sim.build import Done
+from sim.build import Acted
 from sim.data_parallel import compute_bytes
 from sim.dtypes import dtype_bytes
-from sim.engine import Times
 from sim.models.head import tied_params
 from sim.plan import Plan
 from sim.program import Block, Compute, Phase
 from sim.stages import Stage
+from sim.taskgraph import ragged
 
 Bytes = NDArray[np.float64]
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -102,40 +102,40 @@ def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:
 
 
 def memory_curve(
-    rank: int, stages: dict[int, Stage], done: Sequence[Done], times: Times, held: States, fine: bool = False
+    rank: int, stages: dict[int, Stage], done: Acted, start_s: Bytes, end_s: Bytes, held: States, fine: bool = False
 ) -> MemoryCurve:
-    """The memory of one class of ranks over the step; `done` are its actions.
+    """The memory of one class of ranks over the step; `done` are its actions, `start_s` and `end_s` of all tasks.
 
     What an action claims and frees is placed at its start and end, or (`fine`) block by block within it; the peak is
     the same.
     """
-    places: dict[tuple[int, Kind], list[int]] = {}
-    for i, d in enumerate(done):
-        places.setdefault((d.action.stage, d.action.kind), []).append(i)
-    start = np.array(times.start_s)[[d.first for d in done]]
-    seconds = np.array(times.end_s)[[d.last for d in done]] - start
-    shapes: dict[tuple[int, Kind], Bytes] = {}
-    columns = [np.zeros((1, 3))]
-    for (number, kind), where in places.items():
-        stage = stages[number]
-        key = (id(stage), kind)
-        if key not in shapes:
-            shapes[key] = np.array(_changes(stage, kind, fine and not stage.offload))
-        shape = shapes[key]
-        rows = np.empty((len(where), len(shape), 3))
-        rows[:, :, 0] = start[where, None] + shape[:, 0] * seconds[where, None]
-        rows[:, :, 1:] = shape[:, 1:]
-        columns.append(rows.reshape(-1, 3))
-    table = np.concatenate(columns)
-    table = table[np.lexsort((table[:, 1] + table[:, 2] > 0, table[:, 0]))]  # what is freed at an instant comes first
-    time, activations, buffers = table[:, 0], np.cumsum(table[:, 1]), np.cumsum(table[:, 2])
+    numbers: dict[tuple[int, Kind], int] = {}
+    sort = np.array([numbers.setdefault(a[:2], len(numbers)) for a in done.actions], dtype=np.int64)
+    tables = _tables(stages, numbers, fine)
+    action, row = ragged(np.array([len(t) for t in tables], dtype=np.int64), sort)
+    start = start_s[done.first]
+    share, claimed, buffered = np.concatenate([*tables, np.zeros((0, 3))])[row].T
+    time = np.append(0.0, start[action] + share * (end_s[done.last] - start)[action])
+    claimed, buffered = np.append(0.0, claimed), np.append(0.0, buffered)
+    order = np.lexsort((claimed + buffered > 0, time))  # what is freed at an instant comes first
+    time = time[order]
     last = np.append(time[1:] != time[:-1], True)
-    time, activations, buffers = time[last], activations[last].clip(min=0.0), buffers[last].clip(min=0.0)
-    ones = np.ones(len(time))
+    activations, buffers = (np.cumsum(column[order])[last].clip(min=0.0) for column in (claimed, buffered))
+    ones = np.ones(len(activations))
     return MemoryCurve(
-        rank, time, ones * held.parameters, ones * held.gradients, ones * held.optimizer, activations,
+        rank, time[last], ones * held.parameters, ones * held.gradients, ones * held.optimizer, activations,
         buffers + held.gathered,
     )  # fmt: skip
+
+
+def _tables(stages: dict[int, Stage], sorts: Iterable[tuple[int, Kind]], fine: bool) -> list[Bytes]:
+    """The changes of each sort of action, worked out once for equal stages."""
+    made: dict[tuple[Stage, Kind], Bytes] = {}
+    for number, kind in sorts:
+        stage = stages[number]
+        if (stage, kind) not in made:
+            made[stage, kind] = np.array(_changes(stage, kind, fine and not stage.offload)).reshape(-1, 3)
+    return [made[stages[number], kind] for number, kind in sorts]
 
 
 Change = tuple[float, float, float]  # fraction of the action that has passed, bytes of activations, bytes of buffers

@@ -16,7 +16,8 @@ from sim.engine import Times
 from sim.plan import Plan
 from sim.template import COMPUTE
 
-Intervals = NDArray[np.float64]  # [n, 2]: start and end in seconds
+Floats = NDArray[np.float64]
+Intervals = Floats  # [n, 2]: start and end in seconds
 NINETY_PERCENT = 1.645  # of a normal distribution, both sides
 
 
@@ -46,28 +47,26 @@ def uncovered_s(what: Intervals, by: Intervals) -> float:
     return max(0.0, union_s(np.concatenate([what, by])) - union_s(by))
 
 
-def rank_seconds(built: Built, times: Times) -> list[RankSeconds]:
-    """For every class of ranks; see `RankSeconds`."""
+def rank_seconds(built: Built, start_s: Floats, end_s: Floats) -> list[RankSeconds]:
+    """For every class of ranks; see `RankSeconds`. `start_s`, `end_s`: of all tasks."""
     graph = built.graph
-    start, end = np.array(times.start_s), np.array(times.end_s)
+    spans = np.stack([start_s, end_s], axis=1)
     slots = graph.slot_table()
-    compute_stream = graph.streams.get(COMPUTE, -1)
-    sort = np.array(graph.sort)[slots[:, 0]]
-    computes = slots[:, 2] == compute_stream
-    alone = np.array([(s.compute_s, s.exposed_s) for s in graph.sorts]).reshape(-1, 2)[sort] * computes[:, None]
-    acting = [np.array([(d.first, d.last) for d in done], dtype=np.int64).reshape(-1, 2) for done in built.actions]
-    phase_end = max((float(end[a[:, 1]].max()) for a in acting if len(a)), default=0.0)
+    slots = slots[np.argsort(slots[:, 1], kind="stable")]
+    computes = slots[:, 2] == graph.streams.get(COMPUTE, -1)
+    alone = np.array([(s.compute_s, s.exposed_s) for s in graph.sorts]).reshape(-1, 2)
+    alone = alone[np.array(graph.sort, dtype=np.int64)[slots[:, 0]]] * computes[:, None]
+    ends = np.searchsorted(slots[:, 1], np.arange(len(built.actions) + 1))
+    phase_end = max((float(end_s[a.last].max()) for a in built.actions if a.last), default=0.0)
     out = []
-    for i, actions in enumerate(acting):
-        mine = slots[:, 1] == i
-        computing, talking = (
-            np.stack([start[t], end[t]], axis=1) for t in (slots[mine & computes, 0], slots[mine & ~computes, 0])
-        )
-        action = np.stack([start[actions[:, 0]], end[actions[:, 1]]], axis=1)
+    for acted, (a, b) in zip(built.actions, pairwise(ends.tolist()), strict=True):
+        tasks, computing = slots[a:b, 0], computes[a:b]
+        talking = spans[tasks[~computing]]
+        action = np.stack([start_s[acted.first], end_s[acted.last]], axis=1)
         busy = union_s(action)
         outside = uncovered_s(talking.clip(max=phase_end), action)
-        compute_s, inside_s = alone[mine].sum(axis=0)
-        exposed = uncovered_s(talking, computing) + float(inside_s)
+        compute_s, inside_s = alone[a:b].sum(axis=0)
+        exposed = uncovered_s(talking, spans[tasks[computing]]) + float(inside_s)
         out.append(RankSeconds(float(compute_s), busy, exposed, max(0.0, phase_end - busy - outside)))
     return out
 
@@ -83,7 +82,7 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     graph = built.graph
     if not len(graph):
         return {}, []
-    task = int(np.argmax(times.end_s))
+    task = times.end_s.index(max(times.end_s))
     chain = [task]
     while graph.waits[task] or task in graph.lags:
         before = max(graph.waits[task], key=times.end_s.__getitem__, default=-1)
@@ -93,11 +92,10 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
         chain.append(task)
     chain.reverse()
     seconds: dict[str, float] = {}
-    kinds, slots = tuple(graph.kinds), graph.slot_table()
-    kind_of = dict(zip(slots[::-1, 0].tolist(), slots[::-1, 3].tolist(), strict=True))  # its first row's
+    kinds = tuple(graph.kinds)
     until = [*(times.start_s[t] for t in chain[1:]), times.end_s[chain[-1]]]
     for t, end_s in zip(chain, until, strict=True):
-        kind = kinds[kind_of[t]]
+        kind = kinds[graph.sorts[graph.sort[t]].rows[0][2]]
         seconds[kind] = seconds.get(kind, 0.0) + end_s - times.start_s[t]
     return dict(sorted(seconds.items(), key=lambda kv: -kv[1])), chain
 

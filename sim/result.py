@@ -27,7 +27,7 @@ def make_result(sim: Simulation) -> dict[str, Any]:
     t = scenario.training
     assert t is not None
     step_s = sim.step_time_s
-    seconds = rank_seconds(sim.built, sim.times)
+    seconds = rank_seconds(sim.built, *sim.span_arrays)
     busy, idle = (mean((getattr(r, k) for r in seconds), plan) for k in ("busy_s", "bubble_s"))
     path, _ = critical_path(sim.built, sim.times)
     memory = [_memory_row(sim, i, c) for i, c in enumerate(sim.memory)]
@@ -110,7 +110,7 @@ def _recomputed_flops(sim: Simulation, class_index: int) -> float:
     }
     if not any(per_stage.values()):
         return 0.0
-    return sum(per_stage[a.stage] for a, _, _ in sim.built.actions[class_index] if a.kind in (Kind.B, Kind.I))
+    return sum(per_stage[a.stage] for a in sim.built.actions[class_index].actions if a.kind in (Kind.B, Kind.I))
 
 
 def _middle_layer(sim: Simulation) -> dict[str, float]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sim import schedules
 from sim.actions import Action, Kind, Schedule
-from sim.build import Build, Built
+from sim.build import Build, Built, Deadlock
 from sim.costs import Costs
 from sim.data_parallel import DataParallel, make_data_parallel
 from sim.engine import Times, run_simpy, run_static
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sim.distillation import Teacher
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Simulation:
     """One simulated step. `stages[c]` are the stages of class c of ranks by schedule stage."""
 
@@ -64,7 +64,15 @@ class Simulation:
     def spans(self) -> list[dict[Action, tuple[float, float]]]:
         """Start and end of every action, by class of ranks."""
         start, end = self.times.start_s, self.times.end_s
-        return [{d.action: (start[d.first], end[d.last]) for d in done} for done in self.built.actions]
+        return [
+            {a: (start[first], end[last]) for a, first, last in zip(*acted, strict=True)}
+            for acted in self.built.actions
+        ]
+
+    @cached_property
+    def span_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Start and end of every task."""
+        return np.array(self.times.start_s), np.array(self.times.end_s)
 
     @cached_property
     def states(self) -> list[States]:
@@ -75,7 +83,9 @@ class Simulation:
     def memory(self) -> list[MemoryCurve]:
         """Memory over time of every class of ranks."""
         return [
-            memory_curve(c.rank, self.stages[i], self.built.actions[i], self.times, self.states[i], self.expanded)
+            memory_curve(
+                c.rank, self.stages[i], self.built.actions[i], *self.span_arrays, self.states[i], self.expanded
+            )
             for i, c in enumerate(self.plan.classes)
         ]
 
@@ -146,6 +156,9 @@ class Simulation:
 
         return timeline_with_teacher(timeline, self.teacher)
 
+    def __repr__(self) -> str:
+        return f"Simulation({self.scenario.name}: {self.step_time_s:.6g} s on {self.scenario.parallelism.ranks} ranks)"
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from sim.views.notebook import simulation_html
@@ -196,16 +209,16 @@ def _simulate(
     dp = make_data_parallel(plan)
     schedule = schedule or make_schedule(scenario, plan, pricing, dp)
     stages = _stages(plan, schedule, pricing, dp, expand)
-    built = Build(plan, schedule, pricing, stages, expand).run()
     try:
-        times = run_simpy(built.graph) if engine == "simpy" else run_static(built.graph)
-    except ValueError as error:
+        built = Build(plan, schedule, pricing, stages, expand).run()
+    except Deadlock as error:
         if scenario.parallelism.p2p_overlap:
             raise
         raise InputError(
             f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
             f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
         ) from None
+    times = run_simpy(built.graph) if engine == "simpy" else run_static(built.graph)
     wall_s = time.perf_counter() - begin
     return Simulation(scenario, costs.profile, plan, schedule, pricing, stages, built, times, wall_s, expand)
 
@@ -286,7 +299,7 @@ def make_timeline(built: Built, times: Times) -> Timeline:
     task = slots[:, 0]
     details = tuple(dict.fromkeys(s.detail for s in graph.sorts))
     detail_of = {d: i for i, d in enumerate(details)}
-    detail = np.array([detail_of[s.detail] for s in graph.sorts], dtype=np.int64)[np.array(graph.sort, dtype=np.int64)]
+    sort = np.array(graph.sort, dtype=np.int64)[task]
     kinds = tuple(graph.kinds)
     message = np.array([k.startswith(("SEND_F", "SEND_B", "RECV_F", "RECV_B")) for k in kinds])[slots[:, 3]]
     return Timeline(
@@ -297,8 +310,8 @@ def make_timeline(built: Built, times: Times) -> Timeline:
         class_index=slots[:, 1],
         stream=slots[:, 2],
         kind=slots[:, 3],
-        detail=detail[task],
-        stage=np.array(graph.stage, dtype=np.int64)[task],
+        detail=np.array([detail_of[s.detail] for s in graph.sorts], dtype=np.int64)[sort],
+        stage=np.array([s.stage for s in graph.sorts], dtype=np.int64)[sort],
         micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task],
         flow=np.where(message, task, -1),
         start_s=np.array(times.start_s)[task],

@@ -8,7 +8,6 @@ has ten thousands of tasks and evaluating them takes less than making objects of
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,32 +16,34 @@ from numpy.typing import NDArray
 
 from sim.timeline import Detail, RankClass
 
+Ints = NDArray[np.int64]
+Row = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind (indices into `streams` and `kinds`)
+
 
 class Sort(NamedTuple):
-    """What tasks of one sort share. `compute_s`, `exposed_s`: of an action that stands as one task."""
+    """What tasks of one sort share. `rows`: those of the timeline that each occupies; a collective of several simulated
+    ranks and a message have more than one. `compute_s`, `exposed_s`: of an action that stands as one task."""
 
     detail: Detail
+    rows: tuple[Row, ...]
+    stage: int
     compute_s: float
     exposed_s: float
 
 
 @dataclass(slots=True)
 class TaskGraph:
-    """Columns by task: `seconds`, `waits` (tasks that must have ended), `sort`, `stage`, `micro_batch` (-1: none).
+    """Columns by task: `seconds`, `waits` (tasks that must have ended), `sort`, `micro_batch` (-1: none).
 
     `lags`: a task that also starts no earlier than so many seconds after another has started.
-    The rows of the timeline that tasks occupy are `slots`, flat: task, class of ranks, stream, kind (indices
-    into `streams` and `kinds`); a collective of several simulated ranks and a message have more than one.
     """
 
     classes: tuple[RankClass, ...]
     seconds: list[float] = field(default_factory=list)
     waits: list[list[int]] = field(default_factory=list)
     sort: list[int] = field(default_factory=list)
-    stage: list[int] = field(default_factory=list)
     micro_batch: list[int] = field(default_factory=list)
     lags: dict[int, tuple[int, float]] = field(default_factory=dict)
-    slots: array[int] = field(default_factory=lambda: array("q"))
     sorts: list[Sort] = field(default_factory=list)
     streams: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
@@ -50,39 +51,52 @@ class TaskGraph:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def add(self, seconds: float, waits: list[int], sort: int, stage: int, micro_batch: int) -> int:
+    def add(self, seconds: float, waits: list[int], sort: int, micro_batch: int = -1) -> int:
         """Append a task; returns its index."""
         self.seconds.append(seconds)
         self.waits.append(waits)
         self.sort.append(sort)
-        self.stage.append(stage)
         self.micro_batch.append(micro_batch)
         return len(self.seconds) - 1
 
-    def row(self, class_index: int, stream: str, kind: str) -> tuple[int, int, int]:
-        """A row of the timeline, as `slots` refer to it: a class of ranks, a stream, and the kind shown there."""
+    @property
+    def stages(self) -> list[int]:
+        """The stage of every task; -1: none."""
+        return [self.sorts[s].stage for s in self.sort]
+
+    def row(self, class_index: int, stream: str, kind: str) -> Row:
+        """A row of the timeline: a class of ranks, a stream, and the kind shown there."""
         return (
             class_index,
             self.streams.setdefault(stream, len(self.streams)),
             self.kinds.setdefault(kind, len(self.kinds)),
         )
 
-    def slot_table(self) -> NDArray[np.int64]:
-        """The slots as [rows, 4]: task, class, stream, kind."""
-        return np.array(self.slots, dtype=np.int64).reshape(-1, 4)
-
-    def new_sort(self, detail: Detail, compute_s: float = 0.0, exposed_s: float = 0.0) -> int:
+    def new_sort(
+        self,
+        detail: Detail,
+        rows: tuple[Row, ...] = (),
+        stage: int = -1,
+        compute_s: float = 0.0,
+        exposed_s: float = 0.0,
+    ) -> int:
         """Index of a new sort of tasks."""
-        self.sorts.append(Sort(detail, compute_s, exposed_s))
+        self.sorts.append(Sort(detail, rows, stage, compute_s, exposed_s))
         return len(self.sorts) - 1
+
+    def slot_table(self) -> Ints:
+        """The rows of the timeline that tasks occupy, as [rows, 4]: task, class, stream, kind; by task."""
+        rows = np.array([row for s in self.sorts for row in s.rows], dtype=np.int64).reshape(-1, 3)
+        counts = np.array([len(s.rows) for s in self.sorts], dtype=np.int64)
+        sort = np.array(self.sort, dtype=np.int64)
+        task, row = ragged(counts, sort)
+        return np.column_stack((task, rows[row]))
 
     def describe(self, task: int) -> str:
         """A task in words, for error messages."""
-        streams, kinds = tuple(self.streams), tuple(self.kinds)
-        rows = [(c, s, k) for t, c, s, k in self.slot_table().tolist() if t == task]
-        where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in rows)
-        name = self.sorts[self.sort[task]].detail.name
-        return f"stage {self.stage[task]}, micro-batch {self.micro_batch[task]}: {name} ({where})"
+        streams, kinds, sort = tuple(self.streams), tuple(self.kinds), self.sorts[self.sort[task]]
+        where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in sort.rows)
+        return f"stage {sort.stage}, micro-batch {self.micro_batch[task]}: {sort.detail.name} ({where})"
 
     def successors(self) -> list[list[int]]:
         """Who waits for each task; a wait listed twice stands twice."""
@@ -91,3 +105,16 @@ class TaskGraph:
             for w in waits:
                 after[w].append(task)
         return after
+
+
+def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
+    """Rows of a table that consists of parts of `counts` rows each, part after part as picked: which pick a row belongs
+    to, and where it stands in the table.
+
+    >>> [x.tolist() for x in ragged(np.array([1, 2]), np.array([1, 0, 1]))]
+    [[0, 0, 1, 2, 2], [1, 2, 0, 1, 2]]
+    """
+    many = counts[picks]
+    pick = np.repeat(np.arange(len(picks)), many)
+    within = np.arange(len(pick)) - np.repeat(np.cumsum(many) - many, many)
+    return pick, (np.cumsum(counts) - counts)[picks[pick]] + within

@@ -71,7 +71,7 @@ class _Builder:
         sort = self.sorts.get(node.name)
         if sort is None:
             sort = self.sorts[node.name] = self.graph.new_sort(Detail(f"{node.name[:60]} on rank {node.rank}"))
-        return self.graph.add(seconds, [], sort, -1, -1)
+        return self.graph.add(seconds, [], sort)
 
     def _begun(self, node: Node) -> list[int]:
         """Members that this one can have waited for: itself, and those that began before it was done."""
@@ -95,7 +95,7 @@ class _Builder:
             self.graph.waits[self.first[i]].append(self._delay(ns, [after]) if ns else after)
 
     def _delay(self, ns: int, waits: list[int]) -> int:
-        return self.graph.add(ns * 1e-9, waits, self.delay, -1, -1)
+        return self.graph.add(ns * 1e-9, waits, self.delay)
 
 
 def replay(recording: Recording, change: Change | None = None) -> Replay:

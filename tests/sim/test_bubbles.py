@@ -83,13 +83,14 @@ def test_every_action_runs_once_and_engines_agree(schedule: str) -> None:
     static, simpy = (run(schedule, p, m, engine=e) for e in ("static", "simpy"))
     assert static.times.start_s == simpy.times.start_s
     assert static.times.end_s == simpy.times.end_s
+    assert all(w < task for task, waits in enumerate(static.built.graph.waits) for w in waits)
     listed = [
         (r, part)
         for r, entries in enumerate(static.schedule.ranks)
         for e in entries
         for part in ((e,) if isinstance(e, Action) else (e.forward, e.backward))
     ]
-    done = [(r, d.action) for r, actions in enumerate(static.built.actions) for d in actions]
+    done = [(r, action) for r, acted in enumerate(static.built.actions) for action in acted.actions]
     assert sorted(done, key=str) == sorted(listed, key=str)
 
 

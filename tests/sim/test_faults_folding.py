@@ -23,10 +23,10 @@ SMALL = {"layers": 4, "hidden": 512, "heads": 12, "kv_heads": 12, "head_dim": 64
 def spans_of_ranks(simulation: Simulation) -> dict[int, list[tuple[str, str, int, int, float, float]]]:
     """Every rank's spans in order of start, whichever class stands for it."""
     graph, times = simulation.built.graph, simulation.times
-    kinds, streams = tuple(graph.kinds), tuple(graph.streams)
+    kinds, streams, stages = tuple(graph.kinds), tuple(graph.streams), graph.stages
     rows: dict[int, list[tuple[str, str, int, int, float, float]]] = {i: [] for i in range(len(graph.classes))}
     for task, c, stream, kind in graph.slot_table().tolist():
-        rows[c].append((streams[stream], kinds[kind], graph.stage[task], graph.micro_batch[task],
+        rows[c].append((streams[stream], kinds[kind], stages[task], graph.micro_batch[task],
                         times.start_s[task], times.end_s[task]))  # fmt: skip
     return {rank: sorted(rows[i]) for i, c in enumerate(graph.classes) for rank in c.ranks}
 

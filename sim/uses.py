@@ -1,0 +1,160 @@
+"""The compiled programs of a step, as each class of ranks uses them: once for all that run the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sim.actions import Action, Kind, Schedule
+from sim.data_parallel import DP
+from sim.messages import Messages, Wire
+from sim.plan import Plan
+from sim.pricing import Pricing
+from sim.program import Program
+from sim.stages import Stage
+from sim.taskgraph import TaskGraph
+from sim.template import COMPUTE, Launch, Price, Template, compile_program, interleave
+from sim.timeline import Detail
+
+Step = tuple[Action, ...]  # one action, or a pair that runs at once
+Ends = tuple[tuple[int, Wire], ...]  # messages, each with the number of its action in the step
+ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks
+SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
+
+
+class Use(NamedTuple):
+    """A template as one class of ranks uses it. `alone`: one task stands for it; `early`: part of it needs no input, so
+    one task does so only where there is none to wait for. `inputs` and `outputs`: the messages before and after it,
+    each with the number of its action in the pair."""
+
+    template: Template
+    name: str
+    alone: bool
+    early: bool
+    sort: int
+    launches: tuple[tuple[Launch, int], ...]
+    inputs: Ends
+    outputs: Ends
+
+
+class Uses:
+    """Compiles what is asked for, and keeps it. `expand`: no task stands for a whole action."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        pricing: Pricing,
+        stages: list[dict[int, Stage]],
+        graph: TaskGraph,
+        messages: Messages,
+        expand: bool,
+    ) -> None:
+        self.plan, self.pricing, self.stages, self.graph = plan, pricing, stages, graph
+        self.messages, self.expand, self.lanes = messages, expand, plan.lanes
+        self.ends = _ends(schedule)
+        self._templates: dict[tuple[object, ...], Template] = {}
+
+    def of(self, class_index: int, steps: list[Step]) -> list[Use]:
+        """What each of a class's steps uses."""
+        ends = self.ends
+        found: dict[tuple[object, ...], Use] = {}
+        out = []
+        for step in steps:
+            if len(step) == 1:
+                stage, kind, _ = action = step[0]
+                key: tuple[object, ...] = (stage, kind, action in ends)
+            else:
+                key = tuple((a[0], a[1], a in ends) for a in step)
+            use = found.get(key)
+            if use is None:
+                use = found[key] = self._new_use(class_index, step)
+            out.append(use)
+        return out
+
+    def once(self, class_index: int, key: tuple[object, ...], program: Callable[[], Program]) -> Template:
+        """A program that runs once a step; equal keys, equal programs."""
+        number = self.plan.classes[class_index].rank
+        key = (self.pricing.context(number), *key)
+        if key not in self._templates:
+            self._templates[key] = compile_program(program(), self.pricing.on(number))
+        return self._templates[key]
+
+    def members(self, class_index: int, group: str) -> tuple[int, ...]:
+        """Classes that take part in this group's collectives with a class; () if no other does."""
+        if group == "host" or (self.lanes == 1 and group not in ACROSS_STAGES):
+            return ()
+        return self.pricing.member_classes(group, self.plan.classes[class_index].rank)
+
+    def _new_use(self, class_index: int, step: Step) -> Use:
+        graph, messages, lane = self.graph, self.messages, class_index % self.lanes
+        template = self._template(class_index, step)
+        whole = not self.expand or not template.tasks  # an empty stage still has its action
+        shown = [(SHOWN[a.kind], a.stage) for a in step]
+        text = " and ".join(f"{kind} of stage {stage}" for kind, stage in shown)
+        detail = Detail(text, source=template.source, note=template.detail)
+        name, stage = "+".join(kind for kind, _ in shown), step[0].stage
+        row = graph.row(class_index, COMPUTE, name)
+        needs = ((i, messages.needed_by(a.stage, a.kind)) for i, a in enumerate(step))
+        gives = ((i, messages.result_of(a.stage, a.kind)) for i, a in enumerate(step))
+        return Use(
+            template,
+            name,
+            template.alone and whole and not self._meets_others(class_index, template),
+            template.starts_on(DP),
+            graph.new_sort(detail, (row,), stage, template.compute_s, template.exposed_s),
+            tuple(
+                (x, graph.new_sort(x.detail, (graph.row(class_index, x.stream, x.kind),), stage))
+                for x in template.launches
+            ),
+            tuple((i, messages.wire(lane, hop)) for i, hop in needs if hop),
+            tuple((i, messages.wire(lane, hop)) for i, hop in gives if hop),
+        )
+
+    def _template(self, class_index: int, step: Step) -> Template:
+        """The compiled program of a step."""
+        held = self.stages[class_index]
+        number = self.plan.classes[class_index].rank
+        remote = [self.messages.needed_by(a.stage, a.kind) is not None for a in step]
+        what = ((id(held[a.stage]), a.kind, a in self.ends, far) for a, far in zip(step, remote, strict=True))
+        key = (self.pricing.context(number), *what)
+        found = self._templates.get(key)
+        if found is None:
+            price = self.pricing.on(number)
+            programs = [self._program(held[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
+            found = self._templates[key] = (
+                interleave(programs[0], programs[1], price, self._planned(class_index))
+                if len(programs) == 2
+                else compile_program(programs[0], price)
+            )
+        return found
+
+    def _program(self, stage: Stage, action: Action, remote: bool) -> Program:
+        end = action in self.ends
+        if action.kind is Kind.F:
+            return stage.forward(end, remote)
+        return stage.backward(action.kind, end, remote)
+
+    def _meets_others(self, class_index: int, template: Template) -> bool:
+        """Whether another class of ranks takes part in the template's collectives."""
+        if self.lanes == 1 and template.groups.isdisjoint(ACROSS_STAGES):
+            return False
+        return any(self.members(class_index, g) for g in template.groups)
+
+    def _planned(self, class_index: int) -> Price:
+        """The prices by which overlapping actions are interleaved, the same for all lanes and with all faults off."""
+        return self.pricing.healthy.on(self.plan.classes[class_index // self.lanes * self.lanes].rank)
+
+
+def _ends(schedule: Schedule) -> set[Action]:
+    """Of every stage, the forward that runs first and what ends its gradients."""
+    first: dict[int, Action] = {}
+    last: dict[int, Action] = {}
+    for entries in schedule.ranks:
+        for entry in entries:
+            for action in (entry,) if isinstance(entry, Action) else entry:
+                if action.kind is Kind.F:
+                    first.setdefault(action.stage, action)
+                elif action.kind is not Kind.I:
+                    last[action.stage] = action
+    return {*first.values(), *last.values()}
