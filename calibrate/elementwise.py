@@ -1,11 +1,10 @@
-"""What memory bounds: copies, activations, norms, softmax, losses, the optimizer; and a chain fused or not.
+"""What memory bounds: copies, activations, norms, softmax, losses, the optimizer.
 
 A point's shape is (bytes,): what one kernel moves, counted as `sim.models` counts it for that operator.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -36,9 +35,6 @@ def elementwise_cases(bench: Bench) -> list[Case]:
         for tokens, vocab in _losses(bench):
             run = partial(_cross_entropy, dtype=dtype, tokens=tokens, vocab=vocab)
             cases.append(Case(f"elementwise cross_entropy {dtype} {tokens} {vocab}", run))
-        for elements in () if bench.device == "cpu" and bench.quick else _sizes(bench):
-            run = partial(_chain, dtype=dtype, elements=elements)
-            cases.append(Case(f"elementwise chain {dtype} {elements}", run))
     return cases
 
 
@@ -140,31 +136,6 @@ def _cross_entropy(bench: Bench, dtype: str, tokens: int, vocab: int) -> list[Re
             ("cross_entropy", 32 + copy, 7, forward),
             ("cross_entropy_input_grad", 16 + copy, 4, backward),
         )
-    ]
-
-
-def _elu_chain(x: Tensor) -> Tensor:
-    """ELU by its parts, x where x > 0 else exp(x) - 1, scaled: five kernels when eager."""
-    return torch.where(x > 0, x, torch.exp(x) - 1.0) * 1.0507
-
-
-def _chain(bench: Bench, dtype: str, elements: int) -> list[Record]:
-    """The same chain eager and fused by torch.compile, both with the bytes of the fused one."""
-    inputs = [
-        torch.randn(elements, device=bench.device, dtype=DTYPES[dtype])
-        for _ in range(bench.copies(2.0 * elements * torch.finfo(DTYPES[dtype]).bits / 8))
-    ]
-    moved = 2 * inputs[0].numel() * inputs[0].element_size()
-    compiled: Callable[[Tensor], Tensor] = torch.compile(_elu_chain, dynamic=False)
-    ways = {"eager": _elu_chain, "compiled": compiled}
-    try:
-        compiled(inputs[0])
-    except RuntimeError as error:  # no C++ compiler, or no Triton for this GPU
-        print(f"fused chain: skipped, torch.compile fails: {str(error).splitlines()[0]}", file=sys.stderr)
-        del ways["compiled"]
-    return [
-        point(f"elementwise:elu_chain_{how}", dtype, (moved,), bench.time([partial(call, x) for x in inputs]))
-        for how, call in ways.items()
     ]
 
 

@@ -51,7 +51,8 @@ class Pupil(Runner):
     ) -> None:
         super().__init__(scenario, place, dtype, device)
         d, t = scenario.distillation, scenario.training
-        assert d is not None and t is not None
+        assert d is not None
+        assert t is not None
         self.config, self.seq_len = d.teacher, t.seq_len
         self.logits = d.mode == "logits"
         self.prompt = d.prompt_len or max(1, t.seq_len // 2)

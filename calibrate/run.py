@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from calibrate.records import Partial, Record
     from calibrate.timing import Bench
 
-GROUPS = ("matmul", "attention", "elementwise", "memory", "optimizer", "launch", "collectives", "overlap")
+GROUPS = (
+    "matmul", "attention", "elementwise", "fused", "memory", "optimizer", "launch", "collectives", "overlap",
+)  # fmt: skip
 LIMIT_S = {True: 0.12, False: 0.5}  # of one measurement, quick or not
 DEFAULT_OUT = Path("profile.json")
 Step = tuple[str, "list[Record]"]
@@ -82,6 +84,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str]) -> None:
     from calibrate import machine
     from calibrate.quiet import START_BELOW_CORES
     from calibrate.records import Partial, make_profile
+    from calibrate.side_by_side import print_rows, rows_of
     from calibrate.timing import Bench
 
     if device == "cpu":
@@ -102,6 +105,8 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str]) -> None:
     profile = make_profile(out.stem, {**facts, "settings": settings}, kept.records(keys))
     profile.save(out)
     kept.path.unlink(missing_ok=True)
+    if rows := rows_of(profile):
+        print_rows(rows)
     points = sum(len(t.seconds) for t in profile.points)
     sizes = sum(len(t.seconds) for t in profile.collectives)
     print(f"{out}: {points} kernels, {sizes} collectives, {len(profile.coefficients)} coefficients")
@@ -124,7 +129,7 @@ def _measure(bench: Bench, groups: list[str], kept: Partial) -> list[str]:
 
 def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[str]], Iterator[Step]]]]:
     """Measurements of one group: their keys, and what runs those of them that are missing."""
-    from calibrate import attention, collectives, elementwise, kernels
+    from calibrate import attention, collectives, elementwise, fused, kernels
 
     if group in ("collectives", "overlap"):
         for ranks in collectives.group_sizes(bench.device):
@@ -135,7 +140,7 @@ def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[
     cases = {
         "matmul": kernels.matmul_cases, "launch": kernels.launch_cases,
         "attention": attention.attention_cases, "elementwise": elementwise.elementwise_cases,
-        "memory": elementwise.memory_cases, "optimizer": elementwise.optimizer_cases,
+        "fused": fused.fused_cases, "memory": elementwise.memory_cases, "optimizer": elementwise.optimizer_cases,
     }[group](bench)
 
     yield [case.key for case in cases], partial(_run_cases, bench, {case.key: case for case in cases})

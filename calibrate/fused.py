@@ -1,0 +1,251 @@
+"""Chains of elementwise operators and the loss, unfused and fused, side by side; forward and backward.
+
+Every chain is written out in torch operators and run as it is (`eager`), fused by `torch.compile` (`compiled`), and as
+Liger's kernel (`liger`, Hsu et al. 2024, arXiv 2410.10989) where `liger-kernel` is installed and there is a GPU. The
+output layer with its loss also runs `chunked` (the paper's section 3.2): logits of some tokens at a time, their
+gradients at once, so that the logits of all tokens never exist.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from calibrate.kernels import DTYPES, Case, dtypes
+from calibrate.records import Constant, Record, point
+from calibrate.timing import Bench
+
+WIDTH, HEADS, HEAD_DIM = 512, 8, 64
+EPSILON = 1e-5
+Function = Callable[..., Tensor]
+Inputs = tuple[Tensor, ...]
+
+
+def elu(x: Tensor) -> Tensor:
+    """Scaled ELU by its parts: compare, exp, minus one, select, times: five kernels when eager."""
+    return torch.where(x > 0, x, torch.exp(x) - 1.0) * 1.0507
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """GELU's tanh form written out (Megatron's jit fuser's example)."""
+    y = x + bias
+    return y * 0.5 * (1.0 + torch.tanh(0.79788456 * y * (1.0 + 0.044715 * y * y)))
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """As model code writes it: to fp32, mean square, scale, back, weight."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)).to(x.dtype) * weight
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up."""
+    return F.silu(gate) * up
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x cos + rotate_half(x) sin; x [1, heads, s, d], cos and sin [1, s, d]."""
+    a, b = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]
+
+
+class Chain(NamedTuple):
+    """A chain: what it computes, its inputs for so many elements, and how many times fused memory is accessed an
+    element, forward."""
+
+    function: Function
+    inputs: Callable[[int, Callable[..., Tensor]], Inputs]
+    accesses: float
+
+
+def _rope_inputs(n: int, random: Callable[..., Tensor]) -> Inputs:
+    s = n // WIDTH
+    return random(1, HEADS, s, HEAD_DIM), random(1, s, HEAD_DIM).detach(), random(1, s, HEAD_DIM).detach()
+
+
+CHAINS: Mapping[str, Chain] = {
+    "elu": Chain(elu, lambda n, random: (random(n // WIDTH, WIDTH),), 2),
+    "bias_gelu": Chain(bias_gelu, lambda n, random: (random(n // WIDTH, WIDTH), random(WIDTH)), 2),
+    "rms_norm": Chain(rms_norm, lambda n, random: (random(n // WIDTH, WIDTH), random(WIDTH)), 2),
+    "swiglu": Chain(swiglu, lambda n, random: (random(n // WIDTH, WIDTH), random(n // WIDTH, WIDTH)), 3),
+    "rope": Chain(rope, _rope_inputs, 2),
+}
+
+
+@cache
+def liger() -> Mapping[str, Function]:
+    """Liger's kernels by chain; empty, with the reason on standard error, where there are none."""
+    try:
+        import triton  # noqa: F401
+        from liger_kernel.transformers import functional as L
+    except ImportError as error:
+        print(f"liger-kernel: skipped, {error}", file=sys.stderr)
+        return {}
+
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        found: Tensor = L.liger_rope(x, x[:, :1], cos, sin)[0]
+        return found
+
+    return {
+        "rms_norm": partial(L.liger_rms_norm, eps=EPSILON, in_place=False), "swiglu": L.liger_swiglu, "rope": rotated,
+        "linear_cross_entropy": L.liger_fused_linear_cross_entropy,
+    }  # fmt: skip
+
+
+def fused_cases(bench: Bench) -> list[Case]:
+    cases = []
+    small = bench.device == "cpu" and bench.quick  # compiling takes seconds for each
+    for dtype in dtypes(bench):
+        for name in ("elu",) if small else CHAINS:
+            for n in _sizes(bench):
+                cases.append(Case(f"fused {name} {dtype} {n}", partial(_chain, name=name, dtype=dtype, elements=n)))
+        for shape in _losses(bench):
+            run = partial(_loss, dtype=dtype, shape=shape)
+            cases.append(Case(f"fused linear_cross_entropy {dtype} {' '.join(map(str, shape))}", run))
+    return cases
+
+
+def _sizes(bench: Bench) -> tuple[int, ...]:
+    if bench.device == "cpu":
+        return (1 << 20,) if bench.quick else (1 << 18, 1 << 22)
+    return (1 << 24,) if bench.quick else (1 << 20, 1 << 24, 1 << 27)
+
+
+def _losses(bench: Bench) -> tuple[tuple[int, int, int], ...]:
+    """(tokens, vocabulary, hidden)."""
+    if bench.device == "cpu":
+        return ((512, 4096, 256),) if bench.quick else ((512, 4096, 256), (1024, 16384, 256))
+    return ((8192, 32000, 4096),) if bench.quick else ((8192, 32000, 4096), (8192, 128256, 4096))
+
+
+def _ways(bench: Bench, name: str, function: Function) -> dict[str, Function]:
+    """The chain as it stands, compiled, and as Liger's kernel."""
+    compiled: Function = torch.compile(function, dynamic=False)
+    found = {"eager": function, "compiled": compiled}
+    if bench.device == "cuda" and name in liger():
+        found["liger"] = liger()[name]
+    return found
+
+
+def _chain(bench: Bench, name: str, dtype: str, elements: int) -> list[Record]:
+    """All ways of one chain, each with the bytes that one kernel would move (backward: half as much again)."""
+    chain = CHAINS[name]
+    moved = round(chain.accesses * elements * torch.finfo(DTYPES[dtype]).bits / 8)
+    sets = [chain.inputs(elements, partial(_random, bench, dtype)) for _ in range(bench.copies(moved))]
+    out: list[Record] = []
+    for how, function in _ways(bench, name, chain.function).items():
+        try:
+            out += _both_ways(bench, f"elementwise:{name}_{how}", dtype, (moved,), function, sets)
+        except RuntimeError as error:  # no C++ compiler, or no Triton for this GPU
+            print(f"{name}: {how} skipped: {str(error).splitlines()[0]}", file=sys.stderr)
+    return out
+
+
+def _both_ways(
+    bench: Bench, op: str, dtype: str, shape: tuple[int, ...], function: Function, sets: Sequence[Inputs]
+) -> list[Record]:
+    forward, backward = [], []
+    for inputs in sets:
+        out = function(*inputs)
+        wanted = [x for x in inputs if x.requires_grad]
+        grad = torch.ones_like(out) if out.ndim == 0 else torch.randn_like(out)
+        forward.append(partial(function, *inputs))
+        backward.append(partial(torch.autograd.grad, out, wanted, grad, retain_graph=True))
+    return [point(op, dtype, shape, bench.time(forward)),
+            point(f"{op}_backward", dtype, shape, bench.time(backward))]  # fmt: skip
+
+
+class _Chunked(torch.autograd.Function):
+    """Mean cross-entropy of x Wᵀ, some rows at a time; both gradients are made on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        rows, hidden = x.shape
+        chunk = chunk_rows(rows, len(weight), hidden)
+        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
+        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        for i in range(0, rows, chunk):
+            part = x[i : i + chunk]
+            chosen = target[i : i + chunk, None]
+            logs = torch.log_softmax((part @ weight.t()).float(), -1)
+            total -= logs.gather(1, chosen).sum()
+            grad = logs.exp_()
+            grad.scatter_add_(1, chosen, torch.full_like(chosen, -1, dtype=grad.dtype))
+            slope = (grad / rows).to(x.dtype)
+            grad_x[i : i + chunk] = slope @ weight
+            grad_weight.addmm_(slope.t(), part)
+        ctx.save_for_backward(grad_x, grad_weight)
+        return total / rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        grad_x, grad_weight = ctx.saved_tensors
+        return grad_x * grad.to(grad_x.dtype), grad_weight * grad.to(grad_weight.dtype), None
+
+
+def chunk_rows(rows: int, vocab: int, hidden: int) -> int:
+    """Tokens whose logits exist at once, as Liger chooses: their logits take about what all tokens' inputs do.
+
+    >>> chunk_rows(8192, 128256, 4096)
+    256
+    """
+    return 1 << (-(-rows // -(-vocab // hidden)) - 1).bit_length()
+
+
+def chunked_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """x [tokens, hidden], weight [vocab, hidden], target [tokens] → scalar."""
+    found: Tensor = _Chunked.apply(x, weight, target)
+    return found
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """The same with all logits, and their fp32 copy, at once."""
+    return F.cross_entropy((x @ weight.t()).float(), target)
+
+
+def _loss(bench: Bench, dtype: str, shape: tuple[int, int, int]) -> list[Record]:
+    """Seconds both ways, and the most bytes that forward and backward allocate."""
+    tokens, vocab, hidden = shape
+    ways = {"eager": linear_cross_entropy, "chunked": chunked_cross_entropy}
+    if bench.device == "cuda" and "linear_cross_entropy" in liger():
+        ways["liger"] = liger()["linear_cross_entropy"]
+    x, weight = _random(bench, dtype, tokens, hidden), _random(bench, dtype, vocab, hidden)
+    sets = [(x, weight, torch.randint(vocab, (tokens,), device=bench.device))]
+    out: list[Record] = []
+    for how, function in ways.items():
+        op = f"linear_cross_entropy:{how}"
+        out += _both_ways(bench, op, dtype, shape, function, sets)
+        name = f"{op} {dtype} {'x'.join(map(str, shape))} peak_bytes"
+        peak = peak_bytes(bench.device, lambda f=function: torch.autograd.grad(f(*sets[0]), sets[0][:2]))
+        out.append(Constant(name, float(peak), "most bytes allocated at once by forward and backward"))
+    return out
+
+
+def peak_bytes(device: str, work: Callable[[], object]) -> int:
+    """The most bytes that `work` holds at once, beyond what was there."""
+    work()
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it tells when it starts and stops
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+        work()
+    now = peak = 0
+    events = (e for e in found.profiler.kineto_results.events() if e.name() == "[memory]")  # type: ignore[union-attr]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def _random(bench: Bench, dtype: str, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=bench.device, dtype=DTYPES[dtype]).requires_grad_()
