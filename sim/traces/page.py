@@ -18,7 +18,7 @@ def replay_page(result: Result, replayed: Timeline, recorded: Timeline) -> str:
 
     timelines = [replayed, recorded]
     chart, layout = timeline_figure(timelines, _tracks(replayed))
-    data = view_data(timelines, layout, max(t.step_time_s for t in timelines) / 4)
+    data = view_data(timelines, layout)
     plot = (
         f'<section><h2>Replayed above recorded</h2><div class="bar">{legend(timelines)}</div>'
         f'<div class="bar">{zoom_controls()}</div>{merged_note(len(replayed) + len(recorded))}'

@@ -30,7 +30,7 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
 
     timelines = [simulated, measured]
     chart, layout = timeline_figure(timelines, paired_tracks(simulated, measured))
-    data = view_data(timelines, layout, max(t.step_time_s for t in timelines) / 4)
+    data = view_data(timelines, layout)
     title = f"{compare.get('scenario', 'step')}: simulated against measured"
     plot = (
         f'<section><h2>Timelines</h2><div class="bar">{legend(timelines)}</div>'

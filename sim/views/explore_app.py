@@ -64,7 +64,7 @@ class Explorer:
             Panel(name, path, base, self._controls, from_query(name, link, self._controls), self._sheet,
                   self._redraw)
             for name in ("a", "b"))
-        self._critical = Checkbox(label="Outline the critical path", name="critical", margin=(12, 5, 5, 12),
+        self._critical = Checkbox(label="Mark the critical path", name="critical", margin=(12, 5, 5, 12),
                                   active=link.get("critical") == [b"true"], visible=scenario.training is not None)
         self._critical.on_change("active", lambda _a, _old, new: self._outline(bool(new)))
         self._yaml = [TextInput(visible=False, name=f"yaml-{p.name}") for p in self.panels]

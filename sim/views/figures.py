@@ -1,8 +1,7 @@
 """The timeline and the memory plot as Bokeh models. `assets/page.js` brings them to life in the browser.
 
 Sources hold plain columns, one source per kind of span: a kind can be hidden, and colours need no column.
-Models that the script looks for carry names: `timeline`, `memory`, `exact:F`, `merged:F`, `labels`,
-`critical`.
+Models that the scripts look for carry names: `timeline`, `memory`, `exact:F`, `far`, `labels`, `critical`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from sim.timeline import Timeline
+from sim.views.far import add_far
 from sim.views.palette import COMPUTE_KINDS, MEMORY, Style, style_of
-from sim.views.rows import MERGE_ABOVE, Layout, Track, kinds_of, lanes_of, lay_out, merge
+from sim.views.rows import Layout, Track, kinds_of, lanes_of, lay_out
 
-MERGE_CELLS = 800  # columns of time in the merged view
+NEAR_MOST = 5000  # spans in view that are drawn one by one
 FONT = "Inter, 'Segoe UI', system-ui, sans-serif"
 INK, FAINT, GRID = "#1b2733", "#5b6875", "#e3e8ee"
 
@@ -45,7 +45,7 @@ return (tick * scale).toFixed(digits) + " " + unit
 """
 _BYTE_TICKS = "return window.stepsim ? stepsim.bytes(tick) : String(tick)"
 _HOVER = "return window.stepsim ? stepsim.hover(format, special_vars) : ''"
-_TIP = '<div class="tip"><b>@{0}{{title}}</b><div style="white-space:pre-line">@{0}{{body}}</div></div>'
+_TIP = '<div class="tip"><b>{0}{{title}}</b><div style="white-space:pre-line">{0}{{body}}</div></div>'
 _MEMORY_HOVER = "return window.stepsim ? stepsim.memoryHover(format, special_vars) : ''"
 
 
@@ -69,7 +69,7 @@ def timeline_figure(
     plot.min_border_left = plot.min_border_left + max(0, longest - 6) * 8
     _row_axes(plot, layout)
     _backgrounds(plot, layout, end_s)
-    renderers = _bars(plot, timelines, layout, end_s)
+    renderers = _bars(plot, timelines, layout)
     if len(critical):
         _critical(plot, timelines[0], layout, critical)
     plot.text(
@@ -89,7 +89,7 @@ def timeline_figure(
             renderers=renderers,
             formatters={"@start": CustomJSHover(code=_HOVER)},
             point_policy="follow_mouse",
-            tooltips=_TIP.format("start"),
+            tooltips=_TIP.format("@start"),
         )
     )
     return plot, layout
@@ -132,7 +132,7 @@ def memory_figure(
             line_policy="prev",
             attachment="right",
             formatters={"@time": CustomJSHover(code=_MEMORY_HOVER)},
-            tooltips=_TIP.format("time"),
+            tooltips=_TIP.format("@time"),
         )
     )
     if limit_bytes:
@@ -150,7 +150,6 @@ def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:
         height=height,
         sizing_mode="stretch_width",
         name=name,
-        output_backend="webgl",
         tools=[pan, box, zoom, ResetTool(), SaveTool(), CrosshairTool(dimensions="height", line_color=FAINT)],
         active_drag=box,
         active_scroll=zoom,
@@ -228,89 +227,43 @@ def _backgrounds(plot: Any, layout: Layout, end_s: float) -> None:
     )
 
 
-def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout, end_s: float) -> list[Any]:
-    """One renderer per kind for the exact spans and, where there are many, one for the merged ones."""
-    exact, merged = _columns(timelines, layout, end_s)
+def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout) -> list[Any]:
+    """One renderer a kind; of very many spans they are empty, and filled with those in view where these are few."""
+    kinds = kinds_of(timelines)
+    spans = _columns(timelines, layout, kinds)
+    many = len(spans["start"]) > NEAR_MOST
     renderers = []
-    for kind in kinds_of(timelines):
-        for name, columns in (("exact", exact), ("merged", merged)):
-            if kind not in columns:
-                continue
-            mine = columns[kind]
-            renderers.append(
-                plot.hbar(
-                    y="y",
-                    left="start",
-                    right="end",
-                    height="height",
-                    name=f"{name}:{kind}",
-                    source=ColumnDataSource(mine),
-                    fill_color=style_of(kind).fill,
-                    line_color="#ffffff" if kind in COMPUTE_KINDS else style_of(kind).fill,
-                    line_width=0.5 if len(mine["y"]) < 3000 or kind not in COMPUTE_KINDS else 0.0,
-                    line_alpha=0.8,
-                    hover_line_color=INK,
-                    hover_line_alpha=1.0,
-                    hover_fill_color=style_of(kind).fill,
-                    visible=name == "merged" or not merged,
-                )
-            )
+    for i, kind in enumerate(kinds):
+        mine = np.flatnonzero(spans["kind"] == i)
+        columns = {key: values[mine[:0] if many else mine] for key, values in spans.items() if key != "kind"}
+        edged = kind in COMPUTE_KINDS and not many and len(mine) < 3000
+        bars = plot.hbar(
+            y="y", left="start", right="end", height="height", name=f"exact:{kind}", source=ColumnDataSource(columns),
+            fill_color=style_of(kind).fill, line_color="#ffffff" if edged else style_of(kind).fill,
+            line_width=0.5, line_alpha=0.8, hover_line_color=INK, hover_line_alpha=1.0,
+            hover_fill_color=style_of(kind).fill, visible=not many,
+        )  # fmt: skip
+        renderers.append(bars)
+    if many:
+        add_far(plot, spans, layout, kinds, renderers, NEAR_MOST, _TIP.format("$x"))
     return renderers
 
 
-Columns = dict[str, dict[str, Any]]
-
-
-def _columns(timelines: Sequence[Timeline], layout: Layout, end_s: float) -> tuple[Columns, Columns]:
-    """Columns by kind: of every span, and merged ones if there are more than MERGE_ABOVE."""
-    exact: Columns = {}
-    merged: Columns = {}
-    many = sum(map(len, timelines)) > MERGE_ABOVE
-    details = 0
+def _columns(timelines: Sequence[Timeline], layout: Layout, kinds: Sequence[str]) -> dict[str, Any]:
+    """Columns of every span: its place on the plot, what it is, and where its details stand."""
+    parts, details = [], 0
     for timeline, row in zip(timelines, layout.row_of, strict=True):
         lane, lanes = lanes_of(row, timeline.start_s, timeline.end_s)
-        where = _geometry(layout, row, lane, lanes)
-        _append(
-            exact,
-            timeline,
-            timeline.kind,
-            {
-                **where,
-                "start": timeline.start_s,
-                "end": timeline.end_s,
-                "row": row.astype(np.int32),
-                "stage": timeline.stage.astype(np.int32),
-                "micro": timeline.micro_batch.astype(np.int32),
-                "detail": (timeline.detail + details).astype(np.int32),
-            },
-        )
+        places = np.array([kinds.index(k) if k in kinds else -1 for k in timeline.kinds], dtype=np.int32)
+        parts.append({
+            **_geometry(layout, row, lane, lanes),
+            "start": timeline.start_s, "end": timeline.end_s, "row": row.astype(np.int32),
+            "lane": lane.astype(np.int32), "kind": places[timeline.kind],
+            "stage": timeline.stage.astype(np.int32), "micro": timeline.micro_batch.astype(np.int32),
+            "detail": (timeline.detail + details).astype(np.int32),
+        })  # fmt: skip
         details += len(timeline.details)
-        if many:
-            far = merge(row, timeline, lane, lanes, end_s / MERGE_CELLS)
-            _append(
-                merged,
-                timeline,
-                far.kind,
-                {
-                    **_geometry(layout, far.row, far.lane, far.lanes),
-                    "start": far.start_s,
-                    "end": far.end_s,
-                    "row": far.row.astype(np.int32),
-                    "count": far.spans.astype(np.int32),
-                },
-            )
-    return exact, merged
-
-
-def _append(into: Columns, timeline: Timeline, kind: Any, columns: dict[str, Any]) -> None:
-    for i, name in enumerate(timeline.kinds):
-        chosen = np.flatnonzero(kind == i)
-        if len(chosen) == 0:
-            continue
-        mine = {key: values[chosen] for key, values in columns.items()}
-        if name in into:
-            mine = {key: np.concatenate([into[name][key], values]) for key, values in mine.items()}
-        into[name] = mine
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def _geometry(layout: Layout, row: Any, lane: Any, lanes: Any) -> dict[str, Any]:
@@ -320,20 +273,26 @@ def _geometry(layout: Layout, row: Any, lane: Any, lanes: Any) -> dict[str, Any]
 
 
 def _critical(plot: Any, timeline: Timeline, layout: Layout, critical: Sequence[int]) -> None:
-    """Outlines around the spans that the step's end waits for, shown on demand."""
+    """Lines under the spans that the step's end waits for, shown on demand."""
     chosen = np.asarray(critical, dtype=np.int64)
     row = layout.row_of[0]
     lane, lanes = lanes_of(row, timeline.start_s, timeline.end_s)
     where = _geometry(layout, row[chosen], lane[chosen], lanes[chosen])
+    lines = {
+        "y": where["y"] + 0.4 * where["height"],  # the axis points down
+        "height": 0.2 * where["height"],
+        "start": timeline.start_s[chosen],
+        "end": timeline.end_s[chosen],
+    }
     plot.hbar(
         y="y",
         height="height",
         left="start",
         right="end",
-        fill_alpha=0.0,
+        source=ColumnDataSource(lines),
+        fill_color="#000000",
         line_color="#000000",
-        line_width=2.5,
+        line_width=1,
         visible=False,
         name="critical",
-        source=ColumnDataSource({**where, "start": timeline.start_s[chosen], "end": timeline.end_s[chosen]}),
     )

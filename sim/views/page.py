@@ -13,7 +13,7 @@ from typing import Any
 
 from sim.timeline import Timeline
 from sim.views.palette import style_of
-from sim.views.rows import MERGE_ABOVE, Layout, kinds_of
+from sim.views.rows import Layout, kinds_of
 from sim.views.units import count, finite
 
 _CDN = "https://cdn.jsdelivr.net/"
@@ -39,7 +39,7 @@ def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any
     for name, div in divs.items():
         body = body.replace(f'<div class="plot" data-plot="{name}"></div>', f'<div class="plot">{div}</div>')
     # The library would fetch MathJax for a label that looks like TeX; this page fetches nothing.
-    library = Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render_js().replace(_CDN, "data:,")
+    library = Resources(mode="inline", components=["bokeh"]).render_js().replace(_CDN, "data:,")
     assets = files("sim.views") / "assets"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -48,7 +48,8 @@ def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any
         f"<title>{escape(title)}</title><style>{(assets / 'page.css').read_text('utf-8')}</style></head>\n"
         f"<body><main>\n{body}\n</main>\n{library}\n"
         f"<script>window.stepsim = {{data: {json_for_script(data)}}}</script>\n"
-        f"<script>{(assets / 'page.js').read_text('utf-8')}</script>\n{script}\n</body></html>\n"
+        f"<script>{(assets / 'far.js').read_text('utf-8')}{(assets / 'page.js').read_text('utf-8')}</script>\n"
+        f"{script}\n</body></html>\n"
     )
 
 
@@ -58,20 +59,19 @@ def json_for_script(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def view_data(timelines: Sequence[Timeline], layout: Layout, merge_below_s: float) -> dict[str, Any]:
+def view_data(timelines: Sequence[Timeline], layout: Layout) -> dict[str, Any]:
     """What page.js needs to know of the timelines beside the columns that Bokeh holds."""
     styles = {k: style_of(k) for k in kinds_of(timelines)}
     end_s = max((t.step_time_s for t in timelines), default=0.0) or 1.0
     return {
         "details": [[finite(v) for v in d] for t in timelines for d in t.details],
-        "rows": [[r.track, r.stream] for r in layout.rows],
+        "rows": [[r.track, r.stream, r.y - r.height / 2, r.y + r.height / 2] for r in layout.rows],
         "kinds": {k: {"label": s.label, "text": s.text} for k, s in styles.items()},
         "categories": [],
         "item": "micro-batch",
         "memory": [],
         "limit_bytes": 0.0,
         "end_s": end_s,
-        "merge_below_s": merge_below_s,
     }
 
 
@@ -112,12 +112,13 @@ def legend(timelines: Sequence[Timeline]) -> str:
 
 def merged_note(spans: int) -> str:
     """What a page with many spans says about its wide view."""
-    if spans <= MERGE_ABOVE:
+    from sim.views.figures import NEAR_MOST
+
+    if spans <= NEAR_MOST:
         return ""
     return (
-        f'<p class="hint">{count(spans)} spans: in the wide view those shorter than a pixel or two are drawn '
-        "together, as the kind that fills most of the time there; zoom in to a quarter of the step to see "
-        "each.</p>"
+        f'<p class="hint">{count(spans)} spans: while more than {count(NEAR_MOST)} are in view, a pixel shows the kind '
+        "that fills most of its time, the paler the less; zoom in to see each.</p>"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where each span of a timeline is drawn: a row per class of ranks and stream; what a far view merges."""
+"""Where each span of a timeline is drawn: a row per class of ranks and stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from sim.views.units import ranks_text
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MERGE_ABOVE = 20_000  # spans: of more, a wide view merges the short ones
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
 STREAM_ORDER = ("compute", "tp", "cp", "ep", "dp", "model", "send", "recv", "host")
 
@@ -44,18 +43,6 @@ class Track(NamedTuple):
     label: str
     timeline: int
     class_index: int
-
-
-class Merged(NamedTuple):
-    """Spans of a far view: those shorter than a pixel or two stand together."""
-
-    row: Ints
-    kind: Ints
-    start_s: Floats
-    end_s: Floats
-    lane: Ints
-    lanes: Ints
-    spans: Ints  # how many stand together
 
 
 def row_stream(stream: str) -> str:
@@ -144,31 +131,3 @@ def lanes_of(row: Ints, start_s: Floats, end_s: Floats) -> tuple[Ints, Ints]:
             lane[i] = k
         lanes[mine] = len(free)
     return lane, lanes
-
-
-def merge(row: Ints, timeline: Timeline, lane: Ints, lanes: Ints, resolution_s: float) -> Merged:
-    """What a view of the whole step draws: of spans under `resolution_s`, one per row and cell of time.
-
-    It covers all of them, first start to last end, and takes the kind that fills most of it.
-    """
-    duration = timeline.end_s - timeline.start_s
-    middle = (timeline.start_s + timeline.end_s) / 2
-    short = duration < resolution_s
-    cells = int(middle.max(initial=0.0) / resolution_s) + 1
-    cell = np.where(short, (middle / resolution_s).astype(np.int64), 0)
-    key = np.where(short, (row * 16 + np.minimum(lane, 15)) * cells + cell, -1 - np.arange(len(row)))
-    _, first, group = np.unique(key, return_index=True, return_inverse=True)
-    n, kinds = len(first), len(timeline.kinds)
-    time_of = np.bincount(group * kinds + timeline.kind, weights=duration + 1e-15, minlength=n * kinds)
-    start, end = np.full(n, np.inf), np.zeros(n)
-    np.minimum.at(start, group, timeline.start_s)
-    np.maximum.at(end, group, timeline.end_s)
-    return Merged(
-        row[first],
-        time_of.reshape(n, kinds).argmax(axis=1).astype(np.int64),
-        start,
-        end,
-        lane[first],
-        lanes[first],
-        np.bincount(group, minlength=n).astype(np.int64),
-    )

@@ -50,7 +50,7 @@ def timeline_page(
     chart, layout = timeline_figure([timeline], tracks_of(timeline), critical, until_s)
     limit = memory_limit_bytes(result)
     plots = {"timeline": chart}
-    data = view_data([timeline], layout, timeline.step_time_s / 4)
+    data = view_data([timeline], layout)
     data["end_s"] = max(data["end_s"], until_s)
     if memory:
         curves = [_curve(c, timeline.step_time_s, MEMORY_POINTS // len(memory)) for c in memory]
@@ -115,7 +115,7 @@ def _losses(result: Result, timeline: Timeline) -> str:
 
 def _plots(result: Result, timeline: Timeline, memory: Sequence[MemoryCurve], critical: bool) -> str:
     toggle = (
-        '<label><input type="checkbox" id="critical"> Outline the critical path</label>' if critical else ""
+        '<label><input type="checkbox" id="critical"> Mark the critical path</label>' if critical else ""
     )
     lower = ""
     if memory:

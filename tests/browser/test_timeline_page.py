@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import synthetic
 
@@ -75,7 +76,7 @@ def test_every_span_is_drawn_in_the_colour_of_its_kind(open_page: Any, tmp_path:
         assert visible
     rows = page.evaluate("stepsim.data.rows")
     assert len(rows) == 8 * 4  # compute, dp, send, recv
-    assert rows[0] == ["ranks 0–7", "compute"]
+    assert rows[0][:2] == ["ranks 0–7", "compute"]
     page.screenshot(path=tmp_path / "timeline.png", full_page=True)
     assert (tmp_path / "timeline.png").stat().st_size > 50_000
 
@@ -219,34 +220,67 @@ def test_names_cannot_become_markup(open_page: Any) -> None:
     assert page.locator("h1").inner_text().startswith("</script>")
 
 
-def test_hundred_thousand_spans_open_merged_and_split_when_zoomed(open_page: Any) -> None:
+def test_of_very_many_spans_a_picture_is_drawn_and_each_one_when_zoomed(open_page: Any) -> None:
     timeline = synthetic.dense()
     page = open_page(timeline_page(synthetic.result_of(timeline, []), timeline, []))
-    drawn = page.evaluate(
-        f"['F', 'B'].map((k) => {MODEL}('merged:' + k).data_source.data.start.length).reduce((a, b) => a + b)"
-    )
     assert len(timeline) == 102_400
-    assert drawn < 30_000
-    visible = f"[{MODEL}('merged:F').visible, {MODEL}('exact:F').visible]"
+    visible = f"[{MODEL}('far').visible, {MODEL}('exact:F').visible]"
+    page.wait_for_function(f"{MODEL}('far').data_source.data.image[0].some((p) => p > 0)")
     assert page.evaluate(visible) == [True, False]
-    page.evaluate(f"{MODEL}('timeline').x_range.setv({{start: 0, end: 0.01}})")
+    assert page.evaluate(f"{MODEL}('exact:F').data_source.data.start.length") == 0
+    page.evaluate(f"{MODEL}('timeline').x_range.setv({{start: 0.1, end: 0.11}})")
+    page.wait_for_function(f"{MODEL}('exact:F').visible")
     assert page.evaluate(visible) == [False, True]
+    seen = (timeline.end_s > 0.1) & (timeline.start_s < 0.11)
+    for kind in ("F", "B"):
+        drawn = page.evaluate(f"{MODEL}('exact:{kind}').data_source.data.start.length")
+        assert drawn == int((seen & (timeline.kind == timeline.kinds.index(kind))).sum())
+    assert "every span" in page.locator("#view").inner_text()
 
 
-def test_pages_draw_without_webgl(open_page: Any) -> None:
-    """Where WebGL fails, Bokeh draws on a plain canvas; the page must not rely on more."""
-    html, _ = make()
-    page = open_page(
-        html.replace(
-            "<head>",
-            "<head><script>"
-            "HTMLCanvasElement.prototype.getContext = ((original) => function (kind, ...rest) {"
-            "return kind.startsWith('webgl') ? null : original.call(this, kind, ...rest)"
-            "})(HTMLCanvasElement.prototype.getContext)</script>",
-            1,
-        )
-    )
-    assert page.evaluate(f"{MODEL}('exact:F').data_source.data.start.length") == 128
+def test_the_picture_shows_each_kind_where_it_fills_most_of_a_pixel(open_page: Any) -> None:
+    html, timeline = make(p=8, m=700)
+    page = open_page(html)
+    assert len(timeline) > 5000
+    page.evaluate(f"{MODEL}('timeline').x_range.setv({{start: 0.0, end: {timeline.step_time_s / 2}}})")
+    page.wait_for_timeout(400)
+    assert page.evaluate(f"{MODEL}('far').visible")
+    pixels = np.array(page.evaluate(f"[...{MODEL}('far').data_source.data.image[0]]"), dtype=np.uint32)
+    per_s = len(pixels) / (timeline.step_time_s / 2)
+    busy = np.zeros((len(timeline.kinds), len(pixels)))
+    edges = np.arange(len(pixels) + 1) / per_s
+    rows = (timeline.class_index == 0) & (timeline.stream == timeline.streams.index("compute"))
+    for kind in range(len(timeline.kinds)):
+        mine = np.flatnonzero(rows & (timeline.kind == kind))
+        ends = np.column_stack([timeline.start_s[mine], timeline.end_s[mine]]).ravel()
+        length = timeline.end_s[mine] - timeline.start_s[mine]
+        done = np.column_stack([np.cumsum(length) - length, np.cumsum(length)]).ravel()
+        busy[kind] = np.diff(np.interp(edges, ends, done)) if len(mine) else 0.0
+    fills = [int.from_bytes(bytes.fromhex(KINDS[k].fill[1:]), "little") for k in timeline.kinds]
+    first, second = np.sort(busy, axis=0)[-1], np.sort(busy, axis=0)[-2]
+    clear = first > second + 0.01 / per_s
+    expected = np.array(fills)[busy.argmax(axis=0)]
+    assert clear.mean() > 0.7
+    assert ((pixels & 0xFFFFFF)[clear] == expected[clear]).mean() > 0.99
+    opacity = pixels >> 24
+    assert opacity[clear & (busy.sum(axis=0) * per_s > 0.99)].min() >= 250
+    page.locator(".legend button[data-kind=F]").click()
+    page.wait_for_timeout(400)
+    hidden = np.array(page.evaluate(f"[...{MODEL}('far').data_source.data.image[0]]"), dtype=np.uint32)
+    assert not ((hidden & 0xFFFFFF) == fills[timeline.kinds.index("F")]).any()
+
+
+def test_hovering_over_the_picture_names_a_span(open_page: Any) -> None:
+    timeline = synthetic.dense()
+    page = open_page(timeline_page(synthetic.result_of(timeline, []), timeline, []))
+    page.locator("#plots").scroll_into_view_if_needed()
+    y = page.evaluate("(stepsim.data.rows[0][2] + stepsim.data.rows[0][3]) / 2")
+    page.mouse.move(*at(page, 0.1, y))
+    page.mouse.move(*at(page, 0.1002, y))
+    page.wait_for_timeout(400)
+    text = shadow_text(page, ".tip")
+    assert "rank 0, compute" in text
+    assert "more here: zoom in" in text
 
 
 def test_page_of_the_command(open_page: Any, tmp_path: Path) -> None:

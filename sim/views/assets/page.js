@@ -1,11 +1,11 @@
 // What the page does once Bokeh has drawn it: legend, zoom, labels, memory by rank, and the text of tooltips.
-// `stepsim.data` is set by the page before this runs: {details, rows, kinds, memory, end_s, merge_below_s}.
+// `stepsim.data` is set by the page before this runs: {details, rows, kinds, memory, end_s}.
 "use strict";
 (() => {
   const data = stepsim.data
   const $ = (query) => document.querySelector(query)
   const all = (query) => [...document.querySelectorAll(query)]
-  const hidden = new Set()
+  const hidden = stepsim.hidden = new Set()
 
   stepsim.seconds = (s) => {
     const a = Math.abs(s)
@@ -23,17 +23,20 @@
 
   // --- tooltips: plain text, which Bokeh escapes ---------------------------------------------------------------
   stepsim.hover = (part, vars) => {
-    const [level, kind] = vars.name.split(":")
-    const columns = model(vars.name).data_source.data
-    const i = vars.index
+    return describe(part, model(vars.name).data_source.data, vars.index, vars.name.split(":")[1])
+  }
+  stepsim.farHover = (part, vars, args) => {
+    const row = data.rows.findIndex(([, , top, bottom]) => vars.y >= top && vars.y <= bottom)
+    const found = row < 0 ? [] : stepsim.under(args, row, vars.x)
+    if (found.length === 0) return part === "title" ? "nothing runs" : row < 0 ? "" : data.rows[row].slice(0, 2).join(", ")
+    const spans = args.spans.data
+    const more = found.length > 1 ? `\nand ${found.length - 1} more here: zoom in` : ""
+    return describe(part, spans, found[0], Object.keys(data.kinds)[spans.kind[found[0]]]) + (part === "title" ? "" : more)
+  }
+  const describe = (part, columns, i, kind) => {
     const row = data.rows[columns.row[i]]
     const time = `${stepsim.seconds(columns.end[i] - columns.start[i])}, from ${stepsim.seconds(columns.start[i])}`
     const label = data.kinds[kind].label
-    if (level === "merged") {
-      const n = columns.count[i]
-      if (part === "title") return n > 1 ? `${n} spans, mostly ${label.toLowerCase()}` : label
-      return `${row[0]}, ${row[1]}\n${time}` + (n > 1 ? "\nzoom in to see each" : "")
-    }
     const [name, bytes, bandwidth, source, note] = data.details[columns.detail[i]]
     if (part === "title") return name && name !== label ? `${label}: ${name}` : label
     const lines = [`${row[0]}, ${row[1]}`]
@@ -69,17 +72,15 @@
     const plot = model("timeline")
     const range = plot.x_range
     const exact = Object.keys(data.kinds).filter((k) => model(`exact:${k}`))
-    const merged = exact.some((k) => model(`merged:${k}`))
-    let near = !merged
+    const many = model("far") !== null
+    let near = !many
 
     const show = () => {
-      for (const kind of Object.keys(data.kinds)) {
-        const [a, b] = [model(`exact:${kind}`), model(`merged:${kind}`)]
-        const on = !hidden.has(kind)
-        if (a) a.visible = on && near
-        if (b) b.visible = on && !near
-      }
+      if (many) refine()
+      else for (const kind of exact) model(`exact:${kind}`).visible = !hidden.has(kind)
     }
+    const refine = () => range.properties.start.change.emit()
+    stepsim.drawn = (few) => { near = few; label(); told() }
 
     // --- legend ------------------------------------------------------------------------------------------------
     for (const button of all(".legend button")) {
@@ -115,17 +116,17 @@
       model("labels").data_source.data = out
     }
 
-    // --- level of detail ---------------------------------------------------------------------------------------
+    // --- where the view is ---------------------------------------------------------------------------------------
     let waiting = 0
     const moved = () => {
-      const was = near
-      near = !merged || range.end - range.start < data.merge_below_s
-      if (near !== was) show()
+      told()
       clearTimeout(waiting)
-      waiting = setTimeout(label, 60)
+      if (!many) waiting = setTimeout(label, 60)
+    }
+    const told = () => {
       const whole = range.start <= 0 && range.end >= data.end_s
       $("#view").textContent = (whole ? "whole step" : `${stepsim.seconds(range.start)} – ${stepsim.seconds(range.end)}`)
-        + (merged ? (near ? ", every span" : ", short spans merged") : "")
+        + (many ? (near ? ", every span" : ", too many spans to draw each") : "")
     }
     for (const property of [range.properties.start, range.properties.end]) property.change.connect(moved)
     if (plot.properties.inner_width) plot.properties.inner_width.change.connect(moved)

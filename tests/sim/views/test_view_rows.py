@@ -1,13 +1,12 @@
-"""Rows, lanes and the merged view keep every span's time."""
+"""Rows and lanes keep every span apart."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import synthetic
 
 from sim.timeline import Detail, RankClass, Span, from_spans
-from sim.views.rows import TALLEST, lanes_of, lay_out, merge, tracks_of
+from sim.views.rows import TALLEST, lanes_of, lay_out, tracks_of
 
 
 def test_a_row_for_each_stream_that_exists() -> None:
@@ -38,19 +37,3 @@ def test_many_rows_shrink_to_the_room() -> None:
     assert lay_out([many], tracks_of(many), room=900).height == pytest.approx(0.45 * 32 * 77)
     most = synthetic.one_f_one_b(p=300, m=2)
     assert lay_out([most], tracks_of(most)).height == pytest.approx(TALLEST)
-
-
-def test_merging_keeps_long_spans_and_covers_short_ones() -> None:
-    timeline = synthetic.dense(p=2, spans_per_rank=1000)
-    row = timeline.class_index
-    lane, lanes = lanes_of(row, timeline.start_s, timeline.end_s)
-    far = merge(row, timeline, lane, lanes, resolution_s=timeline.step_time_s / 50)
-    assert far.spans.sum() == len(timeline)
-    assert len(far.row) <= 2 * 51
-    assert far.start_s.min() == 0.0
-    assert far.end_s.max() == timeline.step_time_s
-    assert np.bincount(far.kind)[timeline.kinds.index("F")] == len(
-        far.kind
-    )  # two of three spans are forwards
-    same = merge(row, timeline, lane, lanes, resolution_s=1e-6)
-    assert len(same.row) == len(timeline)

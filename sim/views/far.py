@@ -1,0 +1,65 @@
+"""Level of detail: of many spans a picture in the wide view, made in the browser by assets/far.js, bars in a near one.
+
+A plot of ten thousand bars takes seconds to draw where there is no graphics card. The picture has a line of PIXELS
+pixels for each row; its cost does not grow with the number of spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from bokeh.models import ColumnDataSource, CustomJS, CustomJSHover, HoverTool
+
+from sim.views.palette import style_of
+from sim.views.rows import Layout
+
+PIXELS = 1400
+_REFINE = "window.stepsim?.refine?.({plot, spans, far, near, rows, kinds, colours, pixels, most})"
+_HOVER = (
+    "return window.stepsim?.farHover ? "
+    "stepsim.farHover(format, special_vars, {plot, spans, rows, pixels}) : ''"
+)
+
+
+def add_far(
+    plot: Any, spans: Mapping[str, Any], layout: Layout, kinds: Sequence[str], near: Sequence[Any], most: int, tip: str
+) -> None:
+    """Add the picture, and the callback that chooses between it and the bars of `near`, one renderer a kind.
+
+    `spans` are columns of every span, `kind` counting in `kinds`; bars are drawn of up to `most` spans in view.
+    """
+    order = np.lexsort((spans["start"], spans["row"]))
+    source = ColumnDataSource({key: values[order] for key, values in spans.items()})
+    count = len(layout.rows)
+    far = plot.image_rgba(
+        image="image", x="x", y="y", dw="dw", dh="dh", name="far", source=_blank(spans, layout), level="glyph"
+    )
+    shared = {"plot": plot, "spans": source, "rows": count, "pixels": PIXELS}
+    args = {**shared, "far": far, "near": list(near), "kinds": list(kinds), "most": most,
+            "colours": [_little_endian(style_of(k).fill) for k in kinds]}  # fmt: skip
+    refine = CustomJS(args=args, code=_REFINE)
+    plot.js_on_change("inner_width", refine)
+    for end in ("start", "end"):
+        plot.x_range.js_on_change(end, refine)
+    formatters = {"$x": CustomJSHover(args=shared, code=_HOVER)}
+    plot.add_tools(HoverTool(renderers=[far], formatters=formatters, tooltips=tip, point_policy="follow_mouse"))
+
+
+def _blank(spans: Mapping[str, Any], layout: Layout) -> ColumnDataSource:
+    """An empty line of pixels for each row, one above the other where spans of a row overlap."""
+    lanes = np.ones(len(layout.rows), dtype=np.int64)
+    np.maximum.at(lanes, spans["row"], spans["lane"] + 1)
+    height = np.array([r.height for r in layout.rows])
+    return ColumnDataSource({
+        "image": [np.zeros((n, PIXELS), dtype=np.uint32) for n in lanes.tolist()],
+        "x": np.zeros(len(lanes)), "dw": np.ones(len(lanes)),
+        "y": np.array([r.y for r in layout.rows]) - height / 2, "dh": height,
+    })  # fmt: skip
+
+
+def _little_endian(colour: str) -> int:
+    """`#rrggbb` as the number whose bytes in memory are red, green, blue and a zero for opacity."""
+    red, green, blue = bytes.fromhex(colour[1:])
+    return red | green << 8 | blue << 16
