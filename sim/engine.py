@@ -116,6 +116,31 @@ def run_static(graph: TaskGraph) -> Times:
     Raises:
         ValueError: as `run_simpy`.
     """
+    return _in_order(graph) or _as_they_come(graph)
+
+
+def _in_order(graph: TaskGraph) -> Times | None:
+    """The times where every task waits for earlier ones alone, as `sim.build` numbers them; else None."""
+    start: list[float] = []
+    end: list[float] = []
+    lags = graph.lags
+    try:
+        for task, (seconds, waits) in enumerate(zip(graph.seconds, graph.waits, strict=True)):
+            begin = 0.0
+            for w in waits:
+                if end[w] > begin:
+                    begin = end[w]
+            if task in lags:
+                other, lag_s = lags[task]
+                begin = max(begin, start[other] + lag_s)
+            start.append(begin)
+            end.append(begin + seconds)
+    except IndexError:
+        return None
+    return Times(start, end, "static", 0)
+
+
+def _as_they_come(graph: TaskGraph) -> Times:
     seconds = graph.seconds
     missing = _missing(graph)
     after, lagging = graph.successors(), _lagging(graph)
