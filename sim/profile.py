@@ -207,6 +207,8 @@ def _profile(data: object, where: str) -> Profile:
     known = ("format", "name", "source", "date", "reference", "hardware", "software", "settings",
              "coefficients", "points", "blocks", "collectives", "kernels")
     _keys(top, where, known, required=("name",))
+    if top.get("kernels") and not top.get("reference"):
+        raise InputError(f"{where}: reference: is missing; kernels are those of a GPU, which it names")
     return Profile(
         name=_text(top["name"], f"{where}: name"),
         source=_text(top.get("source", ""), f"{where}: source"),

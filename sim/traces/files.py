@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sim.errors import InputError
 
 MAX_BYTES = 1 << 30  # unpacked; a minute of a real rank is some hundred MB
+GROWTH, GROWS_TO = 100, 1 << 24  # what gzip may unpack to: traces are 10 to 40 times as large, bombs 1000 times
+PIECE = 1 << 20
 GZIP = b"\x1f\x8b"
 
 
@@ -25,17 +28,29 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
             zipped = file.read(2) == GZIP
             file.seek(0)
             if not zipped:
-                data = file.read(limit + 1)
+                data = _read(file, limit)
             else:
+                size = os.fstat(file.fileno()).st_size
+                limit = min(limit, GROWS_TO + GROWTH * size)
                 with gzip.GzipFile(fileobj=file) as unpacked:
-                    data = unpacked.read(limit + 1)
+                    data = _read(unpacked, limit)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: is no whole gzip file: {error}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > limit:
-        raise InputError(f"{path}: holds more than {limit} bytes; cut the trace to fewer steps")
+        unpacked_to = f" unpacked, {GROWTH} times its own size," if zipped and limit < MAX_BYTES else ""
+        raise InputError(f"{path}: holds more than {limit}{unpacked_to} bytes; cut the trace to fewer steps")
     return data
+
+
+def _read(file: IO[bytes], limit: int) -> bytes:
+    """At most `limit` bytes and one piece more; memory is taken as they come."""
+    pieces, held = [], 0
+    while held <= limit and (piece := file.read(PIECE)):
+        pieces.append(piece)
+        held += len(piece)
+    return b"".join(pieces)
 
 
 def parse_json(data: bytes, path: str | Path) -> Any:

@@ -64,17 +64,16 @@ def break_tree(tree: Any, dice: random.Random) -> Any:
     """A copy of plain data with one to four places changed: replaced, left out, doubled, moved, or cut."""
     tree = deepcopy(tree)
     for _ in range(dice.choice([1, 1, 2, 4])):
-        places = list(_places(tree))
-        if not places:
+        if not (isinstance(tree, dict | list) and tree):
             return deepcopy(dice.choice(ODD))
-        holder, key = dice.choice(places)
+        holder, key = _place(tree, dice)
         what = dice.random()
         if what < 0.6:
             holder[key] = deepcopy(dice.choice(ODD))
         elif what < 0.7:
             del holder[key]
         elif what < 0.8:
-            other, source = dice.choice(places)
+            other, source = _place(tree, dice)
             holder[key] = deepcopy(other[source] if _has(other, source) else None)
         elif what < 0.9 and isinstance(holder, dict):
             holder[dice.choice(["", "x", f"{key}s", str(key)[:-1], "preset", "<name>"])] = holder.pop(key)
@@ -89,14 +88,14 @@ def _has(holder: Any, key: Any) -> bool:
     return key in holder if isinstance(holder, dict) else 0 <= key < len(holder)
 
 
-def _places(tree: Any) -> Any:
-    """Every (container, key), of long lists the first few."""
-    pairs = (
-        list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))[:20] if isinstance(tree, list) else []
-    )
-    for key, value in pairs:
-        yield tree, key
-        yield from _places(value)
+def _place(tree: Any, dice: random.Random) -> tuple[Any, Any]:
+    """A (container, key), found by going down: a key at the top is as likely as all that lies below another."""
+    while True:
+        key = dice.choice(list(tree)) if isinstance(tree, dict) else dice.randrange(len(tree))
+        inner = tree[key]
+        if not (isinstance(inner, dict | list) and inner) or dice.random() < 0.25:
+            return tree, key
+        tree = inner
 
 
 TOKENS = [
