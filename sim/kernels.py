@@ -96,6 +96,7 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64
          (32, 64, 0.35), (16, 64, 0.2))  # fmt: skip
 SPLITS = (1, 2, 4, 8)  # of k over thread blocks
 LEAST_K = 1024  # of a split
+_KERNELS = np.array([(*tile, split) for tile in TILES for split in SPLITS]).T[:, :, None]
 
 
 def bounds(kind: str, shapes: NDArray[np.int64], dtype: str, device: Device) -> NDArray[np.float64]:
@@ -125,17 +126,14 @@ def _wave_seconds(
     device: Device,
 ) -> NDArray[np.float64]:
     """Seconds in whole waves, with the best tile and split; a split's partial sums go through memory in fp32."""
-    best = np.full(len(m), np.inf)
     each = device.peak(dtype) / device.sm_count
-    for rows, columns, reach in TILES:
-        tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-        for split in SPLITS:
-            waves = np.ceil(tiles * split / device.sm_count)
-            seconds = waves * (2 * rows * columns * k / split) / (each * reach)
-            if split > 1:
-                seconds += 2 * batch * m * n * (1 + split) / device.bandwidth_bytes_per_s
-                seconds = np.where(k >= LEAST_K * split, seconds, np.inf)
-            best = np.minimum(best, seconds)
+    rows, columns, reach, split = _KERNELS  # [kernels, 1], against [shapes]
+    tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
+    waves = np.ceil(tiles * split / device.sm_count)
+    seconds = waves * (2 * rows * columns * k / split) / (each * reach)
+    summed = seconds + 2 * batch * m * n * (1 + split) / device.bandwidth_bytes_per_s
+    seconds = np.where(split == 1, seconds, np.where(k >= LEAST_K * split, summed, np.inf))
+    best: NDArray[np.float64] = seconds.min(axis=0)
     return best
 
 
