@@ -137,7 +137,8 @@ def _hang() -> None:
 
 
 @pytest.mark.parametrize(("deed", "problem"), [
-    (_hang, TimeoutError), (lambda: os.system("true"), AssertionError), (lambda: Path("x").write_text(""), AssertionError),
+    (_hang, TimeoutError), (lambda: os.system("true"), AssertionError),
+    (lambda: Path("x").write_text(""), AssertionError),
     (lambda: pickle.loads(b"cos\nsystem\n(S'true'\ntR."), AssertionError),
     (lambda: socket.create_connection(("127.0.0.1", 9)), AssertionError),
     pytest.param(lambda: bytearray(2 * MEMORY_BYTES), MemoryError, marks=LINUX),
