@@ -118,7 +118,7 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     phase = Phase.FORWARD
     out: list[list[Item]] = [[] for _ in blocks]
     if blocks and dp.zero == 3 and (dp.reshard or first):
-        gathers = [dp.gather(b.name, b.params, b.expert_params, phase, f"w{i}") for i, b in enumerate(blocks)]
+        gathers = [dp.gather(b.name, b.held_params, b.expert_params, phase, f"w{i}") for i, b in enumerate(blocks)]
         out[0] += gathers[0]
         for i, items in enumerate(out):
             items += gathers[i + 1] if i + 1 < len(blocks) else []
@@ -139,7 +139,7 @@ def weave_backward(
     out: list[list[Item]] = [[] for _ in order]
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
-        gathers = [dp.gather(b.name, b.params, b.expert_params, phase, f"v{i}") for i, b in enumerate(order)]
+        gathers = [dp.gather(b.name, b.held_params, b.expert_params, phase, f"v{i}") for i, b in enumerate(order)]
         out[0] += gathers[0]
         for i, items in enumerate(out):
             items += gathers[i + 1] if i + 1 < len(order) else []

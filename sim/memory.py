@@ -66,26 +66,28 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     assert t is not None
     dp = stages[0].dp
     blocks = [b for s in stages for b in s.blocks]
-    dense = sum(b.params for b in blocks) + _tied_copy(plan, stages)
+    copied = _tied_copy(plan, stages)
+    dense = sum(b.params for b in blocks) + (copied if t.lora is None else 0)
+    frozen = float(sum(b.frozen_params for b in blocks) + (copied if t.lora is not None else 0))
     experts = sum(b.expert_params for b in blocks)
     sharded = dense / dp.shard + experts / dp.expert_shard
     whole = float(dense + experts)
     kept = dtype_bytes(t.param_dtype)
     optimizer = (8.0 if t.optimizer == "adamw" else 0.0) + (4.0 if kept < 4 else 0.0)
+    held = (sharded + frozen / dp.shard if dp.zero == 3 else whole + frozen) * kept
     gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
     largest = max((b.params + b.expert_params for b in blocks), default=0)
     gathered = 0.0
     if dp.zero == 3:
-        sizes = sorted((b.params + b.expert_params for b in blocks), reverse=True)
-        held = sizes[:2] if dp.reshard else sizes
-        gathered = sum(held) * dp.parameter_bytes
+        sizes = sorted((b.held_params + b.expert_params for b in blocks), reverse=True)
+        gathered = sum(sizes[:2] if dp.reshard else sizes) * dp.parameter_bytes
     elif kept > compute_bytes(t.precision):
-        gathered = largest * dp.parameter_bytes
+        gathered = max((b.held_params + b.expert_params for b in blocks), default=0) * dp.parameter_bytes
     if gradients_sharded and dp.shard > 1:
         gathered += largest * dp.gradient_bytes
     gathered += max((b.workspace_bytes for b in blocks), default=0.0)
     return States(
-        (sharded if dp.zero == 3 else whole) * kept,
+        held,
         (sharded if gradients_sharded else whole) * dtype_bytes(t.grad_dtype),
         (sharded if dp.zero >= 1 else whole) * optimizer,
         gathered,

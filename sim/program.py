@@ -121,3 +121,9 @@ class Block:
     backward_peak_bytes: float = 0.0
     key: str = ""
     workspace_bytes: float = 0.0
+    frozen_params: int = 0  # beside `params`: kept and gathered, never updated
+
+    @property
+    def held_params(self) -> int:
+        """Dense parameters, updated or not."""
+        return self.params + self.frozen_params

@@ -59,6 +59,7 @@ def check_rules(parts: Parts, source: Source) -> None:
         _check_batch(parts.training, parts.parallelism, source)
         _check_dtypes(parts.training, source)
         _check_recompute(parts.training, parts.model, source)
+        _check_lora(parts.training, parts, source)
     _check_precision(parts, source)
     if parts.inference is not None:
         _check_inference(parts.inference, source)
@@ -222,6 +223,23 @@ def _check_recompute(t: Training, model: ModelConfig, source: Source) -> None:
         raise source.error(
             (*path, "layers"), f"found {recompute.layers}; must be at most model.layers ({model.layers})"
         )
+
+
+def _check_lora(t: Training, parts: Parts, source: Source) -> None:
+    """Adapters are simulated on dense layers that tensor parallelism does not split, in 16 or 32 bits."""
+    if t.lora is None:
+        return
+    m, path = parts.model, ("training", "lora")
+    if len(set(t.lora.targets)) < len(t.lora.targets):
+        raise source.error((*path, "targets"), f"found {list(t.lora.targets)}; each at most once")
+    for what, bad in (
+        ("parallelism.tp above 1", parts.parallelism.tp > 1), ("experts", m.moe is not None),
+        ("latent attention", m.mla is not None), ("model.mtp_layers", m.mtp_layers > 0),
+        (f"training.precision {t.precision}", t.precision != sixteen_bit(t.precision)),
+        ("training.recompute selective_op", t.recompute.mode == "selective_op"),
+    ):  # fmt: skip
+        if bad:
+            raise source.error(path, f"found adapters with {what}; simulated without it only")
 
 
 def _check_precision(parts: Parts, source: Source) -> None:

@@ -66,7 +66,8 @@ def layer_sort(scenario: Scenario, layer: int) -> tuple[object, ...]:
     """What a layer's program depends on besides its rank; experts of uneven load differ from layer to layer."""
     moe = is_moe_layer(scenario, layer)
     uneven = moe and scenario.model.moe is not None and scenario.model.moe.imbalance != "balanced"
-    return moe, mode_of_layer(scenario, layer), layer if uneven else 0
+    first = layer == 0 and scenario.training is not None and scenario.training.lora is not None
+    return moe, mode_of_layer(scenario, layer), layer if uneven else 0, first
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,6 +24,10 @@ def _recompute(value: Any) -> Any:
     return {"mode": value} if isinstance(value, str) else value
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _recompute_schema() -> WithJsonSchema:
     modes = {"enum": ["none", "selective", "selective_op", "full"]}
     fields = {"mode": modes, "layers": {"type": ["integer", "null"]}, "every": {"type": ["integer", "null"]}}
@@ -33,6 +37,18 @@ def _recompute_schema() -> WithJsonSchema:
 
 def _param_dtype(data: dict[str, Any]) -> Any:
     return sixteen_bit(data["precision"])
+
+
+LoraTarget = Literal["qkv", "attention_out", "mlp_up", "mlp_down"]
+
+
+class Lora(Written):
+    """Low-rank adapters on frozen weights. `targets`: the linear layers that have one for each of their matrices."""
+
+    rank: int = Field(default=16, ge=1, le=1_000_000)
+    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=4)] = (
+        "qkv", "attention_out", "mlp_up", "mlp_down",
+    )  # fmt: skip
 
 
 class Training(Written):
@@ -60,3 +76,4 @@ class Training(Written):
     cross_entropy: Literal["unfused", "fused"] = "unfused"
     elementwise: Literal["eager", "megatron", "compiled"] = "eager"
     activation_offload: bool = False
+    lora: Lora | None = Field(default=None, description="null: all parameters are trained")

@@ -9,6 +9,7 @@ from sim.dtypes import dtype_bytes, sixteen_bit
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
+    from sim.training_config import Lora
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Dims:
     tp_overlap: str
     micro_batches: int
     accumulated: int
+    lora: Lora | None = None
 
     @property
     def stream_bytes(self) -> float:
@@ -113,4 +115,5 @@ def dims(scenario: Scenario) -> Dims:
         tp_overlap=p.tp_overlap,
         micro_batches=micro_batches,
         accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,
+        lora=t.lora,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.models.dims import Dims, Shard, dims
 from sim.models.layer import shape_key
+from sim.models.lora import frozen
 from sim.models.operators import (
     F,
     I,
@@ -30,6 +32,8 @@ def embedding_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, dropout."""
     d = dims(scenario)
     parts = (lookup(scenario, d), *_positions(scenario, d), *_dropout(d))
+    if d.lora is not None:  # nothing behind the first adapter needs a gradient
+        parts = tuple(replace(frozen(p), backward=(), saved=(), backward_bytes=0.0) for p in parts)
     return Block(
         name="embedding",
         forward=forward_of(parts),
@@ -37,10 +41,11 @@ def embedding_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         recompute=(),
         saved=saved_of(parts),
         params=sum(p.params for p in parts),
+        frozen_params=sum(p.frozen for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=backward_peak(parts),
         key=f"embedding {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-        f"positions={scenario.model.positions} dropout={d.dropout:g}",
+        f"positions={scenario.model.positions} dropout={d.dropout:g}{' frozen' if d.lora else ''}",
     )
 
 

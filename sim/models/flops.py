@@ -8,15 +8,19 @@ if TYPE_CHECKING:
     from sim.scenario import ModelConfig
 
 
-def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = True) -> float:
+def model_flops_per_token(
+    model: ModelConfig, seq_len: int, causal_half: bool = True, frozen: bool = False
+) -> float:
     """6·(parameters of matmuls) + 12·layers·heads·head_dim·seq_len, the second halved when causal.
+
+    4 in place of 6 where the weights are `frozen`: no weight gradient (those of adapters are not counted).
 
     Matmul parameters: the output layer's count, the embedding look-up's not; of experts those active. The
     attention term is the PaLM paper's (Chowdhery 2022, appendix B); MLA's query-key and value widths take the
     place of 2·head_dim.
     """
     attention = 6.0 * _attention_layers(model) * model.heads * sum(attention_widths(model)) * seq_len
-    return 6.0 * matmul_params_per_token(model) + attention * (0.5 if causal_half else 1.0)
+    return (4.0 if frozen else 6.0) * matmul_params_per_token(model) + attention * (0.5 if causal_half else 1.0)
 
 
 def attention_widths(model: ModelConfig) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from sim.models.elementwise import norm
 from sim.models.embedding import table_elements
 from sim.models.layer import shape_key
 from sim.models.linear import Linear, linear
+from sim.models.lora import frozen
 from sim.models.operators import (
     F,
     I,
@@ -40,6 +41,8 @@ def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     """
     d = dims(scenario)
     parts = head_parts(scenario, d)
+    if d.lora is not None:
+        parts = tuple(p if p.frozen else frozen(p) for p in parts)
     return Block(
         name="head",
         forward=forward_of(parts),
@@ -47,10 +50,12 @@ def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         recompute=(),
         saved=saved_of(parts),
         params=sum(p.params for p in parts),
+        frozen_params=sum(p.frozen for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=backward_peak(parts),
         key=f"head {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-        f"loss={_training(scenario).cross_entropy}" + (" and the teacher's" if learns_logits(scenario) else ""),
+        f"loss={_training(scenario).cross_entropy}" + (" and the teacher's" if learns_logits(scenario) else "")
+        + (" frozen" if d.lora else ""),
     )
 
 
@@ -80,7 +85,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Part, Part, Part]:
     if d.style == "megatron":  # its own output layer hands autograd an empty gradient of the matrix's shape
         output = replace(output, backward_bytes=output.backward_bytes + d.act_bytes * vocab * d.hidden)
     if m.tied_embeddings:
-        output = replace(output, params=0)
+        output = replace(output, params=0, frozen=0)
     final = norm(d, "final_norm", m.norm, d.rows, d.hidden, m.bias)
     kept = tuple(s._replace(part="head") for s in final.saved)
     return replace(final, saved=kept), output, cross_entropy(scenario, d, vocab)

@@ -22,7 +22,7 @@ from sim.models.dims import ceil_div
 from sim.models.moe import expert_load
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.program import Compute, Item, Program
-from sim.roofline import ATTENTION_DECODE, attended_pairs, shape_flops
+from sim.roofline import ATTENTION_DECODE, PREFILL, attended_pairs, shape_flops
 
 if TYPE_CHECKING:
     from sim.model_config import MoeConfig
@@ -319,7 +319,7 @@ def _attention(
     flops = 2.0 * batch * heads * attended_pairs(q, kv, True) * (width + v_width)
     moved = batch * (width + v_width) * (heads * q * d.act_bytes + kv_heads * kv * d.kv_bytes)
     shape = (batch, heads, kv_heads, q, kv, width, v_width, int(q > 1))
-    return Compute("attention", "attention_forward", shape, d.act, flops, moved, F)
+    return Compute(PREFILL, "attention_forward", shape, d.act, flops, moved, F)
 
 
 def embedding_tokens(d: ServingDims, tokens: int) -> Program:

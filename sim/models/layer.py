@@ -8,6 +8,7 @@ from sim.models.attention import Core, attention_parts
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, norm, residual
+from sim.models.lora import frozen, only_behind_adapters
 from sim.models.mla import mla_core, mla_parts
 from sim.models.mlp import mlp_parts
 from sim.models.moe import is_moe_layer, moe_parts
@@ -28,6 +29,9 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     shard = shard or Shard()
     d = dims(scenario)
     parts = layer_parts(scenario, d, layer, shard)
+    if d.lora is not None:
+        parts = tuple(p if p.params + p.frozen == 0 or p.frozen else frozen(p) for p in parts)
+        parts = only_behind_adapters(parts) if layer == 0 else parts
     kept = keep(d, parts, mode_of_layer(scenario, layer))
     return Block(
         name=f"layer {layer}",
@@ -37,6 +41,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         saved=kept.saved,
         params=sum(p.params for p in parts),
         expert_params=sum(p.expert_params for p in parts),
+        frozen_params=sum(p.frozen for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=kept.backward_peak_bytes,
         key=layer_key(scenario, d, layer, shard),
@@ -78,6 +83,8 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         f"ffn={m.ffn} mlp={m.mlp} positions={m.positions} dropout={m.dropout:g} "
         f"attention={'fused' if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
     )
+    if d.lora is not None:
+        text += f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if layer == 0 else ''}"
     if m.mla is not None:
         text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())
     if d.cp > 1:

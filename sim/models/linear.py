@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.models.dims import Dims, ceil_div
+from sim.models.lora import with_adapters
 from sim.models.operators import (
     F,
     I,
@@ -67,7 +68,7 @@ def linear(d: Dims, spec: Linear) -> Part:
     bias = spec.n if spec.bias else 0
     gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) if split and d.sp else 0
     gradients = (spec.rows * (spec.k + spec.n) + gathered) * d.act_bytes
-    return Part(
+    part = Part(
         spec.name,
         forward,
         backward,
@@ -77,6 +78,7 @@ def linear(d: Dims, spec: Linear) -> Part:
         forward_bytes=gathered * d.act_bytes,
         backward_bytes=gradients + weight_gradient_bytes(d, spec.k * max(spec.outs)),
     )
+    return part if d.lora is None else with_adapters(d, spec, part)
 
 
 def saved_element_bytes(d: Dims) -> float:

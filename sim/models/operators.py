@@ -27,6 +27,7 @@ class Part:
     saved: tuple[Saved, ...] = ()
     params: int = 0
     expert_params: int = 0
+    frozen: int = 0  # parameters that are never updated
     weights: tuple[tuple[int, int], ...] = ()  # shapes of its weight matrices
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0

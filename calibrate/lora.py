@@ -1,0 +1,56 @@
+"""Low-rank adapters on the blocks of `calibrate.model` (Hu et al. 2021, LoRA, arXiv 2106.09685, section 4.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calibrate.model import Layer
+from sim.training_config import Lora
+
+NAMES = {"qkv": "qkv", "attention_out": "proj", "mlp_up": "up", "mlp_down": "down"}  # the simulator's and the layer's
+ALPHA = 2.0  # over the rank: what the adapter's output is multiplied by
+
+
+class Adapted(nn.Module):
+    """W x + alpha / rank · B A x; B starts at zero, so nothing changes at first."""
+
+    def __init__(self, base: nn.Module, rank: int) -> None:
+        super().__init__()
+        n, k = base.weight.shape
+        self.base = base
+        self.a = nn.Parameter(base.weight.new_empty(rank, k))
+        self.b = nn.Parameter(base.weight.new_zeros(n, rank))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + F.linear(F.linear(x, self.a), self.b) * ALPHA
+        return out
+
+
+def add_adapters(blocks: Sequence[nn.Module], lora: Lora) -> list[nn.Parameter]:
+    """Freeze all parameters of `blocks` and put adapters on the targets; returns what is trained."""
+    for block in blocks:
+        block.requires_grad_(False)
+        for target in lora.targets if isinstance(block, Layer) else ():
+            name = NAMES[target]
+            setattr(block, name, Adapted(getattr(block, name), lora.rank))
+    return [p for block in blocks for p in block.parameters() if p.requires_grad]
+
+
+def forward_loss(blocks: Sequence[nn.Module], tokens: Tensor) -> Tensor:
+    """Mean cross-entropy of the next token; tokens [batch, s + 1]."""
+    x = tokens[:, :-1]
+    for block in blocks[:-1]:
+        x = block(x)
+    loss: Tensor = blocks[-1](x, tokens[:, 1:])
+    return loss
+
+
+def merged(layer: Adapted) -> Tensor:
+    """The one matrix that computes the same: W + alpha / rank · B A."""
+    return torch.add(layer.base.weight, layer.b @ layer.a, alpha=ALPHA)

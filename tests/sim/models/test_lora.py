@@ -1,0 +1,111 @@
+"""Low-rank adapters: parameters, flops and memory against their closed forms."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.errors import InputError
+from sim.model_config import count_parameters
+from sim.models import layer_block
+from sim.program import Compute, Program
+from sim.scenario import Scenario, load_scenario, parse_scenario
+from sim.simulation import simulate
+
+SCENARIOS = Path(__file__).parents[3] / "scenarios"
+HIDDEN, FFN, RANK = 256, 768, 8
+SMALL = {"layers": 3, "hidden": HIDDEN, "heads": 8, "kv_heads": 4, "ffn": FFN, "vocab": 512, "mlp": "swiglu",
+         "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
+MATRICES = [(256, 256), (128, 256), (128, 256), (256, 256), (768, 256), (768, 256), (256, 768)]
+BASE, ADAPTERS = sum(n * k for n, k in MATRICES), RANK * sum(n + k for n, k in MATRICES)
+
+
+def scenario(lora: dict[str, Any] | None = None, **training: Any) -> Scenario:
+    return parse_scenario({
+        "model": SMALL, "cluster": "dgx-h100", "calibration": "roofline",
+        "training": {"seq_len": 128, "global_batch_size": 1, "lora": lora, **training},
+    })  # fmt: skip
+
+
+def matmul_flops(program: Program) -> float:
+    return sum(i.flops for i in program if isinstance(i, Compute) and i.kind == "gemm")
+
+
+def test_trained_and_frozen_parameters() -> None:
+    block, whole = layer_block(scenario({"rank": RANK}), 1), layer_block(scenario(), 1)
+    assert block.params == ADAPTERS
+    assert block.frozen_params == whole.params == BASE + 2 * HIDDEN
+    only = layer_block(scenario({"rank": RANK, "targets": ["attention_out"]}), 1)
+    assert only.params == RANK * (256 + 256)
+
+
+def test_a_token_costs_four_flops_a_frozen_weight_and_six_an_adapters() -> None:
+    block, whole = layer_block(scenario({"rank": RANK}), 1), layer_block(scenario(), 1)
+    assert matmul_flops(whole.forward) + matmul_flops(whole.backward) == 128 * 6 * BASE
+    assert matmul_flops(block.forward) == 128 * 2 * (BASE + ADAPTERS)
+    assert matmul_flops(block.backward) == 128 * (2 * BASE + 4 * ADAPTERS)
+
+
+def test_backward_ends_at_the_first_adapter() -> None:
+    """Of the first layer's query, key and value matrices only the adapters' own gradients are computed."""
+    first, second = (layer_block(scenario({"rank": RANK}), i) for i in (0, 1))
+    qkv = sum(n * k for n, k in MATRICES[:3])
+    to_input = 2 * qkv + 2 * 3 * RANK * HIDDEN  # through W, and from A x to x
+    assert matmul_flops(second.backward) - matmul_flops(first.backward) == 128 * to_input
+    late = layer_block(scenario({"rank": RANK, "targets": ["mlp_down"]}), 0)
+    assert matmul_flops(late.backward) == 128 * 4 * RANK * (256 + 768) - 128 * 2 * RANK * 768
+
+
+def test_what_is_kept() -> None:
+    """In place of nothing for a frozen matrix: its input where it has an adapter, and A x."""
+    block, whole = layer_block(scenario({"rank": RANK}), 1), layer_block(scenario(), 1)
+    kept, all_ = (sum(s.bytes for s in b.saved) for b in (block, whole))
+    assert kept - all_ == 2 * 128 * 7 * RANK
+    none = layer_block(scenario({"rank": RANK, "targets": ["attention_out"]}), 1)
+    inputs = 2 * 128 * (HIDDEN + HIDDEN + FFN)  # of query-key-value, up and down
+    assert sum(s.bytes for s in none.saved) == all_ - inputs + 2 * 128 * RANK
+
+
+@cache
+def result(name: str, *overrides: str) -> dict[str, Any]:
+    return simulate(load_scenario(SCENARIOS / f"{name}.yaml", list(overrides))).result
+
+
+def test_memory_of_a_fine_tuned_llama() -> None:
+    """Two bytes a frozen parameter; 2 + 4 + 12 an adapter's: 41,943,040 of rank 16 on all matrices of Llama 3 8B."""
+    model = load_scenario(SCENARIOS / "sft_lora_llama8b.yaml").model
+    row = result("sft_lora_llama8b")["memory"][0]
+    adapters = 41_943_040
+    assert row["parameters"] == 2 * (count_parameters(model).total + adapters)
+    assert row["gradients"] == 4 * adapters
+    assert row["optimizer"] == 12 * adapters
+    full = result("sft_full_llama8b", "parallelism.zero=0")["memory"][0]
+    assert full["parameters"] + full["gradients"] + full["optimizer"] == 18 * count_parameters(model).total
+
+
+def test_sharded_frozen_weights_are_gathered_and_never_reduced() -> None:
+    sharded, whole = result("sft_lora_llama8b", "parallelism.zero=3"), result("sft_lora_llama8b")
+    assert sharded["memory"][0]["parameters"] == pytest.approx(whole["memory"][0]["parameters"] / 8)
+    traffic = {(c["kind"], c["group"]): c["bytes"] for c in sharded["communication"]}
+    full = {(c["kind"], c["group"]): c["bytes"] for c in result("sft_full_llama8b")["communication"]}
+    assert traffic["all_gather", "shard"] == pytest.approx(full["all_gather", "shard"], rel=0.01)
+    assert traffic["reduce_scatter", "shard"] < 0.01 * full["reduce_scatter", "shard"]
+
+
+def test_adapters_are_faster_than_all_parameters() -> None:
+    """Between the share of flops (6 of 8 with recomputation) and no gain."""
+    ratio = result("sft_lora_llama8b")["step_time_s"] / result("sft_full_llama8b")["step_time_s"]
+    assert 0.75 < ratio < 1.0
+    assert result("sft_lora_llama8b")["mfu"] < 0.5
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("parallelism.tp", "2"), ("training.recompute", "selective_op"), ("training.precision", "fp8"),
+    ("model", "mixtral-8x7b"), ("training.lora.targets", "[qkv, qkv]"),
+])  # fmt: skip
+def test_what_is_not_simulated_is_refused(key: str, value: str) -> None:
+    with pytest.raises(InputError, match=r"training\.lora"):
+        load_scenario(SCENARIOS / "sft_lora_llama8b.yaml", ["parallelism.dp=4", f"{key}={value}"])
