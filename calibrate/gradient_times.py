@@ -1,28 +1,33 @@
 """How long data-parallel communications take, timed apart in the surroundings of the step: all ranks at once.
 
-One that runs beside computation takes some of it on a CPU: gloo's threads want the same cores. So it is timed
-once more under a layer's forwards, and what these take longer is its share.
+One that runs beside computation takes some of it on a CPU: gloo's threads want the same cores. So a micro-batch is
+timed without and with its communications, in turns, as caches and clocks drift; what it takes longer (but for waiting)
+is their share. Of windows that were not quiet the CPU time of all threads counts in place of the clock's.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from calibrate.blocks import silence
-from calibrate.model import Layer
-from calibrate.parallel.runner import Runner
+from calibrate.model import Embedding
+from calibrate.parallel.data import Traffic
+from calibrate.parallel.runner import Runner, make_batch
 from calibrate.parallel.zero import all_gather, reduce_scatter
 
 LEAST_ELEMENTS = 256  # smallest collective worth timing
 REPEATS = 2
+ALONE = 4  # times that a micro-batch's collectives are timed alone
+NUMBERS = 1000  # timed collectives of one sort: fewer
 
 
 class Timed(NamedTuple):
@@ -37,21 +42,42 @@ class Timed(NamedTuple):
     end_ns: int
 
 
+class Beside(NamedTuple):
+    """What a micro-batch's collectives took from the computation beside them, on one rank: wall seconds that it took
+    longer without what was waited for, and CPU seconds that all threads used more.
+
+    `sent`: (op, ranks, bytes) of each of them.
+    """
+
+    sent: tuple[tuple[str, int, int], ...]
+    wall_s: float
+    cpu_s: float
+
+
 class _Sort(NamedTuple):
-    """A collective that a step makes: on how many elements at most, and how to start it on n from a place on."""
+    """A collective that a step makes: on how many elements at most, and how to start it on n.
+
+    `number` tells it from the others of a rank.
+    """
 
     op: str
     group: dist.ProcessGroup
     elements: int
-    start: Callable[[int, int], dist.Work]
+    start: Callable[[int], dist.Work]
+    number: int
+
+
+def _parts(runner: Runner) -> Iterator[Any]:
+    """The data parallelism of every stage; experts apart from the rest."""
+    for d in runner.data.values():
+        yield from getattr(d, "parts", [d])
 
 
 def _sorts(runner: Runner) -> Iterator[_Sort]:
     """The collectives of this rank's gradients and parameters, with all of them as the largest size."""
     place, zero = runner.place, runner.scenario.parallelism.zero
-    parts = [part for d in runner.data.values() for part in getattr(d, "parts", [d])]
     sizes: dict[dist.ProcessGroup | None, int] = defaultdict(int)
-    for part in parts:
+    for part in _parts(runner):
         group = place.sharding.replicas if zero else part.group
         sizes[group] += sum(g.numel() for g in part.owned_gradients())
     own = sum(sizes.values())
@@ -61,31 +87,30 @@ def _sorts(runner: Runner) -> Iterator[_Sort]:
         sizes[place.tied] += runner.tied[0].numel()
     group, shards = place.sharding.group, place.sharding.shards
     x = torch.zeros(own * shards, dtype=runner.dtype, device=runner.device)
-    for g, n in sizes.items():
+    for number, (g, n) in enumerate(sizes.items()):
         if g is not None and n:
-            yield _Sort("all_reduce", g, n, partial(_all_reduce, x, g))
+            yield _Sort("all_reduce", g, n, partial(_all_reduce, x, g), number)
     if zero and group is not None:
         part = torch.zeros(own, dtype=runner.dtype, device=runner.device)
-        yield _Sort("reduce_scatter", group, own * shards, partial(_reduce_scatter, part, x, group, shards))
-        yield _Sort("all_gather", group, own * shards, partial(_all_gather, x, part, group, shards))
+        scatter, gather = partial(_reduce_scatter, part, x, group), partial(_all_gather, x, part, group)
+        yield _Sort("reduce_scatter", group, own * shards, scatter, len(sizes))
+        yield _Sort("all_gather", group, own * shards, gather, len(sizes) + 1)
 
 
-def _all_reduce(x: Tensor, group: dist.ProcessGroup, n: int, at: int = 0) -> dist.Work:
-    return dist.all_reduce(x[at : at + n], group=group, async_op=True)
+def _all_reduce(x: Tensor, group: dist.ProcessGroup, n: int) -> dist.Work:
+    return dist.all_reduce(x[:n], group=group, async_op=True)
 
 
-def _reduce_scatter(
-    part: Tensor, x: Tensor, group: dist.ProcessGroup, shards: int, n: int, at: int = 0
-) -> dist.Work:
-    share = n // shards
-    return reduce_scatter(part[:share], x[at : at + share * shards], group=group, async_op=True)
+def _reduce_scatter(part: Tensor, x: Tensor, group: dist.ProcessGroup, n: int) -> dist.Work:
+    share = n // (x.numel() // part.numel())
+    whole = share * (x.numel() // part.numel())
+    return reduce_scatter(part[:share], x[:whole], group=group, async_op=True)
 
 
-def _all_gather(
-    x: Tensor, part: Tensor, group: dist.ProcessGroup, shards: int, n: int, at: int = 0
-) -> dist.Work:
-    share = n // shards
-    return all_gather(x[at : at + share * shards], part[:share], group=group, async_op=True)
+def _all_gather(x: Tensor, part: Tensor, group: dist.ProcessGroup, n: int) -> dist.Work:
+    share = n // (x.numel() // part.numel())
+    whole = share * (x.numel() // part.numel())
+    return all_gather(x[:whole], part[:share], group=group, async_op=True)
 
 
 def time_collectives(runner: Runner) -> list[Timed]:
@@ -93,57 +118,78 @@ def time_collectives(runner: Runner) -> list[Timed]:
     end it took.
     """
     found = []
-    for kind, sort in enumerate(_sorts(runner)):
-        ranks, first = dist.get_world_size(sort.group), dist.get_process_group_ranks(sort.group)[0]
-        n, number = sort.elements, 0
-        while n >= LEAST_ELEMENTS or number == 0:
+    for sort in _sorts(runner):
+        n, place = sort.elements, 0
+        while n >= LEAST_ELEMENTS or place == 0:
             for again in range(REPEATS):
-                start = time.perf_counter_ns()
-                sort.start(n, 0).wait()
-                end = runner.pipeline.now()
-                size = n * torch.empty((), dtype=runner.dtype).element_size()
-                found.append(Timed(sort.op, ranks, first, (kind * 100 + number) * REPEATS + again, size, start, end))
-            n, number = n // 4, number + 1
+                found.append(_timed(runner, sort, n, place * REPEATS + again))
+            n, place = n // 4, place + 1
     return found
 
 
-def time_beside(runner: Runner) -> list[tuple[float, float]]:
-    """What communications take from computations beside them: (seconds lost, seconds of these alone), one a sort.
+def _timed(runner: Runner, sort: _Sort, n: int, number: int) -> Timed:
+    start = time.perf_counter_ns()
+    sort.start(n).wait()
+    end = runner.pipeline.now()
+    ranks, first = _members(sort.group)
+    return Timed(sort.op, ranks, first, sort.number * NUMBERS + number, n * runner.dtype.itemsize, start, end)
 
-    As in a step: forwards of one layer after the other, and beside each a layer's worth of another place in memory
-    is reduced or gathered, which the next one waits for.
+
+def time_beside(runner: Runner) -> tuple[list[Timed], Beside | None]:
+    """What communications take from computations beside them, and how long these very communications take alone.
+
+    In place: one micro-batch forward and backward, as the last of a step, without and with its communications in
+    turns.
     """
-    layers = [b for s in runner.stages.values() for b in s.blocks if isinstance(b, Layer)]
-    if not layers or not is_async(runner):
-        return []
+    if not is_async(runner):
+        return [], None
+    _micro_batch(runner, talk=True)  # warm
+    seconds = [(talk, _micro_batch(runner, talk)) for talk in (True, False, False, True)]
+    wall_s, cpu_s = (sum(s[clock] if talk else -s[clock] for talk, s in seconds) / 2 for clock in (0, 1))
+    data = list(_parts(runner))
+    sent = [s for d in data for s in d.traffic.sent]
+    for d in data:
+        d.traffic = Traffic()
+    sizes = sorted({(s.op, *_members(s.group), s.bytes) for s in sent})
+    sorts = {(sort.op, *_members(sort.group)): sort for sort in _sorts(runner)}
+    alone = [(sorts[tuple(sort)], n // runner.dtype.itemsize) for *sort, n in sizes for _ in range(ALONE)]
+    timed = [_timed(runner, sort, n, NUMBERS // 2 + i) for i, (sort, n) in enumerate(alone)]
+    return timed, Beside(tuple((s.op, _members(s.group)[0], s.bytes) for s in sent), wall_s, cpu_s)
+
+
+def _members(group: dist.ProcessGroup) -> tuple[int, int]:
+    """Number of a group's ranks, and the first of them."""
+    return dist.get_world_size(group), dist.get_process_group_ranks(group)[0]
+
+
+def _micro_batch(runner: Runner, talk: bool) -> tuple[float, float]:
+    """Wall seconds, waits for collectives left out, and CPU seconds of one micro-batch through this rank's stages."""
+    data = list(runner.data.values())
+    with nullcontext() if talk else silence(runner):
+        for part in _parts(runner):
+            part.traffic = Traffic()
+        dist.barrier()
+        wall, cpu = runner.pipeline.now(), time.process_time()
+        for d in data:
+            d.begin()
+            d.last()
+        _compute(runner)
+        for d in data:
+            d.finish()
+        wall_s, cpu_s = (runner.pipeline.now() - wall) * 1e-9, time.process_time() - cpu
+    runner.place.model.tape.take()
+    return wall_s - sum(p.traffic.waited_ns for p in _parts(runner)) * 1e-9, cpu_s
+
+
+def _compute(runner: Runner) -> None:
     x = torch.zeros(runner.pipeline.shape, dtype=runner.dtype, device=runner.device)
-    with silence(runner):
-        return [_beside(runner, sort, layers, x) for sort in _sorts(runner)]
-
-
-@torch.no_grad()
-def _beside(runner: Runner, sort: _Sort, layers: Sequence[nn.Module], x: Tensor) -> tuple[float, float]:
-    """Seconds lost, and seconds alone; ranks may have other numbers of layers, and all go round as often."""
-    rounds = torch.tensor([len(layers)], device=runner.device)
-    dist.all_reduce(rounds, dist.ReduceOp.MIN, group=sort.group)
-    size = sum(p.numel() for p in layers[0].parameters())
-    n = min(sort.elements, max(LEAST_ELEMENTS, size))
-
-    def go(compute: bool, communicate: bool) -> None:
-        for i in range(int(rounds)):
-            work = sort.start(n, i * n % max(1, sort.elements - n + 1)) if communicate else None
-            if compute:
-                layers[i](x)
-            if work is not None:
-                work.wait()
-
-    seconds = {}
-    for what in ((True, False), (False, True), (True, True)):
-        dist.barrier(sort.group)
-        start = runner.pipeline.now()
-        go(*what)
-        seconds[what] = (runner.pipeline.now() - start) * 1e-9
-    return max(0.0, seconds[True, True] - seconds[True, False]), seconds[False, True]
+    tokens, targets = runner.own_batch(make_batch(runner.scenario, 0, runner.device))
+    last = {}
+    for s, stage in runner.stages.items():
+        first = isinstance(stage.blocks[0], Embedding) if stage.blocks else False
+        last[s] = stage.forward(0, tokens[0] if first else x.clone(), targets[0]).ndim == 0
+    for s, stage in reversed(runner.stages.items()):
+        stage.backward(0, None if last[s] else x)
 
 
 def is_async(runner: Runner) -> bool:

@@ -49,13 +49,13 @@ def make_profile(
     `epilogues`: by rank, what the simulator calls the operators after the last backward.
     """
     chosen = chosen_rounds(logs[0])
-    found = [_messages(logs, chosen, message_bytes), _collectives(logs, chosen, parallelism)]
-    collectives = _tables([*found, _within_blocks(logs, chosen)])
+    gradients = _collectives(logs, chosen, parallelism)
+    collectives = _tables([_messages(logs, chosen, message_bytes), gradients, _within_blocks(logs, chosen)])
     return Profile(
         name=name, source="calibrate.measure: blocks timed in step order between the steps", date=date,
         hardware=hardware, software=software,
         settings={"threads": 1, "calibrations": len(chosen)},
-        coefficients=_share(logs, chosen),
+        coefficients=_share(logs, chosen, gradients),
         points=_epilogue(logs, chosen, epilogues),
         blocks=_blocks(logs, chosen),
         collectives=collectives,
@@ -177,13 +177,23 @@ def _shards(p: Parallelism) -> int:
     return min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
 
 
-def _share(logs: Sequence[Log], chosen: Sequence[int]) -> dict[str, Coefficient]:
-    """What a collective takes from the computation beside it, as a fraction of the time it takes alone."""
-    found = [lost / alone for log in logs for i in chosen for lost, alone in log.calibrations[i].beside]
-    if not found:
+def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times) -> dict[str, Coefficient]:
+    """What a collective takes from the computation beside it, as a fraction of the time it takes alone.
+
+    Of quiet windows the wall time lost counts, of others the CPU time. All sorts together: the simulator has one share.
+    """
+    lost_s = alone_s = 0.0
+    for log in logs:
+        rounds = [(c.foreign_cores <= QUIET_CORES, c.beside) for c in (log.calibrations[i] for i in chosen)]
+        lost = [b.wall_s if quiet else b.cpu_s for quiet, b in rounds if b is not None and b.sent]
+        if lost:
+            lost_s += statistics.median(lost)
+            sent = log.calibrations[chosen[0]].beside.sent
+            alone_s += sum(statistics.median(times[op, ranks][n]) for op, ranks, n in sent)
+    if not alone_s:
         return {}
-    source = "a layer's forwards under gradients' collectives: what they took longer, by the collective's seconds"
-    return {"collective_sm_share": Coefficient(statistics.median(found), source)}
+    source = "a micro-batch under its gradients' collectives: what it took longer, by the collectives' seconds"
+    return {"collective_sm_share": Coefficient(max(0.0, lost_s) / alone_s, source)}
 
 
 def _spans(ends: Iterable[tuple[object, int, int]]) -> list[float]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_messages
-from calibrate.gradient_times import Timed, time_beside, time_collectives
+from calibrate.gradient_times import Beside, Timed, time_beside, time_collectives
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, sum_over_ranks
 from calibrate.pieces import Transfer
@@ -48,7 +48,7 @@ class Calibration:
     transfers: list[Transfer]
     messages: list[tuple[tuple[object, ...], int, int]]
     collectives: list[Timed]
-    beside: list[tuple[float, float]]
+    beside: Beside | None
     epilogue: list[Record]
     foreign_cores: float
 
@@ -144,7 +144,8 @@ def _calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     window = Window.enter()
     blocks = rehearsal.run(runner.batch(0))
     dist.barrier()
-    collectives, beside = time_collectives(runner), time_beside(runner)
+    alone, beside = time_beside(runner)
+    collectives = [*time_collectives(runner), *alone]
     epilogue = runner.optimize()
     messages = time_messages(runner) if runner.scenario.parallelism.pp > 1 else []
     others = window.leave()

@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,28 @@ def make_buckets(sizes: Sequence[int], limit: float) -> list[list[int]]:
         buckets[-1].append(i)
         full = sum(sizes[j] for j in buckets[-1]) >= limit
     return buckets
+
+
+class Sent(NamedTuple):
+    """A collective that was started: its name, its group, and bytes as nccl-tests counts them."""
+
+    op: str
+    group: dist.ProcessGroup
+    bytes: int
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What data parallelism sends, and how long this rank waits for it. For a calibration to look at."""
+
+    sent: list[Sent] = field(default_factory=list)
+    waited_ns: int = 0
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for a collective."""
+        start = time.perf_counter_ns()
+        work.wait()
+        self.waited_ns += time.perf_counter_ns() - start
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +136,12 @@ class DataParallel:
         self.params, self.group, self.stage = params, group, stage
         self.flat = flat_gradients(params)
         self.silent = False
+        self.traffic = Traffic()
         self.works: list[dist.Work] = []
         self.records: list[Record] = []
         self.slices: list[Tensor] = [self.flat]
         self.bucket_of: dict[int, int] = {}
+        self.micro_batches = sync.micro_batches
         self.due: list[int] = []
         self.missing: list[int] = []
         if group is not None and not sync.after_backward:
@@ -160,6 +185,10 @@ class DataParallel:
     def begin(self) -> None:
         """A step begins."""
 
+    def last(self) -> None:
+        """The next micro-batch is the step's last."""
+        self.missing = [n // self.micro_batches for n in self.due]
+
     def before_block(self, block: nn.Module) -> None:
         """A block is about to compute."""
 
@@ -169,7 +198,7 @@ class DataParallel:
     def zero(self) -> None:
         """Gradients to zero, for the next step."""
         self.flat.zero_()
-        self.records = []
+        self.records, self.traffic = [], Traffic()
         self.missing = list(self.due)
 
     def added(self, p: nn.Parameter) -> None:
@@ -184,6 +213,7 @@ class DataParallel:
     def _reduce(self, x: Tensor) -> None:
         start = time.perf_counter_ns()
         work = dist.all_reduce(x, group=self.group, async_op=True)
+        self.traffic.sent.append(Sent("all_reduce", self.group, x.nbytes))
         index, records = len(self.records), self.records
         records.append(Record("ALL_REDUCE", self.stage, -1, start, start))
 
@@ -198,7 +228,7 @@ class DataParallel:
         if self.group is not None and not self.bucket_of and not self.silent:
             self._reduce(self.flat)
         for work in self.works:
-            work.wait()
+            self.traffic.wait(work)
         if self.works and self.flat.device.type == "cuda":
             torch.cuda.synchronize()
         self.works = []

@@ -83,6 +83,10 @@ class ShardedParameters(Sharded):
         """A step begins."""
         self.missing = [self.sync.micro_batches] * len(self.units)
 
+    def last(self) -> None:
+        """The next micro-batch is the step's last."""
+        self.missing = [1] * len(self.units)
+
     def before_block(self, block: nn.Module) -> None:
         """The stage itself fetches blocks."""
 

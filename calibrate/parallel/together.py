@@ -62,6 +62,11 @@ class ExpertDataParallel:
     def begin(self) -> None:
         """A step begins."""
 
+    def last(self) -> None:
+        """The next micro-batch is the step's last."""
+        for part in self.parts:
+            part.last()
+
     def before_block(self, block: nn.Module) -> None:
         """A block is about to compute."""
 

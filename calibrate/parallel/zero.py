@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrate.model import WeightGrads
-from calibrate.parallel.data import Sync, distinct_parameters, hook_gradients, make_buckets
+from calibrate.parallel.data import Sent, Sync, Traffic, distinct_parameters, hook_gradients, make_buckets
 from calibrate.parallel.pipeline import Record
 
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
@@ -117,6 +117,7 @@ class Running:
 
     records: list[Record]
     index: int
+    traffic: Traffic
     work: dist.Work | None = None
     tells: bool = False
 
@@ -135,7 +136,7 @@ class Running:
 
     def wait(self) -> None:
         """Wait for it."""
-        self.work.wait()
+        self.traffic.wait(self.work)
         if not self.tells:
             self.ended()
 
@@ -150,6 +151,7 @@ class Sharded:
         self.units, self.stage = units, stage
         self.silent = False
         self.records: list[Record] = []
+        self.traffic = Traffic()
         self.gathers: dict[int, Running | None] = {}
         self.reducing: tuple[Unit, Tensor, Running | None] | None = None
 
@@ -177,7 +179,8 @@ class Sharded:
     def gather(self, i: int) -> None:
         """Start gathering a unit's parameters, unless that is under way."""
         if i not in self.gathers and not self.silent:
-            self.gathers[i] = self._start("ALL_GATHER", self.units[i].gather)
+            unit = self.units[i]
+            self.gathers[i] = self._start(Sent("all_gather", unit.sharding.group, unit.bytes), unit.gather)
 
     def arrived(self, i: int) -> None:
         """Wait for a unit's parameters, if they are on their way."""
@@ -197,7 +200,8 @@ class Sharded:
             return
         mine = torch.empty_like(unit.shard) if unit.kept is None else unit.own(flat)
         work = self._start(
-            "REDUCE_SCATTER", lambda: reduce_scatter(mine, flat, group=sharding.group, async_op=True)
+            Sent("reduce_scatter", sharding.group, flat.nbytes),
+            lambda: reduce_scatter(mine, flat, group=sharding.group, async_op=True),
         )
         self.reducing = unit, mine, work
 
@@ -211,13 +215,14 @@ class Sharded:
             work.wait()
         replicas = unit.sharding.replicas
         if replicas is not None and not self.silent:
-            self._start("ALL_REDUCE", lambda: dist.all_reduce(mine, group=replicas, async_op=True)).wait()
+            sent = Sent("all_reduce", replicas, mine.nbytes)
+            self._start(sent, lambda: dist.all_reduce(mine, group=replicas, async_op=True)).wait()
         if unit.kept is None:
             unit.shard.grad.add_(mine)
 
     def zero(self) -> None:
         """Gradients to zero, for the next step."""
-        self.records = []
+        self.records, self.traffic = [], Traffic()
         for u in self.units:
             u.shard.grad.zero_()
             if u.kept is not None:
@@ -241,13 +246,16 @@ class Sharded:
             found |= {id(p): x for p, x in zip(u.params, u.pieces(flat), strict=True)}
         return found
 
-    def _start(self, kind: str, start: Callable[[], dist.Work | None]) -> Running | None:
+    def _start(self, sent: Sent, start: Callable[[], dist.Work | None]) -> Running | None:
         """Start a communication, and record it until it is done."""
-        running = Running(self.records, len(self.records))
+        running = Running(self.records, len(self.records), self.traffic)
         begin = time.perf_counter_ns()
-        self.records.append(Record(kind, self.stage, -1, begin, begin))
+        self.records.append(Record(sent.op.upper(), self.stage, -1, begin, begin))
         running.work = start()
-        return running.watched() if running.work is not None else None
+        if running.work is None:
+            return None
+        self.traffic.sent.append(sent)
+        return running.watched()
 
 
 class ShardedOptimizer(Sharded):
@@ -270,7 +278,8 @@ class ShardedOptimizer(Sharded):
         self.bucket_of = {id(p): i for i, members in enumerate(buckets) for p in members}
         uses = hook_gradients(blocks, store, self.added) if self.hooked else {}
         self.due = [sum(uses.get(id(p), 1) for p in members) for members in buckets]
-        self.due = [n * (1 if each else sync.micro_batches) for n in self.due]
+        self.micro_batches = 1 if each else sync.micro_batches
+        self.due = [n * self.micro_batches for n in self.due]
         self.missing = list(self.due)
         if not each:
             for u in self.units:
@@ -292,6 +301,10 @@ class ShardedOptimizer(Sharded):
             self.gathers = {}
             for i in reversed(range(len(self.units))):
                 self.gather(i)
+
+    def last(self) -> None:
+        """The next micro-batch is the step's last."""
+        self.missing = [n // self.micro_batches for n in self.due]
 
     def before_block(self, block: nn.Module) -> None:
         """Wait for the parameters of a block."""
