@@ -12,12 +12,14 @@ goes on when that is there. So tasks are numbered in an order in which they can 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from sim.actions import Action, Overlap, Schedule
 from sim.data_parallel import DP
+from sim.contended import LinkBook
 from sim.faults import Jitter, jitter_of
 from sim.messages import Messages, Wire
 from sim.plan import Plan
@@ -44,13 +46,6 @@ class Acted(NamedTuple):
     first: list[int]
     last: list[int]
 
-    def add(self, step: Step, first: int, last: int) -> None:
-        """One action or a pair, from its first task to its last."""
-        for action in step:
-            self.actions.append(action)
-            self.first.append(first)
-            self.last.append(last)
-
 
 class _Arrival(NamedTuple):
     """A member of a collective that waits for the others."""
@@ -72,13 +67,22 @@ class _Rank:
     handles: dict[tuple[int, str], int] = field(default_factory=dict)  # gathers of the prologue, by stage
     open: dict[str, int] = field(default_factory=dict)  # last task on each stream that nobody has waited for
     collectives: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # so far, by group and members
-    counts: dict[Template, int] = field(default_factory=dict)  # how often each was placed
-    acted: Acted = field(default_factory=lambda: Acted([], [], []))
+    placed: list[Template] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)  # task of each step
+    final: list[int] = field(default_factory=list)
     jitter: Jitter | None = None
 
     def ended(self) -> list[int]:
         """What the rank has done is done when these are; messages aside."""
         return [self.last[COMPUTE], *self.tail] if COMPUTE in self.last else list(self.tail)
+
+    def acted(self) -> Acted:
+        """All actions; a pair's two have the same tasks."""
+        return Acted(
+            [action for step in self.steps for action in step],
+            *([task for step, task in zip(self.steps, x, strict=True) for _ in step] for x in (self.first, self.final)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +100,22 @@ class Build:
     """Walks all action lists; its state is where each class stands and the messages and collectives under way."""
 
     def __init__(
-        self, plan: Plan, schedule: Schedule, pricing: Pricing, stages: list[dict[int, Stage]], expand: bool
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        pricing: Pricing,
+        stages: list[dict[int, Stage]],
+        expand: bool,
+        links: LinkBook | None = None,
     ) -> None:
         self.plan, self.schedule, self.pricing, self.stages = plan, schedule, pricing, stages
         p, jittery = plan.scenario.parallelism, jitter_of(plan.scenario, 0) is not None
         self.graph = TaskGraph(plan.classes)
         self.ranks = [_Rank(i, jitter=jitter_of(plan.scenario, c.rank)) for i, c in enumerate(plan.classes)]
         self.overlap, self.pair = bool(p.p2p_overlap), p.ep_overlap
-        self.messages = Messages(plan, schedule, pricing, self.graph)
-        self.uses = Uses(plan, schedule, pricing, stages, self.graph, self.messages, expand or jittery)
+        self.links = links
+        self.messages = Messages(plan, schedule, pricing, self.graph, links)
+        self.uses = Uses(plan, schedule, pricing, stages, self.graph, self.messages, expand or jittery, links)
         self.posted: dict[int, list[int]] = {}  # messages that one end is ready for, and when
         self.arrived: dict[Key, list[_Arrival]] = {}
         self.shared: dict[Key, int] = {}
@@ -122,10 +133,10 @@ class Build:
         for rank in self.ranks:
             traffic.append({})
             members = len(self.plan.classes[rank.index].ranks)
-            for template, count in rank.counts.items():
+            for template, count in Counter(rank.placed).items():
                 _add_times(self.shares, template.shares, count * members)
                 _add_times(traffic[-1], template.traffic, count)
-        return Built(self.graph, self.shares, traffic, [r.acted for r in self.ranks])
+        return Built(self.graph, self.shares, traffic, [r.acted() for r in self.ranks])
 
     def _walk_all(self) -> None:
         """All walks, each as far as it goes whenever it can go on."""
@@ -148,8 +159,7 @@ class Build:
 
     def _go_on(self, key: Key) -> None:
         """Let those go on who wait for a message or collective that is in the graph now."""
-        if key in self.waiting:
-            self.ready += self.waiting.pop(key)
+        self.ready += self.waiting.pop(key, ())
 
     def _walk(self, rank: _Rank) -> Walk:
         """One class of ranks: prologue, action list, epilogue."""
@@ -157,8 +167,9 @@ class Build:
         held = self.stages[rank.index]
         for stage, what in held.items():
             yield from self._once(rank, ("prologue", id(what)), what.prologue, "ALL_GATHER", stage)
-        steps = self._steps(self.schedule.ranks[pipeline_rank])
+        steps = rank.steps = self._steps(self.schedule.ranks[pipeline_rank])
         uses = self.uses.of(rank.index, steps)
+        rank.placed += [use.template for use in uses]
         go = self._go_overlapped if self.overlap else self._go_blocking
         yield from go(rank, steps, uses)
         rank.waits += rank.open.values()
@@ -182,26 +193,32 @@ class Build:
 
     def _go_overlapped(self, rank: _Rank, steps: list[Step], uses: list[Use]) -> Walk:
         """Receive, act, send; a message is on its way when its producer has ended."""
-        tasks, last = self.messages.tasks, rank.last
+        tasks, waiting, last, add = self.messages.tasks, self.waiting, rank.last, self.graph.add
+        apart = self._apart
         for step, use in zip(steps, uses, strict=True):
             for i, wire in use.inputs:
-                key = wire.first_key + step[i].micro_batch
+                key = wire.first_key + step[i][2]
                 while tasks[key] < 0:
                     yield key
                 rank.waits.append(tasks[key])
-            if not self._act_alone(rank, use, step):
-                yield from self._act(rank, use, step)
-            for i, wire in use.outputs:
-                self._post(wire, step[i].micro_batch, self._sent_after(rank, wire), False)
-                last[wire.queue] = tasks[wire.first_key + step[i].micro_batch]
+            if apart(rank, use, step) or not self._act_alone(rank, use, step[0][2]):
+                yield from self._act(rank, use, step[0])
+            for i, (first_key, seconds, sort, queue) in use.outputs:
+                key = first_key + step[i][2]
+                waits = [last[COMPUTE], *rank.waits]
+                if queue in last:
+                    waits.append(last[queue])
+                tasks[key] = last[queue] = add(seconds, waits, sort, step[i][2])
+                if key in waiting:
+                    self._go_on(key)
 
     def _go_blocking(self, rank: _Rank, steps: list[Step], uses: list[Use]) -> Walk:
         """Act, post what is sent and what the next step receives, and wait for all of it."""
         before: tuple[Step, Ends] = ((), ())
         for step, use in zip(steps, uses, strict=True):
             yield from self._exchange(rank, *before, step, use.inputs)
-            if not self._act_alone(rank, use, step):
-                yield from self._act(rank, use, step)
+            if self._apart(rank, use, step) or not self._act_alone(rank, use, step[0][2]):
+                yield from self._act(rank, use, step[0])
             before = (step, use.outputs)
         yield from self._exchange(rank, *before, (), ())
 
@@ -217,9 +234,12 @@ class Build:
         sent = [(wire, done[i].micro_batch) for i, wire in outputs]
         received = [(wire, coming[i].micro_batch) for i, wire in inputs]
         for wire, micro_batch in sent:
-            self._post(wire, micro_batch, self._sent_after(rank, wire), True)
+            waits = [rank.last[COMPUTE], *rank.waits]
+            if wire.queue in rank.last:
+                waits.append(rank.last[wire.queue])
+            self._post(wire, micro_batch, waits)
         for wire, micro_batch in received:
-            self._post(wire, micro_batch, rank.ended(), True)
+            self._post(wire, micro_batch, rank.ended())
         tasks = self.messages.tasks
         for wire, micro_batch in (*sent, *received):
             key = wire.first_key + micro_batch
@@ -229,22 +249,13 @@ class Build:
         for wire, micro_batch in sent:
             rank.last[wire.queue] = tasks[wire.first_key + micro_batch]
 
-    def _sent_after(self, rank: _Rank, wire: Wire) -> list[int]:
-        """What a message waits for at its sender: the result, and the message before it."""
-        last = rank.last
-        waits = [last[COMPUTE], *rank.waits]
-        if wire.queue in last:
-            waits.append(last[wire.queue])
-        return waits
-
-    def _post(self, wire: Wire, micro_batch: int, waits: list[int], both: bool) -> None:
-        """One end is ready for a message when `waits` have ended; `both`: it starts once the other end is, too."""
+    def _post(self, wire: Wire, micro_batch: int, waits: list[int]) -> None:
+        """One end is ready for a message when `waits` have ended; it starts once the other end is, too."""
         key = wire.first_key + micro_batch
-        if both and key not in self.posted:
+        if key not in self.posted:
             self.posted[key] = waits
             return
-        if both:
-            waits = self.posted.pop(key) + waits
+        waits = self.posted.pop(key) + waits
         self.messages.tasks[key] = self.graph.add(wire.seconds, waits, wire.sort, micro_batch)
         self._go_on(key)
 
@@ -254,39 +265,43 @@ class Build:
         """Place a program that runs once a step, task by task; compiled once for all ranks that run the same."""
         template = self.uses.once(rank.index, key, program)
         if template.tasks:
-            rank.counts[template] = rank.counts.get(template, 0) + 1
+            rank.placed.append(template)
             ids: list[int] = []
             yield from self._expand(rank, template, kind, stage, -1, ids)
             rank.handles.update(((stage, handle), ids[i]) for handle, i in template.open)
 
-    def _act_alone(self, rank: _Rank, use: Use, step: Step) -> bool:
+    def _apart(self, rank: _Rank, use: Use, step: Step) -> bool:
+        """Whether an action's communications share links with others, so that each needs its own task."""
+        return self.links is not None and self.links.places_apart(rank.index, step[0], use.template)
+
+    def _act_alone(self, rank: _Rank, use: Use, micro_batch: int) -> bool:
         """Put an action at the end of what the rank does, as one task where that comes to the same as all of them."""
-        template = use.template
-        if not use.alone or (use.early and rank.waits) or not rank.open.keys().isdisjoint(template.joined):
+        template, waits = use.template, rank.waits
+        if not use.alone or (use.early and waits) or not rank.open.keys().isdisjoint(template.joined):
             return False
-        graph, before, micro_batch = self.graph, rank.last, step[0].micro_batch
-        rank.counts[template] = rank.counts.get(template, 0) + 1
-        waits, rank.waits, rank.tail = rank.waits, [], ()
+        graph, before = self.graph, rank.last
         if COMPUTE in before:
             waits.append(before[COMPUTE])
+        rank.waits, rank.tail = [], ()
         task = before[COMPUTE] = graph.add(template.makespan_s, waits, use.sort, micro_batch)
         for launch, sort in use.launches:
             waits = [before[launch.stream]] if launch.stream in before else []
             beside = graph.add(launch.seconds, waits, sort, micro_batch)
             graph.lags[beside] = (task, launch.lag_s)
             before[launch.stream] = rank.open[launch.stream] = beside
-        rank.acted.add(step, task, task)
+        rank.first.append(task)
+        rank.final.append(task)
         return True
 
-    def _act(self, rank: _Rank, use: Use, step: Step) -> Walk:
+    def _act(self, rank: _Rank, use: Use, action: Action) -> Walk:
         """Put an action at the end of what the rank does, task by task."""
         template = use.template
-        rank.counts[template] = rank.counts.get(template, 0) + 1
         ids: list[int] = []
-        rooted = yield from self._expand(rank, template, use.name, step[0].stage, step[0].micro_batch, ids)
+        rooted = yield from self._expand(rank, template, use.name, action.stage, action.micro_batch, ids)
         ends = [i for i in template.tail if i in rooted]  # gathers may end long before
         last = ends[-1] if ends else max((i for i in rooted if template.tasks[i].stream == COMPUTE), default=-1)
-        rank.acted.add(step, ids[next(iter(rooted), 0)], ids[last])
+        rank.first.append(ids[next(iter(rooted), 0)])
+        rank.final.append(ids[last])
 
     def _expand(
         self, rank: _Rank, template: Template, kind: str, stage: int, micro_batch: int, ids: list[int]
@@ -315,6 +330,8 @@ class Build:
             else:
                 compute_s = local.seconds if local.stream == COMPUTE else 0.0
                 sort = self.graph.new_sort(local.detail, (row,), stage, compute_s)
+                if self.links is not None and local.group:
+                    self.links.collective(sort, (rank.index,), local)
                 task = self.graph.add(local.seconds, waits, sort, micro_batch)
             rank.last[local.stream] = task
             ids.append(task)
@@ -340,6 +357,8 @@ class Build:
             return self.shared[key]
         arrived.sort(key=lambda a: a.class_index)
         sort = self.graph.new_sort(arrived[0].local.detail, tuple(a.row for a in arrived), stage)
+        if self.links is not None:
+            self.links.collective(sort, members, arrival.local)
         waits = [w for a in arrived for w in a.waits]
         task = self.graph.add(max(a.local.seconds for a in arrived), waits, sort, micro_batch)
         self.shared[key] = task

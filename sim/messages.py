@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.actions import Kind, Schedule
+from sim.contended import LinkBook
 from sim.plan import Plan
 from sim.pricing import Pricing
 from sim.stages import stage_input_bytes
@@ -27,8 +28,11 @@ class Messages:
     """All messages of a step. `tasks`: by key, -1 where it is not under way; `shares`: their seconds by (kind, source,
     uncertainty), over all ranks."""
 
-    def __init__(self, plan: Plan, schedule: Schedule, pricing: Pricing, graph: TaskGraph) -> None:
+    def __init__(
+        self, plan: Plan, schedule: Schedule, pricing: Pricing, graph: TaskGraph, links: LinkBook | None = None
+    ) -> None:
         self.plan, self.schedule, self.pricing, self.graph = plan, schedule, pricing, graph
+        self.links = links
         self.shares: dict[tuple[str, str, float], float] = {}
         self.tasks: list[int] = []
         p = plan.scenario.parallelism
@@ -83,6 +87,8 @@ class Messages:
             for i, end in zip(places, ("send", "recv"), strict=True)
         ]
         sort = self.graph.new_sort(detail, tuple(sorted(rows)), source)
+        if self.links is not None:
+            self.links.message(sort, places[0], places[1], self._bytes, priced.seconds)
         first_key = len(self.tasks)
         self.tasks += [-1] * self.schedule.micro_batches
         return Wire(first_key, priced.seconds, sort, queue)

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from sim import schedules
 from sim.actions import Action, Kind, Schedule
 from sim.build import Build, Built, Deadlock
+from sim.contended import LinkBook, Ran, run_step
 from sim.costs import Costs
 from sim.data_parallel import DataParallel, make_data_parallel
-from sim.engine import Times, run_simpy, run_static
+from sim.engine import Times
 from sim.errors import InputError
 from sim.faults import link_scales
 from sim.memory import MemoryCurve, States, memory_curve, over_steps, states
@@ -55,10 +56,19 @@ class Simulation:
     schedule: Schedule
     pricing: Pricing
     stages: list[dict[int, Stage]]
-    built: Built
-    times: Times
+    ran: Ran
     wall_s: float
     expanded: bool = False
+
+    @property
+    def built(self) -> Built:
+        """The task graph and what it was built from."""
+        return self.ran.built
+
+    @property
+    def times(self) -> Times:
+        """When its tasks ran."""
+        return self.ran.times
 
     @cached_property
     def spans(self) -> list[dict[Action, tuple[float, float]]]:
@@ -209,8 +219,13 @@ def _simulate(
     dp = make_data_parallel(plan)
     schedule = schedule or make_schedule(scenario, plan, pricing, dp)
     stages = _stages(plan, schedule, pricing, dp, expand)
+
+
+    def build(links: LinkBook | None) -> Built:
+        return Build(plan, schedule, pricing, stages, expand, links).run()
+
     try:
-        built = Build(plan, schedule, pricing, stages, expand).run()
+        ran = run_step(build, pricing, schedule, engine == "simpy")
     except Deadlock as error:
         if scenario.parallelism.p2p_overlap:
             raise
@@ -218,9 +233,8 @@ def _simulate(
             f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
             f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
         ) from None
-    times = run_simpy(built.graph) if engine == "simpy" else run_static(built.graph)
     wall_s = time.perf_counter() - begin
-    return Simulation(scenario, costs.profile, plan, schedule, pricing, stages, built, times, wall_s, expand)
+    return Simulation(scenario, costs.profile, plan, schedule, pricing, stages, ran, wall_s, expand)
 
 
 @contextmanager

@@ -100,6 +100,21 @@ class Template:
         """Where its seconds come from."""
         return "+".join(dict.fromkeys(s for _, s, _ in self.shares))
 
+    @cached_property
+    def ends_s(self) -> list[float]:
+        """End of each task with all streams free at zero."""
+        return _alone(self.tasks, set())[0]
+
+    @cached_property
+    def launches_apart(self) -> tuple[tuple[Launch, LocalTask], ...]:
+        """`launches` as one for each communication."""
+        left = {x.stream for x in self.launches}
+        return tuple(
+            (Launch(t.stream, t.kind, max((self.ends_s[d] for d in t.deps), default=0.0), t.seconds, t.detail), t)
+            for t in self.tasks
+            if t.stream in left
+        )
+
     def starts_on(self, stream: str) -> bool:
         """Whether something on `stream` needs nothing that the template does before."""
         return any(t.stream == stream and not t.deps for t in self.tasks)

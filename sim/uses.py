@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sim.actions import Action, Kind, Schedule
+from sim.contended import LinkBook
 from sim.data_parallel import DP
 from sim.messages import Messages, Wire
 from sim.plan import Plan
@@ -49,11 +50,13 @@ class Uses:
         graph: TaskGraph,
         messages: Messages,
         expand: bool,
+        links: LinkBook | None,
     ) -> None:
         self.plan, self.pricing, self.stages, self.graph = plan, pricing, stages, graph
         self.messages, self.expand, self.lanes = messages, expand, plan.lanes
         self.ends = _ends(schedule)
-        self._templates: dict[tuple[object, ...], Template] = {}
+        self.links = links
+        self._templates: dict[tuple[object, ...], Template] = links.templates if links is not None else {}
 
     def of(self, class_index: int, steps: list[Step]) -> list[Use]:
         """What each of a class's steps uses."""
@@ -97,19 +100,28 @@ class Uses:
         row = graph.row(class_index, COMPUTE, name)
         needs = ((i, messages.needed_by(a.stage, a.kind)) for i, a in enumerate(step))
         gives = ((i, messages.result_of(a.stage, a.kind)) for i, a in enumerate(step))
+        sort = graph.new_sort(detail, (row,), stage, template.compute_s, template.exposed_s)
         return Use(
             template,
             name,
             template.alone and whole and not self._meets_others(class_index, template),
             template.starts_on(DP),
-            graph.new_sort(detail, (row,), stage, template.compute_s, template.exposed_s),
-            tuple(
-                (x, graph.new_sort(x.detail, (graph.row(class_index, x.stream, x.kind),), stage))
-                for x in template.launches
-            ),
+            sort,
+            self._launches(class_index, template, sort, stage),
             tuple((i, messages.wire(lane, hop)) for i, hop in needs if hop),
             tuple((i, messages.wire(lane, hop)) for i, hop in gives if hop),
         )
+
+    def _launches(self, class_index: int, template: Template, sort: int, stage: int) -> tuple[tuple[Launch, int], ...]:
+        """What the template leaves running: a task a stream, or one for each communication where links are shared."""
+        graph, links, launches = self.graph, self.links, template.launches
+        if links is not None and links.launches_apart(class_index, template):
+            launches = tuple(launch for launch, _ in template.launches_apart)
+        rows = ((graph.row(class_index, x.stream, x.kind),) for x in launches)
+        out = tuple((x, graph.new_sort(x.detail, row, stage)) for x, row in zip(launches, rows, strict=True))
+        if links is not None:
+            links.whole(class_index, template, sort, tuple(its for _, its in out))
+        return out
 
     def _template(self, class_index: int, step: Step) -> Template:
         """The compiled program of a step."""

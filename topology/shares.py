@@ -51,6 +51,18 @@ def capacities(cluster: ClusterSpec) -> dict[str, float]:
     }
 
 
+def links_of(network: Network, ranks: Sequence[int]) -> tuple[str, ...]:
+    """The links that a group's collectives may use."""
+    group = network.group(ranks)
+    near = ("domain",) if group.members_max > 1 else ()
+    return (*near, "nic", "spine", "host") if group.domains > 1 else near
+
+
+def links_between(network: Network, src: int, dst: int) -> tuple[str, ...]:
+    """The links that a message may use."""
+    return ("domain", "nic", "spine", "host") if network.way(src, dst).hops else ("domain",)
+
+
 def collective_load(network: Network, kind: str, ranks: Sequence[int], size_bytes: float) -> Load:
     """A collective's bytes on the links of each member; `size_bytes` as nccl-tests counts it."""
     if len(ranks) == 1 or size_bytes <= 0:

@@ -346,4 +346,5 @@ def _fault_scale(scenario: Scenario) -> float:
         return 1.0
     if getattr(faults, "jitter", None) is not None:
         return 0.0
-    return min([1.0, *(s.compute_scale for s in faults.stragglers), *(1 / max(1.0, x.bandwidth_scale) for x in faults.links)])
+    faster = [1 / max(1.0, x.bandwidth_scale) for x in faults.links]
+    return min([1.0, *(s.compute_scale for s in faults.stragglers), *faster])

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from sim.views.units import count, n_bytes, percent, rate, seconds
 
 Result = Mapping[str, Any]
+SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
+LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
 
 
 class Number(NamedTuple):
@@ -45,7 +47,18 @@ def _step(result: Result) -> list[Number]:
             f"of the step; idle ÷ busy {result.get('bubble_ratio') or 0.0:.3f}",
         ),
         Number("Exposed communication", seconds(exposed), f"{percent(exposed / step)} of the step"),
+        *_contention(result, step),
     ]
+
+
+def _contention(result: Result, step: float) -> list[Number]:
+    """What sharing links costs the step, where that shows."""
+    found = result.get("contention") or {}
+    lost = float(found.get("lost_s") or 0.0)
+    if lost < SHOWN * step:
+        return []
+    where = ", ".join(LINK_NAMES.get(name, name) for name in found.get("links", ()))
+    return [Number("Shared links", seconds(lost), f"{percent(lost / step)} of the step lost on {where}")]
 
 
 def _serving(result: Result) -> list[Number]:
@@ -57,9 +70,7 @@ def _serving(result: Result) -> list[Number]:
     ):
         if key in result:
             p = result[key]
-            numbers.append(
-                Number(name, seconds(p["p50"]), f"median; p90 {seconds(p['p90'])}, p99 {seconds(p['p99'])}")
-            )
+            numbers.append(Number(name, seconds(p["p50"]), f"median; p90 {seconds(p['p90'])}, p99 {seconds(p['p99'])}"))
     if "output_tokens_per_s" in result:
         numbers.append(Number("Output tokens/s", count(result["output_tokens_per_s"])))
     return numbers

@@ -1,0 +1,90 @@
+"""Communications of a step that share links: both engines, folded and not, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sim.engine import run_static
+from sim.errors import InputError
+from sim.scenario import Scenario
+from sim.simulation import Simulation, simulate
+from tests.sim.cases import case
+from tests.sim.test_faults_folding import spans_of_ranks
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Scenario:
+    """Small layouts on slow networks, most of whose ranks send gradients beside messages or other collectives."""
+    sizes = {d: draw(st.sampled_from(s)) for d, s in (("tp", [1, 2, 4]), ("cp", [1, 2]), ("dp", [1, 2, 3]),
+                                                      ("pp", [1, 2, 4]))}  # fmt: skip
+    ranks = sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"]
+    assume(2 <= ranks <= 16)
+    over = draw(st.sampled_from([1.0, 3.0]))
+    cluster = {
+        "preset": "dgx-h100", "gpus_per_node": 2, "nvlink_domain": 2,
+        "intra_node": {"bandwidth_bytes_per_s": draw(st.sampled_from([5e9, 450e9]))},
+        "inter_node": {"nics_per_node": 2, "nic_bandwidth_bytes_per_s": draw(st.sampled_from([2e9, 50e9])),
+                       "oversubscription": over, "nodes_per_leaf": 2},
+    }  # fmt: skip
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "zb_v", "dualpipe"]))
+    parallelism = {
+        **sizes, "schedule": schedule, "zero": draw(st.integers(0, 3)), "bucket_bytes": 10**6,
+        "sp": sizes["tp"] > 1 and draw(st.booleans()), "p2p_overlap": draw(st.sampled_from([None, True])),
+        "rank_order": "-".join(draw(st.permutations(["tp", "cp", "dp", "pp"]))),
+    }  # fmt: skip
+    training = {"seq_len": 512, "global_batch_size": sizes["dp"] * sizes["pp"] * 2,
+                "activation_offload": draw(st.booleans())}  # fmt: skip
+    try:
+        return case(parallelism, training, {"layers": 4, "hidden": 512, "ffn": 1024}, cluster)
+    except InputError:
+        assume(False)
+        raise
+
+
+def run(scenario: Scenario, **how: Any) -> Simulation:
+    try:
+        return simulate(scenario, **how)
+    except InputError:  # a schedule that does not suit
+        assume(False)
+        raise
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(crowded())
+def test_folded_and_rank_by_rank_are_equal_to_the_last_bit(scenario: Scenario) -> None:
+    folded, apart = run(scenario, expand=True), run(scenario, expand=True, fold=False)
+    assert folded.ran.alone_s == apart.ran.alone_s
+    assert spans_of_ranks(folded) == spans_of_ranks(apart)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(crowded(), st.booleans())
+def test_simpys_clock_gives_the_same_to_the_last_bit(scenario: Scenario, expand: bool) -> None:
+    a, b = run(scenario, expand=expand), run(scenario, expand=expand, engine="simpy")
+    assert a.times.start_s == b.times.start_s
+    assert a.times.end_s == b.times.end_s
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(crowded())
+def test_actions_that_stand_as_one_task_hide_nothing(scenario: Scenario) -> None:
+    """Placed task by task only where links are crowded, the step takes what it takes with every task placed."""
+    a, b = run(scenario), run(scenario, expand=True)
+    assert a.step_time_s == pytest.approx(b.step_time_s, rel=1e-9)
+    assert a.ran.alone_s == pytest.approx(b.ran.alone_s, rel=1e-9)
+    assert a.step_time_s >= a.ran.alone_s * (1 - 1e-12)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(crowded())
+def test_where_no_link_is_crowded_no_bit_changes(scenario: Scenario) -> None:
+    sim = run(scenario, expand=True)
+    if sim.ran.flows is None:
+        assert sim.times.end_s == run_static(sim.built.graph).end_s
+    else:
+        rows = zip(sim.times.start_s, sim.times.end_s, sim.built.graph.seconds, strict=True)
+        assert any(end - start > s * (1 + 1e-9) for start, end, s in rows)
