@@ -69,7 +69,6 @@ def make_result(sim: Simulation) -> dict[str, Any]:
         "blame": blame(sim),
         "waiting": waiting(sim) if disturbs(scenario) else [],
         "contention": _contention(sim),
-        "contention": _contention(sim),
         "communication": _communication(sim),
         "provenance": _provenance(sim),
         "warnings": [*scenario.warnings, *_warnings(sim, peak, fits)],
@@ -163,27 +162,6 @@ def _communication(sim: Simulation) -> list[dict[str, Any]]:
         for c, traffic in zip(sim.plan.classes, sim.built.traffic, strict=True)
         for (kind, group), size in sorted(traffic.items())
     ]
-
-
-def _contention(sim: Simulation) -> dict[str, Any]:
-    """What it costs that communications share links: seconds of the step, the links, and for each class of ranks and
-    kind of communication how many were slowed and by how much in all."""
-    graph, times = sim.built.graph, sim.times
-    rows: dict[tuple[int, int], list[float]] = {}
-    least_s = ROUNDING * sim.step_time_s
-    for task, c, _, kind in graph.slot_table().tolist() if sim.ran.flows is not None else ():
-        slowed_s = times.end_s[task] - times.start_s[task] - graph.seconds[task]
-        if slowed_s > least_s:
-            rows.setdefault((c, kind), []).append(slowed_s)
-    kinds = tuple(graph.kinds)
-    return {
-        "lost_s": sim.step_time_s - sim.ran.alone_s if rows else 0.0,
-        "links": sorted(sim.ran.links),
-        "slowed": [
-            {"ranks": text_of(graph.classes[c].ranks), "kind": kinds[k], "count": len(s), "seconds": sum(s)}
-            for (c, k), s in sorted(rows.items())
-        ],
-    }
 
 
 def _contention(sim: Simulation) -> dict[str, Any]:
