@@ -31,7 +31,7 @@ from sim.flash import flash_seconds
 from sim.kernels import Table, bounds, kernel_file, lookup, make_table
 from sim.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.program import Compute, Phase
-from sim.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device, shape_bytes
+from sim.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, Device, shape_bytes
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
@@ -137,7 +137,7 @@ class Costs:
             return cost
         if op.kind == "grouped_gemm" and op.shape[0] > 1 and ("grouped_gemm", op.dtype) not in self._raw:
             return self._grouped(op)
-        if op.kind in ATTENTION:
+        if op.kind in ATTENTION and op.name != PREFILL:
             seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficient)
             if seconds is not None:
                 return self._throttled(op, Cost(seconds, "interpolated", FLASH_UNCERTAINTY))

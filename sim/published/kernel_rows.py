@@ -13,7 +13,7 @@ from sim.published.fused_rows import fused_kernel
 from sim.published.moe_rows import moe_layer
 from sim.published.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
 from sim.published.tables import Row
-from sim.roofline import ATTENTION_DECODE, shape_bytes, shape_flops
+from sim.roofline import ATTENTION_DECODE, PREFILL, shape_bytes, shape_flops
 
 Data = Mapping[str, Any]
 PHASES = {
@@ -30,9 +30,18 @@ def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
     op = str(data.get("op"))
     if op == "moe_layer":
         return moe_layer(row, calibration)
-    costs = costs_of(row, calibration)
+    costs = costs_of(row, calibration, burst=not _as_in_training(data))
     items = _MATMULS_AND_ATTENTION[op](data) if op in _MATMULS_AND_ATTENTION else fused_kernel(op, data)
     return {"seconds": total([costs.compute(item) for item in items], costs)}
+
+
+def _as_in_training(data: Data) -> bool:
+    """Whether a row names a layer's pass or whose kernel it is.
+
+    Then it was measured as training runs it. A bare matmul or attention is taken for what a profile's own points are:
+    a serving library's kernel in a short burst, which ends before the power limit acts.
+    """
+    return any(key in data for key in ("layout", "stage", "impl", "provider", "qkv_contiguous"))
 
 
 def total(parts: list[Cost], costs: Costs) -> Prediction:
@@ -94,7 +103,7 @@ def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
             v,
             int(bool(data.get("causal"))),
         )
-        name = str(data.get("impl", "attention"))
+        name = str(data.get("impl", "attention" if _as_in_training(data) or len(kinds) > 1 else PREFILL))
         if name in UNFUSED:
             return _unfused(shape, dtype, kinds)
         return [_fused(name, kind, shape, dtype) for kind in kinds]

@@ -7,7 +7,6 @@ averages, does not; gradients are new 16-bit tensors, for there is no buffer to 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from sim.costs import Costs
@@ -16,8 +15,7 @@ from sim.models.moe import moe_parts
 from sim.models.operators import backward_of, forward_of
 from sim.plan import make_plan
 from sim.pricing import Pricing
-from sim.profile import Profile
-from sim.published.prediction import Predictions, calibration_of, cluster_of, profile_named, spread
+from sim.published.prediction import Predictions, calibration_of, cluster_of, profile_named, spread, without
 from sim.published.tables import Row
 from sim.scenario import parse_scenario
 from sim.template import Template, compile_program
@@ -29,7 +27,8 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
     name = calibration or calibration_of(row)
     scenario = parse_scenario(_scenario(row, name), row.id)
     plan = make_plan(scenario)
-    pricing = Pricing(plan, Costs(_burst(profile_named(name)), scenario.cluster.gpu), Network(scenario.cluster))
+    profile = without(profile_named(name), "power_at_peak", "host_")
+    pricing = Pricing(plan, Costs(profile, scenario.cluster.gpu), Network(scenario.cluster))
     parts = moe_parts(scenario, dims(scenario), 0, Shard())
     price = pricing.on(0)
     done = {
@@ -37,12 +36,6 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
         "backward_s": compile_program(backward_of(parts), price),
     }
     return {key: spread(t.makespan_s, _sigma(t)) for key, t in done.items() if key in row.measured}
-
-
-def _burst(profile: Profile) -> Profile:
-    """The profile with no power limit and a host that is ahead."""
-    kept = {k: c for k, c in profile.coefficients.items() if k != "power_at_peak" and not k.startswith("host_")}
-    return replace(profile, coefficients=kept)
 
 
 def _sigma(template: Template) -> float:

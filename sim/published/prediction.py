@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,9 +58,16 @@ def cluster_of(row: Row) -> ClusterSpec:
     return _cluster(json.dumps(row.scenario.get("cluster"), sort_keys=True), str(row.scenario.get("calibration") or ""))
 
 
-def costs_of(row: Row, calibration: str | None = None) -> Costs:
-    """Prices on the row's GPU out of its profile, or out of the one named instead."""
-    return Costs(profile_named(calibration or calibration_of(row)), cluster_of(row).gpu)
+def costs_of(row: Row, calibration: str | None = None, burst: bool = False) -> Costs:
+    """Prices on the row's GPU out of its profile, or out of the one named instead; `burst`: with no power limit."""
+    profile = profile_named(calibration or calibration_of(row))
+    return Costs(without(profile, "power_at_peak") if burst else profile, cluster_of(row).gpu)
+
+
+def without(profile: Profile, *prefixes: str) -> Profile:
+    """The profile less the coefficients whose names start so."""
+    kept = {name: c for name, c in profile.coefficients.items() if not name.startswith(prefixes)}
+    return replace(profile, coefficients=kept)
 
 
 @lru_cache(maxsize=64)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sim.errors import InputError
+from sim.kernels import kernel_file
 from sim.published.predict import predict
 from sim.published.prediction import NotSimulated, Prediction
 from sim.published.tables import Row
@@ -76,3 +78,23 @@ def test_a_size_that_is_missing_is_named(op: str, missing: str) -> None:
 def test_an_operator_that_is_not_known_is_said_to_be() -> None:
     with pytest.raises(NotSimulated, match="sort"):
         seconds("kernel", {"calibration": "a100-sxm"}, op="sort", dtype="fp16", **SIZES)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "b200"])
+def test_bare_matmuls_and_attention_are_the_points_of_the_profile(gpu: str) -> None:
+    """Short bursts of a serving library: no power limit, no training kernels; a layer's pass has both."""
+    scenario = {"calibration": {"a100": "a100-sxm", "h100": "h100-sxm", "b200": "b200-sxm"}[gpu]}
+    for op in ("gemm", "attention_forward"):
+        points, _ = kernel_file(gpu).table(op, "bf16")
+        largest = int(np.argmax(points.seconds))
+        shape = points.shapes[largest].tolist()
+        names = ("m", "n", "k") if op == "gemm" else ("heads", "kv_heads", "seq_len")
+        row = dict(zip(names, shape[1:4], strict=True))
+        if op == "attention_forward":
+            row |= {"batch": shape[0], "head_dim": shape[5], "causal": True}
+        bare = seconds("kernel", scenario, op=op, dtype="bf16", **row).value
+        assert bare == pytest.approx(points.seconds[largest], rel=1e-6)
+        in_training = {"layout": "TN"} if op == "gemm" else {"impl": "attention"}
+        ratio = seconds("kernel", scenario, op=op, dtype="bf16", **row, **in_training).value / bare
+        assert ratio >= 1.0 if op == "gemm" else ratio != 1.0
+        assert ratio > 1.1 or (gpu, op) != ("b200", "gemm")
