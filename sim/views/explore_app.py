@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from bokeh.document import Document
 from bokeh.layouts import column, row
 from bokeh.models import CustomJS, InlineStyleSheet
-from bokeh.models.widgets import Button, Checkbox, TextInput
+from bokeh.models.widgets import Button, TextInput, Toggle
 
 from sim.scenario import load_scenario
 from sim.views.explore_panel import Panel, styled
@@ -19,6 +19,7 @@ from sim.views.page import escape
 from sim.views.units import percent, seconds
 
 _STYLE = """
+.bk-clearfix { display: block !important; width: 100%; }
 .problem { background: #fdeceb; border: 1px solid #b3261e; border-radius: 10px; padding: 10px 16px; color: #7a120c;
   overflow-wrap: anywhere; }
 .card dd { font-size: 19px; } .card { padding: 8px 12px; } .cards { margin: 8px 0;
@@ -32,7 +33,8 @@ _TEMPLATE = """
   const units = ["B", "KiB", "MiB", "GiB", "TiB"]; let i = 0
   while (Math.abs(b) >= 1024 && i < 4) { b /= 1024; i++ }
   return (i === 0 ? b.toFixed(0) : String(parseFloat(b.toPrecision(4)))) + " " + units[i]
-}}</script>{%% endblock %%}
+}}
+%s</script>{%% endblock %%}
 """
 _SAVE = """
 const a = document.createElement("a")
@@ -53,9 +55,9 @@ class Explorer:
         self._controls, self._title = controls_of(scenario), scenario.name
         request: Any = getattr(document.session_context, "request", None)
         link = request.arguments if request is not None else {}
-        css = (files("sim.views") / "assets" / "page.css").read_text("utf-8")
+        css, script = ((files("sim.views") / "assets" / name).read_text("utf-8") for name in ("page.css", "far.js"))
         self._sheet = InlineStyleSheet(css=css.replace(":root", ":host") + _STYLE)
-        document.template = _TEMPLATE % css  # type: ignore[assignment]  # Bokeh makes a Template of text
+        document.template = _TEMPLATE % (css, script)  # type: ignore[assignment]  # Bokeh makes a Template of text
         document.title = f"{scenario.name} · explore"
         self._verdict = styled(self._sheet, name="verdict")
         self._link = TextInput(visible=False, name="link")
@@ -64,8 +66,8 @@ class Explorer:
             Panel(name, path, base, self._controls, from_query(name, link, self._controls), self._sheet,
                   self._redraw)
             for name in ("a", "b"))
-        self._critical = Checkbox(label="Mark the critical path", name="critical", margin=(12, 5, 5, 12),
-                                  active=link.get("critical") == [b"true"], visible=scenario.training is not None)
+        self._critical = Toggle(label="Mark the critical path", name="mark-critical",
+                                active=link.get("critical") == [b"true"], visible=scenario.training is not None)
         self._critical.on_change("active", lambda _a, _old, new: self._outline(bool(new)))
         self._yaml = [TextInput(visible=False, name=f"yaml-{p.name}") for p in self.panels]
 
@@ -103,9 +105,11 @@ class Explorer:
         self._redraw()
 
     def _redraw(self) -> None:
-        until_s = max((p.simulation.timeline.step_time_s for p in self.panels if p.simulation is not None), default=0.0)
+        shown = [p.simulation for p in self.panels if p.simulation is not None]
+        until_s = max((s.timeline.step_time_s for s in shown), default=0.0)
+        most_bytes = max((float(s.result["peak_memory_bytes"]) for s in shown), default=1.0)
         for panel, text in zip(self.panels, self._yaml, strict=True):
-            panel.draw(until_s)
+            panel.draw(until_s, most_bytes)
             text.value = panel.yaml()
         self._verdict.text = self._words()
         differing = [pair for p in self.panels for pair in to_query(p.name, p.choices, self._controls)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,11 @@ from sim.simulation import Simulation, simulate
 from sim.timeline import Timeline
 from sim.views.advice import losses_of
 from sim.views.explore_state import Choices, Control, overrides, too_large
-from sim.views.figures import memory_figure, timeline_figure
+from sim.views.figures import NEAR_MOST, memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
 from sim.views.page import card, escape, marked, swatch, table
 from sim.views.palette import COMPUTE_KINDS, memory_styles, style_of
-from sim.views.rows import MERGE_ABOVE, Layout, kinds_of, tracks_of
+from sim.views.rows import Layout, kinds_of, tracks_of
 from sim.views.serving_summary import cache_lines
 from sim.views.units import percent, seconds
 
@@ -49,7 +50,8 @@ def attempt(path: Path, chosen: list[str]) -> Outcome:
         problem = too_large(scenario)
         return Outcome(None, problem) if problem else Outcome(_simulated(scenario))
     except InputError as error:
-        return Outcome(None, str(error))
+        place = rf"^({re.escape(str(path))}(:\d+)?: |[^:]+: (?=\w+\.\w+: ))?(--set )?"  # the reader is on the page
+        return Outcome(None, re.sub(place, "", str(error)))
 
 
 def _simulated(scenario: Scenario) -> Simulated:
@@ -60,7 +62,7 @@ def _simulated(scenario: Scenario) -> Simulated:
     if len(whole.timeline) > EXPAND_BELOW:
         return whole
     fine = simulate(scenario, expand=True)
-    return fine if len(fine.timeline) <= MERGE_ABOVE else whole
+    return fine if len(fine.timeline) <= NEAR_MOST else whole
 
 
 def styled(sheet: InlineStyleSheet, text: str = "", name: str | None = None) -> Any:
@@ -75,7 +77,7 @@ class Panel:
                  sheet: InlineStyleSheet, changed: Callable[[], None]) -> None:
         self.name, self.controls, self.choices = name, controls, dict(choices)
         self._path, self._base, self._sheet, self._changed = path, base, sheet, changed
-        self._drawn: tuple[Simulated, float] | None = None
+        self._drawn: tuple[Simulated, float, float] | None = None
         self.simulation: Simulated | None = None
         self.critical = False
         self._widgets = {c.key: self._widget(c) for c in controls}
@@ -88,7 +90,7 @@ class Panel:
         halves = (column(*part, sizing_mode="stretch_width") for part in (sliders[:half], sliders[half:]))
         self.layout = column(
             styled(sheet, f"<h2>Scenario {name.upper()}</h2>"),
-            row(*halves, column(*menus, width=190), sizing_mode="stretch_width"),
+            row(*halves, sizing_mode="stretch_width", spacing=20), row(*menus, sizing_mode="stretch_width"),
             self._message, self._facts, self._plots, self._losses, sizing_mode="stretch_width")
         self.simulate()
 
@@ -101,7 +103,8 @@ class Panel:
             slider.on_change("value_throttled", lambda _a, _old, new: self._choose(control, new))
             return slider
         options: list[Any] = list(control.options)
-        menu = Select(title=control.label, options=options, name=name, value=self.choices[control.key], width=180)
+        menu = Select(title=control.label, options=options, name=name, value=self.choices[control.key],
+                      sizing_mode="stretch_width")
         menu.on_change("value", lambda _a, _old, new: self._choose(control, new))
         return menu
 
@@ -137,17 +140,17 @@ class Panel:
         notes = "".join(f"<li>{escape(w)}</li>" for w in self.simulation.result["warnings"])
         self._message.text = f'<div class="warnings"><ul>{notes}</ul></div>' if notes else ""
 
-    def draw(self, until_s: float) -> None:
-        """Draw the last step that was possible, on an axis that reaches at least to `until_s`."""
-        if self.simulation is None or self._drawn == (self.simulation, until_s):
+    def draw(self, until_s: float, most_bytes: float) -> None:
+        """Draw the last step that was possible, on axes that reach at least to `until_s` and `most_bytes`."""
+        if self.simulation is None or self._drawn == (self.simulation, until_s, most_bytes):
             return
-        self._drawn = (self.simulation, until_s)
+        self._drawn = (self.simulation, until_s, most_bytes)
         result, timeline = self.simulation.result, self.simulation.timeline
         batches = self.simulation.scenario.micro_batches
         more = f" · {batches} micro-batches" if self.simulation.scenario.training is not None else ""
         self._facts.text = (f'<p class="sub">{escape(layout_line(result))}{more}</p><dl class="cards">'
                             + "".join(card(n.name, n.value, n.note, n.mood) for n in headline(result)) + "</dl>")
-        self._plots.children = _pictures(self.simulation, max(until_s, timeline.step_time_s), self._sheet)
+        self._plots.children = _pictures(self.simulation, max(until_s, timeline.step_time_s), most_bytes, self._sheet)
         self._losses.text = _largest(self.simulation)
         self.outline(self.critical)
 
@@ -184,19 +187,18 @@ def _largest(simulation: Simulated) -> str:
     return f'<h3>The largest losses</h3><ol class="losses">{items}</ol>'
 
 
-def _pictures(simulation: Simulated, until_s: float, sheet: InlineStyleSheet) -> list[Any]:
+def _pictures(simulation: Simulated, until_s: float, most_bytes: float, sheet: InlineStyleSheet) -> list[Any]:
     timeline = simulation.timeline
     chart, layout = timeline_figure([timeline], tracks_of(timeline), simulation.critical_rows)
     chart.x_range.update(start=0.0, end=until_s, bounds=(-0.02 * until_s, 1.02 * until_s))
     _explain(chart, timeline, layout)
     _number(chart, timeline)
     fullest = max(simulation.memory, key=lambda c: float(c.total.max()))
-    limit, peak = memory_limit_bytes(simulation.result), float(fullest.total.max())
+    limit = memory_limit_bytes(simulation.result)
     styles = memory_styles(simulation.result)
-    memory = memory_figure(chart, limit if limit < 3 * peak else 0.0, _thinned(fullest, until_s, tuple(styles)), styles)
+    memory = memory_figure(chart, limit, _thinned(fullest, until_s, tuple(styles)), styles)
     memory.tools = [t for t in memory.tools if not isinstance(t, HoverTool)]
-    if peak < limit < 3 * peak:
-        memory.y_range.end = 1.08 * limit
+    memory.y_range.end = 1.08 * (max(limit, most_bytes) if limit < 3 * most_bytes else most_bytes)
     keys = "".join(f"<li>{swatch(style_of(k).fill)}{style_of(k).label}</li>" for k in kinds_of([timeline]))
     areas = "".join(f"<li>{swatch(s.fill)}{s.label}</li>" for s in styles.values())
     memory_of = f"Memory of rank {fullest.rank}: {areas}"

@@ -43,8 +43,9 @@ def add_far(
     plot.js_on_change("inner_width", refine)
     for end in ("start", "end"):
         plot.x_range.js_on_change(end, refine)
-    formatters = {"$x": CustomJSHover(args=shared, code=_HOVER)}
-    plot.add_tools(HoverTool(renderers=[far], formatters=formatters, tooltips=tip, point_policy="follow_mouse"))
+    hover = HoverTool(renderers=[far], tooltips=tip, point_policy="follow_mouse")
+    hover.formatters = {"$x": CustomJSHover(args=shared, code=_HOVER)}
+    plot.add_tools(hover)
 
 
 def _blank(spans: Mapping[str, Any], layout: Layout) -> ColumnDataSource:

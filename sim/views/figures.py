@@ -104,7 +104,7 @@ def memory_figure(
     source = ColumnDataSource({"time": curve["time"], "base": base, **dict(zip(categories, tops, strict=True))})
     top = 1.08 * max(float(tops[-1].max(initial=0.0)), 1.0)
     plot = _frame("memory", timeline.x_range, Range1d(start=0, end=top), 260)
-    plot.xaxis.axis_label = "time since the step began"
+    plot.xaxis.axis_label = "time"
     plot.min_border_left = timeline.min_border_left
     plot.yaxis.formatter = CustomJSTickFormatter(code=_BYTE_TICKS)
     plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2.0**i for i in range(10)], desired_num_ticks=5)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,14 +22,25 @@ pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 SCENARIO = "scenarios/1f1b_pp8.yaml"
 SMALLER = ("parallelism.pp=4", "training.global_batch_size=8")
+HERE = "http://127.0.0.1:"
 MODEL = "Bokeh.documents[0].get_model_by_name"
+
+CRITICAL = """[...Bokeh.documents[0]._all_models.values()].filter((m) => m.name === 'critical' && m.glyph)
+    .map((m) => m.visible)"""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The address of a running explorer, which must end cleanly on Ctrl-C."""
-    command = [sys.executable, "-m", "sim.explore", SCENARIO, "--port", "0"]
-    command += [word for option in SMALLER for word in ("--set", option)]
+    """The address of a running explorer."""
+    with running_explorer(SCENARIO, *SMALLER) as address:
+        yield address
+
+
+@contextmanager
+def running_explorer(scenario: str, *options: str) -> Iterator[str]:
+    """An explorer, which must end cleanly on Ctrl-C."""
+    command = [sys.executable, "-m", "sim.explore", scenario, "--port", "0"]
+    command += [word for option in options for word in ("--set", option)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None
@@ -43,24 +55,24 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
-def page(browser: Any, server: str) -> Iterator[Any]:
+def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1700, "height": 1100}, accept_downloads=True)
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(30_000)
     opened = context.new_page()
     problems: list[str] = []
     strangers: list[str] = []
     opened.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
     opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("request", lambda r: None if r.url.startswith((server, "data:", "blob:")) else strangers.append(r.url))
+    opened.on("request", lambda r: None if r.url.startswith((HERE, "data:", "blob:")) else strangers.append(r.url))
     yield opened
     context.close()
     assert strangers == []
     assert problems == []
 
 
-def visit(page: Any, url: str) -> None:
+def visit(page: Any, url: str, words: str = "Step time") -> None:
     page.goto(url)
-    page.wait_for_function(f"window.Bokeh && Bokeh.documents.length && {MODEL}('facts-b')?.text.includes('Step time')")
+    page.wait_for_function(f"window.Bokeh && Bokeh.documents.length && {MODEL}('facts-b')?.text.includes('{words}')")
 
 
 def choose(page: Any, name: str, option: str) -> None:
@@ -91,7 +103,7 @@ def test_keyboard_works_illegal_choices_are_explained_and_others_ignored(page: A
     visit(page, server)
     choose(page, "a.parallelism.sp", "true")
     page.wait_for_function(f"{MODEL}('message-a').text.includes('Not possible')")
-    assert "parallelism.sp" in page.evaluate(f"{MODEL}('message-a').text")
+    assert "</b> parallelism.sp: found true; sequence" in page.evaluate(f"{MODEL}('message-a').text")
     page.locator(".noUi-handle").first.focus()  # tensor parallel of A, which makes sp legal
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"!{MODEL}('message-a').text.includes('Not possible')")
@@ -116,6 +128,35 @@ def test_saved_yaml_is_the_chosen_scenario_and_links_give_options_only(page: Any
     assert saved.training is not None
     assert saved.training.recompute.mode == "full"
     assert saved.calibration == "h200-sxm"
+
+
+def test_the_critical_path_is_marked_on_demand_and_by_link(page: Any, server: str) -> None:
+    visit(page, server)
+    assert page.evaluate(CRITICAL) == [False, False]
+    page.get_by_role("button", name="Mark the critical path").click()
+    page.wait_for_function("location.search === '?critical=true'")
+    assert page.evaluate(CRITICAL) == [True, True]
+    choose(page, "a.parallelism.schedule", "gpipe")
+    page.wait_for_function("location.search.includes('gpipe')")
+    visit(page, page.url)
+    assert page.evaluate(CRITICAL) == [True, True]
+
+
+def test_a_serving_workload_is_explored_too(page: Any, tmp_path: Path) -> None:
+    with running_explorer("scenarios/serve_llama8b.yaml", "inference.requests.count=40") as server:
+        visit(page, f"{server}?b.inference.quantization=fp8", "Time to first token")
+        assert "<b>B</b> serves" in page.evaluate(f"{MODEL}('verdict').text")
+        choose(page, "a.inference.requests.rate_per_s", "64")
+        page.wait_for_function("location.search.includes('a.inference.requests.rate_per_s=64')")
+        choose(page, "a.parallelism.tp", "64")
+        page.wait_for_function(f"{MODEL}('message-a').text.includes('Not possible')")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Save B as YAML").click()
+        download.value.save_as(tmp_path / "saved.yaml")
+        page.goto("about:blank")
+    saved = load_scenario(tmp_path / "saved.yaml")
+    assert saved.inference is not None
+    assert saved.inference.quantization == "fp8"
 
 
 @pytest.mark.parametrize(("origin", "status"), [("http://evil.example", 403), ("http://127.0.0.1:{port}", 101)])
