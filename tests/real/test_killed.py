@@ -1,0 +1,88 @@
+"""Calibrations and real runs ended at random moments: no rank runs on, no folder stays, files are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from calibrate.launch import FOLDER
+from sim.profile import load_profile
+from tests.processes import ALL_SIGNALS, CODES, Marked, start, wait_until
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+    pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core forms no group"),
+]
+MEASURE = ("calibrate.measure", "scenarios/cpu/dp2_bucketed.yaml", "--budget", "20")
+CALIBRATE = ("calibrate.run", "--device", "cpu", "--quick", "--only", "collectives")
+
+
+def ranks_of(running: Marked) -> list[int]:
+    """Its processes that are ranks."""
+    found = []
+    for pid in running.alive():
+        try:
+            if FOLDER.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def check(running: Marked, number: signal.Signals, folder: Path, name: str) -> None:
+    """End it, and look at what is left: only what a profile or a measured run is called, and whole."""
+    code, errors = running.end(number)
+    assert code == CODES[number], errors
+    assert "Traceback" not in errors
+    running.check_gone()
+    for path in (p for p in folder.iterdir() if p.name in (name, f"{name}.partial")):
+        assert json.loads(path.read_text())
+    if number != signal.SIGKILL:
+        assert list((folder / "temporary").iterdir()) == []
+        assert {p.name for p in folder.iterdir()} <= {"temporary", name, f"{name}.partial"}
+
+
+@pytest.mark.parametrize("number", ALL_SIGNALS)
+@pytest.mark.parametrize("command", [MEASURE, CALIBRATE], ids=["measure", "run"])
+def test_no_rank_outlives_its_command(command: tuple[str, ...], number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    dice = random.Random(f"{command[0]} {number}")
+    for wait_s in (dice.uniform(0.0, 0.3), dice.uniform(1.0, 8.0)):  # while ranks import, and while they work
+        out = str(tmp_path / "out.json")
+        running = start(*command, "--out", out, TMPDIR=str(tmp_path / "temporary"))
+        wait_until(lambda running=running: len(ranks_of(running)) >= 2)  # type: ignore[misc]
+        time.sleep(wait_s)
+        check(running, number, tmp_path, "out.json")
+
+
+def test_the_next_calibration_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    running = start(*CALIBRATE, "--out", str(out))
+    wait_until(lambda: (tmp_path / "out.json.partial").exists())
+    running.end(signal.SIGTERM)
+    running.check_gone()
+    again = start(*CALIBRATE, "--out", str(out))
+    _, errors = again.process.communicate(timeout=200)
+    assert again.process.returncode == 0, errors
+    assert "going on from" in errors
+    assert load_profile(out).collectives
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_two_calibrations_at_once_into_one_file(tmp_path: Path) -> None:
+    """Their times are worth little; the file is whole and nobody fails."""
+    out = tmp_path / "out.json"
+    command = ("calibrate.run", "--device", "cpu", "--quick", "--only", "optimizer", "--out", str(out))
+    both = [start(*command) for _ in range(2)]
+    for running in both:
+        _, errors = running.process.communicate(timeout=200)
+        assert running.process.returncode == 0, errors
+    assert load_profile(out).points
