@@ -52,7 +52,8 @@ def rank_seconds(built: Built, start_s: Floats, end_s: Floats) -> list[RankSecon
     graph = built.graph
     spans = np.stack([start_s, end_s], axis=1)
     slots = graph.slot_table()
-    slots = slots[np.argsort(slots[:, 1], kind="stable")]
+    few = np.min_scalar_type(len(built.actions))  # short integers are sorted by their digits
+    slots = slots[np.argsort(slots[:, 1].astype(few), kind="stable")]
     computes = slots[:, 2] == graph.streams.get(COMPUTE, -1)
     alone = np.array([(s.compute_s, s.exposed_s) for s in graph.sorts]).reshape(-1, 2)
     alone = alone[np.array(graph.sort, dtype=np.int64)[slots[:, 0]]] * computes[:, None]
@@ -61,13 +62,13 @@ def rank_seconds(built: Built, start_s: Floats, end_s: Floats) -> list[RankSecon
     out = []
     for acted, (a, b) in zip(built.actions, pairwise(ends.tolist()), strict=True):
         tasks, computing = slots[a:b, 0], computes[a:b]
-        talking = spans[tasks[~computing]]
+        talking, at_work = spans[tasks[~computing]], spans[tasks[computing]]
         action = np.stack([start_s[acted.first], end_s[acted.last]], axis=1)
         busy = union_s(action)
-        outside = uncovered_s(talking.clip(max=phase_end), action)
+        outside = union_s(np.concatenate([talking.clip(max=phase_end), action])) - busy
         compute_s, inside_s = alone[a:b].sum(axis=0)
-        exposed = uncovered_s(talking, spans[tasks[computing]]) + float(inside_s)
-        out.append(RankSeconds(float(compute_s), busy, exposed, max(0.0, phase_end - busy - outside)))
+        exposed = uncovered_s(talking, at_work) + float(inside_s)
+        out.append(RankSeconds(float(compute_s), busy, exposed, max(0.0, phase_end - busy - max(0.0, outside))))
     return out
 
 

@@ -90,7 +90,9 @@ class TaskGraph:
         counts = np.array([len(s.rows) for s in self.sorts], dtype=np.int64)
         sort = np.array(self.sort, dtype=np.int64)
         task, row = ragged(counts, sort)
-        return np.column_stack((task, rows[row]))
+        table = np.empty((len(task), 4), dtype=np.int64)
+        table[:, 0], table[:, 1:] = task, rows[row]
+        return table
 
     def describe(self, task: int) -> str:
         """A task in words, for error messages."""
