@@ -149,15 +149,18 @@ def weave_backward(
     for block, items in zip(order, out, strict=True):
         if phase in phases:
             items += block.recompute
-        left = [block.params, block.expert_params]
+        left, tensors = [block.params, block.expert_params], list(block.tensors)
         for item in block.backward:
             if item.phase not in phases:
                 continue
             items.append(item)
             if buckets is not None and isinstance(item, Compute):
-                items += buckets.add(block.name, gradients_of(item), left)
+                ready = gradients_of(item)
+                items += buckets.add(block.name, ready, left)
+                if ready[0] in tensors:
+                    tensors.remove(ready[0])
         if buckets is not None and Phase.WEIGHT_GRAD in phases:
-            items += buckets.finish(block.name, left, block is order[-1])
+            items += buckets.finish(block.name, left, tensors, block is order[-1])
     return out
 
 
@@ -194,9 +197,12 @@ class _Buckets:
         full = (self.dense + self.experts) * self.dp.gradient_bytes >= max(self.limit_bytes, 1.0)
         return self._flush(name) if full else []
 
-    def finish(self, name: str, left: list[int], last_block: bool) -> list[Comm]:
-        """The end of a block: what is left of it (biases, norms) is ready."""
-        out = self.add(name, (left[0], left[1]), left)
+    def finish(self, name: str, left: list[int], tensors: list[int], last_block: bool) -> list[Comm]:
+        """The end of a block: what is left of it (biases, norms) is ready; `per_parameter` sends tensor by tensor."""
+        out: list[Comm] = []
+        for n in reversed(tensors) if self.limit_bytes == 0.0 else ():
+            out += self.add(name, (n, 0), left)
+        out += self.add(name, (left[0], left[1]), left)
         if last_block or self.dp.zero == 3:
             out = out + self._flush(name)
         return out

@@ -104,8 +104,9 @@ class Block:
     `backward` is in execution order; its items are INPUT_GRAD or WEIGHT_GRAD and a split backward runs just one sort.
     `recompute` is rerun right before the backward (empty without recomputation); its items are INPUT_GRAD.
     `params` and `expert_params` are this rank's own parameter counts (tensor- and expert-parallel shards taken,
-    data-parallel sharding not). `forward_peak_bytes` and `backward_peak_bytes` are transient, beyond what is saved
-    (recomputed activations included in the latter). `workspace_bytes` stay allocated from the first backward on,
+    data-parallel sharding not); `tensors` are the elements of each tensor that `params` counts.
+    `forward_peak_bytes` and `backward_peak_bytes` are transient, beyond what is saved (recomputed activations included in
+    the latter). `workspace_bytes` stay allocated from the first backward on,
     one set for all layers of these shapes on a rank.
     `key` names the block in a profile of measured blocks (see `sim.costs`), "" where none can be.
     """
@@ -117,6 +118,7 @@ class Block:
     saved: tuple[Saved, ...]
     params: int
     expert_params: int = 0
+    tensors: tuple[int, ...] = ()
     forward_peak_bytes: float = 0.0
     backward_peak_bytes: float = 0.0
     key: str = ""

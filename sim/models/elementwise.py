@@ -85,6 +85,7 @@ def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after
         ),
         (Saved("norm", f"{name} input", elements * d.act_bytes, d.style == "compiled"),),
         params=width * (2 if kind == "layernorm" and bias else 1),
+        tensors=(width,) * (2 if kind == "layernorm" and bias else 1),
         backward_bytes=2
         * elements
         * (FP32_BYTES if d.style == "eager" and kind == "rmsnorm" else d.act_bytes),

@@ -23,6 +23,7 @@ from sim.models.operators import (
     forward_of,
     memory_op,
     saved_of,
+    tensors_of,
 )
 from sim.program import Block, Item, Saved
 
@@ -50,6 +51,7 @@ def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         recompute=(),
         saved=saved_of(parts),
         params=sum(p.params for p in parts),
+        tensors=tensors_of(parts),
         frozen_params=sum(p.frozen for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=backward_peak(parts),

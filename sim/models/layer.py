@@ -12,7 +12,7 @@ from sim.models.lora import frozen, only_behind_adapters
 from sim.models.mla import mla_core, mla_parts
 from sim.models.mlp import mlp_parts
 from sim.models.moe import is_moe_layer, moe_parts
-from sim.models.operators import Part, backward_of, forward_of, workspace
+from sim.models.operators import Part, backward_of, forward_of, tensors_of, workspace
 from sim.models.recompute import keep, mode_of_layer
 from sim.program import Block
 
@@ -40,6 +40,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         recompute=kept.recompute,
         saved=kept.saved,
         params=sum(p.params for p in parts),
+        tensors=tensors_of(parts),
         expert_params=sum(p.expert_params for p in parts),
         frozen_params=sum(p.frozen for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),

@@ -75,6 +75,7 @@ def linear(d: Dims, spec: Linear) -> Part:
         (saved,) if spec.save_input else (),
         params=spec.k * spec.n + bias,
         weights=tuple((n, spec.k) for n in spec.outs),
+        tensors=(*(n * spec.k for n in spec.outs), *(spec.outs if spec.bias else ())),
         forward_bytes=gathered * d.act_bytes,
         backward_bytes=gradients + weight_gradient_bytes(d, spec.k * max(spec.outs)),
     )

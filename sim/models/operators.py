@@ -29,6 +29,7 @@ class Part:
     expert_params: int = 0
     frozen: int = 0  # parameters that are never updated
     weights: tuple[tuple[int, int], ...] = ()  # shapes of its weight matrices
+    tensors: tuple[int, ...] = ()  # elements of each tensor that `params` counts, where it is more than one
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
     core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
@@ -45,6 +46,13 @@ def backward_of(parts: Sequence[Part]) -> Program:
 
 def saved_of(parts: Iterable[Part]) -> tuple[Saved, ...]:
     return tuple(s for part in parts for s in part.saved if s.bytes > 0)
+
+
+def tensors_of(parts: Iterable[Part]) -> tuple[int, ...]:
+    """Elements of each dense parameter tensor, in forward order."""
+    return tuple(
+        n for p in parts if p.params for n in (p.tensors if sum(p.tensors) == p.params else (p.params,))
+    )
 
 
 def backward_peak(parts: Sequence[Part], kept_bytes: float = 0.0) -> float:

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.data_parallel import make_data_parallel, weave_backward
+from sim.dtypes import dtype_bytes
+from sim.plan import make_plan
+from sim.program import Comm, Phase
 from sim.simulation import simulate
+from sim.stages import stage_blocks
 from tests.sim.cases import case
 
 LAYERS, TOKENS, HIDDEN = 8, 512, 1024  # of `cases.GPT` with one sequence of 512 tokens
@@ -38,6 +43,16 @@ def passes(parallelism: dict[str, Any], k: int = 1, **training: Any) -> float:
 def test_passes_with_one_micro_batch(zero: int, want: int, sync: str) -> None:
     """2Ψ, 2Ψ, 2Ψ, 3Ψ (Rajbhandari 2020, section 7)."""
     assert passes({"zero": zero, "dp_sync": sync}) == pytest.approx(want)
+
+
+def test_per_parameter_sends_every_tensor_by_itself() -> None:
+    """12 tensors a layer: four matrices with their biases, two norms of two each; the sizes of `Block.params` in all."""
+    plan = make_plan(case({"dp": 8, "dp_sync": "per_parameter"}, model={"bias": True}))
+    blocks, phases = stage_blocks(plan, plan.parts[0], 0), frozenset((Phase.INPUT_GRAD, Phase.WEIGHT_GRAD))
+    woven = weave_backward(blocks, make_data_parallel(plan), phases, last=True)
+    sent = [[i.bytes for i in items if isinstance(i, Comm) and i.group == "dp_cp"] for items in woven]
+    assert [len(s) for s in sent[1:-1]] == [12] * LAYERS
+    assert [sum(s) for s in sent[::-1]] == [b.params * dtype_bytes("fp32") for b in blocks]
 
 
 @settings(deadline=None, max_examples=12)
