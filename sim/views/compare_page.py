@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sim.timeline import Timeline
@@ -19,8 +20,9 @@ from sim.views.page import (
 )
 from sim.views.palette import in_order, style_of
 from sim.views.rows import Track
-from sim.views.units import n_bytes, percent, seconds
+from sim.views.units import n_bytes, percent, ranks_text, seconds
 
+_GROUPS = ("tp", "cp", "ep", "dp", "model", "shard")
 Comparison = Mapping[str, Any]
 
 
@@ -28,7 +30,7 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
     """HTML of a page that opens without network: `sim-compare/1` and the two timelines it compares."""
     from sim.views.figures import timeline_figure
 
-    timelines = [simulated, measured]
+    timelines = [_in_one_row(simulated), _in_one_row(measured)]
     chart, layout = timeline_figure(timelines, paired_tracks(simulated, measured))
     data = view_data(timelines, layout)
     title = f"{compare.get('scenario', 'step')}: simulated against measured"
@@ -45,15 +47,20 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
 
 
 def paired_tracks(simulated: Timeline, measured: Timeline) -> list[Track]:
-    """For each measured rank the simulated class that stands for it, then the measured one."""
+    """Each simulated class of equal ranks, and below it those of its ranks that were measured."""
     tracks = []
-    for i in sorted(range(len(measured.classes)), key=lambda i: measured.classes[i].rank):
-        rank = measured.classes[i].rank
-        twin = next((k for k, c in enumerate(simulated.classes) if rank in c.ranks), None)
-        if twin is not None:
-            tracks.append(Track(f"rank {rank} simulated", 0, twin))
-        tracks.append(Track(f"rank {rank} measured", 1, i))
+    for k in sorted(range(len(simulated.classes)), key=lambda k: simulated.classes[k].rank):
+        ranks = simulated.classes[k].ranks
+        twins = sorted((c.rank, i) for i, c in enumerate(measured.classes) if c.rank in ranks)
+        if twins:
+            tracks.append(Track(f"{ranks_text(ranks)} simulated", 0, k))
+        tracks += [Track(f"rank {rank} measured", 1, i) for rank, i in twins]
     return tracks
+
+
+def _in_one_row(timeline: Timeline) -> Timeline:
+    """Collectives of all groups share a row: a measured action does not say whose it was."""
+    return replace(timeline, streams=tuple("collectives" if s in _GROUPS else s for s in timeline.streams))
 
 
 def _header(title: str, compare: Comparison) -> str:
@@ -110,6 +117,7 @@ def _tables(compare: Comparison) -> str:
             "Mean seconds of one action",
             [(swatch(style_of(k).fill) + escape(style_of(k).label), pair) for k, pair in kinds],
             seconds,
+            "Communication without the wait for other ranks.",
         ),
         _pairs(
             "ranks",
@@ -138,7 +146,7 @@ def _tables(compare: Comparison) -> str:
 
 
 def _pairs(
-    identity: str, title: str, pairs: list[tuple[str, Mapping[str, Any]]], unit: Callable[[float], str]
+    identity: str, title: str, pairs: list[tuple[str, Mapping[str, Any]]], unit: Callable[[float], str], hint: str = ""
 ) -> str:
     """A table of simulated, measured, error; a side that has none of something shows a dash."""
     if not pairs:
@@ -156,4 +164,5 @@ def _pairs(
             )
         )
     body = table(("", "simulated", "measured", "error"), rows)
-    return f'<section id="{identity}"><h2>{escape(title)}</h2>{body}</section>'
+    note = f'<p class="hint">{escape(hint)}</p>' if hint else ""
+    return f'<section id="{identity}"><h2>{escape(title)}</h2>{note}{body}</section>'

@@ -131,11 +131,11 @@ def zoom_controls() -> str:
             ("right", "later", "→"),
             ("in", "zoom in", "+"),
             ("out", "zoom out", "−"),
-            ("whole", "whole step", "Whole step"),
+            ("whole", "whole", "Whole"),
         )
     )
     return (
         f'<div class="zoom" role="group" aria-label="Zoom">{buttons}</div>'
-        '<p class="hint">Drag across to zoom in, Ctrl + wheel to zoom, double-click for the whole step; '
-        'keys: ← → + − 0. Showing <span id="view" aria-live="polite">whole step</span>.</p>'
+        '<p class="hint">Drag across to zoom in, Ctrl + wheel to zoom, double-click for the whole; '
+        'keys: ← → + − 0. Showing <span id="view" aria-live="polite">the whole</span>.</p>'
     )

@@ -46,6 +46,7 @@ KINDS: dict[str, Style] = {
     "SWAP_IN": Style("Swap in from host", "#a3a9b3", _DARK),
 }
 COMPUTE_KINDS = ("F", "B", "W", "OPTIMIZER")
+SERVING_KINDS = ("PREFILL", "MIXED", "DECODE")
 MEMORY: dict[str, Style] = {
     "parameters": Style("Parameters", "#332288", _LIGHT),
     "gradients": Style("Gradients", "#88ccee", _DARK),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Result = Mapping[str, Any]
 
 RANKS_SHOWN = 12
+NAME_WIDTH = 22  # of classes of ranks; longer ones are cut
 BAR = (("compute", "blue", "█"), ("communication", "yellow", "▓"), ("bubble", "bright_black", "░"))
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
@@ -75,6 +76,8 @@ def _ranks(result: Result, width: int) -> Table:
     step = float(result.get("step_time_s") or 0.0) or 1.0
     table = _table("", "computing", "exposed", "bubble", "█ computing ▓ exposed ░ bubble")
     table.columns[4].justify = "left"
+    table.columns[4].no_wrap = False  # its head may take two lines, numbers may not be cut
+    table.columns[0].max_width = NAME_WIDTH
     entries = list(result["ranks"])
     head = RANKS_SHOWN if len(entries) <= RANKS_SHOWN else RANKS_SHOWN // 2
     for i, entry in enumerate(entries):
@@ -137,6 +140,7 @@ def _blame(result: Result) -> Table:
 def _waiting(result: Result) -> Table:
     """Who stands still for whom, longest first."""
     table = _table("ranks", "wait for", "")
+    table.columns[0].max_width = table.columns[1].max_width = NAME_WIDTH
     for row in result["waiting"][: RANKS_SHOWN // 2]:
         table.add_row(ranks_text(row["ranks"]), ranks_text(row["for"]), seconds(row["seconds"]))
     return table

@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.timeline import Timeline
 from sim.views.headline import headline, layout_line, memory_limit_bytes, rank_seconds, shares_of
-from sim.views.losses import largest_losses, parts_of_step
+from sim.views.losses import largest_losses, mean_seconds, parts_of_step
 from sim.views.page import (
     card,
     escape,
@@ -24,7 +24,9 @@ from sim.views.page import (
     view_data,
     zoom_controls,
 )
-from sim.views.palette import MEMORY, memory_styles, style_of
+from sim.views.palette import MEMORY, SERVING_KINDS, memory_styles, style_of
+from sim.views.rows import kinds_of
+from sim.views.serving_summary import cache_lines
 from sim.views.units import count, n_bytes, percent, ranks_text, seconds
 
 if TYPE_CHECKING:
@@ -66,8 +68,10 @@ def timeline_page(
             _cards(result),
             _warnings(result),
             _losses(result, timeline),
+            _serving(result, timeline),
             _plots(result, timeline, memory, bool(len(critical))),
             _ranks(result),
+            _faults(result),
             _tables(result),
             _provenance(result),
         )
@@ -110,6 +114,27 @@ def _losses(result: Result, timeline: Timeline) -> str:
         '<section id="losses"><h2>Where the step goes</h2>'
         f'<div class="parts" role="img" aria-label="Parts of the step">{bar}</div>'
         f'<ul class="keys">{keys}</ul><ol class="losses">{items}</ol></section>'
+    )
+
+
+def _serving(result: Result, timeline: Timeline) -> str:
+    """How the mean replica's time divides, and what became of requests and cache."""
+    if "output_tokens_per_s" not in result:
+        return ""
+    end_s = timeline.step_time_s or 1.0
+    lengths = {k: mean_seconds(timeline, k) for k in kinds_of([timeline]) if k in SERVING_KINDS}
+    lengths["idle"] = max(end_s - sum(lengths.values()), 0.0)
+    looks = {k: (style_of(k).label, style_of(k).fill) for k in SERVING_KINDS} | {"idle": ("Idle", "#d5dbe1")}
+    bar = "".join(f'<span style="flex:{s / end_s:.5f};background:{looks[k][1]}"></span>' for k, s in lengths.items())
+    keys = "".join(
+        f"<li>{swatch(looks[k][1])}{looks[k][0]} <b>{seconds(s)}, {percent(s / end_s)}</b></li>"
+        for k, s in lengths.items()
+    )
+    lines = table(("", ""), ((escape(name), escape(value)) for name, value in cache_lines(result)), 2)
+    return (
+        '<section id="serving"><h2>Where the time goes</h2>'
+        f'<div class="parts" role="img" aria-label="Parts of the time">{bar}</div><ul class="keys">{keys}</ul>'
+        f"</section><section><h2>Requests and their cache</h2>{lines}</section>"
     )
 
 
@@ -181,6 +206,30 @@ def _ranks(result: Result) -> str:
     return (
         f'<section id="ranks"><h2>Rank by rank</h2><ul class="keys">{keys}</ul>'
         f'<div class="scroll" tabindex="0" role="group" aria-label="Rank by rank">{body}</div></section>'
+    )
+
+
+def _faults(result: Result) -> str:
+    """What each fault costs the step, and who stands still for whom."""
+    step = float(result.get("step_time_s") or 0.0) or 1.0
+    lost = [
+        (escape(row["cause"]), seconds(row["lost_s"]), percent(row["lost_s"] / step))
+        for row in result.get("blame") or ()
+    ]
+    if not lost:
+        return ""
+    waits = [
+        (escape(ranks_text(row["ranks"])), escape(ranks_text(row["for"])), seconds(row["seconds"]))
+        for row in result.get("waiting") or ()
+    ]
+    hint = (
+        "Lost: how much shorter the step is without that fault alone. Waiting: at collectives for the last to arrive, "
+        "at messages for the sender; what a pipeline's bubble costs anyway is in it."
+    )
+    return (
+        f'<section id="faults"><h2>Faults</h2><p class="hint">{hint}</p><div class="columns">'
+        f"<section>{table(('Fault', 'lost', 'of the step'), lost)}</section>"
+        f"<section>{table(('Ranks', 'wait for', 'seconds'), waits, 2)}</section></div></section>"
     )
 
 

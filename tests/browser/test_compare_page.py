@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import synthetic
 
+from sim.compare import compare, simulate_run
+from sim.measured import load_measured, to_timeline
+from sim.regress import scenario_of
 from sim.views.compare_page import compare_page
 
 pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
 MODEL = "Bokeh.documents[0].get_model_by_name"
 
 
-def test_simulated_rows_stand_above_measured_ones(open_page: Any, tmp_path: Path) -> None:
+def test_simulated_rows_stand_above_measured_ones(open_page: Any) -> None:
     simulated = synthetic.one_f_one_b(p=4, m=8, copies=1)
     measured = synthetic.one_f_one_b(p=4, m=8, copies=1, scale=1.06)
     pair = {"simulated": simulated.step_time_s, "measured": measured.step_time_s, "error": -0.05}
@@ -46,4 +50,33 @@ def test_simulated_rows_stand_above_measured_ones(open_page: Any, tmp_path: Path
     assert page.evaluate(f"{MODEL}('timeline').x_range.end") == pytest.approx(measured.step_time_s)
     assert page.locator("#actions tbody tr").count() == 2
     assert page.locator("#memory-table tbody tr").count() == 4
-    page.screenshot(path=tmp_path / "compare.png", full_page=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "tracks"),
+    [
+        ("1f1b_pp2", ["rank 0 simulated", "rank 0 measured", "rank 1 simulated", "rank 1 measured"]),
+        ("dp2_bucketed", ["ranks 0, 1 simulated", "rank 0 measured", "rank 1 measured"]),  # equal ranks: simulated once
+        ("tp2", None),
+        ("cp2_ring", None),
+        ("zb_v_pp2", None),
+    ],
+)
+def test_stored_runs_are_drawn_above_each_other(open_page: Any, name: str, tracks: list[str] | None) -> None:
+    path = ROOT / "scenarios" / "measured" / f"{name}.json"
+    run, scenario = load_measured(path), scenario_of(path)
+    simulation = simulate_run(scenario, run, run.own_profile(str(path)), str(path))
+    measured = to_timeline(run.actions, scenario)
+    page = open_page(compare_page(compare(simulation, run, measured, 0.1), simulation.timeline, measured))
+    rows = page.evaluate("stepsim.data.rows")
+    if tracks:
+        assert list(dict.fromkeys(row[0] for row in rows)) == tracks
+    filled = page.evaluate(f"""Object.keys(stepsim.data.kinds).flatMap((k) =>
+        [...{MODEL}('exact:' + k).data_source.data.row])""")
+    assert set(filled) == set(range(len(rows)))  # no row is empty
+    assert len(filled) == len(simulation.timeline) + len(measured)
+    assert page.locator("#actions tbody tr").count() >= 3
+    for table in ("#ranks", "#memory-table"):
+        assert page.locator(f"{table} tbody tr").count() == len(measured.classes)
+    far = page.evaluate(f"{MODEL}('timeline').x_range.end")
+    assert far == pytest.approx(max(simulation.step_time_s, measured.step_time_s))

@@ -79,15 +79,17 @@ def comparison() -> dict[str, Any]:
     }
 
 
-def test_comparison_pairs_each_measured_rank_with_the_class_that_stands_for_it() -> None:
+def test_comparison_draws_a_class_of_ranks_once_above_its_measured_ranks() -> None:
     simulated = synthetic.one_f_one_b(p=2, m=2, copies=2)
     measured = synthetic.one_f_one_b(p=4, m=2, copies=1)
     tracks = paired_tracks(simulated, measured)
-    assert [(t.label, t.timeline, t.class_index) for t in tracks[:4]] == [
-        ("rank 0 simulated", 0, 0),
+    assert [(t.label, t.timeline, t.class_index) for t in tracks] == [
+        ("ranks 0, 1 simulated", 0, 0),
         ("rank 0 measured", 1, 0),
-        ("rank 1 simulated", 0, 0),
         ("rank 1 measured", 1, 1),
+        ("ranks 2, 3 simulated", 0, 1),
+        ("rank 2 measured", 1, 2),
+        ("rank 3 measured", 1, 3),
     ]
 
 
