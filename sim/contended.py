@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.actions import Action, Schedule
+from sim.data_parallel import DP
 from sim.engine import Times, run_contended, run_simpy, run_static
 from sim.pricing import HOST_COPIES, Pricing
 from sim.sharing import FULL, Flow, Flows
-from sim.template import LocalTask, Template
+from sim.template import COMPUTE, LocalTask, Template
 from topology.shares import (
     LINKS,
     Load,
@@ -46,7 +47,6 @@ Floats = NDArray[np.float64]
 OUT, IN = 0, 1
 BLIP = 1e-12  # of a step: overlaps as short are the rounding of sums
 ROUNDS = 6  # of placing more actions task by task; then all that use shared links
-DATA = ("dp_cp", "shard", "replica", "expert_dp", "expert_shard", "expert_replica")  # on one stream
 
 
 class Crowd(NamedTuple):
@@ -57,18 +57,18 @@ class Crowd(NamedTuple):
 
 
 class LinkBook:
-    """What the sorts of tasks of one graph put on shared links; `hidden`: what actions that stand as one task do, at
-    most. `apart`: actions to place task by task; None: all that use shared links."""
+    """What the sorts of tasks of one graph put on shared links; `whole_actions`: sorts that stand for a template of a
+    class of ranks. `apart`: actions to place task by task; None: all that use shared links."""
 
     def __init__(self, pricing: Pricing, shared: frozenset[str], apart: set[Place] | None) -> None:
         self.pricing, self.shared, self.apart = pricing, shared, apart
         self.capacity = capacities(pricing.plan.scenario.cluster)
         each = [self.capacity[name] for name in LINKS for _ in (OUT, IN)]
         self.flows = Flows(dict(enumerate(each * len(pricing.plan.classes))))
-        self.hidden: dict[int, Flow] = {}
+        self.whole_actions: dict[int, tuple[int, Template]] = {}
         self.templates: dict[tuple[object, ...], Template] = {}  # compiled, for the next graph of the same step
         self._known: dict[tuple[object, ...], Flow] = {}
-        self._sharing: dict[tuple[int, str], bool] = {}
+        self._sharing: dict[tuple[int, str], frozenset[str]] = {}
 
     def placing_apart(self, more: set[Place] | None) -> LinkBook:
         """An empty book for the same step, with more actions to place task by task, or all."""
@@ -99,24 +99,23 @@ class LinkBook:
 
     def whole(self, class_index: int, template: Template, sort: int, launches: Sequence[int]) -> None:
         """Tasks of this sort stand for what a template waits for, those of `launches` for what it leaves running."""
-        most = self._most(class_index, template)
-        if most.path:
-            self.hidden[sort] = most
-        if self.launches_apart(class_index, template):
-            for its, (_, local) in zip(launches, template.launches_apart, strict=True):
-                self.collective(its, (class_index,), local)
+        if any(self._shares(class_index, group) for group in template.groups):
+            self.whole_actions[sort] = (class_index, template)
+            if self.launches_apart(class_index, template):
+                for its, (_, local) in zip(launches, template.launches_apart, strict=True):
+                    self.collective(its, (class_index,), local)
 
     def _add(self, sort: int, flow: Flow) -> None:
         if flow.path:
             self.flows.by_sort[sort] = flow
 
-    def _shares(self, class_index: int, group: str) -> bool:
-        """Whether a class's group uses shared links at all."""
+    def _shares(self, class_index: int, group: str) -> frozenset[str]:
+        """The shared links that a class's group uses."""
         key = (class_index, group)
         if key not in self._sharing:
             rank = self.pricing.plan.classes[class_index].rank
             links = ("host",) if group == "host" else links_of(self.pricing.network, self.pricing.group(group, rank))
-            self._sharing[key] = not self.shared.isdisjoint(links)
+            self._sharing[key] = self.shared.intersection(links)
         return self._sharing[key]
 
     def _of(self, members: Sequence[int], local: LocalTask) -> Flow:
@@ -129,7 +128,7 @@ class LinkBook:
                 load = copy_load(network, size)
             else:
                 ranks = self.pricing.group(local.group, self.pricing.plan.classes[members[0]].rank)
-                load = collective_load(network, kind, ranks, size)
+                load = collective_load(network, kind, ranks, size, local.detail.note)
             self._known[key] = self._flow(load, local.seconds, [(c, way) for c in members for way in ways])
         return self._known[key]
 
@@ -157,9 +156,24 @@ class LinkBook:
             self._known[key] = Flow(0.0, {link: _highest(each) for link, each in changes.items()})
         return self._known[key]
 
+    def _full(self, class_index: int, template: Template) -> Flow:
+        """More than what a template waits for can put on links: all that they carry, where it uses one stream."""
+        if len(template.joined - {COMPUTE}) > 1:
+            return self._most(class_index, template)
+        names = {name for group in template.groups for name in self._shares(class_index, group)}
+        load = Load(1.0, {name: self.capacity[name] for name in names})
+        return self._flow(load, 1.0, ((class_index, OUT), (class_index, IN)))
+
     def crowd(self, built: Built, times: Times) -> Crowd:
         """Where links are asked for more than they carry, were all flows as fast as alone."""
-        of_sort = {**self.flows.by_sort, **self.hidden}
+        found = self._crowd(built, times, {s: self._full(*what) for s, what in self.whole_actions.items()})
+        if not found.hiding:
+            return found
+        return self._crowd(built, times, {s: self._most(*what) for s, what in self.whole_actions.items()})
+
+    def _crowd(self, built: Built, times: Times, hidden: dict[int, Flow]) -> Crowd:
+        """The same, given what actions that stand as one task put on links at most."""
+        of_sort = {**self.flows.by_sort, **hidden}
         kinds = {id(flow): flow for flow in of_sort.values()}
         numbers = {key: i for i, key in enumerate(kinds)}
         entries = [
@@ -176,7 +190,7 @@ class LinkBook:
         entry, task = _join(number, number_of[sort])
         begin_s, blip_s = start[task] + quiet_s[entry], BLIP * end.max()
         over_s = _over_seconds(link[entry], begin_s, end[task], load[entry], blip_s)
-        hiding = set(task[np.isin(sort[task], list(self.hidden)) & (over_s > 0)].tolist())
+        hiding = set(task[np.isin(sort[task], list(hidden)) & (over_s > 0)].tolist())
         links = np.unique(link[entry[over_s > 0]] // 2 % len(LINKS))
         return Crowd(frozenset(LINKS[i] for i in links), _places(built, hiding))
 
@@ -251,9 +265,14 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
 def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
     """Those of a rank's collectives; after the last backward each has the links to itself."""
     plan = pricing.plan
+    data = ("dp_cp",) if plan.scenario.parallelism.zero == 0 else ("shard", "replica")
+    streams = {"tp": "tp", "cp": "cp", **dict.fromkeys(data, DP)}
+    if plan.scenario.model.moe is not None:
+        experts = ("dp",) if plan.scenario.parallelism.zero == 0 else data
+        streams |= {"ep": "ep", "expert_tp": "expert_tp", **{f"expert_{name}": DP for name in experts}}
     return {
-        (link, way, "dp" if name in DATA else name)
-        for name in ("tp", "cp", "ep", "expert_tp", *DATA)
+        (link, way, stream)
+        for name, stream in streams.items()
         if plan.group_size(name) > 1
         for link in links_of(pricing.network, pricing.group(name, rank))
         for way in (OUT, IN)
@@ -271,6 +290,13 @@ class Ran(NamedTuple):
     flows: Flows | None
 
 
+def run_alone(make: Callable[[LinkBook | None], Built], simpy: bool) -> Ran:
+    """Build a step and run it as if links carried everything at once: never slower than `run_step`."""
+    built = make(None)
+    times = run_simpy(built.graph) if simpy else run_static(built.graph)
+    return Ran(built, times, max(times.end_s, default=0.0), frozenset(), None)
+
+
 def run_step(make: Callable[[LinkBook | None], Built], pricing: Pricing, schedule: Schedule, simpy: bool) -> Ran:
     """Build a step and run it, with links shared where that matters."""
     shared = shared_links(pricing, schedule)
@@ -286,7 +312,7 @@ def run_step(make: Callable[[LinkBook | None], Built], pricing: Pricing, schedul
             book = book.placing_apart(crowd.hiding if left else None)
             built = make(book)
         times = run_simpy(built.graph, book.flows) if simpy else run_contended(built.graph, book.flows)
-        crowd = book.crowd(built, times) if book.hidden else Crowd(crowd.links, set())
+        crowd = book.crowd(built, times) if book.whole_actions else Crowd(crowd.links, set())
         if not crowd.hiding:
             break
     return Ran(built, times, alone_s, crowd.links, book.flows)

@@ -55,20 +55,36 @@ def links_of(network: Network, ranks: Sequence[int]) -> tuple[str, ...]:
     """The links that a group's collectives may use."""
     group = network.group(ranks)
     near = ("domain",) if group.members_max > 1 else ()
-    return (*near, "nic", "spine", "host") if group.domains > 1 else near
+    return (*near, *_far_links(network.cluster)) if group.domains > 1 else near
 
 
 def links_between(network: Network, src: int, dst: int) -> tuple[str, ...]:
     """The links that a message may use."""
-    return ("domain", "nic", "spine", "host") if network.way(src, dst).hops else ("domain",)
+    if not network.way(src, dst).hops:
+        return ("domain",)
+    far = _far_links(network.cluster)
+    return ("domain", *far) if _relayed(network.cluster, src, dst) else far
 
 
-def collective_load(network: Network, kind: str, ranks: Sequence[int], size_bytes: float) -> Load:
-    """A collective's bytes on the links of each member; `size_bytes` as nccl-tests counts it."""
+def _far_links(cluster: ClusterSpec) -> tuple[str, ...]:
+    return ("nic", "spine", "host") if _has_spine(cluster) else ("nic", "host")
+
+
+def _relayed(cluster: ClusterSpec, src: int, dst: int) -> bool:
+    """Whether a message first crosses NVLink to the GPU on the receiver's rail."""
+    return cluster.inter_node.kind == "rail_optimized" and (src - dst) % cluster.gpus_per_node != 0
+
+
+def collective_load(network: Network, kind: str, ranks: Sequence[int], size_bytes: float, chosen: str = "") -> Load:
+    """A collective's bytes on the links of each member; `size_bytes` as nccl-tests counts it. `chosen`: algorithm and
+    protocol, where `Network.collective` has told."""
     if len(ranks) == 1 or size_bytes <= 0:
         return NOTHING
     group = network.group(ranks)
-    algorithm, protocol = choose(kind, group, size_bytes)
+    if chosen:
+        algorithm, _, protocol = chosen.partition(" ")
+    else:
+        algorithm, protocol = choose(kind, group, size_bytes)
     cost = duration(kind, algorithm, protocol, group, size_bytes)
     near, far = _sent_bytes(kind, algorithm, group, size_bytes)
     wire = _WIRE.get(protocol, 1.0)
@@ -88,9 +104,8 @@ def message_load(network: Network, src: int, dst: int, size_bytes: float) -> Loa
     flowing = 1.0 - network.send(src, dst, 0.0) / network.send(src, dst, size_bytes)
     if not way.hops:
         return _load(flowing, size_bytes, 0.0, 0.0)
-    relayed = cluster.inter_node.kind == "rail_optimized" and (src - dst) % cluster.gpus_per_node != 0
     span = cluster.gpus_per_node * cluster.inter_node.nodes_per_leaf
-    near, far = size_bytes if relayed else 0.0, size_bytes * way.hops
+    near, far = size_bytes if _relayed(cluster, src, dst) else 0.0, size_bytes * way.hops
     return _load(flowing, near, far, float(_has_spine(cluster) and src // span != dst // span))
 
 
