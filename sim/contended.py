@@ -99,11 +99,11 @@ class LinkBook:
 
     def whole(self, class_index: int, template: Template, sort: int, launches: Sequence[int]) -> None:
         """Tasks of this sort stand for what a template waits for, those of `launches` for what it leaves running."""
-        if any(self._shares(class_index, group) for group in template.groups):
+        if self._inside(class_index, template):
             self.whole_actions[sort] = (class_index, template)
-            if self.launches_apart(class_index, template):
-                for its, (_, local) in zip(launches, template.launches_apart, strict=True):
-                    self.collective(its, (class_index,), local)
+        if self.launches_apart(class_index, template):
+            for its, (_, local) in zip(launches, template.launches_apart, strict=True):
+                self.collective(its, (class_index,), local)
 
     def _add(self, sort: int, flow: Flow) -> None:
         if flow.path:
@@ -117,6 +117,11 @@ class LinkBook:
             links = ("host",) if group == "host" else links_of(self.pricing.network, self.pricing.group(group, rank))
             self._sharing[key] = self.shared.intersection(links)
         return self._sharing[key]
+
+    def _inside(self, class_index: int, template: Template) -> frozenset[str]:
+        """The shared links that a template uses for what it waits for."""
+        groups = {t.group for t in template.tasks if t.group and t.stream in template.joined}
+        return frozenset().union(*(self._shares(class_index, group) for group in groups))
 
     def _of(self, members: Sequence[int], local: LocalTask) -> Flow:
         """A collective of these classes."""
@@ -160,8 +165,7 @@ class LinkBook:
         """More than what a template waits for can put on links: all that they carry, where it uses one stream."""
         if len(template.joined - {COMPUTE}) > 1:
             return self._most(class_index, template)
-        names = {name for group in template.groups for name in self._shares(class_index, group)}
-        load = Load(1.0, {name: self.capacity[name] for name in names})
+        load = Load(1.0, {name: self.capacity[name] for name in self._inside(class_index, template)})
         return self._flow(load, 1.0, ((class_index, OUT), (class_index, IN)))
 
     def crowd(self, built: Built, times: Times) -> Crowd:
