@@ -81,6 +81,7 @@ class Wait:
     phase: Phase
 
 
+BLOCK_END = Wait("", Phase.FORWARD)  # waits for nothing: tells where a block ends and the next begins
 Item = Compute | Comm | Wait
 Program = tuple[Item, ...]
 

@@ -31,7 +31,7 @@ from sim.models.mtp import mtp_block
 from sim.models.optimizer import clip_items, gradient_buffer_items, optimizer_items
 from sim.models.recompute import mode_of_layer
 from sim.plan import Part, Plan
-from sim.program import Block, Comm, Compute, Item, Phase, Program, Wait
+from sim.program import BLOCK_END, Block, Comm, Compute, Item, Phase, Program, Wait
 from sim.scenario import Scenario
 
 PHASES = {
@@ -88,7 +88,7 @@ class Stage:
         for i, items in enumerate(weave_forward(blocks, self.dp, first)):
             out += parameter_waits[i]
             out += [Wait(f"o{i - 2}", Phase.FORWARD)] if self.offload and i >= 2 else []
-            out += items
+            out += (*items, BLOCK_END)
             out += self._copy("offload", i, f"o{i}", Phase.FORWARD)
         if self.offload:
             out += [Wait(f"o{i}", Phase.FORWARD) for i in range(max(0, len(blocks) - 2), len(blocks))]
@@ -105,7 +105,7 @@ class Stage:
             if reload:
                 out += self._copy("reload", n - 2 - i, f"r{i + 1}", Phase.INPUT_GRAD) if i + 1 < n else []
                 out.append(Wait(f"r{i}", Phase.INPUT_GRAD))
-            out += items
+            out += (*items, BLOCK_END)
         return tuple(out)
 
     def measured(self, kind: Kind) -> tuple[Block, ...]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
-from sim.program import Comm, Compute, Item, Program, Wait
+from sim.program import BLOCK_END, Comm, Compute, Item, Program, Wait
 from sim.timeline import Detail
 
 COMPUTE = "compute"
@@ -146,6 +147,7 @@ class _Compiler:
         self.external: list[str] = []
         self.last_compute = -1
         self.run: list[tuple[Compute, Priced]] = []  # computations not yet put into a task
+        self.cuts: list[int] = []  # where blocks end among them
         self.ends: list[float] = []  # of the tasks, with all streams free at zero
         self.free: dict[str, float] = {}
         self.beside: list[tuple[float, float, float, str]] = []  # start, end, `slows`, stream of what is not waited for
@@ -160,6 +162,8 @@ class _Compiler:
             self.run.append((item, priced))
         elif isinstance(item, Comm):
             self._communicate(item)
+        elif item is BLOCK_END:
+            self.cuts.append(len(self.run))
         elif item.handle in self.handles:
             self.flush()
             self.waiting.append(self.handles.pop(item.handle))
@@ -223,12 +227,20 @@ class _Compiler:
                 COMPUTE, "", seconds, tuple(deps), tuple(self.external), Detail(name, source="+".join(sources)), ""
             )
         )
-        self.run, self.waiting, self.external = [], [], []
+        self.run, self.cuts, self.waiting, self.external = [], [], [], []
 
     def _run_seconds(self, start_s: float) -> float:
-        """The kernels of a run, issued by the host while the device executes those before them."""
-        seconds = sum(priced.seconds for _, priced in self.run)
-        late_s = together_s(sum(priced.host_s for _, priced in self.run), seconds) - seconds
+        """The kernels of a run, issued by the host while the device executes those before them.
+
+        Block by block: what the host is ahead by at the end of one (a head whose matmuls take longer than their
+        launches) is not credited to the next, as in the sums of blocks by which vTrain's steps were measured.
+        """
+        seconds = late_s = 0.0
+        for start, end in pairwise((0, *self.cuts, len(self.run))):
+            host_s = sum(priced.host_s for _, priced in self.run[start:end])
+            device_s = sum(priced.seconds for _, priced in self.run[start:end])
+            seconds += device_s
+            late_s += together_s(host_s, device_s) - device_s
         self._wait_for_host(late_s)
         return seconds + late_s + self._shared_s(start_s, seconds + late_s)
 
@@ -371,6 +383,8 @@ class _Side:
             self.compute_end_s = clock + price(item).seconds
             self.ready_s = self.compute_end_s
             return self.compute_end_s
+        if item is BLOCK_END:
+            return clock
         if isinstance(item, Wait):
             self.pending.append(self.tag + item.handle)
             self.ready_s = max(self.ready_s, self.ends.get(item.handle, 0.0))

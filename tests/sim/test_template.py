@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.program import Comm, Compute, Phase, Wait
-from sim.template import Priced, compile_program, interleave
+from sim.program import BLOCK_END, Comm, Compute, Phase, Wait
+from sim.template import Priced, compile_program, interleave, together_s
 
 F = Phase.FORWARD
 
@@ -71,3 +71,16 @@ def test_two_interleaved_programs_hide_each_others_messages(message_s: float) ->
     assert both.makespan_s == pytest.approx(12 if message_s <= 2 else 2 * alone)
     assert both.makespan_s < 2 * alone
     assert both.alone
+
+
+def test_the_host_gains_nothing_in_one_block_for_the_next() -> None:
+    """A block that the host is late for, then one that the device is busy with: each takes its own time."""
+    layer, head = work("a", 1), work("head", 30)
+
+    def hosted(item: Compute | Comm) -> Priced:
+        return Priced(item.bytes, "measured", 0.0, host_s=10.0)
+
+    apart = compile_program((layer, BLOCK_END, head, BLOCK_END), hosted)
+    assert apart.makespan_s == pytest.approx(together_s(10, 1) + together_s(10, 30))
+    assert compile_program((layer, head), hosted).makespan_s == pytest.approx(together_s(20, 31))
+    assert len(apart.tasks) == 1
