@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from sim.template import COMPUTE
 
 Floats = NDArray[np.float64]
 Intervals = Floats  # [n, 2]: start and end in seconds
+MOST_NAMED = 1000  # ranks that are looked at for their name
 NINETY_PERCENT = 1.645  # of a normal distribution, both sides
 
 
@@ -128,10 +129,18 @@ def interval(step_time_s: float, shares: dict[tuple[str, str, float], float]) ->
 
 
 def text_of(ranks: Sequence[int]) -> str:
-    """Ranks in words: "0-7", "0-126 by 2" or "0, 3, 4"."""
+    """Ranks in words.
+
+    >>> text_of(range(8)), text_of(range(0, 127, 2)), text_of([0, 3, 4]), text_of([8, 9, 10, 12, 13, 14, 15])
+    ('0-7', '0-126 by 2', '0, 3, 4', '8-10, 12-15')
+    """
     if len(ranks) < 3:
         return ", ".join(map(str, ranks))
     step = ranks[1] - ranks[0]
     if all(b - a == step for a, b in pairwise(ranks)):
         return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
-    return ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    pieces: list[str] = []
+    for _, run in groupby(enumerate(ranks[:MOST_NAMED]), key=lambda item: item[1] - item[0]):
+        a, *rest = [rank for _, rank in run]
+        pieces += [f"{a}-{rest[-1]}"] if len(rest) > 1 else map(str, [a, *rest])
+    return ", ".join(pieces[:8]) + (" …" if len(pieces) > 8 or len(ranks) > MOST_NAMED else "")

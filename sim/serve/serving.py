@@ -25,6 +25,7 @@ from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request, make_requests
 from sim.serve.scheduler import Batch, Counts, Limits, Scheduler, Sequence
 from sim.serve.serving_costs import IterationCosts, Load, iteration_costs
+from sim.serve.serving_faults import FaultyCosts, replica_costs
 from sim.serve.serving_memory import Capacity, cache_capacity
 from sim.timeline import Timeline
 
@@ -144,7 +145,7 @@ def simulate_serving(
     for i in range(min(dp, len(found))):
         sequences = [Sequence(r, n) for n, r in enumerate(found[i::dp])]
         replica = Replica(i, sequences, _scheduler(scenario, costs, capacity, sequences))
-        _Server(replica, costs, group and len(costs.stages) == 1).run()
+        _Server(replica, replica_costs(costs, scenario, i), group and len(costs.stages) == 1).run()
         replicas.append(replica)
     return ServingSimulation(scenario, costs.pricing.costs.profile, costs, capacity, tuple(replicas),
                              time.perf_counter() - begin)
@@ -169,7 +170,7 @@ def _scheduler(scenario: Scenario, costs: IterationCosts, capacity: Capacity, se
 class _Server:
     """The clock of one replica."""
 
-    def __init__(self, replica: Replica, costs: IterationCosts, group: bool) -> None:
+    def __init__(self, replica: Replica, costs: IterationCosts | FaultyCosts, group: bool) -> None:
         self.replica, self.costs, self.group = replica, costs, group
         self.scheduler = replica.scheduler
         self.pending = iter(replica.sequences)

@@ -89,6 +89,8 @@ class IterationCosts:
     measured: MeasuredParts | None = None
     bills: dict[Key, Bill] = field(default_factory=dict)
     used: dict[Key, float] = field(default_factory=dict)
+    rank: int = 0  # whose collectives these are
+    slowdown: float = 1.0  # how many times as long computations take
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds of the iteration on every stage, messages between stages apart."""
@@ -186,6 +188,7 @@ class IterationCosts:
             seconds = self.measured.core(name, a, b) * (alike if name == "prefill" else 1)
         elif name in ("dense", "sparse"):
             seconds = self.measured.rest(a) / self.dims.model.layers
+        seconds *= self.slowdown
         return Bill(seconds, 0.0, {(name, "measured", REPEAT_UNCERTAINTY): seconds})
 
     def _program(self, key: Key) -> Program:
@@ -207,11 +210,12 @@ class IterationCosts:
             if isinstance(item, Wait):
                 continue
             if isinstance(item, Comm):
-                price = self.pricing.comm(item, self.stages[0].rank)
+                price = self.pricing.comm(item, self.rank)
                 comm += price.seconds
             else:
                 price = self._converted(item) or self.pricing.compute(_as_dense(item))
-                price = price._replace(seconds=self._bounded(item, price.seconds, price.algorithm == CONVERTED))
+                own_s = self._bounded(item, price.seconds, price.algorithm == CONVERTED)
+                price = price._replace(seconds=own_s * self.slowdown)
             seconds += price.seconds
             sort = (item.kind, price.source, price.uncertainty)
             shares[sort] = shares.get(sort, 0.0) + price.seconds

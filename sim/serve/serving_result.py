@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.memory import MemoryCurve
+from sim.faults import jitter_of
 from sim.metrics import interval, source_shares, text_of
 from sim.serve.serving import CacheState, Iteration, Replica, percentiles
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
@@ -157,6 +158,8 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
         c, block = sim.capacity, inference.kv_cache.block_tokens
         out.append(f"does not fit in memory: the requests need a cache of {c.blocks * block:,} tokens; beside weights "
                    f"and buffers there is room for {c.blocks_fit * block:,}")
+    if jitter_of(sim.scenario, 0) is not None:
+        out.append("faults.jitter: is not simulated for serving; stragglers and links are")
     linear = sim.costs.dims.linear
     if inference.quantization in ("fp8", "llm_int8") and linear == sim.costs.dims.act:
         out.append(f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
