@@ -207,18 +207,17 @@ class Costs:
         table = self._table(via.op, dtype, kind)
         if table is None or not shape or shape[0] <= 0:
             return None
-        waves = self._device if table.floor_s else replace(self._device, sm_count=0)
-        here = float(bounds(kind, np.array([shape], dtype=np.int64), dtype, waves)[0]) + table.floor_s
+        row = np.array([shape], dtype=np.int64)
+        here = float(bounds(kind, row, dtype, self._device)[0]) + table.floor_s
         exact = table.exact(shape) if via.exact else None
         if exact is not None:
-            home = replace(self._reference, sm_count=waves.sm_count and self._reference.sm_count)
-            there = float(bounds(kind, np.array([shape], dtype=np.int64), dtype, home)[0]) + table.floor_s
+            there = float(bounds(kind, row, dtype, self._reference)[0]) + table.floor_s
             cost = _measured(exact[0] * (here / there), exact[1])
             return cost if here == there else Cost(cost.seconds, "interpolated", ROOFLINE_UNCERTAINTY / 2)
         like, doubt = shape, via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:
             like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
-        found = lookup(table, kind, like)
+        found = lookup(table, kind, like, self._device.sm_count or self._reference.sm_count)
         if found is None:
             return None
         efficiency, outside, between = found

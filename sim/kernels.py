@@ -57,7 +57,8 @@ class Table:
     """An operator's points, ready to be asked.
 
     `surfaces`: log efficiency by causal flag (0 where that has no meaning). `single`: no matmul of a batch was
-    measured. `floor_s`: what is added to the roofline before efficiency is taken.
+    measured. `floor_s`: what is added to the roofline before efficiency is taken. `in_waves`: efficiency depends on how
+    full the waves of tiles are.
     """
 
     shapes: NDArray[np.int64]
@@ -66,6 +67,7 @@ class Table:
     surfaces: dict[int, Surface]
     single: bool
     floor_s: float
+    in_waves: bool
 
     def exact(self, shape: tuple[int, ...]) -> tuple[float, float] | None:
         """Measured seconds and spread of this very shape."""
@@ -84,74 +86,61 @@ def make_table(
     spread = np.concatenate([t.spread for t in points])
     floor_s = float(seconds.min()) if floored else 0.0
     log_efficiency = np.log((bounds(kind, shapes, dtype, device) + floor_s) / seconds)
-    where = coordinates(kind, shapes)
-    sort = shapes[:, -1] if kind in ATTENTION else np.zeros(len(shapes), dtype=np.int64)
-    surfaces = {int(s): Surface(where[sort == s], log_efficiency[sort == s], error) for s in set(sort.tolist())}
+    where, beside = coordinates(kind, shapes), waves(kind, shapes, device.sm_count)
+    surfaces = {0: Surface(where, log_efficiency, error, beside)}
+    if kind in ATTENTION:
+        of_flag = {int(flag): shapes[:, -1] == flag for flag in set(shapes[:, -1].tolist())}
+        surfaces = {flag: Surface(where[rows], log_efficiency[rows], error) for flag, rows in of_flag.items()}
     single = kind in MATMULS and bool((shapes[:, 0] == 1).all())
-    return Table(shapes, seconds, spread, surfaces, single, floor_s)
-
-
-# Output tiles of matmul kernels, and the part of the peak that each can reach: small ones load more per flop.
-TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.6),
-         (32, 64, 0.35), (16, 64, 0.2))  # fmt: skip
-SPLITS = (1, 2, 4, 8)  # of k over thread blocks
-LEAST_K = 1024  # of a split
-_KERNELS = np.array([(*tile, split) for tile in TILES for split in SPLITS]).T[:, :, None]
+    return Table(shapes, seconds, spread, surfaces, single, floor_s, beside is not None)
 
 
 def bounds(kind: str, shapes: NDArray[np.int64], dtype: str, device: Device) -> NDArray[np.float64]:
-    """What efficiency is relative to: the roofline; of matmuls its geometric mean with whole waves of tiles.
-
-    A kernel computes whole tiles, in waves of one a multiprocessor; the library takes the best of its tiles. Which it
-    really took is not known, hence the mean (of points left out on an A100 the worst twentieth is off by 16 %, by the
-    roofline alone 18 %).
-    """
+    """What efficiency is relative to: the roofline's seconds."""
     if kind not in MATMULS:
         return np.array([device.shape_seconds(kind, tuple(row), dtype) for row in shapes.tolist()])
     batch, m, n, k = shapes.T.astype(np.float64)
     moved = dtype_bytes(dtype) * batch * (m * k + k * n + m * n) / device.bandwidth_bytes_per_s
-    roof = np.maximum(2 * batch * m * n * k / device.peak(dtype), moved)
-    if not device.sm_count:
-        return np.asarray(roof, dtype=np.float64)
-    tiled = np.maximum(_wave_seconds(batch, m, n, k, dtype, device), moved)
-    return np.asarray(np.sqrt(roof * tiled), dtype=np.float64)
+    return np.asarray(np.maximum(2 * batch * m * n * k / device.peak(dtype), moved), dtype=np.float64)
 
 
-def _wave_seconds(
-    batch: NDArray[np.float64],
-    m: NDArray[np.float64],
-    n: NDArray[np.float64],
-    k: NDArray[np.float64],
-    dtype: str,
-    device: Device,
-) -> NDArray[np.float64]:
-    """Seconds in whole waves, with the best tile and split; a split's partial sums go through memory in fp32."""
-    each = device.peak(dtype) / device.sm_count
-    rows, columns, reach, split = _KERNELS  # [kernels, 1], against [shapes]
-    tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-    waves = np.ceil(tiles * split / device.sm_count)
-    seconds = waves * (2 * rows * columns * k / split) / (each * reach)
-    summed = seconds + 2 * batch * m * n * (1 + split) / device.bandwidth_bytes_per_s
-    seconds = np.where(split == 1, seconds, np.where(k >= LEAST_K * split, summed, np.inf))
-    best: NDArray[np.float64] = seconds.min(axis=0)
-    return best
+TILES = ((128, 128), (256, 128), (64, 64))  # of results, by a thread block
+
+
+def waves(kind: str, shapes: NDArray[np.int64], sm_count: int) -> NDArray[np.float64] | None:
+    """log of what is computed over what is asked for, where matmuls take whole tiles, in waves of one a multiprocessor.
+
+    A column for each of `TILES`: which of them the library took is not known. None where there are no multiprocessors.
+    """
+    if kind not in MATMULS or not sm_count:
+        return None
+    batch, m, n, _ = shapes.T.astype(np.float64)
+    columns = []
+    for rows, width in TILES:
+        tiles = batch * np.ceil(m / rows) * np.ceil(n / width)
+        columns.append(np.log(np.ceil(tiles / sm_count) * sm_count * rows * width / (batch * m * n)))
+    return np.column_stack(columns)
 
 
 def coordinates(kind: str, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
     """log2 of every dimension that efficiency depends on, each weighted by how much.
 
-    Attention: batch, heads, groups of key heads, mean length and mean head size. Weights from leaving a fifth of
-    the H100's prefill points out: 2 for the head size (it decides which kernel runs), 0.3 for key heads.
+    Matmuls: batch, m, n, and k at half, for it only lengthens the loop of a tile. Attention: batch, heads, groups of
+    key heads, mean length and mean head size. Weights from leaving a fifth of the points out: of attention 2 for the
+    head size (it decides which kernel runs), 0.3 for key heads.
     """
     sizes = np.log2(np.maximum(shapes, 1).astype(np.float64))
+    if kind in MATMULS:
+        return np.asarray(sizes * (1.0, 1.0, 1.0, 0.5))
     if kind not in ATTENTION:
         return sizes
     batch, heads, kv_heads, q_len, kv_len, d, dv = sizes[:, :7].T
     return np.column_stack((batch, heads, 0.3 * kv_heads, (q_len + kv_len) / 2, d + dv))
 
 
-def lookup(table: Table, kind: str, shape: tuple[int, ...]) -> tuple[float, float, float] | None:
-    """Efficiency at a shape, octaves outside the measured range, and the error of such predictions.
+def lookup(table: Table, kind: str, shape: tuple[int, ...], sm_count: int) -> tuple[float, float, float] | None:
+    """Efficiency at a shape on `sm_count` multiprocessors, octaves outside the measured range, and the error of such
+    predictions.
 
     Full attention where only causal was measured: its efficiency at the same sizes, and a little doubt.
     """
@@ -161,7 +150,9 @@ def lookup(table: Table, kind: str, shape: tuple[int, ...]) -> tuple[float, floa
         (surface,), doubt = table.surfaces.values(), 0.1
     if surface is None:
         return None
-    found = surface.at(coordinates(kind, np.array([shape], dtype=np.int64))[0])
+    row = np.array([shape], dtype=np.int64)
+    beside = waves(kind, row, sm_count) if table.in_waves else None
+    found = surface.at(coordinates(kind, row)[0], None if beside is None else beside[0])
     if found is None:
         return None
     return math.exp(found[0]), found[1], math.hypot(surface.leave_one_out_error(), doubt)
