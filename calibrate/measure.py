@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile", help="embed this profile instead of calibrating between the steps")
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS",
                         help=f"for the rounds, 3 times as long if nothing is quiet (default {BUDGET_S:g})")
+    parser.add_argument("--huggingface", metavar="PATH",
+                        help="run this Transformers model (a local folder or config.json) in place of the bundled one")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
     return parser
 
@@ -71,7 +73,15 @@ def _parser() -> argparse.ArgumentParser:
 def _checked(args: argparse.Namespace) -> Scenario:
     """The scenario, after everything a user may have got wrong was looked at."""
     scenario = load_scenario(args.scenario, args.set)
-    check_runnable(scenario, args.scenario)
+    if args.huggingface is None:
+        check_runnable(scenario, args.scenario)
+    elif scenario.training is None:
+        raise InputError(f"{args.scenario}: inference: only training steps can be run for real")
+    else:
+        from calibrate.huggingface import check_model, config_file
+
+        model = f"model={config_file(args.huggingface).resolve()}"
+        check_model(args.huggingface, scenario, load_scenario(args.scenario, [*args.set, model]))
     if not 1 <= args.steps <= 1000:
         raise InputError(f"--steps: found {args.steps}; allowed: 1 to 1000")
     if not 0 < args.budget <= 3600:
@@ -99,7 +109,8 @@ def _rank_main(scenario: Scenario, args: argparse.Namespace) -> int:
     try:
         if ranks != scenario.parallelism.ranks:
             raise InputError(f"{args.scenario}: needs {scenario.parallelism.ranks} ranks; found {ranks}")
-        measured = _measure(scenario, rank, device, args)
+        measure = _measure if args.huggingface is None else _measure_huggingface
+        measured = measure(scenario, rank, device, args)
         if measured is not None:
             write_json(Path(args.out), measured)
         dist.barrier()
@@ -131,7 +142,7 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     from calibrate.parallel.runner import Runner, make_place
     from calibrate.pieces import block_cuts
     from calibrate.pupil import Lesson, Pupil
-    from calibrate.rounds import Limits, run_rounds
+    from calibrate.rounds import Limits, calibrate, run_rounds
 
     runner = Runner(_student(scenario), make_place(scenario, rank, device), torch.float32, device)
     proof = prove(runner)
@@ -150,7 +161,8 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     keys = {s: [b.key for b in own] for s, own in blocks.items()}
     cuts = {b.key: block_cuts(b) for own in blocks.values() for b in own}
     rehearsal = (Lesson if isinstance(runner, Pupil) else Rehearsal)(runner, keys, cuts)
-    log = run_rounds(runner, rehearsal, Limits(args.steps, args.budget, args.profile is None))
+    limits = Limits(args.steps, args.budget, args.profile is None)
+    log = run_rounds(runner, lambda: calibrate(runner, rehearsal), limits)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, (log, memory, epilogue))
     if rank != 0:
@@ -160,7 +172,48 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     given = load_profile(args.profile) if args.profile else None
     profile = given or _paired(scenario, logs, epilogues, runner, facts)
     lists = [[str(entry) for entry in entries] for entries in runner.schedule.ranks]
-    return _assemble(scenario, logs, memories, proof, profile, facts) | {"schedule": lists}
+    proven = {
+        "single_device_loss": proof.single_loss, "parallel_loss": proof.parallel_loss,
+        "gradient_difference": proof.difference, "worst": proof.worst, "tolerance": proof.tolerance,
+    }
+    return _assemble(scenario, logs, memories, proven, profile, facts) | {"schedule": lists}
+
+
+def _measure_huggingface(
+    scenario: Scenario, rank: int, device: str, args: argparse.Namespace
+) -> dict[str, Any] | None:
+    """The same of a Transformers model; what is proven is that it has as many parameters as the simulated one."""
+    import torch.distributed as dist
+
+    from calibrate.fused import peak_bytes
+    from calibrate.huggingface import Imported
+    from calibrate.paired import make_profile
+    from calibrate.rounds import Limits, run_rounds
+
+    runner = Imported(scenario, args.huggingface, device)
+    blocks, epilogue = simulated_blocks(scenario, {0: list(range(scenario.model.layers + 2))}, [0], rank)
+    batch = runner.batch(0)
+    runner.step(batch)  # the optimizer's state appears
+    held = [*runner.inner.parameters(), *(p.grad for p in runner.trained),
+            *(v for s in runner.optimizer.state.values() for v in s.values())]  # fmt: skip
+    memory = {
+        "rank": rank, "saved_for_backward_bytes": runner.saved_bytes(runner.own(batch)[0]),
+        "allocated_peak_bytes": sum(x.nbytes for x in held) + peak_bytes(device, lambda: runner.step(batch)),
+    }  # fmt: skip
+    keys = [b.key for b in blocks[0]]
+    log = run_rounds(runner, lambda: runner.calibrate(keys), Limits(args.steps, args.budget, args.profile is None))
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (log, memory, epilogue))
+    if rank != 0:
+        return None
+    logs, memories, epilogues = (list(column) for column in zip(*found, strict=True))
+    facts = environment(device)
+    profile = load_profile(args.profile) if args.profile else make_profile(
+        f"paired with {scenario.name}", datetime.now(UTC).strftime("%Y-%m-%d"), logs, epilogues, 4,
+        scenario.parallelism, facts["hardware"], facts["software"])  # fmt: skip
+    proof = {"parameters": sum(p.numel() for p in runner.inner.parameters()),
+             "simulated_parameters": sum(b.held_params for b in blocks[0])}  # fmt: skip
+    return _assemble(scenario, logs, memories, proof, profile, facts)
 
 
 def _student(scenario: Scenario) -> Scenario:
@@ -219,7 +272,7 @@ def _paired(scenario: Scenario, logs: list[Any], epilogues: list[Any], runner: A
 
 
 def _assemble(
-    scenario: Scenario, logs: list[Any], memories: list[dict[str, int]], proof: Any, profile: Profile,
+    scenario: Scenario, logs: list[Any], memories: list[dict[str, int]], proof: dict[str, Any], profile: Profile,
     facts: Any
 ) -> dict[str, Any]:
     """The measured run, `measured-run/1`."""
@@ -254,10 +307,7 @@ def _assemble(
         "actions": actions,
         "memory": memories,
         "losses": [steps[i].loss for i in chosen],
-        "proof": {
-            "single_device_loss": proof.single_loss, "parallel_loss": proof.parallel_loss,
-            "gradient_difference": proof.difference, "worst": proof.worst, "tolerance": proof.tolerance,
-        },
+        "proof": proof,
         "profile": profile.to_json(),
     }
 

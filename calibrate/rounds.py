@@ -8,10 +8,13 @@ shows it, by half and for minutes, and a round that straddles such a change comp
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_messages
 from calibrate.gradient_times import Beside, Timed, time_beside, time_collectives
@@ -75,17 +78,26 @@ class Limits:
     calibrate: bool
 
 
-def run_rounds(runner: Runner, rehearsal: Rehearsal, limits: Limits) -> Log:
+class Steps(Protocol):
+    """What is timed: the bundled runner, or a model from elsewhere."""
+
+    def batch(self, number: int) -> Tensor: ...
+    def zero_losses(self) -> None: ...
+    def step(self, batch: Tensor) -> list[Record]: ...
+    def loss(self) -> float: ...
+
+
+def run_rounds(runner: Steps, calibrate: Callable[[], Calibration], limits: Limits) -> Log:
     """Rounds until enough of them were good, or time is up. Collective."""
-    log = Log(runner.place.rank)
-    _warm_up(runner, rehearsal, limits.calibrate)
+    log = Log(dist.get_rank())
+    _warm_up(runner, calibrate if limits.calibrate else None)
     begin = time.perf_counter()
     number = 2
     while not _enough(log, limits, time.perf_counter() - begin):
         log.waited_s += wait_for_quiet(limits.budget_s / 6)
         log.steps.append(_timed_step(runner, number))
         if limits.calibrate:
-            log.calibrations.append(_calibrate(runner, rehearsal))
+            log.calibrations.append(calibrate())
         log.steps.append(_timed_step(runner, number + 1))
         number += 2
     return log
@@ -107,11 +119,11 @@ def _steady(log: Log, r: int) -> bool:
     return max(a, b) <= (1 + STEADY) * min(a, b)
 
 
-def _warm_up(runner: Runner, rehearsal: Rehearsal, calibrate: bool) -> None:
+def _warm_up(runner: Steps, calibrate: Callable[[], Calibration] | None) -> None:
     for i in range(2):
         runner.step(runner.batch(i))
-    if calibrate:
-        _calibrate(runner, rehearsal)
+    if calibrate is not None:
+        calibrate()
         runner.step(runner.batch(1))
 
 
@@ -126,7 +138,7 @@ def _enough(log: Log, limits: Limits, spent_s: float) -> bool:
     return bool(decision)
 
 
-def _timed_step(runner: Runner, number: int) -> Step:
+def _timed_step(runner: Steps, number: int) -> Step:
     batch = runner.batch(number)
     runner.zero_losses()
     window = Window.enter()
@@ -138,7 +150,7 @@ def _timed_step(runner: Runner, number: int) -> Step:
     return Step(window.start_ns, seconds, records, sum_over_ranks([runner.loss()])[0], others)
 
 
-def _calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
+def calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     """Walk the list block by block, then messages, all-reduces, optimizer; training state is put back."""
     saved = restore_point(runner)
     window = Window.enter()

@@ -43,6 +43,8 @@ def _model(s: Scenario) -> Iterator[Problem]:
     if m.tied_embeddings and p.pp > 1 and (p.schedule not in ONE_WAY or p.zero):
         found = f"true with schedule {p.schedule}, zero {p.zero}"
         yield "model.tied_embeddings", found, f"at pp > 1: {', '.join(ONE_WAY)}; zero 0"
+    if s.training is not None and s.training.lora is not None:
+        yield "training.lora", "adapters", "all parameters trained; adapters with --huggingface"
     if s.faults is not None:
         yield "faults", "faults", "healthy runs"
 

@@ -72,7 +72,7 @@ def measured_and_simulated(mode: str) -> tuple[float, float, list[float]]:
         seconds.append(time.process_time() - start)
         log.steps.append(rounds.Step(0, seconds[-1], [], pupil.loss(), 1.0))
         if number % 2:  # foreign_cores: so that CPU times count
-            log.calibrations.append(replace(rounds._calibrate(pupil, lesson), foreign_cores=1.0))
+            log.calibrations.append(replace(rounds.calibrate(pupil, lesson), foreign_cores=1.0))
     message, facts = 4, {"device": "cpu"}
     profile = make_profile(mode, "2026-01-01", [log], [epilogue], message, scenario.parallelism, facts, facts)
     simulated = simulate(scenario, profile).result["step_time_s"]
