@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.memory import MemoryCurve
 from sim.faults import jitter_of
+from sim.memory import MemoryCurve
 from sim.metrics import interval, source_shares, text_of
 from sim.serve.serving import CacheState, Iteration, Replica, percentiles
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans

@@ -206,6 +206,31 @@ def test_the_summary_shows_the_blame_and_who_waits() -> None:
     assert "wait for" in text
 
 
+def test_no_number_of_a_rank_is_cut_in_80_columns() -> None:
+    """Classes that a straggler tells apart have long names."""
+    from rich.console import Console
+
+    from sim.views.summary import print_summary
+
+    console = Console(width=80, record=True, file=io.StringIO())
+    scenario = case({"tp": 8, "pp": 4, "dp": 2}, {"global_batch_size": 8})
+    print_summary(simulate(with_faults(scenario, slow(11, 1.3))).result, console)
+    (line,) = [x for x in console.export_text().splitlines() if x.startswith("ranks 8–10, 12–15 ") and "█" in x]
+    assert "…" not in line
+
+
+def test_the_page_shows_the_blame_and_who_waits() -> None:
+    from sim.views.timeline_page import timeline_page
+
+    sim = simulate(with_faults(case({"tp": 2}), slow(1, 1.3)))
+    page = timeline_page(sim.result, sim.timeline, sim.memory)
+    section = page[page.index('<section id="faults">') :].partition("</section></div>")[0]
+    assert "rank 1, computing 1.3 times as long" in section
+    assert "<td>rank 0</td><td>rank 1</td>" in section
+    healthy = simulate(case({"tp": 2}))
+    assert '<section id="faults">' not in timeline_page(healthy.result, healthy.timeline, healthy.memory)
+
+
 def test_faults_that_unfold_too_much_are_refused() -> None:
     scenario = case({"dp": 4096, "pp": 8}, {"global_batch_size": 4096 * 64})
     faults = {"stragglers": [{"rank": r, "compute_scale": 1 + r * 1e-6} for r in range(1, 4096)]}
