@@ -28,6 +28,7 @@ from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.moe import is_moe_layer
 from sim.models.mtp import mtp_block
+from sim.models.operators import rerun
 from sim.models.optimizer import clip_items, gradient_buffer_items, optimizer_items
 from sim.models.recompute import mode_of_layer
 from sim.plan import Part, Plan
@@ -151,7 +152,7 @@ def _measured(block: Block, kind: Kind, costs: Costs) -> Block:
     recompute = block.recompute
     if recompute and kind is not Kind.W:
         again = replace_runs(recompute, block.key, "recompute", costs)
-        if again is None and len(recompute) == len(block.forward):
+        if again is None and recompute == rerun(block.forward)[: len(recompute)]:
             again = replace_runs(recompute, block.key, "forward", costs)
         recompute = again if again is not None else recompute
     if forward:

@@ -232,8 +232,7 @@ class _Compiler:
     def _run_seconds(self, start_s: float) -> float:
         """The kernels of a run, issued by the host while the device executes those before them.
 
-        Block by block: what the host is ahead by at the end of one (a head whose matmuls take longer than their
-        launches) is not credited to the next, as in the sums of blocks by which vTrain's steps were measured.
+        Block by block: what the host is ahead by at the end of one is not credited to the next (vTrain's are sums).
         """
         seconds = late_s = 0.0
         for start, end in pairwise((0, *self.cuts, len(self.run))):

@@ -13,7 +13,7 @@ from sim.models.mla import mla_core, mla_parts
 from sim.models.mlp import mlp_parts
 from sim.models.moe import is_moe_layer, moe_parts
 from sim.models.operators import Part, backward_of, forward_of, tensors_of, workspace
-from sim.models.recompute import keep, mode_of_layer
+from sim.models.recompute import keep, mode_of_layer, stops_early
 from sim.program import Block
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     if d.lora is not None:
         parts = tuple(p if p.params + p.frozen == 0 or p.frozen else frozen(p) for p in parts)
         parts = only_behind_adapters(parts) if layer == 0 else parts
-    kept = keep(d, parts, mode_of_layer(scenario, layer))
+    kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario))
     return Block(
         name=f"layer {layer}",
         forward=forward_of(parts),

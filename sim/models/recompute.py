@@ -4,9 +4,9 @@
 - selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5);
 - selective_op: of the layer's matmuls every second runs again, and everything that is no matmul; outputs of
   the other matmuls, of the attention and of reduce-scatters are kept (torchtitan's selective "op" policy);
-- full: the layer's forward runs again, communication included; only its input is kept. `layers: n`: the first
-  n layers of each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the
-  model.
+- full: the layer's forward runs again, communication included; only its input is kept. Under FSDP (`zero: 3`) by
+  torch's checkpoint, which stops at the last tensor that the backward needs. `layers: n`: the first n layers of
+  each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the model.
 """
 
 from __future__ import annotations
@@ -54,8 +54,14 @@ def _place_in_stage(scenario: Scenario, layer: int) -> int:
     return layer
 
 
-def keep(d: Dims, parts: Sequence[Part], mode: str) -> Kept:
-    """Apply `mode` to a layer's parts in forward order."""
+def stops_early(scenario: Scenario) -> bool:
+    """Whether full recomputation is torch's checkpoint around FSDP's units; Megatron's own reruns whole layers."""
+    t = scenario.training
+    return scenario.parallelism.zero == 3 and t is not None and t.elementwise != "megatron"
+
+
+def keep(d: Dims, parts: Sequence[Part], mode: str, early_stop: bool = False) -> Kept:
+    """Apply `mode` to a layer's parts in forward order; `early_stop`: see `stops_early`."""
     saved, stream = saved_of(parts), d.stream_bytes
     whole = sum(s.bytes for s in saved)
     peak = backward_peak(parts, stream)
@@ -63,13 +69,29 @@ def keep(d: Dims, parts: Sequence[Part], mode: str) -> Kept:
         return Kept((), saved, peak)
     layer_input = Saved("layer", "input", stream, True)
     if mode == "full":
-        return Kept(rerun(forward_of(parts)), (layer_input,), peak + whole - stream)
+        again = _until_last_saved(parts) if early_stop else forward_of(parts)
+        return Kept(rerun(again), (layer_input,), peak + whole - stream)
     if mode == "selective":
         kept = saved_of(p for p in parts if not p.core) + _core_inputs(parts)
         again = rerun(forward_of(p for p in parts if p.core))
         return Kept(again, kept, peak + whole - sum(s.bytes for s in kept))
     kept = (layer_input, *_kept_outputs(d, parts))
     return Kept(rerun(_not_kept(parts)), kept, max(stream, peak + whole - sum(s.bytes for s in kept)))
+
+
+def _until_last_saved(parts: Sequence[Part]) -> Program:
+    """A forward up to the last tensor kept: all of it but, without dropout, the last matmul and its residual sum.
+
+    torch.utils.checkpoint (not reentrant, from 2.1): what comes after the last tensor saved is not run. Where that
+    would leave out a message, which other ranks count on, everything is.
+    """
+    last = max((i for i, p in enumerate(parts) if saved_of([p])), default=-1)
+    kept_inputs = last >= 0 and all(s.name.endswith(" input") for s in saved_of([parts[last]]))
+    casts = [i for i in parts[last].forward if isinstance(i, Compute) and i.kind == "cast"] if kept_inputs else []
+    again = forward_of(parts[: last + (not kept_inputs)]) + tuple(casts)
+    whole = forward_of(parts)
+    sent = [sum(isinstance(i, Comm) for i in program) for program in (again, whole)]
+    return again if sent[0] == sent[1] else whole
 
 
 def _core_inputs(parts: Sequence[Part]) -> tuple[Saved, ...]:

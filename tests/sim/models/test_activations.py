@@ -105,6 +105,21 @@ def test_full_recompute_holds_one_layer_again():
     assert full.backward_peak_bytes == pytest.approx(none.backward_peak_bytes + again)
 
 
+def test_a_full_rerun_stops_at_the_last_tensor_needed():
+    """Torch's checkpoint, as under FSDP, leaves the last matmul out; with dropout its mask is needed."""
+
+    def rerun(model, style="eager", zero=3, **parallelism):
+        training = {"recompute": "full", "elementwise": style, "global_batch_size": 4}
+        block = layer_block(make(model, training, dp=2, zero=zero, **parallelism), 0)
+        again, whole = ([getattr(i, "name", "") for i in p] for p in (block.recompute, block.forward))
+        assert again == whole[: len(again)]
+        return whole[len(again) :]
+
+    assert rerun(GPT) == rerun(LLAMA) == ["mlp_down", "mlp_residual"]
+    assert rerun(GPT, tp=2)[:1] != ["mlp_down"]  # its result is summed over ranks, who all take part
+    assert rerun(DROPOUT) == rerun(GPT, "megatron") == rerun(GPT, zero=0) == []
+
+
 def test_empty_weight_gradients_of_transformer_engine():
     """One for every shape of a layer's four matrices, kept; the output layer's own while it runs."""
     scenario = make(LLAMA, {"elementwise": "megatron", "cross_entropy": "fused"})
