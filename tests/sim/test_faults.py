@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,15 @@ from sim.plan import make_plan
 from sim.pricing import Pricing
 from sim.profile import load_profile
 from sim.program import Comm, Phase
-from sim.scenario import Scenario, parse_scenario
+from sim.scenario import Scenario, load_scenario, parse_scenario
+from sim.schedules import NAMES
+from sim.serve.serving import simulate_serving
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
 from topology.network import Network
 
 LAYER_S = 1e-3
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SLOWER = st.sampled_from([1.1, 1.3, 2.0, 4.0])
 SCALES = SLOWER | st.just(0.8)
 
@@ -125,6 +129,39 @@ def test_faults_that_are_off_change_no_bit(parallelism: dict[str, Any]) -> None:
         results.append(result)
     assert all(r == results[0] for r in results)
     assert results[0]["blame"] == results[0]["waiting"] == []
+
+
+OFF = {"stragglers": [{"rank": 0, "compute_scale": 1.0}], "failures": {}, "jitter": {"sigma": 0.0, "seed": 3},
+       "links": [{"between": ["node0", "node0"], "bandwidth_scale": 1.0}]}  # fmt: skip
+FILES = sorted(p for folder in ("", "cpu", "cpu4") for p in (SCENARIOS / folder).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
+def test_faults_that_are_off_change_no_bit_of_any_scenario(file: Path) -> None:
+    """Every start and end, and the whole result, of all that is shipped."""
+    scenario = load_scenario(file)
+    found = []
+    for faults in (None, OFF):
+        s = with_faults(scenario, faults)
+        if s.inference is not None:
+            served = simulate_serving(s)
+            found.append((served.result, [r.iterations for r in served.replicas]))
+        else:
+            sim = simulate(s)
+            found.append((sim.result, [sim.times.start_s, sim.times.end_s]))
+        found[-1][0]["engine"].pop("wall_s")
+        found[-1][0]["scenario"].pop("faults")
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+def test_faults_that_are_off_change_no_bit_of_any_schedule(schedule: str) -> None:
+    parallelism = {"pp": 4, "dp": 2, "schedule": schedule}
+    scenario = case(parallelism, {"global_batch_size": 16})
+    healthy, off = (simulate(with_faults(scenario, faults)) for faults in (None, OFF))
+    assert (healthy.times.start_s, healthy.times.end_s) == (off.times.start_s, off.times.end_s)
+    hit = simulate(with_faults(scenario, slow(3, 1.3)))
+    assert hit.step_time_s > healthy.step_time_s
 
 
 def links(a: int, b: int, scale: float) -> dict[str, Any]:
