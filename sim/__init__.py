@@ -13,6 +13,7 @@ True
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,3 +31,14 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "sim.scenario")), name)
+
+
+def _interrupted(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+if sys.argv and sys.argv[0] == "-m":  # `python -m sim.run`: Ctrl-C while a command's modules load is no bug to trace
+    sys.excepthook = _interrupted

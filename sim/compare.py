@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sim.command import run_plain
 from sim.engine import run_static
 from sim.errors import InputError
 from sim.files import write_text
@@ -320,4 +321,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_plain(main)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sim.command import run_plain
 from sim.compare import compare, simulate_run
 from sim.errors import InputError
 from sim.measured import load_measured, to_timeline
@@ -178,4 +179,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_plain(main)

@@ -1,0 +1,122 @@
+"""Commands on a terminal, in a pipe, and interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT, start
+
+RUN = ("sim.run", "scenarios/1f1b_pp8.yaml")
+COMPARE = ("sim.compare", "scenarios/cpu/tp2.yaml", "scenarios/measured/tp2.json")
+SEARCH = ("sim.search", "scenarios/search_llama3_8b.yaml", "--only", "tp=8", "--only", "schedule=1f1b", "--workers", "1")
+VALIDATE = ("sim.validate", "scenarios/published/korthikanti2022.json")
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [RUN, (*RUN, "--json", "-"), ("sim.run", "--schema"), ("sim.run", "--explain", "training"), COMPARE,
+     (*COMPARE, "--json", "-"), (*SEARCH, "--json", "-"), VALIDATE, ("sim.regress",)],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_reader_that_leaves_changes_nothing(command: tuple[str, ...]) -> None:
+    writing = subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert writing.stdout is not None
+    assert writing.stderr is not None
+    writing.stdout.close()
+    errors = writing.stderr.read()
+    assert (writing.wait(timeout=120), errors) == (0, "")
+
+
+def test_a_check_that_fails_says_so_though_nobody_reads() -> None:
+    command = [sys.executable, "-m", *COMPARE, "--tolerance", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writing:
+        assert writing.stdout is not None
+        writing.stdout.close()
+    assert writing.returncode == 1
+
+
+def test_json_on_standard_output_is_json_alone() -> None:
+    done = subprocess.run([sys.executable, "-m", *SEARCH, "--json", "-"], cwd=ROOT, capture_output=True, text=True)
+    assert json.loads(done.stdout)["format"] == "sim-search/1"
+    assert done.stderr == ""
+
+
+def on_terminal(command: tuple[str, ...], *, which: str, **environment: str) -> tuple[str, str]:
+    """What a command writes to a terminal as `which` stream, and to a pipe as the other one."""
+    mine, its = pty.openpty()
+    other = "stdout" if which == "stderr" else "stderr"
+    streams = {which: its, other: subprocess.PIPE}
+    running = subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=ROOT, env={**os.environ, "TERM": "xterm", **environment}, **streams
+    )
+    os.close(its)
+    shown = b""
+    while True:
+        ready, _, _ = select.select([mine], [], [], 120)
+        try:
+            piece = os.read(mine, 1 << 16) if ready else b""
+        except OSError:  # the other end is closed
+            piece = b""
+        if not piece:
+            break
+        shown += piece
+    pipe = getattr(running, other)
+    text = pipe.read().decode()
+    pipe.close()
+    os.close(mine)
+    assert running.wait(timeout=60) == 0, shown
+    return shown.decode(), text
+
+
+@pytest.mark.parametrize("command", [SEARCH, VALIDATE], ids=lambda c: c[0])
+def test_progress_is_shown_on_a_terminal_and_on_standard_error(command: tuple[str, ...]) -> None:
+    shown, text = on_terminal((*command, "--json", "-"), which="stderr")
+    assert "\x1b[" in shown
+    assert re.search(r"\d", shown)
+    json.loads(text)
+
+
+def test_colours_are_for_terminals_that_want_them() -> None:
+    assert COLOUR.search(on_terminal(RUN, which="stdout", NO_COLOR="")[0])
+    assert not COLOUR.search(on_terminal(RUN, which="stdout", NO_COLOR="1")[0])
+
+
+LONG = """
+version: 1
+model: llama3-8b
+training: {seq_len: 1024, global_batch_size: 8192}
+parallelism: {pp: 32, schedule: zb_h2}
+cluster: dgx-h100
+"""
+
+
+@pytest.mark.parametrize("command", ["sim.run", "sim.validate", "sim.compare", "sim.regress"])
+def test_ctrl_c_ends_with_one_word(command: str, tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(LONG)
+    tables = sorted(str(p) for p in (ROOT / "scenarios" / "published").glob("*.json") if "nccl" not in p.name)
+    arguments = {
+        "sim.run": (str(tmp_path / "long.yaml"), "--html", str(tmp_path / "out.html")),
+        "sim.validate": tuple(tables), "sim.compare": COMPARE[1:], "sim.regress": (),
+    }[command]  # fmt: skip
+    running = start(command, *arguments)
+    time.sleep(1.0 if command in ("sim.run", "sim.validate") else 0.6)
+    assert running.process.poll() is None
+    code, errors = running.end(signal.SIGINT)
+    assert errors == "interrupted\n"
+    assert code in (130, -signal.SIGINT)  # the latter while its modules load; a shell says 130 to both
+    running.check_gone()
+    assert not (tmp_path / "out.html").exists()
