@@ -5,7 +5,7 @@
 
 The model is read from local files alone, its code is Transformers' own; weights are random where the folder holds none.
 Adapters (`training.lora`) are peft's. Several ranks share the gradients through torch's DDP. Blocks are timed where
-they meet: a layer's forward from its call to its return, its backward between the gradients of its output and its input.
+they meet: a layer's forward from its call to its return, its backward between gradients of its output and its input.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -243,6 +244,22 @@ def table(steps: int = 300) -> list[Row]:
     for name, product in METHODS.items():
         found = perplexity(quantized(blocks, product), held_out)
         rows.append(Row(name, WEIGHT_BITS[name], found, product_error(blocks, held_out, product)))
+    return rows + torchao_rows(blocks, held_out)
+
+
+def torchao_rows(blocks: list[nn.Module], held_out: Tensor) -> list[Row]:
+    """The same as torchao does it, where it is installed; the reason on standard error where not."""
+    from calibrate import quantization_torchao as ao
+
+    if not ao.here():
+        print(ao.ABSENT, file=sys.stderr)
+        return []
+    rows = []
+    for name in ao.configs():
+        made = ao.quantized_by_torchao(blocks, name)
+        bits = 4 + 16 / ao.GROUP if "int4" in name else 8.0
+        error = product_error(blocks, held_out, lambda x, w, layer=made[1].qkv: layer(x) - layer.bias)
+        rows.append(Row(name, bits, perplexity(made, held_out), error))
     return rows
 
 

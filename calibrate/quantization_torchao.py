@@ -1,0 +1,58 @@
+"""The same formats as torchao keeps them, beside the written-out products of `calibrate.quantization`.
+
+torchao (github.com/pytorch/ao) replaces the weights of linear layers by quantized tensors: int8 with a scale per output
+column, fp8 E4M3 likewise, int4 in groups of 64, and int8 with activations quantized row by row on the way, which is
+vector-wise quantization. It has no zero points and no outlier decomposition.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+ABSENT = "torchao: skipped, it is not installed (pip install 'stepsim[torchao]')"
+GROUP = 64
+SAME_AS = {"torchao_int8_weight_only": "int8_weight_only", "torchao_int8_dynamic": "vector_wise"}
+
+
+def here() -> bool:
+    """Whether torchao is installed."""
+    return find_spec("torchao") is not None
+
+
+def configs() -> Mapping[str, Callable[[], Any]]:
+    """What torchao is asked for, by name."""
+    from torchao import quantization as q
+
+    return {
+        "torchao_int8_weight_only": q.Int8WeightOnlyConfig,
+        "torchao_int8_dynamic": q.Int8DynamicActivationInt8WeightConfig,
+        "torchao_float8_weight_only": q.Float8WeightOnlyConfig,
+        "torchao_int4_weight_only": lambda: q.IntxWeightOnlyConfig(
+            weight_dtype=torch.int4, granularity=q.PerGroup(GROUP)),
+    }  # fmt: skip
+
+
+def plain_linear(layer: nn.Module) -> nn.Linear:
+    """A linear layer of `calibrate.model` as torch's own, sharing its parameters."""
+    n, k = layer.weight.shape
+    out = nn.Linear(k, n, bias=layer.bias is not None, device="meta")
+    out.weight, out.bias = layer.weight, layer.bias
+    return out
+
+
+def quantized_by_torchao(blocks: list[nn.Module], name: str) -> list[nn.Module]:
+    """A copy of a model with the layers' linear layers quantized; embedding and output stay as they are."""
+    from torchao.quantization import quantize_
+
+    out = copy.deepcopy(blocks)
+    for layer in out[1:-1]:
+        for part in ("qkv", "proj", "up", "down"):
+            setattr(layer, part, plain_linear(getattr(layer, part)))
+        quantize_(layer, configs()[name]())
+    return out
