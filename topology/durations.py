@@ -4,7 +4,9 @@
 
 - A ring's latency is that of its hops; all blocks pass its slowest hop one after the other, in lockstep, and where a
   transport needs time between two messages, no faster: T = start + Σα + max(steps·h, bytes/b) + fill (Thakur,
-  Rabenseifner, Gropp 2005, section 4). Next to the bytes h hides, for NCCL keeps several slices in flight.
+  Rabenseifner, Gropp 2005, section 4). Next to the bytes h hides, for NCCL keeps several slices in flight. Over RDMA
+  they hide α as well where all hops are alike, with one GPU a node: of a block's two slices (NCCL's CHUNKSTEPS by
+  SLICESTEPS) one goes on while the other still comes in, so that a step takes max(bytes/b, α + bytes/2b).
 - A tree pays its depth for what fills it: the first window W of the message goes from hop to hop, only the rest flows:
   T = start + Σ(α + f·w·min(S, W)/B) over the hops + (S - min(S, W))/b.
 - Beyond, kernels sustain a share of what links can carry, and fill and drain their pipeline.
@@ -95,10 +97,12 @@ def _ring(group: Group, protocol: str, block_bytes: float, steps: int, bare: Alp
         return AlphaBeta(start_s + steps * step_s, transfer_s + fill_s)
     far_s = _far(group, group.fabric.ring_steps_s[("LL", "LL128", "Simple").index(protocol)])
     far = min(group.domains, group.ranks - 1) * steps // (group.ranks - 1)
-    latency_s = start_s + (steps - far) * step_s + far * far_s
+    hops_s = (steps - far) * step_s + far * far_s
     held_s = steps * _floor(group, protocol)
     fill_s = kernel.fill * block_bytes * _wire(kernel, protocol) / group.nodes_share_bytes_per_s
-    return AlphaBeta(latency_s + held_s, max(0.0, transfer_s - held_s) + fill_s)
+    alike = group.fabric.lines and group.members_max == 1 and protocol != "LL"
+    hidden_s = min(hops_s, transfer_s / 2) if alike else 0.0
+    return AlphaBeta(start_s + hops_s + held_s, max(0.0, transfer_s - held_s - hidden_s) + fill_s)
 
 
 def _floor(group: Group, protocol: str) -> float:

@@ -86,7 +86,8 @@ POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (5e-6, 8.5e-6, 28e-6), (2.7e-6, 14
 """InfiniBand and RoCE: receivers post buffers ahead (NCCL, src/transport/net_ib.cc); steps are NCCL's own.
 
 A ring's hop is its network latency with nothing hidden, as for trees (src/graph/tuning.cc takes the tree's for rings of
-one GPU a node, "latencies are fully exposed"): the closed form follows a block over every hop, so none of it is hidden.
+one GPU a node, "latencies are fully exposed"): the closed form follows a block over every hop; what the other half of a
+block hides of it is in `durations`.
 """
 
 

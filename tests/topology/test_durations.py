@@ -95,3 +95,16 @@ def test_gpus_without_measurements_borrow_from_their_nearest_relative() -> None:
     assert timing_of("b300-sxm") is timing_of("b200-sxm")
     assert timing_of("gb300").ring == timing_of("gb200").ring
     assert timing_of("a100-pcie") is timing_of("a100-sxm")
+
+
+def test_large_blocks_hide_the_latency_of_a_ring_with_one_gpu_a_node() -> None:
+    """64 nodes, one GPU each: half of a block goes on while the other half comes in; small blocks pay every hop."""
+    network = Network(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 64}))
+    ranks = range(0, 512, 8)
+    nic = CLUSTERS["dgx-h100"].inter_node.usable_bytes_per_s
+    large, small = (network.collective("reduce_scatter", ranks, size) for size in (1 << 30, 1 << 20))
+    assert large.bus_bandwidth_bytes_per_s > 0.95 * nic
+    assert small.bus_bandwidth_bytes_per_s < 0.2 * nic
+    sizes = [1 << i for i in range(16, 34)]
+    seconds = [network.collective("reduce_scatter", ranks, size).seconds for size in sizes]
+    assert seconds == sorted(seconds)
