@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -112,38 +112,45 @@ def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
     base, cpu = _held_before(runner), torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
         run()
-    allocations: list[_Allocation] = []
+    allocations: list[Allocation] = []
     roots = profiler.profiler.kineto_results.experimental_event_tree()
     threads = Counter(r.start_tid for r in roots)
     for root in roots:
-        if root.start_tid == threads.most_common(1)[0][0]:
-            _collect(root, False, allocations)
+        _collect(root, root.start_tid != threads.most_common(1)[0][0], allocations)
+    return base + peak_bytes(allocations)
+
+
+def peak_bytes(allocations: Sequence[Allocation]) -> int:
+    """The most that was held at once, transport left out.
+
+    A tensor that a collective's own thread frees last may vanish unseen: then its address comes up again.
+    """
+    held: dict[int, int] = {}
     now = peak = 0
-    transport: set[int] = set()
-    for _, pointer, size, within_collective in sorted(allocations):
-        if size > 0:
-            (transport.add if within_collective else transport.discard)(pointer)
-        if pointer not in transport:
+    for _, pointer, size, transport in sorted(allocations):
+        now -= held.pop(pointer, 0)
+        if size > 0 and not transport:
+            held[pointer] = size
             now += size
             peak = max(peak, now)
-    return base + peak
+    return peak
 
 
-class _Allocation(NamedTuple):
-    """`bytes` is negative where memory is freed."""
+class Allocation(NamedTuple):
+    """One of the profiler's events. `bytes` is negative where memory is freed; `transport`: a collective's own."""
 
     start_ns: int
     pointer: int
     bytes: int
-    within_collective: bool
+    transport: bool
 
 
-def _collect(event: Any, within_collective: bool, out: list[_Allocation]) -> None:
+def _collect(event: Any, transport: bool, out: list[Allocation]) -> None:
     """All allocations under an event of the profiler's tree."""
     if event.tag == _EventType.Allocation:
         fields = event.extra_fields
-        out.append(_Allocation(event.start_time_ns, fields.ptr, fields.alloc_size, within_collective))
-    inside = within_collective or event.name.startswith("c10d::")
+        out.append(Allocation(event.start_time_ns, fields.ptr, fields.alloc_size, transport))
+    inside = transport or event.name.startswith("c10d::")
     for child in event.children:
         _collect(child, inside, out)
 

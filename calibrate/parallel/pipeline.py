@@ -54,6 +54,12 @@ class Links:
         for chain in schedule.chains:
             for a, b in pairwise(chain):
                 self.after[a], self.before[b] = b, a
+        self.made: dict[Message, int] = {}  # by which action of its giver
+        self.needed: dict[Message, int] = {}  # by which action of its taker
+        for entries in schedule.ranks:
+            for i, a in enumerate(a for entry in entries for a in parts(entry)):
+                self.made |= {m: i for m in [self.gives(a)] if m is not None}
+                self.needed |= {m: i for m in [self.takes(a)] if m is not None}
 
     def takes(self, a: Action) -> Message | None:
         """The message that an action needs, or None."""
@@ -194,7 +200,7 @@ class Pipeline:
     def _overlapped(self, tokens: Tensor, targets: Tensor) -> None:
         entries = self.schedule.ranks[self.rank]
         receives = _Receives(self)
-        sends: list[tuple[dist.Work, Tensor]] = []
+        sends: dict[Message, tuple[dist.Work, Tensor]] = {}
         for i, entry in enumerate(entries):
             for later in entries[i : i + LOOKAHEAD]:
                 for message in self._needs(later):
@@ -204,12 +210,19 @@ class Pipeline:
                     start = self.now()
                     self.inbox[message] = receives.wait(message)
                     self._record(f"RECV_{message.kind}", message, start)
+                    self._free_sent(sends, message)
                 result = self._run(a, tokens, targets)
                 if result is not None:
-                    sends.append(self._send(*result))
-            sends = [(work, x) for work, x in sends if not work.is_completed()]  # frees what has arrived
-        for work, _ in sends:
+                    sends[result[0]] = self._send(*result)
+        for work, _ in sends.values():
             work.wait()
+
+    def _free_sent(self, sends: dict[Message, tuple[dist.Work, Tensor]], answer: Message) -> None:
+        """Free what the sender of `answer` had used before it made it (gloo's sends tell their end to a wait alone)."""
+        links = self.links
+        for m in [m for m in sends if links.taker(m) == links.giver(answer)]:
+            if links.needed[m] <= links.made[answer]:
+                sends.pop(m)[0].wait()
 
     def _needs(self, entry: Entry) -> list[Message]:
         """Messages that an entry gets from other ranks."""
