@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,7 +96,7 @@ def _run(
     if days is not None:
         from sim.goodput import goodput
 
-        result = {**result, "goodput": goodput(scenario, simulation.step_time_s, *days, progress=True)}
+        result = {**result, "goodput": goodput(scenario, simulation.step_time_s, *days, progress=sys.stderr.isatty())}
     if json is not None:
         write_json(json, result)
     if json != "-":

@@ -19,7 +19,10 @@ from tests.processes import ROOT, start
 
 RUN = ("sim.run", "scenarios/1f1b_pp8.yaml")
 COMPARE = ("sim.compare", "scenarios/cpu/tp2.yaml", "scenarios/measured/tp2.json")
-SEARCH = ("sim.search", "scenarios/search_llama3_8b.yaml", "--only", "tp=8", "--only", "schedule=1f1b", "--workers", "1")
+SEARCH = (
+    "sim.search", "scenarios/search_llama3_8b.yaml", "--only", "tp=8", "--only", "schedule=1f1b", "--workers", "1"
+)  # fmt: skip
+GOODPUT = ("sim.run", "scenarios/goodput_llama3_405b.yaml", "--days", "3", "--runs", "4")
 VALIDATE = ("sim.validate", "scenarios/published/korthikanti2022.json")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 
@@ -49,9 +52,10 @@ def test_a_check_that_fails_says_so_though_nobody_reads() -> None:
     assert writing.returncode == 1
 
 
-def test_json_on_standard_output_is_json_alone() -> None:
-    done = subprocess.run([sys.executable, "-m", *SEARCH, "--json", "-"], cwd=ROOT, capture_output=True, text=True)
-    assert json.loads(done.stdout)["format"] == "sim-search/1"
+@pytest.mark.parametrize("command", [RUN, SEARCH, VALIDATE, GOODPUT, COMPARE], ids=lambda c: c[0])
+def test_json_on_standard_output_is_json_alone(command: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command, "--json", "-"], cwd=ROOT, capture_output=True, text=True)
+    assert json.loads(done.stdout)["format"].startswith("sim-")
     assert done.stderr == ""
 
 
