@@ -187,18 +187,20 @@ class _Contended:
         self.start = [0.0] * len(graph)
         self.end = [-1.0] * len(graph)
         self.coming: list[tuple[float, int, int]] = []  # when, task, version of its end; -1: its arrival
-        self.version: dict[int, int] = {}
+        self.version: dict[int, int] = {}  # of flows under way
         self.events = 0
 
     def run(self) -> None:
         self._reach([task for task, n in enumerate(self.missing) if n == 0])
-        while self.coming:
-            now_s = self.coming[0][0]
-            while self.coming and self.coming[0][0] == now_s:
-                self._happen(*heappop(self.coming))
-            for task, in_s in self.sharing.settle(now_s):
-                self.version[task] += 1
-                heappush(self.coming, (now_s + in_s, task, self.version[task]))
+        coming, sharing = self.coming, self.sharing
+        while coming:
+            now_s = coming[0][0]
+            while coming and coming[0][0] == now_s:
+                self._happen(*heappop(coming))
+            if sharing.changed:
+                for task, in_s in sharing.settle(now_s):
+                    self.version[task] += 1
+                    heappush(coming, (now_s + in_s, task, self.version[task]))
 
     def _happen(self, now_s: float, task: int, version: int) -> None:
         self.events += 1
@@ -207,39 +209,36 @@ class _Contended:
             self.version[task] = 0
             self.sharing.arrive(task, self.flows[self.sort[task]].path, now_s, end_s)
             heappush(self.coming, (end_s, task, 0))
-        elif version == self.version[task]:
-            self.version[task] = -2
+        elif version == self.version.get(task):
+            del self.version[task]
             self.sharing.leave(task)
             self.end[task] = now_s
-            self._reach(self._release(task, now_s))
+            self._reach([task])
 
-    def _release(self, task: int, done_s: float) -> list[int]:
-        """Those who may start now that a task has ended."""
-        start, missing, ready = self.start, self.missing, []
-        for s in self.after[task]:
-            if done_s > start[s]:
-                start[s] = done_s
-            missing[s] -= 1
-            if missing[s] == 0:
-                ready.append(s)
-        return ready
-
-    def _reach(self, ready: list[int]) -> None:
-        """Start what is ready, and what follows from it up to the next flows: their arrivals lie ahead."""
-        start, missing, flows, sort = self.start, self.missing, self.flows, self.sort
-        for task in ready:  # grows while it is walked
-            begin = start[task]
-            for s, lag_s in self.lagging.get(task, ()):
-                start[s] = max(start[s], begin + lag_s)
+    def _reach(self, tasks: list[int]) -> None:
+        """Start these, or go on from those that have ended, up to the next flows, which lie ahead."""
+        start, end, seconds, missing, after = self.start, self.end, self.seconds, self.missing, self.after
+        flows, sort, lagging = self.flows, self.sort, self.lagging
+        for task in tasks:  # grows while it is walked
+            done = end[task]
+            if done < 0:
+                begin = start[task]
+                for s, lag_s in lagging.get(task, ()):
+                    start[s] = max(start[s], begin + lag_s)
+                    missing[s] -= 1
+                    if not missing[s]:
+                        tasks.append(s)
+                flow = flows.get(sort[task])
+                if flow is not None:
+                    heappush(self.coming, (begin + flow.quiet_s, task, -1))
+                    continue
+                end[task] = done = begin + seconds[task]
+            for s in after[task]:
+                if done > start[s]:
+                    start[s] = done
                 missing[s] -= 1
-                if missing[s] == 0:
-                    ready.append(s)
-            flow = flows.get(sort[task])
-            if flow is not None:
-                heappush(self.coming, (begin + flow.quiet_s, task, -1))
-            else:
-                self.end[task] = done = begin + self.seconds[task]
-                ready += self._release(task, done)
+                if not missing[s]:
+                    tasks.append(s)
 
 
 def _missing(graph: TaskGraph) -> list[int]:
