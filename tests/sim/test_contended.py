@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from sim.engine import run_static
 from sim.errors import InputError
-from sim.scenario import Scenario
+from sim.scenario import Scenario, load_scenario
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import case
 from tests.sim.test_faults_folding import spans_of_ranks
+
+ROOT = Path(__file__).parents[2]
 
 
 @st.composite
@@ -88,3 +91,29 @@ def test_where_no_link_is_crowded_no_bit_changes(scenario: Scenario) -> None:
     else:
         rows = zip(sim.times.start_s, sim.times.end_s, sim.built.graph.seconds, strict=True)
         assert any(end - start > s * (1 + 1e-9) for start, end, s in rows)
+
+
+def test_gradients_and_messages_share_an_oversubscribed_spine() -> None:
+    scenario = load_scenario(ROOT / "scenarios" / "contention_spine.yaml")
+    found = simulate(scenario).result["contention"]
+    assert found["links"] == ["spine"]
+    assert {"SEND_F", "REDUCE_SCATTER"} <= {row["kind"] for row in found["slowed"]}
+    inter = scenario.cluster.inter_node.model_copy(update={"oversubscription": 1.0})
+    cluster = scenario.cluster.model_copy(update={"inter_node": inter})
+    full = simulate(scenario.model_copy(update={"cluster": cluster})).result
+    assert found["lost_s"] > 20 * full["contention"]["lost_s"]
+
+
+def test_messages_of_both_directions_of_a_pipeline_share_what_each_rank_sends() -> None:
+    """DualPipe sends forward and backward, to both neighbours: up to four messages of equal size leave a rank at once,
+    and on slow links each then takes as many times as long."""
+    links = {"preset": "dgx-h100", "gpus_per_node": 1, "nvlink_domain": 1,
+             "inter_node": {"nics_per_node": 1, "nic_bandwidth_bytes_per_s": 1e7, "latency_s": 0.0}}  # fmt: skip
+    scenario = case({"pp": 4, "schedule": "dualpipe"}, {"global_batch_size": 8, "gradient_clipping": False}, {}, links)
+    sim = simulate(scenario)
+    graph, start, end = sim.built.graph, sim.times.start_s, sim.times.end_s
+    sends = {t for t, _, _, k in graph.slot_table().tolist() if tuple(graph.kinds)[k].startswith("SEND")}
+    factors = [(end[t] - start[t]) / graph.seconds[t] for t in sends]
+    assert 1.9 < max(factors) < 4.0
+    assert min(factors) >= 1 - 1e-9
+    assert sum(f > 1.01 for f in factors) > len(factors) / 4
