@@ -38,6 +38,7 @@ ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; not
 REPEAT_UNCERTAINTY = 0.02  # a quiet machine repeats a median within 2-3 % at another time
 MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
 EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under other tiles' matmuls, as on an A100
+POWER_UNCERTAINTY = 0.25  # of what the power limit adds: temperature, data and the part itself decide
 POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
 _OUTSIDE_PER_OCTAVE = 0.1
@@ -162,8 +163,9 @@ class Costs:
         if not self._power_at_peak or not op.flops or op.kind in MEMORY_BOUND or cost.seconds <= 0:
             return cost
         used = op.flops / (cost.seconds * self._device.peak(op.dtype))
-        draw = POWER_AT_REST + (self._power_at_peak - POWER_AT_REST) * used
-        return cost._replace(seconds=cost.seconds * max(1.0, draw / self._power_limit))
+        slower = max(1.0, (POWER_AT_REST + (self._power_at_peak - POWER_AT_REST) * used) / self._power_limit)
+        error = math.hypot(cost.uncertainty, POWER_UNCERTAINTY * (slower - 1.0))
+        return cost._replace(seconds=cost.seconds * slower, uncertainty=error)
 
     def _grouped(self, op: Compute) -> Cost:
         """A matmul over the rows of all groups, then the weights (or the sums kept of their gradients) of all but one.
