@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from sim.actions import Action, Overlap, Schedule
-from sim.data_parallel import DP
 from sim.contended import LinkBook
+from sim.data_parallel import DP
 from sim.faults import Jitter, jitter_of
 from sim.messages import Messages, Wire
 from sim.plan import Plan
 from sim.pricing import Pricing
 from sim.program import Program
 from sim.stages import Stage, epilogue
-from sim.taskgraph import Row, TaskGraph
+from sim.taskgraph import TaskGraph
 from sim.template import COMPUTE, LocalTask, Template
 from sim.uses import Ends, Step, Use, Uses
 
@@ -51,7 +51,6 @@ class _Arrival(NamedTuple):
     """A member of a collective that waits for the others."""
 
     class_index: int
-    row: Row
     local: LocalTask
     waits: list[int]
 
@@ -71,6 +70,7 @@ class _Rank:
     steps: list[Step] = field(default_factory=list)
     first: list[int] = field(default_factory=list)  # task of each step
     final: list[int] = field(default_factory=list)
+    sorts: dict[tuple[Template, str, int, float], list[int]] = field(default_factory=dict)
     jitter: Jitter | None = None
 
     def ended(self) -> list[int]:
@@ -308,32 +308,29 @@ class Build:
     ) -> Generator[Key, None, dict[int, None]]:
         """Add every task of a template, to `ids` too. Parameter gathers (stream "dp") need no input of this
         micro-batch; the rest does: these are returned, in order."""
-        before, inputs = rank.ended(), rank.waits
+        before, inputs, last, graph = rank.ended(), rank.waits, rank.last, self.graph
         rank.waits = []
         rooted: dict[int, None] = {}
         factor = rank.jitter.draw() if rank.jitter is not None else 1.0
-        for i, local in enumerate(template.tasks):
-            waits = [ids[d] for d in local.deps]
-            waits += [rank.handles.pop((stage, h)) for h in local.external if (stage, h) in rank.handles]
-            waits += [] if local.deps else before
-            if local.stream != DP:
-                waits += [] if any(d in rooted for d in local.deps) else inputs
+        for i, (local, sort) in enumerate(
+            zip(template.tasks, self._sorts(rank, template, kind, stage, factor), strict=True)
+        ):
+            stream, deps = local.stream, local.deps
+            waits = [ids[d] for d in deps] if deps else before[:]
+            if local.external:
+                waits += [rank.handles.pop((stage, h)) for h in local.external if (stage, h) in rank.handles]
+            if stream != DP:
+                if rooted.keys().isdisjoint(deps):
+                    waits += inputs
                 rooted[i] = None
-            if local.stream in rank.last:
-                waits.append(rank.last[local.stream])
-            if rank.jitter is not None and local.stream == COMPUTE:
-                local = local._replace(seconds=local.seconds * factor)
-            row = self.graph.row(rank.index, local.stream, kind if local.stream == COMPUTE else local.kind)
-            members = self.uses.members(rank.index, local.group) if local.group else ()
-            if len(members) > 1:
-                task = yield from self._meet(rank, members, _Arrival(rank.index, row, local, waits), stage, micro_batch)
+            if stream in last:
+                waits.append(last[stream])
+            if sort < 0:
+                task = yield from self._meet(rank, local, waits, stage, micro_batch)
             else:
-                compute_s = local.seconds if local.stream == COMPUTE else 0.0
-                sort = self.graph.new_sort(local.detail, (row,), stage, compute_s)
-                if self.links is not None and local.group:
-                    self.links.collective(sort, (rank.index,), local)
-                task = self.graph.add(local.seconds, waits, sort, micro_batch)
-            rank.last[local.stream] = task
+                seconds = local.seconds * factor if stream == COMPUTE else local.seconds
+                task = graph.add(seconds, waits, sort, micro_batch)
+            last[stream] = task
             ids.append(task)
         for _, i in template.open:
             rank.open[template.tasks[i].stream] = ids[i]
@@ -341,24 +338,42 @@ class Build:
         rank.tail = tuple(rank.waits)
         return rooted
 
+    def _sorts(self, rank: _Rank, template: Template, kind: str, stage: int, factor: float) -> list[int]:
+        """The sort of each of a template's tasks; -1 where other simulated ranks take part."""
+        key = (template, kind, stage, factor)
+        if key not in rank.sorts:
+            rank.sorts[key] = [self._sort(rank, local, kind, stage, factor) for local in template.tasks]
+        return rank.sorts[key]
+
+    def _sort(self, rank: _Rank, local: LocalTask, kind: str, stage: int, factor: float) -> int:
+        if local.group and self.uses.members(rank.index, local.group):
+            return -1
+        computes = local.stream == COMPUTE
+        row = self.graph.row(rank.index, local.stream, kind if computes else local.kind)
+        sort = self.graph.new_sort(local.detail, (row,), stage, local.seconds * factor if computes else 0.0)
+        if self.links is not None and local.group:
+            self.links.collective(sort, (rank.index,), local)
+        return sort
+
     def _meet(
-        self, rank: _Rank, members: tuple[int, ...], arrival: _Arrival, stage: int, micro_batch: int
+        self, rank: _Rank, local: LocalTask, waits: list[int], stage: int, micro_batch: int
     ) -> Generator[Key, None, int]:
         """A collective with other simulated ranks: one task for all of them, made when the last has arrived."""
-        group = arrival.local.group
+        group, members = local.group, self.uses.members(rank.index, local.group)
         count = rank.collectives.get((group, members), 0)
         rank.collectives[group, members] = count + 1
         key = (group, members, count)
         arrived = self.arrived.setdefault(key, [])
-        arrived.append(arrival)
+        arrived.append(_Arrival(rank.index, local, waits))
         if len(arrived) < len(members):
             while key not in self.shared:
                 yield key
             return self.shared[key]
         arrived.sort(key=lambda a: a.class_index)
-        sort = self.graph.new_sort(arrived[0].local.detail, tuple(a.row for a in arrived), stage)
+        rows = tuple(self.graph.row(a.class_index, local.stream, local.kind) for a in arrived)
+        sort = self.graph.new_sort(arrived[0].local.detail, rows, stage)
         if self.links is not None:
-            self.links.collective(sort, members, arrival.local)
+            self.links.collective(sort, members, local)
         waits = [w for a in arrived for w in a.waits]
         task = self.graph.add(max(a.local.seconds for a in arrived), waits, sort, micro_batch)
         self.shared[key] = task

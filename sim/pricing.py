@@ -29,6 +29,7 @@ class Pricing:
         self._aligned = aligned(plan.scenario)
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
+        self._computes: dict[Compute, Priced] = {}
         self._comms: dict[tuple[str, str, float, int], Priced] = {}
         self._sends: dict[tuple[int, int, float], Priced] = {}
 
@@ -57,6 +58,12 @@ class Pricing:
 
     def compute(self, op: Compute) -> Priced:
         """An operator's price, or a measured block's (named `key#phase#run`)."""
+        found = self._computes.get(op)
+        if found is None:
+            found = self._computes[op] = self._compute(op)
+        return found
+
+    def _compute(self, op: Compute) -> Priced:
         if op.kind == "block":
             key, phase, run = op.name.split("#")
             block = self.costs.block(key, phase, int(run))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sim import schedules
 from sim.actions import Action, Kind, Schedule
 from sim.build import Build, Built, Deadlock
-from sim.contended import LinkBook, Ran, run_step
+from sim.contended import LinkBook, Ran, run_alone, run_step
 from sim.costs import Costs
 from sim.data_parallel import DataParallel, make_data_parallel
 from sim.engine import Times
@@ -185,6 +185,7 @@ def simulate(
     fold: bool = True,
     costs: Costs | None = None,
     schedule: Schedule | None = None,
+    share_links: bool = True,
 ) -> Simulation:
     """Simulate one training step.
 
@@ -193,6 +194,7 @@ def simulate(
     reference. Unless `fold`, every rank is simulated by itself, equal or not; times are the same to the last bit.
     `costs` takes the place of a profile and keeps its answers, for many simulations on one sort of GPU. `schedule`
     takes the place of the one that the scenario names: a searched one may come out otherwise with another profile.
+    Unless `share_links`, links carry everything at once: the step takes no longer than it does with them shared.
 
     Raises:
         InputError: where the scenario cannot be simulated (no training section, profile missing, a schedule that
@@ -206,11 +208,17 @@ def simulate(
     if costs is None:
         costs = Costs(profile or load_profile(scenario.calibration), scenario.cluster.gpu)
     with _no_collection():
-        return _simulate(scenario, costs, schedule, expand, engine, fold)
+        return _simulate(scenario, costs, schedule, expand, engine, fold, share_links)
 
 
 def _simulate(
-    scenario: Scenario, costs: Costs, schedule: Schedule | None, expand: bool, engine: str, fold: bool
+    scenario: Scenario,
+    costs: Costs,
+    schedule: Schedule | None,
+    expand: bool,
+    engine: str,
+    fold: bool,
+    share_links: bool,
 ) -> Simulation:
     begin = time.perf_counter()
     plan = make_plan(scenario, fold)
@@ -219,13 +227,13 @@ def _simulate(
     dp = make_data_parallel(plan)
     schedule = schedule or make_schedule(scenario, plan, pricing, dp)
     stages = _stages(plan, schedule, pricing, dp, expand)
-
+    simpy = engine == "simpy"
 
     def build(links: LinkBook | None) -> Built:
         return Build(plan, schedule, pricing, stages, expand, links).run()
 
     try:
-        ran = run_step(build, pricing, schedule, engine == "simpy")
+        ran = run_step(build, pricing, schedule, simpy) if share_links else run_alone(build, simpy)
     except Deadlock as error:
         if scenario.parallelism.p2p_overlap:
             raise

@@ -24,14 +24,15 @@ EAGER = 0.9  # while meshes are left, only layouts that may be this much better 
 
 @dataclass
 class Counts:
-    """What became of the layouts: `legal` = pruned by memory + by bound + evaluated; of these some were too large, or
-    refused by the simulator."""
+    """What became of the layouts: `legal` = pruned by memory + by bound + evaluated; of these some were too large,
+    refused by the simulator, or beaten: too slow even before links were shared."""
 
     enumerated: int = 0
     legal: int = 0
     pruned_by_memory: int = 0
     pruned_by_bound: int = 0
     evaluated: int = 0
+    beaten: int = 0
     too_large: int = 0
     refused: int = 0
 
@@ -119,12 +120,12 @@ class BestFirst:
         """The next task: simulate what may be better by far, else bound a mesh, else simulate what may be better."""
         scouting = self.meshes - len(self.meshes_left) < min(SCOUTS, self.meshes)
         share = EAGER if self.meshes_left else 1.0
+        ceiling = float("inf") if self.whole_front else self.ceiling_s
         if not scouting:
             layout = self._pop(share)
             if layout is not None:
-                return evaluate, packed, layout
+                return evaluate, packed, layout, self.limit_bytes, ceiling
         if self.meshes_left:
-            ceiling = float("inf") if self.whole_front else self.ceiling_s
             return bound_grid, packed, self.meshes_left.pop(), self.limit_bytes, ceiling
         return None
 
@@ -156,6 +157,9 @@ class BestFirst:
         self.counts.refused += bool(result.refused)
         if result.peak_memory_bytes > self.limit_bytes:
             self.counts.too_large += not result.refused
+            return
+        if result.beaten:
+            self.counts.beaten += 1
             return
         self.fitting.append(result)
         heapq.heappush(self._best_s, -result.step_time_s)
