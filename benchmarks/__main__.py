@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import engines, folding, growth, search
+from benchmarks.cases import contended, engines, folding, growth, search
 
 
 def main() -> None:
@@ -21,7 +21,10 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the numbers")
     options = parser.parse_args()
     repeats = 2 if options.quick else 5
-    rates = [*engines(repeats), *folding(repeats), *search(8 if options.quick else 32)]
+    rates = [
+        *engines(repeats), *folding(repeats), *contended(1 if options.quick else 32),
+        *search(8 if options.quick else 32),
+    ]  # fmt: skip
     result = {"format": "benchmarks/1", "rates": rates, "growth": growth(repeats)}
     print_tables(result)
     if options.json:

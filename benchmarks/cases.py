@@ -68,6 +68,18 @@ def folding(repeats: int) -> list[Row]:
     return rows
 
 
+def contended(replicas: int) -> list[Row]:
+    """One step of Llama 3 70B, every rank by itself, gradients and messages sharing NICs: 32 ranks a replica."""
+    changes = {"parallelism": {"tp": 8, "pp": 4, "dp": replicas}, "training": {"global_batch_size": 16 * replicas}}
+    s = scenario(LLAMA_70B, changes)
+    profile = load_profile(s.calibration)
+    begin = time.process_time()
+    graph = simulate(s, profile, fold=False).built.graph
+    seconds = time.process_time() - begin
+    return [{"what": f"{s.parallelism.ranks:,} ranks unfolded, links shared", "tasks": len(graph), "seconds": seconds,
+             "per_s": len(graph) / seconds, "unit": "tasks"}]  # fmt: skip
+
+
 def search(gpus: int) -> list[Row]:
     """Layouts a second on one core: all of Llama 3 8B on `gpus` GPUs, and those simulated in full."""
     space = make_space(LLAMA_8B, gpus, "benchmark")

@@ -63,8 +63,13 @@ class LinkBook:
     def __init__(self, pricing: Pricing, shared: frozenset[str], apart: set[Place] | None) -> None:
         self.pricing, self.shared, self.apart = pricing, shared, apart
         self.capacity = capacities(pricing.plan.scenario.cluster)
-        each = [self.capacity[name] for name in LINKS for _ in (OUT, IN)]
-        self.flows = Flows(dict(enumerate(each * len(pricing.plan.classes))))
+        each = [
+            self.capacity[name] * (pricing.network.left_inside(c.rank) if name == "domain" else 1.0)
+            for c in pricing.plan.classes
+            for name in LINKS
+            for _ in (OUT, IN)
+        ]
+        self.flows = Flows(dict(enumerate(each)))
         self.whole_actions: dict[int, tuple[int, Template]] = {}
         self.templates: dict[tuple[object, ...], Template] = {}  # compiled, for the next graph of the same step
         self._known: dict[tuple[object, ...], Flow] = {}

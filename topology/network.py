@@ -120,6 +120,11 @@ class Network:
             latency_s, share = intra.latency_s, min(share, self._full)
         return Way(latency_s, inter.latency_s * hops, scale * share, hops)
 
+    def left_inside(self, rank: int) -> float:
+        """What a fault leaves of the bandwidth of the links inside a rank's node."""
+        node = rank // self.cluster.gpus_per_node
+        return self._scale(node, node)
+
     def host_copy(self, size_bytes: float) -> float:
         """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
         gpu = self.cluster.gpu
