@@ -194,6 +194,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sim.traces.page import asked
     from sim.views.units import seconds
 
     console = Console()
@@ -202,7 +203,7 @@ def _print(result: dict[str, Any]) -> None:
     before, again = seconds(result["recorded_step_s"]), seconds(result["replayed_step_s"])
     console.print(f"recorded {before}, replayed unchanged {again} ({result['error'] * 100:+.2f} %)")
     if result["what_if"]:
-        words = _plain(", ".join(f"{k} {v}" for k, v in result["what_if"].items()))
+        words = _plain(", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items()))
         after = f"[b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)"
         console.print(f"with {words}: {after}", soft_wrap=True)
     table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")

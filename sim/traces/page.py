@@ -48,11 +48,16 @@ def _cards(result: Result) -> str:
              "good" if good else "bad"),
     ]  # fmt: skip
     if result["what_if"]:
-        words = ", ".join(f"{k} {v}" for k, v in result["what_if"].items())
+        words = ", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items())
         cards.append(
             card("With the change", seconds(result["step_time_s"]), f"{result['change'] * 100:+.1f} %: {words}")
         )
     return f'<dl class="cards">{"".join(cards)}</dl>'
+
+
+def asked(value: Any) -> str:
+    """What an option was given, lists without brackets."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _tables(result: Result) -> str:

@@ -22,7 +22,7 @@ from sim.views.palette import in_order, style_of
 from sim.views.rows import Track
 from sim.views.units import n_bytes, percent, ranks_text, seconds
 
-_GROUPS = ("tp", "cp", "ep", "dp", "model", "shard")
+_GROUPS = ("tp", "cp", "ep", "dp", "model", "shard", "replica", "copies", "embedding")
 Comparison = Mapping[str, Any]
 
 

@@ -25,6 +25,7 @@ KINDS: dict[str, Style] = {
     "F": Style("Forward", "#0072b2", _LIGHT),
     "B": Style("Backward", "#009e73", _DARK),
     "W": Style("Weight gradient", "#f0e442", _DARK),
+    "F+B": Style("Forward and backward", "#00869b", _LIGHT),
     "OPTIMIZER": Style("Optimizer", "#cc79a7", _DARK),
     "TEACHER": Style("Teacher forward", "#5d3a9b", _LIGHT),
     "GENERATE": Style("Teacher writes", "#5d3a9b", _LIGHT),
@@ -40,12 +41,13 @@ KINDS: dict[str, Style] = {
     "REDUCE_SCATTER": Style("Reduce-scatter", "#8c3d00", _LIGHT),
     "ALL_TO_ALL": Style("All-to-all", "#7b3294", _LIGHT),
     "SEND_RECV": Style("Ring exchange", "#b2abd2", _DARK),
+    "WAIT": Style("Waiting for another rank", "#c0c8d0", _DARK),
     "OFFLOAD": Style("Offload to host", "#6b7280", _LIGHT),
     "RELOAD": Style("Reload from host", "#a3a9b3", _DARK),
     "SWAP_OUT": Style("Swap out to host", "#6b7280", _LIGHT),
     "SWAP_IN": Style("Swap in from host", "#a3a9b3", _DARK),
 }
-COMPUTE_KINDS = ("F", "B", "W", "OPTIMIZER")
+COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")
 SERVING_KINDS = ("PREFILL", "MIXED", "DECODE")
 MEMORY: dict[str, Style] = {
     "parameters": Style("Parameters", "#332288", _LIGHT),
