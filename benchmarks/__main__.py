@@ -22,7 +22,7 @@ def main() -> None:
     options = parser.parse_args()
     repeats = 2 if options.quick else 5
     rates = [
-        *engines(repeats), *folding(repeats), *contended(1 if options.quick else 32),
+        *engines(repeats), *folding(repeats), *contended(2 if options.quick else 32),
         *search(8 if options.quick else 32),
     ]  # fmt: skip
     result = {"format": "benchmarks/1", "rates": rates, "growth": growth(repeats)}
