@@ -46,7 +46,8 @@ def causes(scenario: Scenario) -> list[Cause]:
         out.append(Cause("link", f"links {where}, {lost}", without))
     if jitter_of(scenario, 0) is not None and faults.jitter is not None:
         without = faults.model_copy(update={"jitter": None})
-        out.append(Cause("jitter", f"jitter of {faults.jitter.sigma:g}", without))
+        name = "jitter as measured" if faults.jitter.factors else f"jitter of {faults.jitter.sigma:g}"
+        out.append(Cause("jitter", name, without))
     if len(out) > ONE_BY_ONE:
         out = [*out[:ONE_BY_ONE], _rest(scenario, faults, len(out) - ONE_BY_ONE)]
     return [*out, Cause("all", "all faults", None)]

@@ -9,8 +9,6 @@ import numpy as np
 from sim.scenario import Scenario
 from topology.detours import left_of_cut
 
-BLAMED = 16  # causes that are taken away one by one, a simulation each; the rest together
-
 
 def compute_scales(scenario: Scenario) -> dict[int, float]:
     """How many times as long computations take, by rank, where that is not once; what is listed twice multiplies."""
@@ -36,22 +34,27 @@ def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
 class Jitter:
     """Factors on the computations of one rank, drawn in the order of its actions.
 
-    Log-normal with mean 1: exp(σz - σ²/2). So jitter makes no rank slower by itself; what it costs is waiting.
+    Log-normal with mean 1: exp(σz - σ²/2); or one of the measured `factors`, whose mean is 1 as well. So jitter makes
+    no rank slower by itself; what it costs is waiting.
     """
 
-    def __init__(self, sigma: float, seed: int, rank: int) -> None:
-        self.sigma = sigma
+    def __init__(self, sigma: float, seed: int, rank: int, factors: tuple[float, ...] = ()) -> None:
+        self.sigma, self.factors = sigma, factors
         self.random = np.random.default_rng((seed, rank))
 
     def draw(self) -> float:
         """The next factor."""
+        if self.factors:
+            return self.factors[self.random.integers(len(self.factors))]
         return math.exp(self.sigma * float(self.random.standard_normal()) - self.sigma**2 / 2)
 
 
 def jitter_of(scenario: Scenario, rank: int) -> Jitter | None:
     """A rank's jitter; None where the scenario has none."""
     jitter = scenario.faults.jitter if scenario.faults else None
-    return Jitter(jitter.sigma, jitter.seed, rank) if jitter is not None and jitter.sigma > 0 else None
+    if jitter is None or not (jitter.sigma > 0 or jitter.factors):
+        return None
+    return Jitter(jitter.sigma, jitter.seed, rank, jitter.factors)
 
 
 def disturbs(scenario: Scenario) -> bool:

@@ -182,6 +182,7 @@ def goodput(
     job = job_of(scenario, days)
     assert scenario.faults is not None
     assert scenario.faults.failures is not None
+    published = scenario.faults.failures.published
     best_s = max(daly_s(job), 1e-3)
     intervals = [job.interval_s, *(best_s * x for x in CURVE)]
     few = max(1, runs // 4)
@@ -192,6 +193,7 @@ def goodput(
         "checkpoint_interval_s": job.interval_s, "checkpoint_s": job.checkpoint_s, "restart_s": job.restart_s,
         **_summary(job, found[0], step_time_s, scenario),
         "closed_form": effective(job, job.interval_s),
+        "published": published.model_dump(exclude_none=True) if published is not None else {},
         "optimum": {"young_s": young_s(job), "daly_s": daly_s(job), "closed_form": effective(job, best_s)},
         "curve": [{"interval_s": w, "closed_form": effective(job, w), **_useful(job, weeks)}
                   for w, weeks in zip(intervals[1:], found[1:], strict=True)],

@@ -19,6 +19,7 @@ from sim.schedules import build
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
 
 FORMAT = "measured-run/1"
+MOST_VARYING = 100_000  # actions that jitter is taken from
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Bytes = Annotated[float, Field(ge=0, le=1e18)]
 StepTime = Annotated[float, Field(gt=0, le=1e9)]
@@ -133,6 +134,22 @@ def load_measured(path: str | Path) -> MeasuredRun:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "file"
         raise InputError(f"{path}: {key}: {first['msg']}; found {str(first['input'])[:60]}") from None
+
+
+def factors(run: MeasuredRun, where: str) -> tuple[float, ...]:
+    """How computations varied: each action's time over the mean of its like (rank, kind and stage); their mean is 1.
+
+    Raises:
+        InputError: where no computation was recorded twice.
+    """
+    alike: dict[tuple[int, str, int], list[float]] = {}
+    for a in run.actions[:MOST_VARYING]:
+        if a.kind in ("F", "B", "W") and a.end_s > a.start_s:
+            alike.setdefault((a.rank, a.kind, a.stage), []).append(a.end_s - a.start_s)
+    found = [s / statistics.fmean(times) for times in alike.values() if len(times) > 1 for s in times]
+    if not found:
+        raise InputError(f"{where}: actions: hold no computation of one rank and stage twice, so none varies")
+    return tuple(found)
 
 
 def to_timeline(actions: Sequence[MeasuredAction], scenario: Scenario) -> Timeline:

@@ -88,6 +88,8 @@ def _run(
 
     scenario = load_scenario(path, overrides)
     if scenario.inference is not None:
+        if days is not None:
+            raise InputError(f"{path}: --days: is for training; this scenario serves requests")
         return _serve(scenario, json, html, trace)
     simulation = simulate(scenario, engine=engine)
     if html is not None or trace is not None:

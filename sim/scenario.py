@@ -22,7 +22,7 @@ from sim.parallelism import Parallelism, split_layers
 from sim.rules import Parts, check_rules, check_size, notes
 from sim.training_config import Recompute, Training
 from sim.workloads import Distillation, Faults, Inference, RequestPattern, RequestTrace
-from sim.yaml_input import parse_yaml, read_text
+from sim.yaml_input import KeyPath, parse_yaml, read_text
 from topology.presets import GPUS
 from topology.spec import ClusterSpec
 
@@ -119,7 +119,7 @@ def _resolve(source: Source, name: str) -> Scenario:
     model = _with_positions(model, seq_len)
     parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
     cluster = resolve_cluster(data["cluster"], parallelism.ranks, source)
-    faults = validate(Faults, data["faults"], source, ("faults",)) if "faults" in data else None
+    faults = _faults(data, source)
     distillation = _distillation(data, source, seq_len)
     parts = Parts(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
     check_rules(parts, source)
@@ -171,18 +171,33 @@ def _inference(data: dict[str, Any], source: Source) -> Inference | None:
         dtype = sixteen_bit(inference.precision)
         changes["kv_cache"] = inference.kv_cache.model_copy(update={"dtype": dtype})
     if isinstance(inference.requests, RequestTrace):
-        changes["requests"] = RequestTrace(trace=_found_file(inference.requests.trace, source))
+        path = ("inference", "requests", "trace")
+        changes["requests"] = RequestTrace(trace=_found_file(inference.requests.trace, source, path))
     return inference.model_copy(update=changes)
 
 
-def _found_file(name: str, source: Source) -> str:
+def _faults(data: dict[str, Any], source: Source) -> Faults | None:
+    """The section, with the factors of a measured run that it names."""
+    if "faults" not in data:
+        return None
+    faults = validate(Faults, data["faults"], source, ("faults",))
+    if faults.jitter is None or faults.jitter.measured is None or faults.jitter.factors:
+        return faults
+    from sim.measured import factors, load_measured
+
+    file = _found_file(faults.jitter.measured, source, ("faults", "jitter", "measured"))
+    found = factors(load_measured(file), file)
+    return faults.model_copy(update={"jitter": faults.jitter.model_copy(update={"factors": found})})
+
+
+def _found_file(name: str, source: Source, path: KeyPath) -> str:
     for folder in dict.fromkeys((source.folder, "")):
         try:
             if Path(folder, name).is_file():
                 return str(Path(folder, name))
         except (OSError, ValueError):
             break
-    raise source.error(("inference", "requests", "trace"), f"found {show(name)}; no such file")
+    raise source.error(path, f"found {show(name)}; no such file")
 
 
 def _sequence_length(training: Training | None, inference: Inference | None) -> int:

@@ -105,10 +105,15 @@ class LinkFault(Written):
 
 
 class JitterFault(Written):
-    """Computations vary at random: factors drawn from a log-normal distribution of mean 1, for each rank and action."""
+    """Computations vary at random: factors drawn from a log-normal distribution of mean 1, for each rank and action, or
+    from `factors`, which come from a measured run where that is named."""
 
     sigma: float = Field(default=0.05, ge=0, le=2)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    measured: str | None = Field(default=None, min_length=1, max_length=4096)
+    factors: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=1e3)], ...], BeforeValidator(_as_tuple), Field(max_length=100_000)
+    ] = ()
 
 
 class FailureKind(Written):
@@ -118,6 +123,13 @@ class FailureKind(Written):
     mtbf_s_per_gpu: float = Field(gt=0, le=1e15)
     restart_s: float | None = Field(default=None, ge=0, le=1e9)
     takes_node: bool = True
+
+
+class Published(Written):
+    """What was published of a job, shown beside what is simulated."""
+
+    effective_training_time: float | None = Field(default=None, gt=0, le=1)
+    failures: float | None = Field(default=None, ge=0, le=1e9)
 
 
 class Failures(Written):
@@ -132,6 +144,7 @@ class Failures(Written):
     spare_nodes: int | None = Field(default=None, ge=0, le=10_000_000)
     repair_s: float = Field(default=86400.0, ge=0, le=1e9)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    published: Published | None = None
 
 
 class Faults(Written):

@@ -152,11 +152,16 @@ def _goodput(found: Mapping[str, Any]) -> Table:
     table = _table(f"{found['days']:g} days, {count(found['gpus'])} GPUs", "", f"of {count(found['runs'])} runs")
     table.columns[2].justify = "left"
     table.add_row("effective training", percent(useful["mean"]), f"{percent(useful['p5'])} to {percent(useful['p95'])}")
-    table.add_row("  closed form", percent(found["closed_form"]), "")
+    said = found.get("published") or {}
+    if "effective_training_time" in said:
+        table.add_row("  published", percent(said["effective_training_time"]), "as the scenario says")
+    table.add_row("  closed form", percent(found["closed_form"]), "with a node always at hand" if parts["waiting"] else "")
     for name, words in (("lost", "  computed in vain"), ("checkpoint", "  checkpoints"), ("restart", "  restarts"),
                         ("waiting", "  waiting for nodes")):  # fmt: skip
         table.add_row(words, percent(parts[name]), "")
     table.add_row("failures", f"{found['failures']['mean']:.0f}", f"every {seconds(found['mtbf_s'])}")
+    if "failures" in said:
+        table.add_row("  published", count(said["failures"]), "as the scenario says")
     table.add_row("checkpoint after", seconds(found["checkpoint_interval_s"]), "")
     table.add_row("  best by Young", seconds(best["young_s"]), "")
     table.add_row("  best by Daly", seconds(best["daly_s"]), f"{percent(best['closed_form'])} by closed form")

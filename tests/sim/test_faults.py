@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,8 @@ from sim.schedules import NAMES
 from sim.serve.serving import simulate_serving
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
+from tests.sim.measured_runs import recorded
+from tests.sim.measured_runs import scenario as small
 from topology.network import Network
 
 LAYER_S = 1e-3
@@ -206,6 +210,40 @@ def test_jitter_costs_the_largest_draw(dp: int, sigma: float, seed: int) -> None
     assert sim.step_time_s == pytest.approx(max(actions) + max(optimizer), rel=1e-6)
     again = simulate(with_faults(scenario, {"jitter": {"sigma": sigma, "seed": seed}}))
     assert again.times.end_s == sim.times.end_s
+
+
+def test_jitter_of_a_measured_run_draws_what_was_measured(tmp_path: Path) -> None:
+    """Half of the computations took 0.8 and half 1.2 of their mean: so do those simulated, and no other factor."""
+    run, _ = recorded(small())
+    for a in run["actions"]:
+        if a["kind"] in ("F", "B"):
+            a["end_s"] = a["start_s"] + (0.8 if a["micro_batch"] % 2 else 1.2) * 1e-3 * (1 + 7 * a["rank"])
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(run))
+    scenario = parse_scenario({**small().model_dump(mode="json"), "faults": {"jitter": {"measured": str(file)}}})
+    assert scenario.faults is not None
+    assert scenario.faults.jitter is not None
+    assert sorted(set(np.round(scenario.faults.jitter.factors, 9))) == [0.8, 1.2]
+    file.unlink()  # what was read stays with the scenario
+    assert parse_scenario(scenario.model_dump(mode="json")).faults == scenario.faults
+    healthy, sim = simulate(small()), simulate(scenario)
+    ratios = set()
+    for before, after in zip(healthy.spans, sim.spans, strict=True):
+        ratios |= {round((after[a][1] - after[a][0]) / (before[a][1] - before[a][0]), 6) for a in before}
+    assert ratios == {0.8, 1.2}
+    assert blame_of(sim).keys() == {"jitter as measured", "all faults"}
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    ({"actions": []}, "no computation of one rank and stage twice"), ({"format": "x"}, "format"),
+    (None, "no such file"),
+])  # fmt: skip
+def test_runs_that_tell_no_jitter_are_refused(change: dict[str, Any] | None, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    if change is not None:
+        file.write_text(json.dumps(recorded(small())[0] | change))
+    with pytest.raises(InputError, match=problem):
+        with_faults(small(), {"jitter": {"measured": str(file)}})
 
 
 def blame_of(simulation: Simulation) -> dict[str, float]:

@@ -101,6 +101,17 @@ def test_the_same_seed_gives_the_same_distribution_in_any_number_of_processes() 
     assert other["effective_training_time"] != one["effective_training_time"]
 
 
+def test_what_was_published_stands_beside_and_serving_has_no_days() -> None:
+    command = [sys.executable, "-m", "sim.run", "scenarios/dp8.yaml", "--days", "5", "--runs", "4", "--set"]
+    failures = "faults.failures={published: {effective_training_time: 0.93, failures: 7}, mtbf_s_per_gpu: 1e6}"
+    shown = subprocess.run([*command, failures], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("  published")] == ["93.0", "7"]
+    command = [sys.executable, "-m", "sim.run", "scenarios/serve_batch1.yaml", "--days", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "--days: is for training" in done.stderr
+
+
 @pytest.mark.parametrize(("failures", "days", "names"), [
     (None, 54, "faults.failures"), ({}, 0, "--days"), ({}, float("nan"), "--days"),
     ({"mtbf_s_per_gpu": 1}, 54, "at most 1,000,000"),
@@ -118,6 +129,7 @@ def test_llama3_405b_over_54_days() -> None:
                           capture_output=True, text=True, check=True, cwd=ROOT)  # fmt: skip
     found = json.loads(done.stdout)["goodput"]
     assert found["gpus"] == 16384
+    assert found["published"] == {"effective_training_time": 0.9, "failures": 466}
     assert found["failures"]["p5"] < 466 < found["failures"]["p95"]
     assert found["effective_training_time"]["mean"] == pytest.approx(found["closed_form"], abs=0.01)
     assert found["effective_training_time"]["mean"] > 0.9
