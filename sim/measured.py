@@ -137,15 +137,19 @@ def load_measured(path: str | Path) -> MeasuredRun:
 
 
 def factors(run: MeasuredRun, where: str) -> tuple[float, ...]:
-    """How computations varied: each action's time over the mean of its like (rank, kind and stage); their mean is 1.
+    """How computations varied: each one's time over the mean of its like (rank, kind, stage, and which piece of its
+    micro-batch, where communication cuts it); their mean is 1.
 
     Raises:
         InputError: where no computation was recorded twice.
     """
-    alike: dict[tuple[int, str, int], list[float]] = {}
+    alike: dict[tuple[int, str, int, int], list[float]] = {}
+    pieces: dict[tuple[int, str, int, int], int] = {}
     for a in run.actions[:MOST_VARYING]:
         if a.kind in ("F", "B", "W") and a.end_s > a.start_s:
-            alike.setdefault((a.rank, a.kind, a.stage), []).append(a.end_s - a.start_s)
+            whole = (a.rank, a.kind, a.stage, a.micro_batch)
+            piece = pieces[whole] = pieces.get(whole, -1) + 1
+            alike.setdefault((*whole[:3], piece), []).append(a.end_s - a.start_s)
     found = [s / statistics.fmean(times) for times in alike.values() if len(times) > 1 for s in times]
     if not found:
         raise InputError(f"{where}: actions: hold no computation of one rank and stage twice, so none varies")
