@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,8 @@ import typer
 
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
+from sim.input_source import Source
+from sim.overrides import with_overrides
 from sim.published.predict import predict, quantity
 from sim.published.prediction import NotSimulated
 from sim.published.statistics import Error, by_group
@@ -133,16 +135,28 @@ def main(
     limit: Annotated[int | None, typer.Option(help="only the first N rows of each table", min=1, metavar="N")] = None,
     calibration: Annotated[str | None, typer.Option(help="a profile in place of those that tables name")] = None,
     jobs: Annotated[int | None, typer.Option(help="processes", min=1, max=256)] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override a key of every row's scenario", metavar="KEY=VALUE")
+    ] = None,
 ) -> None:
     """Predict every row of TABLE.json … and print the errors per table and group."""
     with bad_input_exits():
-        read = [read_table(path, limit) for path in tables]
+        read = [_changed(read_table(path, limit), set_ or ()) for path in tables]
         if calibration is not None:
             from sim.profile import load_profile
 
             load_profile(calibration, "--calibration")
         done = validate_tables(read, calibration, jobs, progress=sys.stderr.isatty())
         _write(done, json, html, markdown)
+
+
+def _changed(table: Table, overrides: Sequence[str]) -> Table:
+    """The table with `KEY=VALUE` put over every row's scenario: what an assumption of it is worth."""
+    rows = [
+        replace(row, scenario=with_overrides(Source(row.id, dict(row.scenario)), overrides).data)
+        for row in table.rows
+    ]
+    return replace(table, rows=tuple(rows)) if overrides else table
 
 
 def _write(done: list[Validation], json: str | None, html: Path | None, markdown: Path | None) -> None:

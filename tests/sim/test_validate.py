@@ -152,3 +152,42 @@ def test_bad_tables_say_what_is_wrong(tmp_path: Path, change: dict[str, Any], me
         read_table(path)
     assert message in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+def test_an_assumption_can_be_changed_in_every_row() -> None:
+    import typer
+
+    from sim import validate
+
+    app = typer.Typer()
+    app.command()(validate.main)
+
+    def predicted(*more: str) -> list[float]:
+        table = str(PUBLISHED / "korthikanti2022.json")
+        result = CliRunner().invoke(app, [table, "--limit", "2", "--json", "-", *more])
+        assert result.exit_code == 0, result.output
+        return [e["predicted"] for e in json.loads(result.output)["tables"][0]["errors"]]
+
+    full, selective = predicted()
+    less, same = predicted("--set", "training.recompute=selective")
+    assert less < 0.85 * full
+    assert same == selective
+
+
+def test_vtrain_on_one_node_can_hardly_have_recomputed() -> None:
+    """What docs/accuracy.md says of the rows' `recompute: full`: a fourth pass would leave no time for anything else.
+
+    Times are linear in layers, so that rows of 24 and 12 layers give a layer's time; 8 sequences less 4, hidden 2048
+    less 1024 leave matmuls (and what is small) alone: p = 2 stages, 2 micro-batches, 1.5 times each layer.
+    """
+    rows = {r.id: r.measured["step_time_s"] for r in read_table(PUBLISHED / "vtrain_single_node.json").rows}
+
+    def layer_s(hidden: int, sequences: int) -> float:
+        name = "vtrain_single_h{}_l{}_s1024_n4_gb{}_mb{}_t1_d2_p2"
+        long, short = (rows[name.format(hidden, layers, 4 * sequences, sequences)] for layers in (24, 12))
+        return (long - short) / 12 / 1.5
+
+    spent_s = (layer_s(2048, 8) - layer_s(2048, 4)) - (layer_s(1024, 8) - layer_s(1024, 4))
+    a_pass = 24 * 4096 * (2048**2 - 1024**2) + 4 * 4 * 1024**2 * 1024
+    assert 0.92 < 4 * a_pass / spent_s / 312e12 < 0.95
+    assert 0.69 < 3 * a_pass / spent_s / 312e12 < 0.71
