@@ -1,7 +1,8 @@
 """`python -m calibrate.serving.measure SCENARIO.yaml`: serve a scenario for real on this CPU, and compare.
 
-The engine's parts are measured before and after the run (machines drift), kept as a profile, and the scenario is
-simulated with it: same scheduler, so what differs is cost.
+In every round the engine's parts are measured before and after a run (machines drift), kept as a profile, and the
+scenario is simulated with it: same scheduler, so what differs is cost. The table shows the round whose error is the
+middle one, the noise beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from calibrate.quiet import machine_busy_s
 from calibrate.serving.cache import PagedCache, make_cache
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model, Part, forward, make_model
@@ -52,7 +54,10 @@ class Comparison:
 def sample_parts(
     model: Model, block_tokens: int, samples: Samples, clock: Clock = time.perf_counter, longest: int = LONGEST
 ) -> None:
-    """Time every part once more, in sequences of at most `longest` tokens; medians over calls are what counts."""
+    """Time every part once more, in sequences of at most `longest` tokens; medians over calls are what counts.
+
+    Never the same twice running: hot loops come out too fast.
+    """
     per = -(-longest // block_tokens)
     cache = make_cache(model.config, per * max(DECODES), block_tokens, model.dtype)
     for n in TOKENS:
@@ -75,15 +80,13 @@ def sample_parts(
 def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock) -> tuple[float, list[float]]:
     for p in parts:
         cache.grow(p.sequence, p.end)
-    found = []
-    for _ in range(2):  # the first warms up
-        cores: list[float] = []
-        begin = clock()
-        forward(model, cache, parts, cores, clock).argmax(-1).tolist()
-        found.append((clock() - begin, cores))
+    cores: list[float] = []
+    begin = clock()
+    forward(model, cache, parts, cores, clock).argmax(-1).tolist()
+    total = clock() - begin
     for p in parts:
         cache.release(p.sequence)
-    return found[-1]
+    return total, cores
 
 
 def make_profile(model: Model, samples: Samples, engine_s: float) -> Profile:
@@ -117,6 +120,7 @@ def compare(
     )  # fmt: skip
     prompts = _prompts(requests, scenario.model.vocab)
     samples: Samples = {}
+    sample_parts(model, block, {}, clock)  # warms up
     say("measuring parts")
     for _ in range(REPEATS // 2 + 1):
         sample_parts(model, block, samples, clock)
@@ -189,6 +193,7 @@ def main(
     scenario: Annotated[Path, typer.Argument(help="serving scenario", metavar="SCENARIO.yaml")],
     out: Annotated[Path | None, typer.Option(help="write figures and profile as JSON", metavar="FILE")] = None,
     cpu_seconds: Annotated[bool, typer.Option(help="count this process's CPU time alone: for busy machines")] = False,
+    rounds: Annotated[int, typer.Option(help="how often to measure, serve and simulate", min=1, max=100)] = 3,
 ) -> None:
     """Serve SCENARIO.yaml for real and print measured beside simulated."""
     from sim.command import bad_input_exits, write_json
@@ -196,11 +201,17 @@ def main(
 
     with bad_input_exits():
         clock = time.process_time if cpu_seconds else time.perf_counter
-        found = compare(load_scenario(scenario), lambda text: print(text, flush=True), clock)
+        loaded, begin, busy = load_scenario(scenario), time.perf_counter(), machine_busy_s() - time.process_time()
+        every = [compare(loaded, lambda text: print(text, flush=True), clock) for _ in range(rounds)]
+        others = (machine_busy_s() - time.process_time() - busy) / (time.perf_counter() - begin)
+        found = sorted(every, key=lambda c: c.error)[len(every) // 2]
+        rates = [c.measured["output_tokens_per_s"] for c in every]
         print(f"{'':24} {'measured':>12} {'simulated':>12} {'error':>8}")
         for name in ("output_tokens_per_s", "time_to_first_token_s", "time_per_output_token_s", "request_latency_s"):
             pair = [r[name]["p50"] if isinstance(r[name], dict) else r[name] for r in (found.measured, found.simulated)]
             print(f"{name:24} {pair[0]:12.5g} {pair[1]:12.5g} {pair[1] / pair[0] - 1:+8.1%}")
+        print(f"throughput's error in {rounds} rounds: {', '.join(f'{c.error:+.1%}' for c in every)}; measured "
+              f"{min(rates):.5g} to {max(rates):.5g} tokens/s; others kept {others:.1f} cores busy")  # fmt: skip
         if out is not None:
             write_json(str(out), {"measured": found.measured, "simulated": found.simulated,
                                   "profile": found.profile.to_json()})  # fmt: skip
