@@ -106,8 +106,8 @@ class Block:
     `recompute` is rerun right before the backward (empty without recomputation); its items are INPUT_GRAD.
     `params` and `expert_params` are this rank's own parameter counts (tensor- and expert-parallel shards taken,
     data-parallel sharding not); `tensors` are the elements of each tensor that `params` counts.
-    `forward_peak_bytes` and `backward_peak_bytes` are transient, beyond what is saved (recomputed activations included in
-    the latter). `workspace_bytes` stay allocated from the first backward on,
+    `forward_peak_bytes` and `backward_peak_bytes` are transient, beyond what is saved (recomputed activations included
+    in the latter). `workspace_bytes` stay allocated from the first backward on,
     one set for all layers of these shapes on a rank.
     `key` names the block in a profile of measured blocks (see `sim.costs`), "" where none can be.
     """

@@ -46,13 +46,26 @@ def test_passes_with_one_micro_batch(zero: int, want: int, sync: str) -> None:
 
 
 def test_per_parameter_sends_every_tensor_by_itself() -> None:
-    """12 tensors a layer: four matrices with their biases, two norms of two each; the sizes of `Block.params` in all."""
+    """12 tensors a layer: four matrices with their biases, two norms of two each; in all what `params` counts."""
     plan = make_plan(case({"dp": 8, "dp_sync": "per_parameter"}, model={"bias": True}))
     blocks, phases = stage_blocks(plan, plan.parts[0], 0), frozenset((Phase.INPUT_GRAD, Phase.WEIGHT_GRAD))
     woven = weave_backward(blocks, make_data_parallel(plan), phases, last=True)
     sent = [[i.bytes for i in items if isinstance(i, Comm) and i.group == "dp_cp"] for items in woven]
     assert [len(s) for s in sent[1:-1]] == [12] * LAYERS
     assert [sum(s) for s in sent[::-1]] == [b.params * dtype_bytes("fp32") for b in blocks]
+
+
+def test_zero_3_without_overlap() -> None:
+    """`after_backward`: every gather and reduction holds up computing, so that their seconds all show."""
+    layout = {"dp": 8, "zero": 3}
+    exposed, hidden = (case({**layout, "dp_sync": s}, {"global_batch_size": 8}) for s in ("after_backward", "bucketed"))
+    plan = make_plan(exposed)
+    blocks, phases = stage_blocks(plan, plan.parts[0], 0), frozenset((Phase.INPUT_GRAD, Phase.WEIGHT_GRAD))
+    woven = weave_backward(blocks, make_data_parallel(plan), phases, last=True)
+    sent = [i for items in woven for i in items if isinstance(i, Comm)]
+    assert len(sent) == 2 * len(blocks)
+    assert all(i.blocking for i in sent)
+    assert simulate(exposed).result["exposed_comm_s"] > 1.5 * simulate(hidden).result["exposed_comm_s"]
 
 
 @settings(deadline=None, max_examples=12)
