@@ -22,8 +22,8 @@ _STYLE = """
 .bk-clearfix { display: block !important; width: 100%; }
 .problem { background: #fdeceb; border: 1px solid #b3261e; border-radius: 10px; padding: 10px 16px; color: #7a120c;
   overflow-wrap: anywhere; }
-.card dd { font-size: 19px; } .card { padding: 8px 12px; } .cards { margin: 8px 0;
-  grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); }
+.card dd { font-size: 19px; } .card { padding: 8px 10px; } .cards { margin: 8px 0;
+  grid-template-columns: repeat(auto-fit, minmax(118px, 1fr)); gap: 8px; }
 h2 { margin: 8px 0; } h3 { margin: 10px 0 0; font-size: 15px; } .warnings { margin: 6px 0; }
 .verdict { font-size: 15px; }
 """

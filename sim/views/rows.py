@@ -16,7 +16,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
-STREAM_ORDER = ("compute", "tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "model", "collectives", "send", "recv", "host")
+STREAM_ORDER = (
+    "compute", "tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "model", "collectives",
+    "send", "recv", "host",
+)  # fmt: skip
 
 
 class Row(NamedTuple):

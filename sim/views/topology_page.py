@@ -83,9 +83,8 @@ def _shown(cluster: ClusterSpec) -> ClusterSpec:
 def _header(title: str, cluster: ClusterSpec, shown: ClusterSpec) -> str:
     gpus = cluster.nodes * cluster.gpus_per_node
     rest = f"; the first {count(shown.nodes)} nodes are drawn" if shown.nodes < cluster.nodes else ""
-    what = (
-        f"{count(cluster.nodes)} node{'s' if cluster.nodes > 1 else ''} of {count(cluster.gpus_per_node)} {cluster.gpu.name}, {count(gpus)} GPUs{rest}"
-    )
+    nodes = f"{count(cluster.nodes)} node{'s' * (cluster.nodes > 1)}"
+    what = f"{nodes} of {count(cluster.gpus_per_node)} {cluster.gpu.name}, {count(gpus)} GPUs{rest}"
     source = f'<p class="sub">{escape(cluster.source)}</p>' if cluster.source else ""
     return f'<h1>{escape(title)}</h1><p class="sub">{escape(what)}</p>{source}\n'
 
