@@ -60,6 +60,7 @@ def check_rules(parts: Parts, source: Source) -> None:
         _check_dtypes(parts.training, source)
         _check_recompute(parts.training, parts.model, source)
         _check_lora(parts.training, parts, source)
+        _check_loss(parts.training, parts, source)
     _check_precision(parts, source)
     if parts.inference is not None:
         _check_inference(parts.inference, source)
@@ -240,6 +241,14 @@ def _check_lora(t: Training, parts: Parts, source: Source) -> None:
     ):  # fmt: skip
         if bad:
             raise source.error(path, f"found adapters with {what}; simulated without it only")
+
+
+def _check_loss(t: Training, parts: Parts, source: Source) -> None:
+    path, d = ("training", "cross_entropy"), parts.distillation
+    if t.cross_entropy == "chunked" and parts.parallelism.tp > 1:
+        raise source.error(path, "found 'chunked' with parallelism.tp above 1; chunks need the whole vocabulary")
+    if t.cross_entropy == "chunked" and d is not None and d.mode == "logits":
+        raise source.error(path, "found 'chunked'; distillation.mode logits needs all logits (unfused or fused)")
 
 
 def _check_precision(parts: Parts, source: Source) -> None:

@@ -73,7 +73,7 @@ class Training(Written):
         default=Recompute(mode="none"), json_schema_extra={"default": "none"}
     )
     attention: Literal["fused", "unfused"] = "fused"
-    cross_entropy: Literal["unfused", "fused"] = "unfused"
+    cross_entropy: Literal["unfused", "fused", "chunked"] = "unfused"
     elementwise: Literal["eager", "megatron", "compiled"] = "eager"
     activation_offload: bool = False
     lora: Lora | None = Field(default=None, description="null: all parameters are trained")

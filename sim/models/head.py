@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sim.models.chunked_loss import chunked_output
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import table_elements
@@ -84,13 +85,17 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Part, Part, Part]:
         plain,
         Linear(name, "head", d.tokens, d.hidden, (vocab,), "column", save_input=d.style != "compiled"),
     )
-    if d.style == "megatron":  # its own output layer hands autograd an empty gradient of the matrix's shape
+    chunked = _training(scenario).cross_entropy == "chunked"
+    if chunked:
+        output = chunked_output(d, name, vocab)
+    elif d.style == "megatron":  # its own output layer hands autograd an empty gradient of the matrix's shape
         output = replace(output, backward_bytes=output.backward_bytes + d.act_bytes * vocab * d.hidden)
     if m.tied_embeddings:
         output = replace(output, params=0, frozen=0)
     final = norm(d, "final_norm", m.norm, d.rows, d.hidden, m.bias)
     kept = tuple(s._replace(part="head") for s in final.saved)
-    return replace(final, saved=kept), output, cross_entropy(scenario, d, vocab)
+    loss = Part("cross_entropy") if chunked else cross_entropy(scenario, d, vocab)
+    return replace(final, saved=kept), output, loss
 
 
 def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:

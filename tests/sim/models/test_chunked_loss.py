@@ -1,0 +1,65 @@
+"""The chunked output layer: as many flops as ever, all in the forward, and no logits kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.errors import InputError
+from sim.models.chunked_loss import chunk_rows
+from sim.models.head import head_block
+from sim.program import Compute, Program
+from sim.scenario import Scenario, parse_scenario
+
+TOKENS, HIDDEN, VOCAB = 4096, 4096, 128256
+
+
+def scenario(loss: str, parallelism: dict[str, int] | None = None, **training: Any) -> Scenario:
+    return parse_scenario({
+        "model": "llama3-8b", "cluster": "dgx-h100", "parallelism": parallelism or {},
+        "training": {"seq_len": TOKENS, "global_batch_size": 8, "cross_entropy": loss, **training},
+    })  # fmt: skip
+
+
+def flops(program: Program) -> float:
+    return sum(i.flops for i in program if isinstance(i, Compute) and i.kind == "gemm")
+
+
+def test_flops_are_those_of_the_whole_layer() -> None:
+    chunked, fused = (head_block(scenario(loss)) for loss in ("chunked", "fused"))
+    assert flops(chunked.forward) == 6 * TOKENS * HIDDEN * VOCAB == flops(fused.forward) + flops(fused.backward)
+    assert flops(chunked.backward) == 0
+    assert chunked.params == fused.params
+
+
+def test_what_is_kept_and_held() -> None:
+    """Both gradients, and beside them a chunk's logits and a part of the weight's gradient; not 1 GiB of logits."""
+    chunked, fused = (head_block(scenario(loss)) for loss in ("chunked", "fused"))
+    kept = {s.name: s.bytes for s in chunked.saved}
+    assert kept["input's gradient"] == 2 * TOKENS * HIDDEN
+    assert kept["weight's gradient"] == 2 * VOCAB * HIDDEN
+    chunk = chunk_rows(TOKENS, VOCAB, HIDDEN)
+    assert chunk == 128
+    assert chunked.forward_peak_bytes == 2 * (chunk * VOCAB + VOCAB * HIDDEN)
+    assert not any("logits" in s.name for s in chunked.saved)
+    assert any("logits" in s.name for s in fused.saved)
+
+
+def test_long_batches_save_most() -> None:
+    """Logits grow with the tokens, the weight's gradient does not: Liger's point."""
+    saved = {}
+    for loss in ("unfused", "fused", "chunked"):
+        saved[loss] = sum(s.bytes for s in head_block(scenario(loss, micro_batch_size=8)).saved)
+    assert saved["chunked"] < 0.3 * saved["fused"] < 0.2 * saved["unfused"]
+
+
+def test_frozen_weights_need_no_gradient() -> None:
+    block = head_block(scenario("chunked", lora={"rank": 8}))
+    assert flops(block.forward) == 4 * TOKENS * HIDDEN * VOCAB
+    assert sum(s.bytes for s in block.saved if s.part == "head" and "gradient" in s.name) == 2 * TOKENS * HIDDEN
+
+
+def test_a_split_vocabulary_is_refused() -> None:
+    with pytest.raises(InputError, match="chunks need the whole vocabulary"):
+        scenario("chunked", {"tp": 2})
