@@ -137,7 +137,7 @@ def text_of(ranks: Sequence[int]) -> str:
     if len(ranks) < 3:
         return ", ".join(map(str, ranks))
     step = ranks[1] - ranks[0]
-    if all(b - a == step for a, b in pairwise(ranks)):
+    if isinstance(ranks, range) or tuple(ranks) == tuple(range(ranks[0], ranks[0] + step * len(ranks), step or 1)):
         return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
     pieces: list[str] = []
     for _, run in groupby(enumerate(ranks[:MOST_NAMED]), key=lambda item: item[1] - item[0]):

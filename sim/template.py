@@ -116,9 +116,10 @@ class Template:
             if t.stream in left
         )
 
-    def starts_on(self, stream: str) -> bool:
-        """Whether something on `stream` needs nothing that the template does before."""
-        return any(t.stream == stream and not t.deps for t in self.tasks)
+    @cached_property
+    def first_streams(self) -> frozenset[str]:
+        """Streams on which something needs nothing that the template does before."""
+        return frozenset(t.stream for t in self.tasks if not t.deps)
 
 
 def together_s(host_s: float, device_s: float) -> float:

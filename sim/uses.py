@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sim.actions import Action, Kind, Schedule
 from sim.contended import LinkBook
 from sim.data_parallel import DP
-from sim.messages import Messages, Wire
+from sim.messages import Hop, Messages, Wire
 from sim.plan import Plan
 from sim.pricing import Pricing
 from sim.program import Program
@@ -56,6 +56,7 @@ class Uses:
         self.messages, self.expand, self.lanes = messages, expand, plan.lanes
         self.ends = _ends(schedule)
         self.links = links
+        self._contexts: dict[int, tuple[object, ...]] = {}
         self._templates: dict[tuple[object, ...], Template] = links.templates if links is not None else {}
 
     def of(self, class_index: int, steps: list[Step]) -> list[Use]:
@@ -64,11 +65,7 @@ class Uses:
         found: dict[tuple[object, ...], Use] = {}
         out = []
         for step in steps:
-            if len(step) == 1:
-                stage, kind, _ = action = step[0]
-                key: tuple[object, ...] = (stage, kind, action in ends)
-            else:
-                key = tuple((a[0], a[1], a in ends) for a in step)
+            key = tuple([a if a in ends else a[:2] for a in step])
             use = found.get(key)
             if use is None:
                 use = found[key] = self._new_use(class_index, step)
@@ -77,10 +74,9 @@ class Uses:
 
     def once(self, class_index: int, key: tuple[object, ...], program: Callable[[], Program]) -> Template:
         """A program that runs once a step; equal keys, equal programs."""
-        number = self.plan.classes[class_index].rank
-        key = (self.pricing.context(number), *key)
+        key = (self._context(class_index), *key)
         if key not in self._templates:
-            self._templates[key] = compile_program(program(), self.pricing.on(number))
+            self._templates[key] = compile_program(program(), self.pricing.on(self.plan.classes[class_index].rank))
         return self._templates[key]
 
     def members(self, class_index: int, group: str) -> tuple[int, ...]:
@@ -91,25 +87,24 @@ class Uses:
 
     def _new_use(self, class_index: int, step: Step) -> Use:
         graph, messages, lane = self.graph, self.messages, class_index % self.lanes
-        template = self._template(class_index, step)
+        needs = [messages.needed_by(a.stage, a.kind) for a in step]
+        gives = [messages.result_of(a.stage, a.kind) for a in step]
+        template = self._template(class_index, step, needs)
         whole = not self.expand or not template.tasks  # an empty stage still has its action
-        shown = [(SHOWN[a.kind], a.stage) for a in step]
-        text = " and ".join(f"{kind} of stage {stage}" for kind, stage in shown)
+        name, stage = "+".join([SHOWN[a.kind] for a in step]), step[0].stage
+        text = " and ".join([f"{SHOWN[a.kind]} of stage {a.stage}" for a in step])
         detail = Detail(text, source=template.source, note=template.detail)
-        name, stage = "+".join(kind for kind, _ in shown), step[0].stage
         row = graph.row(class_index, COMPUTE, name)
-        needs = ((i, messages.needed_by(a.stage, a.kind)) for i, a in enumerate(step))
-        gives = ((i, messages.result_of(a.stage, a.kind)) for i, a in enumerate(step))
         sort = graph.new_sort(detail, (row,), stage, template.compute_s, template.exposed_s)
         return Use(
             template,
             name,
             template.alone and whole and not self._meets_others(class_index, template),
-            template.starts_on(DP),
+            DP in template.first_streams,
             sort,
             self._launches(class_index, template, sort, stage),
-            tuple((i, messages.wire(lane, hop)) for i, hop in needs if hop),
-            tuple((i, messages.wire(lane, hop)) for i, hop in gives if hop),
+            tuple((i, messages.wire(lane, hop)) for i, hop in enumerate(needs) if hop),
+            tuple((i, messages.wire(lane, hop)) for i, hop in enumerate(gives) if hop),
         )
 
     def _launches(self, class_index: int, template: Template, sort: int, stage: int) -> tuple[tuple[Launch, int], ...]:
@@ -123,23 +118,28 @@ class Uses:
             links.whole(class_index, template, sort, tuple(its for _, its in out))
         return out
 
-    def _template(self, class_index: int, step: Step) -> Template:
+    def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
         """The compiled program of a step."""
         held = self.stages[class_index]
         number = self.plan.classes[class_index].rank
-        remote = [self.messages.needed_by(a.stage, a.kind) is not None for a in step]
-        what = ((id(held[a.stage]), a.kind, a in self.ends, far) for a, far in zip(step, remote, strict=True))
-        key = (self.pricing.context(number), *what)
+        what = [(id(held[a.stage]), a.kind, a in self.ends, hop is None) for a, hop in zip(step, needs, strict=True)]
+        key = (self._context(class_index), *what)
         found = self._templates.get(key)
         if found is None:
             price = self.pricing.on(number)
-            programs = [self._program(held[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
+            programs = [self._program(held[a.stage], a, hop is not None) for a, hop in zip(step, needs, strict=True)]
             found = self._templates[key] = (
                 interleave(programs[0], programs[1], price, self._planned(class_index))
                 if len(programs) == 2
                 else compile_program(programs[0], price)
             )
         return found
+
+    def _context(self, class_index: int) -> tuple[object, ...]:
+        """What the prices of a class depend on."""
+        if class_index not in self._contexts:
+            self._contexts[class_index] = self.pricing.context(self.plan.classes[class_index].rank)
+        return self._contexts[class_index]
 
     def _program(self, stage: Stage, action: Action, remote: bool) -> Program:
         end = action in self.ends

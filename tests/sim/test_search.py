@@ -302,6 +302,7 @@ def test_best_is_that_of_exhaustive_search(variant: int, share: float) -> None:
     assert [key(o) for o in found.best] == expected
     c = found.counts
     assert c.legal == len(outcomes) == c.pruned_by_memory + c.pruned_by_bound + c.evaluated
+    assert c.evaluated == len(found.fitting) + c.too_large + c.beaten + c.refused
     assert c.evaluated < c.legal
 
 
@@ -313,6 +314,26 @@ def test_whole_front_is_that_of_exhaustive_search() -> None:
         (o.step_time_s, o.peak_memory_bytes) for o in line
     ]
     assert found.counts.evaluated < len(outcomes)
+
+
+@pytest.mark.parametrize("variant", [0, 1, 3])
+def test_shared_links_take_time_but_no_memory(variant: int) -> None:
+    space = space_of(variant)
+    packed = pack(space)
+    slower = 0
+    for x in legal_layouts(variant)[:: len(legal_layouts(variant)) // 12]:
+        try:
+            alone, shared = (simulate(scenario_of(space, x), share_links=share) for share in (False, True))
+        except InputError:
+            continue
+        peaks = [max(float(c.total.max()) for c in each.memory) for each in (alone, shared)]
+        assert alone.step_time_s <= shared.step_time_s * (1 + 1e-9)
+        assert peaks[0] == pytest.approx(peaks[1], rel=1e-12)
+        slower += shared.step_time_s > alone.step_time_s
+        found, beaten = evaluate(packed, x), evaluate(packed, x, ceiling_s=alone.step_time_s * 0.99)
+        assert (found.step_time_s, found.beaten) == (shared.step_time_s, False)
+        assert (beaten.step_time_s, beaten.beaten) == (alone.step_time_s, True)
+    assert slower or variant != 0
 
 
 def test_other_processes_find_the_same() -> None:
