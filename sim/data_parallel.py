@@ -13,8 +13,8 @@ Hybrid sharding (`shard_size` below dp·cp) adds an all-reduce of the reduced sh
 (Zhao et al. 2023, PyTorch FSDP, section 3.2). Experts do the same over the ranks that hold the same experts.
 All of a rank's data-parallel traffic queues on one stream, "dp", as it shares one set of links.
 
-Left out: the copies in and out of FSDP's flat buffers; layer-norm gradients' all-reduce over tp under sequence
-parallelism.
+Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
+it. Left out: layer-norm gradients' all-reduce over tp under sequence parallelism.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sim.dtypes import dtype_bytes
+from sim.models.operators import memory_op
 from sim.plan import Plan
 from sim.program import Block, Comm, Compute, Item, Phase, Program, Wait
 
@@ -109,6 +110,16 @@ def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
     return [Wait(c.handle, phase) for c in comms]
 
 
+def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:
+    """What an all-gather leaves, a shard of every parameter from each rank in turn, copied into whole parameters.
+
+    Read and written once beside nothing (torch's FSDP2: `foreach_all_gather_copy_out` on the computation's stream).
+    """
+    size = sum(c.bytes for c in gathered)
+    elements = size / dp.parameter_bytes
+    return [memory_op("unpack", phase, "copy", elements, 2 * size, "bf16")] if size else []
+
+
 def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
     """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here.
 
@@ -122,7 +133,7 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
         out[0] += gathers[0]
         for i, items in enumerate(out):
             items += gathers[i + 1] if i + 1 < len(blocks) else []
-            items += waits(gathers[i], phase)
+            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
     for block, items in zip(blocks, out, strict=True):
         items += block.forward
     return out
@@ -143,7 +154,7 @@ def weave_backward(
         out[0] += gathers[0]
         for i, items in enumerate(out):
             items += gathers[i + 1] if i + 1 < len(order) else []
-            items += waits(gathers[i], phase)
+            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and dp.sync != "after_backward"))
     buckets = _Buckets(dp) if reduce_now or (last and dp.zero == 3) else None
     for block, items in zip(order, out, strict=True):

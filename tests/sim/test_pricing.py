@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from sim.actions import Kind
 from sim.costs import Costs
+from sim.data_parallel import make_data_parallel, weave_backward, weave_forward
+from sim.models.layer import layer_block
 from sim.plan import make_plan
 from sim.pricing import Pricing
 from sim.profile import load_profile
-from sim.program import Comm, Phase
+from sim.program import Comm, Compute, Phase, Wait
 from sim.scenario import parse_scenario
+from sim.stages import PHASES
 from topology.network import Network
 
 
@@ -43,3 +47,24 @@ def slows(cluster: str, group: str, **layout: int) -> float:
 )
 def test_channels_of_a_group(cluster: str, group: str, layout: dict[str, int], channels: int) -> None:
     assert slows(cluster, group, **layout) == pytest.approx(channels, rel=0.01)
+
+
+def test_gathered_parameters_are_copied_into_place() -> None:
+    """FSDP2: what was gathered is read and written once more, after the wait and before the layer."""
+    scenario = parse_scenario(
+        {
+            "model": "llama3-8b",
+            "training": {"seq_len": 4096, "global_batch_size": 8, "param_dtype": "fp32"},
+            "parallelism": {"dp": 8, "zero": 3},
+            "cluster": "dgx-h100",
+        },
+        "test",
+    )
+    dp, block = make_data_parallel(make_plan(scenario)), layer_block(scenario, 0)
+    for woven in (weave_forward((block,), dp, True), weave_backward((block,), dp, PHASES[Kind.B], True)):
+        gather, wait, unpack = woven[0][:3]
+        assert isinstance(gather, Comm)
+        assert isinstance(wait, Wait)
+        assert isinstance(unpack, Compute)
+        assert gather.bytes == 2 * block.params
+        assert unpack.bytes == 2 * gather.bytes
