@@ -12,10 +12,11 @@ from sim.views.units import count, percent, seconds
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b2733")  # Okabe and Ito
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
 _HINT = (
-    "Step time over the key with most values, a line for each choice of the others. Dashed: the same steps without the "
-    "section `faults`. Hover for a step's values, click a name in the legend to hide its line."
+    "Step time over the key with most values, a line for each choice of the others. Dashed: the same steps without "
+    "faults. Hover for a step's values, click a name in the legend to hide its line."
 )
 _TIP = "<div><b>@words</b></div><div>@step a step, @lost lost to faults</div>"
 
@@ -53,7 +54,6 @@ def _cards(result: Result) -> str:
 
 def _figure(result: Result) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
-    from bokeh.palettes import Colorblind
     from bokeh.plotting import figure
 
     key = max(result["vary"], key=lambda k: len(result["vary"][k]))
@@ -69,7 +69,7 @@ def _figure(result: Result) -> Any:
     dots: list[Any] = []
     for i, (name, rows) in enumerate(_lines(result, key)):
         source = ColumnDataSource(_columns(rows, key, numbers))
-        colour = Colorblind[8][i % 8]
+        colour = _COLOURS[i % len(_COLOURS)]
         shown: dict[str, Any] = {"source": source, "color": colour, "legend_label": name or "step"}
         plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
         plot.line("x", "y", line_width=2, **shown)
