@@ -10,7 +10,7 @@ tokens. `calibrate.noise_scale` estimates it from gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,6 +76,50 @@ def _simulated(load: Load, dp: int, micro: int) -> Cut | None:
                r["fits_in_memory"], r["step_time_s"], r["tokens_per_s_per_gpu"])  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """What a global batch of this size costs until a loss, in multiples of the fewest steps and tokens possible.
+
+    `time_s`: of as many steps as `steps_factor` says, for every one of the fewest.
+    """
+
+    global_batch_size: int
+    accumulation: int
+    step_time_s: float
+    steps_factor: float
+    tokens_factor: float
+    time_s: float
+
+
+def batch_sizes(load: Load, critical: float) -> list[BatchSize]:
+    """The scenario's own global batch, an eighth to 32 times of it, on its GPUs and with its micro-batches, and what
+    each costs to a loss at a critical batch size: steps (and with them time) fall up to it, tokens grow beyond.
+
+    Raises:
+        InputError: if the scenario is no training step.
+    """
+    from sim.simulation import simulate
+
+    base = load([])
+    if base.training is None:
+        raise InputError(f"{base.name}: --critical-batch needs a training section")
+    least = base.parallelism.dp * base.training.micro_batch_size
+    out = []
+    for exponent in range(-3, 6):
+        batch = base.training.global_batch_size * 2.0**exponent
+        if batch % least:
+            continue
+        try:
+            scenario = load([f"training.global_batch_size={int(batch)}"])
+            step_s = simulate(scenario).result["step_time_s"]
+        except InputError:
+            continue  # a schedule's multiple
+        steps = steps_factor(batch, critical)
+        out.append(BatchSize(int(batch), scenario.micro_batches, step_s, steps, tokens_factor(batch, critical),
+                             steps * step_s))  # fmt: skip
+    return out
+
+
 def steps_factor(batch: float, critical: float) -> float:
     """Optimizer steps to a loss, in multiples of the fewest possible: 1 + critical/batch (equation 5.1).
 
@@ -94,7 +138,9 @@ def tokens_factor(batch: float, critical: float) -> float:
     return 1.0 + batch / critical
 
 
-def as_dict(cuts: list[Cut], scenario: Scenario, critical: float | None) -> dict[str, Any]:
+def as_dict(
+    cuts: list[Cut], scenario: Scenario, critical: float | None, sizes: Sequence[BatchSize] = ()
+) -> dict[str, Any]:
     """The plan as JSON: all cuts, the best, and (with a critical batch size) what the global batch costs."""
     training = scenario.training
     assert training is not None
@@ -105,6 +151,7 @@ def as_dict(cuts: list[Cut], scenario: Scenario, critical: float | None) -> dict
     }  # fmt: skip
     if critical is not None:
         out["critical_batch_size"] = critical
+        out["batch_sizes"] = [asdict(s) for s in sizes]
         out["steps_factor"] = steps_factor(training.global_batch_size, critical)
         out["tokens_factor"] = tokens_factor(training.global_batch_size, critical)
     return out
@@ -129,3 +176,9 @@ def print_plan(plan: dict[str, Any]) -> None:
         steps, tokens = plan["steps_factor"], plan["tokens_factor"]
         text = f"critical batch size {plan['critical_batch_size']:,.0f}: this batch takes {steps:.2f} times the fewest"
         console.print(f"{text} steps and {tokens:.2f} times the fewest tokens to a loss", highlight=False)
+        table = Table("global batch", "accum.", "step", "steps ÷ fewest", "tokens ÷ fewest", "time ÷ fewest steps",
+                      box=None, padding=(0, 1))  # fmt: skip
+        for s in plan["batch_sizes"]:
+            table.add_row(f"{s['global_batch_size']:,}", str(s["accumulation"]), seconds(s["step_time_s"]),
+                          f"{s['steps_factor']:.2f}", f"{s['tokens_factor']:.2f}", seconds(s["time_s"]))  # fmt: skip
+        console.print(table, highlight=False)

@@ -136,11 +136,14 @@ def _draw(path: Path, overrides: list[str], target: Path) -> None:
 
 
 def _plan_batch(path: Path, json: str | None, overrides: list[str], critical: float | None) -> None:
-    from sim.batch_plan import as_dict, plan_batch, print_plan
+    from sim.batch_plan import as_dict, batch_sizes, plan_batch, print_plan
     from sim.scenario import load_scenario
 
-    cuts = plan_batch(lambda more: load_scenario(path, [*overrides, *more]))
-    plan = as_dict(cuts, load_scenario(path, overrides), critical)
+    def load(more: list[str]) -> Scenario:
+        return load_scenario(path, [*overrides, *more])
+
+    sizes = [] if critical is None else batch_sizes(load, critical)
+    plan = as_dict(plan_batch(load), load([]), critical, sizes)
     if json is not None:
         write_json(json, plan)
     if json != "-":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.batch_plan import plan_batch, steps_factor, tokens_factor
+from sim.batch_plan import batch_sizes, plan_batch, steps_factor, tokens_factor
 from sim.errors import InputError
 from sim.scenario import load_scenario
 
@@ -36,6 +37,20 @@ def test_critical_batch_size_trades_steps_for_tokens() -> None:
         assert (steps_factor(batch, 300.0) - 1) * (tokens_factor(batch, 300.0) - 1) == pytest.approx(1)
 
 
+def test_time_and_tokens_as_a_function_of_the_batch() -> None:
+    """Steps fall and tokens grow with the batch; on the same GPUs time falls while larger batches run better."""
+    sizes = batch_sizes(lambda more: load_scenario(FILE, more), 64.0)
+    assert [s.global_batch_size for s in sizes] == [8, 16, 32, 64, 128, 256, 512]
+    assert [s.accumulation for s in sizes] == [1, 2, 4, 8, 16, 32, 64]
+    for a, b in itertools.pairwise(sizes):
+        assert b.steps_factor < a.steps_factor
+        assert b.tokens_factor > a.tokens_factor
+    for s in sizes:
+        assert s.time_s == pytest.approx(s.step_time_s * (1 + 64 / s.global_batch_size))
+        tokens = s.global_batch_size * s.steps_factor  # of the fewest steps, in sequences
+        assert tokens == pytest.approx(64 * s.tokens_factor)
+
+
 def test_serving_has_no_batch_to_plan() -> None:
     with pytest.raises(InputError, match="needs a training section"):
         plan_batch(lambda more: load_scenario(ROOT / "scenarios" / "serve_batch1.yaml", more))
@@ -49,3 +64,4 @@ def test_command() -> None:
     assert plan["format"] == "sim-batch-plan/1"
     assert plan["best"] == plan["cuts"][0]
     assert plan["steps_factor"] == plan["tokens_factor"] == 2.0
+    assert {"global_batch_size", "steps_factor", "tokens_factor", "time_s"} <= plan["batch_sizes"][0].keys()
