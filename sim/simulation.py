@@ -38,12 +38,15 @@ from sim.result import make_result
 from sim.scenario import Scenario
 from sim.schedules.unit_time import UnitTimes
 from sim.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
+from sim.taskgraph import TaskGraph
 from sim.template import compile_program
-from sim.timeline import Timeline
+from sim.timeline import Detail, Timeline
 from topology.network import Network
 
 if TYPE_CHECKING:
     from sim.distillation import Teacher
+
+SLOWED = 1e-6  # of its seconds: what a communication takes longer is shown from there on
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -319,9 +322,7 @@ def make_timeline(built: Built, times: Times) -> Timeline:
     """The columns of a Timeline: a row for every slot of every task, in order of start."""
     graph, slots = built.graph, _rows(built, times)
     task = slots[:, 0]
-    details = tuple(dict.fromkeys(s.detail for s in graph.sorts))
-    detail_of = {d: i for i, d in enumerate(details)}
-    sort = np.array(graph.sort, dtype=np.int64)[task]
+    details, detail = _details(graph, times)
     kinds = tuple(graph.kinds)
     message = np.array([k.startswith(("SEND_F", "SEND_B", "RECV_F", "RECV_B")) for k in kinds])[slots[:, 3]]
     return Timeline(
@@ -332,13 +333,26 @@ def make_timeline(built: Built, times: Times) -> Timeline:
         class_index=slots[:, 1],
         stream=slots[:, 2],
         kind=slots[:, 3],
-        detail=np.array([detail_of[s.detail] for s in graph.sorts], dtype=np.int64)[sort],
-        stage=np.array([s.stage for s in graph.sorts], dtype=np.int64)[sort],
+        detail=detail[task],
+        stage=np.array([s.stage for s in graph.sorts], dtype=np.int64)[np.array(graph.sort, dtype=np.int64)[task]],
         micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task],
         flow=np.where(message, task, -1),
         start_s=np.array(times.start_s)[task],
         end_s=np.array(times.end_s)[task],
     )
+
+
+def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArray[np.int64]]:
+    """All details, and by task which; one that others on its links slowed says how long it takes alone."""
+    sort, alone_s = np.array(graph.sort, dtype=np.int64), np.array(graph.seconds)
+    slowed = np.array(times.end_s) - np.array(times.start_s) > alone_s * (1 + SLOWED)
+    details = {d: i for i, d in enumerate(dict.fromkeys(s.detail for s in graph.sorts))}
+    detail = np.array([details[s.detail] for s in graph.sorts], dtype=np.int64)[sort]
+    for task in np.flatnonzero(slowed).tolist():
+        plain = graph.sorts[graph.sort[task]].detail
+        note = f"{plain.note}; {graph.seconds[task] * 1e3:.3g} ms if alone on its links".removeprefix("; ")
+        detail[task] = details.setdefault(plain._replace(note=note), len(details))
+    return tuple(details), detail
 
 
 def _rows(built: Built, times: Times) -> NDArray[np.int64]:

@@ -117,3 +117,12 @@ def test_messages_of_both_directions_of_a_pipeline_share_what_each_rank_sends() 
     assert 1.9 < max(factors) < 4.0
     assert min(factors) >= 1 - 1e-9
     assert sum(f > 1.01 for f in factors) > len(factors) / 4
+
+
+def test_the_timeline_says_what_a_slowed_communication_takes_alone() -> None:
+    sim = simulate(load_scenario(ROOT / "scenarios" / "contention_spine.yaml"))
+    slowed = [s for s in sim.timeline.spans() if "if alone on its links" in s.detail.note]
+    assert {s.kind for s in slowed} >= {"SEND_F", "RECV_F", "REDUCE_SCATTER"}
+    for span in slowed[:100]:
+        alone_s = float(span.detail.note.partition(" ms if alone")[0].rpartition(" ")[2]) / 1e3
+        assert span.end_s - span.start_s > alone_s * 0.995
