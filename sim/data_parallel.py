@@ -47,9 +47,14 @@ class DataParallel:
     each_micro_batch: bool  # gradients are reduced every micro-batch, not once a step
     gather_overlap: bool
 
+    @property
+    def exposed(self) -> bool:
+        """ZeRO-3 without overlap (`dp_sync: after_backward`): gathers and reductions hold up computing."""
+        return self.zero == 3 and self.sync == "after_backward"
+
     def gather(self, name: str, params: float, experts: float, phase: Phase, handle: str) -> list[Comm]:
         """All-gathers of a unit's parameters from its shards; asynchronous if `handle` is given."""
-        b = self.parameter_bytes
+        b, handle = self.parameter_bytes, "" if self.exposed else handle
         parts = (("shard", params * b, self.shard, ""), ("expert_shard", experts * b, self.expert_shard, "x"))
         return [
             Comm(f"{name} parameters", "all_gather", group, size, phase, not handle, handle and handle + tag, DP)
@@ -59,7 +64,7 @@ class DataParallel:
 
     def reduce(self, name: str, params: float, experts: float, handle: str) -> list[Comm]:
         """The reduction of a unit's gradients; asynchronous if `handle` is given."""
-        b, phase = self.gradient_bytes, Phase.WEIGHT_GRAD
+        b, phase, handle = self.gradient_bytes, Phase.WEIGHT_GRAD, "" if self.exposed else handle
         sharded = self.zero >= 1
         out: list[Comm] = []
         for prefix, elements, shard, replica in (
@@ -106,8 +111,8 @@ def compute_bytes(precision: str) -> float:
 
 
 def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
-    """One wait for each communication."""
-    return [Wait(c.handle, phase) for c in comms]
+    """One wait for each communication that does not block anyway."""
+    return [Wait(c.handle, phase) for c in comms if c.handle]
 
 
 def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:
