@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.launch import is_rank, join, run_ranks
+from sim.command import end_on_sigterm
 from sim.errors import InputError
 from sim.plan import make_plan
 from sim.profile import BlockPoint, CollectiveTable, Profile, write_json
@@ -205,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_rank([tuple(c) for c in json.loads(args.cases)], args.action_s, Path(args.json))
         return 0
     try:
+        end_on_sigterm()
         if not 0.001 <= args.action_s <= 10:
             raise InputError(f"--action-s: found {args.action_s:g}; allowed: 0.001 to 10")
         rows = []

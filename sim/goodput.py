@@ -228,7 +228,7 @@ def _with_interval(job: Job, interval_s: float) -> Job:
 
 def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None, progress: bool) -> list[list[Weeks]]:
     """All runs of all jobs, in `jobs` processes; the same numbers whatever their number."""
-    from sim.layout.executors import available_cores, local_workers
+    from sim.layout.executors import available_cores, local_workers, results
 
     pieces = []
     for i, (job, runs) in enumerate(work):
@@ -240,12 +240,8 @@ def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None, progress:
     )  # small work is done before a process has started
     out: list[list[Weeks]] = [[] for _ in work]
     with local_workers(cores) as workers:
-        if cores == 1:
-            results: Iterator[list[Weeks]] = (many_runs(job, seeds) for _, job, seeds in pieces)
-        else:
-            futures = [workers.executor.submit(many_runs, job, seeds) for _, job, seeds in pieces]
-            results = (f.result() for f in futures)
-        for (i, _, _), weeks in zip(pieces, _shown(results, len(pieces), progress), strict=True):
+        found = results(workers, many_runs, ((job, seeds) for _, job, seeds in pieces))
+        for (i, _, _), weeks in zip(pieces, _shown(found, len(pieces), progress), strict=True):
             out[i] += weeks
     return out
 

@@ -65,15 +65,16 @@ def test_no_rank_outlives_its_command(command: tuple[str, ...], number: signal.S
 
 def test_the_next_calibration_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    running = start(*CALIBRATE, "--out", str(out))
+    command = ("calibrate.run", "--device", "cpu", "--quick", "--only", "optimizer", "--out", str(out))
+    running = start(*command)
     wait_until(lambda: (tmp_path / "out.json.partial").exists())
     running.end(signal.SIGTERM)
     running.check_gone()
-    again = start(*CALIBRATE, "--out", str(out))
+    again = start(*command)
     _, errors = again.process.communicate(timeout=200)
     assert again.process.returncode == 0, errors
     assert "going on from" in errors
-    assert load_profile(out).collectives
+    assert load_profile(out).points
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 

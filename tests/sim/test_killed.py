@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ALL_SIGNALS, CODES, start, wait_until
+from tests.processes import ALL_SIGNALS, CODES, ROOT, start, wait_until
 from tests.sim.test_search_dask import cluster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-SEARCH = ("sim.search", "scenarios/search_llama3_8b.yaml", "--top", "1000", "--only", "recompute=none,selective")
+SEARCH = ("sim.search", "scenarios/search_llama3_8b.yaml", "--workers", "2", "--top", "1000",
+          "--only", "recompute=none,selective")  # fmt: skip
+VALIDATE = ("sim.validate", *map(str, sorted(ROOT.glob("scenarios/published/*.json"))), "--jobs", "2")
 SMALL = ("sim.search", "scenarios/search_llama3_8b.yaml", "--top", "1", "--only", "tp=8", "--only", "schedule=1f1b",
          "--only", "recompute=none")  # fmt: skip
-SWEEP = ("sim.sweep", "scenarios/1f1b_pp8.yaml", "--vary", "faults.stragglers.0.rank=0..7",
+SWEEP = ("sim.sweep", "scenarios/1f1b_pp8.yaml", "--workers", "2", "--vary", "faults.stragglers.0.rank=0..7",
          "--vary", "faults.jitter.sigma=0.1,0.2,0.3,0.4", "--vary", "faults.jitter.seed=0..99")  # fmt: skip
 
 
@@ -31,13 +33,13 @@ def check_files(folder: Path) -> None:
         assert json.loads(text) if path.suffix == ".json" else text.endswith("</html>\n")
 
 
-@pytest.mark.parametrize("command", [SEARCH, SWEEP], ids=["search", "sweep"])
+@pytest.mark.parametrize("command", [SEARCH, SWEEP, VALIDATE], ids=["search", "sweep", "validate"])
 @pytest.mark.parametrize("number", ALL_SIGNALS)
 def test_workers_end_with_the_command(command: tuple[str, ...], number: signal.Signals, tmp_path: Path) -> None:
     dice = random.Random(f"{command} {number}")
     files = ("--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html"))
-    running = start(*command, "--workers", "2", *files)
-    wait_until(lambda: len(running.alive()) >= 3)  # itself, a worker or Python's resource tracker
+    running = start(*command, *files)
+    wait_until(lambda: len(running.alive()) >= 3)  # itself, workers, Python's resource tracker
     time.sleep(dice.uniform(0.0, 3.0))
     code, errors = running.end(number)
     assert code == CODES[number], errors
