@@ -223,9 +223,9 @@ class _Server:
             spans = self._pass_stages(max(now, batch.ready_s), load)
             heapq.heappush(self.in_flight, (spans[-1][1], len(self.replica.iterations), batch))
             self.replica.iterations.append(Iteration(spans, load, 1))
-            self._note_state(now)
-            if len(self.in_flight) < len(self.free_s):
-                return self._until(self.free_s[0])
+        self._note_state(now)
+        if batch.pieces and len(self.in_flight) < len(self.free_s):
+            return self._until(self.free_s[0])
         return self._until(self._next_event(now, bool(batch.pieces)))
 
     def _pass_stages(self, now: float, load: Load) -> tuple[tuple[float, float], ...]:

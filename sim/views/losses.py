@@ -8,6 +8,7 @@ The parts of the mean rank's step, which add up to it:
     optimizer     seconds in the optimizer
     communication exposed_comm_s                      nothing computes meanwhile
     bubble        bubble_fraction · step              waiting for another stage's input
+    teacher       step − student's step               distillation: the teacher's turn, or waiting for it
     other         what is left                        waiting outside the pipeline phase
 
 with passes = compute_s − optimizer. Splitting passes by FLOPs takes recomputed operators to be as efficient
@@ -16,6 +17,7 @@ as the rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -47,6 +49,7 @@ _LABELS = {
     "optimizer": ("Optimizer", "#cc79a7"),
     "communication": ("Exposed communication", "#d55e00"),
     "bubble": ("Pipeline bubble", "#aab4bf"),
+    "teacher": ("Teacher", "#5d3a9b"),
     "other": ("Other waiting", "#d5dbe1"),
 }
 
@@ -56,9 +59,10 @@ def parts_of_step(result: Result, timeline: Timeline) -> tuple[Part, ...]:
     step = float(result.get("step_time_s") or 0.0)
     if not step:
         return ()
-    optimizer = min(mean_seconds(timeline, "OPTIMIZER"), float(result.get("compute_s", 0.0)))
+    all_ranks = _with_teachers(result)
+    optimizer = min(all_ranks * mean_seconds(timeline, "OPTIMIZER"), float(result.get("compute_s", 0.0)))
     passes = float(result.get("compute_s", 0.0)) - optimizer
-    mfu, hfu = float(result.get("mfu") or 0.0), float(result.get("hfu") or 0.0)
+    mfu, hfu = (all_ranks * float(result.get(key) or 0.0) for key in ("mfu", "hfu"))
     share = min(1.0, mfu / hfu) if hfu else 1.0
     useful = min(mfu * step, share * passes)
     lengths = {
@@ -69,8 +73,18 @@ def parts_of_step(result: Result, timeline: Timeline) -> tuple[Part, ...]:
         "communication": float(result.get("exposed_comm_s", 0.0)),
         "bubble": float(result.get("bubble_fraction", 0.0)) * step,
     }
+    if result.get("distillation"):
+        lengths["teacher"] = max(0.0, step - float(result["distillation"]["student_step_s"]))
     lengths["other"] = step - sum(lengths.values())
     return tuple(Part(k, _LABELS[k][0], s, _LABELS[k][1]) for k, s in lengths.items() if s > 1e-4 * step)
+
+
+def _with_teachers(result: Result) -> float:
+    """All GPUs over the student's: means over all ranks are the student's by so much."""
+    teachers = int((result.get("distillation") or {}).get("gpus") or 0)
+    layout = result.get("scenario", {}).get("parallelism") or {}
+    own = math.prod(int(layout.get(key) or 1) for key in ("tp", "cp", "dp", "pp"))
+    return 1.0 + teachers / own
 
 
 def largest_losses(result: Result, timeline: Timeline, n: int = 3) -> list[tuple[Part, str]]:
@@ -240,6 +254,14 @@ def _below_peak(result: Result, timeline: Timeline) -> str:
             + ", ".join(options) + ".")  # fmt: skip
 
 
+def _teacher(result: Result, timeline: Timeline) -> str:
+    d = result.get("distillation") or {}
+    if d.get("placement") == "other":
+        return "The teacher takes longer than the student. More GPUs for it (`teacher_parallelism.tp`) shorten its turn."
+    turn = "writes before" if d.get("mode") == "sequence" else "runs before"
+    return f"The teacher {turn} the student's step. `placement: other` puts it beside, on GPUs of its own."
+
+
 def _other(result: Result, timeline: Timeline) -> str:
     return (
         "Ranks wait for the slowest after the pipeline has drained. More equal stages (`layers_per_stage`), "
@@ -248,6 +270,7 @@ def _other(result: Result, timeline: Timeline) -> str:
 
 
 _REMEDIES = {
+    "teacher": _teacher,
     "bubble": _bubble,
     "communication": _communication,
     "recompute": _recompute,

@@ -10,8 +10,10 @@ import pytest
 
 from sim.errors import InputError
 from sim.model_config import count_parameters
+from sim.result import make_result
 from sim.scenario import load_scenario
 from sim.simulation import simulate
+from sim.views.losses import largest_losses, parts_of_step
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -95,6 +97,19 @@ def test_the_teachers_turn_is_in_the_timeline(name: str, kind: str) -> None:
     assert float(curve.total.max()) == pytest.approx(sim.result["peak_memory_bytes"])
     assert {sim.timeline.kinds[sim.timeline.kind[row]] for row in sim.critical_rows} <= {"F", "B", "OPTIMIZER",
         "ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["distill_logits", "distill_logits_apart", "distill_sequence"])
+def test_the_page_says_what_the_teacher_takes(name: str) -> None:
+    sim = simulate(load_scenario(SCENARIOS / f"{name}.yaml"))
+    parts = {p.key: p.seconds for p in parts_of_step(sim.result, sim.timeline)}
+    t = sim.result["distillation"]
+    assert parts["teacher"] == pytest.approx(sim.result["step_time_s"] - t["student_step_s"])
+    assert sum(parts.values()) == pytest.approx(sim.result["step_time_s"], rel=1e-3)
+    student = make_result(sim)
+    assert parts["useful"] == pytest.approx(student["mfu"] * student["step_time_s"])
+    assert "other" not in parts
+    assert largest_losses(sim.result, sim.timeline)[0][0].key == "teacher"
 
 
 def test_a_prompt_leaves_room_to_write() -> None:
