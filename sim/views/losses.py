@@ -257,7 +257,7 @@ def _below_peak(result: Result, timeline: Timeline) -> str:
 def _teacher(result: Result, timeline: Timeline) -> str:
     d = result.get("distillation") or {}
     if d.get("placement") == "other":
-        return "The teacher takes longer than the student. More GPUs for it (`teacher_parallelism.tp`) shorten its turn."
+        return "The teacher takes longer than the student. More GPUs (`teacher_parallelism.tp`) shorten its turn."
     turn = "writes before" if d.get("mode") == "sequence" else "runs before"
     return f"The teacher {turn} the student's step. `placement: other` puts it beside, on GPUs of its own."
 

@@ -3,8 +3,7 @@
     python -m sim.views.roofline_svg a100-sxm > docs/roofline_a100.svg
 
 Attainable flops/s = min(peak, intensity · bandwidth), intensity in flops a byte (Williams, Waterman, Patterson 2009);
-one slope for each memory an operand may come from. On-chip figures: Dao et al. 2022 (FlashAttention, arXiv
-2205.14135), figure 1, for A100: 20 MB of SRAM at 19 TB/s.
+one slope for each memory an operand may come from (`sim.on_chip` for what lies on the chip).
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import math
 import sys
 from typing import NamedTuple
 
+from sim.on_chip import ON_CHIP
 from sim.roofline import shape_bytes, shape_flops
 from sim.views.units import rate
 from topology.presets import GPUS
 from topology.spec import GpuSpec
 
-SRAM_BYTES_PER_S = {"a100-sxm": 19e12}
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 430, 88, 24, 18, 46
 LOW, HIGH = -2.0, 4.0  # log10 of the intensity shown
 FLOOR = 9.0  # log10 of the flops/s shown at the bottom
@@ -60,8 +59,8 @@ def roofline_svg(gpu: GpuSpec, points: list[Point] | None = None) -> str:
         ("HBM", gpu.memory_bandwidth_bytes_per_s, "#0072b2"),
         ("host", gpu.host_bandwidth_bytes_per_s, "#6b7280"),
     ]
-    if gpu.name in SRAM_BYTES_PER_S:
-        memories.insert(0, ("SRAM", SRAM_BYTES_PER_S[gpu.name], "#009e73"))
+    if gpu.name in ON_CHIP:
+        memories.insert(0, ("SRAM", ON_CHIP[gpu.name].sram_bytes_per_s(gpu), "#009e73"))
     top = math.ceil(math.log10(peak) * 2) / 2
     parts = [_open(), *_axes(top)]
     for name, bandwidth, colour in memories:
