@@ -136,7 +136,7 @@ def join(device: str = "cpu") -> tuple[int, int]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     folder = os.environ.get(FOLDER)
     init = f"file://{folder}/rendezvous" if folder else "env://"
-    backend = "nccl" if device == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"  # times and decisions travel as CPU tensors
     dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks)
     return rank, ranks
 

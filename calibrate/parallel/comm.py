@@ -69,7 +69,7 @@ class Tape:
 
     def now(self) -> Clock:
         if self.device != "cpu" and self.synchronize:
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         return Clock(time.perf_counter_ns(), time.thread_time_ns() if self.device == "cpu" else 0)
 
     def take(self) -> list[Entry]:

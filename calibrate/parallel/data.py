@@ -220,7 +220,8 @@ class DataParallel:
         def done(_: object) -> None:
             records[index] = records[index]._replace(end_ns=time.perf_counter_ns())
 
-        work.get_future().add_done_callback(done)
+        if x.device.type == "cpu":  # on a GPU it would be told when the work is queued, not when it is done
+            work.get_future().add_done_callback(done)
         self.works.append(work)
 
     def finish(self) -> None:
@@ -230,7 +231,9 @@ class DataParallel:
         for work in self.works:
             self.traffic.wait(work)
         if self.works and self.flat.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
+            end = time.perf_counter_ns()
+            self.records = [r._replace(end_ns=end) for r in self.records]
         self.works = []
 
     def whole_gradients(self) -> dict[int, Tensor]:

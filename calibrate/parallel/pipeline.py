@@ -158,7 +158,9 @@ class Pipeline:
 
     `after_action` and `forward_of` (in place of a stage's own forward) are for watching.
 
-    `peers[i]` is the global rank of pipeline rank i; `tokens` and `targets` are [micro-batches, b, s].
+    `peers[i]` is the global rank of pipeline rank i; `tokens` and `targets` are [micro-batches, b, s]. `ways`: groups
+    for messages to higher and to lower pipeline ranks. NCCL runs a group's messages between two ranks one after the
+    other, so a receive posted ahead would hold up the send that it waits for.
     """
 
     schedule: Schedule
@@ -169,6 +171,7 @@ class Pipeline:
     dtype: torch.dtype
     device: str
     overlap: bool
+    ways: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
     links: Links = field(init=False)
     inbox: dict[Message, Tensor] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
@@ -179,9 +182,9 @@ class Pipeline:
         self.links = Links(self.schedule)
 
     def now(self) -> int:
-        """Nanoseconds; on a GPU after everything queued has run."""
+        """Nanoseconds; on a GPU after all computation queued has run (a receive posted ahead may be waiting yet)."""
         if self.device != "cpu":
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         return time.perf_counter_ns()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Record]:
@@ -278,9 +281,13 @@ class Pipeline:
     def _send(self, message: Message, x: Tensor) -> tuple[dist.Work, Tensor]:
         x = x.contiguous()
         start = self.now()
-        work = dist.isend(x, self.peers[self.links.taker(message)], tag=self.links.tag(message))
+        work = dist.isend(x, self.peers[self.links.taker(message)], self.way(message), self.links.tag(message))
         self._record(f"SEND_{message.kind}", message, start)
         return work, x
+
+    def way(self, message: Message) -> dist.ProcessGroup | None:
+        """The group that a message travels in."""
+        return self.ways[self.links.giver(message) > self.links.taker(message)]
 
     def _record(self, kind: str, message: Message, start: int) -> None:
         self.records.append(Record(kind, message.stage, message.micro_batch, start, self.now()))
@@ -302,7 +309,7 @@ class _Receives:
         while message not in self.seen:
             first = self.coming[giver].pop(0)
             x = torch.empty(p.shape, dtype=p.dtype, device=p.device)
-            self.posted[first] = (dist.irecv(x, p.peers[giver], tag=p.links.tag(first)), x)
+            self.posted[first] = (dist.irecv(x, p.peers[giver], p.way(first), p.links.tag(first)), x)
             self.seen.add(first)
 
     def wait(self, message: Message) -> Tensor:

@@ -21,7 +21,7 @@ from calibrate.parallel.together import ExpertDataParallel
 from calibrate.parallel.zero import ShardedOptimizer, Sharding
 from sim.actions import Kind, Schedule, parts
 from sim.models.recompute import mode_of_layer
-from sim.plan import Plan, make_mesh, make_parts, make_plan
+from sim.plan import Mesh, Plan, make_mesh, make_parts, make_plan
 from sim.scenario import Scenario
 from sim.schedules import build
 from sim.simulation import simulate
@@ -74,6 +74,7 @@ class Place:
     model: ModelParallel  # tensor, context and expert parallelism
     copies: dist.ProcessGroup | None = None  # DualPipe: who holds the same two parts of the model
     tied: dist.ProcessGroup | None = None  # the pipeline's ends, where they share the embedding matrix
+    ways: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)  # up and down the pipeline
 
 
 def make_place(scenario: Scenario, rank: int, device: str = "cpu") -> Place:
@@ -89,7 +90,19 @@ def make_place(scenario: Scenario, rank: int, device: str = "cpu") -> Place:
         rank, mesh.coordinate("pp", rank), mesh.coordinate("dp", rank), tuple(mesh.along(["pp"], rank)),
         groups["dp_cp"], groups["model"], sharding, ModelParallel(plan, rank, device), groups["copies"],
         groups.get("embedding"),
+        _ways(plan, mesh, rank) if scenario.parallelism.pp > 1 else (None, None),
     )
+
+
+def _ways(plan: Plan, mesh: Mesh, rank: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """Two groups of this rank's pipeline, for messages up and down."""
+    own: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
+    for first in range(plan.scenario.parallelism.ranks):
+        members = list(mesh.along(["pp"], first))
+        if members[0] == first:
+            pair = dist.new_group(members), dist.new_group(members)
+            own = pair if rank in members else own
+    return own
 
 
 def _own_group(plan: Plan, name: str, rank: int) -> dist.ProcessGroup | None:
@@ -122,7 +135,7 @@ class Runner:
                 self._add_stage(s)
         self.pipeline = Pipeline(
             self.schedule, place.pipeline_rank, place.peers, self.stages, place.model.shape, dtype, device,
-            p.p2p_overlap and p.pp > 1,
+            p.p2p_overlap and p.pp > 1, place.ways,
         )
         self.tied = self._tied()
         self.optimizer = self._make_optimizer()
