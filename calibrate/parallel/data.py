@@ -5,6 +5,8 @@ its gradient is complete. `bucketed`: one for each bucket of consecutive paramet
 (PyTorch DDP, Li et al. 2020, arXiv 2006.15704). The gradients live in one flat buffer, so a bucket is a
 slice and nothing is copied. With accumulation a gradient is complete when every micro-batch has added to
 it.
+
+Beside it: docs/data_parallel.md.
 """
 
 from __future__ import annotations

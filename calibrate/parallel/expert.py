@@ -4,6 +4,8 @@ A token's copies, one for each of its top-k experts, are sorted by expert, so th
 consecutive; one all-to-all dispatches them, another brings the results home, where they are weighted and
 summed (Lepikhin et al. 2020, GShard, arXiv 2006.16668; dropless as in MegaBlocks, arXiv 2211.15841). How many
 copies come from where is asked first. Backward is the same in reverse.
+
+Beside it: docs/expert_parallel.md.
 """
 
 from __future__ import annotations

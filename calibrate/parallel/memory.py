@@ -1,4 +1,7 @@
-"""What a step holds in memory: bytes saved for backward, and the peak of everything allocated."""
+"""What a step holds in memory: bytes saved for backward, and the peak of everything allocated.
+
+Beside it: docs/memory.md.
+"""
 
 from __future__ import annotations
 

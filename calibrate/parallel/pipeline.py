@@ -6,6 +6,8 @@ and the receive of what its next action needs, and waits for both (Megatron-LM's
 send_forward_recv_backward). Overlapped: a send is posted right after its producer and awaited at the step's
 end, receives are posted ahead and awaited by the action that needs them (as torch.distributed.pipelining
 does).
+
+Beside it: docs/pipeline.md.
 """
 
 from __future__ import annotations

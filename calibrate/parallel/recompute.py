@@ -5,6 +5,8 @@
   the square of the sequence (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
 
 Dropout draws the same masks again: torch's checkpoint restores the state of the random generator.
+
+Beside it: docs/recompute.md.
 """
 
 from __future__ import annotations

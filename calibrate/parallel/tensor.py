@@ -8,6 +8,8 @@ once more for the weight gradient, as only a rank's own tokens are kept (Korthik
 2205.05198, sec. 4.2.2).
 
 Tokens are cut as consecutive rows of [b · s, h].
+
+Beside it: docs/tensor_parallel.md.
 """
 
 from __future__ import annotations
