@@ -105,8 +105,11 @@ def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
             found.append(row)
             if len(found) == 5:
                 os.kill(victim.pid, signal.SIGKILL)
-    assert victim.wait(20) == -signal.SIGKILL
-    assert found == expected
+        assert victim.wait(20) == -signal.SIGKILL
+        assert found == expected
+        whole = run_sweep(FILE, [], [RANKS, SCALES], dask=address)
+    assert whole["rows"] == run_sweep(FILE, [], [RANKS, SCALES])["rows"]
+    assert whole["cores"] == 1
 
 
 def test_the_command(tmp_path: Path) -> None:
