@@ -21,7 +21,7 @@ from sim.simulation import Simulation, simulate
 from sim.timeline import Timeline
 from sim.views.advice import losses_of
 from sim.views.explore_state import Choices, Control, overrides, too_large
-from sim.views.figures import NEAR_MOST, memory_figure, timeline_figure
+from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
 from sim.views.page import card, escape, marked, swatch, table
 from sim.views.palette import COMPUTE_KINDS, memory_styles, style_of
@@ -29,7 +29,8 @@ from sim.views.rows import Layout, kinds_of, tracks_of
 from sim.views.serving_summary import cache_lines
 from sim.views.units import percent, seconds
 
-EXPAND_BELOW = 400  # spans: a step of so few is drawn operator by operator
+EXPAND_UP_TO = 20_000  # spans: a step of so few, by this estimate, is drawn operator by operator
+OPERATORS = 4  # of a layer that stand apart in it
 MEMORY_POINTS = 1500
 Simulated = Simulation | ServingSimulation
 _TIP = "<div class='tip'><b>@what</b><br>@where<br>@how_long</div>"
@@ -59,10 +60,10 @@ def _simulated(scenario: Scenario) -> Simulated:
     if scenario.inference is not None:
         return simulate_serving(scenario)
     whole = simulate(scenario)
-    if len(whole.timeline) > EXPAND_BELOW:
+    layers = scenario.model.layers / scenario.parallelism.stages
+    if len(whole.timeline) * layers * OPERATORS > EXPAND_UP_TO:
         return whole
-    fine = simulate(scenario, expand=True)
-    return fine if len(fine.timeline) <= NEAR_MOST else whole
+    return simulate(scenario, expand=True)
 
 
 def styled(sheet: InlineStyleSheet, text: str = "", name: str | None = None) -> Any:
