@@ -81,7 +81,7 @@ class Costs:
         self._tables: dict[tuple[str, str], Table] = {}
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
         self._collectives: dict[tuple[str, int], CollectiveTable] = {(c.op, c.ranks): c for c in profile.collectives}
-        self._cache: dict[Compute, Cost] = {}
+        self._cache: dict[tuple[Compute, float], Cost] = {}
         self._host_operator_s = self.coefficient("host_operator_s", 0.0)
         self._host_step_s = self.coefficient("host_step_s", 0.0)
         self.host_collective_s = self.coefficient("host_collective_s", 0.0)
@@ -104,16 +104,29 @@ class Costs:
             return self._host_step_s
         return max(op.kernels, 1) * self._host_operator_s
 
-    def compute(self, op: Compute) -> Cost:
-        """Seconds of one operator.
+    def pace(self, ranks: int) -> float:
+        """How much slower than the usual GPU's is the slowest clock of `ranks` GPUs under their power limit.
+
+        GPUs of one kind differ there by `power_spread` (standard deviation by mean), and a step waits for the slowest:
+        the expected largest of n normal variables, by Blom's approximation.
+        """
+        spread = self.coefficient("power_spread", 0.0)
+        if ranks < 2 or not spread:
+            return 1.0
+        from statistics import NormalDist
+
+        return 1.0 + spread * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+    def compute(self, op: Compute, pace: float = 1.0) -> Cost:
+        """Seconds of one operator; `pace` from the method of that name, where others wait for the result.
 
         Raises:
             InputError: if the GPU has no units for the operator's dtype.
             ValueError: if it is a block that the profile does not hold.
         """
-        cost = self._cache.get(op)
+        cost = self._cache.get((op, pace))
         if cost is None:
-            cost = self._cache[op] = self._price(op)
+            cost = self._cache[op, pace] = self._price(op, pace)
         return cost
 
     def block(self, key: str, phase: str, run: int = 0) -> Cost | None:
@@ -130,30 +143,30 @@ class Costs:
         table = self._collectives.get((op, ranks))
         return None if table is None else _collective(table, bytes_)
 
-    def _price(self, op: Compute) -> Cost:
+    def _price(self, op: Compute, pace: float) -> Cost:
         if op.kind == "block":
             cost = self.block(op.name, op.phase.value)
             if cost is None:
                 raise ValueError(f"profile {self.profile.name!r}: no block {op.name!r}, {op.phase.value}")
             return cost
         if op.kind == "grouped_gemm" and op.shape[0] > 1 and ("grouped_gemm", op.dtype) not in self._raw:
-            return self._grouped(op)
+            return self._grouped(op, pace)
         if op.kind in ATTENTION and op.name != PREFILL:
             seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficient)
             if seconds is not None:
-                return self._throttled(op, Cost(seconds, "interpolated", FLASH_UNCERTAINTY))
+                return self._throttled(op, Cost(seconds, "interpolated", FLASH_UNCERTAINTY), pace)
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
         found = [cost for via in _candidates(op) if (cost := self._from_table(via, op, shape)) is not None]
         if not found:
-            return self._throttled(op, self._roofline(op))
+            return self._throttled(op, self._roofline(op), pace)
         if op.name.startswith("output_unaligned"):
             found = [c._replace(seconds=c.seconds * self.coefficient("unaligned_matmul_slowdown", 1.0)) for c in found]
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
-        cost = self._throttled(op, best._replace(seconds=best.seconds * repeats))
+        cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))
 
-    def _throttled(self, op: Compute, cost: Cost) -> Cost:
+    def _throttled(self, op: Compute, cost: Cost, pace: float) -> Cost:
         """Under a sustained load the clock falls until the draw fits the power limit.
 
         Draw in parts of the reference GPU's limit: a memory-bound kernel `POWER_AT_REST`, more by the share u of
@@ -163,11 +176,12 @@ class Costs:
         if not self._power_at_peak or not op.flops or op.kind in MEMORY_BOUND or cost.seconds <= 0:
             return cost
         used = op.flops / (cost.seconds * self._device.peak(op.dtype))
-        slower = max(1.0, (POWER_AT_REST + (self._power_at_peak - POWER_AT_REST) * used) / self._power_limit)
+        draw = POWER_AT_REST + (self._power_at_peak - POWER_AT_REST) * used
+        slower = max(1.0, draw * pace / self._power_limit)
         error = math.hypot(cost.uncertainty, POWER_UNCERTAINTY * (slower - 1.0))
         return cost._replace(seconds=cost.seconds * slower, uncertainty=error)
 
-    def _grouped(self, op: Compute) -> Cost:
+    def _grouped(self, op: Compute, pace: float) -> Cost:
         """A matmul over the rows of all groups, then the weights (or the sums kept of their gradients) of all but one.
 
         A group's rows are too few to hide its weights' traffic under its own tiles; each group is a launch of its own
@@ -177,7 +191,7 @@ class Costs:
         rows, n, k = (k, m, n) if op.phase is Phase.WEIGHT_GRAD else (m, n, k)
         shape = (1, groups * rows, n, k)
         once = shape_bytes("gemm", shape, op.dtype)
-        whole = self.compute(Compute(op.name, "gemm", shape, op.dtype, op.flops, once, Phase.FORWARD))
+        whole = self.compute(Compute(op.name, "gemm", shape, op.dtype, op.flops, once, Phase.FORWARD), pace)
         bandwidth = self._device.bandwidth_bytes_per_s * self.coefficient("memory_efficiency", 1.0)
         seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
         least = groups * self.coefficient("group_launch_s", 0.0)

@@ -27,6 +27,7 @@ class Pricing:
         self._scales = compute_scales(plan.scenario)
         self._links = bool(link_scales(plan.scenario))
         self._aligned = aligned(plan.scenario)
+        self._pace = costs.pace(plan.scenario.parallelism.ranks)
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
         self._computes: dict[Compute, Priced] = {}
@@ -69,7 +70,7 @@ class Pricing:
             block = self.costs.block(key, phase, int(run))
             assert block is not None, op.name
             return Priced(*block)
-        return Priced(*self.costs.compute(op), host_s=self.costs.host_s(op))
+        return Priced(*self.costs.compute(op, self._pace), host_s=self.costs.host_s(op))
 
     def comm(self, comm: Comm, rank: int) -> Priced:
         """A collective's price within the group that `rank` is in."""

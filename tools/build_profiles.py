@@ -33,6 +33,8 @@ from topology.presets import GPUS  # noqa: E402
 
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
+SUSTAINED = ("all_reduce", "all_gather", "reduce_scatter")
+SUSTAINED_BYTES = 32 << 20  # the published lines' latency is none of a small message
 COLLECTIVES = {"alltoall": "all_to_all"}
 Columns = dict[str, np.ndarray]
 
@@ -130,6 +132,34 @@ def collectives(folder: Path, short: str) -> list[dict[str, object]]:
     return out
 
 
+def published_lines(table: Path) -> dict[str, tuple[float, float, float, float, float]]:
+    """Fitted collectives of a table by operation: bytes/s, latency a hop, fixed latency, scale, offset."""
+    keys = ("bytes_per_s", "latency_per_hop_s", "fixed_latency_s", "scale", "offset")
+    return {r.data["op"]: tuple(float(r.data[k]) for k in keys)
+            for r in read_table(table).rows if r.data.get("fit") and r.data["op"] in SUSTAINED}  # fmt: skip
+
+
+def sustained(
+    measured: list[dict[str, object]], lines: dict[str, tuple[float, float, float, float, float]]
+) -> list[dict[str, object]]:
+    """Collectives with large messages, to 16 GiB, by the published lines instead:
+
+    seconds = bytes x scale x (1 + offset / ranks) / (bytes/s) + latency x scale x (ranks + offset) + fixed latency.
+    """
+    out = []
+    for table in measured:
+        points = dict(zip(table["bytes"], table["seconds"], strict=True))  # type: ignore[call-overload]
+        if table["op"] in lines:
+            speed, hop_s, fixed_s, scale, offset = lines[str(table["op"])]
+            ranks = int(str(table["ranks"]))
+            for size in (SUSTAINED_BYTES << i for i in range(10)):
+                moved = size * scale * (1 + offset / ranks) / speed
+                points[size] = float(f"{moved + hop_s * scale * (ranks + offset) + fixed_s:.4g}")
+        size, seconds = zip(*sorted(points.items()), strict=True)
+        out.append({**table, "bytes": size, "seconds": seconds})
+    return out
+
+
 def fused_points(table: Path, gpu: str) -> list[dict[str, object]]:
     """Every second row of Liger-Kernel's own measurements, as points of the operators of `sim.published.fused_rows`."""
     groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
@@ -185,6 +215,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--date", required=True, help="of the profiles, YYYY-MM-DD")
     parser.add_argument("--fused", type=Path, default=ROOT / "scenarios" / "published" / "liger_kernels.json")
+    parser.add_argument("--lines", type=Path, default=ROOT / "scenarios" / "published" / "b200_kernels.json")
     parser.add_argument("--coefficients-only", action="store_true", help="leave the kernel files as they are")
     args = parser.parse_args()
     for short in MEASURED:
@@ -193,6 +224,8 @@ def main() -> None:
     for name in COEFFICIENTS:
         short = next((s for s, gpu in MEASURED.items() if gpu == name), "")
         measured = collectives(args.folder, short) if short else []
+        if name == "b200-sxm":
+            measured = sustained(measured, published_lines(args.lines))
         write_json(
             ROOT / "sim" / "presets" / "profiles" / f"{name}.json",
             profile(name, args.date, fused_points(args.fused, name), measured),

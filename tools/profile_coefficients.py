@@ -24,6 +24,10 @@ _POWER = {
     "clock has settled), with result_exposed: 1.35 of the time of AIConfigurator's",
 }
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
+_SPREAD = (
+    "clocks of equal GPUs under their power limit differ by 8 % (P. Sinha et al. 2022, arXiv 2208.11035), read as 5.4 "
+    "standard deviations (outliers set apart); an A100's power_at_peak, fitted to whole steps, has it in"
+)
 _GROUPS = "every second grouped matmul of b200_kernels, where groups are small: a launch each (Transformer Engine)"
 _LAUNCH = "assumption: an eager framework issues about 200,000 kernels a second from one host thread"
 
@@ -104,6 +108,7 @@ def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficien
             power_at_peak,
             _POWER["b200" if "b" in name else "a100" if name in ("v100", "a100") else "h100"],
         ),
+        **({} if name in ("v100", "a100") else {"power_spread": (0.015, _SPREAD)}),
         "collective_sm_share": (round(24 / _SMS[name], 3), _SHARE),
         **attention,
         **(A100_HOST if name in ("v100", "a100") else NEWER_HOST),

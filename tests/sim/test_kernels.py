@@ -63,6 +63,30 @@ def test_a_lowered_power_limit_slows_matmuls_alone() -> None:
     assert Costs(profile, low).compute(stream).seconds == Costs(profile, full).compute(stream).seconds
 
 
+def test_a_step_waits_for_the_slowest_of_its_gpus_under_the_power_limit() -> None:
+    costs = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"])
+    assert costs.pace(1) == 1.0
+    assert costs.pace(8) == pytest.approx(1 + 0.015 * 1.42, abs=3e-4)  # the expected largest of eight: 1.42
+    assert costs.pace(8) < costs.pace(1024) < 1.06
+    big, small = gemm(8192, 8192, 8192), gemm(8, 8192, 8192)
+    assert costs.compute(big, costs.pace(8)).seconds / costs.compute(big).seconds == pytest.approx(costs.pace(8))
+    assert costs.compute(small, costs.pace(8)) == costs.compute(small)  # bound by memory: nothing is limited
+    assert Costs(load_profile("a100-sxm"), GPUS["a100-sxm"]).pace(8) == 1.0
+
+
+def test_large_messages_within_a_b200_node_follow_the_published_lines() -> None:
+    """SimuMax's all-gather on 8 B200: 7/8 of the bytes at 650.8 GB/s, 9.18 us a hop, 23.1 us."""
+    costs = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"])
+    for size in (64 << 20, 8 << 30):
+        found = costs.collective("all_gather", 8, float(size))
+        assert found is not None
+        line_s = size * 7 / 8 / 650.849e9 + 7 * 9.1828e-6 + 23.1049e-6
+        assert found.seconds == pytest.approx(line_s, rel=1e-3)
+    least = costs.collective("all_gather", 8, 1024.0)
+    assert least is not None
+    assert least.seconds < 20e-6
+
+
 def test_fp32_accumulation_costs_part_of_its_traffic() -> None:
     costs = Costs(load_profile("a100-sxm"), GPUS["a100-sxm"])
     shape = (1, 8192, 8192, 1024)
