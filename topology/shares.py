@@ -91,9 +91,10 @@ def collective_load(network: Network, kind: str, ranks: Sequence[int], size_byte
     inter = network.cluster.inter_node
     if inter.kind == "torus" and algorithm in ("pairwise", "direct"):
         far *= max(1.0, mean_hops(torus_shape(network.cluster.nodes, inter.nics_per_node)))
-    return _load(
-        cost.transfer_s / cost.seconds, near * wire, far * wire, _crossing(network.cluster, algorithm, ranks, group)
-    )
+    load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, algorithm, ranks, group))
+    carried = capacities(network.cluster)
+    flowing_s = max([cost.transfer_s, *(size / carried[each] for each, size in load.bytes.items())])
+    return load._replace(flowing=min(1.0, flowing_s / cost.seconds))  # some steps hold bytes back that flow meanwhile
 
 
 def message_load(network: Network, src: int, dst: int, size_bytes: float) -> Load:
