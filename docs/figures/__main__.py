@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs.figures.sources import FIGURES
-from docs.figures.svg import draw
+from docs.figures import PICTURES
 from sim.files import write_text
 
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-for name, chart in FIGURES.items():
-    write_text(folder / f"{name}.svg", draw(chart()))
+for name, picture in PICTURES.items():
+    write_text(folder / f"{name}.svg", picture())

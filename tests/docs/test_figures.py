@@ -11,8 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from docs.figures import PICTURES  # noqa: E402
+from docs.figures.schemes import data_sync, schedules  # noqa: E402
 from docs.figures.sources import FIGURES, loss  # noqa: E402
-from docs.figures.svg import Chart, draw  # noqa: E402
+from docs.figures.svg import Chart  # noqa: E402
 
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 WORDS = re.compile(r">([^<>\n]+)</text>")
@@ -29,17 +31,17 @@ def numbers(text: str) -> list[float]:
     return [float(n.replace(",", "")) for n in NUMBER.findall(text)]
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", PICTURES)
 def test_a_committed_picture_is_what_the_command_draws(name: str) -> None:
     committed = WORDS.findall((ROOT / "docs" / "figures" / f"{name}.svg").read_text("utf-8"))
-    drawn = WORDS.findall(draw(chart(name)))
+    drawn = WORDS.findall(PICTURES[name]())
     hint = "costs have changed: python -m docs.figures"
     assert [NUMBER.sub("#", w) for w in committed] == [NUMBER.sub("#", w) for w in drawn], hint
     for old, new in zip(committed, drawn, strict=True):
         assert numbers(new) == pytest.approx(numbers(old), rel=0.03, abs=1.0), hint
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", PICTURES)
 def test_a_page_shows_it(name: str) -> None:
     assert any(f"(figures/{name}.svg)" in page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
 
@@ -65,3 +67,16 @@ def test_memory_falls_by_what_each_scheme_divides() -> None:
     assert zero["Optimizer state"][1] == pytest.approx(zero["Optimizer state"][0] / 8, rel=0.01)
     assert zero["Gradients"][1] == zero["Gradients"][0]
     assert zero["Parameters"][3] == pytest.approx(zero["Parameters"][0] / 8, rel=0.01)
+
+
+def test_timelines_hold_what_ran() -> None:
+    picture = schedules()
+    for strip in picture.strips:
+        assert [label for label, _ in strip.rows] == [f"rank {n}" for n in range(4)]
+        forwards = [sum(kind == "F" for *_, kind in bars) for _, bars in strip.rows]
+        stages = 2 if strip.title.startswith(("interleaved", "zb_v", "dualpipe_v")) else 1
+        assert forwards == [8 * stages] * 4, strip.title
+        assert all(0 <= a < b <= picture.length_s for _, bars in strip.rows for a, b, _ in bars)
+    after, *overlapped = ([b for label, bars in s.rows if label == "dp" for b in bars] for s in data_sync().strips)
+    assert len(after) == 1
+    assert all(len(bars) > 10 for bars in overlapped)
