@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine import run_contended, run_simpy, run_static
-from sim.sharing import Flow, Flows
+from sim.sharing import Flow, Flows, Sharing
 from sim.taskgraph import TaskGraph
 from sim.timeline import Detail, RankClass
 
@@ -126,6 +127,44 @@ def test_sharing_makes_nothing_earlier_and_no_link_carries_more_than_it_can(prog
         sent = sum(flow.path[link] * (graph.seconds[t] - flow.quiet_s) for t, flow in users.items())
         busy = [(shared.start_s[t] + flow.quiet_s, shared.end_s[t]) for t, flow in users.items()]
         assert sent <= capacity * covered_s(busy) * (1 + 1e-6) + 1e-6
+
+
+class Recorded(Sharing):
+    """Keeps each flow's rates, and looks at every link whenever they change."""
+
+    def __init__(self, flows: Flows) -> None:
+        super().__init__(flows)
+        self.rates: dict[int, list[tuple[float, float]]] = {}
+        runs.append(self)
+
+    def arrive(self, task: int, path: dict[int, float], now_s: float, alone_end_s: float) -> None:
+        super().arrive(task, path, now_s, alone_end_s)
+        self.rates[task] = [(now_s, 1.0)]
+
+    def settle(self, now_s: float) -> list[tuple[int, float]]:
+        moved = super().settle(now_s)
+        for task, _ in moved:
+            self.rates[task].append((now_s, self.rate[task]))
+        for link, users in self.users.items():
+            carried = sum(self.rate[t] * self.paths[t][link] for t in users)
+            assert carried <= self.capacity[link] * (1 + 1e-8) or len(users) == 1
+        return moved
+
+
+runs: list[Recorded] = []
+
+
+@settings(deadline=None, max_examples=200)
+@given(sharing_programs())
+def test_every_byte_is_sent_and_no_link_is_ever_overrun(program: Program) -> None:
+    graph, flows = program
+    with patch("sim.engine.Sharing", Recorded):
+        times = run_contended(graph, flows)
+    for task, rates in runs.pop().rates.items():
+        until = [*(t for t, _ in rates[1:]), times.end_s[task]]
+        sent_s = sum((b - a) * rate for (a, rate), b in zip(rates, until, strict=True))
+        alone_s = graph.seconds[task] - flows.by_sort[graph.sort[task]].quiet_s
+        assert sent_s == pytest.approx(alone_s, rel=1e-9, abs=1e-9)
 
 
 def covered_s(intervals: list[tuple[float, float]]) -> float:
