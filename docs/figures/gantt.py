@@ -16,6 +16,7 @@ from sim.views.units import seconds
 
 WIDTH, LEFT, RIGHT, ROW, GAP = 760, 84, 20, 13, 30
 EMPTY = "#dfe5eb"
+BOLD, RIGHTWARD = ' font-weight="600"', ' text-anchor="end"'
 Bar = tuple[float, float, str]  # start and end in seconds since the stretch began, kind
 
 
@@ -56,30 +57,32 @@ def strip(
 def draw_gantt(chart: Gantt) -> str:
     """The chart as an SVG document."""
     kinds = in_order(tuple({kind for s in chart.strips for _, bars in s.rows for _, _, kind in bars}))
-    body, y = [_text(LEFT, 22, chart.title, 15, INK, ' font-weight="600"'), _text(LEFT, 41, chart.note, 12, FAINT)], 50.0
-    x = float(LEFT)
+    body = [_text(LEFT, 22, chart.title, 15, INK, BOLD), _text(LEFT, 41, chart.note, 12, FAINT)]
+    x, y, inner = float(LEFT), 50.0, WIDTH - LEFT - RIGHT
     for kind in kinds:
         style = style_of(kind)
         body += [f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" fill="{style.fill}"/>',
                  _text(x + 15, y + 10, style.label, 12, INK)]  # fmt: skip
         x += 34 + 6.4 * len(style.label)
-    per_s = (WIDTH - LEFT - RIGHT) / chart.length_s
+    per_s = inner / chart.length_s
     for s in chart.strips:
         y += GAP
-        body.append(_text(LEFT, y, s.title, 12, INK, ' font-weight="600"'))
+        body.append(_text(LEFT, y, s.title, 12, INK, BOLD))
         y += 6
         for label, bars in s.rows:
-            body.append(_text(LEFT - 6, y + ROW - 3, label, 10, FAINT, ' text-anchor="end"'))
-            body.append(f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{ROW - 2}" fill="{EMPTY}"/>')
+            body.append(_text(LEFT - 6, y + ROW - 3, label, 10, FAINT, RIGHTWARD))
+            body.append(f'<rect x="{LEFT}" y="{y:.1f}" width="{inner}" height="{ROW - 2}" fill="{EMPTY}"/>')
             body += [f'<rect x="{LEFT + a * per_s:.2f}" y="{y:.1f}" width="{max((b - a) * per_s - 0.3, 0.3):.2f}" '
                      f'height="{ROW - 2}" fill="{style_of(kind).fill}"/>' for a, b, kind in bars]  # fmt: skip
             y += ROW
     y += 18
-    body.append(_text(WIDTH - RIGHT, y, f"width: {seconds(chart.length_s)}", 11, FAINT, ' text-anchor="end"'))
-    label = escape(f"{chart.title}. {chart.note}", quote=True)
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 10:.0f}" role="img" aria-label="{label}" '
-            f'font-family="Inter, \'Segoe UI\', system-ui, sans-serif">\n'
-            f'<rect width="{WIDTH}" height="{y + 10:.0f}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n")  # fmt: skip
+    body.append(_text(WIDTH - RIGHT, y, f"width: {seconds(chart.length_s)}", 11, FAINT, RIGHTWARD))
+    label, height = escape(f"{chart.title}. {chart.note}", quote=True), f"{y + 10:.0f}"
+    font = "Inter, 'Segoe UI', system-ui, sans-serif"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" '
+        f'font-family="{font}">\n<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n'
+    ) + "\n".join([*body, "</svg>\n"])
 
 
 def _text(x: float, y: float, text: str, size: int, colour: str, more: str = "") -> str:

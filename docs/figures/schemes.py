@@ -26,7 +26,7 @@ def schedules() -> Gantt:
     runs = {s: run("pp_scaling_llama8b", *equal, f"parallelism.schedule={s}") for s in SCHEDULES}
     length_s = max(r.step_time_s for r in runs.values())
     return Gantt(
-        "Pipeline schedules: four ranks, eight micro-batches", "Llama 3 8B with a small vocabulary on four H100s.", length_s,
+        "Pipeline schedules: four ranks, eight micro-batches", "Llama 3 8B, a small vocabulary, four H100s.", length_s,
         tuple(strip(f"{name}: {seconds(r.step_time_s)}", r, 0.0, length_s, {"compute": "rank {}"}, 4)
               for name, r in runs.items()))  # fmt: skip
 
@@ -46,7 +46,7 @@ def _layer(title: str, note: str, runs: dict[str, Simulation], stream: str, laye
 def tensor_overlap() -> Gantt:
     """What tp_overlap does to a layer's forward."""
     options = ("sp=false", "sp=true", "tp_overlap=full")
-    runs = {o.replace("=", ": "): fine("tp_scaling_llama8b", "parallelism.sp=true", f"parallelism.{o}") for o in options}
+    runs = {o.replace("=", ": "): fine("tp_scaling_llama8b", f"parallelism.{o}") for o in options}
     return _layer("Tensor parallelism: two layers forward", "Llama 3 8B on eight H100s, tp 8.", runs, "tp", 2)
 
 

@@ -49,7 +49,7 @@ def test_a_page_shows_it(name: str) -> None:
 def test_tensor_parallelism_over_two_nodes_loses_throughput_in_part_to_the_network() -> None:
     real, fast = (loss(s.values) for s in chart("tp_throughput").series)
     assert real > 0.3
-    assert real > fast + 0.05
+    assert real > fast + 0.02  # a few points, says the page
 
 
 def test_pipelines_lose_little_with_equal_stages_and_more_with_a_large_output_layer() -> None:
