@@ -80,8 +80,11 @@ CHAINS: Mapping[str, Chain] = {
 
 
 @cache
-def liger() -> Mapping[str, Function]:
+def liger(device: str = "cuda") -> Mapping[str, Function]:
     """Liger's kernels by chain; empty, with the reason on standard error, where there are none."""
+    if device != "cuda":
+        print("liger-kernel: skipped, its kernels need a CUDA GPU", file=sys.stderr)
+        return {}
     try:
         import triton  # noqa: F401
         from liger_kernel.transformers import functional as L
@@ -129,8 +132,8 @@ def _ways(bench: Bench, name: str, function: Function) -> dict[str, Function]:
     """The chain as it stands, compiled, and as Liger's kernel."""
     compiled: Function = torch.compile(function, dynamic=False)
     found = {"eager": function, "compiled": compiled}
-    if bench.device == "cuda" and name in liger():
-        found["liger"] = liger()[name]
+    if name in liger(bench.device):
+        found["liger"] = liger(bench.device)[name]
     return found
 
 
@@ -214,8 +217,8 @@ def _loss(bench: Bench, dtype: str, shape: tuple[int, int, int]) -> list[Record]
     """Seconds both ways, and the most bytes that forward and backward allocate."""
     tokens, vocab, hidden = shape
     ways = {"eager": linear_cross_entropy, "chunked": chunked_cross_entropy}
-    if bench.device == "cuda" and "linear_cross_entropy" in liger():
-        ways["liger"] = liger()["linear_cross_entropy"]
+    if "linear_cross_entropy" in liger(bench.device):
+        ways["liger"] = liger(bench.device)["linear_cross_entropy"]
     x, weight = _random(bench, dtype, tokens, hidden), _random(bench, dtype, vocab, hidden)
     sets = [(x, weight, torch.randint(vocab, (tokens,), device=bench.device))]
     out: list[Record] = []

@@ -110,6 +110,12 @@ def test_written_out_chains_are_the_functions() -> None:
     assert torch.allclose(fused.rms_norm(x, ones), F.rms_norm(x, (fused.WIDTH,), eps=fused.EPSILON), atol=1e-6)
 
 
+def test_where_ligers_kernels_cannot_run_the_reason_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    fused.liger.cache_clear()
+    assert fused.liger("cpu") == fused.liger("cpu") == {}
+    assert capsys.readouterr().err == "liger-kernel: skipped, its kernels need a CUDA GPU\n"
+
+
 @pytest.mark.real
 def test_eager_and_compiled_are_measured_both_ways() -> None:
     records = fused._chain(Bench("cpu", True, 0.05), "elu", "fp32", 1 << 16)
