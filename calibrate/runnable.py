@@ -115,8 +115,6 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.p2p_scatter", "true", "false"
     if p.tp > 1 and (p.tp_overlap == "full" or (p.tp_overlap == "wgrad" and p.pp > 1 and p.schedule not in WHOLE)):
         yield "parallelism.tp_overlap", p.tp_overlap, f"none; at pp 1 and with schedules {', '.join(WHOLE)} wgrad too"
-    if p.zero and p.tp > 1 and (p.sp or s.model.kv_heads < p.tp):
-        yield "parallelism.zero", f"{p.zero} beside sp or shared key heads", "0, or tp without sp and up to kv_heads"
 
 
 def _experts(s: Scenario) -> Iterator[Problem]:

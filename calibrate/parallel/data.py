@@ -172,6 +172,10 @@ class DataParallel:
         """All of them, flat."""
         return [self.flat]
 
+    def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
+        """The gradient of `p` from a row on, flat."""
+        return p.grad[row:].view(-1)
+
     def state(self) -> list[Tensor]:
         """Where all parameters lie, to be saved and put back."""
         return [p.detach() for p in self.params]

@@ -7,7 +7,7 @@ parameters stand in the whole model's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,8 @@ from calibrate.parallel.expert import ExpertParallel
 from calibrate.parallel.tensor import ColumnLinear, Cut, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
 from sim.plan import Plan
 from sim.scenario import ModelConfig, Scenario
+
+OwnGradient = Callable[[nn.Parameter, int], Tensor]  # what a rank keeps of a gradient from a row on, flat
 
 
 def whole_model(scenario: Scenario) -> ModelConfig:
@@ -106,35 +108,37 @@ class ModelParallel:
         part = getattr(block.get_submodule(owner), "part", None)
         return whole if part is None else part(leaf, whole)
 
-    def sum_partial(self, blocks: Sequence[nn.Module]) -> None:
+    def sum_partial(self, blocks: Sequence[nn.Module], own: OwnGradient) -> None:
         """Complete the gradients that each tp rank has only its tokens' or heads' share of.
 
         Under sequence parallelism that is all that the ranks hold whole; in one message (as Megatron-LM's
-        finalize_model_grads). Key heads that several ranks hold are summed over these.
+        finalize_model_grads). Key heads that several ranks hold are summed over these. Under ZeRO a rank does so
+        for its shard, which tp ranks cut alike.
         """
-        shares = [p.grad for p in self._whole(blocks)] if self.sequence else []
-        if shares:
-            flat = torch.cat([g.view(-1) for g in shares])
+        shares = [own(p, 0) for p in self._whole(blocks)] if self.sequence else []
+        if sum(g.numel() for g in shares):
+            flat = torch.cat(shares)
             dist.all_reduce(flat, group=self.tp.process_group)
             for g, part in zip(shares, flat.split([g.numel() for g in shares]), strict=True):
-                g.copy_(part.view_as(g))
-        for g in self._copied(blocks):
-            dist.all_reduce(g, group=self.copies_group)
+                g.copy_(part)
+        for g in self._copied(blocks, own):
+            if g.numel():
+                dist.all_reduce(g, group=self.copies_group)
 
-    def square_correction(self, blocks: Sequence[nn.Module]) -> Tensor:
+    def square_correction(self, blocks: Sequence[nn.Module], own: OwnGradient) -> Tensor:
         """What to add to the sum of squares of this rank's gradients, so that the sum over the ranks along tp and pp
         counts each parameter once: less what an earlier tp rank counts too, plus other ranks' experts.
         """
-        twice = [p.grad for p in self._whole(blocks)] if self.tp.index else []
-        twice += self._copied(blocks) if self.tp.index % self.copies else []
+        twice = [own(p, 0) for p in self._whole(blocks)] if self.tp.index else []
+        twice += self._copied(blocks, own) if self.tp.index % self.copies else []
         out = -_squares(twice, self.device)
         experts = [p.grad for x in expert_modules(blocks) for p in x.parameters()]
         if experts:
-            own = _squares(experts, self.device)
-            every = own.clone()
+            mine = _squares(experts, self.device)
+            every = mine.clone()
             if self.ep.size > 1:
                 dist.all_reduce(every, group=self.ep.process_group)
-            out += every / self.tp.size - own
+            out += every / self.tp.size - mine
         return out
 
     def _whole(self, blocks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
@@ -149,10 +153,10 @@ class ModelParallel:
             elif isinstance(module, VocabularyEmbedding) and module.positions is not None:
                 yield module.positions
 
-    def _copied(self, blocks: Iterable[nn.Module]) -> list[Tensor]:
+    def _copied(self, blocks: Iterable[nn.Module], own: OwnGradient) -> list[Tensor]:
         """Gradients of key and value heads that other tp ranks hold too."""
         layers = (x for b in blocks for x in b.modules() if isinstance(x, ColumnLinear) and x.copies > 1)
-        return [p.grad[x.copied :] for x in layers for p in x.parameters()]
+        return [own(p, x.copied) for x in layers for p in x.parameters()]
 
 
 def _make(groups: Sequence[Sequence[int]], rank: int) -> dist.ProcessGroup | None:

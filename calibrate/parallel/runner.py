@@ -201,6 +201,11 @@ class Runner:
         """What this rank's optimizer updates: its parameters, or with ZeRO its shards of them."""
         return [p for data in self.data.values() for p in data.owned()]
 
+    def own_gradient(self, p: nn.Parameter, row: int) -> Tensor:
+        """What this rank keeps of the reduced gradient of `p` from a row on, flat: all of it, or ZeRO's shard."""
+        (stage,) = (s for s, stage in self.stages.items() if any(q is p for b in stage.blocks for q in b.parameters()))
+        return self.data[stage].own_gradient(p, row)
+
     def blocks(self) -> list[nn.Module]:
         """Blocks of all stages of this rank."""
         return [b for s in self.stages.values() for b in s.blocks]
@@ -239,7 +244,7 @@ class Runner:
         for data in self.data.values():
             data.finish()
         records += [r for data in self.data.values() for r in data.records]
-        self.place.model.sum_partial(self.blocks())
+        self.place.model.sum_partial(self.blocks(), self.own_gradient)
         return records + self._reduce_copies()
 
     def _reduce_copies(self) -> list[Record]:
@@ -278,7 +283,7 @@ class Runner:
         groups += [self.place.sharding.group] if self.scenario.parallelism.zero else []
         times, kinds = [self.pipeline.now()], ["OPTIMIZER"]
         square = torch.stack([g.dot(g) for g in gradients]).sum()
-        square += self.place.model.square_correction(self.blocks())
+        square += self.place.model.square_correction(self.blocks(), self.own_gradient)
         if self.place.copies is not None:
             square /= 2
         if self.tied and self.place.pipeline_rank > 0:  # the first stage counts the tied matrix

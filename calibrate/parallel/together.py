@@ -62,6 +62,10 @@ class ExpertDataParallel:
         """The flat buffers of all gradients."""
         return [g for part in self.parts for g in part.owned_gradients()]
 
+    def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
+        """The gradient of `p` from a row on, flat."""
+        return self.parts[0].own_gradient(p, row)
+
     def begin(self) -> None:
         """A step begins."""
 

@@ -73,6 +73,16 @@ class Unit:
         """This rank's part of a flat buffer."""
         return flat[self.sharding.rank * self.share :][: self.share]
 
+    def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
+        """What this rank's shard has of the reduced gradient of `p` from a row on, flat; empty where it has nothing."""
+        at, begin = 0, self.sharding.rank * self.share
+        for q in self.params:
+            if q is p:
+                break
+            at += q.numel()
+        first = at + row * (p.numel() // p.shape[0])
+        return self.shard.grad[max(first - begin, 0) : max(at + p.numel() - begin, 0)]
+
     def keep_gradients(self) -> None:
         """Keep gradients whole, in one buffer."""
         self.kept = torch.zeros_like(self.weights)
@@ -164,6 +174,10 @@ class Sharded:
     def owned_gradients(self) -> list[Tensor]:
         """The reduced gradients of `owned`, flat."""
         return [u.shard.grad for u in self.units]
+
+    def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
+        """This rank's part of the reduced gradient of `p` from a row on, flat."""
+        return next(u for u in self.units if any(q is p for q in u.params)).own_gradient(p, row)
 
     def state(self) -> list[Tensor]:
         """Where all parameters lie that this rank keeps, to be saved and put back."""

@@ -96,9 +96,10 @@ def _trained(run: runner.Runner, place: runner.Place) -> float:
             r.step(runner.make_batch(run.scenario, step))
     whole = {f"{n}.{k}": p for n, b in zip(device.numbers[0], device.blocks(), strict=True)
              for k, p in b.state_dict().items()}  # fmt: skip
+    own = run.data[0].whole_parameters()
     off = [
-        float((p - place.model.expected(b, k, whole[f"{n}.{k}"])).abs().max())
-        for n, b in zip(run.numbers[0], run.blocks(), strict=True) for k, p in b.state_dict().items()
+        float((own[id(p)] - place.model.expected(b, k, whole[f"{n}.{k}"])).abs().max())
+        for n, b in zip(run.numbers[0], run.blocks(), strict=True) for k, p in b.named_parameters()
     ]
     worst = torch.tensor(max(off))
     dist.all_reduce(worst, dist.ReduceOp.MAX)
