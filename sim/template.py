@@ -8,12 +8,12 @@ leaves communication running past its end (gradient buckets, prefetched weights)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from sim.program import BLOCK_END, Comm, Compute, Item, Program, Wait
+from sim.program import BLOCK_END, Comm, Compute, Item, Program
 from sim.timeline import Detail
 
 COMPUTE = "compute"
@@ -38,6 +38,7 @@ class Priced(NamedTuple):
 
 
 Price = Callable[[Compute | Comm], Priced]
+K = TypeVar("K")
 
 
 class LocalTask(NamedTuple):
@@ -137,6 +138,45 @@ def together_s(host_s: float, device_s: float) -> float:
     return float(large * (1.0 + (small / large) ** UNEVEN) ** (1.0 / UNEVEN))
 
 
+class _Run(NamedTuple):
+    """Computations that follow each other: their seconds on the device, and those for which it waits for the host."""
+
+    items: list[Compute]
+    cuts: list[int]
+    seconds: float
+    late_s: float
+    detail: Detail
+    shares: dict[tuple[str, str, float], float]
+    parts: dict[str, float]
+
+
+def _price_run(items: list[Compute], cuts: list[int], price: Price) -> _Run:
+    """The kernels of a run, issued by the host while the device executes those before them.
+
+    Block by block: what the host is ahead by at the end of one is not credited to the next (vTrain's are sums).
+    """
+    priced = [price(op) for op in items]
+    shares: dict[tuple[str, str, float], float] = {}
+    parts: dict[str, float] = {}
+    for op, p in zip(items, priced, strict=True):
+        _add(shares, (op.kind, p.source, p.uncertainty), p.seconds)
+        _add(parts, op.name.partition(".")[0].partition(" ")[0], p.seconds)
+    seconds = late_s = 0.0
+    for start, end in pairwise((0, *cuts, len(items))):
+        host_s = sum(p.host_s for p in priced[start:end])
+        device_s = sum(p.seconds for p in priced[start:end])
+        seconds += device_s
+        late_s += together_s(host_s, device_s) - device_s
+    first, last = (op.name.partition(" ")[0] for op in (items[0], items[-1]))  # a measured block's name is its key
+    name = first if len(items) == 1 else f"{first} … {last}"
+    sources = "+".join(dict.fromkeys(p.source for p in priced))
+    return _Run(items, cuts, seconds, late_s, Detail(name, source=sources), shares, parts)
+
+
+def _add(total: dict[K, float], key: K, value: float) -> None:
+    total[key] = total.get(key, 0.0) + value
+
+
 class _Compiler:
     """Walks a program once; see `compile_program`."""
 
@@ -147,8 +187,9 @@ class _Compiler:
         self.waiting: list[int] = []  # communications the next computation waits for
         self.external: list[str] = []
         self.last_compute = -1
-        self.run: list[tuple[Compute, Priced]] = []  # computations not yet put into a task
+        self.run: list[Compute] = []  # computations not yet put into a task
         self.cuts: list[int] = []  # where blocks end among them
+        self.known: dict[Compute, list[_Run]] = {}  # by their first computation
         self.ends: list[float] = []  # of the tasks, with all streams free at zero
         self.free: dict[str, float] = {}
         self.beside: list[tuple[float, float, float, str]] = []  # start, end, `slows`, stream of what is not waited for
@@ -158,9 +199,7 @@ class _Compiler:
 
     def add(self, item: Item) -> None:
         if isinstance(item, Compute):
-            priced = self.price(item)
-            self._count(item, priced)
-            self.run.append((item, priced))
+            self.run.append(item)
         elif isinstance(item, Comm):
             self._communicate(item)
         elif item is BLOCK_END:
@@ -172,19 +211,11 @@ class _Compiler:
             self.flush()
             self.external.append(item.handle)
 
-    def _count(self, item: Compute | Comm, priced: Priced) -> None:
-        key = (item.kind, priced.source, priced.uncertainty)
-        self.shares[key] = self.shares.get(key, 0.0) + priced.seconds
-        if isinstance(item, Compute):
-            part = item.name.partition(".")[0].partition(" ")[0]
-        else:
-            part = f"{item.group} {item.kind}"
-        self.parts[part] = self.parts.get(part, 0.0) + priced.seconds
-
     def _communicate(self, item: Comm) -> None:
         self.flush()
         priced = self.price(item)
-        self._count(item, priced)
+        _add(self.shares, (item.kind, priced.source, priced.uncertainty), priced.seconds)
+        _add(self.parts, f"{item.group} {item.kind}", priced.seconds)
         wire = (item.kind, item.group)
         self.traffic[wire] = self.traffic.get(wire, 0.0) + item.bytes
         deps = (self.last_compute, *self.waiting) if self.last_compute >= 0 else tuple(self.waiting)
@@ -217,32 +248,27 @@ class _Compiler:
         if not self.run:
             return
         deps = [d for d in (self.last_compute, *self.waiting) if d >= 0]
-        seconds = self._run_seconds(self._start(COMPUTE, deps))
+        run = self._known_run()
+        for key, part_s in run.shares.items():
+            _add(self.shares, key, part_s)
+        for name, part_s in run.parts.items():
+            _add(self.parts, name, part_s)
+        self._wait_for_host(run.late_s)
+        seconds = run.seconds + run.late_s
+        seconds += self._shared_s(self._start(COMPUTE, deps), seconds)
         self._end(COMPUTE, deps, seconds)
-        sources = dict.fromkeys(p.source for _, p in self.run)
-        names = [op.name.partition(" ")[0] for op, _ in self.run]  # a measured block's name is its key
-        name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         self.last_compute = len(self.tasks)
-        self.tasks.append(
-            LocalTask(
-                COMPUTE, "", seconds, tuple(deps), tuple(self.external), Detail(name, source="+".join(sources)), ""
-            )
-        )
+        self.tasks.append(LocalTask(COMPUTE, "", seconds, tuple(deps), tuple(self.external), run.detail, ""))
         self.run, self.cuts, self.waiting, self.external = [], [], [], []
 
-    def _run_seconds(self, start_s: float) -> float:
-        """The kernels of a run, issued by the host while the device executes those before them.
-
-        Block by block: what the host is ahead by at the end of one is not credited to the next (vTrain's are sums).
-        """
-        seconds = late_s = 0.0
-        for start, end in pairwise((0, *self.cuts, len(self.run))):
-            host_s = sum(priced.host_s for _, priced in self.run[start:end])
-            device_s = sum(priced.seconds for _, priced in self.run[start:end])
-            seconds += device_s
-            late_s += together_s(host_s, device_s) - device_s
-        self._wait_for_host(late_s)
-        return seconds + late_s + self._shared_s(start_s, seconds + late_s)
+    def _known_run(self) -> _Run:
+        """What is known of the computations not yet put into a task; layers repeat theirs."""
+        alike = self.known.setdefault(self.run[0], [])
+        found = next((run for run in alike if run.items == self.run and run.cuts == self.cuts), None)
+        if found is None:
+            found = _price_run(self.run, self.cuts, self.price)
+            alike.append(found)
+        return found
 
     def _shared_s(self, start_s: float, seconds: float) -> float:
         """What computing takes longer for the communications beside it: those of a stream follow each other, of several
@@ -331,71 +357,3 @@ def _launch(tasks: Sequence[LocalTask], stream: str, ends: Sequence[float]) -> L
     total = sum(tasks[i].detail.bytes for i in mine)
     detail = first.detail._replace(bytes=total) if len(mine) > 1 else first.detail
     return Launch(stream, first.kind, max(0.0, ends[mine[-1]] - seconds), seconds, detail)
-
-
-def interleave(first: Program, second: Program, price: Price, planned: Price | None = None) -> Template:
-    """Two programs run at once on one rank (DualPipe's forward beside backward).
-
-    Their computations share the device one after the other, their communications have their streams; at each point
-    the program whose next computation could start first goes on, so each hides the other's messages
-    (DeepSeek-V3 technical report, figure 4, orders them by hand to the same end). `planned`: the prices by which that
-    is decided, where they are others: all peers of a collective must agree on the order, a slow one among them too.
-    """
-    planned = planned or price
-    sides = (_Side(first, "a"), _Side(second, "b"))
-    merged: list[Item] = []
-    clock = 0.0
-    streams: dict[str, float] = {}
-    while any(s.left for s in sides):
-        side = min((s for s in sides if s.left), key=lambda s: (s.on_compute, max(clock, s.ready_s)))
-        clock = side.advance(merged, planned, max(clock, side.ready_s) if side.on_compute else clock, streams)
-    for side in sides:
-        merged.extend(Wait(h, side.items[-1].phase) for h in side.pending)
-    return compile_program(tuple(merged), price)
-
-
-class _Side:
-    """One of two interleaved programs: its next item and when its last communication ends."""
-
-    def __init__(self, program: Program, tag: str) -> None:
-        self.items, self.tag, self.position = program, tag, 0
-        self.ready_s = 0.0
-        self.pending: list[str] = []
-        self.ends: dict[str, float] = {}
-        self.compute_end_s = 0.0
-
-    @property
-    def left(self) -> bool:
-        return self.position < len(self.items)
-
-    @property
-    def on_compute(self) -> bool:
-        return isinstance(self.items[self.position], Compute)
-
-    def advance(self, merged: list[Item], price: Price, clock: float, streams: dict[str, float]) -> float:
-        """Move on to just before the next computation but one; returns the compute stream's clock."""
-        item = self.items[self.position]
-        self.position += 1
-        if isinstance(item, Compute):
-            merged.extend(Wait(h, item.phase) for h in self.pending)
-            self.pending = []
-            merged.append(item)
-            self.compute_end_s = clock + price(item).seconds
-            self.ready_s = self.compute_end_s
-            return self.compute_end_s
-        if item is BLOCK_END:
-            return clock
-        if isinstance(item, Wait):
-            self.pending.append(self.tag + item.handle)
-            self.ready_s = max(self.ready_s, self.ends.get(item.handle, 0.0))
-            return clock
-        stream = item.stream or item.group
-        start = max(streams.get(stream, 0.0), self.ready_s if item.blocking else self.compute_end_s)
-        streams[stream] = end = start + price(item).seconds
-        handle = item.handle or f"{self.position}"
-        merged.append(replace(item, blocking=False, handle=self.tag + handle))
-        self.ends[handle] = end
-        if item.blocking:
-            self.pending.append(self.tag + handle)
-            self.ready_s = end
-        return clock

@@ -8,13 +8,14 @@ from typing import NamedTuple
 from sim.actions import Action, Kind, Schedule
 from sim.contended import LinkBook
 from sim.data_parallel import DP
+from sim.interleave import interleave
 from sim.messages import Hop, Messages, Wire
 from sim.plan import Plan
 from sim.pricing import Pricing
 from sim.program import Program
 from sim.stages import Stage
 from sim.taskgraph import TaskGraph
-from sim.template import COMPUTE, Launch, Price, Template, compile_program, interleave
+from sim.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.timeline import Detail
 
 Step = tuple[Action, ...]  # one action, or a pair that runs at once
@@ -57,6 +58,7 @@ class Uses:
         self.ends = _ends(schedule)
         self.links = links
         self._contexts: dict[int, tuple[object, ...]] = {}
+        self._programs: dict[tuple[object, ...], list[tuple[list[Program], Template]]] = {}
         self._templates: dict[tuple[object, ...], Template] = links.templates if links is not None else {}
 
     def of(self, class_index: int, steps: list[Step]) -> list[Use]:
@@ -121,19 +123,24 @@ class Uses:
     def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
         """The compiled program of a step."""
         held = self.stages[class_index]
-        number = self.plan.classes[class_index].rank
         what = [(id(held[a.stage]), a.kind, a in self.ends, hop is None) for a, hop in zip(step, needs, strict=True)]
         key = (self._context(class_index), *what)
         found = self._templates.get(key)
         if found is None:
-            price = self.pricing.on(number)
             programs = [self._program(held[a.stage], a, hop is not None) for a, hop in zip(step, needs, strict=True)]
-            found = self._templates[key] = (
-                interleave(programs[0], programs[1], price, self._planned(class_index))
-                if len(programs) == 2
-                else compile_program(programs[0], price)
-            )
+            alike = self._programs.setdefault((key[0], *[x[:2] for x in what]), [])  # first or last may change nothing
+            found = next((template for before, template in alike if before == programs), None)
+            if found is None:
+                found = self._compile(class_index, programs)
+                alike.append((programs, found))
+            self._templates[key] = found
         return found
+
+    def _compile(self, class_index: int, programs: list[Program]) -> Template:
+        price = self.pricing.on(self.plan.classes[class_index].rank)
+        if len(programs) == 2:
+            return interleave(programs[0], programs[1], price, self._planned(class_index))
+        return compile_program(programs[0], price)
 
     def _context(self, class_index: int) -> tuple[object, ...]:
         """What the prices of a class depend on."""

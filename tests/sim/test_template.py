@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sim.interleave import interleave
 from sim.program import BLOCK_END, Comm, Compute, Phase, Wait
-from sim.template import Priced, compile_program, interleave, together_s
+from sim.template import Priced, compile_program, together_s
 
 F = Phase.FORWARD
 
