@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import contended, engines, folding, growth, search
+from benchmarks.cases import contended, engines, folding, growth, large, processes, search
 
 
 def main() -> None:
@@ -22,8 +22,8 @@ def main() -> None:
     options = parser.parse_args()
     repeats = 2 if options.quick else 5
     rates = [
-        *engines(repeats), *folding(repeats), *contended(2 if options.quick else 32),
-        *search(8 if options.quick else 32),
+        *processes(repeats), *large(repeats), *engines(repeats), *folding(repeats),
+        *contended(2 if options.quick else 32), *search(8 if options.quick else 32),
     ]  # fmt: skip
     result = {"format": "benchmarks/1", "rates": rates, "growth": growth(repeats)}
     print_tables(result)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import shortest_s, slope
+from benchmarks.measure import child_seconds, shortest_s, slope
 from sim.engine import run_simpy, run_static
 from sim.layout.best_first import BestFirst
 from sim.layout.executors import local_workers
 from sim.layout.layouts import make_space
 from sim.overrides import merge
 from sim.profile import Profile, load_profile
-from sim.scenario import Scenario, parse_scenario
+from sim.scenario import Scenario, load_scenario, parse_scenario
 from sim.simulation import simulate
 
 LLAMA_405B: dict[str, Any] = {
@@ -35,6 +37,11 @@ LLAMA_8B: dict[str, Any] = {
     "training": {"seq_len": 4096, "global_batch_size": 64},
     "parallelism": {"dp": 32},
 }
+LARGE = Path(__file__).parent.parent / "scenarios" / "llama3_405b_16k.yaml"
+VERY_LARGE = (
+    "parallelism.pp=64", "parallelism.dp=196", "training.global_batch_size=100352", "model.layers=128",
+    "parallelism.virtual_stages=1", "parallelism.layers_per_stage=null", "parallelism.schedule=1f1b",
+)  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -50,6 +57,32 @@ def engines(repeats: int) -> list[Row]:
     rows = [{"what": f"{name} engine", "tasks": len(graph), "seconds": s, "per_s": len(graph) / s, "unit": "tasks"}
             for name, s in best.items()]  # fmt: skip
     rows[1]["ratio"] = best["simpy"] / best["static"]
+    return rows
+
+
+def large(repeats: int) -> list[Row]:
+    """From plan to metrics: Llama 3 405B on 16,384 GPUs, and 100,352 GPUs; ratio: to the same with shared links."""
+    steps = {"16,384 GPUs": load_scenario(LARGE), "100,352 GPUs": load_scenario(LARGE, VERY_LARGE)}
+    profile = load_profile(next(iter(steps.values())).calibration)
+    rows: list[Row] = []
+    for name, s in steps.items():
+        runs = {share: partial(_whole, s, profile, share_links=share) for share in (True, False)}
+        best = shortest_s(runs, repeats)
+        rows += [
+            {"what": f"{name}, links {word}", "seconds": best[share], "per_s": 1 / best[share], "unit": "steps"}
+            for share, word in ((True, "shared"), (False, "to themselves"))
+        ]
+        rows[-1]["ratio"] = best[True] / best[False]
+    return rows
+
+
+def processes(repeats: int) -> list[Row]:
+    """CPU seconds of whole processes."""
+    rows = []
+    for name, arguments in {"sim.run --help": ["--help"], "sim.run, 16,384 GPUs": [str(LARGE), "--json", "-"]}.items():
+        command = [sys.executable, "-m", "sim.run", *arguments]
+        best = min(child_seconds(command) for _ in range(repeats))
+        rows.append({"what": name, "seconds": best, "per_s": 1 / best, "unit": "processes"})
     return rows
 
 
@@ -92,8 +125,8 @@ def search(gpus: int) -> list[Row]:
          "per_s": c.legal / seconds, "unit": "layouts"},
         {"what": "of these pruned by the bound or simulated", "tasks": c.pruned_by_bound + c.evaluated,
          "seconds": seconds, "per_s": (c.pruned_by_bound + c.evaluated) / seconds, "unit": "layouts"},
-        {"what": "of these simulated in full", "tasks": c.evaluated, "seconds": found.evaluating_s,
-         "per_s": c.evaluated / found.evaluating_s, "unit": "layouts"},
+        {"what": f"of these simulated, {len(found.fitting)} with shared links", "tasks": c.evaluated,
+         "seconds": found.evaluating_s, "per_s": c.evaluated / found.evaluating_s, "unit": "layouts"},
     ]  # fmt: skip
 
 
@@ -117,6 +150,6 @@ def growth(repeats: int) -> list[Row]:
     return rows
 
 
-def _whole(s: Scenario, profile: Profile) -> dict[str, Any]:
+def _whole(s: Scenario, profile: Profile, share_links: bool = True) -> dict[str, Any]:
     """From plan to metrics."""
-    return simulate(s, profile).result
+    return simulate(s, profile, share_links=share_links).result

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
+K = TypeVar("K")
 
-def shortest_s(contenders: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+
+def shortest_s(contenders: Mapping[K, Callable[[], object]], repeats: int) -> dict[K, float]:
     """CPU seconds of each contender's fastest run; every round runs each of them once."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(repeats):
@@ -17,6 +22,14 @@ def shortest_s(contenders: Mapping[str, Callable[[], object]], repeats: int) -> 
             run()
             best[name] = min(best[name], time.process_time() - begin)
     return best
+
+
+def child_seconds(command: Sequence[str]) -> float:
+    """CPU seconds of a process, its output thrown away."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:

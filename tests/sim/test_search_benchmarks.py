@@ -23,6 +23,13 @@ def test_ranks_by_themselves_with_shared_links_are_timed() -> None:
     assert row["seconds"] > 0
 
 
+def test_large_steps_and_processes_are_timed() -> None:
+    rows = cases.large(1)
+    assert [r["what"] for r in rows[:2]] == ["16,384 GPUs, links shared", "16,384 GPUs, links to themselves"]
+    assert rows[1]["ratio"] == pytest.approx(rows[0]["seconds"] / rows[1]["seconds"])
+    assert all(r["seconds"] > 0 for r in cases.processes(1))
+
+
 def test_slope_is_the_exponent() -> None:
     from benchmarks.measure import slope
 
