@@ -6,6 +6,7 @@ import datetime
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,8 +82,9 @@ class Partial:
         self._fingerprint = {k: dict(v) for k, v in fingerprint.items()}
         self._done: dict[str, list[Record]] = self._load()
         for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a killed run
-            if left.stat().st_mtime < time.time() - STALE_S:  # not of one that writes right now
-                left.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if left.stat().st_mtime < time.time() - STALE_S:  # not of one that writes right now
+                    left.unlink()
 
     def __contains__(self, key: str) -> bool:
         return key in self._done

@@ -22,7 +22,7 @@ MOE = {"experts": 4, "top_k": 2, "ffn": 64, "imbalance": {"seed": 0, "zipf": 1.0
        "shared_experts": 1, "dense_layers": 1}  # fmt: skip
 TRAINING = {
     "seq_len": 32, "global_batch_size": 8, "micro_batch_size": 1, "precision": "bf16", "recompute": "none",
-    "optimizer": "adamw", "attention": "fused", "elementwise": "eager", "activation_offload": False,
+    "optimizer": "adamw", "attention": "fused", "elementwise": "eager", "activation_offload": False, "lora": None,
 }  # fmt: skip
 PARALLELISM = {
     "dp": 2, "tp": 1, "pp": 2, "cp": 1, "zero": 1, "sp": False, "schedule": "1f1b", "virtual_stages": None,
@@ -34,16 +34,16 @@ FAULTS = {"stragglers": [{"rank": 1, "compute_scale": 1.3}], "jitter": {"sigma":
           "links": [{"between": ["node0", "node0"], "bandwidth_scale": 0.5}]}  # fmt: skip
 SERVING = {
     "requests": {"prompt_len": 10, "output_len": 5, "count": 4, "rate_per_s": 2.0}, "batching": "continuous",
-    "max_running_requests": 4, "max_batch_tokens": 64, "prefix_cache": "none", "quantization": "none",
-    "kv_cache": {"layout": "paged", "block_tokens": 4, "dtype": "fp8", "memory_fraction": 0.5},
+    "max_running_requests": 4, "max_batch_tokens": 64, "preemption": "recompute", "prefix_cache": "none",
+    "quantization": "none", "kv_cache": {"layout": "paged", "block_tokens": 4, "dtype": "fp8", "memory_fraction": 0.5},
 }  # fmt: skip
 H100 = {"preset": "dgx-h100", "nodes": 2, "inter_node": {"nics_per_node": 4, "oversubscription": 2.0}}
 BASES: tuple[dict[str, Any], ...] = (
     {"model": MODEL, "training": TRAINING, "parallelism": PARALLELISM, "cluster": H100, "faults": FAULTS},
     {"model": {**MODEL, "moe": MOE}, "training": TRAINING, "parallelism": {**PARALLELISM, "ep": 2, "expert_tp": 1},
      "cluster": H100},
-    {"model": MODEL, "training": TRAINING, "cluster": "dgx-h100", "parallelism": {"tp": 1},
-     "distillation": {"teacher": "gpt2", "mode": "logits", "teacher_parallelism": {"tp": 1}}},
+    {"model": {**MODEL, "vocab": 50257}, "training": TRAINING, "cluster": "dgx-h100", "parallelism": {"tp": 1},
+     "distillation": {"teacher": "gpt2", "mode": "logits", "teacher_parallelism": {"tp": 1}, "placement": "same"}},
     {"model": MODEL, "inference": SERVING, "cluster": "dgx-h100", "parallelism": {"tp": 1, "pp": 1}},
 )  # fmt: skip
 CHOICES: dict[str, list[Any]] = {
@@ -56,6 +56,8 @@ CHOICES: dict[str, list[Any]] = {
     "layers_per_stage": [[1, 3], [0, 4], [1, 1, 1, 1], [0, 2, 2, 0], None], "prefix_cache": ["none", "gpu", "cpu"],
     "batching": ["continuous", "static"], "layout": ["paged", "contiguous"], "elementwise": ["megatron", "compiled"],
     "quantization": ["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only"], "optimizer": ["sgd"],
+    "lora": [{"rank": 4}, {"rank": 8, "targets": ["qkv"]}, None], "preemption": ["recompute", "swap"],
+    "placement": ["same", "other"],
 }  # fmt: skip
 
 
@@ -96,9 +98,9 @@ def small(s: Scenario) -> bool:
 @pytest.mark.parametrize("base", range(len(BASES)))
 def test_what_loads_is_simulated_or_refused(base: int) -> None:
     simulated = 0
-    for number in range(max(20, COUNT // 50)):
+    for number in range(max(20, COUNT // 20)):
         dice = random.Random(f"{base} simulated {number}")
-        data = changed(BASES[base], dice) if dice.random() < 0.8 else break_tree(BASES[base], dice)
+        data = (changed if dice.random() < 0.8 else break_tree)(BASES[base], dice) if number else BASES[base]
         try:
             with guard():
                 scenario = parse_scenario(data)
@@ -110,7 +112,7 @@ def test_what_loads_is_simulated_or_refused(base: int) -> None:
         except BaseException:
             print(json.dumps(data))
             raise
-    assert simulated > 3
+    assert simulated > number // 10
 
 
 def test_more_stages_than_layers() -> None:
