@@ -63,18 +63,19 @@ def test_every_table_is_read_and_no_row_fails(path: Path) -> None:
 LIMITS = [
     ("korthikanti2022", 1, "step_time", "mean_abs", 0.05),
     ("korthikanti2022", 1, "layer_forward", "mean_abs", 0.06),
-    ("korthikanti2022", 1, "layer_backward", "mean_abs", 0.06),
+    ("korthikanti2022", 1, "layer_backward", "mean_abs", 0.03),
     ("megatron_sc21_table1", 1, "step_time", "mean_abs", 0.06),
     ("torchtitan_h100", 1, "step_time", "mean_abs", 0.08),
     ("simumax_b200_dense_mbc4", 1, "peak_memory", "mean_abs", 0.005),
     ("simumax_b200_dense_mbc4", 1, "step_time", "mean_abs", 0.05),
     ("megatron_moe_layer_mixtral", 1, "forward", "median_abs", 0.10),
     ("megatron_moe_layer_mixtral", 1, "backward", "median_abs", 0.10),
-    ("mosaic_mpt_a100_80gb", 1, "step_time", "mean_abs", 0.06),
+    ("mosaic_mpt_a100_80gb", 1, "step_time", "mean_abs", 0.045),
     ("flash_attention", 1, "seconds", "median_abs", 0.10),
     ("liger_kernels", 1, "seconds", "median_abs", 0.10),
     ("b200_kernels", 3, "seconds", "median_abs", 0.10),
-    ("vtrain_single_node", 4, "step_time", "mean_abs_by_group", 0.07),
+    ("vtrain_single_node", 4, "step_time", "mean_abs_by_group", 0.06),
+    ("vtrain_multi_node", 1, "step_time", "mean_abs", 0.105),
 ]
 
 
