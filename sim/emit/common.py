@@ -32,6 +32,8 @@ class Emission:
         t, p = self.training, self.scenario.parallelism
         self.refuse("distillation", "given", "trains one model", self.scenario.distillation is not None)
         self.refuse("training.activation_offload", "true", "is no option", t.activation_offload)
+        self.refuse("training.lora", "adapters", "trains all parameters", t.lora is not None)
+        self.refuse("training.cross_entropy", "chunked", "is no option", t.cross_entropy == "chunked")
         self.refuse("parallelism.cp_split", p.cp_split, "splits zigzag", p.cp > 1 and p.cp_split != "zigzag")
         self.refuse("parallelism.dp_sync", p.dp_sync, "reduces buckets", p.dp_sync == "per_parameter")
         nodes, each = self.nodes
