@@ -44,7 +44,7 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
     return data
 
 
-def _read(file: IO[bytes], limit: int) -> bytes:
+def _read(file: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:
     """At most `limit` bytes and one piece more; memory is taken as they come."""
     pieces, held = [], 0
     while held <= limit and (piece := file.read(PIECE)):
