@@ -33,16 +33,10 @@ class Shape(NamedTuple):
 
 
 def attention_cases(bench: Bench) -> list[Case]:
-    cases = []
-    for dtype in dtypes(bench):
-        for shape in attention_shapes(bench):
-            name = " ".join(str(x) for x in shape)
-            for backend in ("", *backends(bench)):
-                key = f"attention {backend or 'default'} {dtype} {name}"
-                cases.append(Case(key, partial(_fused, dtype=dtype, shape=shape, backend=backend)))
-            run = partial(_unfused, dtype=dtype, shape=shape)
-            cases.append(Case(f"attention unfused {dtype} {name}", run))
-    return cases
+    return [
+        Case(f"attention {dtype} {' '.join(map(str, shape))}", partial(_ways, dtype=dtype, shape=shape))
+        for dtype in dtypes(bench) for shape in attention_shapes(bench)
+    ]  # fmt: skip
 
 
 def attention_shapes(bench: Bench) -> list[Shape]:
@@ -63,15 +57,36 @@ def backends(bench: Bench) -> tuple[str, ...]:
     return () if bench.device == "cpu" else ("flash", "efficient", "cudnn")
 
 
-def _fused(bench: Bench, dtype: str, shape: Shape, backend: str) -> list[Record]:
-    """`scaled_dot_product_attention`; `backend` "" is the one torch picks, which the simulator reads."""
+class _Way(NamedTuple):
+    """Calls of one way, ready to be timed; `op` with a place for forward or backward."""
+
+    op: str
+    forward: list[Callable[[], object]]
+    backward: list[Callable[[], object]]
+
+
+def _ways(bench: Bench, dtype: str, shape: Shape) -> list[Record]:
+    """Every backend of `scaled_dot_product_attention` ("" is the one torch picks, which the simulator reads), and
+    unfused, side by side."""
+    found = [_fused(bench, dtype, shape, backend) for backend in ("", *backends(bench))]
+    ways = [way for way in (*found, _unfused(bench, dtype, shape)) if way is not None]
+    times = bench.side_by_side([w.forward for w in ways]), bench.side_by_side([w.backward for w in ways])
+    return [
+        point(way.op.format(direction), dtype, shape.key, timing)
+        for direction, column in zip(("forward", "backward"), times, strict=True)
+        for way, timing in zip(ways, column, strict=True)
+    ]
+
+
+def _fused(bench: Bench, dtype: str, shape: Shape, backend: str) -> _Way | None:
+    """One backend; None where it does not take this shape, dtype or device."""
     attention = partial(_sdpa, backend=backend, grouped=shape.kv_heads != shape.heads)
     suffix = f":{backend}" if backend else ""
     try:
-        return _both_ways(bench, dtype, shape, attention, "attention_{}" + suffix)
+        return _ready(bench, dtype, shape, attention, "attention_{}" + suffix)
     except RuntimeError as error:
         if "No available kernel" in str(error):
-            return []  # this backend does not take this shape, dtype or device
+            return None
         raise
 
 
@@ -84,14 +99,14 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, backend: str, grouped: bool) -> Tenso
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
 
-def _unfused(bench: Bench, dtype: str, shape: Shape) -> list[Record]:
+def _unfused(bench: Bench, dtype: str, shape: Shape) -> _Way | None:
     """Batched matmul, mask, softmax, batched matmul: what the simulator prices by its parts, as a whole."""
     s = shape.seq_len
     if shape.kv_heads != shape.heads or shape.batch * shape.heads * s * s > 2**30:
-        return []  # probabilities alone would take many gigabytes
+        return None  # probabilities alone would take many gigabytes
     mask = torch.ones(s, s, dtype=torch.bool, device=bench.device).triu(1)
     attention = partial(_by_parts, mask=mask, scale=shape.head_dim**-0.5)
-    return _both_ways(bench, dtype, shape, attention, "attention_unfused_{}")
+    return _ready(bench, dtype, shape, attention, "attention_unfused_{}")
 
 
 def _by_parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -99,7 +114,7 @@ def _by_parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Te
     return scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
 
 
-def _both_ways(bench: Bench, dtype: str, shape: Shape, attention: Attention, op: str) -> list[Record]:
+def _ready(bench: Bench, dtype: str, shape: Shape, attention: Attention, op: str) -> _Way:
     b, heads, kv_heads, s, d = shape
     forward: list[Callable[[], object]] = []
     backward: list[Callable[[], object]] = []
@@ -113,7 +128,4 @@ def _both_ways(bench: Bench, dtype: str, shape: Shape, attention: Attention, op:
         forward.append(partial(attention, q, k, v))
         grad = torch.randn_like(out)
         backward.append(partial(torch.autograd.grad, out, (q, k, v), grad, retain_graph=True))
-    return [
-        point(op.format("forward"), dtype, shape.key, bench.time(forward)),
-        point(op.format("backward"), dtype, shape.key, bench.time(backward)),
-    ]
+    return _Way(op, forward, backward)

@@ -142,27 +142,37 @@ def _chain(bench: Bench, name: str, dtype: str, elements: int) -> list[Record]:
     chain = CHAINS[name]
     moved = round(chain.accesses * elements * torch.finfo(DTYPES[dtype]).bits / 8)
     sets = [chain.inputs(elements, partial(_random, bench, dtype)) for _ in range(bench.copies(moved))]
-    out: list[Record] = []
+    ready = {}
     for how, function in _ways(bench, name, chain.function).items():
         try:
-            out += _both_ways(bench, f"elementwise:{name}_{how}", dtype, (moved,), function, sets)
+            ready[f"elementwise:{name}_{how}"] = _ready(function, sets)
         except RuntimeError as error:  # no C++ compiler, or no Triton for this GPU
             print(f"{name}: {how} skipped: {str(error).splitlines()[0]}", file=sys.stderr)
-    return out
+    return _timed(bench, dtype, (moved,), ready)
 
 
-def _both_ways(
-    bench: Bench, op: str, dtype: str, shape: tuple[int, ...], function: Function, sets: Sequence[Inputs]
-) -> list[Record]:
-    forward, backward = [], []
+Calls = list[Callable[[], object]]
+
+
+def _ready(function: Function, sets: Sequence[Inputs]) -> tuple[Calls, Calls]:
+    """Calls of the forward, and of the backward."""
+    forward: Calls = []
+    backward: Calls = []
     for inputs in sets:
         out = function(*inputs)
         wanted = [x for x in inputs if x.requires_grad]
         grad = torch.ones_like(out) if out.ndim == 0 else torch.randn_like(out)
         forward.append(partial(function, *inputs))
         backward.append(partial(torch.autograd.grad, out, wanted, grad, retain_graph=True))
-    return [point(op, dtype, shape, bench.time(forward)),
-            point(f"{op}_backward", dtype, shape, bench.time(backward))]  # fmt: skip
+    return forward, backward
+
+
+def _timed(bench: Bench, dtype: str, shape: tuple[int, ...], ready: Mapping[str, tuple[Calls, Calls]]) -> list[Record]:
+    """All ways side by side, forward, then backward."""
+    times = [bench.side_by_side([calls[i] for calls in ready.values()]) for i in (0, 1)]
+    return [point(op + suffix, dtype, shape, timing)
+            for suffix, column in zip(("", "_backward"), times, strict=True)
+            for op, timing in zip(ready, column, strict=True)]  # fmt: skip
 
 
 class _Chunked(torch.autograd.Function):
@@ -221,10 +231,9 @@ def _loss(bench: Bench, dtype: str, shape: tuple[int, int, int]) -> list[Record]
         ways["liger"] = liger(bench.device)["linear_cross_entropy"]
     x, weight = _random(bench, dtype, tokens, hidden), _random(bench, dtype, vocab, hidden)
     sets = [(x, weight, torch.randint(vocab, (tokens,), device=bench.device))]
-    out: list[Record] = []
+    out = _timed(bench, dtype, shape, {f"linear_cross_entropy:{how}": _ready(f, sets) for how, f in ways.items()})
     for how, function in ways.items():
         op = f"linear_cross_entropy:{how}"
-        out += _both_ways(bench, op, dtype, shape, function, sets)
         name = f"{op} {dtype} {'x'.join(map(str, shape))} peak_bytes"
         peak = peak_bytes(bench.device, lambda f=function: torch.autograd.grad(f(*sets[0]), sets[0][:2]))
         out.append(Constant(name, float(peak), "most bytes allocated at once by forward and backward"))

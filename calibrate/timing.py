@@ -40,17 +40,27 @@ class Bench:
 
         On CUDA with events around back-to-back launches: a kernel shorter than its launch counts as that.
         """
-        turn = itertools.cycle(calls)
-        for _ in range(min(len(calls), 4) + 1):
+        return self.side_by_side([calls])[0]
+
+    def side_by_side(self, ways: Sequence[Sequence[Callable[[], object]]]) -> list[Timing]:
+        """`time` of several ways of one thing, sample by sample in turn: what slows the machine slows all of them."""
+        turns = [itertools.cycle(calls) for calls in ways]
+        inner = [self._warmed(turn, len(calls)) for turn, calls in zip(turns, ways, strict=True)]
+        samples: list[list[float]] = [[] for _ in ways]
+        end = time.perf_counter() + self.limit_s * len(ways)
+        while not all(map(_settled, samples)) and (len(samples[0]) < 3 or time.perf_counter() < end):
+            for turn, n, found in zip(turns, inner, samples, strict=True):
+                found.append(self._sample(turn, n) / n)
+        return [summarize(found) for found in samples]
+
+    def _warmed(self, turn: itertools.cycle[Callable[[], object]], calls: int) -> int:
+        """Warm up; how many calls a sample takes."""
+        for _ in range(min(calls, 4) + 1):
             next(turn)()
         once = max(self._sample(turn, 1), 1e-9)
         inner = max(1, math.ceil(SAMPLE_S / once))
         self._sample(turn, inner)
-        samples: list[float] = []
-        end = time.perf_counter() + self.limit_s
-        while not _settled(samples) and (len(samples) < 3 or time.perf_counter() < end):
-            samples.append(self._sample(turn, inner) / inner)
-        return summarize(samples)
+        return inner
 
     def copies(self, bytes_: float) -> int:
         """Buffers of this size to take turns with, so that each is out of the cache when used again."""

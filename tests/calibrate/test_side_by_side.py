@@ -120,8 +120,8 @@ def test_where_ligers_kernels_cannot_run_the_reason_is_said(capsys: pytest.Captu
 def test_eager_and_compiled_are_measured_both_ways() -> None:
     records = fused._chain(Bench("cpu", True, 0.05), "elu", "fp32", 1 << 16)
     assert [r.op for r in records if isinstance(r, Point)] == [
-        "elementwise:elu_eager", "elementwise:elu_eager_backward",
-        "elementwise:elu_compiled", "elementwise:elu_compiled_backward",
+        "elementwise:elu_eager", "elementwise:elu_compiled",
+        "elementwise:elu_eager_backward", "elementwise:elu_compiled_backward",
     ]  # fmt: skip
 
 
