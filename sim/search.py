@@ -262,9 +262,8 @@ def print_result(result: dict[str, Any]) -> None:
     console.print(
         f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} too large by their least memory, "
         f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} simulated "
-        f"(of which {c['too_large']:,} did not fit); {result['wall_s']:.1f} s on {result['cores']} core"
-        + "s"
-        * (result["cores"] != 1),
+        f"(of which {c['too_large']:,} did not fit, {c['beaten']:,} were too slow before links were shared); "
+        f"{result['wall_s']:.1f} s on {result['cores']} core" + "s" * (result["cores"] != 1),
         highlight=False,
     )
 
