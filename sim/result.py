@@ -82,6 +82,7 @@ def make_result(sim: Simulation) -> dict[str, Any]:
             "events": sim.times.events,
             "wall_s": sim.wall_s + time.perf_counter() - begin,  # from plan to metrics
             "path": sim.times.path,
+            "links_shared": sim.ran.flows is not None,
             "simulated_ranks": len(plan.classes),
         },
     }

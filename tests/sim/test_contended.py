@@ -95,7 +95,10 @@ def test_where_no_link_is_crowded_no_bit_changes(scenario: Scenario) -> None:
 
 def test_gradients_and_messages_share_an_oversubscribed_spine() -> None:
     scenario = load_scenario(ROOT / "scenarios" / "contention_spine.yaml")
-    found = simulate(scenario).result["contention"]
+    result = simulate(scenario).result
+    found = result["contention"]
+    assert result["engine"]["links_shared"]
+    assert result["engine"]["events"] > 0
     assert found["links"] == ["spine"]
     assert {"SEND_F", "REDUCE_SCATTER"} <= {row["kind"] for row in found["slowed"]}
     inter = scenario.cluster.inter_node.model_copy(update={"oversubscription": 1.0})
