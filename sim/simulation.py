@@ -210,7 +210,7 @@ def simulate(
         )
     if costs is None:
         costs = Costs(profile or load_profile(scenario.calibration), scenario.cluster.gpu)
-    with _no_collection():
+    with no_collection():
         return _simulate(scenario, costs, schedule, expand, engine, fold, share_links)
 
 
@@ -249,7 +249,7 @@ def _simulate(
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """No garbage collection meanwhile: ten thousands of small live tuples would be searched again and again."""
     enabled = gc.isenabled()
     gc.disable()

@@ -18,7 +18,7 @@ from sim.layout.bound import ROUNDING, GridBounds, GridSearch
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.profile import Profile, load_profile
-from sim.simulation import simulate
+from sim.simulation import no_collection, simulate
 from topology.network import Network
 
 
@@ -66,6 +66,13 @@ def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceili
     and takes no longer than `ceiling_s`, with links shared."""
     tools = _tools(packed)
     begin = time.thread_time()
+    with no_collection():  # until the step's tasks are gone
+        step_s, peak, beaten, refused = _evaluate(tools, layout, limit_bytes, ceiling_s)
+    return Outcome(layout, step_s, peak, time.thread_time() - begin, refused, beaten)
+
+
+def _evaluate(tools: _Tools, layout: Layout, limit_bytes: float, ceiling_s: float) -> tuple[float, float, bool, str]:
+    """Seconds, bytes, whether beaten, and why it was refused."""
     try:
         scenario = scenario_of(tools.space, layout)
         simulation = simulate(scenario, costs=tools.costs, share_links=False)
@@ -73,6 +80,6 @@ def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceili
         beaten = simulation.step_time_s * ROUNDING > ceiling_s
         if peak <= limit_bytes and not beaten and shared_links(simulation.pricing, simulation.schedule):
             simulation = simulate(scenario, costs=tools.costs)
-        return Outcome(layout, simulation.step_time_s, peak, time.thread_time() - begin, "", beaten)
+        return simulation.step_time_s, peak, beaten, ""
     except InputError as error:
-        return Outcome(layout, math.inf, math.inf, time.thread_time() - begin, str(error))
+        return math.inf, math.inf, False, str(error)
