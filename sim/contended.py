@@ -72,13 +72,16 @@ class LinkBook:
         self.flows = Flows(dict(enumerate(each)))
         self.whole_actions: dict[int, tuple[int, Template]] = {}
         self.templates: dict[tuple[object, ...], Template] = {}  # compiled, for the next graph of the same step
+        self._contexts = [pricing.context(c.rank) for c in pricing.plan.classes]  # equal ones have equal loads
         self._known: dict[tuple[object, ...], Flow] = {}
-        self._sharing: dict[tuple[int, str], frozenset[str]] = {}
+        self._loads: dict[tuple[object, ...], Load] = {}
+        self._sharing: dict[tuple[object, str], frozenset[str]] = {}
 
     def placing_apart(self, more: set[Place] | None) -> LinkBook:
         """An empty book for the same step, with more actions to place task by task, or all."""
         book = LinkBook(self.pricing, self.shared, None if more is None or self.apart is None else self.apart | more)
-        book.templates, book._known, book._sharing = self.templates, self._known, self._sharing
+        book.templates, book._known = self.templates, self._known
+        book._loads, book._sharing = self._loads, self._sharing
         return book
 
     def places_apart(self, class_index: int, action: Action, template: Template) -> bool:
@@ -116,7 +119,7 @@ class LinkBook:
 
     def _shares(self, class_index: int, group: str) -> frozenset[str]:
         """The shared links that a class's group uses."""
-        key = (class_index, group)
+        key = (self._contexts[class_index], group)
         if key not in self._sharing:
             rank = self.pricing.plan.classes[class_index].rank
             links = ("host",) if group == "host" else links_of(self.pricing.network, self.pricing.group(group, rank))
@@ -132,15 +135,21 @@ class LinkBook:
         """A collective of these classes."""
         key = (members, local.group, local.kind, local.detail.bytes, local.seconds)
         if key not in self._known:
-            network, kind, size = self.pricing.network, local.kind.lower(), local.detail.bytes
-            ways = {"offload": (OUT,), "reload": (IN,)}.get(kind, (OUT, IN))
-            if kind in HOST_COPIES:
-                load = copy_load(network, size)
-            else:
-                ranks = self.pricing.group(local.group, self.pricing.plan.classes[members[0]].rank)
-                load = collective_load(network, kind, ranks, size, local.detail.note)
+            ways = {"OFFLOAD": (OUT,), "RELOAD": (IN,)}.get(local.kind, (OUT, IN))
+            load = self._load(members[0], local.kind.lower(), local.group, local.detail.bytes, local.detail.note)
             self._known[key] = self._flow(load, local.seconds, [(c, way) for c in members for way in ways])
         return self._known[key]
+
+    def _load(self, class_index: int, kind: str, group: str, size_bytes: float, chosen: str) -> Load:
+        key = (self._contexts[class_index], kind, group, size_bytes, chosen)
+        if key not in self._loads:
+            network, rank = self.pricing.network, self.pricing.plan.classes[class_index].rank
+            if kind in HOST_COPIES:
+                self._loads[key] = copy_load(network, size_bytes)
+            else:
+                ranks = self.pricing.group(group, rank)
+                self._loads[key] = collective_load(network, kind, ranks, size_bytes, chosen)
+        return self._loads[key]
 
     def _flow(self, load: Load, seconds: float, ends: Iterable[tuple[int, int]]) -> Flow:
         """The load on the shared links of classes of ranks, at most what these carry."""
