@@ -54,9 +54,10 @@ def rows_of(profile: Profile) -> list[Row]:
         if len(ways) < 2 or not set(ways) & set(UNFUSED):
             continue
         for how in sorted(ways, key=lambda how: (how not in UNFUSED, how)):
-            seconds = [ways[how].get(backward, math.nan) for backward in (False, True)]
+            forward_s, backward_s = (ways[how].get(backward, math.nan) for backward in (False, True))
             peak = profile.coefficients.get(f"{what}:{how} {dtype} {'x'.join(map(str, shape))} peak_bytes")
-            rows.append(Row(what, dtype, _size(what, shape), how, *seconds, peak.value if peak else math.nan))
+            rows.append(Row(what, dtype, _size(what, shape), how, forward_s, backward_s,
+                            peak.value if peak else math.nan))  # fmt: skip
     return rows
 
 
@@ -80,7 +81,8 @@ def _size(what: str, shape: tuple[int, ...]) -> str:
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """The table's text, row by row: what, dtype, size, how, forward, backward, how many times as fast, peak."""
-    out, base = [], math.nan
+    out: list[tuple[str, ...]] = []
+    base = math.nan
     for r in rows:
         base = r.seconds if r.how in UNFUSED else base
         times = "" if r.how in UNFUSED or math.isnan(r.seconds) else f"{base / r.seconds:.2f}×"
