@@ -37,13 +37,19 @@ Quick = Annotated[bool, typer.Option("--quick", help="fewer shapes and repetitio
 Only = Annotated[list[str], typer.Option(help=f"one of {', '.join(GROUPS)}; may be repeated")]
 
 
-def main(out: Out = DEFAULT_OUT, device: Device = "", quick: Quick = False, only: Only = []) -> None:  # noqa: B006
+CpuSeconds = Annotated[bool, typer.Option("--cpu-seconds", help="on a CPU, for busy machines: count CPU time alone")]
+
+
+def main(
+    out: Out = DEFAULT_OUT, device: Device = "", quick: Quick = False, only: Only = [],  # noqa: B006
+    cpu_seconds: CpuSeconds = False,
+) -> None:
     """Measures matmuls, attention, elementwise kernels, memory, optimizer, launches and collectives."""
     end_on_sigterm()
     try:
         groups = _groups(only)
         _check_out(out)
-        _calibrate(out, _device(device), quick, groups)
+        _calibrate(out, _device(device), quick, groups, cpu_seconds)
     except InputError as error:
         _fail(error, 2)
     except RuntimeError as error:  # a rank that failed, memory that ran out
@@ -78,7 +84,7 @@ def _device(name: str) -> str:
     return name or ("cuda" if there else "cpu")
 
 
-def _calibrate(out: Path, device: str, quick: bool, groups: list[str]) -> None:
+def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_seconds: bool) -> None:
     import torch
 
     from calibrate import machine
@@ -92,7 +98,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str]) -> None:
     torch.manual_seed(0)
     facts = {
         "hardware": machine.hardware(device), "software": machine.software(device),
-        "settings": machine.settings(device, quick),
+        "settings": machine.settings(device, quick) | ({"clock": "CPU time"} if cpu_seconds else {}),
     }
     busy = machine.busy_cores()
     if busy > START_BELOW_CORES:
@@ -100,7 +106,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str]) -> None:
     kept = Partial(out.with_name(out.name + ".partial"), facts)
     if len(kept):
         print(f"going on from {len(kept)} measurements in {kept.path}", file=sys.stderr)
-    keys = _measure(Bench(device, quick, LIMIT_S[quick]), groups, kept)
+    keys = _measure(Bench(device, quick, LIMIT_S[quick], cpu_seconds), groups, kept)
     settings = {**facts["settings"], "busy_cores_before": round(busy, 2), "groups": " ".join(groups)}
     profile = make_profile(out.stem, {**facts, "settings": settings}, kept.records(keys))
     profile.save(out)

@@ -29,11 +29,13 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where and how long to measure. `limit_s`: the most that one measurement takes, its warm-up apart."""
+    """Where and how long to measure. `limit_s`: the most that one measurement takes, its warm-up apart. `cpu_seconds`:
+    on a CPU count this process's own time, which others' load stretches least."""
 
     device: str
     quick: bool
     limit_s: float
+    cpu_seconds: bool = False
 
     def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
         """Time of one of `calls`: the same work on different buffers, taken in turn.
@@ -69,10 +71,11 @@ class Bench:
 
     def _sample(self, turn: itertools.cycle[Callable[[], object]], inner: int) -> float:
         if self.device == "cpu":
-            start = time.perf_counter()
+            clock = time.process_time if self.cpu_seconds else time.perf_counter
+            start = clock()
             for _ in range(inner):
                 next(turn)()
-            return time.perf_counter() - start
+            return clock() - start
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
         for _ in range(inner):
