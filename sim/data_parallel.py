@@ -19,7 +19,7 @@ it. Left out: layer-norm gradients' all-reduce over tp under sequence parallelis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sim.dtypes import dtype_bytes
@@ -193,14 +193,19 @@ def gradients_of(item: Compute) -> tuple[int, int]:
     return 0, 0
 
 
+def _limit_bytes(dp: DataParallel) -> float:
+    """At which a bucket of gradients is full."""
+    if dp.zero == 3:
+        return float("inf")
+    return {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
+
+
 class _Buckets:
     """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once."""
 
     def __init__(self, dp: DataParallel) -> None:
         self.dp, self.count = dp, 0
-        self.limit_bytes = {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
-        if dp.zero == 3:
-            self.limit_bytes = float("inf")
+        self.limit_bytes = _limit_bytes(dp)
         self.dense, self.experts = 0.0, 0.0
 
     def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm]:
@@ -229,20 +234,44 @@ class _Buckets:
         return self.dp.reduce(name, dense, experts, f"g{self.count}")
 
 
+def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[int, int, int]]:
+    """What ZeRO-1 and -2 gather at once: the buckets that gradients fill in backward, the first block's first.
+
+    Each: dense and expert elements, and the first block that has some of them.
+    """
+    limit_bytes = _limit_bytes(dp)
+    units: list[tuple[int, int, int]] = []
+    dense = experts = 0
+    for i in reversed(range(len(blocks))):
+        own = blocks[i].tensors or (blocks[i].params,)
+        for a, b in (*((n, 0) for n in reversed(own)), (0, blocks[i].expert_params)):
+            dense, experts = dense + a, experts + b
+            if (dense + experts) * dp.gradient_bytes >= max(limit_bytes, 1.0):
+                units.append((dense, experts, i))
+                dense = experts = 0
+    if dense + experts > 0:
+        units.append((dense, experts, 0))
+    return units[::-1]
+
+
 def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
     if dp.zero not in (1, 2) or not dp.gather_overlap:
         return ()
     return tuple(
-        c for i, b in enumerate(blocks) for c in dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{i}")
+        c
+        for k, (dense, experts, i) in enumerate(gather_units(blocks, dp))
+        for c in dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
     )
 
 
 def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait]]:
-    """What the first micro-batch's forward of each block waits for: its gather of `prologue`."""
-    gathers = [dp.gather(b.name, b.params, b.expert_params, Phase.FORWARD, f"p{i}") for i, b in enumerate(blocks)]
-    overlapped = dp.zero in (1, 2) and dp.gather_overlap
-    return [waits(g, Phase.FORWARD) if overlapped else [] for g in gathers]
+    """What each block's first forward waits for: the gathers of `prologue` that bring it something."""
+    out: list[list[Wait]] = [[] for _ in blocks]
+    if dp.zero in (1, 2) and dp.gather_overlap:
+        for k, (dense, experts, i) in enumerate(gather_units(blocks, dp)):
+            out[i] += waits(dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}"), Phase.FORWARD)
+    return out
 
 
 def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

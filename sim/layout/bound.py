@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sim.actions import Kind
-from sim.data_parallel import DataParallel
+from sim.data_parallel import DataParallel, gather_units
 from sim.layout.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Signature, bucket_sizes
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, is_legal, layouts_of, overlaps, scenario_of
@@ -240,10 +240,8 @@ class GridSearch:
         key = ("gathers", x.zero, stage, blocks.order)
         if key not in self._memo:
             dp = self.prices.dp(x.zero)
-            held = (blocks.sorts[s].block for s in stage)
-            self._memo[key] = sum(
-                self.prices.comms_s(dp.gather("", b.params, b.expert_params, Phase.FORWARD, "g")) for b in held
-            )
+            units = gather_units([blocks.sorts[s].block for s in stage], dp)
+            self._memo[key] = sum(self.prices.comms_s(dp.gather("", a, b, Phase.FORWARD, "g")) for a, b, _ in units)
         kept: float = self._memo[key]
         return kept
 

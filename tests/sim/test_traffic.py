@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.data_parallel import make_data_parallel, weave_backward
+from sim.data_parallel import gather_units, make_data_parallel, prologue, prologue_waits, weave_backward
 from sim.dtypes import dtype_bytes
 from sim.plan import make_plan
 from sim.program import Comm, Phase
@@ -66,6 +66,22 @@ def test_zero_3_without_overlap() -> None:
     assert len(sent) == 2 * len(blocks)
     assert all(i.blocking for i in sent)
     assert simulate(exposed).result["exposed_comm_s"] > 1.5 * simulate(hidden).result["exposed_comm_s"]
+
+
+@pytest.mark.parametrize("bucket_bytes", [1_000, 3_000_000, 100_000_000, 10**12])
+def test_gathers_go_in_buckets_of_gradients(bucket_bytes: int) -> None:
+    """All parameters once, the first block's first; each block waits for every bucket that brings it something."""
+    plan = make_plan(case({"dp": 8, "zero": 1, "bucket_bytes": bucket_bytes}, model={"bias": True}))
+    blocks, dp = stage_blocks(plan, plan.parts[0], 0), make_data_parallel(plan)
+    units = gather_units(blocks, dp)
+    assert sum(dense for dense, _, _ in units) == sum(b.params for b in blocks)
+    for i in range(len(blocks)):
+        there = sum(dense for dense, _, first in units if first <= i)
+        assert there >= sum(b.params for b in blocks[: i + 1])
+    full = [4 * dense >= bucket_bytes for dense, _, _ in units]
+    assert all(full[1:])
+    handles = [w.handle for waiting in prologue_waits(blocks, dp) for w in waiting]
+    assert sorted(handles) == sorted(i.handle for i in prologue(blocks, dp) if isinstance(i, Comm))
 
 
 @settings(deadline=None, max_examples=12)
