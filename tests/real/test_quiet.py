@@ -20,7 +20,7 @@ def _log(*rounds: tuple[float, float, float, float]) -> Log:
     log = Log(0)
     for first, second, in_steps, in_calibration in rounds:
         log.steps += [Step(0, first, [], 0.0, 0.0), Step(0, second, [], 0.0, in_steps)]
-        log.calibrations.append(Calibration({}, [], [], [], [], [], in_calibration))
+        log.calibrations.append(Calibration({}, [], [], [], None, [], in_calibration))
     return log
 
 
