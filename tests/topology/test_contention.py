@@ -1,12 +1,13 @@
 """Max-min fair sharing: textbook cases, and the definition as a property of random ones."""
 
+import random
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.contention import max_min_rates, transfer_seconds
+from topology.contention import max_min_rates, shared_fractions, transfer_seconds
 
 Case = tuple[list[list[int]], dict[int, float]]
 
@@ -76,3 +77,50 @@ def test_flows_without_links_and_links_without_capacity() -> None:
     assert transfer_seconds([[], ["a"]], [5.0, 5.0], {"a": 0.0}) == [0.0, float("inf")]
     with pytest.raises(ValueError, match="'b' has capacity None"):
         max_min_rates([["b"]], {"a": 1.0})
+
+
+Loads = tuple[list[dict[int, float]], dict[int, float]]
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Loads:
+    """Flows that put unlike amounts on links, none more than a link carries."""
+    flows, capacity = draw(cases())
+    share = st.floats(0.01, 1.0)
+    return [{each: capacity[each] * draw(share) for each in flow} for flow in flows], capacity
+
+
+@given(cases())
+def test_flows_that_could_take_any_link_whole_get_max_min_rates(case: Case) -> None:
+    flows, capacity = case
+    alone = max(capacity.values())
+    fractions = shared_fractions([dict.fromkeys(flow, alone) for flow in flows], capacity)
+    assert [f * alone for f in fractions] == pytest.approx(max_min_rates(flows, capacity))
+
+
+@given(loads())
+def test_a_flow_is_as_fast_as_alone_or_has_a_full_link_on_which_none_sends_more(case: Loads) -> None:
+    flows, capacity = case
+    fractions = shared_fractions(flows, capacity)
+    sent = [{each: load * f for each, load in flow.items()} for flow, f in zip(flows, fractions, strict=True)]
+    carried = {each: sum(s.get(each, 0.0) for s in sent) for each in capacity}
+    level = [max(s.values()) for s in sent]  # what grows evenly: a flow's bytes on the link that it loads most
+    assert all(carried[each] <= limit * (1 + 1e-9) for each, limit in capacity.items())
+    for i, flow in enumerate(flows):
+        full = [each for each in flow if carried[each] >= capacity[each] * (1 - 1e-9)]
+        no_faster = any(
+            all(level[i] >= level[j] * (1 - 1e-9) for j, o in enumerate(flows) if each in o) for each in full
+        )
+        assert fractions[i] == 1.0 or no_faster
+
+
+@given(loads(), st.randoms(use_true_random=False), st.integers(2, 4))
+def test_order_and_equal_copies_change_no_bit(case: Loads, order: random.Random, copies: int) -> None:
+    flows, capacity = case
+    fractions = shared_fractions(flows, capacity)
+    many = [(i, {(copy, each): load for each, load in flow.items()})
+            for copy in range(copies) for i, flow in enumerate(flows)]  # fmt: skip
+    order.shuffle(many)
+    limits = {(copy, each): limit for copy in range(copies) for each, limit in capacity.items()}
+    again = shared_fractions([flow for _, flow in many], limits)
+    assert again == [fractions[i] for i, _ in many]
