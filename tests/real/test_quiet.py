@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from calibrate.paired import chosen_rounds, median_and_spread, representative
+from calibrate.gradient_times import Beside
+from calibrate.paired import _share, chosen_rounds, median_and_spread, representative
 from calibrate.parallel.data import flat_gradients, make_buckets
 from calibrate.quiet import machine_busy_s
 from calibrate.rounds import Calibration, Log, Step, good_rounds
@@ -42,6 +43,15 @@ def test_the_representative_step_is_the_median_one() -> None:
 
 def test_median_and_spread() -> None:
     assert median_and_spread([1.0, 2.0, 4.0]) == (2.0, 0.5)
+
+
+@pytest.mark.parametrize(("others_cores", "lost_s"), [(0.1, 0.3), (0.9, 0.2)])
+def test_what_collectives_take_from_computation(others_cores: float, lost_s: float) -> None:
+    """Seconds lost (the wall's in quiet windows, of all threads in others) by those of the collectives alone."""
+    beside = Beside((("all_reduce", 2, 4), ("all_reduce", 2, 4), ("all_gather", 2, 8)), 0.3, 0.2)
+    log = Log(0, calibrations=[Calibration({}, [], [], [], beside, [], others_cores)])
+    times = {("all_reduce", 2): {4: [0.1]}, ("all_gather", 2): {8: [0.3, 0.2]}}
+    assert _share([log], [0], times)["collective_sm_share"].value == pytest.approx(lost_s / (2 * 0.1 + 0.25))
 
 
 def test_busy_time_counts_this_process() -> None:
