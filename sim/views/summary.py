@@ -155,7 +155,8 @@ def _goodput(found: Mapping[str, Any]) -> Table:
     said = found.get("published") or {}
     if "effective_training_time" in said:
         table.add_row("  published", percent(said["effective_training_time"]), "as the scenario says")
-    table.add_row("  closed form", percent(found["closed_form"]), "with a node always at hand" if parts["waiting"] else "")
+    at_hand = "with a node always at hand" if parts["waiting"] else ""
+    table.add_row("  closed form", percent(found["closed_form"]), at_hand)
     for name, words in (("lost", "  computed in vain"), ("checkpoint", "  checkpoints"), ("restart", "  restarts"),
                         ("waiting", "  waiting for nodes")):  # fmt: skip
         table.add_row(words, percent(parts[name]), "")
