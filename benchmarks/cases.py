@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import child_seconds, shortest_s, slope
-from sim.engine import run_simpy, run_static
+from sim.graph.engine import run_simpy, run_static
+from sim.inputs.overrides import merge
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.layout.best_first import BestFirst
 from sim.layout.executors import local_workers
 from sim.layout.layouts import make_space
-from sim.overrides import merge
-from sim.profile import Profile, load_profile
-from sim.scenario import Scenario, load_scenario, parse_scenario
+from sim.prices.profile import Profile, load_profile
 from sim.simulation import simulate
 
 LLAMA_405B: dict[str, Any] = {

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, perplexity, text, train
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model
-from sim.scenario import ModelConfig
+from sim.inputs.scenario import ModelConfig
 
 STUDENT = ModelConfig(layers=1, hidden=32, heads=2, vocab=SMALL.vocab, positions="learned", max_positions=SEQ)
 TEMPERATURE = 2.0

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from sim.command import bad_input_exits, run_main
 from sim.errors import InputError
-from sim.profile import Coefficient, Profile, load_profile
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.prices.profile import Coefficient, Profile, load_profile
 from sim.published.tables import Row, Table, read_table
-from sim.scenario import Scenario, parse_scenario
 
 Vector = NDArray[np.float64]
 FOLDS = 5

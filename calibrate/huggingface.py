@@ -29,7 +29,7 @@ from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, make_batch
 from calibrate.quiet import Window
 from calibrate.rounds import Calibration
 from sim.errors import InputError
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
 
 TARGETS = {  # of the simulator's linear layers, in Transformers' models
     "qkv": ("q_proj", "k_proj", "v_proj", "c_attn", "query_key_value"),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrate.model import Layer
-from sim.training_config import Lora
+from sim.inputs.training_config import Lora
 
 NAMES = {"qkv": "qkv", "attention_out": "proj", "mlp_up": "up", "mlp_down": "down"}  # the simulator's and the layer's
 ALPHA = 2.0  # over the rank: what the adapter's output is multiplied by

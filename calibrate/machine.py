@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from calibrate.quiet import machine_busy_s
-from sim.profile import Facts
+from sim.prices.profile import Facts
 
 
 def hardware(device: str) -> Facts:

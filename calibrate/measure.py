@@ -23,9 +23,9 @@ from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
 from sim.command import end_on_sigterm
 from sim.errors import InputError
-from sim.profile import Profile, load_profile, write_json
+from sim.inputs.scenario import Scenario, load_scenario
+from sim.prices.profile import Profile, load_profile, write_json
 from sim.program import Block
-from sim.scenario import Scenario, load_scenario
 
 STEPS = 10
 BUDGET_S = 35.0
@@ -225,9 +225,9 @@ def simulated_blocks(
     scenario: Scenario, numbers: dict[int, list[int]], part_of_stage: Sequence[int], rank: int
 ) -> tuple[dict[int, tuple[Block, ...]], list[tuple[str, int]]]:
     """What the simulator asks the profile for: stages' blocks, and (op, bytes) of what ends a step."""
+    from sim.graph.stages import stage_blocks
     from sim.models.optimizer import clip_items, optimizer_items
     from sim.plan import make_plan
-    from sim.stages import stage_blocks
 
     plan = make_plan(scenario)
     blocks = {s: stage_blocks(plan, plan.parts[part_of_stage[s]], rank) for s in numbers}

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sim.scenario import ModelConfig, Training
+from sim.inputs.scenario import ModelConfig, Training
 
 EPSILON = 1e-5
 

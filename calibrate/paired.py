@@ -12,8 +12,8 @@ from calibrate.blocks import RECOMPUTING, Sample
 from calibrate.pieces import Transfer, transfer_seconds
 from calibrate.quiet import QUIET_CORES
 from calibrate.rounds import LEAST, Log, foreign, good_rounds
-from sim.parallelism import Parallelism
-from sim.profile import BlockPoint, Coefficient, CollectiveTable, Facts, PointTable, Profile
+from sim.inputs.parallelism import Parallelism
+from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, Facts, PointTable, Profile
 
 LEAST_MESSAGE_S = 20e-6  # loopback's latency: what took less had arrived before anyone waited
 LEAST_S = 1e-6

@@ -24,7 +24,7 @@ from calibrate.serving.forward import Model
 from calibrate.serving.measure import Samples as ServingSamples
 from calibrate.serving.measure import sample_parts
 from sim.distillation import INFERENCE, teacher_blocks
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
 from sim.serve.serving_measured import part_key
 
 LESSONS = 60  # steps of AdamW, so that the teacher knows something

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrate.model import Build, make_blocks
-from sim.scenario import ModelConfig, Training
+from sim.inputs.scenario import ModelConfig, Training
 
 OUTLIER_THRESHOLD = 6.0  # section 3.2: a feature with any value of this magnitude is multiplied in 16 bits
 INT4_GROUP = 128

@@ -14,14 +14,14 @@ import numpy as np
 
 from calibrate.timing import Timing
 from sim.errors import InputError
-from sim.profile import Coefficient, CollectiveTable, Facts, PointTable, Profile, read_json, write_json
+from sim.prices.profile import Coefficient, CollectiveTable, Facts, PointTable, Profile, read_json, write_json
 
 FORMAT = "profile-partial/1"
 STALE_S = 60.0
 
 
 class Point(NamedTuple):
-    """A measured kernel; `op` and `shape` as in `sim.costs`."""
+    """A measured kernel; `op` and `shape` as in `sim.prices.costs`."""
 
     op: str
     dtype: str

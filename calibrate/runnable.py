@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from sim.errors import InputError
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
 
 RANKS_PER_CORE = 4
 ONE_WAY = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_search")  # head on the last rank

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from sim.profile import PointTable, Profile
+from sim.prices.profile import PointTable, Profile
 
 UNFUSED = ("unfused", "eager")
 _CHAIN = re.compile(r"elementwise:(\w+)_(eager|compiled|liger)(_backward)?")
@@ -155,7 +155,7 @@ def main(
     from sim.command import bad_input_exits
     from sim.errors import InputError
     from sim.files import write_text
-    from sim.profile import load_profile
+    from sim.prices.profile import load_profile
 
     with bad_input_exits():
         rows = rows_of(load_profile(str(profile)))

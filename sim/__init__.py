@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario, load_scenario, parse_scenario
+    from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
     from sim.serve.serving import simulate_serving
     from sim.simulation import simulate
 
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in __all__:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "sim.scenario")), name)
+    return getattr(import_module(_HOMES.get(name, "sim.inputs.scenario")), name)
 
 
 def _interrupted(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sim.errors import InputError
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
 
 MICRO_BATCHES = tuple(2**i for i in range(9))
 DP_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

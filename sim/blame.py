@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.faults import compute_scales, disturbs, jitter_of, link_scales
+from sim.graph.template import COMPUTE
+from sim.inputs.scenario import Faults, Scenario
 from sim.metrics import text_of
-from sim.scenario import Faults, Scenario
-from sim.template import COMPUTE
 
 if TYPE_CHECKING:
     from sim.simulation import Simulation

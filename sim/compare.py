@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from sim.command import run_plain
-from sim.engine import run_static
 from sim.errors import InputError
 from sim.files import write_text
+from sim.graph.engine import run_static
+from sim.inputs.scenario import Scenario, load_scenario
 from sim.measured import MeasuredRun, load_measured, to_timeline
-from sim.profile import Profile, load_profile, write_json
-from sim.scenario import Scenario, load_scenario
+from sim.prices.profile import Profile, load_profile, write_json
 from sim.simulation import Simulation, simulate
 from sim.timeline import Detail, Span, Timeline
 

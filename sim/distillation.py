@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.costs import Costs
 from sim.dtypes import dtype_bytes, sixteen_bit
 from sim.errors import InputError
+from sim.graph.stages import replace_runs, stage_blocks
+from sim.graph.template import compile_program
+from sim.inputs.parallelism import Parallelism, split_layers
+from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import Distillation, Inference, RequestPattern
 from sim.memory import MemoryCurve
 from sim.models.dims import dims
 from sim.models.head import soft_loss
-from sim.parallelism import Parallelism, split_layers
 from sim.plan import make_plan
-from sim.pricing import Pricing
+from sim.prices.costs import Costs
+from sim.prices.pricing import Pricing
 from sim.program import Block, Comm, Compute, Item
-from sim.scenario import Scenario
-from sim.stages import replace_runs, stage_blocks
-from sim.template import compile_program
 from sim.timeline import Detail, RankClass, Timeline
-from sim.workloads import Distillation, Inference, RequestPattern
 from topology.network import Network
 
 if TYPE_CHECKING:
-    from sim.profile import Profile
+    from sim.prices.profile import Profile
 
 INFERENCE = "inference"  # the phase of a measured teacher's block: forward alone, nothing kept, no loss
 

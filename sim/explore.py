@@ -38,7 +38,7 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
     from bokeh.server.util import bind_sockets
 
     from sim.errors import InputError
-    from sim.scenario import load_scenario
+    from sim.inputs.scenario import load_scenario
     from sim.serve.serving import simulate_serving
     from sim.simulation import simulate
     from sim.views.explore_app import Explorer

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
 from topology.detours import left_of_cut
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sim.errors import InputError
 from sim.faults import compute_scales, disturbs, jitter_of, link_scales
-from sim.scenario import Parallelism, Scenario
+from sim.inputs.scenario import Parallelism, Scenario
 from topology.network import Network
 from topology.spec import ClusterSpec
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sim.errors import InputError
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
 
 DAY_S = 86400.0
 CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # intervals of the curve, in multiples of Daly's

@@ -29,7 +29,7 @@ def step_traffic(simulation: Simulation) -> list[Traffic]:
 
 def _messages(simulation: Simulation) -> list[Traffic]:
     """Activations forward and their gradients back, between the ranks of neighbouring stages."""
-    from sim.stages import stage_input_bytes
+    from sim.graph.stages import stage_input_bytes
 
     plan, schedule = simulation.plan, simulation.schedule
     stride = plan.mesh.strides["pp"]

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.actions import Kind
-from sim.build import Acted
-from sim.data_parallel import compute_bytes
 from sim.dtypes import dtype_bytes
+from sim.graph.build import Acted
+from sim.graph.data_parallel import compute_bytes
+from sim.graph.stages import Stage
+from sim.graph.taskgraph import ragged
 from sim.models.head import tied_params
 from sim.plan import Plan
 from sim.program import Block, Compute, Phase
-from sim.stages import Stage
-from sim.taskgraph import ragged
 
 Bytes = NDArray[np.float64]
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")

@@ -11,10 +11,10 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.build import Built
-from sim.engine import Times
+from sim.graph.build import Built
+from sim.graph.engine import Times
+from sim.graph.template import COMPUTE
 from sim.plan import Plan
-from sim.template import COMPUTE
 
 Floats = NDArray[np.float64]
 Intervals = Floats  # [n, 2]: start and end in seconds

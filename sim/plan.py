@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.folding import expert_rank as expert_rank
 from sim.folding import lanes, position_of, uneven_context, uneven_experts
-from sim.scenario import Parallelism, Scenario
+from sim.inputs.scenario import Parallelism, Scenario
 from sim.timeline import RankClass
 
 GROUPS = (

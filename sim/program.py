@@ -109,7 +109,7 @@ class Block:
     `forward_peak_bytes` and `backward_peak_bytes` are transient, beyond what is saved (recomputed activations included
     in the latter). `workspace_bytes` stay allocated from the first backward on,
     one set for all layers of these shapes on a rank.
-    `key` names the block in a profile of measured blocks (see `sim.costs`), "" where none can be.
+    `key` names the block in a profile of measured blocks (see `sim.prices.costs`), "" where none can be.
     """
 
     name: str

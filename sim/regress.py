@@ -23,9 +23,9 @@ from typing import Any
 from sim.command import run_plain
 from sim.compare import compare, simulate_run
 from sim.errors import InputError
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.measured import load_measured, to_timeline
-from sim.profile import read_json, write_json
-from sim.scenario import Scenario, parse_scenario
+from sim.prices.profile import read_json, write_json
 
 FOLDER = "scenarios/measured"
 EXPECTED = "expected.json"

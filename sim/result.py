@@ -11,11 +11,11 @@ from sim.actions import Kind
 from sim.blame import ROUNDING, blame, waiting
 from sim.faults import disturbs, jitter_of
 from sim.folding import APART_RANKS
+from sim.graph.template import compile_program
 from sim.memory import CATEGORIES, MemoryCurve
 from sim.metrics import critical_path, interval, mean, rank_seconds, source_shares, text_of
 from sim.models.flops import model_flops_per_token
 from sim.program import Block, Compute
-from sim.template import compile_program
 
 if TYPE_CHECKING:
     from sim.simulation import Simulation

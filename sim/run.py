@@ -12,7 +12,7 @@ from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
     from sim.serve.serving import ServingSimulation
     from sim.simulation import Simulation
 
@@ -83,7 +83,7 @@ def _run(
     engine: str,
     days: tuple[float, int] | None = None,
 ) -> None:
-    from sim.scenario import load_scenario
+    from sim.inputs.scenario import load_scenario
     from sim.simulation import simulate
 
     scenario = load_scenario(path, overrides)
@@ -128,8 +128,8 @@ def _serve(scenario: Scenario, json: str | None, html: Path | None, trace: Path 
 def _draw(path: Path, overrides: list[str], target: Path) -> None:
     """Write the drawing of the cluster under a step's traffic."""
     from sim.files import write_text
+    from sim.inputs.scenario import load_scenario
     from sim.link_traffic import topology_drawing
-    from sim.scenario import load_scenario
     from sim.simulation import simulate
 
     write_text(target, topology_drawing(simulate(load_scenario(path, overrides))))
@@ -137,7 +137,7 @@ def _draw(path: Path, overrides: list[str], target: Path) -> None:
 
 def _plan_batch(path: Path, json: str | None, overrides: list[str], critical: float | None) -> None:
     from sim.batch_plan import as_dict, batch_sizes, plan_batch, print_plan
-    from sim.scenario import load_scenario
+    from sim.inputs.scenario import load_scenario
 
     def load(more: list[str]) -> Scenario:
         return load_scenario(path, [*overrides, *more])
@@ -153,18 +153,18 @@ def _plan_batch(path: Path, json: str | None, overrides: list[str], critical: fl
 def _describe(key: str | None) -> None:
     """Print the JSON Schema, or what one key means."""
     if key is None:
-        from sim.scenario import json_schema
+        from sim.inputs.scenario import json_schema
 
         write_json("-", json_schema())
     else:
-        from sim.explain import explain
+        from sim.inputs.explain import explain
 
         print(explain(key))
 
 
 def _export(path: Path, overrides: list[str], trainer: str | None, chakra: Path | None) -> None:
     """Print a trainer's flags; write the step as Chakra traces."""
-    from sim.scenario import load_scenario
+    from sim.inputs.scenario import load_scenario
 
     scenario = load_scenario(path, overrides)
     if trainer is not None:

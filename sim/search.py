@@ -97,10 +97,10 @@ def run_search(
     Raises:
         InputError: for a scenario or an option that is wrong, or a Dask cluster that does not answer.
     """
+    from sim.inputs.scenario import load_mapping
     from sim.layout.best_first import BestFirst
     from sim.layout.executors import available_cores, dask_workers, local_workers
     from sim.layout.layouts import grid_is_legal, grids, make_space
-    from sim.scenario import load_mapping
 
     space = make_space(load_mapping(path, overrides), gpus, str(path), parse_only(only))
     limit = _limit_bytes(memory_limit) or float(space.base.cluster.gpu.memory_bytes)
@@ -117,8 +117,8 @@ def parse_only(options: Sequence[str]) -> dict[str, list[Any]]:
     >>> parse_only(["tp=4,8", "schedule=1f1b"])
     {'tp': [4, 8], 'schedule': ['1f1b']}
     """
+    from sim.inputs.yaml_input import parse_yaml
     from sim.layout.layouts import Layout
-    from sim.yaml_input import parse_yaml
 
     out: dict[str, list[Any]] = {}
     for option in options:
@@ -131,7 +131,7 @@ def parse_only(options: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _limit_bytes(text: str | None) -> float | None:
-    from sim.parallelism import parse_size
+    from sim.inputs.parallelism import parse_size
 
     if text is None:
         return None

@@ -1,6 +1,6 @@
 """From a scenario to a simulated step: the whole path, and the result that is shown.
 
->>> from sim.scenario import parse_scenario
+>>> from sim.inputs.scenario import parse_scenario
 >>> s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 8},
 ...                     "training": {"seq_len": 4096, "global_batch_size": 16}})
 >>> simulate(s).result["fits_in_memory"]
@@ -22,24 +22,24 @@ from numpy.typing import NDArray
 
 from sim import schedules
 from sim.actions import Action, Kind, Schedule
-from sim.build import Build, Built, Deadlock
-from sim.contended import LinkBook, Ran, run_alone, run_step
-from sim.costs import Costs
-from sim.data_parallel import DataParallel, make_data_parallel
-from sim.engine import Times
 from sim.errors import InputError
 from sim.faults import link_scales
+from sim.graph.build import Build, Built, Deadlock
+from sim.graph.contended import LinkBook, Ran, run_alone, run_step
+from sim.graph.data_parallel import DataParallel, make_data_parallel
+from sim.graph.engine import Times
+from sim.graph.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
+from sim.graph.taskgraph import TaskGraph
+from sim.graph.template import compile_program
+from sim.inputs.scenario import Scenario
 from sim.memory import MemoryCurve, States, memory_curve, over_steps, states
 from sim.metrics import critical_path
 from sim.plan import Plan, make_plan
-from sim.pricing import Pricing
-from sim.profile import Profile, load_profile
+from sim.prices.costs import Costs
+from sim.prices.pricing import Pricing
+from sim.prices.profile import Profile, load_profile
 from sim.result import make_result
-from sim.scenario import Scenario
 from sim.schedules.unit_time import UnitTimes
-from sim.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
-from sim.taskgraph import TaskGraph
-from sim.template import compile_program
 from sim.timeline import Detail, Timeline
 from topology.network import Network
 

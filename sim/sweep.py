@@ -75,9 +75,9 @@ def run_sweep(
         InputError: for a scenario or an option that is wrong, if no combination can be simulated, or if a Dask cluster
             does not answer.
     """
+    from sim.inputs.scenario import load_mapping
     from sim.layout.executors import available_cores, dask_workers, local_workers
     from sim.layout.what_if import attempt, pack
-    from sim.scenario import load_mapping
 
     keys = parse_vary(vary)
     changes: list[Change] = [tuple(zip(keys, values, strict=True)) for values in itertools.product(*keys.values())]
@@ -123,7 +123,7 @@ def parse_vary(options: Sequence[str]) -> dict[str, list[Any]]:
     Raises:
         InputError: for an option that is none, or too many combinations.
     """
-    from sim.yaml_input import one_line, parse_yaml
+    from sim.inputs.yaml_input import one_line, parse_yaml
 
     out: dict[str, list[Any]] = {}
     for option in options:

@@ -17,8 +17,8 @@ import typer
 
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
-from sim.input_source import Source
-from sim.overrides import with_overrides
+from sim.inputs.input_source import Source
+from sim.inputs.overrides import with_overrides
 from sim.published.predict import predict, quantity
 from sim.published.prediction import NotSimulated
 from sim.published.statistics import Error, by_group
@@ -143,7 +143,7 @@ def main(
     with bad_input_exits():
         read = [_changed(read_table(path, limit), set_ or ()) for path in tables]
         if calibration is not None:
-            from sim.profile import load_profile
+            from sim.prices.profile import load_profile
 
             load_profile(calibration, "--calibration")
         done = validate_tables(read, calibration, jobs, progress=sys.stderr.isatty())

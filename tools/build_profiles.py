@@ -24,11 +24,11 @@ sys.path.insert(0, str(ROOT))
 
 from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
 
-from sim.kernels import make_table  # noqa: E402
-from sim.profile import PointTable, Profile, write_json  # noqa: E402
+from sim.prices.kernels import make_table  # noqa: E402
+from sim.prices.profile import PointTable, Profile, write_json  # noqa: E402
+from sim.prices.roofline import Device  # noqa: E402
 from sim.published.fused_rows import fused_kernel  # noqa: E402
 from sim.published.tables import read_table  # noqa: E402
-from sim.roofline import Device  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
 
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}

@@ -13,8 +13,8 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from sim.costs import Costs
-from sim.profile import Coefficient, load_profile
+from sim.prices.costs import Costs
+from sim.prices.profile import Coefficient, load_profile
 from sim.published.kernel_rows import _MATMULS_AND_ATTENTION, IMPLEMENTATIONS, UNFUSED
 from sim.published.tables import Row, read_table
 from topology.presets import GPUS

@@ -19,8 +19,8 @@ from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
 from calibrate.parallel.expert import ExpertParallel
 from calibrate.parallel.tensor import ColumnLinear, Cut, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
+from sim.inputs.scenario import ModelConfig, Scenario
 from sim.plan import Plan
-from sim.scenario import ModelConfig, Scenario
 
 OwnGradient = Callable[[nn.Parameter, int], Tensor]  # what a rank keeps of a gradient from a row on, flat
 

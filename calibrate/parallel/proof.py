@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from calibrate.model import Build, Head, make_blocks
 from calibrate.parallel.model_parallel import whole_model
 from calibrate.parallel.runner import Runner, make_batch, seed_dropout, sum_over_ranks
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 

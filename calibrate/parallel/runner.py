@@ -20,9 +20,9 @@ from calibrate.parallel.recompute import recompute
 from calibrate.parallel.together import ExpertDataParallel
 from calibrate.parallel.zero import ShardedOptimizer, Sharding
 from sim.actions import Kind, Schedule, parts
+from sim.inputs.scenario import Scenario
 from sim.models.recompute import mode_of_layer
 from sim.plan import Mesh, Plan, make_mesh, make_parts, make_plan
-from sim.scenario import Scenario
 from sim.schedules import build
 from sim.simulation import simulate
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from calibrate.model import Embedding, Head, Layer, Linear, _dropout
 from calibrate.parallel.comm import Group
-from sim.scenario import ModelConfig
+from sim.inputs.scenario import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

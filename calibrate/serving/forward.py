@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from calibrate.model import Build, Constants, make_blocks
 from calibrate.serving.cache import PagedCache
-from sim.scenario import ModelConfig, Training
+from sim.inputs.scenario import ModelConfig, Training
 
 Clock = Callable[[], float]
 

@@ -22,8 +22,8 @@ from calibrate.serving.cache import PagedCache, make_cache
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model, Part, forward, make_model
 from sim.errors import InputError
-from sim.profile import BlockPoint, Profile
-from sim.scenario import Inference, Scenario
+from sim.inputs.scenario import Inference, Scenario
+from sim.prices.profile import BlockPoint, Profile
 from sim.serve.requests import Request, make_requests
 from sim.serve.serving import percentiles, simulate_serving
 from sim.serve.serving_measured import part_key
@@ -197,7 +197,7 @@ def main(
 ) -> None:
     """Serve SCENARIO.yaml for real and print measured beside simulated."""
     from sim.command import bad_input_exits, write_json
-    from sim.scenario import load_scenario
+    from sim.inputs.scenario import load_scenario
 
     with bad_input_exits():
         clock = time.process_time if cpu_seconds else time.perf_counter

@@ -7,7 +7,7 @@ from pathlib import Path
 from docs.figures.gantt import Gantt, strip
 from docs.figures.sources import memory, run
 from docs.figures.svg import Chart
-from sim.scenario import load_scenario
+from sim.inputs.scenario import load_scenario
 from sim.simulation import Simulation, simulate
 from sim.views.units import seconds
 

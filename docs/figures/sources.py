@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from docs.figures.svg import COLOURS, Chart, Series
-from sim.scenario import load_scenario
+from sim.inputs.scenario import load_scenario
 from sim.simulation import Simulation, simulate
 from sim.views.palette import MEMORY
 from topology.network import Network

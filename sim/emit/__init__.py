@@ -9,7 +9,7 @@ from __future__ import annotations
 from sim.emit.megatron import Megatron
 from sim.emit.torchtitan import Titan
 from sim.errors import InputError
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
 
 TRAINERS = {"torchtitan": Titan, "megatron": Megatron}
 

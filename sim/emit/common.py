@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.scenario import Scenario
-from sim.training_config import Training
+from sim.inputs.scenario import Scenario
+from sim.inputs.training_config import Training
 
 
 @dataclass

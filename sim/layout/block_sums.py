@@ -7,8 +7,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from sim.actions import Kind
-from sim.data_parallel import DataParallel
 from sim.folding import expert_rank
+from sim.graph.data_parallel import DataParallel
+from sim.graph.stages import layer_sort, stage_input_bytes
+from sim.inputs.scenario import Scenario
 from sim.layout.grid_prices import GridPrices, Sort
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
@@ -16,8 +18,6 @@ from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.mtp import mtp_block
 from sim.program import Phase
-from sim.scenario import Scenario
-from sim.stages import layer_sort, stage_input_bytes
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 EMBEDDING, HEAD, MTP = -1, -2, -3  # sorts of blocks; layers' sorts are 0 and up

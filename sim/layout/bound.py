@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 
 from sim.actions import Kind
-from sim.data_parallel import DataParallel, gather_units
+from sim.graph.data_parallel import DataParallel, gather_units
+from sim.graph.stages import Stage, epilogue
+from sim.graph.template import compile_program
+from sim.inputs.parallelism import split_layers
+from sim.inputs.scenario import Scenario
 from sim.layout.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Signature, bucket_sizes
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, is_legal, layouts_of, overlaps, scenario_of
 from sim.layout.memory_bound import forwards_first, stage_bytes
 from sim.layout.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
 from sim.memory import states
-from sim.parallelism import split_layers
 from sim.program import Phase
-from sim.scenario import Scenario
-from sim.stages import Stage, epilogue
-from sim.template import compile_program
 
 ROUNDING = 1 - 1e-9  # sums here run in another order than the engine's
 RankBlocks = tuple[Signature, ...]

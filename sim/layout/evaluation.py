@@ -11,13 +11,13 @@ import time
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.contended import shared_links
-from sim.costs import Costs
 from sim.errors import InputError
+from sim.graph.contended import shared_links
 from sim.layout.bound import ROUNDING, GridBounds, GridSearch
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
-from sim.profile import Profile, load_profile
+from sim.prices.costs import Costs
+from sim.prices.profile import Profile, load_profile
 from sim.simulation import no_collection, simulate
 from topology.network import Network
 

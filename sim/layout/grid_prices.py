@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sim.actions import Kind
-from sim.costs import Costs
-from sim.data_parallel import DataParallel, gradients_of, make_data_parallel
+from sim.graph.data_parallel import DataParallel, gradients_of, make_data_parallel
+from sim.graph.stages import PHASES, Stage
+from sim.graph.template import COMPUTE, Priced, Template, compile_program
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.plan import make_plan
-from sim.pricing import Pricing
+from sim.prices.costs import Costs
+from sim.prices.pricing import Pricing
 from sim.program import Block, Comm, Compute, Phase
-from sim.stages import PHASES, Stage
-from sim.template import COMPUTE, Priced, Template, compile_program
 from topology.network import Network
 
 

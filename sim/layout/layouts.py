@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from sim import schedules
 from sim.errors import InputError
-from sim.overrides import merge
-from sim.parallelism import STAGES_PER_RANK, Parallelism, split_layers
-from sim.scenario import Recompute, Scenario, Training, parse_scenario
+from sim.inputs.overrides import merge
+from sim.inputs.parallelism import STAGES_PER_RANK, Parallelism, split_layers
+from sim.inputs.scenario import Recompute, Scenario, Training, parse_scenario
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
 DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
@@ -86,7 +86,7 @@ class Space:
 def make_space(
     data: Mapping[str, Any], gpus: int | None, where: str, only: Mapping[str, Sequence[Any]] | None = None
 ) -> Space:
-    """The space of a scenario as it stands in its file (`sim.scenario.load_mapping`).
+    """The space of a scenario as it stands in its file (`sim.inputs.scenario.load_mapping`).
 
     Raises:
         InputError: if the scenario is no training step, or wrong in a key that no layout changes.
@@ -157,7 +157,7 @@ def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
 
 
 def grid_is_legal(space: Space, grid: Grid) -> bool:
-    """The rules of `sim.rules` that the mesh alone decides."""
+    """The rules of `sim.inputs.rules` that the mesh alone decides."""
     tp, cp, _, dp, ep = grid
     model, base = space.base.model, space.base.parallelism
     moe = model.moe

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sim.costs import Costs
 from sim.errors import InputError
 from sim.faults import disturbs
-from sim.input_source import Source
-from sim.overrides import with_overrides
-from sim.profile import Profile, load_profile
-from sim.scenario import Scenario, parse_scenario
+from sim.inputs.input_source import Source
+from sim.inputs.overrides import with_overrides
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.prices.costs import Costs
+from sim.prices.profile import Profile, load_profile
 from sim.simulation import Simulation, simulate
 from topology.spec import GpuSpec
 

@@ -18,7 +18,7 @@ from sim.models.operators import F, I, Part, gemm, memory_op
 from sim.program import Compute, Program, Saved
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
 BACKWARD_FLOPS = 2.5  # five matmuls in a fused backward, two forward (Dao 2023, section 3.1)

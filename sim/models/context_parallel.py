@@ -16,7 +16,7 @@ from sim.models.operators import F, I, Part, collective, memory_op
 from sim.program import Comm, Compute, Item, Phase, Wait
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
 
 FP32_BYTES = 4.0
 

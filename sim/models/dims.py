@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sim.dtypes import dtype_bytes, sixteen_bit
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
-    from sim.training_config import Lora
+    from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import Lora
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from sim.models.operators import (
 from sim.program import Block, Program, Saved
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
 
 TOKEN_BYTES = 8.0  # an int64 token number
 

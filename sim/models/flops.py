@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sim.scenario import ModelConfig
+    from sim.inputs.scenario import ModelConfig
 
 
 def model_flops_per_token(

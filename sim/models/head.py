@@ -29,7 +29,7 @@ from sim.models.operators import (
 from sim.program import Block, Item, Saved
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario, Training
+    from sim.inputs.scenario import Scenario, Training
 
 FP32_BYTES = 4.0
 ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alignment of 16 bytes)

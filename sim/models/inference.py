@@ -21,12 +21,12 @@ from sim.dtypes import dtype_bytes, sixteen_bit
 from sim.models.dims import ceil_div
 from sim.models.moe import expert_load
 from sim.models.operators import F, collective, gemm, memory_op
+from sim.prices.roofline import ATTENTION_DECODE, PREFILL, attended_pairs, shape_flops
 from sim.program import Compute, Item, Program
-from sim.roofline import ATTENTION_DECODE, PREFILL, attended_pairs, shape_flops
 
 if TYPE_CHECKING:
-    from sim.model_config import MoeConfig
-    from sim.scenario import ModelConfig, Scenario
+    from sim.inputs.model_config import MoeConfig
+    from sim.inputs.scenario import ModelConfig, Scenario
 
 FP32_BYTES = 4.0
 OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
@@ -101,7 +101,7 @@ def _formats(quantization: str, precision: str, peaks: dict[str, float], act: st
 def kv_bytes_per_token(d: ServingDims) -> float:
     """Cache of one token in one layer on one rank: keys and values of its heads, or the whole latent.
 
-    >>> from sim.scenario import parse_scenario
+    >>> from sim.inputs.scenario import parse_scenario
     >>> s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100",
     ...     "inference": {"requests": {"prompt_len": 8, "output_len": 8}}})
     >>> kv_bytes_per_token(serving_dims(s)) * s.model.layers

@@ -17,7 +17,7 @@ from sim.models.recompute import keep, mode_of_layer, stops_early
 from sim.program import Block
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
 
 
 def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> Block:

@@ -14,8 +14,8 @@ from sim.models.operators import F, I, Part, collective, memory_op
 from sim.program import Program
 
 if TYPE_CHECKING:
-    from sim.model_config import MlaConfig
-    from sim.scenario import Scenario
+    from sim.inputs.model_config import MlaConfig
+    from sim.inputs.scenario import Scenario
 
 
 def mla_core(scenario: Scenario, d: Dims) -> Core:

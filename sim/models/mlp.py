@@ -10,7 +10,7 @@ from sim.models.linear import Linear, linear
 from sim.models.operators import Part
 
 if TYPE_CHECKING:
-    from sim.scenario import ModelConfig
+    from sim.inputs.scenario import ModelConfig
 
 
 def separate_matmuls(d: Dims, mlp: str) -> bool:

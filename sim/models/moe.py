@@ -31,8 +31,8 @@ from sim.models.operators import (
 from sim.program import Compute, Item, Phase, Program, Saved
 
 if TYPE_CHECKING:
-    from sim.model_config import MoeConfig
-    from sim.scenario import Scenario
+    from sim.inputs.model_config import MoeConfig
+    from sim.inputs.scenario import Scenario
 
 FP32_BYTES = 4.0
 INDEX_BYTES = 4.0

@@ -18,7 +18,7 @@ from sim.models.recompute import keep, mode_of_layer
 from sim.program import Block
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
 
 
 def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:

@@ -9,7 +9,7 @@ from sim.models.operators import memory_op
 from sim.program import Phase, Program
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
 
 FP32_BYTES = 4.0
 

@@ -20,7 +20,7 @@ from sim.models.operators import Part, backward_peak, forward_of, rerun, saved_o
 from sim.program import Comm, Compute, Item, Program, Saved
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
 
 KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op keeps rather than send again
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sim.errors import InputError
-from sim.pricing import LINK_UNCERTAINTY
+from sim.inputs.rules import MAX_RANKS
+from sim.prices.pricing import LINK_UNCERTAINTY
 from sim.published.prediction import NotSimulated, Predictions, cluster_of, costs_of, spread
 from sim.published.tables import Row
-from sim.rules import MAX_RANKS
 from topology.collectives import bus_factor
 from topology.network import Network
 from topology.spec import ClusterSpec

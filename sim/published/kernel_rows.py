@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sim.costs import Cost, Costs
 from sim.dtypes import dtype_bytes, normalise_dtype
 from sim.errors import InputError
+from sim.prices.costs import Cost, Costs
+from sim.prices.roofline import ATTENTION_DECODE, PREFILL, shape_bytes, shape_flops
 from sim.program import Compute, Phase
 from sim.published.fused_rows import fused_kernel
 from sim.published.moe_rows import moe_layer
 from sim.published.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
 from sim.published.tables import Row
-from sim.roofline import ATTENTION_DECODE, PREFILL, shape_bytes, shape_flops
 
 Data = Mapping[str, Any]
 PHASES = {

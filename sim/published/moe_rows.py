@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.costs import Costs
+from sim.graph.template import Template, compile_program
+from sim.inputs.scenario import parse_scenario
 from sim.models.dims import Shard, dims
 from sim.models.moe import moe_parts
 from sim.models.operators import backward_of, forward_of
 from sim.plan import make_plan
-from sim.pricing import Pricing
+from sim.prices.costs import Costs
+from sim.prices.pricing import Pricing
 from sim.published.prediction import Predictions, calibration_of, cluster_of, profile_named, spread, without
 from sim.published.tables import Row
-from sim.scenario import parse_scenario
-from sim.template import Template, compile_program
 from topology.network import Network
 
 

@@ -39,7 +39,7 @@ def quantity(key: str) -> str:
 
 
 def _training_step(row: Row, calibration: str | None) -> Predictions:
-    from sim.scenario import parse_scenario
+    from sim.inputs.scenario import parse_scenario
     from sim.simulation import simulate
 
     scenario = parse_scenario(_with(row, calibration), row.id)
@@ -70,7 +70,7 @@ MEMORY_UNCERTAINTY = 0.03  # allocator rounding, small tensors and workspaces le
 
 
 def _inference(row: Row, calibration: str | None) -> Predictions:
-    from sim.scenario import parse_scenario
+    from sim.inputs.scenario import parse_scenario
     from sim.serve.serving import simulate_serving
 
     scenario = parse_scenario(_with(row, calibration), row.id)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.costs import Costs
 from sim.errors import InputError
-from sim.profile import Profile, load_profile
+from sim.prices.costs import Costs
+from sim.prices.profile import Profile, load_profile
 from sim.published.tables import Row
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec
@@ -72,7 +72,7 @@ def without(profile: Profile, *prefixes: str) -> Profile:
 
 @lru_cache(maxsize=64)
 def _cluster(given: str, gpu: str) -> ClusterSpec:
-    from sim.scenario import parse_scenario
+    from sim.inputs.scenario import parse_scenario
 
     named = json.loads(given)
     if named is None:

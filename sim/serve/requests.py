@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sim.errors import InputError
-from sim.workloads import RequestPattern, RequestTrace
+from sim.inputs.workloads import RequestPattern, RequestTrace
 
 MAX_TRACE_BYTES = 256 * 2**20
 MAX_TOKENS = 100_000_000

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.errors import InputError
+from sim.inputs.scenario import Scenario
 from sim.memory import MemoryCurve
-from sim.profile import Profile, load_profile
-from sim.scenario import Scenario
+from sim.prices.profile import Profile, load_profile
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request, make_requests
 from sim.serve.scheduler import Batch, Counts, Limits, Scheduler, Sequence

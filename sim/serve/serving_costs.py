@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.costs import REPEAT_UNCERTAINTY, Costs
+from sim.graph.template import Priced
+from sim.inputs.scenario import Scenario
 from sim.models.inference import (
     ServingDims,
     decode_attention,
@@ -26,14 +27,13 @@ from sim.models.inference import (
     serving_dims,
 )
 from sim.plan import Plan, make_plan
-from sim.pricing import Pricing
-from sim.profile import Profile
+from sim.prices.costs import REPEAT_UNCERTAINTY, Costs
+from sim.prices.pricing import Pricing
+from sim.prices.profile import Profile
+from sim.prices.roofline import ATTENTION_DECODE, MATMULS, Device, shape_bytes
 from sim.program import Comm, Compute, Program, Wait
-from sim.roofline import ATTENTION_DECODE, MATMULS, Device, shape_bytes
-from sim.scenario import Scenario
 from sim.serve.serving_measured import MeasuredParts, measured_parts
 from sim.serve.weight_only import WeightOnly, weight_only
-from sim.template import Priced
 from topology.network import Network
 
 SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.faults import compute_scales, link_scales
-from sim.pricing import Pricing
-from sim.scenario import Scenario
+from sim.inputs.scenario import Scenario
+from sim.prices.pricing import Pricing
 from sim.serve.serving_costs import IterationCosts, Load
 from topology.network import Network
 

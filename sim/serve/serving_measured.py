@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from sim.model_config import ModelConfig
-    from sim.profile import Profile
+    from sim.inputs.model_config import ModelConfig
+    from sim.prices.profile import Profile
 
 PARTS = ("rest", "prefill", "decode", "engine")
 _KEY = re.compile(r"(\w+) a=(\d+) b=(\d+)")

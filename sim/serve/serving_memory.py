@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sim.inputs.scenario import Scenario
 from sim.models.inference import ServingDims, kv_bytes_per_token, layer_elements
-from sim.scenario import Scenario
 from sim.serve.requests import Request
 from sim.serve.serving_costs import IterationCosts, StageLayers
 

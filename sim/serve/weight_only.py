@@ -14,10 +14,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.interpolation import Surface
-from sim.kernels import kernel_file
-from sim.profile import Profile
-from sim.roofline import Device
+from sim.prices.interpolation import Surface
+from sim.prices.kernels import kernel_file
+from sim.prices.profile import Profile
+from sim.prices.roofline import Device
 
 TABLES = {"int8_weight_only": "int8_wo", "int4_weight_only": "int4_wo", "llm_int8": "sq"}
 

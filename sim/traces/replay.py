@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.engine import run_static
 from sim.errors import InputError
+from sim.graph.engine import run_static
+from sim.graph.taskgraph import TaskGraph
 from sim.metrics import Intervals, uncovered_s
-from sim.taskgraph import TaskGraph
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
 from sim.traces.recording import START, Node, Recording
 from sim.traces.whatif import Change

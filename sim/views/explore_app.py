@@ -12,7 +12,7 @@ from bokeh.layouts import column, row
 from bokeh.models import CustomJS, InlineStyleSheet
 from bokeh.models.widgets import Button, TextInput, Toggle
 
-from sim.scenario import load_scenario
+from sim.inputs.scenario import load_scenario
 from sim.views.explore_panel import Panel, styled
 from sim.views.explore_state import controls_of, from_query, to_query
 from sim.views.page import escape

@@ -14,8 +14,8 @@ from bokeh.models import ColumnDataSource, HoverTool, InlineStyleSheet
 from bokeh.models.widgets import CategoricalSlider, Div, Select
 
 from sim.errors import InputError
+from sim.inputs.scenario import Scenario, load_mapping, load_scenario
 from sim.memory import MemoryCurve
-from sim.scenario import Scenario, load_mapping, load_scenario
 from sim.serve.serving import ServingSimulation, simulate_serving
 from sim.simulation import Simulation, simulate
 from sim.timeline import Timeline

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from sim.parallelism import ScheduleName
+from sim.inputs.parallelism import ScheduleName
 from topology.presets import CLUSTERS
 
 if TYPE_CHECKING:
-    from sim.scenario import Scenario
+    from sim.inputs.scenario import Scenario
 
 AS_IN_FILE = "as in the file"
 MOST_ACTIONS = 20_000  # forwards and backwards of all pipeline ranks that are drawn live

@@ -13,7 +13,7 @@ import sys
 from typing import NamedTuple
 
 from sim.on_chip import ON_CHIP
-from sim.roofline import shape_bytes, shape_flops
+from sim.prices.roofline import shape_bytes, shape_flops
 from sim.views.units import rate
 from topology.presets import GPUS
 from topology.spec import GpuSpec

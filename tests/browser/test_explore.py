@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sim.scenario import load_scenario
+from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
 from sim.views.units import seconds
 

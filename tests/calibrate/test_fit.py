@@ -11,9 +11,9 @@ import pytest
 
 from calibrate.fit import PRIORS, Case, cases_of, changed, fit, fitted_profile, folds
 from sim.errors import InputError
-from sim.profile import Coefficient, Profile, load_profile
+from sim.inputs.scenario import parse_scenario
+from sim.prices.profile import Coefficient, Profile, load_profile
 from sim.published.tables import read_table
-from sim.scenario import parse_scenario
 from sim.simulation import simulate
 
 BASE = Profile("base", "made up", reference="a100-sxm", coefficients={

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from calibrate.records import Collective, Constant, Partial, Point, from_json, make_profile, point, to_json
 from calibrate.timing import Bench, Timing, summarize
-from sim.profile import Profile
+from sim.prices.profile import Profile
 
 FACTS = {"hardware": {"device": "cpu"}, "software": {"torch": "2"}, "settings": {"quick": True}}
 RECORDS = [

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sim.costs import Costs
-from sim.profile import load_profile
+from sim.prices.costs import Costs
+from sim.prices.profile import load_profile
 from sim.program import Compute, Phase
 from topology.presets import GPUS
 

@@ -15,7 +15,7 @@ from calibrate import fused  # noqa: E402
 from calibrate.records import Constant, Point, make_profile  # noqa: E402
 from calibrate.side_by_side import cells, markdown, rows_of, svg  # noqa: E402
 from calibrate.timing import Bench  # noqa: E402
-from sim.profile import Profile  # noqa: E402
+from sim.prices.profile import Profile  # noqa: E402
 
 FACTS = {"hardware": {"device": "cpu"}, "software": {"torch": "2"}, "settings": {"quick": True}}
 ATTENTION = (1, 8, 8, 512, 512, 64, 64, 1)

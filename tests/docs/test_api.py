@@ -12,7 +12,7 @@ BUG = "<script>alert(1)</script>"
 
 
 def test_importing_sim_loads_nothing_else() -> None:
-    code = "import sys, sim; print(sorted({'numpy', 'pydantic', 'bokeh', 'sim.scenario'} & set(sys.modules)))"
+    code = "import sys, sim; print(sorted({'numpy', 'pydantic', 'bokeh', 'sim.inputs.scenario'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sim.costs import Costs
+from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.measured import load_measured, to_timeline
-from sim.profile import load_profile
+from sim.prices.costs import Costs
+from sim.prices.profile import load_profile
 from sim.program import Compute, Phase
 from sim.published.tables import read_table
 from sim.replay import load as load_traces
-from sim.scenario import load_scenario, parse_scenario
 from sim.serve.requests import read_trace
 from sim.simulation import simulate
 from sim.traces.chakra_in import read_groups

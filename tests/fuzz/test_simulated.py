@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.serve.serving import simulate_serving
 from sim.simulation import simulate
 from tests.fuzz.breaking import break_tree

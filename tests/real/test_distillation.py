@@ -21,7 +21,7 @@ from calibrate.parallel.runner import make_place  # noqa: E402
 from calibrate.pieces import block_cuts  # noqa: E402
 from calibrate.pupil import Lesson, Pupil  # noqa: E402
 from calibrate.quantization import make_small, perplexity, text, train  # noqa: E402
-from sim.scenario import load_scenario  # noqa: E402
+from sim.inputs.scenario import load_scenario  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "cpu"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.scenario import parse_scenario
+from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from tests.real.conftest import small
 

@@ -21,7 +21,7 @@ from calibrate.huggingface import Imported, check_model, find_layers  # noqa: E4
 from calibrate.measure import simulated_blocks  # noqa: E402
 from calibrate.paired import make_profile  # noqa: E402
 from sim.errors import InputError  # noqa: E402
-from sim.scenario import load_scenario  # noqa: E402
+from sim.inputs.scenario import load_scenario  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import torch
 
 from calibrate.model import Build, make_blocks, parameter_count
 from calibrate.parallel.memory import resident, saved_storages
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models import embedding_block, head_block, layer_block
 from sim.models.dims import Shard
 from sim.program import Block
-from sim.scenario import Scenario, parse_scenario
 
 pytestmark = pytest.mark.real
 

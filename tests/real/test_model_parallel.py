@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.scenario import parse_scenario
+from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from tests.real.conftest import ROOT, small
 

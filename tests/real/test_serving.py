@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402
 from calibrate.serving.forward import Model, greedy_without_cache, make_model  # noqa: E402
-from sim.scenario import ModelConfig  # noqa: E402
+from sim.inputs.scenario import ModelConfig  # noqa: E402
 
 torch.set_num_threads(1)  # operators this small only wait for one another's threads
 
@@ -117,7 +117,7 @@ def test_what_can_never_be_served_is_refused() -> None:
 def test_measured_throughput_is_the_simulated_one() -> None:
     """In CPU seconds, which neighbours on the machine do not stretch: within 15 %, in the best of three tries."""
     from calibrate.serving.measure import compare
-    from sim.scenario import load_scenario
+    from sim.inputs.scenario import load_scenario
 
     file = Path(__file__).parents[2] / "scenarios" / "serve_cpu.yaml"
     scenario = load_scenario(file, ["inference.requests.count=24"])
@@ -134,7 +134,7 @@ def test_measured_throughput_is_the_simulated_one() -> None:
 def test_the_engine_refuses_what_it_does_not_run() -> None:
     from calibrate.serving.measure import compare
     from sim.errors import InputError
-    from sim.scenario import load_scenario
+    from sim.inputs.scenario import load_scenario
 
     with pytest.raises(InputError, match="experts, latent attention"):
         compare(load_scenario(Path(__file__).parents[2] / "scenarios" / "serve_deepseek_v3.yaml"))

@@ -12,7 +12,7 @@ import pytest
 from calibrate.launch import run_ranks
 from calibrate.parallel.data import DistributedSampler
 from calibrate.parallel.memory import Allocation, peak_bytes
-from sim.scenario import parse_scenario
+from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from tests.real.conftest import ROOT, small
 

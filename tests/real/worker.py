@@ -27,7 +27,7 @@ from calibrate.parallel import (
     tensor,
     together,
 )
-from sim.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 
 
 def _prove(cases: str, out: str) -> None:

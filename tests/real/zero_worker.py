@@ -16,7 +16,7 @@ from calibrate.model import Build, Head, make_blocks
 from calibrate.parallel.memory import allocated_peak, storages
 from calibrate.parallel.proof import single_device
 from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, Runner, make_batch, make_place
-from sim.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 
 STEPS = 3
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.data_parallel import make_data_parallel
+from sim.graph.data_parallel import make_data_parallel
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.plan import make_plan
-from sim.profile import BlockPoint, Profile
-from sim.scenario import Scenario, parse_scenario
+from sim.prices.profile import BlockPoint, Profile
 
 GPT = {
     "layers": 8,
@@ -48,7 +48,7 @@ def case(
 
 def even_profile(scenario: Scenario, layer_s: float = 1e-3) -> Profile:
     """Measured blocks: a layer takes 1, 1 and 1 `layer_s` for forward, input and weight gradient, the ends nothing."""
-    from sim.stages import stage_blocks
+    from sim.graph.stages import stage_blocks
 
     plan = make_plan(scenario)
     make_data_parallel(plan)

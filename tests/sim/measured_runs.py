@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.profile import Profile
-from sim.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.prices.profile import Profile
 from sim.simulation import Simulation, simulate
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.engine import run_static
 from sim.errors import InputError
-from sim.scenario import Scenario, load_scenario
+from sim.graph.engine import run_static
+from sim.inputs.scenario import Scenario, load_scenario
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import case
 from tests.sim.test_faults_folding import spans_of_ranks

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs import Costs
 from sim.errors import InputError
-from sim.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
+from sim.prices.costs import Costs
+from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
+from sim.prices.roofline import attended_pairs, shape_flops
 from sim.program import Compute, Phase
-from sim.roofline import attended_pairs, shape_flops
 from topology.presets import GPUS
 
 H100 = GPUS["h100-sxm"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine import run_contended, run_simpy, run_static
-from sim.sharing import Flow, Flows, Sharing
-from sim.taskgraph import TaskGraph
+from sim.graph.engine import run_contended, run_simpy, run_static
+from sim.graph.sharing import Flow, Flows, Sharing
+from sim.graph.taskgraph import TaskGraph
 from sim.timeline import Detail, RankClass
 
 
@@ -158,7 +158,7 @@ runs: list[Recorded] = []
 @given(sharing_programs())
 def test_every_byte_is_sent_and_no_link_is_ever_overrun(program: Program) -> None:
     graph, flows = program
-    with patch("sim.engine.Sharing", Recorded):
+    with patch("sim.graph.engine.Sharing", Recorded):
         times = run_contended(graph, flows)
     for task, rates in runs.pop().rates.items():
         until = [*(t for t, _ in rates[1:]), times.end_s[task]]

@@ -14,8 +14,8 @@ import pytest
 
 from sim.emit import emit
 from sim.errors import InputError
-from sim.explain import all_keys, explain
-from sim.scenario import Scenario, parse_scenario
+from sim.inputs.explain import all_keys, explain
+from sim.inputs.scenario import Scenario, parse_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LLAMA: dict[str, Any] = {
@@ -204,7 +204,7 @@ def outcome(loaded: Scenario, trainer: str) -> tuple[str, str]:
 
 
 def test_every_shipped_scenario_is_emitted_or_refused_with_a_reason() -> None:
-    from sim.scenario import load_scenario
+    from sim.inputs.scenario import load_scenario
 
     written = 0
     for file in sorted(SCENARIOS.glob("*.yaml")):

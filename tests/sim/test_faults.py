@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.costs import Costs
 from sim.errors import InputError
 from sim.faults import Jitter, link_scales
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.plan import make_plan
-from sim.pricing import Pricing
-from sim.profile import load_profile
+from sim.prices.costs import Costs
+from sim.prices.pricing import Pricing
+from sim.prices.profile import load_profile
 from sim.program import Comm, Phase
-from sim.scenario import Scenario, load_scenario, parse_scenario
 from sim.schedules import NAMES
 from sim.serve.serving import simulate_serving
 from sim.simulation import Simulation, simulate

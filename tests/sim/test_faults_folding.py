@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sim.errors import InputError
 from sim.folding import group_numbers, members
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.plan import make_plan
-from sim.scenario import Scenario, parse_scenario
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import case
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sim.errors import InputError
 from sim.goodput import DAY_S, Job, daly_s, effective, goodput, job_of, many_runs, one_run, young_s
-from sim.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 from tests.sim.cases import case
 
 ROOT = Path(__file__).parents[2]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.costs import Costs
 from sim.errors import InputError
-from sim.flash import flash_seconds
-from sim.kernels import bounds, kernel_file, lookup, make_table
-from sim.profile import PointTable, load_profile
+from sim.prices.costs import Costs
+from sim.prices.flash import flash_seconds
+from sim.prices.kernels import bounds, kernel_file, lookup, make_table
+from sim.prices.profile import PointTable, load_profile
+from sim.prices.roofline import Device, shape_bytes, shape_flops
 from sim.program import Compute, Phase
-from sim.roofline import Device, shape_bytes, shape_flops
 from topology.presets import GPUS
 
 HOME = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}

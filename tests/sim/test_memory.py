@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.inputs.model_config import count_parameters
 from sim.memory import over_steps
-from sim.model_config import count_parameters
 from sim.simulation import simulate
 from tests.sim.cases import case
 

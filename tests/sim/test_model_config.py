@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.model_config import ModelConfig, count_parameters
-from sim.model_input import load_model, model_presets
+from sim.inputs.model_config import ModelConfig, count_parameters
+from sim.inputs.model_input import load_model, model_presets
+from sim.inputs.scenario import parse_scenario
 from sim.models import embedding_block, head_block, layer_block, mtp_block
-from sim.scenario import parse_scenario
 
 # Exact counts: `num_parameters` of the Hugging Face checkpoints' model cards and index files.
 PUBLISHED = {

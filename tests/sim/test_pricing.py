@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sim.actions import Kind
-from sim.costs import Costs
-from sim.data_parallel import make_data_parallel, weave_backward, weave_forward
+from sim.graph.data_parallel import make_data_parallel, weave_backward, weave_forward
+from sim.graph.stages import PHASES
+from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 from sim.plan import make_plan
-from sim.pricing import Pricing
-from sim.profile import load_profile
+from sim.prices.costs import Costs
+from sim.prices.pricing import Pricing
+from sim.prices.profile import load_profile
 from sim.program import Comm, Compute, Phase, Wait
-from sim.scenario import parse_scenario
-from sim.stages import PHASES
 from topology.network import Network
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.errors import InputError
-from sim.profile import (
+from sim.prices.profile import (
     BlockPoint,
     Coefficient,
     CollectiveTable,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sim.errors import InputError
-from sim.kernels import kernel_file
+from sim.prices.kernels import kernel_file
 from sim.published.predict import predict
 from sim.published.prediction import NotSimulated, Prediction
 from sim.published.tables import Row

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sim.dtypes import dtype_bytes
-from sim.overrides import merge
-from sim.parallelism import split_layers
-from sim.scenario import Scenario, json_schema, load_mapping, load_scenario, parse_scenario
+from sim.inputs.overrides import merge
+from sim.inputs.parallelism import split_layers
+from sim.inputs.scenario import Scenario, json_schema, load_mapping, load_scenario, parse_scenario
 from topology.presets import CLUSTERS, GPUS
 
 SMALL = """\
@@ -337,7 +337,7 @@ def test_schema_references_resolve() -> None:
 
 def test_loading_needs_no_heavy_import(file: Path) -> None:
     code = (
-        "import sys; from sim.scenario import load_scenario; load_scenario(sys.argv[1]);"
+        "import sys; from sim.inputs.scenario import load_scenario; load_scenario(sys.argv[1]);"
         "print([m for m in ('numpy', 'networkx', 'scipy', 'torch', 'bokeh', 'simpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)

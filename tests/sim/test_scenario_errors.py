@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import InputError
-from sim.scenario import load_scenario, parse_scenario
+from sim.inputs.scenario import load_scenario, parse_scenario
 
 GOOD = """\
 name: good

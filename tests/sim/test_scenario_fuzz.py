@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sim.errors import InputError
-from sim.overrides import merge
-from sim.scenario import Scenario, load_scenario, parse_scenario
+from sim.inputs.overrides import merge
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 
 GOOD = """\
 name: good

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.overrides import merge
-from sim.scenario import parse_scenario
+from sim.inputs.overrides import merge
+from sim.inputs.scenario import parse_scenario
 
 SMALL: dict[str, Any] = {
     "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1000},

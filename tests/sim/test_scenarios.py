@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.scenario import load_scenario
+from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from sim import schedules
 from sim.actions import Kind, parts
 from sim.command import bad_input_exits
-from sim.costs import Costs
 from sim.errors import InputError
+from sim.inputs.overrides import merge
+from sim.inputs.scenario import parse_scenario
 from sim.layout.best_first import BestFirst, Found, pareto
 from sim.layout.bound import GridSearch
 from sim.layout.evaluation import Outcome, evaluate, pack
@@ -25,9 +26,8 @@ from sim.layout.executors import Workers, local_workers
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space, scenario_of
 from sim.layout.memory_bound import forwards_first
-from sim.overrides import merge
-from sim.profile import load_profile
-from sim.scenario import parse_scenario
+from sim.prices.costs import Costs
+from sim.prices.profile import load_profile
 from sim.search import main, run_search
 from sim.simulation import simulate
 from topology.network import Network

@@ -12,7 +12,7 @@ import pytest
 
 from sim.batch_plan import batch_sizes, plan_batch, steps_factor, tokens_factor
 from sim.errors import InputError
-from sim.scenario import load_scenario
+from sim.inputs.scenario import load_scenario
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "scenarios" / "zero1_llama8b_dp8.yaml"

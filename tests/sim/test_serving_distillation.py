@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.model_config import count_parameters
+from sim.inputs.model_config import count_parameters
+from sim.inputs.scenario import load_scenario
 from sim.result import make_result
-from sim.scenario import load_scenario
 from sim.simulation import simulate
 from sim.views.losses import largest_losses, parts_of_step
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.serve.serving import ServingSimulation, simulate_serving
 from tests.sim.cases import FREE_LINKS
 

@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.models import layer_block
 from sim.on_chip import ON_CHIP, tiled_accesses, unfused_accesses
 from sim.program import Compute
-from sim.scenario import load_scenario, parse_scenario
 from sim.simulation import simulate
 from sim.views.roofline_svg import roofline_svg
 from topology.presets import GPUS

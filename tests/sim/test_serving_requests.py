@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sim.errors import InputError
+from sim.inputs.workloads import RequestPattern
 from sim.serve.requests import Request, make_requests, read_trace
-from sim.workloads import RequestPattern
 
 
 def written(folder: Path, text: str | bytes) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.scenario import load_scenario
+from sim.inputs.scenario import load_scenario
 from sim.serve.serving import simulate_serving
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
+from sim.inputs.scenario import load_mapping, load_scenario
 from sim.layout.executors import dask_workers, local_workers, results
 from sim.layout.what_if import attempt, pack
-from sim.scenario import load_mapping, load_scenario
 from sim.simulation import simulate
 from sim.sweep import parse_vary, run_sweep
 from sim.views.sweep_page import sweep_page

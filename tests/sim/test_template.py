@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.interleave import interleave
+from sim.graph.interleave import interleave
+from sim.graph.template import Priced, compile_program, together_s
 from sim.program import BLOCK_END, Comm, Compute, Phase, Wait
-from sim.template import Priced, compile_program, together_s
 
 F = Phase.FORWARD
 

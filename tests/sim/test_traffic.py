@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.data_parallel import gather_units, make_data_parallel, prologue, prologue_waits, weave_backward
 from sim.dtypes import dtype_bytes
+from sim.graph.data_parallel import gather_units, make_data_parallel, prologue, prologue_waits, weave_backward
+from sim.graph.stages import stage_blocks
 from sim.plan import make_plan
 from sim.program import Comm, Phase
 from sim.simulation import simulate
-from sim.stages import stage_blocks
 from tests.sim.cases import case
 
 LAYERS, TOKENS, HIDDEN = 8, 512, 1024  # of `cases.GPT` with one sequence of 512 tokens

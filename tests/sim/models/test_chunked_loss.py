@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.chunked_loss import chunk_rows
 from sim.models.head import head_block
 from sim.program import Compute, Program
-from sim.scenario import Scenario, parse_scenario
 
 TOKENS, HIDDEN, VOCAB = 4096, 4096, 128256
 

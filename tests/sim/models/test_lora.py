@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.model_config import count_parameters
+from sim.inputs.model_config import count_parameters
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.models import layer_block
 from sim.program import Compute, Program
-from sim.scenario import Scenario, load_scenario, parse_scenario
 from sim.simulation import simulate
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"

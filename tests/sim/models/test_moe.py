@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_programs import LLAMA, comm_bytes, comms, flops, make, saved_bytes
 
-from sim.model_config import MoeConfig, count_parameters
+from sim.inputs.model_config import MoeConfig, count_parameters
 from sim.models import Shard, layer_block
 from sim.models.moe import expert_load
 

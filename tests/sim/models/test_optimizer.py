@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from sim.inputs.scenario import parse_scenario
 from sim.models.optimizer import gradient_buffer_items
-from sim.scenario import parse_scenario
 from sim.simulation import simulate
 
 

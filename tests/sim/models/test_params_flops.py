@@ -8,7 +8,7 @@ import pytest
 from model_programs import GPT, LLAMA, flops, make, saved_bytes
 
 import sim
-from sim.model_config import count_parameters
+from sim.inputs.model_config import count_parameters
 from sim.models import embedding_block, head_block, layer_block, model_flops_per_token, mtp_block, tied_params
 from sim.program import Compute, Phase
 

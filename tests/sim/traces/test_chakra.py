@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.errors import InputError
-from sim.scenario import parse_scenario
+from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from sim.traces.chakra import (
     BOOL,

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from sim.scenario import parse_scenario
+from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from sim.timeline import Timeline
 from sim.traces.replay import replay, timeline

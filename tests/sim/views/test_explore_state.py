@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.scenario import load_scenario
+from sim.inputs.scenario import load_scenario
 from sim.views.explore_state import controls_of, from_query, initial, overrides, to_query, too_large
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.actions import Action, Schedule
-from sim.data_parallel import DP
-from sim.engine import Times, run_contended, run_simpy, run_static
-from sim.pricing import HOST_COPIES, Pricing
-from sim.sharing import FULL, Flow, Flows
-from sim.template import COMPUTE, LocalTask, Template
+from sim.graph.data_parallel import DP
+from sim.graph.engine import Times, run_contended, run_simpy, run_static
+from sim.graph.sharing import FULL, Flow, Flows
+from sim.graph.template import COMPUTE, LocalTask, Template
+from sim.prices.pricing import HOST_COPIES, Pricing
 from topology.shares import (
     LINKS,
     Load,
@@ -37,7 +37,7 @@ from topology.shares import (
 )
 
 if TYPE_CHECKING:
-    from sim.build import Built
+    from sim.graph.build import Built
 
 Place = tuple[int, Action]  # an action of a class of ranks
 Path = dict[int, float]

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sim.model_config import ModelConfig
-from sim.parallelism import Parallelism
-from sim.training_config import Training
-from sim.workloads import Distillation, Faults, Inference
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.parallelism import Parallelism
+from sim.inputs.training_config import Training
+from sim.inputs.workloads import Distillation, Faults, Inference
 from topology.spec import ClusterSpec
 
 Schema = dict[str, Any]
@@ -19,7 +19,7 @@ _SIZE: Schema = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "
 
 
 def scenario_schema() -> Schema:
-    """What `sim.scenario` accepts, as far as one key can say; rules between keys are not in it."""
+    """What `sim.inputs.scenario` accepts, as far as one key can say; rules between keys are not in it."""
     definitions: dict[str, Schema] = {}
     sections = {
         "training": _section(Training, definitions),

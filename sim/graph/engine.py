@@ -11,8 +11,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from sim.sharing import Flows, Sharing
-from sim.taskgraph import TaskGraph
+from sim.graph.sharing import Flows, Sharing
+from sim.graph.taskgraph import TaskGraph
 
 
 class Times(NamedTuple):
@@ -120,7 +120,7 @@ def run_static(graph: TaskGraph) -> Times:
 
 
 def _in_order(graph: TaskGraph) -> Times | None:
-    """The times where every task waits for earlier ones alone, as `sim.build` numbers them; else None."""
+    """The times where every task waits for earlier ones alone, as `sim.graph.build` numbers them; else None."""
     start: list[float] = []
     end: list[float] = []
     lags = graph.lags

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from sim.dtypes import TransportDtype
-from sim.input_source import Written
+from sim.inputs.input_source import Written
 
 ScheduleName = Literal[
     "naive",

@@ -26,12 +26,12 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.errors import InputError
-from sim.flash import UNCERTAINTY as FLASH_UNCERTAINTY
-from sim.flash import flash_seconds
-from sim.kernels import Table, bounds, kernel_file, lookup, make_table
-from sim.profile import BlockPoint, CollectiveTable, PointTable, Profile
+from sim.prices.flash import UNCERTAINTY as FLASH_UNCERTAINTY
+from sim.prices.flash import flash_seconds
+from sim.prices.kernels import Table, bounds, kernel_file, lookup, make_table
+from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
+from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, Device, shape_bytes
 from sim.program import Compute, Phase
-from sim.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, Device, shape_bytes
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
@@ -99,7 +99,7 @@ class Costs:
         return self.coefficient("launch_overhead_s", self.gpu.launch_overhead_s)
 
     def host_s(self, op: Compute) -> float:
-        """Seconds in which the host issues an operator's kernels (see `sim.template`: a floor under runs of them)."""
+        """Seconds in which the host issues an operator's kernels (a floor under runs of them: `sim.graph.template`)."""
         if op.kind == "optimizer":
             return self._host_step_s
         return max(op.kernels, 1) * self._host_operator_s

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sim.graph.template import Price, Template, compile_program
 from sim.program import BLOCK_END, Compute, Item, Program, Wait
-from sim.template import Price, Template, compile_program
 
 
 def interleave(first: Program, second: Program, price: Price, planned: Price | None = None) -> Template:

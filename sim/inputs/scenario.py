@@ -12,17 +12,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sim.cluster_input import resolve_cluster
 from sim.dtypes import sixteen_bit
-from sim.input_source import Source, check_plain, nearest, show, validate, without_nulls
-from sim.model_config import ModelConfig
-from sim.model_input import resolve_model
-from sim.overrides import with_overrides
-from sim.parallelism import Parallelism, split_layers
-from sim.rules import Parts, check_rules, check_size, notes
-from sim.training_config import Recompute, Training
-from sim.workloads import Distillation, Faults, Inference, RequestPattern, RequestTrace
-from sim.yaml_input import KeyPath, parse_yaml, read_text
+from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.input_source import Source, check_plain, nearest, show, validate, without_nulls
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.model_input import resolve_model
+from sim.inputs.overrides import with_overrides
+from sim.inputs.parallelism import Parallelism, split_layers
+from sim.inputs.rules import Parts, check_rules, check_size, notes
+from sim.inputs.training_config import Recompute, Training
+from sim.inputs.workloads import Distillation, Faults, Inference, RequestPattern, RequestTrace
+from sim.inputs.yaml_input import KeyPath, parse_yaml, read_text
 from topology.presets import GPUS
 from topology.spec import ClusterSpec
 
@@ -84,7 +84,7 @@ def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:
 
 
 def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a scenario file says, overrides applied, nothing filled in; vary it with `sim.overrides.merge`."""
+    """What a scenario file says, overrides applied, nothing filled in; vary it with `sim.inputs.overrides.merge`."""
     return read_source(path, overrides).data
 
 
@@ -103,7 +103,7 @@ def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a scenario file, with the defaults of every key."""
-    from sim.schema import scenario_schema
+    from sim.inputs.schema import scenario_schema
 
     return scenario_schema()
 

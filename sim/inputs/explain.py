@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import InputError
-from sim.input_source import nearest
-from sim.scenario import json_schema
+from sim.inputs.input_source import nearest
+from sim.inputs.scenario import json_schema
 
 Schema = dict[str, Any]
 
@@ -79,7 +79,7 @@ def _text(key: str, schema: Schema, default: Any, root: Schema) -> str:
 @cache
 def _documented() -> dict[str, str]:
     """The last column of the tables in docs/scenario.md, by key with its section."""
-    page = Path(__file__).parent.parent / "docs" / "scenario.md"
+    page = Path(__file__).parents[2] / "docs" / "scenario.md"
     out: dict[str, str] = {}
     section = ""
     for line in page.read_text(encoding="utf-8").splitlines() if page.is_file() else []:

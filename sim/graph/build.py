@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from sim.actions import Action, Overlap, Schedule
-from sim.contended import LinkBook
-from sim.data_parallel import DP
 from sim.faults import Jitter, jitter_of
-from sim.messages import Messages, Wire
+from sim.graph.contended import LinkBook
+from sim.graph.data_parallel import DP
+from sim.graph.messages import Messages, Wire
+from sim.graph.stages import Stage, epilogue
+from sim.graph.taskgraph import TaskGraph
+from sim.graph.template import COMPUTE, LocalTask, Template
+from sim.graph.uses import Ends, Step, Use, Uses
 from sim.plan import Plan
-from sim.pricing import Pricing
+from sim.prices.pricing import Pricing
 from sim.program import Program
-from sim.stages import Stage, epilogue
-from sim.taskgraph import TaskGraph
-from sim.template import COMPUTE, LocalTask, Template
-from sim.uses import Ends, Step, Use, Uses
 
 K = TypeVar("K")
 Key = int | tuple[str, tuple[int, ...], int]  # of a message; of a collective: group, members, how many before it

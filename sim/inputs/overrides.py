@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sim.errors import InputError
-from sim.input_source import Source
-from sim.yaml_input import KeyPath, dotted, one_line, parse_yaml
+from sim.inputs.input_source import Source
+from sim.inputs.yaml_input import KeyPath, dotted, one_line, parse_yaml
 
 # Where a single word may stand for a mapping, and the key under which the mapping holds that word.
 _SHORT_FORMS: dict[KeyPath, str] = {

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from sim.dtypes import dtype_bytes
 from sim.errors import InputError
-from sim.interpolation import Surface
-from sim.profile import PointTable
-from sim.roofline import ATTENTION, MATMULS, Device
+from sim.prices.interpolation import Surface
+from sim.prices.profile import PointTable
+from sim.prices.roofline import ATTENTION, MATMULS, Device
 
-SHIPPED_KERNELS = Path(__file__).parent / "presets" / "kernels"
+SHIPPED_KERNELS = Path(__file__).parents[1] / "presets" / "kernels"
 
 
 class KernelFile:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from sim.dtypes import Precision, StorageDtype, sixteen_bit
-from sim.input_source import Written
+from sim.inputs.input_source import Written
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 

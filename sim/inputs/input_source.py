@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sim.errors import InputError
-from sim.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
+from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from sim.dtypes import Precision, TransportDtype
-from sim.input_source import Written
-from sim.model_config import ModelConfig
+from sim.inputs.input_source import Written
+from sim.inputs.model_config import ModelConfig
 
 
 class RequestPattern(Written):

@@ -9,11 +9,11 @@ import re
 from typing import NamedTuple
 
 from sim.dtypes import matmul_peak_names, sixteen_bit
-from sim.input_source import Source, show
-from sim.model_config import ModelConfig
-from sim.parallelism import STAGES_PER_RANK, Parallelism
-from sim.training_config import Training
-from sim.workloads import Distillation, Faults, Inference, LinkFault, RequestPattern
+from sim.inputs.input_source import Source, show
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.parallelism import STAGES_PER_RANK, Parallelism
+from sim.inputs.training_config import Training
+from sim.inputs.workloads import Distillation, Faults, Inference, LinkFault, RequestPattern
 from topology.detours import joined, left_of_cut
 from topology.spec import ClusterSpec
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import InputError
-from sim.input_source import Source, nearest, show
-from sim.yaml_input import KeyPath, read_text
+from sim.inputs.input_source import Source, nearest, show
+from sim.inputs.yaml_input import KeyPath, read_text
 
 Config = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """What one stage executes for one action: the programs of its blocks, joined, with everything around them.
 
-Around the blocks: data parallelism (`sim.data_parallel`), activations offloaded to host memory and fetched back,
+Around the blocks: data parallelism (`sim.graph.data_parallel`), activations offloaded to host memory and fetched back,
 a stage's input sent in tensor-parallel pieces and gathered (Megatron's scatter/gather), and measured blocks, which
 stand in for their operators where the profile has them.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sim.actions import Kind
-from sim.costs import Costs
-from sim.data_parallel import (
+from sim.folding import expert_rank
+from sim.graph.data_parallel import (
     DataParallel,
     after_backward,
     compute_bytes,
@@ -21,7 +21,7 @@ from sim.data_parallel import (
     weave_backward,
     weave_forward,
 )
-from sim.folding import expert_rank
+from sim.inputs.scenario import Scenario
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
@@ -32,8 +32,8 @@ from sim.models.operators import rerun
 from sim.models.optimizer import clip_items, gradient_buffer_items, optimizer_items
 from sim.models.recompute import mode_of_layer
 from sim.plan import Part, Plan
+from sim.prices.costs import Costs
 from sim.program import BLOCK_END, Block, Comm, Compute, Item, Phase, Program, Wait
-from sim.scenario import Scenario
 
 PHASES = {
     Kind.F: frozenset({Phase.FORWARD}),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag
 
-from sim.input_source import Written
+from sim.inputs.input_source import Written
 
 
 class Imbalance(Written):

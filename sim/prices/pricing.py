@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from sim.costs import Cost, Costs
 from sim.faults import compute_scales, link_scales
 from sim.folding import aligned
+from sim.graph.template import Price, Priced
 from sim.plan import Plan
+from sim.prices.costs import Cost, Costs
 from sim.program import Comm, Compute
-from sim.template import Price, Priced
 from topology.network import Network
 
 LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives reach 0.6 to 0.95 of them

@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sim.input_source import Source, nearest, show, validate
-from sim.model_config import ModelConfig
-from sim.overrides import merge
-from sim.yaml_input import KeyPath, parse_yaml, read_text
+from sim.inputs.input_source import Source, nearest, show, validate
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.overrides import merge
+from sim.inputs.yaml_input import KeyPath, parse_yaml, read_text
 
-_FOLDER = Path(__file__).parent / "presets" / "models"
+_FOLDER = Path(__file__).parents[1] / "presets" / "models"
 
 
 @cache
@@ -45,7 +45,7 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
     if preset in model_presets():
         return _preset(preset)
     if preset.endswith(".json") or "/" in preset or "\\" in preset:
-        from sim.huggingface import model_from_config
+        from sim.inputs.huggingface import model_from_config
 
         return model_from_config(_find(preset, source, path), source, path)
     known = ", ".join(model_presets())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.actions import Kind, Schedule
-from sim.contended import LinkBook
+from sim.graph.contended import LinkBook
+from sim.graph.stages import stage_input_bytes
+from sim.graph.taskgraph import TaskGraph
 from sim.plan import Plan
-from sim.pricing import Pricing
-from sim.stages import stage_input_bytes
-from sim.taskgraph import TaskGraph
+from sim.prices.pricing import Pricing
 from sim.timeline import Detail
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward

@@ -1,4 +1,4 @@
-"""Profile: what was measured about a machine. `calibrate` writes it, `sim.costs` reads it.
+"""Profile: what was measured about a machine. `calibrate` writes it, `sim.prices.costs` reads it.
 
 One JSON file, `"format": "profile/1"`. Points are kept in columns, one table for an operator and dtype, so
 that ten thousand of them stay a small file that loads in milliseconds::
@@ -34,7 +34,7 @@ from sim.files import write_text
 FORMAT = "profile/1"
 MAX_FILE_BYTES = 64 * 1024 * 1024
 PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")
-SHIPPED = Path(__file__).parent / "presets" / "profiles"
+SHIPPED = Path(__file__).parents[1] / "presets" / "profiles"
 
 Facts = Mapping[str, str | int | float | bool]
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class BlockPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointTable:
-    """Measured kernels of one operator and dtype; `shapes` [points, dimensions] is read as in `sim.costs`."""
+    """Measured kernels of one operator and dtype; `shapes` [points, dimensions] is read as in `sim.prices.costs`."""
 
     op: str
     dtype: str
@@ -87,7 +87,7 @@ class Profile:
     `reference` names the GPU preset that the points belong to; for a different or an overridden GPU they are
     scaled by the ratio of the two rooflines. Empty: measured on the simulated machine itself, so points stand
     as they are and the coefficients `memory_bandwidth_bytes_per_s` and `peak_DTYPE_flops_per_s` replace the
-    data sheet's. `kernels` names a shipped file of measured kernels (see `sim.kernels`), which belong to the
+    data sheet's. `kernels` names a shipped file of measured kernels (see `sim.prices.kernels`), which belong to the
     `reference` too and are read as they are needed.
     """
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sim.actions import Action, Kind, Schedule
-from sim.contended import LinkBook
-from sim.data_parallel import DP
-from sim.interleave import interleave
-from sim.messages import Hop, Messages, Wire
+from sim.graph.contended import LinkBook
+from sim.graph.data_parallel import DP
+from sim.graph.interleave import interleave
+from sim.graph.messages import Hop, Messages, Wire
+from sim.graph.stages import Stage
+from sim.graph.taskgraph import TaskGraph
+from sim.graph.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.plan import Plan
-from sim.pricing import Pricing
+from sim.prices.pricing import Pricing
 from sim.program import Program
-from sim.stages import Stage
-from sim.taskgraph import TaskGraph
-from sim.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.timeline import Detail
 
 Step = tuple[Action, ...]  # one action, or a pair that runs at once

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from sim.dtypes import SPELLINGS, normalise_dtype
-from sim.input_source import Source, nearest, show, validate, without_nulls
-from sim.overrides import merge
-from sim.parallelism import parse_size
-from sim.yaml_input import KeyPath
+from sim.inputs.input_source import Source, nearest, show, validate, without_nulls
+from sim.inputs.overrides import merge
+from sim.inputs.parallelism import parse_size
+from sim.inputs.yaml_input import KeyPath
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec, GpuSpec
 

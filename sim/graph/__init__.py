@@ -1,0 +1,1 @@
+"""From schedules and programs to a graph of tasks and its times."""

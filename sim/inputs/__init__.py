@@ -1,0 +1,1 @@
+"""What users write: scenarios, their keys, rules and refusals."""

@@ -1,0 +1,1 @@
+"""What operators and messages take: profiles, roofline, interpolation, topology."""
