@@ -1,15 +1,16 @@
 """How long data-parallel communications take, timed apart in the surroundings of the step: all ranks at once.
 
 One that runs beside computation takes some of it on a CPU: gloo's threads want the same cores. So a micro-batch is
-timed without and with its communications, in turns, as caches and clocks drift; what it takes longer (but for waiting)
-is their share. Of windows that were not quiet the CPU time of all threads counts in place of the clock's.
+timed without and with its communications, in turns, as caches and clocks drift; what it takes longer, but for what it
+would have waited for in any case, is their share. Of windows that were not quiet the CPU time of all threads counts in
+place of the clock's.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,16 +43,48 @@ class Timed(NamedTuple):
     end_ns: int
 
 
-class Beside(NamedTuple):
-    """What a micro-batch's collectives took from the computation beside them, on one rank: wall seconds that it took
-    longer without what was waited for, and CPU seconds that all threads used more.
+class Beneath(NamedTuple):
+    """A collective that ran beneath computation: its sort, when it was started, and when it was waited for."""
 
-    `sent`: (op, ranks, bytes) of each of them.
+    op: str
+    ranks: int
+    bytes: int
+    start_ns: int
+    from_ns: int
+    until_ns: int
+
+
+class Beside(NamedTuple):
+    """What a micro-batch took longer on one rank with its collectives than without: wall seconds, and CPU seconds of
+    all threads.
+
+    `sent`: (op, ranks, bytes) of each. `waits`: when each was waited for; empty on a GPU, whose host does not wait.
     """
 
     sent: tuple[tuple[str, int, int], ...]
+    waits: tuple[Beneath, ...]
     wall_s: float
     cpu_s: float
+
+
+def expected_waits_s(sent: Sequence[Beneath], alone_s: Callable[[Beneath], float]) -> float:
+    """Seconds that a rank would wait if collectives took nothing from it: each as long as alone, one after another.
+
+    What it really waits longer, for a collective that was held up or for the other ranks, moves all that follows.
+    """
+    starts = [(s.start_ns, False, i) for i, s in enumerate(sent)]
+    events = sorted(starts + [(s.from_ns, True, i) for i, s in enumerate(sent)])
+    later_s = free_s = expected_s = 0.0
+    ends_s: dict[int, float] = {}
+    for at_ns, waits, i in events:
+        now_s = at_ns * 1e-9 - later_s
+        if not waits:
+            free_s = ends_s[i] = max(now_s, free_s) + alone_s(sent[i])
+            continue
+        due_s = max(0.0, ends_s[i] - now_s)
+        expected_s += due_s
+        later_s += (sent[i].until_ns - at_ns) * 1e-9 - due_s
+    return expected_s
 
 
 class _Sort(NamedTuple):
@@ -147,14 +180,16 @@ def time_beside(runner: Runner) -> tuple[list[Timed], Beside | None]:
     seconds = [(talk, _micro_batch(runner, talk)) for talk in (True, False, False, True)]
     wall_s, cpu_s = (sum(s[clock] if talk else -s[clock] for talk, s in seconds) / 2 for clock in (0, 1))
     data = list(_parts(runner))
-    sent = [s for d in data for s in d.traffic.sent]
+    waits = [w for d in data for w in d.traffic.waits]
     for d in data:
         d.traffic = Traffic()
-    sizes = sorted({(s.op, *_members(s.group), s.bytes) for s in sent})
+    sizes = sorted({(w.sent.op, *_members(w.sent.group), w.sent.bytes) for w in waits})
     sorts = {(sort.op, *_members(sort.group)): sort for sort in _sorts(runner)}
     alone = [(sorts[tuple(sort)], n // runner.dtype.itemsize) for *sort, n in sizes for _ in range(ALONE)]
     timed = [_timed(runner, sort, n, NUMBERS // 2 + i) for i, (sort, n) in enumerate(alone)]
-    return timed, Beside(tuple((s.op, _members(s.group)[0], s.bytes) for s in sent), wall_s, cpu_s)
+    beneath = tuple(Beneath(w.sent.op, _members(w.sent.group)[0], w.sent.bytes, *w[1:]) for w in waits)
+    sent = tuple(b[:3] for b in beneath)
+    return timed, Beside(sent, beneath if runner.device == "cpu" else (), wall_s, cpu_s)
 
 
 def _members(group: dist.ProcessGroup) -> tuple[int, int]:
@@ -163,10 +198,7 @@ def _members(group: dist.ProcessGroup) -> tuple[int, int]:
 
 
 def _micro_batch(runner: Runner, talk: bool) -> tuple[float, float]:
-    """Wall seconds, waits for collectives left out, and CPU seconds of one micro-batch through this rank's stages.
-
-    On a GPU, where the host does not wait, both are the wall's, and waits count as lost.
-    """
+    """Wall seconds and CPU seconds of one micro-batch through this rank's stages; on a GPU both are the wall's."""
     data = list(runner.data.values())
     with nullcontext() if talk else silence(runner):
         for part in _parts(runner):
@@ -181,7 +213,6 @@ def _micro_batch(runner: Runner, talk: bool) -> tuple[float, float]:
             d.finish()
         wall_s, cpu_s = (runner.pipeline.now() - wall) * 1e-9, time.process_time() - cpu
     runner.place.model.tape.take()
-    wall_s -= sum(p.traffic.waited_ns for p in _parts(runner)) * 1e-9
     return wall_s, cpu_s if runner.device == "cpu" else wall_s
 
 

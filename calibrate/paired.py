@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from calibrate.blocks import RECOMPUTING, Sample
+from calibrate.gradient_times import Beneath, expected_waits_s
 from calibrate.pieces import Transfer, transfer_seconds
 from calibrate.quiet import QUIET_CORES
 from calibrate.rounds import LEAST, Log, foreign, good_rounds
@@ -180,12 +181,21 @@ def _shards(p: Parallelism) -> int:
 def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times) -> dict[str, Coefficient]:
     """What a collective takes from the computation beside it, as a fraction of the time it takes alone.
 
-    Of quiet windows the wall time lost counts, of others the CPU time. All sorts together: the simulator has one share.
+    Of quiet windows the wall time lost counts, but for waits that the simulator knows; of others the CPU time. All
+    sorts together: the simulator has one share.
     """
+
+    def alone(c: Beneath) -> float:
+        return statistics.median(times[c.op, c.ranks][c.bytes])
+
     lost_s = alone_s = 0.0
     for log in logs:
         rounds = [(c.foreign_cores <= QUIET_CORES, c.beside) for c in (log.calibrations[i] for i in chosen)]
-        lost = [b.wall_s if quiet else b.cpu_s for quiet, b in rounds if b is not None and b.sent]
+        lost = [
+            b.wall_s - expected_waits_s(b.waits, alone) if quiet else b.cpu_s
+            for quiet, b in rounds
+            if b is not None and b.sent
+        ]
         if lost:
             lost_s += statistics.median(lost)
             sent = log.calibrations[chosen[0]].beside.sent

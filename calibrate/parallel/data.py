@@ -62,18 +62,27 @@ class Sent(NamedTuple):
     bytes: int
 
 
+class Wait(NamedTuple):
+    """When a collective was started, and from when to when this rank waited for it."""
+
+    sent: Sent
+    start_ns: int
+    from_ns: int
+    until_ns: int
+
+
 @dataclass(slots=True)
 class Traffic:
-    """What data parallelism sends, and how long this rank waits for it. For a calibration to look at."""
+    """What data parallelism sends, and this rank's waits for it. For a calibration to look at."""
 
     sent: list[Sent] = field(default_factory=list)
-    waited_ns: int = 0
+    waits: list[Wait] = field(default_factory=list)
 
-    def wait(self, work: dist.Work) -> None:
-        """Wait for a collective."""
-        start = time.perf_counter_ns()
+    def wait(self, work: dist.Work, sent: Sent, start_ns: int) -> None:
+        """Wait for a collective that was started then."""
+        begin = time.perf_counter_ns()
         work.wait()
-        self.waited_ns += time.perf_counter_ns() - start
+        self.waits.append(Wait(sent, start_ns, begin, time.perf_counter_ns()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +228,8 @@ class DataParallel:
     def _reduce(self, x: Tensor) -> None:
         start = time.perf_counter_ns()
         work = dist.all_reduce(x, group=self.group, async_op=True)
-        self.traffic.sent.append(Sent("all_reduce", self.group, x.nbytes))
+        sent = Sent("all_reduce", self.group, x.nbytes)
+        self.traffic.sent.append(sent)
         index, records = len(self.records), self.records
         records.append(Record("ALL_REDUCE", self.stage, -1, start, start))
 
@@ -228,14 +238,14 @@ class DataParallel:
 
         if x.device.type == "cpu":  # on a GPU it would be told when the work is queued, not when it is done
             work.get_future().add_done_callback(done)
-        self.works.append(work)
+        self.works.append((work, sent, start))
 
     def finish(self) -> None:
         """Reduce what has not been, and wait for all."""
         if self.group is not None and not self.bucket_of and not self.silent:
             self._reduce(self.flat)
-        for work in self.works:
-            self.traffic.wait(work)
+        for work, sent, start in self.works:
+            self.traffic.wait(work, sent, start)
         if self.works and self.flat.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
             end = time.perf_counter_ns()

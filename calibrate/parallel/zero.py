@@ -130,6 +130,7 @@ class Running:
     records: list[Record]
     index: int
     traffic: Traffic
+    sent: Sent
     work: dist.Work | None = None
     tells: bool = False
 
@@ -148,7 +149,7 @@ class Running:
 
     def wait(self) -> None:
         """Wait for it."""
-        self.traffic.wait(self.work)
+        self.traffic.wait(self.work, self.sent, self.records[self.index].start_ns)
         if not self.tells:
             self.ended()
 
@@ -264,7 +265,7 @@ class Sharded:
 
     def _start(self, sent: Sent, start: Callable[[], dist.Work | None]) -> Running | None:
         """Start a communication, and record it until it is done."""
-        running = Running(self.records, len(self.records), self.traffic)
+        running = Running(self.records, len(self.records), self.traffic, sent)
         begin = time.perf_counter_ns()
         self.records.append(Record(sent.op.upper(), self.stage, -1, begin, begin))
         running.work = start()

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from calibrate.gradient_times import Beside
+from calibrate.gradient_times import Beneath, Beside, expected_waits_s
 from calibrate.paired import _share, chosen_rounds, median_and_spread, representative
 from calibrate.parallel.data import flat_gradients, make_buckets
 from calibrate.quiet import machine_busy_s
@@ -48,10 +48,21 @@ def test_median_and_spread() -> None:
 @pytest.mark.parametrize(("others_cores", "lost_s"), [(0.1, 0.3), (0.9, 0.2)])
 def test_what_collectives_take_from_computation(others_cores: float, lost_s: float) -> None:
     """Seconds lost (the wall's in quiet windows, of all threads in others) by those of the collectives alone."""
-    beside = Beside((("all_reduce", 2, 4), ("all_reduce", 2, 4), ("all_gather", 2, 8)), 0.3, 0.2)
+    beside = Beside((("all_reduce", 2, 4), ("all_reduce", 2, 4), ("all_gather", 2, 8)), (), 0.3, 0.2)
     log = Log(0, calibrations=[Calibration({}, [], [], [], beside, [], others_cores)])
     times = {("all_reduce", 2): {4: [0.1]}, ("all_gather", 2): {8: [0.3, 0.2]}}
     assert _share([log], [0], times)["collective_sm_share"].value == pytest.approx(lost_s / (2 * 0.1 + 0.25))
+
+
+def test_waits_that_collectives_alone_would_cause() -> None:
+    """A gather of 2 s started at 0 and wanted at 1 keeps the rank for 1 s, whatever it really took; one behind it in
+    the queue, of 1 s, wanted 5 s later, does not keep it, though the rank waited for another 3 s."""
+    ns = 10**9
+    held_up = [Beneath("all_gather", 2, 8, 0, 1 * ns, 4 * ns), Beneath("reduce_scatter", 2, 8, 1, 9 * ns, 12 * ns)]
+    seconds = {"all_gather": 2.0, "reduce_scatter": 1.0}
+    assert expected_waits_s(held_up, lambda c: seconds[c.op]) == pytest.approx(1.0)
+    behind = [held_up[0], held_up[1]._replace(from_ns=4 * ns, until_ns=7 * ns)]
+    assert expected_waits_s(behind, lambda c: seconds[c.op]) == pytest.approx(2.0)
 
 
 def test_busy_time_counts_this_process() -> None:
