@@ -50,7 +50,10 @@ def running_explorer(scenario: str, *options: str) -> Iterator[str]:
             yield line.split(" at ")[1].split(" ")[0]
         finally:
             running.send_signal(signal.SIGINT)
-            code = running.wait(timeout=60)
+            try:
+                code = running.wait(timeout=60)
+            finally:
+                running.kill()
     assert code == 0
 
 

@@ -37,7 +37,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             assert running.poll() is None, "it ended by itself"
         finally:
             running.send_signal(signal.SIGINT)
-            running.wait(20)
+            try:
+                running.wait(20)
+            finally:
+                running.kill()
     assert running.returncode == 0
 
 
