@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +22,9 @@ from numpy.typing import NDArray
 from sim.errors import InputError
 from sim.faults import compute_scales, disturbs, jitter_of, link_scales
 from sim.inputs.scenario import Parallelism, Scenario
+from sim.mesh import Mesh
 from topology.network import Network
 from topology.spec import ClusterSpec
-
-if TYPE_CHECKING:
-    from sim.plan import Mesh
 
 Ints = NDArray[np.int64]
 MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apart: some minutes

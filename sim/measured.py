@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sim.actions import Schedule, parse_entry, validate
 from sim.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.plan import make_mesh
+from sim.mesh import make_mesh
 from sim.prices.profile import Profile, read_json
 from sim.schedules import build
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans

@@ -8,14 +8,14 @@ Experts use the same ranks of a pipeline stage in another arrangement: within on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sim.folding import expert_rank as expert_rank
 from sim.folding import lanes, position_of, uneven_context, uneven_experts
-from sim.inputs.scenario import Parallelism, Scenario
+from sim.inputs.scenario import Scenario
+from sim.mesh import Mesh, make_mesh
 from sim.timeline import RankClass
 
 GROUPS = (
@@ -35,37 +35,6 @@ GROUPS = (
     "embedding",
     "copies",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """The grid of ranks. `strides[d]` is how far apart neighbours along dimension d are."""
-
-    sizes: dict[str, int]
-    strides: dict[str, int]
-
-    def coordinate(self, dimension: str, rank: int) -> int:
-        """Where `rank` stands along `dimension`."""
-        return rank // self.strides[dimension] % self.sizes[dimension]
-
-    def along(self, dimensions: Sequence[str], rank: int) -> list[int]:
-        """All ranks that differ from `rank` in these dimensions alone, in ascending order."""
-        ranks = [rank]
-        for d in dimensions:
-            start, stride = -self.coordinate(d, rank) * self.strides[d], self.strides[d]
-            ranks = [r + start + i * stride for r in ranks for i in range(self.sizes[d])]
-        ranks.sort()
-        return ranks
-
-
-def make_mesh(p: Parallelism) -> Mesh:
-    """The mesh of a layout; its dimensions are those of `rank_order`."""
-    sizes = {"tp": p.tp, "cp": p.cp, "dp": p.dp, "pp": p.pp}
-    strides, stride = {}, 1
-    for d in p.rank_order.split("-"):
-        strides[d] = stride
-        stride *= sizes[d]
-    return Mesh(sizes, strides)
 
 
 @dataclass(frozen=True, slots=True)

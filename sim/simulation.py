@@ -25,9 +25,10 @@ from sim.actions import Action, Kind, Schedule
 from sim.errors import InputError
 from sim.faults import link_scales
 from sim.graph.build import Build, Built, Deadlock
-from sim.graph.contended import LinkBook, Ran, run_alone, run_step
+from sim.graph.contended import Ran, run_alone, run_step
 from sim.graph.data_parallel import DataParallel, make_data_parallel
 from sim.graph.engine import Times
+from sim.graph.link_book import LinkBook
 from sim.graph.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
 from sim.graph.taskgraph import TaskGraph
 from sim.graph.template import compile_program

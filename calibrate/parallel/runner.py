@@ -21,8 +21,9 @@ from calibrate.parallel.together import ExpertDataParallel
 from calibrate.parallel.zero import ShardedOptimizer, Sharding
 from sim.actions import Kind, Schedule, parts
 from sim.inputs.scenario import Scenario
+from sim.mesh import Mesh, make_mesh
 from sim.models.recompute import mode_of_layer
-from sim.plan import Mesh, Plan, make_mesh, make_parts, make_plan
+from sim.plan import Plan, make_parts, make_plan
 from sim.schedules import build
 from sim.simulation import simulate
 

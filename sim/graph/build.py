@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 
 from sim.actions import Action, Overlap, Schedule
 from sim.faults import Jitter, jitter_of
-from sim.graph.contended import LinkBook
 from sim.graph.data_parallel import DP
+from sim.graph.link_book import LinkBook
 from sim.graph.messages import Messages, Wire
 from sim.graph.stages import Stage, epilogue
 from sim.graph.taskgraph import TaskGraph

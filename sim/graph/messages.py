@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.actions import Kind, Schedule
-from sim.graph.contended import LinkBook
+from sim.graph.link_book import LinkBook
 from sim.graph.stages import stage_input_bytes
 from sim.graph.taskgraph import TaskGraph
 from sim.plan import Plan

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sim.actions import Action, Kind, Schedule
-from sim.graph.contended import LinkBook
 from sim.graph.data_parallel import DP
 from sim.graph.interleave import interleave
+from sim.graph.link_book import LinkBook
 from sim.graph.messages import Hop, Messages, Wire
 from sim.graph.stages import Stage
 from sim.graph.taskgraph import TaskGraph
