@@ -43,7 +43,7 @@ class _OnSimpy:
 
         self.env = simpy.Environment()
         self.last = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1
-        self.graph, self.flows, self.sharing = graph, flows.by_sort, Sharing(flows)
+        self.graph, self.flows, self.sharing = graph, flows.by_sort, Sharing(flows, graph.sort)
         self.missing, self.after, self.lagging = _missing(graph), graph.successors(), _lagging(graph)
         self.start = [-1.0] * len(graph)
         self.end = [-1.0] * len(graph)
@@ -73,8 +73,7 @@ class _OnSimpy:
 
     def _arrive(self, event: Any) -> None:
         task = event.value
-        path = self.flows[self.graph.sort[task]].path
-        self.sharing.arrive(task, path, self.env.now, self.start[task] + self.graph.seconds[task])
+        self.sharing.arrive(task, self.env.now, self.start[task] + self.graph.seconds[task])
         self._settle_soon()
 
     def _finish(self, event: Any) -> None:
@@ -172,65 +171,29 @@ def run_contended(graph: TaskGraph, flows: Flows) -> Times:
     Raises:
         ValueError: as `run_simpy`.
     """
-    run = _Contended(graph, flows)
-    run.run()
-    _all_ran(graph, run.end)
-    return Times(run.start, run.end, "static", run.events)
-
-
-class _Contended:
-    """What is known of each task so far, and the arrivals and departures to come."""
-
-    def __init__(self, graph: TaskGraph, flows: Flows) -> None:
-        self.seconds, self.sort, self.flows, self.sharing = graph.seconds, graph.sort, flows.by_sort, Sharing(flows)
-        self.missing, self.after, self.lagging = _missing(graph), graph.successors(), _lagging(graph)
-        self.start = [0.0] * len(graph)
-        self.end = [-1.0] * len(graph)
-        self.coming: list[tuple[float, int, int]] = []  # when, task, version of its end; -1: its arrival
-        self.version: dict[int, int] = {}  # of flows under way
-        self.events = 0
-
-    def run(self) -> None:
-        self._reach([task for task, n in enumerate(self.missing) if n == 0])
-        coming, sharing = self.coming, self.sharing
-        while coming:
-            now_s = coming[0][0]
-            while coming and coming[0][0] == now_s:
-                self._happen(*heappop(coming))
-            if sharing.changed:
-                for task, in_s in sharing.settle(now_s):
-                    self.version[task] += 1
-                    heappush(coming, (now_s + in_s, task, self.version[task]))
-
-    def _happen(self, now_s: float, task: int, version: int) -> None:
-        self.events += 1
-        if version < 0:
-            end_s = self.start[task] + self.seconds[task]
-            self.version[task] = 0
-            self.sharing.arrive(task, self.flows[self.sort[task]].path, now_s, end_s)
-            heappush(self.coming, (end_s, task, 0))
-        elif version == self.version.get(task):
-            del self.version[task]
-            self.sharing.leave(task)
-            self.end[task] = now_s
-            self._reach([task])
-
-    def _reach(self, tasks: list[int]) -> None:
-        """Start these, or go on from those that have ended, up to the next flows, which lie ahead."""
-        start, end, seconds, missing, after = self.start, self.end, self.seconds, self.missing, self.after
-        flows, sort, lagging = self.flows, self.sort, self.lagging
-        for task in tasks:  # grows while it is walked
+    seconds, sharing, missing = graph.seconds, Sharing(flows, graph.sort), _missing(graph)
+    after, lagging = graph.successors(), _lagging(graph)
+    quiet = {sort: flow.quiet_s for sort, flow in flows.by_sort.items()}
+    quiet_s = [quiet.get(sort) for sort in graph.sort]  # None: no flow
+    start, end = [0.0] * len(graph), [-1.0] * len(graph)
+    due_s = [-1.0] * len(graph)  # when a flow under way ends; what was to come at other times is stale
+    coming: list[tuple[float, int]] = []  # when, and a flow's end, or its arrival as ~task
+    now_s, events = 0.0, 0
+    ready = [task for task, n in enumerate(missing) if n == 0]
+    while True:
+        for task in ready:  # grows while it is walked, up to the next flows, which lie ahead
             done = end[task]
             if done < 0:
                 begin = start[task]
-                for s, lag_s in lagging.get(task, ()):
-                    start[s] = max(start[s], begin + lag_s)
-                    missing[s] -= 1
-                    if not missing[s]:
-                        tasks.append(s)
-                flow = flows.get(sort[task])
-                if flow is not None:
-                    heappush(self.coming, (begin + flow.quiet_s, task, -1))
+                if task in lagging:
+                    for s, lag_s in lagging[task]:
+                        start[s] = max(start[s], begin + lag_s)
+                        missing[s] -= 1
+                        if not missing[s]:
+                            ready.append(s)
+                wait_s = quiet_s[task]
+                if wait_s is not None:
+                    heappush(coming, (begin + wait_s, ~task))
                     continue
                 end[task] = done = begin + seconds[task]
             for s in after[task]:
@@ -238,7 +201,28 @@ class _Contended:
                     start[s] = done
                 missing[s] -= 1
                 if not missing[s]:
-                    tasks.append(s)
+                    ready.append(s)
+        ready = []
+        if coming and coming[0][0] != now_s and sharing.changed:
+            for task, in_s in sharing.settle(now_s):
+                due_s[task] = now_s + in_s
+                heappush(coming, (due_s[task], task))
+        if not coming:
+            break
+        now_s, task = heappop(coming)
+        events += 1
+        if task < 0:
+            task = ~task
+            due_s[task] = start[task] + seconds[task]
+            sharing.arrive(task, now_s, due_s[task])
+            heappush(coming, (due_s[task], task))
+        elif now_s == due_s[task]:
+            due_s[task] = -1.0
+            end[task] = now_s
+            sharing.leave(task)
+            ready.append(task)
+    _all_ran(graph, end)
+    return Times(start, end, "static", events)
 
 
 def _missing(graph: TaskGraph) -> list[int]:

@@ -32,36 +32,40 @@ class Flows:
 
 
 class Sharing:
-    """Flows under way, and how fast each goes.
+    """Flows under way, and how fast each goes; `sort`: of every task.
 
     A flow's end moves only when its rate changes; one that was never slowed ends at its start plus its seconds, to the
     last bit. All that happens at one instant is told first and settled once.
     """
 
-    def __init__(self, flows: Flows) -> None:
+    def __init__(self, flows: Flows, sort: list[int]) -> None:
         self.capacity = flows.capacity_bytes_per_s
-        self.paths: dict[int, dict[int, float]] = {}
-        self.users: dict[int, dict[int, None]] = {}
+        self.limit = {link: capacity * FULL for link, capacity in self.capacity.items()}
+        path = {s: flow.path for s, flow in flows.by_sort.items()}
+        self.paths: list[dict[int, float]] = [path.get(s, {}) for s in sort]
+        self.users: dict[int, dict[int, None]] = {link: {} for link in self.capacity}
         self.changed: dict[int, None] = {}  # links whose users are others than when last settled
-        self.over: set[int] = set()  # links asked for more than they can carry
-        self.rate: dict[int, float] = {}
-        self.since_s: dict[int, float] = {}  # when the rate last changed
-        self.left_s: dict[int, float] = {}  # to go from then on, at the rate of alone
+        self.over: dict[int, None] = {}  # links asked for more than they can carry
+        self.rate = [1.0] * len(sort)
+        self.since_s = [0.0] * len(sort)  # when the rate last changed
+        self.left_s = [0.0] * len(sort)  # to go from then on, at the rate of alone
+        number: dict[tuple[tuple[int, float], ...], int] = {}
+        of_sort = {s: number.setdefault(tuple(flow.path.items()), len(number)) for s, flow in flows.by_sort.items()}
+        self.like = [of_sort.get(s, -1) for s in sort]  # tasks of one number have equal paths
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 
-    def arrive(self, task: int, path: dict[int, float], now_s: float, alone_end_s: float) -> None:
-        """Bytes of a task begin to flow along a path; alone it ends at `alone_end_s`."""
-        self.rate[task], self.since_s[task], self.left_s[task] = 1.0, now_s, alone_end_s - now_s
-        self.paths[task] = path
-        for link in path:
-            users = self.users.setdefault(link, {})
+    def arrive(self, task: int, now_s: float, alone_end_s: float) -> None:
+        """Bytes of a task begin to flow; alone it ends at `alone_end_s`."""
+        self.since_s[task], self.left_s[task] = now_s, alone_end_s - now_s
+        for link in self.paths[task]:
+            users = self.users[link]
             if users:
                 self.changed[link] = None
             users[task] = None
 
     def leave(self, task: int) -> None:
         """A task has ended."""
-        del self.rate[task], self.since_s[task], self.left_s[task]
-        for link in self.paths.pop(task):
+        for link in self.paths[task]:
             del self.users[link][task]
             if link in self.over:
                 self.changed[link] = None
@@ -70,33 +74,49 @@ class Sharing:
         """New rates after all arrivals and departures of an instant: tasks whose ends move, and how far off these are
         now, seconds."""
         touched: dict[int, None] = {}
+        paths, over, rates = self.paths, self.over, self.rate
         for link in self.changed:
             users = self.users[link]
-            full = len(users) > 1 and fsum(self.paths[t][link] for t in users) > self.capacity[link] * FULL
-            if full or link in self.over:
+            if len(users) > 1 and fsum([paths[t][link] for t in users]) > self.limit[link]:
+                over[link] = None
                 touched.update(users)
-            (self.over.add if full else self.over.discard)(link)
+            elif link in over:
+                del over[link]
+                touched.update(users)
         self.changed.clear()
-        return self._rerate(self._coupled(touched), now_s) if touched else []
-
-    def _coupled(self, touched: dict[int, None]) -> list[int]:
-        """These flows and all that share a full link with them, directly or through others."""
-        flows, seen = list(touched), set[int]()
-        for task in flows:  # grows while it is walked
-            for link in self.paths[task]:
-                if link in self.over and link not in seen:
-                    seen.add(link)
-                    flows += [t for t in self.users[link] if t not in touched]
-                    touched.update(self.users[link])
-        return flows
-
-    def _rerate(self, flows: list[int], now_s: float) -> list[tuple[int, float]]:
-        loads = [{link: load for link, load in self.paths[t].items() if link in self.over} for t in flows]
         moved = []
-        for task, rate in zip(flows, shared_fractions(loads, self.capacity), strict=True):
-            before = self.rate[task]
+        flows = list(touched)
+        links = self._couple(flows, touched)
+        flows.sort(key=self.like.__getitem__)
+        for task, rate in zip(flows, self._rates(flows, links), strict=True):
+            before = rates[task]
             if rate != before:
-                self.left_s[task] = max(0.0, self.left_s[task] - (now_s - self.since_s[task]) * before)
-                self.rate[task], self.since_s[task] = rate, now_s
-                moved.append((task, self.left_s[task] / rate))
+                left_s = self.left_s[task] - (now_s - self.since_s[task]) * before
+                self.left_s[task] = left_s = left_s if left_s > 0.0 else 0.0
+                rates[task], self.since_s[task] = rate, now_s
+                moved.append((task, left_s / rate))
         return moved
+
+    def _couple(self, flows: list[int], seen: dict[int, None]) -> list[int]:
+        """Add to these flows all that share a full link with them, directly or through others; returns those links."""
+        over, links = self.over, list[int]()
+        if over:
+            for task in flows:  # grows while it is walked
+                for link in self.paths[task]:
+                    if link in over and link not in links:
+                        links.append(link)
+                        for other in self.users[link]:
+                            if other not in seen:
+                                seen[other] = None
+                                flows.append(other)
+        return links
+
+    def _rates(self, flows: list[int], links: list[int]) -> list[float]:
+        """How fast flows go that share these full links; the same few sets of flows meet over and over."""
+        if not links:
+            return [1.0] * len(flows)
+        key = tuple(sorted(links)), tuple([self.like[t] for t in flows])
+        if key not in self._known:
+            loads = [{link: load for link, load in self.paths[t].items() if link in links} for t in flows]
+            self._known[key] = shared_fractions(loads, self.capacity)
+        return self._known[key]

@@ -132,13 +132,13 @@ def test_sharing_makes_nothing_earlier_and_no_link_carries_more_than_it_can(prog
 class Recorded(Sharing):
     """Keeps each flow's rates, and looks at every link whenever they change."""
 
-    def __init__(self, flows: Flows) -> None:
-        super().__init__(flows)
+    def __init__(self, flows: Flows, sort: list[int]) -> None:
+        super().__init__(flows, sort)
         self.rates: dict[int, list[tuple[float, float]]] = {}
         runs.append(self)
 
-    def arrive(self, task: int, path: dict[int, float], now_s: float, alone_end_s: float) -> None:
-        super().arrive(task, path, now_s, alone_end_s)
+    def arrive(self, task: int, now_s: float, alone_end_s: float) -> None:
+        super().arrive(task, now_s, alone_end_s)
         self.rates[task] = [(now_s, 1.0)]
 
     def settle(self, now_s: float) -> list[tuple[int, float]]:
