@@ -94,14 +94,17 @@ def _over_seconds(link: Ints, begin_s: Floats, until_s: Floats, load: Floats, bl
     """For how much of each interval its link is asked for more than it carries (a load of 1)."""
     n = len(link)
     load = np.where(until_s > begin_s, load, 0.0)
-    links, times = np.concatenate([link, link]), np.concatenate([begin_s, until_s])
-    order = np.lexsort((np.arange(2 * n) < n, times, links))  # at one instant ends come first
-    level = np.cumsum(np.concatenate([load, -load])[order])
-    lasts = np.diff(times[order], append=0.0) * (np.diff(links[order], append=-1) == 0)
+    links, times = np.concatenate([link, link]), np.concatenate([until_s, begin_s])
+    order = np.argsort(times, kind="stable")  # at one instant ends come first
+    links = links.astype(np.min_scalar_type(links.max()))[order]  # numbers of 16 bits sort several times faster
+    by_link = np.argsort(links, kind="stable")
+    links, order = links[by_link], order[by_link]
+    level = np.cumsum(np.concatenate([-load, load])[order])
+    lasts = np.diff(times[order], append=0.0) * np.append(links[1:] == links[:-1], False)
     reached = np.cumsum(np.where((level > FULL) & (lasts > blip_s), lasts, 0.0))
     before = np.empty(2 * n)
     before[order] = np.concatenate([[0.0], reached[:-1]])
-    return np.where(load > 0, before[n:] - before[:n], 0.0)
+    return np.where(load > 0, before[:n] - before[n:], 0.0)
 
 
 def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:

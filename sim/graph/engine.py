@@ -8,11 +8,15 @@ numbers in the same order, so the results are equal to the last bit.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from collections import defaultdict
+from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
 from typing import Any, NamedTuple
 
 from sim.graph.sharing import Flows, Sharing
 from sim.graph.taskgraph import TaskGraph
+
+Coming = tuple[float, int]  # when, and the task that ends, or ~task for one whose bytes begin to flow
 
 
 class Times(NamedTuple):
@@ -171,63 +175,87 @@ def run_contended(graph: TaskGraph, flows: Flows) -> Times:
     Raises:
         ValueError: as `run_simpy`.
     """
-    seconds, sharing, missing = graph.seconds, Sharing(flows, graph.sort), _missing(graph)
-    after, lagging = graph.successors(), _lagging(graph)
-    quiet = {sort: flow.quiet_s for sort, flow in flows.by_sort.items()}
-    quiet_s = [quiet.get(sort) for sort in graph.sort]  # None: no flow
+    seconds, sharing = graph.seconds, Sharing(flows, graph.sort)
     start, end = [0.0] * len(graph), [-1.0] * len(graph)
     due_s = [-1.0] * len(graph)  # when a flow under way ends; what was to come at other times is stale
-    coming: list[tuple[float, int]] = []  # when, and a flow's end, or its arrival as ~task
+    coming: list[Coming] = []
+    release, start_first = _walker(graph, flows, start, end, coming)
+    start_first()
     now_s, events = 0.0, 0
-    ready = [task for task, n in enumerate(missing) if n == 0]
-    while True:
-        for task in ready:  # grows while it is walked, up to the next flows, which lie ahead
-            done = end[task]
-            if done < 0:
-                begin = start[task]
-                if task in lagging:
-                    for s, lag_s in lagging[task]:
-                        start[s] = max(start[s], begin + lag_s)
-                        missing[s] -= 1
-                        if not missing[s]:
-                            ready.append(s)
-                wait_s = quiet_s[task]
-                if wait_s is not None:
-                    heappush(coming, (begin + wait_s, ~task))
-                    continue
-                end[task] = done = begin + seconds[task]
+    while coming:
+        when_s, task = coming[0]
+        if when_s != now_s:
+            if sharing.changed:
+                for moved, in_s in sharing.settle(now_s):
+                    due_s[moved] = now_s + in_s
+                    heappush(coming, (due_s[moved], moved))
+            now_s, task = coming[0]
+        events += 1
+        if task < 0:
+            task = ~task
+            due_s[task] = end_s = start[task] + seconds[task]
+            sharing.arrive(task, now_s, end_s)
+            heapreplace(coming, (end_s, task))
+            continue
+        heappop(coming)
+        if now_s == due_s[task]:
+            due_s[task] = -1.0
+            end[task] = now_s
+            sharing.leave(task)
+            release(task)
+    _all_ran(graph, end)
+    return Times(start, end, "static", events)
+
+
+def _walker(
+    graph: TaskGraph, flows: Flows, start: list[float], end: list[float], coming: list[Coming]
+) -> tuple[Callable[[int], None], Callable[[], None]]:
+    """Two functions that fill in `start` and `end` up to the next flows, whose arrivals lie ahead: one goes on from a
+    flow that has ended, the other from the beginning of the step."""
+    seconds, after, missing, lagging = graph.seconds, graph.successors(), _missing(graph), _lagging(graph)
+    quiet = {sort: flow.quiet_s for sort, flow in flows.by_sort.items()}
+    quiet_s = [quiet.get(sort) for sort in graph.sort]  # None: no flow
+
+    def release(task: int) -> None:
+        done = end[task]
+        ready = []
+        for s in after[task]:
+            if done > start[s]:
+                start[s] = done
+            missing[s] -= 1
+            if not missing[s]:
+                ready.append(s)
+        if ready:
+            walk(ready)
+
+    def walk(ready: list[int]) -> None:
+        for task in ready:  # grows while it is walked
+            begin = start[task]
+            if task in lagging:
+                for s, lag_s in lagging[task]:
+                    if begin + lag_s > start[s]:
+                        start[s] = begin + lag_s
+                    missing[s] -= 1
+                    if not missing[s]:
+                        ready.append(s)
+            wait_s = quiet_s[task]
+            if wait_s is not None:
+                heappush(coming, (begin + wait_s, ~task))
+                continue
+            end[task] = done = begin + seconds[task]
             for s in after[task]:
                 if done > start[s]:
                     start[s] = done
                 missing[s] -= 1
                 if not missing[s]:
                     ready.append(s)
-        ready = []
-        if coming and coming[0][0] != now_s and sharing.changed:
-            for task, in_s in sharing.settle(now_s):
-                due_s[task] = now_s + in_s
-                heappush(coming, (due_s[task], task))
-        if not coming:
-            break
-        now_s, task = heappop(coming)
-        events += 1
-        if task < 0:
-            task = ~task
-            due_s[task] = start[task] + seconds[task]
-            sharing.arrive(task, now_s, due_s[task])
-            heappush(coming, (due_s[task], task))
-        elif now_s == due_s[task]:
-            due_s[task] = -1.0
-            end[task] = now_s
-            sharing.leave(task)
-            ready.append(task)
-    _all_ran(graph, end)
-    return Times(start, end, "static", events)
+
+    return release, lambda: walk([task for task, n in enumerate(missing) if n == 0])
 
 
 def _missing(graph: TaskGraph) -> list[int]:
     """How many things each task still waits for."""
-    missing = [len(w) for w in graph.waits]
+    missing = list(map(len, graph.waits))
     for task in graph.lags:
         missing[task] += 1
     return missing
@@ -235,9 +263,9 @@ def _missing(graph: TaskGraph) -> list[int]:
 
 def _lagging(graph: TaskGraph) -> dict[int, list[tuple[int, float]]]:
     """By task: who may start how long after it has started."""
-    out: dict[int, list[tuple[int, float]]] = {}
+    out: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for task, (other, lag_s) in graph.lags.items():
-        out.setdefault(other, []).append((task, lag_s))
+        out[other].append((task, lag_s))
     return out
 
 
