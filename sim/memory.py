@@ -24,6 +24,7 @@ from sim.graph.build import Acted
 from sim.graph.data_parallel import compute_bytes
 from sim.graph.stages import Stage
 from sim.graph.taskgraph import ragged
+from sim.graph.uses import Step
 from sim.models.head import tied_params
 from sim.plan import Plan
 from sim.program import Block, Compute, Phase
@@ -115,9 +116,9 @@ def memory_curve(
     sort = np.array([numbers.setdefault(a[:2], len(numbers)) for a in done.actions], dtype=np.int64)
     tables = _tables(stages, numbers, fine)
     action, row = ragged(np.array([len(t) for t in tables], dtype=np.int64), sort)
-    start = start_s[done.first]
     share, claimed, buffered = np.concatenate([*tables, np.zeros((0, 3))])[row].T
-    time = np.append(0.0, start[action] + share * (end_s[done.last] - start)[action])
+    start, end = start_s[done.first][action], end_s[done.last][action]
+    time = np.append(0.0, np.where(share < 1.0, start + share * (end - start), end))
     claimed, buffered = np.append(0.0, claimed), np.append(0.0, buffered)
     order = np.lexsort((claimed + buffered > 0, time))  # what is freed at an instant comes first
     time = time[order]
@@ -128,6 +129,14 @@ def memory_curve(
         rank, time[last], ones * held.parameters, ones * held.gradients, ones * held.optimizer, activations,
         buffers + held.gathered,
     )  # fmt: skip
+
+
+def peak_bytes(stages: dict[int, Stage], steps: Sequence[Step], held: States) -> float:
+    """The peak of `memory_curve`, which takes no simulation: a rank's steps follow each other, whenever they run."""
+    actions = [action for step in steps for action in step]
+    number = [i for i, step in enumerate(steps) for _ in step]
+    clock = np.arange(len(steps), dtype=np.float64)
+    return float(memory_curve(0, stages, Acted(actions, number, number), clock, clock + 1.0, held).total.max())
 
 
 def _tables(stages: dict[int, Stage], sorts: Iterable[tuple[int, Kind]], fine: bool) -> list[Bytes]:

@@ -24,7 +24,7 @@ from sim import schedules
 from sim.actions import Action, Kind, Schedule
 from sim.errors import InputError
 from sim.faults import link_scales
-from sim.graph.build import Build, Built, Deadlock
+from sim.graph.build import Build, Built, Deadlock, steps_of
 from sim.graph.contended import Ran, run_alone, run_step
 from sim.graph.data_parallel import DataParallel, make_data_parallel
 from sim.graph.engine import Times
@@ -32,8 +32,9 @@ from sim.graph.link_book import LinkBook
 from sim.graph.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
 from sim.graph.taskgraph import TaskGraph
 from sim.graph.template import compile_program
+from sim.graph.uses import Kept
 from sim.inputs.scenario import Scenario
-from sim.memory import MemoryCurve, States, memory_curve, over_steps, states
+from sim.memory import MemoryCurve, States, memory_curve, over_steps, peak_bytes, states
 from sim.metrics import critical_path
 from sim.plan import Plan, make_plan
 from sim.prices.costs import Costs
@@ -212,41 +213,71 @@ def simulate(
     if costs is None:
         costs = Costs(profile or load_profile(scenario.calibration), scenario.cluster.gpu)
     with no_collection():
-        return _simulate(scenario, costs, schedule, expand, engine, fold, share_links)
+        return prepare(scenario, costs, schedule, expand, fold).run(engine, share_links)
 
 
-def _simulate(
-    scenario: Scenario,
-    costs: Costs,
-    schedule: Schedule | None,
-    expand: bool,
-    engine: str,
-    fold: bool,
-    share_links: bool,
-) -> Simulation:
-    begin = time.perf_counter()
+@dataclass(frozen=True, eq=False, repr=False)
+class Prepared:
+    """All that a step is built from. `stages` as in `Simulation`; `kept`: what is compiled already; `begin_s`: when."""
+
+    plan: Plan
+    schedule: Schedule
+    pricing: Pricing
+    stages: list[dict[int, Stage]]
+    expand: bool
+    kept: Kept
+    begin_s: float
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most memory that a rank needs, as `Simulation.memory` has it."""
+        pair, entries = self.plan.scenario.parallelism.ep_overlap, self.schedule.ranks
+        return max(
+            peak_bytes(held, steps_of(entries[c.pipeline_rank], pair), states(self.plan, tuple(held.values())))
+            for c, held in zip(self.plan.classes, self.stages, strict=True)
+        )
+
+    def run(self, engine: str = "static", share_links: bool = True) -> Simulation:
+        """Build the step's tasks and run them; see `simulate`."""
+        plan, simpy = self.plan, engine == "simpy"
+
+        def build(links: LinkBook | None) -> Built:
+            return Build(plan, self.schedule, self.pricing, self.stages, self.expand, links, self.kept).run()
+
+        try:
+            ran = run_step(build, self.pricing, self.schedule, simpy) if share_links else run_alone(build, simpy)
+        except Deadlock as error:
+            p, name = plan.scenario.parallelism, plan.scenario.name
+            if p.p2p_overlap:
+                raise
+            raise InputError(
+                f"{name}: parallelism.p2p_overlap: schedule {p.schedule} needs "
+                f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
+            ) from None
+        wall_s = time.perf_counter() - self.begin_s
+        return Simulation(
+            plan.scenario, self.pricing.costs.profile, plan, self.schedule, self.pricing, self.stages, ran, wall_s,
+            self.expand,
+        )  # fmt: skip
+
+
+def prepare(
+    scenario: Scenario, costs: Costs, schedule: Schedule | None = None, expand: bool = False, fold: bool = True,
+    kept: Kept | None = None,
+) -> Prepared:  # fmt: skip
+    """What `simulate` runs. `kept`: what steps have in common that differ in schedule and virtual stages alone.
+
+    Raises:
+        InputError: if the schedule cannot run this many micro-batches.
+    """
+    begin_s, kept = time.perf_counter(), kept or Kept()
     plan = make_plan(scenario, fold)
     network = Network(scenario.cluster, link_scales(scenario))
     pricing = Pricing(plan, costs, network)
     dp = make_data_parallel(plan)
     schedule = schedule or make_schedule(scenario, plan, pricing, dp)
-    stages = _stages(plan, schedule, pricing, dp, expand)
-    simpy = engine == "simpy"
-
-    def build(links: LinkBook | None) -> Built:
-        return Build(plan, schedule, pricing, stages, expand, links).run()
-
-    try:
-        ran = run_step(build, pricing, schedule, simpy) if share_links else run_alone(build, simpy)
-    except Deadlock as error:
-        if scenario.parallelism.p2p_overlap:
-            raise
-        raise InputError(
-            f"{scenario.name}: parallelism.p2p_overlap: schedule {scenario.parallelism.schedule} needs "
-            f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
-        ) from None
-    wall_s = time.perf_counter() - begin
-    return Simulation(scenario, costs.profile, plan, schedule, pricing, stages, ran, wall_s, expand)
+    stages = _stages(plan, schedule, pricing, dp, expand, kept.stages)
+    return Prepared(plan, schedule, pricing, stages, expand, kept, begin_s)
 
 
 @contextmanager
@@ -286,7 +317,7 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
 def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel) -> UnitTimes:
     """Seconds of F, I and W of every stage, and of a message, for the schedule that is searched for them."""
     rows = []
-    for held, c in zip(_stages(plan, layout, pricing, dp, False), plan.classes, strict=True):
+    for held, c in zip(_stages(plan, layout, pricing, dp, False, {}), plan.classes, strict=True):
         price, (stage,) = pricing.healthy.on(c.rank), held.values()
         programs = (stage.forward(False, True), *(stage.backward(k, False, True) for k in (Kind.I, Kind.W)))
         rows.append([compile_program(program, price).makespan_s for program in programs])
@@ -298,15 +329,21 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel)
     return UnitTimes(forward, inputs, weights, message_s)
 
 
-def _stages(plan: Plan, schedule: Schedule, pricing: Pricing, dp: DataParallel, named: bool) -> list[dict[int, Stage]]:
+def _stages(
+    plan: Plan,
+    schedule: Schedule,
+    pricing: Pricing,
+    dp: DataParallel,
+    named: bool,
+    made: dict[tuple[object, ...], Stage],
+) -> list[dict[int, Stage]]:
     """What every class of ranks holds, by schedule stage. Unless `named`, equal stages are one object (whose layers
-    then carry the first one's names)."""
+    then carry the first one's names); those in `made` are not made again."""
     s = plan.scenario
     t, p = s.training, s.parallelism
     assert t is not None
     gather = stage_input_bytes(plan) if p.p2p_scatter and p.tp > 1 and not p.sp else 0.0
     out: list[dict[int, Stage]] = []
-    made: dict[tuple[object, ...], Stage] = {}
     for c in plan.classes:
         out.append({})
         for i in (i for i, r in enumerate(schedule.rank_of_stage) if r == c.pipeline_rank):

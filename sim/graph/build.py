@@ -25,7 +25,7 @@ from sim.graph.messages import Messages, Wire
 from sim.graph.stages import Stage, epilogue
 from sim.graph.taskgraph import TaskGraph
 from sim.graph.template import COMPUTE, LocalTask, Template
-from sim.graph.uses import Ends, Step, Use, Uses
+from sim.graph.uses import Ends, Kept, Step, Use, Uses
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.program import Program
@@ -107,6 +107,7 @@ class Build:
         stages: list[dict[int, Stage]],
         expand: bool,
         links: LinkBook | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.plan, self.schedule, self.pricing, self.stages = plan, schedule, pricing, stages
         p, jittery = plan.scenario.parallelism, jitter_of(plan.scenario, 0) is not None
@@ -115,7 +116,9 @@ class Build:
         self.overlap, self.pair = bool(p.p2p_overlap), p.ep_overlap
         self.links = links
         self.messages = Messages(plan, schedule, pricing, self.graph, links)
-        self.uses = Uses(plan, schedule, pricing, stages, self.graph, self.messages, expand or jittery, links)
+        self.uses = Uses(
+            plan, schedule, pricing, stages, self.graph, self.messages, expand or jittery, links, kept or Kept()
+        )
         self.posted: dict[int, list[int]] = {}  # messages that one end is ready for, and when
         self.arrived: dict[Key, list[_Arrival]] = {}
         self.shared: dict[Key, int] = {}
@@ -167,7 +170,7 @@ class Build:
         held = self.stages[rank.index]
         for stage, what in held.items():
             yield from self._once(rank, ("prologue", id(what)), what.prologue, "ALL_GATHER", stage)
-        steps = rank.steps = self._steps(self.schedule.ranks[pipeline_rank])
+        steps = rank.steps = steps_of(self.schedule.ranks[pipeline_rank], self.pair)
         uses = self.uses.of(rank.index, steps)
         rank.placed += [use.template for use in uses]
         go = self._go_overlapped if self.overlap else self._go_blocking
@@ -176,20 +179,8 @@ class Build:
         p, model = self.plan.scenario.parallelism, self.plan.scenario.model
         tied = model.tied_embeddings and p.pp > 1 and pipeline_rank in (0, p.pp - 1)
         stages = tuple(held.values())
-        key = ("epilogue", tied, *map(id, stages))
+        key = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
         yield from self._once(rank, key, lambda: epilogue(stages, self.plan, tied), "OPTIMIZER", -1)
-
-    def _steps(self, entries: tuple[Action | Overlap, ...]) -> list[Step]:
-        """Entries as what runs together: pairs where they overlap, else one action after the other."""
-        out: list[Step] = []
-        for e in entries:
-            if not isinstance(e, Overlap):
-                out.append((e,))
-            elif self.pair:
-                out.append((e.forward, e.backward))
-            else:
-                out += [(e.forward,), (e.backward,)]
-        return out
 
     def _go_overlapped(self, rank: _Rank, steps: list[Step], uses: list[Use]) -> Walk:
         """Receive, act, send; a message is on its way when its producer has ended."""
@@ -379,6 +370,19 @@ class Build:
         self.shared[key] = task
         self._go_on(key)
         return task
+
+
+def steps_of(entries: tuple[Action | Overlap, ...], pair: bool) -> list[Step]:
+    """Entries as what runs together: pairs where they overlap (`pair`), else one action after the other."""
+    out: list[Step] = []
+    for e in entries:
+        if not isinstance(e, Overlap):
+            out.append((e,))
+        elif pair:
+            out.append((e.forward, e.backward))
+        else:
+            out += [(e.forward,), (e.backward,)]
+    return out
 
 
 def _add_times(total: dict[K, float], each: dict[K, float], count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sim.actions import Action, Kind, Schedule
@@ -39,8 +40,18 @@ class Use(NamedTuple):
     outputs: Ends
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """Stages and compiled programs of steps that differ in their schedule alone: by what a stage holds; by the prices'
+    context, the stage and the action; and the programs that templates were compiled from."""
+
+    stages: dict[tuple[object, ...], Stage] = field(default_factory=dict)
+    templates: dict[tuple[object, ...], Template] = field(default_factory=dict)
+    programs: dict[tuple[object, ...], list[tuple[list[Program], Template]]] = field(default_factory=dict)
+
+
 class Uses:
-    """Compiles what is asked for, and keeps it. `expand`: no task stands for a whole action."""
+    """Compiles what is asked for, and keeps it in `kept`. `expand`: no task stands for a whole action."""
 
     def __init__(
         self,
@@ -52,14 +63,14 @@ class Uses:
         messages: Messages,
         expand: bool,
         links: LinkBook | None,
+        kept: Kept,
     ) -> None:
         self.plan, self.pricing, self.stages, self.graph = plan, pricing, stages, graph
         self.messages, self.expand, self.lanes = messages, expand, plan.lanes
         self.ends = _ends(schedule)
         self.links = links
         self._contexts: dict[int, tuple[object, ...]] = {}
-        self._programs: dict[tuple[object, ...], list[tuple[list[Program], Template]]] = {}
-        self._templates: dict[tuple[object, ...], Template] = links.templates if links is not None else {}
+        self._programs, self._templates = kept.programs, kept.templates
 
     def of(self, class_index: int, steps: list[Step]) -> list[Use]:
         """What each of a class's steps uses."""

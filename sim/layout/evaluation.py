@@ -13,13 +13,16 @@ from typing import NamedTuple
 
 from sim.errors import InputError
 from sim.graph.contended import shared_links
+from sim.graph.uses import Kept
 from sim.layout.bound import ROUNDING, GridBounds, GridSearch
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.prices.costs import Costs
 from sim.prices.profile import Profile, load_profile
-from sim.simulation import no_collection, simulate
+from sim.simulation import no_collection, prepare
 from topology.network import Network
+
+KEPT = 32  # ways to run layers whose compiled programs a worker keeps
 
 
 class Outcome(NamedTuple):
@@ -62,24 +65,34 @@ def bound_grid(packed: bytes, grid: Grid, limit_bytes: float, ceiling_s: float) 
 
 
 def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceiling_s: float = math.inf) -> Outcome:
-    """Simulate one layout: as if links carried everything at once, and if it then fits in memory (which is the same)
-    and takes no longer than `ceiling_s`, with links shared."""
-    tools = _tools(packed)
+    """Simulate one layout, if it fits in memory: as if links carried everything at once, and if it then takes no longer
+    than `ceiling_s`, with links shared. The time of one that does not fit is not known: infinite."""
+    tools, kept = _tools(packed), _kept(packed, layout._replace(schedule="", virtual_stages=0))
     begin = time.thread_time()
     with no_collection():  # until the step's tasks are gone
-        step_s, peak, beaten, refused = _evaluate(tools, layout, limit_bytes, ceiling_s)
+        step_s, peak, beaten, refused = _evaluate(tools, kept, layout, limit_bytes, ceiling_s)
     return Outcome(layout, step_s, peak, time.thread_time() - begin, refused, beaten)
 
 
-def _evaluate(tools: _Tools, layout: Layout, limit_bytes: float, ceiling_s: float) -> tuple[float, float, bool, str]:
+@lru_cache(maxsize=KEPT)
+def _kept(packed: bytes, way: Layout) -> Kept:
+    """What layouts share that differ in schedule and virtual stages alone: those next to each other often do."""
+    return Kept()
+
+
+def _evaluate(
+    tools: _Tools, kept: Kept, layout: Layout, limit_bytes: float, ceiling_s: float
+) -> tuple[float, float, bool, str]:
     """Seconds, bytes, whether beaten, and why it was refused."""
     try:
-        scenario = scenario_of(tools.space, layout)
-        simulation = simulate(scenario, costs=tools.costs, share_links=False)
-        peak = max(float(curve.total.max()) for curve in simulation.memory)
-        beaten = simulation.step_time_s * ROUNDING > ceiling_s
-        if peak <= limit_bytes and not beaten and shared_links(simulation.pricing, simulation.schedule):
-            simulation = simulate(scenario, costs=tools.costs)
-        return simulation.step_time_s, peak, beaten, ""
+        step = prepare(scenario_of(tools.space, layout), tools.costs, kept=kept)
+        peak = step.peak_bytes
+        if peak > limit_bytes:
+            return math.inf, peak, False, ""
+        step_s = step.run(share_links=False).step_time_s
+        beaten = step_s * ROUNDING > ceiling_s
+        if not beaten and shared_links(step.pricing, step.schedule):
+            step_s = step.run().step_time_s
+        return step_s, peak, beaten, ""
     except InputError as error:
         return math.inf, math.inf, False, str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from sim.layout.memory_bound import forwards_first
 from sim.prices.costs import Costs
 from sim.prices.profile import load_profile
 from sim.search import main, run_search
-from sim.simulation import simulate
+from sim.simulation import prepare, simulate
 from topology.network import Network
 
 GPT: dict[str, Any] = {
@@ -328,7 +329,9 @@ def test_shared_links_take_time_but_no_memory(variant: int) -> None:
             continue
         peaks = [max(float(c.total.max()) for c in each.memory) for each in (alone, shared)]
         assert alone.step_time_s <= shared.step_time_s * (1 + 1e-9)
-        assert peaks[0] == pytest.approx(peaks[1], rel=1e-12)
+        assert peaks[0] == peaks[1] == prepare(scenario_of(space, x), alone.pricing.costs).peak_bytes
+        too_large = evaluate(packed, x, limit_bytes=peaks[0] - 1)
+        assert (too_large.step_time_s, too_large.peak_memory_bytes) == (math.inf, peaks[0])
         slower += shared.step_time_s > alone.step_time_s
         found, beaten = evaluate(packed, x), evaluate(packed, x, ceiling_s=alone.step_time_s * 0.99)
         assert (found.step_time_s, found.beaten) == (shared.step_time_s, False)
