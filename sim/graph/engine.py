@@ -213,8 +213,7 @@ def _walker(
     """Two functions that fill in `start` and `end` up to the next flows, whose arrivals lie ahead: one goes on from a
     flow that has ended, the other from the beginning of the step."""
     seconds, after, missing, lagging = graph.seconds, graph.successors(), _missing(graph), _lagging(graph)
-    quiet = {sort: flow.quiet_s for sort, flow in flows.by_sort.items()}
-    quiet_s = [quiet.get(sort) for sort in graph.sort]  # None: no flow
+    quiet_s = [flow and flow.quiet_s for flow in map(flows.by_sort.get, graph.sort)]  # None: no flow
 
     def release(task: int) -> None:
         done = end[task]
@@ -225,8 +224,7 @@ def _walker(
             missing[s] -= 1
             if not missing[s]:
                 ready.append(s)
-        if ready:
-            walk(ready)
+        walk(ready)
 
     def walk(ready: list[int]) -> None:
         for task in ready:  # grows while it is walked

@@ -57,17 +57,19 @@ class Sharing:
     def arrive(self, task: int, now_s: float, alone_end_s: float) -> None:
         """Bytes of a task begin to flow; alone it ends at `alone_end_s`."""
         self.since_s[task], self.left_s[task] = now_s, alone_end_s - now_s
+        all_users = self.users
         for link in self.paths[task]:
-            users = self.users[link]
+            users = all_users[link]
             if users:
                 self.changed[link] = None
             users[task] = None
 
     def leave(self, task: int) -> None:
         """A task has ended."""
+        users, over = self.users, self.over
         for link in self.paths[task]:
-            del self.users[link][task]
-            if link in self.over:
+            del users[link][task]
+            if link in over:
                 self.changed[link] = None
 
     def settle(self, now_s: float) -> list[tuple[int, float]]:
