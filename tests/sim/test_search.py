@@ -339,6 +339,18 @@ def test_shared_links_take_time_but_no_memory(variant: int) -> None:
     assert slower or variant != 0
 
 
+@pytest.mark.parametrize("variant", [0, 1, 2])
+def test_programs_kept_from_one_schedule_to_the_next_change_no_time(variant: int) -> None:
+    space = space_of(variant)
+    packed = pack(space)
+    by_schedule = sorted(legal_layouts(variant), key=lambda x: x._replace(schedule="", virtual_stages=0))
+    ways = [list(g) for _, g in itertools.groupby(by_schedule, lambda x: x._replace(schedule="", virtual_stages=0))]
+    for x in max(ways, key=len)[:16]:
+        found = evaluate(packed, x)
+        if not found.refused:
+            assert found.step_time_s == simulate(scenario_of(space, x)).step_time_s, x
+
+
 def test_other_processes_find_the_same() -> None:
     space = small_space(0, tp=(2, 4))
     assert [key(o) for o in search(space, 1e18).best] == [key(o) for o in search(space, 1e18, workers=2).best]
