@@ -239,13 +239,13 @@ class Prepared:
 
     def run(self, engine: str = "static", share_links: bool = True) -> Simulation:
         """Build the step's tasks and run them; see `simulate`."""
-        plan, simpy = self.plan, engine == "simpy"
+        plan, schedule, pricing, simpy = self.plan, self.schedule, self.pricing, engine == "simpy"
 
         def build(links: LinkBook | None) -> Built:
-            return Build(plan, self.schedule, self.pricing, self.stages, self.expand, links, self.kept).run()
+            return Build(plan, schedule, pricing, self.stages, self.expand, links, self.kept).run()
 
         try:
-            ran = run_step(build, self.pricing, self.schedule, simpy) if share_links else run_alone(build, simpy)
+            ran = run_step(build, pricing, schedule, simpy) if share_links else run_alone(build, simpy)
         except Deadlock as error:
             p, name = plan.scenario.parallelism, plan.scenario.name
             if p.p2p_overlap:
@@ -254,11 +254,8 @@ class Prepared:
                 f"{name}: parallelism.p2p_overlap: schedule {p.schedule} needs "
                 f"overlapped messages (true); with blocking ones ranks wait for each other: {error}"
             ) from None
-        wall_s = time.perf_counter() - self.begin_s
-        return Simulation(
-            plan.scenario, self.pricing.costs.profile, plan, self.schedule, self.pricing, self.stages, ran, wall_s,
-            self.expand,
-        )  # fmt: skip
+        wall_s, profile = time.perf_counter() - self.begin_s, pricing.costs.profile
+        return Simulation(plan.scenario, profile, plan, schedule, pricing, self.stages, ran, wall_s, self.expand)
 
 
 def prepare(
@@ -316,11 +313,14 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
 
 def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel) -> UnitTimes:
     """Seconds of F, I and W of every stage, and of a message, for the schedule that is searched for them."""
-    rows = []
+    rows, known = [], {}
     for held, c in zip(_stages(plan, layout, pricing, dp, False, {}), plan.classes, strict=True):
         price, (stage,) = pricing.healthy.on(c.rank), held.values()
-        programs = (stage.forward(False, True), *(stage.backward(k, False, True) for k in (Kind.I, Kind.W)))
-        rows.append([compile_program(program, price).makespan_s for program in programs])
+        key = (id(stage), pricing.healthy.context(c.rank))
+        if key not in known:
+            programs = (stage.forward(False, True), *(stage.backward(k, False, True) for k in (Kind.I, Kind.W)))
+            known[key] = [compile_program(program, price).makespan_s for program in programs]
+        rows.append(known[key])
     slowest = np.array(rows).reshape(-1, plan.lanes, 3).max(axis=1)  # of a pipeline rank's lanes
     forward, inputs, weights = (tuple(column) for column in slowest.T.tolist())
     first, second = (plan.classes[i * plan.lanes : (i + 1) * plan.lanes] for i in (0, 1))

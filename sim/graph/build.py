@@ -333,12 +333,13 @@ class Build:
         """The sort of each of a template's tasks; -1 where other simulated ranks take part."""
         key = (template, kind, stage, factor)
         if key not in rank.sorts:
-            rank.sorts[key] = [self._sort(rank, local, kind, stage, factor) for local in template.tasks]
+            meet = {g for g in template.groups if self.uses.members(rank.index, g)}
+            rank.sorts[key] = [
+                -1 if local.group in meet else self._sort(rank, local, kind, stage, factor) for local in template.tasks
+            ]
         return rank.sorts[key]
 
     def _sort(self, rank: _Rank, local: LocalTask, kind: str, stage: int, factor: float) -> int:
-        if local.group and self.uses.members(rank.index, local.group):
-            return -1
         computes = local.stream == COMPUTE
         row = self.graph.row(rank.index, local.stream, kind if computes else local.kind)
         sort = self.graph.new_sort(local.detail, (row,), stage, local.seconds * factor if computes else 0.0)
