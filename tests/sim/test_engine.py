@@ -13,6 +13,7 @@ from sim.graph.engine import run_contended, run_simpy, run_static
 from sim.graph.sharing import Flow, Flows, Sharing
 from sim.graph.taskgraph import TaskGraph
 from sim.timeline import Detail, RankClass
+from topology.contention import shared_fractions
 
 
 def graph_of(seconds: list[float], waits: list[list[int]]) -> TaskGraph:
@@ -148,6 +149,9 @@ class Recorded(Sharing):
         for link, users in self.users.items():
             carried = sum(self.rate[t] * self.paths[t][link] for t in users)
             assert carried <= self.capacity[link] * (1 + 1e-8) or len(users) == 1
+        flows = sorted({t for users in self.users.values() for t in users})
+        loads = [{link: load for link, load in self.paths[t].items() if link in self.over} for t in flows]
+        assert [self.rate[t] for t in flows] == pytest.approx(shared_fractions(loads, self.capacity), rel=1e-9)
         return moved
 
 
