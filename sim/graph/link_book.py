@@ -34,7 +34,6 @@ class LinkBook:
         ]
         self.flows = Flows(dict(enumerate(each)))
         self.whole_actions: dict[int, tuple[int, Template]] = {}
-        self.templates: dict[tuple[object, ...], Template] = {}  # compiled, for the next graph of the same step
         self._contexts = [pricing.context(c.rank) for c in pricing.plan.classes]  # equal ones have equal loads
         self._known: dict[tuple[object, ...], Flow] = {}
         self._loads: dict[tuple[object, ...], Load] = {}
@@ -43,7 +42,7 @@ class LinkBook:
     def placing_apart(self, more: set[Place] | None) -> LinkBook:
         """An empty book for the same step, with more actions to place task by task, or all."""
         book = LinkBook(self.pricing, self.shared, None if more is None or self.apart is None else self.apart | more)
-        book.templates, book._known = self.templates, self._known
+        book._known = self._known
         book._loads, book._sharing = self._loads, self._sharing
         return book
 
