@@ -10,6 +10,7 @@ import typer
 
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
+from sim.garbage import no_collection
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -73,6 +74,7 @@ def main(
         _run(scenario, json, html, trace, set_ or [], steps, engine, None if days is None else (days, runs))
 
 
+@no_collection()
 def _run(
     path: Path,
     json: str | None,

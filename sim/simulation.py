@@ -9,10 +9,7 @@ True
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +21,7 @@ from sim import schedules
 from sim.actions import Action, Kind, Schedule
 from sim.errors import InputError
 from sim.faults import link_scales
+from sim.garbage import no_collection
 from sim.graph.build import Build, Built, Deadlock, steps_of
 from sim.graph.contended import Ran, run_alone, run_step
 from sim.graph.data_parallel import DataParallel, make_data_parallel
@@ -275,18 +273,6 @@ def prepare(
     schedule = schedule or make_schedule(scenario, plan, pricing, dp)
     stages = _stages(plan, schedule, pricing, dp, expand, kept.stages)
     return Prepared(plan, schedule, pricing, stages, expand, kept, begin_s)
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: ten thousands of small live tuples would be searched again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataParallel) -> Schedule:

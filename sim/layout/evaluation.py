@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.errors import InputError
+from sim.garbage import no_collection
 from sim.graph.contended import shared_links
 from sim.graph.uses import Kept
 from sim.layout.bound import ROUNDING, GridBounds, GridSearch
@@ -19,7 +20,7 @@ from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.prices.costs import Costs
 from sim.prices.profile import Profile, load_profile
-from sim.simulation import no_collection, prepare
+from sim.simulation import prepare
 from topology.network import Network
 
 KEPT = 32  # ways to run layers whose compiled programs a worker keeps
