@@ -134,7 +134,6 @@ def device_of(scenario: Scenario) -> str:
 def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """Proof, memory, rounds; the measured run on rank 0, None on the others."""
     import torch
-    import torch.distributed as dist
 
     from calibrate.blocks import Rehearsal
     from calibrate.parallel.memory import SavedBytes, allocated_peak
@@ -163,11 +162,9 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     rehearsal = (Lesson if isinstance(runner, Pupil) else Rehearsal)(runner, keys, cuts)
     limits = Limits(args.steps, args.budget, args.profile is None)
     log = run_rounds(runner, lambda: calibrate(runner, rehearsal), limits)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (log, memory, epilogue))
+    logs, memories, epilogues = _from_all_ranks(log, memory, epilogue)
     if rank != 0:
         return None
-    logs, memories, epilogues = (list(column) for column in zip(*found, strict=True))
     facts = environment(device)
     given = load_profile(args.profile) if args.profile else None
     profile = given or _paired(scenario, logs, epilogues, runner, facts)
@@ -183,7 +180,6 @@ def _measure_huggingface(
     scenario: Scenario, rank: int, device: str, args: argparse.Namespace
 ) -> dict[str, Any] | None:
     """The same of a Transformers model; what is proven is that it has as many parameters as the simulated one."""
-    import torch.distributed as dist
 
     from calibrate.fused import peak_bytes
     from calibrate.huggingface import Imported
@@ -202,11 +198,9 @@ def _measure_huggingface(
     }  # fmt: skip
     keys = [b.key for b in blocks[0]]
     log = run_rounds(runner, lambda: runner.calibrate(keys), Limits(args.steps, args.budget, args.profile is None))
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (log, memory, epilogue))
+    logs, memories, epilogues = _from_all_ranks(log, memory, epilogue)
     if rank != 0:
         return None
-    logs, memories, epilogues = (list(column) for column in zip(*found, strict=True))
     facts = environment(device)
     profile = load_profile(args.profile) if args.profile else make_profile(
         f"paired with {scenario.name}", datetime.now(UTC).strftime("%Y-%m-%d"), logs, epilogues, 4,
@@ -214,6 +208,16 @@ def _measure_huggingface(
     proof = {"parameters": sum(p.numel() for p in runner.inner.parameters()),
              "simulated_parameters": sum(b.held_params for b in blocks[0])}  # fmt: skip
     return _assemble(scenario, logs, memories, proof, profile, facts)
+
+
+def _from_all_ranks(log: Any, memory: Any, epilogue: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """What every rank recorded, by rank. Collective."""
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (log, memory, epilogue))
+    logs, memories, epilogues = (list(column) for column in zip(*found, strict=True))
+    return logs, memories, epilogues
 
 
 def _student(scenario: Scenario) -> Scenario:

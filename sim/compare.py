@@ -10,21 +10,19 @@ out of it, 2 bad input.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from sim.command import run_plain
+from sim.command import run_plain, write_json
 from sim.errors import InputError
 from sim.files import write_text
 from sim.graph.engine import run_static
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.measured import MeasuredRun, load_measured, to_timeline
-from sim.prices.profile import Profile, load_profile, write_json
+from sim.prices.profile import Profile, load_profile
 from sim.simulation import Simulation, simulate
 from sim.timeline import Detail, Span, Timeline
 
@@ -297,12 +295,10 @@ def _run(args: argparse.Namespace) -> int:
     simulation = simulate_run(scenario, run, profile, args.measured)
     measured = to_timeline(run.actions, scenario)
     result = compare(simulation, run, measured, args.tolerance)
-    if args.json == "-":
-        print(json.dumps(result))
-    else:
+    if args.json != "-":
         print_table(result)
-        if args.json:
-            write_json(Path(args.json), result)
+    if args.json is not None:
+        write_json(args.json, result)
     if args.html:
         from sim.views.compare_page import compare_page
 

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.command import run_plain
+from sim.command import run_plain, write_json
 from sim.compare import compare, simulate_run
 from sim.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.measured import load_measured, to_timeline
-from sim.prices.profile import read_json, write_json
+from sim.prices.profile import read_json
 
 FOLDER = "scenarios/measured"
 EXPECTED = "expected.json"
@@ -160,14 +160,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         folder = Path(args.folder)
         result = regress(folder, args.live)
-        if args.json == "-":
-            print(json.dumps(result))
-        else:
+        if args.json != "-":
             _print(result)
-            if args.json:
-                write_json(Path(args.json), result)
+        if args.json is not None:
+            write_json(args.json, result)
         if args.update:
-            write_json(folder / EXPECTED, {"format": FORMAT, "runs": {r["name"]: r["errors"] for r in result["runs"]}})
+            accepted = {r["name"]: r["errors"] for r in result["runs"]}
+            write_json(str(folder / EXPECTED), {"format": FORMAT, "runs": accepted})
             return 0
         return 1 if result["missing"] or any(row["grown"] for row in result["runs"]) else 0
     except InputError as error:

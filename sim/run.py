@@ -11,6 +11,7 @@ import typer
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
 from sim.garbage import no_collection
+from sim.options import Json, Overrides
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 def main(
     scenario: Annotated[Path | None, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")] = None,
-    json: Annotated[
-        str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")
-    ] = None,
+    json: Json = None,
     html: Annotated[
         Path | None, typer.Option(help="write an interactive timeline that opens offline", metavar="FILE")
     ] = None,
@@ -30,9 +29,7 @@ def main(
     topology: Annotated[
         Path | None, typer.Option(help="write a drawing of the cluster with the load of each link", metavar="FILE")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")
-    ] = None,
+    set_: Overrides = None,
     steps: Annotated[int, typer.Option(help="draw memory over the first STEPS steps", min=1, max=1000)] = 1,
     engine: Annotated[str, typer.Option(help="static, or simpy, the reference", metavar="static|simpy")] = "static",
     chakra: Annotated[

@@ -18,6 +18,7 @@ import typer
 
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
+from sim.options import Dask, Json, Overrides, Processes
 
 if TYPE_CHECKING:
     from sim.layout.executors import Workers
@@ -40,17 +41,13 @@ def main(
             metavar="KEY=VALUE,…",
         ),
     ],
-    workers: Annotated[int | None, typer.Option(help="processes; by default one a core", min=1, max=4096)] = None,
-    dask: Annotated[str | None, typer.Option(help="run on this Dask cluster", metavar="ADDRESS")] = None,
-    json: Annotated[
-        str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")
-    ] = None,
+    workers: Processes = None,
+    dask: Dask = None,
+    json: Json = None,
     html: Annotated[
         Path | None, typer.Option(help="write an interactive page that opens offline", metavar="FILE")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")
-    ] = None,
+    set_: Overrides = None,
 ) -> None:
     """Simulate SCENARIO.yaml's step once for every combination of the values that --vary lists."""
     with bad_input_exits():

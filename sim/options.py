@@ -1,0 +1,12 @@
+"""Options that several commands share: the same words, the same meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Json = Annotated[str | None, typer.Option(help="write the result as JSON; - for standard output", metavar="FILE|-")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")]
+Processes = Annotated[int | None, typer.Option(help="processes; by default one a core", min=1, max=4096)]
+Dask = Annotated[str | None, typer.Option(help="run on this Dask cluster", metavar="ADDRESS")]
