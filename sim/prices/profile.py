@@ -120,6 +120,7 @@ class Profile:
                 {"op": t.op, "ranks": t.ranks, "bytes": t.bytes.tolist(), "seconds": t.seconds.tolist(),
                  "spread": t.spread.tolist()} for t in self.collectives
             ],
+            "kernels": self.kernels,
         }
 
     @staticmethod

@@ -158,6 +158,15 @@ def test_unknown_names_list_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
+def test_a_saved_shipped_profile_keeps_its_measured_kernels(name: str, tmp_path: Path) -> None:
+    profile = load_profile(name)
+    profile.save(tmp_path / "copy.json")
+    copy = load_profile(tmp_path / "copy.json")
+    assert copy.to_json() == profile.to_json()
+    assert (copy.kernels, copy.reference) == (profile.kernels, profile.reference)
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
 def test_shipped_profiles_load_and_name_their_source(name: str) -> None:
     profile = load_profile(name)
     assert profile.source
