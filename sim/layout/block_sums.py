@@ -17,7 +17,6 @@ from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.mtp import mtp_block
-from sim.program import Phase
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 EMBEDDING, HEAD, MTP = -1, -2, -3  # sorts of blocks; layers' sorts are 0 and up
@@ -29,6 +28,8 @@ class Blocks:
 
     def __init__(self, scenario: Scenario, prices: GridPrices, lane: int) -> None:
         plan, p = prices.plan, scenario.parallelism
+        dp = prices.dp(p.zero)
+        gathers = dp if p.zero == 3 and dp.reshard else None
         self.prices, self.scenario = prices, scenario
         shard = _shard(prices, lane)
         paired = p.ep_overlap and p.schedule.startswith("dualpipe")
@@ -38,13 +39,13 @@ class Blocks:
         for layer in range(scenario.model.layers):
             sort = numbers.setdefault(layer_sort(scenario, layer), len(numbers))
             if sort not in self.sorts:
-                self.sorts[sort] = Sort(layer_block(scenario, layer, shard), prices, paired)
+                self.sorts[sort] = Sort(layer_block(scenario, layer, shard), prices, paired, gathers)
             order.append(sort)
         self.order = tuple(order)
-        self.sorts[EMBEDDING] = Sort(embedding_block(scenario, shard), prices, paired)
-        self.sorts[HEAD] = Sort(head_block(scenario, shard), prices, paired)
+        self.sorts[EMBEDDING] = Sort(embedding_block(scenario, shard), prices, paired, gathers)
+        self.sorts[HEAD] = Sort(head_block(scenario, shard), prices, paired, gathers)
         if scenario.model.mtp_layers:
-            self.sorts[MTP] = Sort(mtp_block(scenario, shard), prices, paired)
+            self.sorts[MTP] = Sort(mtp_block(scenario, shard), prices, paired, gathers)
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
         self._seconds: dict[tuple[Kind, Signature], float] = {}
 
@@ -55,7 +56,7 @@ class Blocks:
         total = 0.0
         for sort, n in counts.items():
             if n:
-                f, b, i, w = (self.sorts[sort].action(k).device_s for k in KINDS)
+                f, b, i, w = (self.sorts[sort].action_s(k) for k in KINDS)
                 total += n * (f + min(b, i + w))
         return total
 
@@ -64,22 +65,17 @@ class Blocks:
         key = (kind, stage)
         found = self._seconds.get(key)
         if found is None:
-            actions = [self.sorts[s].action(kind) for s in stage]
-            found = self._seconds[key] = max(sum(a.device_s for a in actions), sum(a.host_s for a in actions))
+            found = self._seconds[key] = sum(self.sorts[s].action_s(kind) for s in stage)
         return found
 
     def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
         """`action_s` with each block's parameters gathered one block ahead, and its gradients reduced behind.
 
         Both queue on one stream in the order of the program: a gather, then the reduction of the block before.
-        The next action's first gather waits for this action's last computation, so seconds are counted up to there.
-        Second: how much later the stream is done, which holds that gather up too.
+        Second: how much later the stream is done, which holds up the next action's first gather.
         """
         blocks = [self.sorts[s] for s in (stage if kind is Kind.F else stage[::-1])]
-        gathers = [
-            self.prices.comms_s(dp.gather("", b.block.params, b.block.expert_params, Phase.FORWARD, "g"))
-            for b in blocks
-        ]
+        gathers = [self.prices.comms_s(b.gathers(dp)) for b in blocks]
         reduces = dp.each_micro_batch and kind is Kind.B
         stream = arrived = gathers[0] if gathers else 0.0
         done = 0.0
@@ -87,13 +83,12 @@ class Blocks:
             here = arrived
             if i + 1 < len(blocks):
                 stream = max(stream, done) + gathers[i + 1]
-            done = max(done, here) + block.action(kind).device_s
+            done = max(done, here) + block.action_s(kind)
             arrived = stream
             if reduces:
                 stream = max(stream, done) + self.prices.comms_s(
                     dp.reduce("", block.block.params, block.block.expert_params, "r")
                 )
-        done = max(done, self.action_s(kind, stage)) - (blocks[-1].action(kind).tail_s if blocks else 0.0)
         return done, max(0.0, stream - done)
 
 

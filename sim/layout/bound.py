@@ -297,6 +297,7 @@ class GridSearch:
             x.micro_batch_size,
             x.recompute,
             whole,
+            x.zero == 3,
             paired,
             (x.schedule, x.virtual_stages) if by_stage else None,
         )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 from sim.actions import Kind
-from sim.graph.data_parallel import DataParallel, gradients_of, make_data_parallel
+from sim.graph.data_parallel import DataParallel, gradients_of, make_data_parallel, unpack
 from sim.graph.stages import PHASES, Stage
-from sim.graph.template import COMPUTE, Priced, Template, compile_program
+from sim.graph.template import Priced, compile_program, together_s
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.plan import make_plan
 from sim.prices.costs import Costs
@@ -19,44 +18,41 @@ from sim.program import Block, Comm, Compute, Phase
 from topology.network import Network
 
 
-class ActionSeconds(NamedTuple):
-    """An action in one block: its seconds on the device, those of them after its last computation, and the host's to
-    issue it. The device does not wait for the host here, which may be ahead from the blocks before."""
-
-    device_s: float
-    tail_s: float
-    host_s: float
-
-
 class Sort:
-    """One sort of block: its seconds, computed when first asked for, and its sizes."""
+    """One sort of block: its seconds, computed when first asked for, and its sizes.
 
-    def __init__(self, block: Block, grid: GridPrices, computes_only: bool) -> None:
-        self.block, self._grid, self._computes_only = block, grid, computes_only
+    `computes_only`: its messages are hidden by another action's, and its kernels issued among those. `gathers`: data
+    parallelism that gathers its parameters for every action, which are then copied into place.
+    """
+
+    def __init__(self, block: Block, grid: GridPrices, computes_only: bool, gathers: DataParallel | None) -> None:
+        self.block, self._grid, self._computes_only, self._gathers = block, grid, computes_only, gathers
         self.saved_bytes = sum(s.bytes for s in block.saved)
-        self._actions: dict[Kind, ActionSeconds] = {}
+        self._actions: dict[Kind, float] = {}
 
-    def action(self, kind: Kind) -> ActionSeconds:
-        """Seconds of one micro-batch's action in this block alone."""
+    def action_s(self, kind: Kind) -> float:
+        """Seconds of one micro-batch's action in this block alone, what the device waits for the host included."""
         found = self._actions.get(kind)
         if found is None:
-            found = self._actions[kind] = self._action(kind)
+            found = self._actions[kind] = self._seconds(kind)
         return found
 
-    def _action(self, kind: Kind) -> ActionSeconds:
+    def _seconds(self, kind: Kind) -> float:
         (block,) = Stage((self.block,), self._grid.dp(0), self._grid.costs, False, 0.0).measured(kind)
         if kind is Kind.F:
             program = block.forward
         else:
             again = block.recompute if Phase.INPUT_GRAD in PHASES[kind] else ()
             program = (*again, *(i for i in block.backward if i.phase in PHASES[kind]))
-        template = compile_program(program, self._grid.price)
-        # what follows waits until the host has issued it; an asynchronous message holds up its own stream alone
-        in_turn = [i for i in program if isinstance(i, Compute) or (isinstance(i, Comm) and i.blocking)]
-        host_s = sum(self._grid.host_s(item) for item in in_turn)
+        if self._gathers is not None and kind is not Kind.W:
+            program = (*unpack(self.gathers(self._gathers), self._gathers, Phase.FORWARD), *program)
         if self._computes_only:
-            return ActionSeconds(template.compute_s, 0.0, 0.0)
-        return ActionSeconds(template.makespan_s, template.makespan_s - _last_compute_s(template), host_s)
+            return sum(self._grid.price(i).seconds for i in program if isinstance(i, Compute))
+        return compile_program(program, self._grid.price).makespan_s
+
+    def gathers(self, dp: DataParallel) -> list[Comm]:
+        """What gathers the block's parameters."""
+        return dp.gather("", self.block.held_params, self.block.expert_params, Phase.FORWARD, "g")
 
     @cached_property
     def gradients(self) -> tuple[tuple[int, int], ...]:
@@ -81,7 +77,6 @@ class GridPrices:
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)
         self._dps: dict[int, DataParallel] = {}
-        self._operators: dict[Compute, tuple[Priced, float]] = {}
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float], float] = {}
         self.lanes = self._lanes()
@@ -107,31 +102,17 @@ class GridPrices:
     def price(self, item: Compute | Comm) -> Priced:
         """As `Pricing.on`; a communication's least over all stages."""
         if isinstance(item, Compute):
-            return self._operator(item)[0]
+            return self.pricing.compute(item)
         key = (item.kind, item.group, item.bytes)
         found = self._comms.get(key)
         if found is None:
             found = min((self.pricing.comm(item, r) for r in self._places), key=lambda p: p.seconds)
-            self._comms[key] = found = found._replace(host_s=0.0)
+            self._comms[key] = found
         return found
-
-    def _operator(self, op: Compute) -> tuple[Priced, float]:
-        """An operator's price without the host's seconds, and these."""
-        found = self._operators.get(op)
-        if found is None:
-            priced = self.pricing.compute(op)
-            found = self._operators[op] = (priced._replace(host_s=0.0), priced.host_s)
-        return found
-
-    def host_s(self, item: Compute | Comm) -> float:
-        """Seconds in which the host issues an item."""
-        if isinstance(item, Compute):
-            return self._operator(item)[1]
-        return min(self.pricing.comm(item, r).host_s for r in self._places)
 
     def comms_s(self, comms: list[Comm]) -> float:
         """Seconds of communications one after the other."""
-        return sum(self.price(c).seconds for c in comms)
+        return sum(together_s(p.host_s, p.seconds) for p in map(self.price, comms))
 
     def send_s(self, source: int, target: int, size: float) -> float:
         """A message between two pipeline ranks, at the cheapest lane."""
@@ -158,14 +139,3 @@ class GridPrices:
             scenario = base.model_copy(update={"parallelism": parallelism})
             self._dps[zero] = make_data_parallel(replace(self.plan, scenario=scenario))
         return self._dps[zero]
-
-
-def _last_compute_s(template: Template) -> float:
-    """When the last computation ends, all streams free at zero."""
-    ends: list[float] = []
-    free: dict[str, float] = {}
-    for t in template.tasks:
-        start = max([free.get(t.stream, 0.0), *(ends[d] for d in t.deps)])
-        free[t.stream] = start + t.seconds
-        ends.append(free[t.stream])
-    return free.get(COMPUTE, 0.0)
