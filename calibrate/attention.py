@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from calibrate.kernels import DTYPES, Case, dtypes
+from calibrate.kernels import DTYPES, Case, dtypes, shapes_as_in
 from calibrate.records import Record, point
 from calibrate.timing import Bench
 
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 def attention_cases(bench: Bench) -> list[Case]:
     return [
         Case(f"attention {dtype} {' '.join(map(str, shape))}", partial(_ways, dtype=dtype, shape=shape))
-        for dtype in dtypes(bench) for shape in attention_shapes(bench)
+        for dtype in dtypes(bench) for shape in attention_shapes(shapes_as_in(bench, dtype))
     ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from calibrate import overlap
 from calibrate.launch import join
-from calibrate.machine import cores
+from calibrate.machine import cores, gpu_ranks
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Record, from_json, to_json
 from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
@@ -32,7 +32,7 @@ Work = Callable[[], object]
 
 def group_sizes(device: str) -> list[int]:
     """Numbers of ranks: powers of two, and all; a CPU has one rank a core, and at most 8."""
-    most = torch.cuda.device_count() if device == "cuda" else min(cores(), MAX_CPU_RANKS)
+    most = gpu_ranks() if device == "cuda" else min(cores(), MAX_CPU_RANKS)
     return sorted({n for n in (2, 4, 8, 16, 32, 64, most) if 2 <= n <= most})
 
 

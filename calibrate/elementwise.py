@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrate.kernels import DTYPES, Case, dtypes
+from calibrate.kernels import DTYPES, Case, dtypes, shapes_as_in
 from calibrate.records import Constant, Record, point
 from calibrate.timing import Bench
 
@@ -24,7 +24,7 @@ Maker = Callable[[Tensor], Call]
 def elementwise_cases(bench: Bench) -> list[Case]:
     cases = []
     for dtype in dtypes(bench):
-        for elements in _sizes(bench):
+        for elements in _sizes(shapes_as_in(bench, dtype)):
             for op in _OPS:
                 run = partial(_operator, op=op, dtype=dtype, elements=elements)
                 cases.append(Case(f"elementwise {op} {dtype} {elements}", run))

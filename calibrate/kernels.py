@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from calibrate.timing import Bench
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_FLOPS = {"cpu": 2e10, "cuda": 1e14}
 _QUICK_FLOPS = {"cpu": 6e9, "cuda": 2e13}
+_FP32_FLOPS = 4e12  # on CUDA, where fp32 runs outside the matrix units
+_FP8_SINCE = (8, 9)  # compute capability
 
 
 class Case(NamedTuple):
@@ -25,24 +28,42 @@ class Case(NamedTuple):
 
 
 def dtypes(bench: Bench) -> tuple[str, ...]:
-    """fp32 alone on a CPU (bf16 too in a full run); on CUDA bf16, in a full run all three."""
+    """fp32 alone on a CPU (bf16 too in a full run); on CUDA bf16, in a full run all three, of which fp16 and fp32 at
+    a quick run's shapes.
+    """
     if bench.device == "cpu":
         return ("fp32",) if bench.quick else ("fp32", "bf16")
     return ("bf16",) if bench.quick else ("bf16", "fp16", "fp32")
+
+
+def shapes_as_in(bench: Bench, dtype: str) -> Bench:
+    """How thorough the shapes of a dtype are: on CUDA all but bf16 are measured at a quick run's."""
+    return replace(bench, quick=bench.quick or (bench.device == "cuda" and dtype != "bf16"))
 
 
 def matmul_cases(bench: Bench) -> list[Case]:
     """A linear layer's forward, input gradient and weight gradient; batched products of unfused attention."""
     cases = []
     for dtype in dtypes(bench):
-        for tokens, n, k in linear_shapes(bench):
+        shapes = shapes_as_in(bench, dtype)
+        for tokens, n, k in linear_shapes(shapes):
+            if dtype == "fp32" and bench.device == "cuda" and 2.0 * tokens * n * k > _FP32_FLOPS:
+                continue
             for phase in ("", "_input_grad", "_weight_grad"):
                 key = f"matmul{phase} {dtype} {tokens}x{n}x{k}"
                 cases.append(Case(key, partial(_linear, phase=phase, dtype=dtype, tokens=tokens, n=n, k=k)))
-        for batch, s, d in batched_shapes(bench):
+        for batch, s, d in batched_shapes(shapes):
             key = f"matmul {dtype} batch {batch} {s}x{s}x{d}"
             cases.append(Case(key, partial(_batched, dtype=dtype, batch=batch, s=s, d=d)))
-    return cases
+    return cases + _fp8_cases(bench)
+
+
+def _fp8_cases(bench: Bench) -> list[Case]:
+    """The same linear layers with both matrices in fp8 (E4M3), scaled as wholes; casts apart."""
+    if bench.device != "cuda" or torch.cuda.get_device_capability() < _FP8_SINCE:
+        return []
+    shapes = dict.fromkeys(x for m, n, k in linear_shapes(bench) for x in ((m, n, k), (m, k, n), (n, k, m)))
+    return [Case(f"matmul fp8 {m}x{n}x{k}", partial(_fp8, m=m, n=n, k=k)) for m, n, k in shapes]
 
 
 def linear_shapes(bench: Bench) -> list[tuple[int, int, int]]:
@@ -86,6 +107,19 @@ def _linear(bench: Bench, phase: str, dtype: str, tokens: int, n: int, k: int) -
             calls.append(partial(torch.mm, x, w.t()))
     shapes = {"": (1, tokens, n, k), "_input_grad": (1, tokens, k, n), "_weight_grad": (1, n, k, tokens)}
     return [point(f"gemm{phase}", dtype, shapes[phase], bench.time(calls))]
+
+
+def _fp8(bench: Bench, m: int, n: int, k: int) -> list[Record]:
+    """a [m, k] bᵀ, b [n, k], to bf16, as all three products of an fp8 linear layer are run on matrix units that take
+    rows of the summed dimension alone; Hopper's fast accumulation.
+    """
+    one, calls = torch.ones((), device=bench.device), []
+    for _ in range(bench.copies(m * k + n * k + 2 * m * n)):
+        a, b = (_random(bench, "bf16", rows, k).to(torch.float8_e4m3fn) for rows in (m, n))
+        calls.append(partial(
+            torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        ))  # fmt: skip
+    return [point("gemm", "fp8", (1, m, n, k), bench.time(calls))]
 
 
 def _batched(bench: Bench, dtype: str, batch: int, s: int, d: int) -> list[Record]:

@@ -12,6 +12,7 @@ import torch
 from calibrate.quiet import machine_busy_s
 from sim.prices.profile import Facts
 
+RANKS_SHARING = 8
 
 def hardware(device: str) -> Facts:
     """Device, its memory and, on CUDA, how many there are."""
@@ -45,7 +46,24 @@ def settings(device: str, quick: bool) -> Facts:
     facts: dict[str, str | int | float | bool] = {"quick": quick}
     if device == "cpu":
         facts |= {"threads_per_rank": torch.get_num_threads(), "malloc": "keeps freed memory"}
+    elif ranks_share_gpus():
+        facts |= {"collectives": "loopback: ranks share a GPU, nothing crosses NVLink"}
     return facts
+
+
+def gpu_ranks() -> int:
+    """Ranks that NCCL lets this machine's GPUs take: one each, or eight each where several may share a GPU.
+
+    NCCL 2.30.7 and later allow that with NCCL_MULTI_RANK_GPU_ENABLE=1. It is for trying things out: such ranks take
+    turns on one GPU, and what they send each other stays in its memory.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return gpus * RANKS_SHARING if ranks_share_gpus() else gpus
+
+
+def ranks_share_gpus() -> bool:
+    """Whether NCCL was told that several ranks may use one GPU."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
 
 def cores() -> int:

@@ -133,22 +133,13 @@ def device_of(scenario: Scenario) -> str:
 
 def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """Proof, memory, rounds; the measured run on rank 0, None on the others."""
-    import torch
-
     from calibrate.blocks import Rehearsal
     from calibrate.parallel.memory import SavedBytes, allocated_peak
-    from calibrate.parallel.proof import prove
-    from calibrate.parallel.runner import Runner, make_place
     from calibrate.pieces import block_cuts
     from calibrate.pupil import Lesson, Pupil
     from calibrate.rounds import Limits, calibrate, run_rounds
 
-    runner = Runner(_student(scenario), make_place(scenario, rank, device), torch.float32, device)
-    proof = prove(runner)
-    if not proof.holds:
-        raise ProofError(f"{args.scenario}: the ranks do not compute what one device computes: {proof}")
-    if scenario.distillation is not None:
-        runner = Pupil(scenario, runner.place, torch.float32, device)
+    runner, proof = _proven(scenario, rank, device, args.scenario)
     batch = runner.batch(0)
     runner.step(batch)  # the optimizer's state appears
     memory = {
@@ -174,6 +165,35 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
         "gradient_difference": proof.difference, "worst": proof.worst, "tolerance": proof.tolerance,
     }
     return _assemble(scenario, logs, memories, proven, profile, facts) | {"schedule": lists}
+
+
+def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any, Any]:
+    """What will be timed, and the proof that this rank and the others compute what one device does.
+
+    The proof is in fp32, whatever is timed: rounding to 16 bits would hide small faults.
+    """
+    import gc
+
+    import torch
+
+    from calibrate.parallel.proof import prove, to_prove
+    from calibrate.parallel.runner import Runner, make_place
+    from calibrate.pupil import Pupil
+
+    place, student = make_place(scenario, rank, device), _student(scenario)
+    wanted = to_prove(student, device)
+    runner = Runner(wanted, place if wanted is student else make_place(wanted, rank, device), torch.float32, device)
+    proof = prove(runner)
+    if not proof.holds:
+        raise ProofError(f"{where}: the ranks do not compute what one device computes: {proof}")
+    if scenario.distillation is not None:
+        return Pupil(scenario, runner.place, torch.float32, device), proof
+    if scenario.precision == "fp32" and wanted is student:
+        return runner, proof
+    del runner
+    gc.collect()  # parameters and their hooks know each other
+    dtype = torch.bfloat16 if scenario.precision == "bf16" else torch.float32
+    return Runner(scenario, make_place(scenario, rank, device), dtype, device), proof
 
 
 def _measure_huggingface(

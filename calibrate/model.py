@@ -382,10 +382,11 @@ def _initialize(block: nn.Module, seed: int) -> None:
     """Normal weights of deviation 0.02, biases small rather than zero so that a lost bias shows; norms near
     one.
     """
-    generator = torch.Generator().manual_seed(seed)
+    device = next(block.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, p in block.named_parameters():
-            values = torch.randn(p.shape, generator=generator) * 0.02
+            values = torch.randn(p.shape, generator=generator, device=device) * 0.02
             p.copy_(values + 1.0 if "norm" in name and name.endswith("weight") else values)
 
 

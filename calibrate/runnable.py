@@ -70,10 +70,14 @@ def _distillation(s: Scenario) -> Iterator[Problem]:
 def _training(s: Scenario) -> Iterator[Problem]:
     t = s.training
     assert t is not None
-    for name in ("precision", "param_dtype", "grad_dtype", "grad_reduce_dtype"):
-        dtype = getattr(t, name)
-        if dtype != "fp32":
-            yield f"training.{name}", dtype, "fp32"
+    if t.precision not in ("fp32", "bf16"):
+        yield "training.precision", t.precision, "fp32, bf16"
+    if t.precision == "bf16" and (t.optimizer != "adamw" or s.distillation is not None):
+        found = f"bf16 with {t.optimizer}" if t.optimizer != "adamw" else "bf16 with a teacher"
+        yield "training.precision", found, "fp32; bf16 with adamw and no teacher"
+    for name in ("param_dtype", "grad_dtype", "grad_reduce_dtype"):
+        if getattr(t, name) != t.precision:
+            yield f"training.{name}", getattr(t, name), f"{t.precision}, as precision"
     if t.recompute.mode == "selective_op":
         yield "training.recompute", t.recompute.mode, "none, selective, full"
     if t.activation_offload:
@@ -97,10 +101,10 @@ def _layout(s: Scenario) -> Iterator[Problem]:
     if s.cluster.gpu.name == "cpu" and p.ranks > most:
         yield "parallelism", f"{p.ranks} ranks", f"at most {most} on this machine ({RANKS_PER_CORE} a core)"
     if s.cluster.gpu.name != "cpu":
-        from torch import cuda
+        from calibrate.machine import gpu_ranks
 
-        if not cuda.is_available() or cuda.device_count() < p.ranks:
-            yield "cluster", f"{p.ranks} GPUs", f"cpu-host, or {cuda.device_count()} CUDA devices"
+        if gpu_ranks() < p.ranks:
+            yield "cluster", f"{p.ranks} GPUs", f"cpu-host, or {gpu_ranks()} CUDA devices"
 
 
 def _within_layers(s: Scenario) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from calibrate.model import Build, Embedding, Head, Layer, WeightGrads, make_blo
 from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.fsdp import ShardedParameters, ShardedStage
+from calibrate.parallel.master import MasterAdamW
 from calibrate.parallel.model_parallel import ModelParallel, whole_model
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
 from calibrate.parallel.recompute import recompute
@@ -193,9 +194,11 @@ class Runner:
         found = [b.weight for b in blocks if isinstance(b, Embedding)]
         return found + [b.output.weight for b in blocks if isinstance(b, Head)]
 
-    def _make_optimizer(self) -> torch.optim.Optimizer:
+    def _make_optimizer(self) -> torch.optim.Optimizer | MasterAdamW:
         if self.scenario.training.optimizer == "sgd":
             return torch.optim.SGD(self.owned(), lr=LEARNING_RATE, fused=True)
+        if self.dtype == torch.bfloat16:
+            return MasterAdamW(self.owned(), LEARNING_RATE)
         return torch.optim.AdamW(self.owned(), lr=LEARNING_RATE, fused=True)
 
     def owned(self) -> list[nn.Parameter]:
