@@ -17,6 +17,7 @@ from sim.graph.template import COMPUTE
 from sim.plan import Plan
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Intervals = Floats  # [n, 2]: start and end in seconds
 MOST_NAMED = 1000  # ranks that are looked at for their name
 NINETY_PERCENT = 1.645  # of a normal distribution, both sides
@@ -48,29 +49,38 @@ def uncovered_s(what: Intervals, by: Intervals) -> float:
     return max(0.0, union_s(np.concatenate([what, by])) - union_s(by))
 
 
-def rank_seconds(built: Built, start_s: Floats, end_s: Floats) -> list[RankSeconds]:
-    """For every class of ranks; see `RankSeconds`. `start_s`, `end_s`: of all tasks."""
-    graph = built.graph
-    spans = np.stack([start_s, end_s], axis=1)
-    slots = graph.slot_table()
-    few = np.min_scalar_type(len(built.actions))  # short integers are sorted by their digits
-    slots = slots[np.argsort(slots[:, 1].astype(few), kind="stable")]
-    computes = slots[:, 2] == graph.streams.get(COMPUTE, -1)
-    alone = np.array([(s.compute_s, s.exposed_s) for s in graph.sorts]).reshape(-1, 2)
-    alone = alone[np.array(graph.sort, dtype=np.int64)[slots[:, 0]]] * computes[:, None]
-    ends = np.searchsorted(slots[:, 1], np.arange(len(built.actions) + 1))
+def rank_seconds(built: Built, slots: Ints, start_s: Floats, end_s: Floats) -> list[RankSeconds]:
+    """For every class of ranks; see `RankSeconds`. `slots`: the graph's table; `start_s`, `end_s`: of all tasks."""
+    graph, ranks = built.graph, range(len(built.actions))
+    compute = graph.streams.get(COMPUTE, -1)
+    mine = slots[slots[:, 2] == compute]
+    sort = np.array(graph.sort, dtype=np.int64)[mine[:, 0]]
+    alone = np.array([(s.compute_s, s.exposed_s) for s in graph.sorts]).reshape(-1, 2)[sort]
+    compute_s, inside_s = (np.bincount(mine[:, 1], alone[:, i], len(ranks)).tolist() for i in (0, 1))
+    place, spans = _runs(slots, len(graph.streams), start_s, end_s)
+    computes = place[:, 1] == compute
+    ends = np.searchsorted(place[:, 0], np.arange(len(ranks) + 1))
     phase_end = max((float(end_s[a.last].max()) for a in built.actions if a.last), default=0.0)
     out = []
-    for acted, (a, b) in zip(built.actions, pairwise(ends.tolist()), strict=True):
-        tasks, computing = slots[a:b, 0], computes[a:b]
-        talking, at_work = spans[tasks[~computing]], spans[tasks[computing]]
+    for i, acted, (a, b) in zip(ranks, built.actions, pairwise(ends.tolist()), strict=True):
+        talking, at_work = spans[a:b][~computes[a:b]], spans[a:b][computes[a:b]]
         action = np.stack([start_s[acted.first], end_s[acted.last]], axis=1)
         busy = union_s(action)
-        outside = union_s(np.concatenate([talking.clip(max=phase_end), action])) - busy
-        compute_s, inside_s = alone[a:b].sum(axis=0)
-        exposed = uncovered_s(talking, at_work) + float(inside_s)
-        out.append(RankSeconds(float(compute_s), busy, exposed, max(0.0, phase_end - busy - max(0.0, outside))))
+        outside = union_s(np.concatenate([np.minimum(talking, phase_end), action])) - busy
+        exposed = uncovered_s(talking, at_work) + inside_s[i]
+        out.append(RankSeconds(compute_s[i], busy, exposed, max(0.0, phase_end - busy - max(0.0, outside))))
     return out
+
+
+def _runs(slots: Ints, streams: int, start_s: Floats, end_s: Floats) -> tuple[Ints, Intervals]:
+    """Stretches of tasks that follow each other at once: class of ranks and stream, in this order; start and end."""
+    key = slots[:, 1] * streams + slots[:, 2]
+    order = np.argsort(key.astype(np.min_scalar_type(int(key.max(initial=0)))), kind="stable")  # short: by digits
+    key, task = key[order], slots[order, 0]
+    start, end = start_s[task], end_s[task]
+    first = np.append(True, (key[1:] != key[:-1]) | (start[1:] != end[:-1]))[: len(key)]
+    spans = np.stack([start[first], end[np.append(first[1:], True)[: len(key)]]], axis=1)
+    return np.stack(np.divmod(key[first], streams), axis=1), spans
 
 
 def mean(values: Iterable[float], plan: Plan) -> float:
@@ -84,21 +94,23 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     graph = built.graph
     if not len(graph):
         return {}, []
-    task = times.end_s.index(max(times.end_s))
+    start_s, end_s, waits, lags = times.start_s, times.end_s, graph.waits, graph.lags
+    task = end_s.index(max(end_s))
     chain = [task]
-    while graph.waits[task] or task in graph.lags:
-        before = max(graph.waits[task], key=times.end_s.__getitem__, default=-1)
-        if before < 0 or (task in graph.lags and times.end_s[before] < times.start_s[task]):
-            before = graph.lags[task][0]
+    while waits[task] or task in lags:
+        mine = waits[task]
+        before = mine[0] if len(mine) == 1 else max(mine, key=end_s.__getitem__, default=-1)
+        if task in lags and (before < 0 or end_s[before] < start_s[task]):
+            before = lags[task][0]
         task = before
         chain.append(task)
     chain.reverse()
     seconds: dict[str, float] = {}
     kinds = tuple(graph.kinds)
-    until = [*(times.start_s[t] for t in chain[1:]), times.end_s[chain[-1]]]
-    for t, end_s in zip(chain, until, strict=True):
+    until = [*(start_s[t] for t in chain[1:]), end_s[chain[-1]]]
+    for t, until_s in zip(chain, until, strict=True):
         kind = kinds[graph.sorts[graph.sort[t]].rows[0][2]]
-        seconds[kind] = seconds.get(kind, 0.0) + end_s - times.start_s[t]
+        seconds[kind] = seconds.get(kind, 0.0) + until_s - start_s[t]
     return dict(sorted(seconds.items(), key=lambda kv: -kv[1])), chain
 
 

@@ -32,7 +32,7 @@ def make_result(sim: Simulation) -> dict[str, Any]:
     step_s = sim.step_time_s
     lost = blame(sim)  # simulations of their own
     begin = time.perf_counter()
-    seconds = rank_seconds(sim.built, *sim.span_arrays)
+    seconds = rank_seconds(sim.built, sim.slots, *sim.span_arrays)
     busy, idle = (mean((getattr(r, k) for r in seconds), plan) for k in ("busy_s", "bubble_s"))
     path, _ = critical_path(sim.built, sim.times)
     memory = [_memory_row(sim, i, c) for i, c in enumerate(sim.memory)]
@@ -174,21 +174,22 @@ def _contention(sim: Simulation) -> dict[str, Any]:
     """What it costs that communications share links: seconds of the step, the links, and for each class of ranks and
     kind of communication how many were slowed and by how much in all."""
     graph = sim.built.graph
-    rows: dict[tuple[int, int], list[float]] = {}
+    slowed: list[dict[str, Any]] = []
     if sim.ran.flows is not None:
         start_s, end_s = sim.span_arrays
         slowed_s = end_s - start_s - np.array(graph.seconds)
-        for task in np.flatnonzero(slowed_s > ROUNDING * sim.step_time_s).tolist():
-            for c, _, kind in graph.sorts[graph.sort[task]].rows:
-                rows.setdefault((c, kind), []).append(float(slowed_s[task]))
-    kinds = tuple(graph.kinds)
+        rows = sim.slots[slowed_s[sim.slots[:, 0]] > ROUNDING * sim.step_time_s]
+        kinds = tuple(graph.kinds)
+        key = rows[:, 1] * len(kinds) + rows[:, 3]
+        counts, seconds = np.bincount(key), np.bincount(key, slowed_s[rows[:, 0]])
+        for i in np.flatnonzero(counts).tolist():
+            c, kind = divmod(i, len(kinds))
+            row = {"ranks": text_of(graph.classes[c].ranks), "kind": kinds[kind]}
+            slowed.append({**row, "count": int(counts[i]), "seconds": float(seconds[i])})
     return {
-        "lost_s": sim.step_time_s - sim.ran.alone_s if rows else 0.0,
+        "lost_s": sim.step_time_s - sim.ran.alone_s if slowed else 0.0,
         "links": sorted(sim.ran.links),
-        "slowed": [
-            {"ranks": text_of(graph.classes[c].ranks), "kind": kinds[k], "count": len(s), "seconds": sum(s)}
-            for (c, k), s in sorted(rows.items())
-        ],
+        "slowed": slowed,
     }
 
 

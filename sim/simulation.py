@@ -88,6 +88,11 @@ class Simulation:
         return np.array(self.times.start_s), np.array(self.times.end_s)
 
     @cached_property
+    def slots(self) -> NDArray[np.int64]:
+        """The rows of the timeline that tasks occupy; see `TaskGraph.slot_table`."""
+        return self.built.graph.slot_table()
+
+    @cached_property
     def states(self) -> list[States]:
         """Parameters, gradients and optimizer states of every class of ranks."""
         return [states(self.plan, tuple(s.values())) for s in self.stages]
@@ -114,11 +119,7 @@ class Simulation:
             return curves
         graph = self.built.graph
         start = min(
-            (
-                self.times.start_s[t]
-                for t, _, _, kind in graph.slot_table().tolist()
-                if kind == graph.kinds.get("OPTIMIZER")
-            ),
+            (self.times.start_s[t] for t, _, _, kind in self.slots.tolist() if kind == graph.kinds.get("OPTIMIZER")),
             default=0.0,
         )
         return [over_steps(c, before_s + self.step_time_s, before_s + start, steps) for c in curves]
@@ -146,7 +147,7 @@ class Simulation:
 
         return teacher_of(self.scenario, self.profile, held_bytes(self.student))
 
-    @property
+    @cached_property
     def step_time_s(self) -> float:
         """End of the last task; of the student's, where there is a teacher."""
         return max(self.times.end_s, default=0.0)

@@ -9,9 +9,9 @@ with others on a full link are placed task by task first, and no others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ Use = tuple[str, int, str]  # of a link: its name, direction, and the stream tha
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BLIP = 1e-12  # of a step: overlaps as short are the rounding of sums
+PART = 4  # times as many ranks as so far are looked at next
 ROUNDS = 6  # of placing more actions task by task; then all that use shared links
 
 
@@ -61,14 +62,32 @@ def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) 
         return Crowd(frozenset(), set())
     number_of = np.full(len(built.graph.sorts), -1)
     number_of[list(of_sort)] = [numbers[id(flow)] for flow in of_sort.values()]
-    number, quiet_s, link, load = (np.array(column) for column in zip(*entries, strict=True))
+    columns = [np.array(column) for column in zip(*entries, strict=True)]
     start, end, sort = (np.array(x) for x in (times.start_s, times.end_s, built.graph.sort))
-    entry, task = _join(number, number_of[sort])
-    begin_s, blip_s = start[task] + quiet_s[entry], BLIP * end.max()
-    over_s = _over_seconds(link[entry], begin_s, end[task], load[entry], blip_s)
-    hiding = set(task[np.isin(sort[task], list(hidden)) & (over_s > 0)].tolist())
-    links = np.unique(link[entry[over_s > 0]] // 2 % len(LINKS))
-    return Crowd(frozenset(LINKS[i] for i in links), _places(built, hiding))
+    of_task, blip_s = number_of.astype(np.min_scalar_type(-len(kinds)))[sort], BLIP * end.max()
+    names: set[str] = set()  # no `unique` and `isin` here: numpy loads its masked arrays for them
+    hiding: set[int] = set()
+    for number, quiet_s, link, load in _parts(columns, bool(hidden)):
+        entry, task = _join(number, of_task)
+        over = _over_seconds(link[entry], start[task] + quiet_s[entry], end[task], load[entry], blip_s) > 0
+        names |= {LINKS[i] for i in set((link[entry[over]] // 2 % len(LINKS)).tolist())}
+        if hidden:
+            hiding = {t for t in set(task[over].tolist()) if built.graph.sort[t] in hidden}
+        elif names == book.shared:
+            break
+    return Crowd(frozenset(names), _places(built, hiding))
+
+
+def _parts(columns: list[NDArray[Any]], whole: bool) -> Iterator[list[NDArray[Any]]]:
+    """Rows of `columns` (the third: links) in parts that get larger, all rows of a link in one; or all at once. Where
+    nothing hides, the first few ranks mostly tell already which sorts of links are crowded."""
+    rank = columns[2] // (2 * len(LINKS))
+    begin, end = 0, int(rank.max()) + 1 if whole else 1
+    while begin <= rank.max():
+        mine = (begin <= rank) & (rank < end)
+        if mine.any():
+            yield [column[mine] for column in columns]
+        begin, end = end, end * PART
 
 
 def _places(built: Built, tasks: set[int]) -> set[Place]:
@@ -84,7 +103,8 @@ def _places(built: Built, tasks: set[int]) -> set[Place]:
 def _join(wanted: Ints, of_task: Ints) -> tuple[Ints, Ints]:
     """Pairs of a row of `wanted` and a task of the same number, as two columns of indices."""
     order = np.argsort(of_task, kind="stable")
-    first, last = (np.searchsorted(of_task[order], wanted, side) for side in ("left", "right"))
+    ordered = of_task[order]
+    first, last = (np.searchsorted(ordered, wanted.astype(ordered.dtype), side) for side in ("left", "right"))
     row = np.repeat(np.arange(len(wanted)), last - first)
     within = np.arange(len(row)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
     return row, order[first[row] + within]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sim.errors import InputError
+from sim.graph import contended
 from sim.graph.engine import run_static
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.simulation import Simulation, simulate
@@ -91,6 +93,14 @@ def test_where_no_link_is_crowded_no_bit_changes(scenario: Scenario) -> None:
     else:
         rows = zip(sim.times.start_s, sim.times.end_s, sim.built.graph.seconds, strict=True)
         assert any(end - start > s * (1 + 1e-9) for start, end, s in rows)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(crowded(), st.booleans())
+def test_a_few_ranks_tell_as_much_about_links_as_all_of_them(scenario: Scenario, fold: bool) -> None:
+    sim = run(scenario, expand=True, fold=fold)
+    with patch.object(contended, "_parts", lambda columns, whole: [columns]):
+        assert run(scenario, expand=True, fold=fold).ran.links == sim.ran.links
 
 
 def test_gradients_and_messages_share_an_oversubscribed_spine() -> None:
