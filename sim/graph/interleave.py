@@ -5,28 +5,42 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.graph.template import Price, Template, compile_program
-from sim.program import BLOCK_END, Compute, Item, Program, Wait
+from sim.program import BLOCK_END, Comm, Compute, Item, Program, Wait
+
+Pair = tuple[Program, Program]
 
 
-def interleave(first: Program, second: Program, price: Price, planned: Price | None = None) -> Template:
+def interleave(programs: Pair, price: Price, leaders: Pair, planned: Price) -> Template:
     """Two programs run at once on one rank (DualPipe's forward beside backward).
 
     Their computations share the device one after the other, their communications have their streams; at each point
     the program whose next computation could start first goes on, so each hides the other's messages
-    (DeepSeek-V3 technical report, figure 4, orders them by hand to the same end). `planned`: the prices by which that
-    is decided, where they are others: all peers of a collective must agree on the order, a slow one among them too.
+    (DeepSeek-V3 technical report, figure 4, orders them by hand to the same end). All peers of a collective must agree
+    on the order of communications: `leaders`, the programs of the first of them, set it by the prices `planned`,
+    whatever the others' computations and speeds are.
     """
-    planned = planned or price
-    sides = (_Side(first, "a"), _Side(second, "b"))
+    merged, order = _merge(leaders, planned, None)
+    if programs != leaders:
+        merged, _ = _merge(programs, planned, order)
+    return compile_program(tuple(merged), price)
+
+
+def _merge(programs: Pair, price: Price, order: list[int] | None) -> tuple[list[Item], list[int]]:
+    """One list of both programs' items, and which of them each communication is of: as in `order`, if that is given."""
+    sides = (_Side(programs[0], "a"), _Side(programs[1], "b"))
     merged: list[Item] = []
+    turns: list[int] = []
     clock = 0.0
     streams: dict[str, float] = {}
     while any(s.left for s in sides):
-        side = min((s for s in sides if s.left), key=lambda s: (s.on_compute, max(clock, s.ready_s)))
-        clock = side.advance(merged, planned, max(clock, side.ready_s) if side.on_compute else clock, streams)
+        able = [s for i, s in enumerate(sides) if s.left and (order is None or not s.on_comm or order[len(turns)] == i)]
+        side = min(able, key=lambda s: (s.on_compute, max(clock, s.ready_s)))
+        if side.on_comm:
+            turns.append(sides.index(side))
+        clock = side.advance(merged, price, max(clock, side.ready_s) if side.on_compute else clock, streams)
     for side in sides:
         merged.extend(Wait(h, side.items[-1].phase) for h in side.pending)
-    return compile_program(tuple(merged), price)
+    return merged, turns
 
 
 class _Side:
@@ -46,6 +60,10 @@ class _Side:
     @property
     def on_compute(self) -> bool:
         return isinstance(self.items[self.position], Compute)
+
+    @property
+    def on_comm(self) -> bool:
+        return isinstance(self.items[self.position], Comm)
 
     def advance(self, merged: list[Item], price: Price, clock: float, streams: dict[str, float]) -> float:
         """Move on to just before the next computation but one; returns the compute stream's clock."""

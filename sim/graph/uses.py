@@ -133,24 +133,29 @@ class Uses:
 
     def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
         """The compiled program of a step."""
-        held = self.stages[class_index]
-        what = [(id(held[a.stage]), a.kind, a in self.ends, hop is None) for a, hop in zip(step, needs, strict=True)]
+        held, first = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
+        what = [
+            (id(held[a.stage]), id(first[a.stage]), a.kind, a in self.ends, hop is None)
+            for a, hop in zip(step, needs, strict=True)
+        ]
         key = (self._context(class_index), *what)
         found = self._templates.get(key)
         if found is None:
             programs = [self._program(held[a.stage], a, hop is not None) for a, hop in zip(step, needs, strict=True)]
-            alike = self._programs.setdefault((key[0], *[x[:2] for x in what]), [])  # first or last may change nothing
+            alike = self._programs.setdefault((key[0], *[x[:3] for x in what]), [])  # first or last may change nothing
             found = next((template for before, template in alike if before == programs), None)
             if found is None:
-                found = self._compile(class_index, programs)
+                found = self._compile(class_index, programs, programs if first is held else [
+                    self._program(first[a.stage], a, hop is not None) for a, hop in zip(step, needs, strict=True)
+                ])  # fmt: skip
                 alike.append((programs, found))
             self._templates[key] = found
         return found
 
-    def _compile(self, class_index: int, programs: list[Program]) -> Template:
+    def _compile(self, class_index: int, programs: list[Program], leaders: list[Program]) -> Template:
         price = self.pricing.on(self.plan.classes[class_index].rank)
         if len(programs) == 2:
-            return interleave(programs[0], programs[1], price, self._planned(class_index))
+            return interleave((programs[0], programs[1]), price, (leaders[0], leaders[1]), self._planned(class_index))
         return compile_program(programs[0], price)
 
     def _context(self, class_index: int) -> tuple[object, ...]:

@@ -67,7 +67,7 @@ def test_a_wait_for_an_earlier_action_is_external() -> None:
 def test_two_interleaved_programs_hide_each_others_messages(message_s: float) -> None:
     program = (work("a", 2), talk(message_s), work("b", 2), talk(message_s), work("c", 2))
     alone = compile_program(program, price).makespan_s
-    both = interleave(program, program, price)
+    both = interleave((program, program), price, (program, program), price)
     assert both.compute_s == 12
     assert both.makespan_s == pytest.approx(12 if message_s <= 2 else 2 * alone)
     assert both.makespan_s < 2 * alone
