@@ -51,14 +51,9 @@ class Blocks:
 
     @cached_property
     def work_s(self) -> float:
-        """Forward and backward of all blocks on the device, whichever way backward runs."""
+        """Forward and backward of all blocks at the least, whichever way backward runs."""
         counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: self.scenario.model.mtp_layers, **Counter(self.order)})
-        total = 0.0
-        for sort, n in counts.items():
-            if n:
-                f, b, i, w = (self.sorts[sort].action_s(k) for k in KINDS)
-                total += n * (f + min(b, i + w))
-        return total
+        return sum(n * self.sorts[sort].work_s for sort, n in counts.items() if n)
 
     def action_s(self, kind: Kind, stage: Signature) -> float:
         """Seconds of an action of a stage: its blocks one after the other."""

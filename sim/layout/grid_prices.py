@@ -14,7 +14,7 @@ from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.plan import make_plan
 from sim.prices.costs import Costs
 from sim.prices.pricing import Pricing
-from sim.program import Block, Comm, Compute, Phase
+from sim.program import Block, Comm, Compute, Phase, Program
 from topology.network import Network
 
 
@@ -38,6 +38,32 @@ class Sort:
         return found
 
     def _seconds(self, kind: Kind) -> float:
+        program = self._program(kind)
+        if self._computes_only:
+            return sum(self._grid.price(i).seconds for i in program if isinstance(i, Compute))
+        return compile_program(program, self._grid.price).makespan_s
+
+    @cached_property
+    def work_s(self) -> float:
+        """A forward and a backward at the least, whole or split, without compiling them: computations, and what holds
+        up computing on one stream. Issuing kernels piece by piece waits no less for the host (`together_s` is a norm).
+        """
+        total = 0.0
+        for kind in (Kind.F, Kind.B):
+            host_s = device_s = 0.0
+            blocking: dict[str, float] = {}
+            for item in self._program(kind):
+                if isinstance(item, Compute):
+                    priced = self._grid.price(item)
+                    host_s, device_s = host_s + priced.host_s, device_s + priced.seconds
+                elif isinstance(item, Comm) and item.blocking and not self._computes_only:
+                    stream = item.stream or item.group
+                    blocking[stream] = blocking.get(stream, 0.0) + self._grid.price(item).seconds
+            total += device_s if self._computes_only else together_s(host_s, device_s)
+            total += max(blocking.values(), default=0.0)
+        return total
+
+    def _program(self, kind: Kind) -> Program:
         (block,) = Stage((self.block,), self._grid.dp(0), self._grid.costs, False, 0.0).measured(kind)
         if kind is Kind.F:
             program = block.forward
@@ -46,9 +72,7 @@ class Sort:
             program = (*again, *(i for i in block.backward if i.phase in PHASES[kind]))
         if self._gathers is not None and kind is not Kind.W:
             program = (*unpack(self.gathers(self._gathers), self._gathers, Phase.FORWARD), *program)
-        if self._computes_only:
-            return sum(self._grid.price(i).seconds for i in program if isinstance(i, Compute))
-        return compile_program(program, self._grid.price).makespan_s
+        return program
 
     def gathers(self, dp: DataParallel) -> list[Comm]:
         """What gathers the block's parameters."""
