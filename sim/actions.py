@@ -17,6 +17,7 @@ from typing import NamedTuple, NoReturn
 class Kind(StrEnum):
     """What an action computes. Letters are those of torch.distributed.pipelining."""
 
+    __hash__ = str.__hash__  # Enum's is written in Python; actions are looked up often
     F = "F"  # forward
     B = "B"  # full backward: input and weight gradients together
     I = "I"  # backward for the input only  # noqa: E741

@@ -21,6 +21,7 @@ from typing import NamedTuple
 class Phase(StrEnum):
     """Which action of a schedule an item belongs to; a full backward runs INPUT_GRAD and WEIGHT_GRAD items."""
 
+    __hash__ = str.__hash__  # Enum's is written in Python; operators are looked up often
     FORWARD = "forward"
     INPUT_GRAD = "input_grad"
     WEIGHT_GRAD = "weight_grad"

@@ -192,7 +192,7 @@ class Build:
                 while tasks[key] < 0:
                     yield key
                 rank.waits.append(tasks[key])
-            if apart(rank, use, step) or not self._act_alone(rank, use, step[0][2]):
+            if apart(rank, use, step) or not self._act_alone(rank, use, step[0]):
                 yield from self._act(rank, use, step[0])
             for i, (first_key, seconds, sort, queue) in use.outputs:
                 key = first_key + step[i][2]
@@ -208,7 +208,7 @@ class Build:
         before: tuple[Step, Ends] = ((), ())
         for step, use in zip(steps, uses, strict=True):
             yield from self._exchange(rank, *before, step, use.inputs)
-            if self._apart(rank, use, step) or not self._act_alone(rank, use, step[0][2]):
+            if self._apart(rank, use, step) or not self._act_alone(rank, use, step[0]):
                 yield from self._act(rank, use, step[0])
             before = (step, use.outputs)
         yield from self._exchange(rank, *before, (), ())
@@ -265,21 +265,20 @@ class Build:
         """Whether an action's communications share links with others, so that each needs its own task."""
         return self.links is not None and self.links.places_apart(rank.index, step[0], use.template)
 
-    def _act_alone(self, rank: _Rank, use: Use, micro_batch: int) -> bool:
+    def _act_alone(self, rank: _Rank, use: Use, action: Action) -> bool:
         """Put an action at the end of what the rank does, as one task where that comes to the same as all of them."""
         template, waits = use.template, rank.waits
         if not use.alone or (use.early and waits) or not rank.open.keys().isdisjoint(template.joined):
             return False
-        graph, before = self.graph, rank.last
+        before, stamp = rank.last, use.stamp
         if COMPUTE in before:
             waits.append(before[COMPUTE])
+        if use.external:
+            waits += [rank.handles.pop((action[0], h)) for h in use.external if (action[0], h) in rank.handles]
         rank.waits, rank.tail = [], ()
-        task = before[COMPUTE] = graph.add(template.makespan_s, waits, use.sort, micro_batch)
-        for launch, sort in use.launches:
-            waits = [before[launch.stream]] if launch.stream in before else []
-            beside = graph.add(launch.seconds, waits, sort, micro_batch)
-            graph.lags[beside] = (task, launch.lag_s)
-            before[launch.stream] = rank.open[launch.stream] = beside
+        task = before[COMPUTE] = self.graph.place(stamp, waits, before, action[2])
+        for stream, _, last in stamp.streams:
+            rank.open[stream] = task + last
         rank.first.append(task)
         rank.final.append(task)
         return True

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from sim.actions import Action
 from sim.graph.sharing import Flow, Flows
-from sim.graph.template import COMPUTE, LocalTask, Template
+from sim.graph.template import COMPUTE, Launch, LocalTask, Template
 from sim.prices.pricing import HOST_COPIES, Pricing
 from topology.shares import LINKS, Load, capacities, collective_load, copy_load, links_of, message_load
 
@@ -52,30 +52,34 @@ class LinkBook:
             return (class_index, action) in self.apart
         return bool(self.most(class_index, template).path)
 
-    def launches_apart(self, class_index: int, template: Template) -> bool:
-        """Whether what a template leaves running has a task for each communication: where these use shared links."""
-        return any(self._shares(class_index, local.group) for _, local in template.launches_apart)
+    def launched(self, class_index: int, template: Template) -> list[tuple[Launch, Flow | None]]:
+        """What a template leaves running, stream by stream: one for each communication where these use shared links."""
+        if not any(self._shares(class_index, local.group) for _, local in template.launches_apart):
+            return [(launch, None) for launch in template.launches]
+        apart = sorted(template.launches_apart, key=lambda x: x[0].stream)
+        shares = [self._shares(class_index, local.group) for _, local in apart]
+        return [(x, self._of((class_index,), t) if s else None) for (x, t), s in zip(apart, shares, strict=True)]
 
     def message(self, sort: int, sender: int, receiver: int, size_bytes: float, seconds: float) -> None:
         """Messages of this sort go from one class of ranks to another."""
-        classes = self.pricing.plan.classes
-        load = message_load(self.pricing.network, classes[sender].rank, classes[receiver].rank, size_bytes)
-        self._add(sort, self._flow(load, seconds, ((sender, OUT), (receiver, IN))))
+        key = ("message", sender, receiver, size_bytes, seconds)
+        if key not in self._known:
+            source, target = (self.pricing.plan.classes[i].rank for i in (sender, receiver))
+            load = message_load(self.pricing.network, source, target, size_bytes)
+            self._known[key] = self._flow(load, seconds, ((sender, OUT), (receiver, IN)))
+        self.add(sort, self._known[key])
 
     def collective(self, sort: int, members: Sequence[int], local: LocalTask) -> None:
         """Collectives of this sort are those of these classes of ranks."""
         if self._shares(members[0], local.group):
-            self._add(sort, self._of(members, local))
+            self.add(sort, self._of(members, local))
 
-    def whole(self, class_index: int, template: Template, sort: int, launches: Sequence[int]) -> None:
-        """Tasks of this sort stand for what a template waits for, those of `launches` for what it leaves running."""
-        if self._inside(class_index, template):
-            self.whole_actions[sort] = (class_index, template)
-        if self.launches_apart(class_index, template):
-            for its, (_, local) in zip(launches, template.launches_apart, strict=True):
-                self.collective(its, (class_index,), local)
+    def hides(self, class_index: int, template: Template) -> bool:
+        """Whether what a template waits for uses shared links, so that a task for all of it hides that."""
+        return bool(self._inside(class_index, template))
 
-    def _add(self, sort: int, flow: Flow) -> None:
+    def add(self, sort: int, flow: Flow) -> None:
+        """What tasks of this sort do to links."""
         if flow.path:
             self.flows.by_sort[sort] = flow
 

@@ -31,6 +31,17 @@ class Sort(NamedTuple):
     exposed_s: float
 
 
+class Stamp(NamedTuple):
+    """A task and those that it starts, on streams beside it: columns of them all. `lags`: how long after it those may
+    start; `streams`: each with the first and the last of them there, counted from it; all of a stream stand together.
+    """
+
+    seconds: list[float]
+    sorts: list[int]
+    lags: list[float]
+    streams: list[tuple[str, int, int]]
+
+
 @dataclass(slots=True)
 class TaskGraph:
     """Columns by task: `seconds`, `waits` (tasks that must have ended), `sort`, `micro_batch` (-1: none).
@@ -58,6 +69,22 @@ class TaskGraph:
         self.sort.append(sort)
         self.micro_batch.append(micro_batch)
         return len(self.seconds) - 1
+
+    def place(self, stamp: Stamp, waits: list[int], last: dict[str, int], micro_batch: int) -> int:
+        """Append a stamp's tasks, each behind the one before it on its stream; `last`: of each stream, kept up to date
+        but for the first task's. Returns that one's index."""
+        task, more = len(self.seconds), len(stamp.lags)
+        self.seconds += stamp.seconds
+        self.sort += stamp.sorts
+        self.micro_batch += [micro_batch] * (more + 1)
+        self.waits.append(waits)
+        if more:
+            self.waits += [[i] for i in range(task, task + more)]
+            for stream, first_one, last_one in stamp.streams:
+                self.waits[task + first_one] = [last[stream]] if stream in last else []
+                last[stream] = task + last_one
+            self.lags.update(enumerate([(task, lag_s) for lag_s in stamp.lags], task + 1))
+        return task
 
     @property
     def stages(self) -> list[int]:

@@ -72,9 +72,10 @@ class Template:
     `open`: communications that nothing here waits for, under the handles by which later actions may.
 
     `alone`: one task of `makespan_s`, with `launches` beside it, takes the same times as the tasks one by one,
-    given that the streams it joins are free. `joined`: those streams. `shares` are (operator kind, source,
-    uncertainty) → seconds; `parts` seconds per part of the model; `exposed_s` is communication with no
-    computation beside it, when placed alone; `traffic` bytes per (kind, group); `groups` whose collectives it runs.
+    given that the streams it joins are free and it waits for `external`. `joined`: those streams. `shares` are
+    (operator kind, source, uncertainty) → seconds; `parts` seconds per part of the model; `exposed_s` is communication
+    with no computation beside it, when placed alone; `traffic` bytes per (kind, group); `groups` whose collectives it
+    runs.
     """
 
     tasks: tuple[LocalTask, ...]
@@ -101,6 +102,11 @@ class Template:
     def source(self) -> str:
         """Where its seconds come from."""
         return "+".join(dict.fromkeys(s for _, s, _ in self.shares))
+
+    @property
+    def external(self) -> tuple[str, ...]:
+        """Handles of communications started by earlier actions that the first task waits for."""
+        return self.tasks[0].external if self.tasks else ()
 
     @cached_property
     def ends_s(self) -> list[float]:
@@ -312,7 +318,9 @@ def compile_program(program: Program, price: Price) -> Template:
     tasks, open_tasks = c.tasks, frozenset(c.handles.values())
     left = {tasks[i].stream for i in open_tasks}
     apart = all(t.stream not in left or i in open_tasks for i, t in enumerate(tasks))
-    known = not c.external and not any(t.external for t in tasks)
+    known = not c.external and not any(t.external for t in tasks[1:])
+    if known and tasks and tasks[0].external:  # what all the rest comes after
+        known = all(t.deps for t in tasks[1:])
     ends, makespan_s = _alone(tasks, left if apart else set())
     launches = tuple(_launch(tasks, s, ends) for s in sorted(left)) if apart else ()
     compute_s = sum(t.seconds for t in tasks if t.stream == COMPUTE)

@@ -11,8 +11,9 @@ from sim.graph.data_parallel import DP
 from sim.graph.interleave import interleave
 from sim.graph.link_book import LinkBook
 from sim.graph.messages import Hop, Messages, Wire
+from sim.graph.sharing import Flow
 from sim.graph.stages import Stage
-from sim.graph.taskgraph import TaskGraph
+from sim.graph.taskgraph import Row, Stamp, TaskGraph
 from sim.graph.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
@@ -26,18 +27,29 @@ SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 
 
 class Use(NamedTuple):
-    """A template as one class of ranks uses it. `alone`: one task stands for it; `early`: part of it needs no input, so
-    one task does so only where there is none to wait for. `inputs` and `outputs`: the messages before and after it,
-    each with the number of its action in the pair."""
+    """A template as one class of ranks uses it. `alone`: one task stands for it, with those that it leaves running a
+    `stamp`, and waits for the gathers in `external`; `early`: part of it needs no input, so one task does so only where
+    there is none to wait for. `inputs` and `outputs`: the messages before and after it, each with the number of its
+    action in the pair."""
 
     template: Template
     name: str
     alone: bool
     early: bool
-    sort: int
-    launches: tuple[tuple[Launch, int], ...]
+    external: tuple[str, ...]
+    stamp: Stamp
     inputs: Ends
     outputs: Ends
+
+
+class _Fit(NamedTuple):
+    """What all uses of a template by one class of ranks have in common. `hides`: links that it shares with others."""
+
+    alone: bool
+    early: bool
+    hides: bool
+    launches: list[tuple[Launch, Flow | None]]
+    rows: list[tuple[Row]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +82,7 @@ class Uses:
         self.ends = _ends(schedule)
         self.links = links
         self._contexts: dict[int, tuple[object, ...]] = {}
+        self._fits: dict[tuple[int, Template], _Fit] = {}
         self._programs, self._templates = kept.programs, kept.templates
 
     def of(self, class_index: int, steps: list[Step]) -> list[Use]:
@@ -103,33 +116,59 @@ class Uses:
         needs = [messages.needed_by(a.stage, a.kind) for a in step]
         gives = [messages.result_of(a.stage, a.kind) for a in step]
         template = self._template(class_index, step, needs)
-        whole = not self.expand or not template.tasks  # an empty stage still has its action
+        fit = self._fit(class_index, template)
         name, stage = "+".join([SHOWN[a.kind] for a in step]), step[0].stage
         text = " and ".join([f"{SHOWN[a.kind]} of stage {a.stage}" for a in step])
         detail = Detail(text, source=template.source, note=template.detail)
         row = graph.row(class_index, COMPUTE, name)
         sort = graph.new_sort(detail, (row,), stage, template.compute_s, template.exposed_s)
+        if fit.hides and self.links is not None:
+            self.links.whole_actions[sort] = (class_index, template)
         return Use(
             template,
             name,
-            template.alone and whole and not self._meets_others(class_index, template),
-            DP in template.first_streams,
-            sort,
-            self._launches(class_index, template, sort, stage),
-            tuple((i, messages.wire(lane, hop)) for i, hop in enumerate(needs) if hop),
-            tuple((i, messages.wire(lane, hop)) for i, hop in enumerate(gives) if hop),
+            fit.alone and (not self.expand or not template.tasks),  # an empty stage still has its action
+            fit.early,
+            template.external,
+            self._stamp(template, fit, sort, stage),
+            tuple([(i, messages.wire(lane, hop)) for i, hop in enumerate(needs) if hop]),
+            tuple([(i, messages.wire(lane, hop)) for i, hop in enumerate(gives) if hop]),
         )
 
-    def _launches(self, class_index: int, template: Template, sort: int, stage: int) -> tuple[tuple[Launch, int], ...]:
-        """What the template leaves running: a task a stream, or one for each communication where links are shared."""
-        graph, links, launches = self.graph, self.links, template.launches
-        if links is not None and links.launches_apart(class_index, template):
-            launches = tuple(launch for launch, _ in template.launches_apart)
-        rows = ((graph.row(class_index, x.stream, x.kind),) for x in launches)
-        out = tuple((x, graph.new_sort(x.detail, row, stage)) for x, row in zip(launches, rows, strict=True))
-        if links is not None:
-            links.whole(class_index, template, sort, tuple(its for _, its in out))
-        return out
+    def _fit(self, class_index: int, template: Template) -> _Fit:
+        """How a template fits a class of ranks."""
+        key = (class_index, template)
+        if key not in self._fits:
+            links = self.links
+            launches: list[tuple[Launch, Flow | None]] = [(launch, None) for launch in template.launches]
+            self._fits[key] = _Fit(
+                template.alone and not self._meets_others(class_index, template),
+                DP in template.first_streams,
+                links is not None and links.hides(class_index, template),
+                launches if links is None else links.launched(class_index, template),
+                [],
+            )
+            self._fits[key].rows.extend(
+                (self.graph.row(class_index, x.stream, x.kind),) for x, _ in self._fits[key].launches
+            )
+        return self._fits[key]
+
+    def _stamp(self, template: Template, fit: _Fit, sort: int, stage: int) -> Stamp:
+        """A use as tasks: its own, and those that it leaves running."""
+        sorts, streams = [sort], list[str]()
+        for (launch, flow), row in zip(fit.launches, fit.rows, strict=True):
+            sorts.append(self.graph.new_sort(launch.detail, row, stage))
+            streams.append(launch.stream)
+            if flow is not None and self.links is not None:
+                self.links.add(sorts[-1], flow)
+        seconds = [template.makespan_s, *[x.seconds for x, _ in fit.launches]]
+        last = {stream: i for i, stream in enumerate(streams, 1)}
+        return Stamp(
+            seconds,
+            sorts,
+            [x.lag_s for x, _ in fit.launches],
+            [(stream, streams.index(stream) + 1, last[stream]) for stream in last],
+        )
 
     def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
         """The compiled program of a step."""

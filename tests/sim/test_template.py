@@ -58,9 +58,16 @@ def test_a_result_waits_for_a_last_blocking_communication() -> None:
 
 
 def test_a_wait_for_an_earlier_action_is_external() -> None:
-    t = compile_program((Wait("before", F), work("a", 1)), price)
-    assert t.tasks[0].external == ("before",)
-    assert not t.alone
+    t = compile_program((Wait("before", F), work("a", 1), talk(2)), price)
+    assert t.external == t.tasks[0].external == ("before",)
+    assert t.alone
+
+
+def test_one_task_stands_for_no_program_that_waits_for_earlier_actions_midway() -> None:
+    later = compile_program((work("a", 1), talk(1), Wait("before", F), work("b", 1)), price)
+    beside = compile_program((Wait("before", F), talk(2, "h"), work("a", 1)), price)
+    assert not later.alone
+    assert not beside.alone
 
 
 @pytest.mark.parametrize("message_s", [0.5, 2.0])
