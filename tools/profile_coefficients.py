@@ -70,15 +70,15 @@ NEWER_HOST: Coefficients = {
 }
 A100_FLASH = (
     _flash("attention", (0.345, 0.341, 0), 82, 0.873, _TRITON)
-    | _flash("flash1", (0.363, 0.304, 0), 82, 0.85, _FLASH)
-    | _flash("flash2", (0.651, 0.738, 0), 286, 0.85, _FLASH)
+    | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
+    | _flash("flash2", (0.651, 0.735, 0), 284, 0.85, _FLASH)
 )
 H100_FLASH = (
-    _flash("attention", (0.331, 0.389, 0.388), 178, 0.85, _FLASH2)
-    | _flash("flash1", (0.184, 0.161, 0), 53, 0.85, _FLASH)
-    | _flash("flash3", (0.512, 0.706, 0.827), 307, 0.85, _FLASH)
-    | _flash("cudnn", (0.417, 0.626, 0.642), 146, 0.85, _FLASH)
-    | _flash("triton", (0.416, 0.417, 0), 158, 0.85, _FLASH)
+    _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
+    | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
+    | _flash("flash3", (0.51, 0.698, 0.791), 283, 0.85, _FLASH)
+    | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)
+    | _flash("triton", (0.417, 0.415, 0), 156, 0.85, _FLASH)
 )
 _SIMUMAX = "SimuMax v1.2 (Moore Threads, Apache-2.0), its fit of B200 kernels: memory_{} in b200_kernels.json"
 BLACKWELL_MEMORY: Coefficients = {
@@ -89,6 +89,7 @@ BLACKWELL_MEMORY: Coefficients = {
 B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
     "attention_tile_rows": (384.0, _CUDNN),
     "attention_backward_tile_rows": (64.0, _CUDNN),
+    "attention_overlap": (1.5, _CUDNN),
 }
 
 

@@ -148,6 +148,30 @@ def test_fused_attention_waves_and_length() -> None:
     assert flash_seconds(op, GPUS["h100-sxm"], 1e15, lambda name, default: default) is None
 
 
+@pytest.mark.parametrize("gpu", ["a100", "h100"])
+@pytest.mark.parametrize("length", [4096, 8192])
+def test_attention_of_few_heads_loses_as_much_as_it_does_where_it_was_measured(gpu: str, length: int) -> None:
+    home, (table, _) = HOME[gpu], kernel_file(gpu).table("attention_forward", "bf16")
+    measured: dict[int, list[float]] = {}
+    for shape, seconds in zip(table.shapes.tolist(), table.seconds, strict=True):
+        if shape[0] == 1 and shape[3:7] == [length, length, 128, 128]:
+            measured.setdefault(shape[1], []).append(seconds)
+    profile = load_profile(home)
+
+    def per_head(heads: int) -> float:
+        """Seconds of one head, beside what it takes among 64: measured by predicted."""
+        shape = (1, heads, heads, length, length, 128, 128, 1)
+        op = Compute("attention", "attention_forward", shape, "bf16", shape_flops("attention_forward", shape), 0.0,
+                     Phase.FORWARD)  # fmt: skip
+        found = flash_seconds(op, GPUS[home], 1e15, lambda n, d: profile.coefficients[n].value
+                              if n in profile.coefficients else d)  # fmt: skip
+        assert found is not None
+        return float(np.median(measured[heads])) / found
+
+    for heads in (4, 8, 16, 32):
+        assert 0.7 < per_head(heads) / per_head(64) < 1.2
+
+
 def test_kernel_files_are_plain_columns() -> None:
     tables = kernel_file("h100").tables
     assert {("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16")} <= tables
