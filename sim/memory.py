@@ -79,7 +79,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
     largest = max((b.params + b.expert_params for b in blocks), default=0)
     gathered = 0.0
-    if dp.zero == 3:
+    if dp.zero == 3 and max(dp.shard, dp.expert_shard) > 1:
         sizes = sorted((b.held_params + b.expert_params for b in blocks), reverse=True)
         gathered = sum(sizes[:2] if dp.reshard else sizes) * dp.parameter_bytes
     elif kept > compute_bytes(t.precision):
