@@ -35,6 +35,9 @@ KEYS = (
     "version", "name", "model", "training", "parallelism", "cluster", "calibration", "inference",
     "distillation", "faults",
 )  # fmt: skip
+SECTIONS: dict[str, type[BaseModel]] = {
+    "training": Training, "parallelism": Parallelism, "model": ModelConfig, "inference": Inference
+}  # fmt: skip
 
 
 class Scenario(BaseModel):
@@ -93,9 +96,7 @@ def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
     file = Path(path)
     data, lines = parse_yaml(read_text(file), str(path))
     if data is None:
-        raise Source(str(path), {}).error(
-            (), "is empty; a scenario needs at least model, training and cluster"
-        )
+        raise Source(str(path), {}).error((), "is empty; a scenario needs at least model, training and cluster")
     if not isinstance(data, dict):
         raise Source(str(path), {}, lines).error((), f"found {show(data)}; a scenario is a mapping")
     return with_overrides(Source(str(path), data, lines, str(file.parent)), overrides)
@@ -138,10 +139,22 @@ def _resolve(source: Source, name: str) -> Scenario:
     )
 
 
-def _check_sections(source: Source, data: dict[str, Any]) -> None:
+def _check_key(path: KeyPath, data: dict[str, Any], own: Sequence[str], source: Source) -> None:
+    """Raise for a key that another section has, and at the top for any that is unknown."""
     for key in data:
-        if key not in KEYS:
-            raise source.error((key,), f"unknown key{nearest(key, KEYS)} (allowed: {', '.join(KEYS)})")
+        if key not in own:
+            home = next((section for section, fields in SECTIONS.items() if key in fields.model_fields), None)
+            if home is not None:
+                raise source.error((*path, key), f"unknown key; it belongs in {home}")
+            if not path:
+                raise source.error((key,), f"unknown key{nearest(key, own)} (allowed: {', '.join(own)})")
+
+
+def _check_sections(source: Source, data: dict[str, Any]) -> None:
+    _check_key((), data, KEYS, source)
+    for section, fields in SECTIONS.items():
+        if isinstance(data.get(section), dict):
+            _check_key((section,), data[section], (*fields.model_fields, "preset"), source)
     version = data.get("version", 1)
     if isinstance(version, bool) or version != 1:
         raise source.error(("version",), f"found {show(version)}; this program reads version 1")
@@ -153,9 +166,7 @@ def _check_sections(source: Source, data: dict[str, Any]) -> None:
         if key not in data:
             raise source.error((key,), "is required and missing")
     if "training" not in data and "inference" not in data:
-        raise source.error(
-            ("training",), "is required and missing (or give inference for a serving workload)"
-        )
+        raise source.error(("training",), "is required and missing (or give inference for a serving workload)")
     if "training" in data and "inference" in data:
         raise source.error(("inference",), "stands beside training; a scenario has one of the two")
     if "distillation" in data and "training" not in data:
@@ -213,9 +224,7 @@ def _with_positions(model: ModelConfig, seq_len: int) -> ModelConfig:
     return model if model.max_positions else model.model_copy(update={"max_positions": seq_len})
 
 
-def _parallelism(
-    value: Any, source: Source, model: ModelConfig, workload: Training | Inference | None
-) -> Parallelism:
+def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Training | Inference | None) -> Parallelism:
     parallelism = validate(Parallelism, value, source, ("parallelism",))
     if parallelism.pp == 1 and parallelism.virtual_stages != 1:
         parallelism = parallelism.model_copy(update={"virtual_stages": 1})

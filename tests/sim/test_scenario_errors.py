@@ -52,6 +52,9 @@ CASES: list[tuple[str, str]] = [
     ("faults={stragglers: [{rnak: 1}]}", "faults.stragglers[0].rnak: unknown key; did you mean 'rank'?"),
     ("training.recompute={mode: full, layer: 1}",
      "training.recompute.layer: unknown key; did you mean 'layers'?"),
+    ("training.tp_overlap=wgrad", "--set training.tp_overlap: unknown key; it belongs in parallelism"),
+    ("parallelism.recompute=full", "--set parallelism.recompute: unknown key; it belongs in training"),
+    ("tp=8", "--set tp: unknown key; it belongs in parallelism"),
     # wrong types
     ("training.seq_len=long", "--set training.seq_len: found 'long'; must be an integer"),
     ("training.seq_len=1.5", "found 1.5; must be an integer"),
