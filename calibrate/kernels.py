@@ -138,7 +138,14 @@ def _batched(bench: Bench, dtype: str, batch: int, s: int, d: int) -> list[Recor
 
 
 def launch_cases(bench: Bench) -> list[Case]:
-    return [Case("launch", _launch)]
+    """On CUDA also what the host takes to issue a whole model's kernels."""
+    return [Case("launch", _launch), *([Case("host", _host)] if bench.device == "cuda" else [])]
+
+
+def _host(bench: Bench) -> list[Record]:
+    from calibrate.host import host
+
+    return host(bench)
 
 
 def _launch(bench: Bench) -> list[Record]:

@@ -12,7 +12,7 @@ import torch
 from calibrate.quiet import machine_busy_s
 from sim.prices.profile import Facts
 
-RANKS_SHARING = 8
+RANKS_SHARING = 2  # of an H200, by way of the multi-process service; four hung in an all-reduce of 4 MiB
 
 def hardware(device: str) -> Facts:
     """Device, its memory and, on CUDA, how many there are."""
@@ -52,10 +52,10 @@ def settings(device: str, quick: bool) -> Facts:
 
 
 def gpu_ranks() -> int:
-    """Ranks that NCCL lets this machine's GPUs take: one each, or eight each where several may share a GPU.
+    """Ranks that NCCL lets this machine's GPUs take: one each, or two each where ranks may share a GPU.
 
-    NCCL 2.30.7 and later allow that with NCCL_MULTI_RANK_GPU_ENABLE=1. It is for trying things out: such ranks take
-    turns on one GPU, and what they send each other stays in its memory.
+    NCCL 2.30.7 and later allow that with NCCL_MULTI_RANK_GPU_ENABLE=1. It is for trying things out: such ranks share
+    one GPU, at once under CUDA's multi-process service and in turns (100 times slower) without it, and what they send each other stays in its memory.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return gpus * RANKS_SHARING if ranks_share_gpus() else gpus

@@ -172,8 +172,6 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
 
     The proof is in fp32, whatever is timed: rounding to 16 bits would hide small faults.
     """
-    import gc
-
     import torch
 
     from calibrate.parallel.proof import prove, to_prove
@@ -190,8 +188,7 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
         return Pupil(scenario, runner.place, torch.float32, device), proof
     if scenario.precision == "fp32" and wanted is student:
         return runner, proof
-    del runner
-    gc.collect()  # parameters and their hooks know each other
+    runner.free()
     dtype = torch.bfloat16 if scenario.precision == "bf16" else torch.float32
     return Runner(scenario, make_place(scenario, rank, device), dtype, device), proof
 

@@ -132,8 +132,8 @@ def _experts(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.zero", f"{p.zero} with experts", "0 with experts"
     if p.expert_tp > 1:
         yield "parallelism.expert_tp", p.expert_tp, "1"
-    if p.ep > 1 and (p.ep_overlap or p.ep_dispatch_dtype != "fp32"):
-        yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "fp32, with ep_overlap false"
+    if p.ep > 1 and (p.ep_overlap or p.ep_dispatch_dtype != t.precision):
+        yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, f"{t.precision}, with ep_overlap false"
     if p.tp > 1 and not p.sp:
         yield "parallelism.sp", "false with experts and tp above 1", "true"
     if p.cp > 1 and p.cp_split == "striped" and p.cp_method != "all_to_all":

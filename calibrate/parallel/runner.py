@@ -228,6 +228,13 @@ class Runner:
         """Of parameters that no optimizer updates."""
         return 0
 
+    def free(self) -> None:
+        """Give the memory back; nothing works any more. (Autograd's hooks keep parameters alive whoever drops them.)"""
+        held = [x for data in self.data.values() for x in data.state()]
+        for x in (*self.parameters(), *self.owned(), *(p.grad for p in (*self.parameters(), *self.owned())), *held):
+            if x is not None:
+                x.untyped_storage().resize_(0)
+
     def batch(self, number: int) -> Tensor:
         """The global batch of a step, the same on every rank."""
         return make_batch(self.scenario, number, self.device)

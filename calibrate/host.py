@@ -1,0 +1,64 @@
+"""What the host takes to issue a training step's kernels, where a GPU waits for nothing else.
+
+The bundled model, so narrow that every kernel ends before the next is issued: its time is the host's. Divided by the
+kernels that the simulator counts in it, that is `host_operator_s` (`sim.graph.template`); an optimizer's step on as
+narrow a model is `host_step_s`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from calibrate.model import Build, Head, make_blocks
+from calibrate.records import Constant, Record
+from calibrate.timing import Bench
+from sim.graph.stages import stage_blocks
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.plan import make_plan
+from sim.program import Compute
+
+LAYERS = 8
+SEQ_LEN = 128
+
+
+def narrow() -> Scenario:
+    """The model that is timed: a GPT of 8 layers, 256 wide."""
+    return parse_scenario({
+        "version": 1, "name": "narrow",
+        "model": {"layers": LAYERS, "hidden": 256, "heads": 4, "vocab": 1024, "mlp": "gelu", "norm": "layernorm",
+                  "positions": "learned"},
+        "training": {"seq_len": SEQ_LEN, "global_batch_size": 1, "micro_batch_size": 1, "precision": "bf16",
+                     "grad_dtype": "bf16", "attention": "fused"},
+        "parallelism": {}, "cluster": "dgx-h100",
+    })  # fmt: skip
+
+
+def kernels(scenario: Scenario) -> int:
+    """What the simulator counts in a micro-batch's forward and backward."""
+    plan = make_plan(scenario)
+    blocks = stage_blocks(plan, plan.parts[0], 0)
+    return sum(max(op.kernels, 1) for b in blocks for op in (*b.forward, *b.backward) if isinstance(op, Compute))
+
+
+def host(bench: Bench) -> list[Record]:
+    """`host_operator_s` and `host_step_s`."""
+    scenario = narrow()
+    model, training = scenario.model, scenario.training
+    assert training is not None
+    blocks = make_blocks(model, training, range(model.layers + 2), Build(bench.device, torch.bfloat16))
+    tokens = torch.randint(model.vocab, (1, SEQ_LEN + 1), device=bench.device)
+
+    def micro_batch() -> None:
+        x = tokens[:, :-1]
+        for block in blocks:
+            x = block(x, tokens[:, 1:]) if isinstance(block, Head) else block(x)
+        x.backward()
+
+    issued = kernels(scenario)
+    operator_s = bench.time([micro_batch]).seconds / issued
+    step = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=1e-4, fused=True).step
+    of = f"a GPT of {LAYERS} layers, {model.hidden} wide"
+    return [
+        Constant("host_operator_s", operator_s, f"forward and backward of {of}, by the {issued} kernels simulated"),
+        Constant("host_step_s", bench.time([step]).seconds, f"fused AdamW over {of}"),
+    ]
