@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from sim.errors import InputError
 from sim.garbage import no_collection
-from sim.graph.contended import shared_links
 from sim.graph.uses import Kept
 from sim.layout.bound import ROUNDING, GridBounds, GridSearch
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
+from sim.layout.least_time import Known, least_step_s
 from sim.prices.costs import Costs
 from sim.prices.profile import Profile, load_profile
 from sim.simulation import prepare
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     peak_memory_bytes: float
     cpu_s: float  # that simulating it took
     refused: str = ""
-    beaten: bool = False  # too slow even as if links carried everything at once, which `step_time_s` then is
+    beaten: bool = False  # too slow even as if links carried everything at once; `step_time_s` is then a least time
 
 
 class _Tools(NamedTuple):
@@ -66,8 +66,8 @@ def bound_grid(packed: bytes, grid: Grid, limit_bytes: float, ceiling_s: float) 
 
 
 def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceiling_s: float = math.inf) -> Outcome:
-    """Simulate one layout, if it fits in memory: as if links carried everything at once, and if it then takes no longer
-    than `ceiling_s`, with links shared. The time of one that does not fit is not known: infinite."""
+    """Simulate one layout, if it fits in memory and takes no longer than `ceiling_s` as if links carried everything at
+    once. The time of one that does not fit is not known: infinite."""
     tools, kept = _tools(packed), _kept(packed, layout._replace(schedule="", virtual_stages=0))
     begin = time.thread_time()
     with no_collection():  # until the step's tasks are gone
@@ -75,25 +75,30 @@ def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceili
     return Outcome(layout, step_s, peak, time.thread_time() - begin, refused, beaten)
 
 
+class _Shared(NamedTuple):
+    """What layouts share that differ in schedule and virtual stages alone: compiled programs, and those as numbers."""
+
+    kept: Kept
+    known: Known
+
+
 @lru_cache(maxsize=KEPT)
-def _kept(packed: bytes, way: Layout) -> Kept:
-    """What layouts share that differ in schedule and virtual stages alone: those next to each other often do."""
-    return Kept()
+def _kept(packed: bytes, way: Layout) -> _Shared:
+    """That of a way to run layers; layouts next to each other often have the same."""
+    return _Shared(Kept(), {})
 
 
 def _evaluate(
-    tools: _Tools, kept: Kept, layout: Layout, limit_bytes: float, ceiling_s: float
+    tools: _Tools, shared: _Shared, layout: Layout, limit_bytes: float, ceiling_s: float
 ) -> tuple[float, float, bool, str]:
     """Seconds, bytes, whether beaten, and why it was refused."""
     try:
-        step = prepare(scenario_of(tools.space, layout), tools.costs, kept=kept)
+        step = prepare(scenario_of(tools.space, layout), tools.costs, kept=shared.kept)
         peak = step.peak_bytes
         if peak > limit_bytes:
             return math.inf, peak, False, ""
-        step_s = step.run(share_links=False).step_time_s
-        beaten = step_s * ROUNDING > ceiling_s
-        if not beaten and shared_links(step.pricing, step.schedule):
-            step_s = step.run().step_time_s
-        return step_s, peak, beaten, ""
+        if ceiling_s < math.inf and (least_s := least_step_s(step, shared.known) * ROUNDING) > ceiling_s:
+            return least_s, peak, True, ""
+        return step.run().step_time_s, peak, False, ""
     except InputError as error:
         return math.inf, math.inf, False, str(error)
