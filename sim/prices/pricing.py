@@ -10,8 +10,11 @@ from sim.folding import aligned
 from sim.graph.template import Price, Priced
 from sim.plan import Plan
 from sim.prices.costs import Cost, Costs
+from sim.prices.profile import Profile
 from sim.program import Comm, Compute
 from topology.network import Network
+from topology.presets import CLUSTERS
+from topology.spec import ClusterSpec
 
 LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives reach 0.6 to 0.95 of them
 CHANNELS_IN_NODE = 24  # what `collective_sm_share` stands for
@@ -26,6 +29,7 @@ class Pricing:
         self.plan, self.costs, self.network = plan, costs, network
         self._scales = compute_scales(plan.scenario)
         self._links = bool(link_scales(plan.scenario))
+        self._reference = _measured_on(costs.profile, plan.scenario.cluster)
         self._aligned = aligned(plan.scenario)
         self._pace = costs.pace(plan.scenario.parallelism.ranks)
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -142,6 +146,10 @@ class Pricing:
         per_node = self.plan.scenario.cluster.gpus_per_node
         here = sum(r // per_node == ranks[0] // per_node for r in ranks)
         measured = self.costs.collective(kind, here, size) if here > 1 else None
+        if measured is not None and self._reference is not None:
+            there = self._reference.collective(kind, list(range(here)), size).seconds
+            near = [r for r in ranks if r // per_node == ranks[0] // per_node]
+            measured = _slowed(measured, self.healthy.network.collective(kind, near, size).seconds, there)
         if measured is not None and self._links:
             lost = self.network.collective(kind, ranks, size).seconds
             measured = _slowed(measured, lost, self.healthy.network.collective(kind, ranks, size).seconds)
@@ -174,6 +182,13 @@ class Pricing:
         return Priced(seconds, "topology", LINK_UNCERTAINTY, "send", size / seconds if seconds > 0 else 0.0)
 
 
+def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
+    """The preset machine whose collectives a shipped profile holds, where the links inside the scenario's nodes are
+    others; what was measured on the simulated machine itself stands as it is."""
+    preset = next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
+    return None if preset is None or preset.intra_node == cluster.intra_node else Network(preset)
+
+
 def _slowed(measured: Cost, faulty_s: float, healthy_s: float) -> Cost:
-    """A measured cost where a link is slow: as many times what was measured as the closed forms say."""
+    """A measured cost where links are others: as many times what was measured as the closed forms say."""
     return measured if faulty_s == healthy_s else measured._replace(seconds=measured.seconds * faulty_s / healthy_s)

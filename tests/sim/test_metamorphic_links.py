@@ -1,0 +1,26 @@
+"""What faster links may and may not do to a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.metamorphic import SMALL, vary
+
+TENSOR = {**SMALL, "parallelism": {"tp": 8, "sp": True}}
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72"])
+def test_links_inside_a_node_matter_where_its_collectives_were_measured(cluster: str) -> None:
+    tp = 4 if cluster.startswith("gb") else 8
+    links = [{"bandwidth_bytes_per_s": 50e9}, {"bandwidth_bytes_per_s": 200e9}, {}, {"bandwidth_bytes_per_s": 4e12}]
+    steps = [
+        vary(TENSOR, cluster={"preset": cluster, "intra_node": x}, parallelism__tp=tp)["exposed_comm_s"] for x in links
+    ]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[0] > 2.5 * steps[1]
+    assert steps[2] > 1.1 * steps[3]
+
+
+def test_pcie_in_a_node_is_slower_than_nvlink() -> None:
+    pcie = {"preset": "dgx-h100", "intra_node": {"kind": "pcie", "bandwidth_bytes_per_s": 25e9}}
+    assert vary(TENSOR, cluster=pcie)["exposed_comm_s"] > 5 * vary(TENSOR)["exposed_comm_s"]
