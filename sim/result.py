@@ -68,6 +68,7 @@ def make_result(sim: Simulation) -> dict[str, Any]:
                 "busy_s": r.busy_s,
                 "exposed_comm_s": r.exposed_comm_s,
                 "bubble_s": r.bubble_s,
+                "waiting_s": max(0.0, step_s - r.compute_s - r.exposed_comm_s - r.bubble_s),
             }
             for c, r in zip(plan.classes, seconds, strict=True)
         ],

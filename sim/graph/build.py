@@ -288,8 +288,8 @@ class Build:
         template = use.template
         ids: list[int] = []
         rooted = yield from self._expand(rank, template, use.name, action.stage, action.micro_batch, ids)
-        ends = [i for i in template.tail if i in rooted]  # gathers may end long before
-        last = ends[-1] if ends else max((i for i in rooted if template.tasks[i].stream == COMPUTE), default=-1)
+        ends = [i for i in rooted if i in template.tail or template.tasks[i].stream == COMPUTE]  # gathers end before
+        last = max(ends, key=template.ends_s.__getitem__, default=-1)
         rank.first.append(ids[next(iter(rooted), 0)])
         rank.final.append(ids[last])
 

@@ -23,7 +23,7 @@ def run(**keys: Any) -> dict[str, Any]:
 
 
 def vary(scenario: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The result of a scenario with `section__key=value` changed."""
+    """The result of a scenario with `section__key=value` changed, or with sections merged over it."""
     for path, value in changes.items():
         *sections, key = path.split("__")
         nested: Any = {key: value}
