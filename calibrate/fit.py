@@ -4,8 +4,8 @@ adjusted to measured step times.
 Least squares over log(predicted ÷ measured) of every configuration, soft-L1 (an outlier pulls no harder than a few
 good rows), and a prior on each coefficient: its present value, within a stated factor. Reported is the error on rows
 that a fit did not see: configurations are dealt into folds, and each fold is predicted with coefficients fitted to the
-others. Those refits start from the whole fit and its Jacobian (one Gauss-Newton model of the residuals, with priors and
-loss as before); the predictions themselves are full simulations.
+others. Those refits start from the whole fit and keep its slopes, with priors and loss as before: Gauss-Newton steps,
+each from errors that were simulated at the coefficients of the last.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from sim.prices.profile import Coefficient, Profile, load_profile
 from sim.published.tables import Row, Table, read_table
 
 Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
 FOLDS = 5
 LOSS_SCALE = 0.05  # errors beyond 5 % count about linearly
+STEP = 0.03  # of a coefficient's logarithm, for slopes
+REFITS = 3  # Gauss-Newton steps without a fold
 ROWS_PER_GROUP = 2  # a configuration's rows repeat one another: its first and its last stand for it
 
 # What may be adjusted, from where if the profile has none, and how far: the standard deviation of the logarithm.
@@ -41,7 +44,9 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "host_step_s": (1e-3, 0.7),
     "memory_efficiency": (0.85, 0.05),
     "memory_latency_s": (2e-6, 0.1),
+    "memory_efficiency_cross_entropy": (0.85, 0.2),
     "power_at_peak": (1.2, 0.05),
+    "matmul_speed": (1.0, 0.05),
     "unaligned_matmul_slowdown": (2.0, 0.5),
     "attention_efficiency_64": (0.5, 0.1),
     "attention_efficiency_128": (0.5, 0.1),
@@ -73,39 +78,74 @@ class Fit:
     held_out: Vector
 
 
-def fit(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: Callable[[], None] = lambda: None) -> Fit:
-    """Fit the named coefficients of `base`; `tick` is called after each simulated step."""
-    from scipy.optimize import least_squares
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Errors of cases as functions of the logarithms of the named coefficients; `tick` after each simulated step."""
 
-    start = np.array([math.log(_value(base, name)) for name in names])
-    width = np.array([PRIORS[name][1] for name in names])
+    cases: Sequence[Case]
+    base: Profile
+    names: tuple[str, ...]
+    tick: Callable[[], None]
 
-    def errors(x: Vector, which: Sequence[int]) -> Vector:
-        profile = changed(base, names, x)
-        out = []
-        for i in which:
-            out.append(cases[i].log_error(profile))
-            tick()
+    @property
+    def start(self) -> Vector:
+        return np.array([math.log(_value(self.base, name)) for name in self.names])
+
+    @property
+    def width(self) -> Vector:
+        return np.array([PRIORS[name][1] for name in self.names])
+
+    def errors(self, x: Vector, which: Sequence[int] | None = None) -> Vector:
+        """log(predicted ÷ measured) of all cases, or of `which`."""
+        profile, out = changed(self.base, self.names, x), []
+        for i in range(len(self.cases)) if which is None else which:
+            out.append(self.cases[i].log_error(profile))
+            self.tick()
         return np.array(out)
 
-    everyone = range(len(cases))
+    def slopes(self, x: Vector, here: Vector) -> Matrix:
+        """d error / d logarithm, a column for each coefficient; by steps that reach across kinks."""
+        steps = STEP * np.eye(len(x))
+        return np.column_stack([(self.errors(x + step) - here) / STEP for step in steps])
 
-    def residuals(x: Vector) -> Vector:
-        return np.concatenate([_soft(errors(x, everyone)), (x - start) / width])
+    def residuals(self, x: Vector) -> Vector:
+        return np.concatenate([_soft(self.errors(x)), (x - self.start) / self.width])
 
-    found = least_squares(residuals, start, diff_step=0.02, max_nfev=8, xtol=1e-3, ftol=1e-3)
-    after = errors(found.x, everyone)
-    slopes = np.array(found.jac)[: len(cases)] * _soft_stretch(after)[:, None]
+    def jacobian(self, x: Vector) -> Matrix:
+        here = self.errors(x)
+        return np.concatenate([self.slopes(x, here) / _soft_stretch(here)[:, None], np.diag(1.0 / self.width)])
+
+
+def fit(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: Callable[[], None] = lambda: None) -> Fit:
+    """Fit the named coefficients of `base`, of those that any case depends on; `tick` after each simulated step.
+
+    Raises:
+        InputError: if there is no such coefficient.
+    """
+    from scipy.optimize import least_squares
+
+    problem = _Problem(cases, base, tuple(names), tick)
+    before = problem.errors(problem.start)
+    matter = np.abs(problem.slopes(problem.start, before)).max(axis=0) > 0
+    if not matter.any():
+        raise InputError(f"no step of the table depends on {', '.join(names)}")
+    problem = replace(problem, names=tuple(name for name, does in zip(names, matter, strict=True) if does))
+    best = least_squares(problem.residuals, problem.start, problem.jacobian, max_nfev=6, xtol=1e-3, ftol=1e-3).x
+    after = problem.errors(best)
+    slopes = problem.slopes(best, after)
     held_out = np.empty(len(cases))
     for fold in folds([c.row.group for c in cases]):
-        seen = np.array([i for i in everyone if i not in fold])
-        x = _refit(found.x, after[seen], slopes[seen], start, width)
-        held_out[list(fold)] = errors(x, fold)
-    values = {name: float(math.exp(v)) for name, v in zip(names, found.x, strict=True)}
-    return Fit(values, errors(start, everyone), after, held_out)
+        seen = [i for i in range(len(cases)) if i not in fold]
+        x, errors = best, after[seen]
+        for _ in range(REFITS):
+            x = _refit(x, errors, slopes[seen], problem.start, problem.width)
+            errors = problem.errors(x, seen)
+        held_out[fold] = problem.errors(x, fold)
+    values = {name: float(math.exp(v)) for name, v in zip(problem.names, best, strict=True)}
+    return Fit(values, before, after, held_out)
 
 
-def _refit(near: Vector, errors: Vector, slopes: Vector, start: Vector, width: Vector) -> Vector:
+def _refit(near: Vector, errors: Vector, slopes: Matrix, start: Vector, width: Vector) -> Vector:
     """The minimum over some cases, whose errors are taken to be linear in the coefficients around `near`."""
     from scipy.optimize import least_squares
 

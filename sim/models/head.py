@@ -26,7 +26,7 @@ from sim.models.operators import (
     saved_of,
     tensors_of,
 )
-from sim.program import Block, Item, Saved
+from sim.program import Block, Item, Phase, Saved
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario, Training
@@ -104,8 +104,8 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
     Unfused: logits to fp32 (e+4), maximum (4), subtract (8), exponential (8), sum (4), divide (8), of which
     the fp32 softmax stays: 4·s·b·v/t (Korthikanti 2022, section 4.3); backward subtracts one at the target,
     scales (8) and converts (4+e); torch's own writes a dense gradient of the loss before (4) and reads it
-    back. Transient there: 2·tokens·vocab·4. Fused: logits read twice, gradient written over them (3e), later
-    scaled in place (2e).
+    back, Megatron's works in place. Transient: 2·tokens·vocab·4. Fused: logits read twice, gradient written over
+    them (3e), later scaled in place (2e).
     """
     n, e = float(d.tokens * vocab), d.act_bytes
     fused = _training(scenario).cross_entropy == "fused"
@@ -119,21 +119,36 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
             "cross_entropy", tuple(forward), (backward,), (saved,), forward_bytes=0.0, backward_bytes=0.0
         )
     copy = 0.0 if e == FP32_BYTES else e + FP32_BYTES
-    compiled = d.style == "compiled"
+    compiled, megatron = d.style == "compiled", d.style == "megatron"
     moved = (e + e + 4 if compiled else copy + 32) * n
-    forward.append(memory_op("cross_entropy", F, "cross_entropy", n, moved, d.act, 3 if compiled else 7))
-    forward += _reductions(d, 3)
-    back = (4 + e if compiled else 16 + copy) * n
-    backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, 1 if compiled else 4)
+    kernels = (3, 1) if compiled else (6, 2) if megatron else (7, 4)
+    forward.append(memory_op("cross_entropy", F, "cross_entropy", n, moved, d.act, kernels[0]))
+    forward += [*_per_token(d, F), *_reductions(d, 3)]
+    back = (4 + e if compiled else (8 if megatron else 16) + copy) * n
+    backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, kernels[1])
     saved = Saved("head", "log-softmax in fp32", FP32_BYTES * n, False)
     return Part(
         "cross_entropy",
         tuple(forward),
-        (backward,),
+        (*_per_token(d, I), backward),
         (saved,),
         forward_bytes=(e + (FP32_BYTES if copy else 0.0)) * n,
         backward_bytes=2 * FP32_BYTES * n,
     )
+
+
+def _per_token(d: Dims, phase: Phase) -> list[Item]:
+    """What Megatron's loss launches on one number a token: next to no time for a GPU, but not for its host.
+
+    Forward: targets' mask (3), their place in this shard (4), their logits (4), logarithm and difference (2), mean over
+    the text's mask and over replicas (6); backward: the target's one subtracted (6), the mean's gradient (3)
+    (megatron/mpu/cross_entropy.py, `loss_func` in pretrain_gpt.py).
+    """
+    if d.style != "megatron":
+        return []
+    kernels = 19 if phase is F else 9
+    moved = kernels * 2 * FP32_BYTES * d.tokens
+    return [memory_op("cross_entropy_per_token", phase, "elementwise", d.tokens, moved, "fp32", kernels)]
 
 
 def learns_logits(scenario: Scenario) -> bool:

@@ -73,6 +73,7 @@ class Costs:
         home = _gpu_named(profile) if profile.reference else gpu
         self._reference = _device(home) if profile.reference else self._device
         self._power_at_peak = self.coefficient("power_at_peak", 0.0)
+        self._matmul_speed = self.coefficient("matmul_speed", 1.0)  # of this machine's, by that of the points
         self._power_limit = gpu.power_limit_w / home.power_limit_w if gpu.name == home.name else 1.0
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
@@ -162,6 +163,8 @@ class Costs:
             return self._throttled(op, self._roofline(op), pace)
         if op.name.startswith("output_unaligned"):
             found = [c._replace(seconds=c.seconds * self.coefficient("unaligned_matmul_slowdown", 1.0)) for c in found]
+        if op.kind in MATMULS:
+            found = [c._replace(seconds=c.seconds / self._matmul_speed) for c in found]
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
         cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))

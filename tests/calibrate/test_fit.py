@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,29 @@ def test_coefficients_are_found_again(tmp_path: Path) -> None:
     path = tmp_path / "fitted.json"
     profile.save(path)
     assert load_profile(path).coefficients["host_operator_s"].value == found.coefficients["host_operator_s"]
+
+
+def test_what_no_step_depends_on_is_left_alone(tmp_path: Path) -> None:
+    cases = cases_of(read_table(table(tmp_path)))
+    found = fit(cases[:4], BASE, ("host_operator_s", "host_message_s", "unaligned_matmul_slowdown"))
+    assert list(found.coefficients) == ["host_operator_s"]
+    with pytest.raises(InputError, match="host_message_s"):
+        fit(cases[:1], BASE, ("host_message_s",))
+
+
+def test_a_fold_is_predicted_by_the_fit_to_the_others(tmp_path: Path) -> None:
+    """Steps that Gauss-Newton takes from the whole fit end where a fit to the other cases ends."""
+    cases = cases_of(read_table(table(tmp_path)))
+    names = tuple(TRUE)
+    noisy = [replace(c, row=replace(c.row, measured={"step_time_s": c.row.measured["step_time_s"] * factor}))
+             for c, factor in zip(cases, (0.96, 1.06, 1.02, 0.98, 1.04, 0.93, 1.0, 1.02), strict=True)]  # fmt: skip
+    whole = fit(noisy, BASE, names)
+    for fold in folds([c.row.group for c in noisy]):
+        others = fit([c for i, c in enumerate(noisy) if i not in fold], BASE, names).coefficients
+        profile = changed(BASE, names, np.log([others[name] for name in names]))
+        for i in fold:
+            assert whole.held_out[i] == pytest.approx(noisy[i].log_error(profile), abs=0.005)
+    assert np.abs(whole.held_out - whole.after).max() > 0.01  # leaving cases out does make a difference
 
 
 def test_groups_are_held_out_whole() -> None:

@@ -137,6 +137,15 @@ def test_coefficients_replace_the_gpu_s_launch_and_add_what_nothing_hides() -> N
     assert costs.compute(stream(2**30, kernels=2)).seconds == pytest.approx(2**30 / BANDWIDTH + 6e-6)
 
 
+def test_a_machine_of_faster_matmuls_is_faster_in_nothing_else() -> None:
+    faster = Costs(dataclasses.replace(MEASURED, coefficients={"matmul_speed": Coefficient(1.25, "")}), H100)
+    for m in (4096, 5000):
+        assert faster.compute(gemm(m, 1024, 256)).seconds == pytest.approx(
+            COSTS.compute(gemm(m, 1024, 256)).seconds / 1.25
+        )
+    assert faster.compute(stream(1e9)) == COSTS.compute(stream(1e9))
+
+
 def test_a_machine_s_own_peaks_replace_the_data_sheet_s() -> None:
     profile = Profile(
         "p",

@@ -87,6 +87,15 @@ def test_embedding_and_head():
     assert saved_bytes(split.saved) == pytest.approx((4 * S * B * H + 4 * S * B * 51200) / 8, rel=1e-12)
 
 
+@pytest.mark.parametrize(("style", "bytes_a_logit", "kernels"), [("eager", 60, 11), ("megatron", 52, 36)])
+def test_the_loss_s_traffic_and_launches(style, bytes_a_logit, kernels):
+    """Megatron's, from its source: in place, and 28 launches on a number a token."""
+    head = head_block(make(GPT, UNFUSED | {"elementwise": style}))
+    loss = [i for i in (*head.forward, *head.backward) if "cross_entropy" in getattr(i, "name", "")]
+    assert sum(i.bytes for i in loss) / (S * B * 51200) == pytest.approx(bytes_a_logit, rel=2e-3)
+    assert sum(i.kernels for i in loss) == kernels
+
+
 def test_what_only_the_weight_gradient_needs():
     """After the input gradient a split backward keeps the inputs of the four matmuls: 2 + 2 + 2 + 8 sbh."""
     saved = layer_block(make(DROPOUT, UNFUSED), 0).saved
