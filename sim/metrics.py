@@ -66,7 +66,7 @@ def rank_seconds(built: Built, slots: Ints, start_s: Floats, end_s: Floats) -> l
         talking, at_work = spans[a:b][~computes[a:b]], spans[a:b][computes[a:b]]
         action = np.stack([start_s[acted.first], end_s[acted.last]], axis=1)
         busy = union_s(action)
-        outside = union_s(np.concatenate([np.minimum(spans[a:b], phase_end), action])) - busy
+        outside = union_s(np.concatenate([np.minimum(talking, phase_end), action])) - busy
         exposed = uncovered_s(talking, at_work) + inside_s[i]
         out.append(RankSeconds(compute_s[i], busy, exposed, max(0.0, phase_end - busy - max(0.0, outside))))
     return out
