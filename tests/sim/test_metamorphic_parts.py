@@ -30,7 +30,7 @@ def test_seconds_of_every_rank_add_up_to_the_step(name: str) -> None:
     for rank in result["ranks"]:
         parts = [rank[k] for k in ("compute_s", "exposed_comm_s", "bubble_s", "waiting_s")]
         assert min(parts) >= 0
-        assert step_s * (1 - 1e-6) <= sum(parts) < step_s * 1.03  # a norm that runs before the last backward counts twice
+        assert step_s * (1 - 1e-6) <= sum(parts) < step_s * 1.03  # a norm that runs before the last backward is in two
     assert sum(result["critical_path"].values()) == pytest.approx(step_s, rel=1e-6)
     low, high = result["step_time_interval_s"]
     assert low < step_s < high
