@@ -14,14 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrate.model import Embedding, Head, Layer
-from calibrate.parallel.comm import Tape
+from calibrate.parallel.comm import Clock, Entry, Tape
 from calibrate.parallel.recompute import keeping
 from calibrate.parallel.runner import Runner, make_batch
 from calibrate.pieces import Cuts, Elapsed, Transfer, pieces_between, sum_by_run, transfers
@@ -30,7 +30,16 @@ from sim.actions import Action, Kind, parts
 RECOMPUTING = "recomputing"  # a backward (or input gradient) with what it recomputes
 Sample = tuple[str, str, int]  # block key, phase, run
 Samples = dict[Sample, list[tuple[float, float]]]  # wall and CPU seconds of one action's mean block
-Runs = dict[int, Elapsed]  # of one block: run number → seconds
+
+
+class _Piece(NamedTuple):
+    """One block's part of an action: when it began and ended, and what it told other ranks."""
+
+    key: str
+    phase: str
+    start: Clock
+    end: Clock
+    entries: list[Entry]
 
 
 @dataclass(slots=True)
@@ -54,6 +63,7 @@ class Rehearsal:
         self.samples: Samples = defaultdict(list)
         self.transfers: list[Transfer] = []
         self.walks = 0
+        self.walked: list[tuple[str, list[_Piece]]] = []  # actions: their phase and blocks
         self.flight: dict[tuple[int, int], _InFlight] = {}
         self.x = torch.randn(runner.pipeline.shape, dtype=runner.dtype, device=runner.device)
         self.grad = torch.randn_like(self.x) * 1e-3
@@ -62,31 +72,25 @@ class Rehearsal:
     def tape(self) -> Tape:
         return self.runner.place.model.tape
 
-    def _time(self, key: str, phase: str, work: Callable[..., Any], *args: object) -> tuple[Runs, Any]:
-        """Call `work` on both clocks, run by run; returns its result as well.
-
-        A block runs on one thread, so on a quiet machine the two agree; when others want the core, CPU time
-        leaves out the waiting for it. On a GPU only the wall clock, queued work included, has a meaning.
-        """
+    def _time(self, key: str, phase: str, work: Callable[..., Any], *args: object) -> tuple[_Piece, Any]:
+        """Call `work`, and note when it began and ended; returns its result as well."""
         self.tape.take()
         start = self.tape.now()
         result = work(*args)
-        end, entries = self.tape.now(), self.tape.take()
-        self.transfers += transfers(entries)
-        pieces = pieces_between(entries, start, end)
-        if self.runner.device != "cpu":
-            pieces = [Elapsed(p.wall, p.wall) for p in pieces]
-        return sum_by_run(pieces, self.cuts[key][phase], entries, f"{phase} of {key}"), result
+        return _Piece(key, phase, start, self.tape.now(), self.tape.take()), result
 
     def run(self, batch: Tensor) -> Samples:
         """Walk the list once. Returns seconds by (key, phase, run): for each action the mean over equal blocks."""
-        self.samples, self.transfers = defaultdict(list), []
-        self.tape.synchronize = True
+        self.samples, self.transfers, self.walked = defaultdict(list), [], []
+        self.tape.rehearsing = True
         try:
             with silence(self.runner):
                 self._walk(batch)
         finally:
-            self.tape.synchronize = False
+            self.tape.rehearsing = False
+        at = self.tape.moments()
+        for phase, pieces in self.walked:
+            self._sample(phase, [_at(at, piece) for piece in pieces])
         return dict(self.samples)
 
     def _walk(self, batch: Tensor) -> None:
@@ -94,6 +98,8 @@ class Rehearsal:
         self.walks += 1
         for entry in self.runner.schedule.ranks[self.runner.place.pipeline_rank]:
             for a in parts(entry):
+                if self.runner.device != "cpu":
+                    torch.cuda.synchronize()  # as the step does at every action's end
                 if a.kind is Kind.F:
                     self._forward(a, tokens[a.micro_batch], targets[a.micro_batch])
                 elif a.kind is Kind.W:
@@ -104,19 +110,19 @@ class Rehearsal:
     def _forward(self, a: Action, tokens: Tensor, targets: Tensor) -> None:
         stage, state = self.runner.stages[a.stage], _InFlight()
         x = self.x.clone()
-        times: list[Runs] = []
+        pieces: list[_Piece] = []
         for key, block in zip(self.keys[a.stage], stage.blocks, strict=True):
             stage.before_block(block, a.micro_batch)
             x = tokens if isinstance(block, Embedding) else x.detach().requires_grad_()
             head = isinstance(block, Head)
             with nullcontext() if self._again(a) else keeping():
-                runs, y = self._time(key, "forward", block, *((x, targets) if head else (x,)))
-            times.append(runs)
+                piece, y = self._time(key, "forward", block, *((x, targets) if head else (x,)))
+            pieces.append(piece)
             state.inputs.append(x)
             state.edges.append(torch.autograd.graph.get_gradient_edge(y * stage.scale if head else y))
             x = y
         self.flight[a.stage, a.micro_batch] = state
-        self._add(a, "forward", times)
+        self.walked.append(("forward", pieces))
 
     def _backward(self, a: Action) -> None:
         """Backward through all blocks: full, or (split) for the inputs alone."""
@@ -125,7 +131,7 @@ class Rehearsal:
         split = a.kind is Kind.I
         keys, phase = self.keys[a.stage], "input_grad" if split else "backward"
         grad = None if isinstance(blocks[-1], Head) else self.grad
-        times: list[Runs] = [{} for _ in blocks]
+        pieces: list[_Piece] = []
         state.jobs = [[] for _ in blocks]
         for i in reversed(range(len(blocks))):
             if split and isinstance(blocks[i], Embedding):
@@ -135,16 +141,14 @@ class Rehearsal:
                 self.runner.store.deferred = state.jobs[i]
             done = _nothing if split else stage.after_block
             work = (_backward, state.edges[i], grad, done, i)
-            if self._again(a) and self.runner.recomputes(blocks[i]):
-                self._time_again(keys[i], *work)
-            else:
-                times[i], _ = self._time(keys[i], phase, *work)
+            again = self._again(a) and self.runner.recomputes(blocks[i])
+            pieces.append(self._time(keys[i], RECOMPUTING if again else phase, *work)[0])
             grad = state.inputs[i].grad
         if split:
             self.runner.store.deferred = None
         else:
             del self.flight[a.stage, a.micro_batch]
-        self._add(a, phase, times)
+        self.walked.append((phase, pieces))
 
     def _again(self, a: Action) -> bool:
         """Whether layers recompute in this action: they keep everything in every other micro-batch, to tell what the
@@ -152,41 +156,48 @@ class Rehearsal:
         """
         return (a.micro_batch + self.walks) % 2 == 1
 
-    def _time_again(self, key: str, work: Callable[..., Any], *args: object) -> None:
-        """A backward with its recomputation, on both clocks, unless ranks tell each other something within it."""
-        self.tape.take()
-        start = self.tape.now()
-        work(*args)
-        end, entries = self.tape.now(), self.tape.take()
-        wall = (end.wall - start.wall) * 1e-9
-        if not entries:
-            cpu = (end.cpu - start.cpu) * 1e-9 if self.runner.device == "cpu" else wall
-            self.samples[key, RECOMPUTING, 0].append((wall, cpu))
-
     def _weights(self, a: Action) -> None:
         state = self.flight.pop((a.stage, a.micro_batch))
-        times: list[Runs] = []
+        pieces: list[_Piece] = []
         stage = self.runner.stages[a.stage]
         for i, (key, block) in enumerate(zip(self.keys[a.stage], stage.blocks, strict=True)):
             if isinstance(block, Embedding):
                 work, *args = _backward, state.edges[i], state.embedding_grad
             else:
                 work, *args = self._run_jobs, state.jobs[i]
-            times.append(self._time(key, "weight_grad", work, *args, stage.after_block, i)[0])
-        self._add(a, "weight_grad", times)
+            pieces.append(self._time(key, "weight_grad", work, *args, stage.after_block, i)[0])
+        self.walked.append(("weight_grad", pieces))
 
     def _run_jobs(self, jobs: list[Any], done: Callable[[int], None], i: int) -> None:
         self.runner.store.run(jobs)
         done(i)
 
-    def _add(self, a: Action, phase: str, times: Sequence[Runs]) -> None:
-        by_run: dict[tuple[str, int], list[Elapsed]] = defaultdict(list)
-        for key, runs in zip(self.keys[a.stage], times, strict=True):
-            for run, elapsed in runs.items():
-                by_run[key, run].append(elapsed)
-        for (key, run), values in by_run.items():
+    def _sample(self, phase: str, pieces: Sequence[_Piece]) -> None:
+        """Seconds of one action's blocks, the mean over equal ones, run by run.
+
+        A block runs on one thread, so on a quiet machine the two clocks agree; when others want the core, CPU time
+        leaves out the waiting for it. Of a backward that recomputes only the whole counts, and nothing at all where
+        ranks tell each other something within it.
+        """
+        by_run: dict[Sample, list[Elapsed]] = defaultdict(list)
+        for p in pieces:
+            self.transfers += transfers(p.entries) if p.phase != RECOMPUTING else ()
+            if p.phase != RECOMPUTING:
+                between = pieces_between(p.entries, p.start, p.end)
+                runs = sum_by_run(between, self.cuts[p.key][phase], p.entries, f"{phase} of {p.key}")
+                for run, elapsed in runs.items():
+                    by_run[p.key, phase, run].append(elapsed)
+            elif not p.entries:
+                elapsed = Elapsed(p.end.wall - p.start.wall, p.end.cpu - p.start.cpu)
+                self.samples[p.key, RECOMPUTING, 0].append((elapsed.wall * 1e-9, elapsed.cpu * 1e-9))
+        for sample, values in by_run.items():
             wall, cpu = (sum(column) / len(values) * 1e-9 for column in zip(*values, strict=True))
-            self.samples[key, phase, run].append((wall, cpu))
+            self.samples[sample].append((wall, cpu))
+
+
+def _at(moment: Callable[[Clock], Clock], piece: _Piece) -> _Piece:
+    entries = [e._replace(start=moment(e.start), end=moment(e.end)) for e in piece.entries]
+    return piece._replace(start=moment(piece.start), end=moment(piece.end), entries=entries)
 
 
 def _backward(edge: Any, grad: Tensor | None, done: Callable[[int], None], i: int) -> None:

@@ -54,23 +54,40 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Tape:
-    """What this rank communicated, in order. On a GPU the clock waits for what is queued, so entries are
-    written only while `synchronize` (a calibration) asks for it.
+    """What this rank communicated, in order.
+
+    A GPU runs behind its host, and to wait for it at every mark would empty its queue. So there a moment is an event
+    among the queued kernels, written only while a calibration asks for it (`rehearsing`); `moments` tells when the
+    events came.
     """
 
     device: str = "cpu"
     entries: list[Entry] = field(default_factory=list)
-    synchronize: bool = False
+    rehearsing: bool = False
     numbers: Iterator[int] = field(default_factory=count)
+    events: list[torch.cuda.Event] = field(default_factory=list)
 
     @property
     def on(self) -> bool:
-        return self.device == "cpu" or self.synchronize
+        return self.device == "cpu" or self.rehearsing
 
     def now(self) -> Clock:
-        if self.device != "cpu" and self.synchronize:
-            torch.cuda.current_stream().synchronize()
-        return Clock(time.perf_counter_ns(), time.thread_time_ns() if self.device == "cpu" else 0)
+        """This moment; on a GPU the number of an event, for `moments` to look up."""
+        if self.device == "cpu":
+            return Clock(time.perf_counter_ns(), time.thread_time_ns())
+        self.events.append(torch.cuda.Event(enable_timing=True))
+        self.events[-1].record()
+        return Clock(len(self.events) - 1, 0)
+
+    def moments(self) -> Callable[[Clock], Clock]:
+        """What turns a `Clock` of `now` into nanoseconds; on a GPU from the first event on, all of which are done with.
+        """
+        if self.device == "cpu":
+            return lambda clock: clock
+        events, self.events = self.events, []
+        torch.cuda.synchronize()
+        at = [round(events[0].elapsed_time(e) * 1e6) for e in events]
+        return lambda clock: Clock(at[clock.wall], at[clock.wall])
 
     def take(self) -> list[Entry]:
         """The entries so far, which are forgotten."""

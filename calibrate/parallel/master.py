@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 CHUNK = 1 << 26  # parameters whose gradients are fp32 at once
 
 
