@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from calibrate.kernels import DTYPES, Case, dtypes, shapes_as_in
+from calibrate.model import eager_rms_norm
 from calibrate.records import Constant, Record, point
 from calibrate.timing import Bench
+from sim.models.elementwise import rms_norm_eager
 
-WIDTH = 512  # of a row that a norm or a softmax reduces
+WIDTH = {"cpu": 512, "cuda": 4096}  # of a row that a norm or a softmax reduces: a hidden size of models run there
 Call = Callable[[], object]
 Maker = Callable[[Tensor], Call]
 
@@ -28,7 +30,7 @@ def elementwise_cases(bench: Bench) -> list[Case]:
             for op in _OPS:
                 run = partial(_operator, op=op, dtype=dtype, elements=elements)
                 cases.append(Case(f"elementwise {op} {dtype} {elements}", run))
-            run = partial(_embedding, dtype=dtype, tokens=elements // WIDTH)
+            run = partial(_embedding, dtype=dtype, tokens=elements // WIDTH[bench.device])
             cases.append(Case(f"elementwise embedding {dtype} {elements}", run))
         large = partial(_operator, op="elementwise", dtype=dtype, elements=4 * _sizes(bench)[-1])
         cases.append(Case(f"elementwise large {dtype}", large))
@@ -59,14 +61,24 @@ def _grad(function: Callable[[Tensor], Tensor], x: Tensor) -> Call:
 
 def _norm_grad(x: Tensor) -> Call:
     x = x.requires_grad_()
-    weight, bias = (torch.ones(WIDTH, device=x.device, dtype=x.dtype, requires_grad=True) for _ in range(2))
-    out = F.layer_norm(x, (WIDTH,), weight, bias)
+    weight, bias = (torch.ones(x.shape[1:], device=x.device, dtype=x.dtype, requires_grad=True) for _ in range(2))
+    out = F.layer_norm(x, x.shape[1:], weight, bias)
     return partial(torch.autograd.grad, out, (x, weight, bias), torch.randn_like(out), retain_graph=True)
 
 
 def _norm(x: Tensor) -> Call:
-    weight, bias = (torch.ones(WIDTH, device=x.device, dtype=x.dtype) for _ in range(2))
-    return partial(F.layer_norm, x, (WIDTH,), weight, bias)
+    weight, bias = (torch.ones(x.shape[1:], device=x.device, dtype=x.dtype) for _ in range(2))
+    return partial(F.layer_norm, x, x.shape[1:], weight, bias)
+
+
+def _eager_norm(x: Tensor) -> Call:
+    return partial(eager_rms_norm, x, torch.ones(x.shape[1:], device=x.device, dtype=x.dtype))
+
+
+def _eager_norm_grad(x: Tensor) -> Call:
+    x, weight = x.requires_grad_(), torch.ones(x.shape[1:], device=x.device, dtype=x.dtype, requires_grad=True)
+    out = eager_rms_norm(x, weight)
+    return partial(torch.autograd.grad, out, (x, weight), torch.randn_like(out), retain_graph=True)
 
 
 _gelu = partial(F.gelu, approximate="tanh")
@@ -79,6 +91,8 @@ _OPS: dict[str, tuple[float, int, Maker]] = {
     "elementwise:swiglu": (5, 2, lambda x: partial(lambda a, b: F.silu(a) * b, x, torch.ones_like(x))),
     "norm": (2, 1, _norm),
     "norm_input_grad": (5, 2, _norm_grad),
+    "norm_eager": (0, 0, _eager_norm),  # as many accesses and kernels as the simulator counts
+    "norm_eager_input_grad": (0, 0, _eager_norm_grad),
     "softmax": (2, 1, lambda x: partial(torch.softmax, x, -1)),
     "softmax_input_grad": (3, 1, partial(_grad, partial(torch.softmax, dim=-1))),
     "permute": (2, 1, lambda x: lambda: x.t().contiguous()),
@@ -87,10 +101,15 @@ _OPS: dict[str, tuple[float, int, Maker]] = {
 
 def _operator(bench: Bench, op: str, dtype: str, elements: int) -> list[Record]:
     accesses, kernels, maker = _OPS[op]
-    size = torch.finfo(DTYPES[dtype]).bits // 8
+    size, width = torch.finfo(DTYPES[dtype]).bits // 8, WIDTH[bench.device]
     moved = accesses * size * elements
+    if op.startswith("norm_eager"):
+        each_way = rms_norm_eager(size)
+        backward = op.endswith("input_grad")
+        moved = elements * (each_way.backward_bytes if backward else each_way.forward_bytes)
+        kernels = each_way.backward_kernels if backward else each_way.forward_kernels
     calls = [
-        maker(torch.randn(elements // WIDTH, WIDTH, device=bench.device, dtype=DTYPES[dtype]))
+        maker(torch.randn(elements // width, width, device=bench.device, dtype=DTYPES[dtype]))
         for _ in range(bench.copies(moved))
     ]
     timing = bench.time(calls)
@@ -100,7 +119,7 @@ def _operator(bench: Bench, op: str, dtype: str, elements: int) -> list[Record]:
 
 def _embedding(bench: Bench, dtype: str, tokens: int) -> list[Record]:
     """Look-up of `tokens` rows in 4,096; backward a dense gradient and its accumulation, as 3 kernels."""
-    table = torch.randn(4096, WIDTH, device=bench.device, dtype=DTYPES[dtype], requires_grad=True)
+    table = torch.randn(4096, WIDTH[bench.device], device=bench.device, dtype=DTYPES[dtype], requires_grad=True)
     total = torch.zeros_like(table, requires_grad=False)
     index = torch.randint(len(table), (tokens,), device=bench.device)
     out = F.embedding(index, table)

@@ -22,10 +22,11 @@ from calibrate.kernels import DTYPES, Case, dtypes
 from calibrate.records import Constant, Record, point
 from calibrate.timing import Bench
 
-WIDTH, HEADS, HEAD_DIM = 512, 8, 64
+WIDTH, HEAD_DIM = {"cpu": 512, "cuda": 4096}, 64
 EPSILON = 1e-5
 Function = Callable[..., Tensor]
 Inputs = tuple[Tensor, ...]
+Random = Callable[..., Tensor]
 
 
 def elu(x: Tensor) -> Tensor:
@@ -57,24 +58,33 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Chain(NamedTuple):
-    """A chain: what it computes, its inputs for so many elements, and how many times fused memory is accessed an
-    element, forward."""
+    """A chain: what it computes, its inputs for so many elements in rows of a width, and how many times fused memory is
+    accessed an element, forward."""
 
     function: Function
-    inputs: Callable[[int, Callable[..., Tensor]], Inputs]
+    inputs: Callable[[int, int, Random], Inputs]
     accesses: float
 
 
-def _rope_inputs(n: int, random: Callable[..., Tensor]) -> Inputs:
-    s = n // WIDTH
-    return random(1, HEADS, s, HEAD_DIM), random(1, s, HEAD_DIM).detach(), random(1, s, HEAD_DIM).detach()
+def _rows(number: int) -> Callable[[int, int, Random], Inputs]:
+    return lambda n, width, random: tuple(random(n // width, width) for _ in range(number))
+
+
+def _with_weight(n: int, width: int, random: Random) -> Inputs:
+    return random(n // width, width), random(width)
+
+
+def _rope_inputs(n: int, width: int, random: Random) -> Inputs:
+    s = n // width
+    cos, sin = (random(1, s, HEAD_DIM // 2).detach().repeat(1, 1, 2) for _ in range(2))  # Liger reads one half
+    return random(1, width // HEAD_DIM, s, HEAD_DIM), cos, sin
 
 
 CHAINS: Mapping[str, Chain] = {
-    "elu": Chain(elu, lambda n, random: (random(n // WIDTH, WIDTH),), 2),
-    "bias_gelu": Chain(bias_gelu, lambda n, random: (random(n // WIDTH, WIDTH), random(WIDTH)), 2),
-    "rms_norm": Chain(rms_norm, lambda n, random: (random(n // WIDTH, WIDTH), random(WIDTH)), 2),
-    "swiglu": Chain(swiglu, lambda n, random: (random(n // WIDTH, WIDTH), random(n // WIDTH, WIDTH)), 3),
+    "elu": Chain(elu, _rows(1), 2),
+    "bias_gelu": Chain(bias_gelu, _with_weight, 2),
+    "rms_norm": Chain(rms_norm, _with_weight, 2),
+    "swiglu": Chain(swiglu, _rows(2), 3),
     "rope": Chain(rope, _rope_inputs, 2),
 }
 
@@ -141,7 +151,8 @@ def _chain(bench: Bench, name: str, dtype: str, elements: int) -> list[Record]:
     """All ways of one chain, each with the bytes that one kernel would move (backward: half as much again)."""
     chain = CHAINS[name]
     moved = round(chain.accesses * elements * torch.finfo(DTYPES[dtype]).bits / 8)
-    sets = [chain.inputs(elements, partial(_random, bench, dtype)) for _ in range(bench.copies(moved))]
+    random = partial(_random, bench, dtype)
+    sets = [chain.inputs(elements, WIDTH[bench.device], random) for _ in range(bench.copies(moved))]
     ready = {}
     for how, function in _ways(bench, name, chain.function).items():
         try:

@@ -32,7 +32,7 @@ class Traffic(NamedTuple):
     backward_kernels: int
 
 
-def _rms_norm_eager(e: float) -> Traffic:
+def rms_norm_eager(e: float) -> Traffic:
     """RMSNorm in separate torch kernels, `e` bytes an activation.
 
     Forward: x.float() (e+4), pow (8), mean (4), rsqrt and epsilon (rows only), multiply (8), to dtype (4+e),
@@ -51,7 +51,7 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool) -> Traffic:
     """`after_sum`: the norm right after a residual sum, whose kernel a compiler extends by the norm."""
     e = d.act_bytes
     if d.style == "eager" and kind == "rmsnorm":
-        return _rms_norm_eager(e)
+        return rms_norm_eager(e)
     if d.style == "megatron":  # one pass for dx and partial weight gradients, and their sum
         return Traffic(2 * e, 1, 3 * e, 2)
     if d.style == "compiled" and after_sum:

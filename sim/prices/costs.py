@@ -7,7 +7,8 @@ How the points of a profile are read (`op` of a table):
 - `attention_forward`, `attention_backward`: fused; (batch, heads, kv_heads, q_len, kv_len, head_dim,
   v_head_dim, causal);
 - kinds bound by memory: shape (bytes,), what one kernel reads and writes; `elementwise:gelu` is one operator,
-  `elementwise_input_grad` any elementwise backward, `elementwise` any elementwise operator.
+  `elementwise_input_grad` any elementwise backward, `elementwise` any elementwise operator; `norm_eager` is one of
+  the kernels of an RMSNorm written in separate operators.
 
 Points hold what a kernel costs in a stream of others, launch included. The roofline adds the launch:
 max(flops/peak, bytes/bandwidth, kernels x launch_overhead_s) + kernels x kernel_gap_s. `launch_overhead_s` is
@@ -41,6 +42,7 @@ EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under oth
 POWER_UNCERTAINTY = 0.25  # of what the power limit adds: temperature, data and the part itself decide
 POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
+NORM_KERNELS = 2  # of a norm that is one kernel forward and two backward; more make it a chain of elementwise ones
 _OUTSIDE_PER_OCTAVE = 0.1
 
 
@@ -275,6 +277,8 @@ def _candidates(op: Compute) -> list[_Candidate]:
     found = []
     if op.kind in MEMORY_BOUND:
         found.append(_Candidate(f"{op.kind}:{op.name}", True, 0.0))
+    if op.kind == "norm" and op.kernels > NORM_KERNELS:
+        found.append(_Candidate(f"norm_eager{phase}", True, 0.0))
     if phase:
         found.append(_Candidate(f"{op.kind}{phase}", True, 0.0))
     found.append(_Candidate(op.kind, not phase or op.kind.startswith("attention"), 0.05 if phase else 0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -102,12 +103,13 @@ def test_chunked_loss_never_holds_all_logits() -> None:
 
 def test_written_out_chains_are_the_functions() -> None:
     draw = torch.Generator().manual_seed(1)
-    x = torch.randn(5, fused.WIDTH, generator=draw, dtype=torch.float64)
-    ones = torch.ones(fused.WIDTH, dtype=torch.float64)
+    width = 512
+    x = torch.randn(5, width, generator=draw, dtype=torch.float64)
+    ones = torch.ones(width, dtype=torch.float64)
     F = torch.nn.functional
     assert torch.allclose(fused.elu(x), 1.0507 * F.elu(x))
     assert torch.allclose(fused.bias_gelu(x, ones), F.gelu(x + 1, approximate="tanh"), atol=1e-7)
-    assert torch.allclose(fused.rms_norm(x, ones), F.rms_norm(x, (fused.WIDTH,), eps=fused.EPSILON), atol=1e-6)
+    assert torch.allclose(fused.rms_norm(x, ones), F.rms_norm(x, (width,), eps=fused.EPSILON), atol=1e-6)
 
 
 def test_where_ligers_kernels_cannot_run_the_reason_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +134,17 @@ def test_liger_computes_the_same(name: str) -> None:
     if name not in fused.liger():
         pytest.skip("liger-kernel is not installed")
     bench = Bench("cuda", True, 0.05)
-    inputs = fused.CHAINS[name].inputs(1 << 20, lambda *shape: fused._random(bench, "fp32", *shape))
+    inputs = fused.CHAINS[name].inputs(1 << 20, 512, lambda *shape: fused._random(bench, "fp32", *shape))
     expected = fused.CHAINS[name].function(*inputs)  # first: Liger's rope writes over its input
     assert torch.allclose(fused.liger()[name](*inputs), expected, atol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_short_kernels_are_timed_without_their_host() -> None:
+    bench = Bench("cuda", True, 0.1)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.randn(1024, device="cuda", requires_grad=True)
+        y = torch.tanh(x)
+        backward = partial(torch.autograd.grad, y, x, torch.ones_like(y), retain_graph=True)
+        assert bench.time([backward]).seconds < 0.5 * bench.time([backward], host=True).seconds
