@@ -29,7 +29,7 @@ from sim.inputs.scenario import Scenario
 from sim.layout.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Signature, bucket_sizes
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, is_legal, layouts_of, overlaps, scenario_of
-from sim.layout.memory_bound import forwards_first, stage_bytes
+from sim.layout.memory_bound import forwards_first, searched_forwards, stage_bytes
 from sim.layout.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
 from sim.memory import states
 from sim.program import Phase
@@ -130,11 +130,23 @@ class GridSearch:
             if not self.space.training.activation_offload:
                 m = self.space.training.global_batch_size // (x.micro_batch_size * x.dp)
                 count = forwards_first(x.schedule, x.pp, x.virtual_stages, m)
+                if x.schedule == "zb_search":
+                    count[0] = self._searched_forwards(x, blocks, form, stages, m)
                 many = np.bincount(form.rank_of_stage, count * saved, form.ranks)
                 single = np.maximum(single, many + _extreme(form, backward, np.minimum))
             self._memo[key] = single
         kept: Floats = self._memo[key]
         return kept
+
+    def _searched_forwards(self, x: Layout, blocks: Blocks, form: Form, stages: list[Signature], m: int) -> float:
+        """Of rank 0, before its first backward; 1 where its forward's longest time is not known."""
+        p, dp, prices = self.space.base.parallelism, self.prices.dp(x.zero), self.prices
+        if not prices.alike or (p.p2p_scatter and x.tp > 1 and not x.sp):
+            return 1.0
+        gathers = [prices.comms_s(blocks.sorts[s].gathers(dp)) for s in stages[0]] if x.zero == 3 and dp.reshard else []
+        waits_s = sum(gathers) * (1.0 + prices.costs.collective_sm_share)  # and what computing beside them takes longer
+        t = self._alone(x, blocks, form, stages)
+        return searched_forwards(p.schedule_memory, m, t.forward, t.input_grad, waits_s)
 
     def _stage(self, blocks: Blocks, dp: DataParallel, sorts: Signature) -> Stage:
         offload = self.space.training.activation_offload

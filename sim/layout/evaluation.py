@@ -85,7 +85,7 @@ class _Shared(NamedTuple):
 @lru_cache(maxsize=KEPT)
 def _kept(packed: bytes, way: Layout) -> _Shared:
     """That of a way to run layers; layouts next to each other often have the same."""
-    return _Shared(Kept(), {})
+    return _Shared(Kept(), Known())
 
 
 def _evaluate(

@@ -113,6 +113,11 @@ class GridPrices:
         per_stage = len(self.plan.classes) // self.grid.pp
         return sorted({0, per_stage - 1})
 
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks of a stage do the same, and all stages lie alike on nodes."""
+        return self.lanes == [0] and len(self._places) == 1
+
     def _distinct_places(self) -> list[int]:
         """Ranks of stages that lie differently on nodes, domains and leaves."""
         cluster = self.plan.scenario.cluster

@@ -1,42 +1,37 @@
-"""A step's time at the least, from the compiled programs of its actions, without a graph of tasks.
+"""A step's time at the least, from the programs of its actions, without a graph of tasks.
 
-Between two actions a rank is where three times are: T, when what it has done is done; A, when what its next action
-waits for from elsewhere is there; D, when its data-parallel stream is free. What an action makes of them is linear over
-(max, +): T' = max(T + a, A + b, D + c), and likewise D', with six numbers that are computed once for each program
-(Baccelli et al. 1992, Synchronization and Linearity, chapter 2). So an action takes a few additions, whatever it
-consists of.
-
-Everything that this walk waits for the simulation waits for, too, and takes the same seconds, so its end is never later
-than the simulated one, but for the rounding of sums. Left out: receivers of blocking messages that are late, ranks that
-wait for others in a collective, links that are shared.
+All action lists are walked; each action takes what `program_times` makes of its rank's times. Everything that this walk
+waits for the simulation waits for, too, and takes the same seconds, so its end is never later than the simulated one,
+but for the rounding of sums. Left out: receivers of blocking messages that are late, ranks that wait for others in a
+collective, links that are shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+from sim.actions import Kind
 from sim.faults import jitter_of
 from sim.graph.build import Build, steps_of
-from sim.graph.data_parallel import DP
+from sim.graph.messages import Wire
 from sim.graph.stages import epilogue
-from sim.graph.template import COMPUTE, Template
-from sim.graph.uses import Step, Use
+from sim.graph.template import Price, Priced
+from sim.graph.uses import Step
+from sim.layout.program_times import NONE, Timed, ends_s, timed, timed_template
+from sim.program import Comm, Compute, Program
 from sim.simulation import Prepared
 
-NEVER = float("-inf")
-NONE: Mapping[str, float] = {}
+Ends = tuple[tuple[int, Wire], ...]
 
 
-class Linear(NamedTuple):
-    """What a program makes of T, A and D: a row of three for each of T' and D'."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What is worked out already, by what decides it; the programs that it came from, and prices of their items."""
 
-    done_after_done: float
-    done_after_input: float
-    done_after_stream: float
-    stream_after_done: float
-    stream_after_input: float
-    stream_after_stream: float
+    times: dict[tuple[object, ...], Timed] = field(default_factory=dict)
+    prices: dict[tuple[object, ...], Priced] = field(default_factory=dict)
+    programs: dict[tuple[object, ...], list[tuple[Program, Timed]]] = field(default_factory=dict)
 
 
 class _Rank:
@@ -48,15 +43,12 @@ class _Rank:
         self.index = index
         self.done_s = self.stream_s = self.held_s = 0.0
         self.channels_s: dict[str, float] = {}
-        self.handles_s: dict[tuple[int, str], float] = {}  # gathers of the prologue, by stage
-
-
-Known = dict[Template, Linear | None]  # None: it waits for gathers of the step's beginning
+        self.handles_s: dict[int, dict[str, float]] = {}  # gathers of the prologue, by stage
 
 
 def least_step_s(step: Prepared, known: Known) -> float:
-    """Seconds that a step takes at the least; `known`: programs worked out before. 0 if its lists never end, or with
-    jitter, which may be any."""
+    """Seconds that a step takes at the least; `known`: what steps share that differ in their schedule alone. 0 if its
+    lists never end, or with jitter, which may be any."""
     if jitter_of(step.plan.scenario, 0) is not None:
         return 0.0
     return _Walk(step, known).run()
@@ -67,7 +59,9 @@ class _Walk:
 
     def __init__(self, step: Prepared, known: Known) -> None:
         self.plan, self.schedule, self.stages, self.known = step.plan, step.schedule, step.stages, known
-        self.uses = Build(step.plan, step.schedule, step.pricing, step.stages, False, None, step.kept).uses
+        self.pricing = step.pricing
+        build = Build(step.plan, step.schedule, step.pricing, step.stages, False, None, step.kept)
+        self.uses, self.messages = build.uses, build.messages
         p = step.plan.scenario.parallelism
         self.blocking, self.pair = not p.p2p_overlap, p.ep_overlap
         lanes = step.plan.lanes
@@ -91,42 +85,32 @@ class _Walk:
         """One class of ranks; gives the messages that it waits for."""
         held, pipeline_rank = self.stages[rank.index], self.plan.classes[rank.index].pipeline_rank
         for stage, what in held.items():
-            template = self.uses.once(rank.index, ("prologue", id(what)), what.prologue)
-            ends = _ends(template, rank.done_s, rank.held_s, rank.stream_s, {})
-            rank.handles_s |= {(stage, handle): ends[i] for handle, i in template.open}
+            early = self._timed(rank, ("prologue", id(what)), what.prologue)
+            ends = ends_s(early.tasks, rank.done_s, rank.held_s, rank.stream_s, {})
+            rank.handles_s[stage] = {handle: ends[i] for handle, i in early.open.items()}
             rank.stream_s = max([rank.stream_s, *ends])
-        steps = steps_of(self.schedule.ranks[pipeline_rank], self.pair)
-        for actions, use in zip(steps, self.uses.of(rank.index, steps), strict=True):
+        found: dict[tuple[object, ...], tuple[Timed, Ends, Ends]] = {}
+        for actions in steps_of(self.schedule.ranks[pipeline_rank], self.pair):
+            key = tuple([a if a in self.uses.ends else a[:2] for a in actions])
+            if key not in found:
+                found[key] = self._of(rank, actions)
+            program, inputs, outputs = found[key]
             input_s = rank.held_s
-            for i, wire in use.inputs:
-                key = wire.first_key + actions[i].micro_batch
-                while key not in self.arrived_s:
-                    yield key
-                input_s = max(input_s, self.arrived_s[key])
-            self._act(rank, use.template, actions[0].stage, input_s)
-            self._send(rank, use, actions)
-        stages, p = tuple(held.values()), self.plan.scenario.parallelism
-        tied = self.plan.scenario.model.tied_embeddings and p.pp > 1 and pipeline_rank in (0, p.pp - 1)
-        last = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
-        template = self.uses.once(rank.index, last, lambda: epilogue(stages, self.plan, tied))
-        self._act(rank, template, -1, max(rank.held_s, rank.stream_s))
+            for i, wire in inputs:
+                message = wire.first_key + actions[i].micro_batch
+                while message not in self.arrived_s:
+                    yield message
+                input_s = max(input_s, self.arrived_s[message])
+            handles_s = rank.handles_s.get(actions[0].stage, NONE)
+            rank.done_s, rank.stream_s = program.outcome(rank.done_s, input_s, rank.stream_s, handles_s)
+            if outputs:
+                self._send(rank, actions, outputs)
+        rank.held_s = max(rank.held_s, rank.stream_s)
+        rank.done_s, rank.stream_s = self._last(rank).outcome(rank.done_s, rank.held_s, rank.stream_s)
 
-    def _act(self, rank: _Rank, template: Template, stage: int, input_s: float) -> None:
-        """Put a program at the end of what the rank does."""
-        t, d, known = rank.done_s, rank.stream_s, self.known
-        if template not in known:
-            known[template] = None if any(task.external for task in template.tasks) else linear(template)
-        x = known[template]
-        if x is None:
-            here = {h: s for (number, h), s in rank.handles_s.items() if number == stage}
-            rank.done_s, rank.stream_s = _outcome(template, t, input_s, d, here)
-            return
-        rank.done_s = max(t + x.done_after_done, input_s + x.done_after_input, d + x.done_after_stream)
-        rank.stream_s = max(t + x.stream_after_done, input_s + x.stream_after_input, d + x.stream_after_stream)
-
-    def _send(self, rank: _Rank, use: Use, actions: Step) -> None:
+    def _send(self, rank: _Rank, actions: Step, outputs: Ends) -> None:
         """Send the results of an action; a channel carries one message after the other."""
-        for i, wire in use.outputs:
+        for i, wire in outputs:
             key = wire.first_key + actions[i].micro_batch
             sent_s = max(rank.done_s, rank.channels_s.get(wire.queue, 0.0)) + wire.seconds
             rank.channels_s[wire.queue] = self.arrived_s[key] = sent_s
@@ -134,40 +118,58 @@ class _Walk:
             if self.blocking:
                 rank.held_s = sent_s
 
+    def _of(self, rank: _Rank, actions: Step) -> tuple[Timed, Ends, Ends]:
+        """An action's program, and the messages before and after it."""
+        if len(actions) > 1:
+            (use,) = self.uses.of(rank.index, [actions])
+            return timed_template(use.template), use.inputs, use.outputs
+        action, lane = actions[0], rank.index % self.plan.lanes
+        stage, ends = self.stages[rank.index][action.stage], action in self.uses.ends
+        need, give = (of(action.stage, action.kind) for of in (self.messages.needed_by, self.messages.result_of))
 
-def linear(template: Template) -> Linear:
-    """A program's numbers: what it makes of one of the three times, the others being long past."""
-    alone = ((0.0, NEVER, NEVER), (NEVER, 0.0, NEVER), (NEVER, NEVER, 0.0))
-    columns = [_outcome(template, *times) for times in alone]
-    return Linear(*(done_s for done_s, _ in columns), *(stream_s for _, stream_s in columns))
+        def program() -> Program:
+            if action.kind is Kind.F:
+                return stage.forward(ends, need is not None)
+            return stage.backward(action.kind, ends, need is not None)
 
+        return (
+            self._timed(rank, (id(stage), action.kind, ends, need is None), program, (id(stage), action.kind)),
+            ((0, self.messages.wire(lane, need)),) if need else (),
+            ((0, self.messages.wire(lane, give)),) if give else (),
+        )
 
-def _outcome(
-    template: Template, done_s: float, input_s: float, stream_s: float, handles_s: Mapping[str, float] = NONE
-) -> tuple[float, float]:
-    """T' and D'."""
-    ends = _ends(template, done_s, input_s, stream_s, handles_s)
-    last = {task.stream: end for task, end in zip(template.tasks, ends, strict=True)}
-    before_s = done_s if ends else max(done_s, input_s)  # an empty stage passes its input on
-    return max([last.get(COMPUTE, before_s), *(ends[i] for i in template.tail)]), last.get(DP, stream_s)
+    def _last(self, rank: _Rank) -> Timed:
+        """What a rank's step ends with."""
+        stages, p = tuple(self.stages[rank.index].values()), self.plan.scenario.parallelism
+        ends = self.plan.classes[rank.index].pipeline_rank in (0, p.pp - 1)
+        tied = self.plan.scenario.model.tied_embeddings and p.pp > 1 and ends
+        key = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
+        return self._timed(rank, key, lambda: epilogue(stages, self.plan, tied))
 
+    def _timed(
+        self, rank: _Rank, key: tuple[object, ...], program: Callable[[], Program], like: tuple[object, ...] = ()
+    ) -> Timed:
+        """A program's times; those that are `like` it often are the same."""
+        number = self.plan.classes[rank.index].rank
+        context = self.pricing.context(number)
+        if (context, *key) not in self.known.times:
+            made, alike = program(), self.known.programs.setdefault((context, *like), [])
+            found = next((times for before, times in alike if before == made), None)
+            if found is None:
+                found = timed(made, self._price(number))
+                alike += [(made, found)] if like else []
+            self.known.times[context, *key] = found
+        return self.known.times[context, *key]
 
-def _ends(
-    template: Template, done_s: float, input_s: float, stream_s: float, handles_s: Mapping[str, float]
-) -> list[float]:
-    """Ends of a program's tasks, as `Build` places them one by one."""
-    ends: list[float] = []
-    free = {DP: stream_s}
-    rooted: set[int] = set()
-    for i, (stream, _, seconds, deps, external, _, _) in enumerate(template.tasks):
-        begin = max([ends[d] for d in deps]) if deps else done_s
-        for handle in external:
-            begin = max(begin, handles_s.get(handle, NEVER))
-        if stream != DP:
-            if input_s > begin and rooted.isdisjoint(deps):
-                begin = input_s
-            rooted.add(i)
-        queued_s = free.get(stream, NEVER)
-        free[stream] = end = (queued_s if queued_s > begin else begin) + seconds
-        ends.append(end)
-    return ends
+    def _price(self, number: int) -> Price:
+        """The prices that hold on a rank."""
+        price, known, context = self.pricing.on(number), self.known.prices, self.pricing.context(number)
+
+        def kept(item: Compute | Comm) -> Priced:
+            key = (context, item) if isinstance(item, Compute) else (context, item.kind, item.group, item.bytes)
+            found = known.get(key)
+            if found is None:
+                found = known[key] = price(item)
+            return found
+
+        return kept

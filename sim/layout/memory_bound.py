@@ -55,3 +55,16 @@ def forwards_first(schedule: str, p: int, v: int, m: int) -> Floats:
         down = np.where(r < half, near, far)
         return np.concatenate([down, down]).astype(float)  # stage p + i is on rank p − 1 − i, which mirrors rank i
     return np.concatenate([near, far[::-1]]).astype(float)
+
+
+def searched_forwards(memory: float, m: int, forward_s: Floats, input_grad_s: Floats, waits_s: float) -> float:
+    """Forwards that rank 0 runs before its first backward in all lists that `zb_search` chooses from, at the least.
+
+    The handcrafted ones begin with as many as its limit and p allow. Its greedy ones go on with forwards until they
+    know when a backward will come: not before one forward of every rank and the input gradients of ranks 2 and up.
+    Seconds are the least of each rank; rank 0's forward takes up to `waits_s` more. Where that may be too long, 1.
+    """
+    count = min(len(forward_s), int(memory * len(forward_s) + 1e-9))
+    known_s = float(forward_s.sum() + input_grad_s[2:].sum())
+    early = (count - 1) * (float(forward_s[0]) + waits_s) < known_s * (1 - 1e-9)
+    return float(min(m, count)) if early else 1.0

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from sim import schedules
 from sim.actions import Kind, parts
 from sim.command import bad_input_exits
 from sim.errors import InputError
+from sim.graph.stages import epilogue
+from sim.graph.template import compile_program
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.layout.best_first import BestFirst, Found, pareto
@@ -26,13 +29,15 @@ from sim.layout.evaluation import Outcome, evaluate, pack
 from sim.layout.executors import Workers, local_workers
 from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space, scenario_of
-from sim.layout.least_time import least_step_s
-from sim.layout.memory_bound import forwards_first
+from sim.layout.least_time import Known, least_step_s
+from sim.layout.memory_bound import forwards_first, searched_forwards
+from sim.layout.program_times import ends_s, timed, timed_template
 from sim.prices.costs import Costs
 from sim.prices.profile import load_profile
 from sim.search import main, run_search
 from sim.simulation import prepare, simulate
 from topology.network import Network
+from topology.spec import GpuSpec
 
 GPT: dict[str, Any] = {
     "layers": 4,
@@ -93,6 +98,10 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 @cache
 def space_of(variant: int, gpus: int | None = None) -> Space:
     return make_space(merge(BASE, VARIANTS[variant]), gpus, "test")
+
+
+def gpu_spec(variant: int) -> GpuSpec:
+    return space_of(variant).base.cluster.gpu
 
 
 @cache
@@ -197,7 +206,7 @@ def check_bounds(variant: int, x: Layout) -> None:
     search = bounds_of(variant, Grid(x.tp, x.cp, x.pp, x.dp, x.ep))
     step = prepare(scenario_of(space_of(variant), x), search.prices.costs)
     simulation = step.run()
-    assert least_step_s(step, {}) * ROUNDING <= step.run(share_links=False).step_time_s
+    assert least_step_s(step, Known()) * ROUNDING <= step.run(share_links=False).step_time_s
     peak = max(float(c.total.max()) for c in simulation.memory)
     assert search.work_bound_s(x) <= simulation.step_time_s
     assert search.bound_s(x) <= simulation.step_time_s
@@ -241,6 +250,40 @@ def test_bound_is_exact_for_even_1f1b() -> None:
     assert 0.97 * simulated < search.bound_s(x) <= simulated
 
 
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_times_of_programs_are_those_of_compiling_them(variant: int) -> None:
+    layouts = [x for x in legal_layouts(variant) if x.schedule in ("1f1b", "zb_h1")]
+    for x in layouts[:: len(layouts) // 8]:
+        step = prepare(scenario_of(space_of(variant), x), Costs(load_profile("h100-sxm"), gpu_spec(variant)))
+        price = step.pricing.on(0)
+        (stage, *_) = step.stages[0].values()
+        programs = [stage.forward(True, False), *(stage.backward(k, True, True) for k in (Kind.B, Kind.I, Kind.W))]
+        for program in (*programs, stage.prologue(), epilogue((stage,), step.plan, False)):
+            own, template = timed(program, price), compile_program(program, price)
+            whole = timed_template(template)
+            assert [(t.stream, t.deps, t.external) for t in own.tasks] == [(t[0], t[3], t[4]) for t in template.tasks]
+            assert [t.seconds for t in own.tasks] == pytest.approx([t.seconds for t in template.tasks], rel=1e-12)
+            assert (own.tail, tuple(own.open.items())) == (template.tail, template.open)
+            assert own.outcome(3.0, 5.0, 7.0) == pytest.approx(whole.outcome(3.0, 5.0, 7.0), rel=1e-12)
+            ends = ends_s(own.tasks, 3.0, 5.0, 7.0, {})
+            if own.tasks:
+                assert own.outcome(3.0, 5.0, 7.0)[1] == pytest.approx(
+                    max([7.0, *(e for t, e in zip(own.tasks, ends, strict=True) if t.stream == "dp")]), rel=1e-12
+                )
+
+
+def test_searched_schedule_fills_its_first_rank() -> None:
+    """As many forwards as its limit before the first backward, where a forward does not take longer than the rest."""
+    for p, m, memory, first_s in itertools.product((2, 4, 7), (1, 3, 16), (0.5, 1.0, 1.7), (0.5, 1.0, 1.2, 6.0, 60.0)):
+        forward, backward = (first_s, *[1.0] * (p - 1)), (1.1 * first_s, *[1.1] * (p - 1))
+        times = schedules.UnitTimes(forward, backward, 0.9, 0.01)
+        entries = schedules.build("zb_search", p, m, None, times, memory).ranks[0]
+        first = next(i for i, a in enumerate(entries) if a.kind is not Kind.F)
+        known = searched_forwards(memory, m, np.array(forward), np.array(backward), 0.0)
+        assert known <= first
+        assert first_s > 1.2 or known == min(m, p, int(memory * p))
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_h1", "zb_v", "dualpipe", "dualpipe_v"])
 def test_least_time_is_the_time_where_messages_overlap(name: str, zero: int) -> None:
@@ -252,7 +295,7 @@ def test_least_time_is_the_time_where_messages_overlap(name: str, zero: int) -> 
     )
     step = prepare(scenario_of(space, x), Costs(load_profile("h100-sxm"), space.base.cluster.gpu))
     share = 1e-9 if name != "dualpipe" else 0.01
-    alone_s, known = step.run(share_links=False).step_time_s, {}
+    alone_s, known = step.run(share_links=False).step_time_s, Known()
     assert least_step_s(step, known) == pytest.approx(alone_s, rel=share)
     assert least_step_s(step, known) == pytest.approx(alone_s, rel=share)  # its programs being known
 
