@@ -55,10 +55,10 @@ def host(bench: Bench) -> list[Record]:
         x.backward()
 
     issued = kernels(scenario)
-    operator_s = bench.time([micro_batch], host=True).seconds / issued
+    operator_s = bench.time([micro_batch]).seconds / issued
     step = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=1e-4, fused=True).step
     of = f"a GPT of {LAYERS} layers, {model.hidden} wide"
     return [
         Constant("host_operator_s", operator_s, f"forward and backward of {of}, by the {issued} kernels simulated"),
-        Constant("host_step_s", bench.time([step], host=True).seconds, f"fused AdamW over {of}"),
+        Constant("host_step_s", bench.time([step]).seconds, f"fused AdamW over {of}"),
     ]

@@ -151,8 +151,8 @@ def _host(bench: Bench) -> list[Record]:
 def _launch(bench: Bench) -> list[Record]:
     """Time of an operator that computes next to nothing.
 
-    On a CPU the core that dispatches is the one that computes, so this gap follows every operator. A GPU's host runs
-    ahead: there this is the shortest time from one queued kernel to the next, and `calibrate.host` tells the host's.
+    On a CPU the core that dispatches is the one that computes, so this gap follows every operator; a GPU's
+    host runs ahead, and this is the shortest time from one launch to the next.
     """
     x = _random(bench, "fp32", 8).requires_grad_()
     linear = torch.nn.Linear(8, 8, device=bench.device)
@@ -160,16 +160,16 @@ def _launch(bench: Bench) -> list[Record]:
     out, ones = linear(rows), _random(bench, "fp32", 8, 8)
     inputs = (rows, *linear.parameters())
     add = bench.time([partial(torch.add, x, x)]).seconds
-    forward = bench.time([partial(linear, rows)], host=True).seconds
+    forward = bench.time([partial(linear, rows)]).seconds
     grad = partial(torch.autograd.grad, out, inputs, ones, retain_graph=True)
     records: list[Record] = [
         Constant("linear_forward_overhead_s", forward, "torch.nn.Linear of 8 x 8, forward with autograd"),
-        Constant("linear_backward_overhead_s", bench.time([grad], host=True).seconds, "its backward"),
+        Constant("linear_backward_overhead_s", bench.time([grad]).seconds, "its backward"),
     ]
     if bench.device == "cpu":
         records.append(Constant("launch_overhead_s", 0.0, "a CPU does not queue kernels: see kernel_gap_s"))
         return [*records, Constant("kernel_gap_s", add, "torch.add of 8 elements, recorded by autograd")]
-    return [*records, Constant("launch_overhead_s", add, "torch.add of 8 elements, replayed from a CUDA graph")]
+    return [*records, Constant("launch_overhead_s", add, "torch.add of 8 elements, recorded by autograd")]
 
 
 def _random(bench: Bench, dtype: str, *shape: int) -> Tensor:

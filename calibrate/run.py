@@ -95,8 +95,6 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
 
     if device == "cpu":
         torch.set_num_threads(1)
-    else:
-        torch.cuda.set_stream(torch.cuda.Stream())  # short kernels are captured, which the default stream forbids
     torch.manual_seed(0)
     facts = {
         "hardware": machine.hardware(device), "software": machine.software(device),
