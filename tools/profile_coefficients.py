@@ -68,6 +68,7 @@ NEWER_HOST: Coefficients = {
     "host_step_s": (1e-3, _UNMEASURED),
     "unaligned_matmul_slowdown": (2.0, _HOST),
 }
+_SUMS = "1: dK and dV of query heads that share a key head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
 A100_FLASH = (
     _flash("attention", (0.345, 0.341, 0), 82, 0.873, _TRITON)
     | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
@@ -75,6 +76,7 @@ A100_FLASH = (
 )
 H100_FLASH = (
     _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
+    | {"attention_group_sums": (1.0, _SUMS)}
     | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
     | _flash("flash3", (0.51, 0.698, 0.791), 283, 0.85, _FLASH)
     | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)

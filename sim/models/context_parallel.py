@@ -29,7 +29,8 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Part
     if p.cp_method == "all_to_all":
         return _all_to_all(d, own)
     if p.cp_method == "all_gather":
-        return _all_gather(d, own, gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split))
+        blocks = gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split)
+        return _all_gather(d, own, blocks, p.cp_split != "contiguous")
     return _ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split))
 
 
@@ -145,19 +146,27 @@ def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple
     return (*items, Wait(f"ring_dkv{last}", I))
 
 
-def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...]) -> Part:
+def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...], reorder: bool) -> Part:
     """Keys and values of all ranks gathered before the kernels, again for backward, whose dK, dV are
     reduce-scattered.
+
+    `reorder`: what is gathered lies by ranks and is copied into the sequence's order, gradients back (Transformer
+    Engine, `AttnFuncWithCPAndKVAllGather`). Of several kernels each one's dK, dV join the sum.
     """
     size = kv_bytes(d, own) * d.cp
-    forward = [collective("kv_gather", "all_gather", size, F, group="cp")]
-    backward = [collective("kv_regather", "all_gather", size, I, group="cp")]
-    f_items: list[Item] = [*forward]
-    b_items: list[Item] = [*backward]
+
+    def copied(name: str, phase: Phase) -> list[Item]:
+        return [memory_op(name, phase, "copy", size / d.act_bytes, 2 * size, d.act, 2)] if reorder else []
+
+    f_items: list[Item] = [collective("kv_gather", "all_gather", size, F, group="cp"), *copied("kv_reorder", F)]
+    b_items: list[Item] = [collective("kv_regather", "all_gather", size, I, group="cp"), *copied("kv_reorder", I)]
     for i, block in enumerate(blocks):
         f_items += core_forward(d, block, f"attention{i}")
         b_items += core_backward(d, block, f"attention_backward{i}")
-    b_items.append(collective("dkv_scatter", "reduce_scatter", size, I, group="cp"))
+        if len(blocks) > 1:
+            n, moved = kv_bytes(d, block) / d.act_bytes, 3 * kv_bytes(d, block)
+            b_items.append(memory_op(f"attention_dkv_sum{i}", I, "elementwise", n, moved, d.act, 2))
+    b_items += [*copied("dkv_reorder", I), collective("dkv_scatter", "reduce_scatter", size, I, group="cp")]
     part = core_part(d, own, blocks, tuple(f_items), tuple(b_items))
     return replace(
         part, forward_bytes=part.forward_bytes + size, backward_bytes=part.backward_bytes + 2 * size

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
+from sim.dtypes import dtype_bytes
 from sim.program import Compute
 from topology.spec import GpuSpec
 
@@ -48,7 +49,20 @@ def flash_seconds(
     work_s = op.flops * (1.0 + TILE / kv_len * bool(causal)) * ramp / flops_per_s
     tail_s = passes * 2.0 * min(rows, q_len) * kv_len * (d + dv) / (flops_per_s / gpu.sm_count)
     x = coefficient(f"{prefix}_overlap", OVERLAP)
-    return LAUNCH_S + float((work_s**x + tail_s**x) ** (1.0 / x))
+    return LAUNCH_S + float((work_s**x + tail_s**x) ** (1.0 / x)) + _group_sums_s(op, gpu, prefix, coefficient)
+
+
+def _group_sums_s(op: Compute, gpu: GpuSpec, prefix: str, coefficient: Callable[[str, float], float]) -> float:
+    """Summing dK and dV over the query heads that share a key head, where the kernel leaves one for each query head.
+
+    FlashAttention-2 does (csrc/flash_attn/flash_api.cpp, `mha_bwd`: `dk_expanded`, `at::sum_out`); with
+    `..._group_sums` 0 the kernel does it inside.
+    """
+    batch, heads, kv_heads, _, kv_len, d, dv, _ = op.shape
+    if op.kind != "attention_backward" or heads == kv_heads or not coefficient(f"{prefix}_group_sums", 0.0):
+        return 0.0
+    moved = dtype_bytes(op.dtype) * batch * kv_len * (d + dv) * (heads + kv_heads)
+    return moved / (gpu.memory_bandwidth_bytes_per_s * coefficient("memory_efficiency", 1.0))
 
 
 def _at_size(prefix: str, head_dim: float, coefficient: Callable[[str, float], float]) -> float:

@@ -148,6 +148,24 @@ def test_fused_attention_waves_and_length() -> None:
     assert flash_seconds(op, GPUS["h100-sxm"], 1e15, lambda name, default: default) is None
 
 
+def test_grouped_queries_sums_are_a_pass_over_gradients_of_all_query_heads() -> None:
+    def seconds(kv_heads: int, kind: str, sums: float) -> float:
+        values = {"attention_efficiency_128": 0.5, "attention_group_sums": sums, "memory_efficiency": 0.8}
+        shape = (2, 16, kv_heads, 1024, 65536, 128, 128, 1)
+        op = Compute("attention", kind, shape, "bf16", shape_flops(kind, shape), 0.0, Phase.FORWARD)
+        found = flash_seconds(op, GPUS["h100-sxm"], 1e15, lambda name, default: values.get(name, default))
+        assert found is not None
+        return found
+
+    bandwidth = 0.8 * GPUS["h100-sxm"].memory_bandwidth_bytes_per_s
+    more = seconds(1, "attention_backward", 1.0) - seconds(1, "attention_backward", 0.0)
+    assert more == pytest.approx(2 * 65536 * 256 * 17 * 2 / bandwidth)  # 16 heads read, one written, 2 bytes each
+    assert seconds(16, "attention_backward", 1.0) == seconds(16, "attention_backward", 0.0)
+    assert seconds(1, "attention_forward", 1.0) == seconds(1, "attention_forward", 0.0)
+    assert "attention_group_sums" in load_profile("h100-sxm").coefficients
+    assert "attention_group_sums" not in load_profile("b200-sxm").coefficients  # cuDNN sums inside, measured so
+
+
 @pytest.mark.parametrize("gpu", ["a100", "h100"])
 @pytest.mark.parametrize("length", [4096, 8192])
 def test_attention_of_few_heads_loses_as_much_as_it_does_where_it_was_measured(gpu: str, length: int) -> None:

@@ -86,6 +86,23 @@ def test_gathered_keys():
     assert comm_bytes(block.backward, "cp") == 8 * KV
 
 
+def test_gathered_keys_are_put_into_the_sequence_s_order():
+    """Gathered keys and values lie by ranks: read and written once more, but for contiguous pieces, of which a rank has
+    one. Of zigzag's two kernels each adds its dK, dV of the keys it saw: (1 + 8) / 8 of them all on rank 0 of 4.
+    """
+
+    def copies(split: str) -> dict[str, float]:
+        block = layer_block(make(LLAMA, {"seq_len": 1024}, cp=4, cp_method="all_gather", cp_split=split), 0)
+        items = [i for i in (*block.forward, *block.backward) if isinstance(i, Compute)]
+        return {i.name: i.bytes for i in items if "reorder" in i.name or "dkv_sum" in i.name}
+
+    assert copies("contiguous") == {}
+    assert copies("striped") == {"kv_reorder": 8 * KV, "dkv_reorder": 8 * KV}
+    zigzag = copies("zigzag")
+    assert zigzag.pop("kv_reorder") == zigzag.pop("dkv_reorder") == 8 * KV
+    assert sum(zigzag.values()) == 3 * 4 * KV * 9 / 8
+
+
 def test_heads_for_tokens():
     """Ulysses: q, k, v, o each way; key and value heads repeated where a rank would get none."""
     block = layer_block(make(LLAMA, {"seq_len": 1024}, cp=4, cp_method="all_to_all"), 0)
