@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import cached_property
 
 from sim.actions import Kind
 from sim.folding import expert_rank
@@ -28,8 +27,6 @@ class Blocks:
 
     def __init__(self, scenario: Scenario, prices: GridPrices, lane: int) -> None:
         plan, p = prices.plan, scenario.parallelism
-        dp = prices.dp(p.zero)
-        gathers = dp if p.zero == 3 and dp.reshard else None
         self.prices, self.scenario = prices, scenario
         shard = _shard(prices, lane)
         paired = p.ep_overlap and p.schedule.startswith("dualpipe")
@@ -39,28 +36,30 @@ class Blocks:
         for layer in range(scenario.model.layers):
             sort = numbers.setdefault(layer_sort(scenario, layer), len(numbers))
             if sort not in self.sorts:
-                self.sorts[sort] = Sort(layer_block(scenario, layer, shard), prices, paired, gathers)
+                self.sorts[sort] = Sort(layer_block(scenario, layer, shard), prices, paired)
             order.append(sort)
         self.order = tuple(order)
-        self.sorts[EMBEDDING] = Sort(embedding_block(scenario, shard), prices, paired, gathers)
-        self.sorts[HEAD] = Sort(head_block(scenario, shard), prices, paired, gathers)
+        self.sorts[EMBEDDING] = Sort(embedding_block(scenario, shard), prices, paired)
+        self.sorts[HEAD] = Sort(head_block(scenario, shard), prices, paired)
         if scenario.model.mtp_layers:
-            self.sorts[MTP] = Sort(mtp_block(scenario, shard), prices, paired, gathers)
+            self.sorts[MTP] = Sort(mtp_block(scenario, shard), prices, paired)
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
-        self._seconds: dict[tuple[Kind, Signature], float] = {}
+        self._seconds: dict[tuple[Kind, Signature, bool], float] = {}
+        self._works: dict[bool, float] = {}
 
-    @cached_property
-    def work_s(self) -> float:
+    def work_s(self, gathered: bool) -> float:
         """Forward and backward of all blocks at the least, whichever way backward runs."""
-        counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: self.scenario.model.mtp_layers, **Counter(self.order)})
-        return sum(n * self.sorts[sort].work_s for sort, n in counts.items() if n)
+        if gathered not in self._works:
+            counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: self.scenario.model.mtp_layers, **Counter(self.order)})
+            self._works[gathered] = sum(n * self.sorts[sort].work_s(gathered) for sort, n in counts.items() if n)
+        return self._works[gathered]
 
-    def action_s(self, kind: Kind, stage: Signature) -> float:
+    def action_s(self, kind: Kind, stage: Signature, gathered: bool) -> float:
         """Seconds of an action of a stage: its blocks one after the other."""
-        key = (kind, stage)
+        key = (kind, stage, gathered)
         found = self._seconds.get(key)
         if found is None:
-            found = self._seconds[key] = sum(self.sorts[s].action_s(kind) for s in stage)
+            found = self._seconds[key] = sum(self.sorts[s].action_s(kind, gathered) for s in stage)
         return found
 
     def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
@@ -78,7 +77,7 @@ class Blocks:
             here = arrived
             if i + 1 < len(blocks):
                 stream = max(stream, done) + gathers[i + 1]
-            done = max(done, here) + block.action_s(kind)
+            done = max(done, here) + block.action_s(kind, True)
             arrived = stream
             if reduces:
                 stream = max(stream, done) + self.prices.comms_s(

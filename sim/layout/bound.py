@@ -122,7 +122,8 @@ class GridSearch:
 
     def activation_bytes(self, x: Layout, blocks: Blocks, form: Form, stages: list[Signature]) -> Floats:
         """What the forwards before a rank's first backward keep, or one micro-batch of any of its stages."""
-        key = ("activations", id(blocks), x.schedule, x.virtual_stages)
+        searched = x.schedule == "zb_search"  # whose lists depend on seconds
+        key = ("activations", id(blocks), x.schedule, x.virtual_stages, searched and self._gathered(x))
         if key not in self._memo:
             sizes = [self._stage_bytes(blocks, s) for s in stages]
             saved, forward, backward = (np.array([s[i] for s in sizes]) for i in range(3))
@@ -130,7 +131,7 @@ class GridSearch:
             if not self.space.training.activation_offload:
                 m = self.space.training.global_batch_size // (x.micro_batch_size * x.dp)
                 count = forwards_first(x.schedule, x.pp, x.virtual_stages, m)
-                if x.schedule == "zb_search":
+                if searched:
                     count[0] = self._searched_forwards(x, blocks, form, stages, m)
                 many = np.bincount(form.rank_of_stage, count * saved, form.ranks)
                 single = np.maximum(single, many + _extreme(form, backward, np.minimum))
@@ -143,7 +144,7 @@ class GridSearch:
         p, dp, prices = self.space.base.parallelism, self.prices.dp(x.zero), self.prices
         if not prices.alike or (p.p2p_scatter and x.tp > 1 and not x.sp):
             return 1.0
-        gathers = [prices.comms_s(blocks.sorts[s].gathers(dp)) for s in stages[0]] if x.zero == 3 and dp.reshard else []
+        gathers = [prices.comms_s(blocks.sorts[s].gathers(dp)) for s in stages[0]] if self._gathered(x) else []
         waits_s = sum(gathers) * (1.0 + prices.costs.collective_sm_share)  # and what computing beside them takes longer
         t = self._alone(x, blocks, form, stages)
         return searched_forwards(p.schedule_memory, m, t.forward, t.input_grad, waits_s)
@@ -165,7 +166,7 @@ class GridSearch:
         """The work of all stages shared evenly by the ranks: a bound for every schedule and ZeRO stage at once."""
         blocks = self.blocks(x)[0]
         m = self.space.training.global_batch_size // (x.micro_batch_size * x.dp)
-        return m * blocks.work_s / x.pp * self.scale * ROUNDING
+        return m * blocks.work_s(self._gathered(x)) / x.pp * self.scale * ROUNDING
 
     def bound_s(self, x: Layout) -> float:
         """Seconds that a step of the layout takes at the least."""
@@ -183,13 +184,15 @@ class GridSearch:
             )
         return bound * self.scale * ROUNDING
 
+    def _gathered(self, x: Layout) -> bool:
+        """Whether every action gathers its parameters."""
+        return x.zero == 3 and self.prices.dp(3).reshard
+
     def stage_seconds(self, x: Layout, blocks: Blocks, form: Form, stages: list[Signature]) -> StageSeconds:
         """Seconds by stage, with what of data parallelism cannot be hidden."""
         dp = self.prices.dp(x.zero)
         alone = self._alone(x, blocks, form, stages)
-        queued, lag = (
-            self._queued(x, blocks, form, stages) if x.zero == 3 and dp.reshard else (alone, np.zeros(len(stages)))
-        )
+        queued, lag = self._queued(x, blocks, form, stages) if self._gathered(x) else (alone, np.zeros(len(stages)))
         exposed, gathered = [], []
         last = alone.weight_grad if form.backward == "split" else alone.backward
         for stage, action_s in zip(stages, last.tolist(), strict=True):
@@ -200,9 +203,11 @@ class GridSearch:
         return StageSeconds(alone, queued, lag, forward, backward, np.array(exposed), np.array(gathered))
 
     def _alone(self, x: Layout, blocks: Blocks, form: Form, stages: list[Signature]) -> Actions:
-        key = ("alone", id(blocks), x.schedule, x.virtual_stages)
+        gathered = self._gathered(x)
+        key = ("alone", id(blocks), x.schedule, x.virtual_stages, gathered)
         if key not in self._memo:
-            self._memo[key] = Actions(*(np.array([blocks.action_s(kind, s) for s in stages]) for kind in KINDS))
+            seconds = (np.array([blocks.action_s(kind, s, gathered) for s in stages]) for kind in KINDS)
+            self._memo[key] = Actions(*seconds)
         kept: Actions = self._memo[key]
         return kept
 
@@ -304,12 +309,13 @@ class GridSearch:
         paired = bool(s.fixed.get("ep_overlap")) and x.schedule.startswith("dualpipe")
         by_stage = s.recomputes[x.recompute].layers is not None
         whole = x.zero < 2 or p.accumulate_unsharded
+        stops_early = x.zero == 3 and s.recomputes[x.recompute].mode == "full"  # see `models.recompute`
         key = (
             x.sp,
             x.micro_batch_size,
             x.recompute,
             whole,
-            x.zero == 3,
+            stops_early,
             paired,
             (x.schedule, x.virtual_stages) if by_stage else None,
         )

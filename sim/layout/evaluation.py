@@ -62,7 +62,8 @@ def bound_grid(packed: bytes, grid: Grid, limit_bytes: float, ceiling_s: float) 
     """Bounds of a mesh's layouts; see `GridSearch.run`."""
     tools = _tools(packed)
     prices = GridPrices(tools.space, grid, tools.costs, tools.network)
-    return GridSearch(tools.space, grid, prices, limit_bytes).run(ceiling_s)
+    with no_collection():
+        return GridSearch(tools.space, grid, prices, limit_bytes).run(ceiling_s)
 
 
 def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceiling_s: float = math.inf) -> Outcome:

@@ -21,57 +21,63 @@ from topology.network import Network
 class Sort:
     """One sort of block: its seconds, computed when first asked for, and its sizes.
 
-    `computes_only`: its messages are hidden by another action's, and its kernels issued among those. `gathers`: data
-    parallelism that gathers its parameters for every action, which are then copied into place.
+    `computes_only`: its messages are hidden by another action's, and its kernels issued among those. `gathered`, here
+    and below: with its parameters gathered for every action (ZeRO-3), what is gathered being copied into place.
     """
 
-    def __init__(self, block: Block, grid: GridPrices, computes_only: bool, gathers: DataParallel | None) -> None:
-        self.block, self._grid, self._computes_only, self._gathers = block, grid, computes_only, gathers
+    def __init__(self, block: Block, grid: GridPrices, computes_only: bool) -> None:
+        self.block, self._grid, self._computes_only = block, grid, computes_only
         self.saved_bytes = sum(s.bytes for s in block.saved)
-        self._actions: dict[Kind, float] = {}
+        self._actions: dict[tuple[Kind, bool], float] = {}
+        self._works: dict[bool, float] = {}
 
-    def action_s(self, kind: Kind) -> float:
+    def action_s(self, kind: Kind, gathered: bool) -> float:
         """Seconds of one micro-batch's action in this block alone, what the device waits for the host included."""
-        found = self._actions.get(kind)
+        found = self._actions.get((kind, gathered))
         if found is None:
-            found = self._actions[kind] = self._seconds(kind)
+            found = self._actions[kind, gathered] = self._seconds(kind, gathered)
         return found
 
-    def _seconds(self, kind: Kind) -> float:
-        program = self._program(kind)
+    def _seconds(self, kind: Kind, gathered: bool) -> float:
+        program = self._program(kind, gathered)
         if self._computes_only:
             return sum(self._grid.price(i).seconds for i in program if isinstance(i, Compute))
         return compile_program(program, self._grid.price).makespan_s
 
-    @cached_property
-    def work_s(self) -> float:
+    def work_s(self, gathered: bool) -> float:
         """A forward and a backward at the least, whole or split, without compiling them: computations, and what holds
         up computing on one stream. Issuing kernels piece by piece waits no less for the host (`together_s` is a norm).
         """
-        total = 0.0
-        for kind in (Kind.F, Kind.B):
-            host_s = device_s = 0.0
-            blocking: dict[str, float] = {}
-            for item in self._program(kind):
-                if isinstance(item, Compute):
-                    priced = self._grid.price(item)
-                    host_s, device_s = host_s + priced.host_s, device_s + priced.seconds
-                elif isinstance(item, Comm) and item.blocking and not self._computes_only:
-                    stream = item.stream or item.group
-                    blocking[stream] = blocking.get(stream, 0.0) + self._grid.price(item).seconds
-            total += device_s if self._computes_only else together_s(host_s, device_s)
-            total += max(blocking.values(), default=0.0)
-        return total
+        found = self._works.get(gathered)
+        if found is None:
+            both = (self._program(kind, gathered) for kind in (Kind.F, Kind.B))
+            found = self._works[gathered] = sum(self._work_s(program) for program in both)
+        return found
 
-    def _program(self, kind: Kind) -> Program:
+    def _work_s(self, program: Program) -> float:
+        host_s = device_s = 0.0
+        blocking: dict[str, float] = {}
+        for item in program:
+            if isinstance(item, Compute):
+                priced = self._grid.price(item)
+                host_s, device_s = host_s + priced.host_s, device_s + priced.seconds
+            elif isinstance(item, Comm) and item.blocking:
+                stream = item.stream or item.group
+                blocking[stream] = blocking.get(stream, 0.0) + self._grid.price(item).seconds
+        if self._computes_only:
+            return device_s
+        return together_s(host_s, device_s) + max(blocking.values(), default=0.0)
+
+    def _program(self, kind: Kind, gathered: bool) -> Program:
         (block,) = Stage((self.block,), self._grid.dp(0), self._grid.costs, False, 0.0).measured(kind)
         if kind is Kind.F:
             program = block.forward
         else:
             again = block.recompute if Phase.INPUT_GRAD in PHASES[kind] else ()
             program = (*again, *(i for i in block.backward if i.phase in PHASES[kind]))
-        if self._gathers is not None and kind is not Kind.W:
-            program = (*unpack(self.gathers(self._gathers), self._gathers, Phase.FORWARD), *program)
+        if gathered and kind is not Kind.W:
+            dp = self._grid.dp(3)
+            program = (*unpack(self.gathers(dp), dp, Phase.FORWARD), *program)
         return program
 
     def gathers(self, dp: DataParallel) -> list[Comm]:

@@ -355,6 +355,22 @@ def key(o: Outcome) -> tuple[float, float, Layout]:
 
 
 @pytest.mark.parametrize("variant", [0, 1])
+def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
+    """In the order of the search: what layouts share must not depend on which came first."""
+    space, outcomes = all_outcomes(variant)
+    costs = Costs(load_profile(space.base.calibration), space.base.cluster.gpu)
+    of_mesh: dict[Grid, GridSearch] = {}
+    for o in outcomes:
+        x, grid = o.layout, Grid(*(getattr(o.layout, k) for k in Grid._fields))
+        if grid not in of_mesh:
+            prices = GridPrices(space, grid, costs, Network(space.base.cluster))
+            of_mesh[grid] = GridSearch(space, grid, prices, math.inf)
+        found = of_mesh[grid]
+        assert max(found.work_bound_s(x), found.bound_s(x)) <= o.step_time_s, x
+        assert found.memory_bytes(x) <= o.peak_memory_bytes, x
+
+
+@pytest.mark.parametrize("variant", [0, 1])
 @pytest.mark.parametrize("share", [0.3, 0.6, 2.0])
 def test_best_is_that_of_exhaustive_search(variant: int, share: float) -> None:
     space, outcomes = all_outcomes(variant)
