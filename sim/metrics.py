@@ -94,13 +94,15 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     graph = built.graph
     if not len(graph):
         return {}, []
-    start_s, end_s, waits, lags = times.start_s, times.end_s, graph.waits, graph.lags
+    start_s, end_s, waits = times.start_s, times.end_s, graph.waits
+    lags: dict[int, tuple[int, float]] | None = None
     task = end_s.index(max(end_s))
     chain = [task]
-    while waits[task] or task in lags:
+    while start_s[task] > 0.0 or waits[task]:
         mine = waits[task]
         before = mine[0] if len(mine) == 1 else max(mine, key=end_s.__getitem__, default=-1)
-        if task in lags and (before < 0 or end_s[before] < start_s[task]):
+        if before < 0 or end_s[before] < start_s[task]:  # then what launched it decides
+            lags = graph.lags() if lags is None else lags
             before = lags[task][0]
         task = before
         chain.append(task)

@@ -8,15 +8,13 @@ numbers in the same order, so the results are equal to the last bit.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
+from itertools import chain
 from typing import Any, NamedTuple
 
+from sim.graph.queues import Following, Queue, plan_queues
 from sim.graph.sharing import Flows, Sharing
 from sim.graph.taskgraph import TaskGraph
-
-Coming = tuple[float, int]  # when, and the task that ends, or ~task for one whose bytes begin to flow
 
 
 class Times(NamedTuple):
@@ -124,20 +122,22 @@ def run_static(graph: TaskGraph) -> Times:
 
 def _in_order(graph: TaskGraph) -> Times | None:
     """The times where every task waits for earlier ones alone, as `sim.graph.build` numbers them; else None."""
-    start: list[float] = []
+    start: list[float] = [0.0] * len(graph)
     end: list[float] = []
-    lags = graph.lags
+    launched = graph.launched
     try:
-        for task, (seconds, waits) in enumerate(zip(graph.seconds, graph.waits, strict=True)):
-            begin = 0.0
+        for task, (begin, seconds, waits) in enumerate(zip(start, graph.seconds, graph.waits, strict=True)):
             for w in waits:
                 if end[w] > begin:
                     begin = end[w]
-            if task in lags:
-                other, lag_s = lags[task]
-                begin = max(begin, start[other] + lag_s)
-            start.append(begin)
+            start[task] = begin
             end.append(begin + seconds)
+            if task in launched:
+                for first, lags_s, _ in launched[task]:
+                    if first <= task:
+                        return None
+                    for s, lag_s in enumerate(lags_s, first):
+                        start[s] = max(start[s], begin + lag_s)
     except IndexError:
         return None
     return Times(start, end, "static", 0)
@@ -175,59 +175,145 @@ def run_contended(graph: TaskGraph, flows: Flows) -> Times:
     Raises:
         ValueError: as `run_simpy`.
     """
-    seconds, sharing = graph.seconds, Sharing(flows, graph.sort)
-    start, end = [0.0] * len(graph), [-1.0] * len(graph)
-    due_s = [-1.0] * len(graph)  # when a flow under way ends; what was to come at other times is stale
-    coming: list[Coming] = []
-    release, start_first = _walker(graph, flows, start, end, coming)
-    start_first()
-    now_s, events = 0.0, 0
-    while coming:
-        when_s, task = coming[0]
-        if when_s != now_s:
-            if sharing.changed:
-                for moved, in_s in sharing.settle(now_s):
-                    due_s[moved] = now_s + in_s
-                    heappush(coming, (due_s[moved], moved))
-            now_s, task = coming[0]
-        events += 1
-        if task < 0:
-            task = ~task
-            due_s[task] = end_s = start[task] + seconds[task]
-            sharing.arrive(task, now_s, end_s)
-            heapreplace(coming, (end_s, task))
-            continue
-        heappop(coming)
-        if now_s == due_s[task]:
-            due_s[task] = -1.0
-            end[task] = now_s
-            sharing.leave(task)
-            release(task)
-    _all_ran(graph, end)
-    return Times(start, end, "static", events)
+    run = _Contended(graph, flows)
+    events = run.run()
+    _all_ran(graph, run.end)
+    return Times(run.start, run.end, "static", events)
 
 
-def _walker(
-    graph: TaskGraph, flows: Flows, start: list[float], end: list[float], coming: list[Coming]
-) -> tuple[Callable[[int], None], Callable[[], None]]:
-    """Two functions that fill in `start` and `end` up to the next flows, whose arrivals lie ahead: one goes on from a
-    flow that has ended, the other from the beginning of the step."""
-    seconds, after, missing, lagging = graph.seconds, graph.successors(), _missing(graph), _lagging(graph)
-    quiet_s = [flow and flow.quiet_s for flow in map(flows.by_sort.get, graph.sort)]  # None: no flow
+class _Contended:
+    def __init__(self, graph: TaskGraph, flows: Flows) -> None:
+        n, sort = len(graph), graph.sort
+        self.graph, self.start, self.end, self.sharing = graph, [0.0] * n, [-1.0] * n, Sharing(flows, sort)
+        quiet_s = [-1.0] * len(graph.sorts)  # -1: no flow
+        for s, flow in flows.by_sort.items():
+            quiet_s[s] = flow.quiet_s
+        self.quiet_s = list(map(quiet_s.__getitem__, sort))
+        self.following = Following(graph, self.quiet_s, self.sharing, self.start, self.end)
+        self.on_link, self.groups = plan_queues(graph, flows)
+        self.queues = tuple(dict.fromkeys(self.on_link.values()))
+        self.meets = {s: tuple({self.on_link[x]: None for x in flow.path}) for s, flow in flows.by_sort.items()}
+        self.queue_of: list[Queue | None] = [None] * n  # tasks in queues
+        self.lagging, self.missing, self.after = self._edges()
 
-    def release(task: int) -> None:
-        done = end[task]
-        ready = []
-        for s in after[task]:
-            if done > start[s]:
-                start[s] = done
+    def _edges(self) -> tuple[dict[int, list[tuple[int, float]]], list[int], list[list[int]]]:
+        """Who starts so long after each task, how many things each waits for, and who waits for it: all without what
+        stands behind others in a queue."""
+        graph, queue_of, waits = self.graph, self.queue_of, self.graph.waits
+        missing, nobody = list(map(len, waits)), list[int]()
+        after, others = [nobody] * len(waits), list[int]()  # first in their group, behind others
+        for queue in self.queues:
+            before = -1
+            for group in queue.groups:
+                first, count = group.first, len(group.lags_s)
+                queue_of[first : first + count] = [queue] * count
+                if waits[first] == [before]:
+                    missing[first] = 0
+                else:
+                    others.append(first)
+                before = first + count - 1
+        for task in chain((t for t, queue in enumerate(queue_of) if queue is None), others):
+            for w in waits[task]:
+                if after[w] is nobody:
+                    after[w] = [task]
+                else:
+                    after[w].append(task)
+        for queue in self.queues:
+            for group in queue.groups:
+                group.watched = after[group.first + len(group.lags_s) - 1] is not nobody
+        lagging = {
+            launcher: [x for first, lags_s, _ in groups if queue_of[first] is None for x in enumerate(lags_s, first)]
+            for launcher, groups in graph.launched.items()
+        }
+        for pairs in lagging.values():
+            for task, _ in pairs:
+                missing[task] += 1
+        return lagging, missing, after
+
+    def run(self) -> int:
+        """From the first task to the last; returns how many events that took."""
+        following, sharing = self.following, self.sharing
+        coming, due_s = following.coming, following.due_s
+        self._walk([task for task, n in enumerate(self.missing) if not n and self.queue_of[task] is None])
+        now_s, events = 0.0, 0
+        while coming:
+            when_s, task = coming[0]
+            if when_s != now_s:
+                if sharing.changed:
+                    self._settle(now_s)
+                    when_s, task = coming[0]
+                following.now_s = now_s = when_s
+            heappop(coming)
+            events += 1
+            if task < 0:
+                self._arrived(~task, now_s)
+            elif now_s == due_s[task]:
+                due_s[task] = -1.0
+                self._ended(task, now_s)
+            elif task in following.alarms:
+                following.alarm(following.alarms[task])
+        for queue in self.queues:
+            if queue.asleep:
+                following.follow(queue, float("inf"))
+        return events
+
+    def _settle(self, now_s: float) -> None:
+        """New ends of all whose rates change."""
+        following = self.following
+        for task, in_s in self.sharing.settle(now_s):
+            queue, end_s = self.queue_of[task], now_s + in_s
+            if queue is not None:
+                queue.end_s = end_s
+                if self.sharing.rate[task] == 1.0 and following.may_sleep(queue, 1):
+                    following.sleep(queue, task)
+                    continue
+            following.due_s[task] = end_s
+            heappush(following.coming, (end_s, task))
+
+    def _arrived(self, task: int, now_s: float) -> None:
+        """The bytes of a task begin to flow."""
+        queue, following = self.queue_of[task], self.following
+        end_s = self.start[task] + self.graph.seconds[task]
+        if queue is None:
+            queues = self.meets[self.graph.sort[task]]
+            if following.meet(task, queues):
+                return
+            for other in queues:
+                following.disturb(other)
+        elif following.may_sleep(queue, 0):
+            queue.asleep, queue.kept = True, -1
+            return
+        following.due_s[task] = end_s
+        self.sharing.arrive(task, now_s, end_s)
+        heappush(following.coming, (end_s, task))
+
+    def _ended(self, task: int, now_s: float) -> None:
+        """A flow is through: who waits for it, and what stands behind it, may start."""
+        following, queue = self.following, self.queue_of[task]
+        self.end[task] = now_s
+        if queue is None:
+            following.ended(task, self.meets[self.graph.sort[task]])
+        else:
+            self.sharing.leave(task)
+            following.go_on(queue)
+        start, missing, ready = self.start, self.missing, []
+        for s in self.after[task]:
+            if now_s > start[s]:
+                start[s] = now_s
             missing[s] -= 1
             if not missing[s]:
                 ready.append(s)
-        walk(ready)
+        self._walk(ready)
 
-    def walk(ready: list[int]) -> None:
+    def _walk(self, ready: list[int]) -> None:
+        """Fill in `start` and `end` up to the next flows, whose arrivals lie ahead."""
+        start, end, seconds, after, missing = self.start, self.end, self.graph.seconds, self.after, self.missing
+        quiet_s, lagging, groups, following = self.quiet_s, self.lagging, self.groups, self.following
         for task in ready:  # grows while it is walked
+            queue = self.queue_of[task]
+            if queue is not None:
+                following.enter(queue, missing)
+                continue
             begin = start[task]
             if task in lagging:
                 for s, lag_s in lagging[task]:
@@ -236,9 +322,12 @@ def _walker(
                     missing[s] -= 1
                     if not missing[s]:
                         ready.append(s)
+                for group in groups.get(task, ()):
+                    group.ready_s = [begin + lag_s for lag_s in group.lags_s]
+                    following.enter(group.queue, missing)
             wait_s = quiet_s[task]
-            if wait_s is not None:
-                heappush(coming, (begin + wait_s, ~task))
+            if wait_s >= 0.0:
+                heappush(following.coming, (begin + wait_s, ~task))
                 continue
             end[task] = done = begin + seconds[task]
             for s in after[task]:
@@ -248,23 +337,23 @@ def _walker(
                 if not missing[s]:
                     ready.append(s)
 
-    return release, lambda: walk([task for task, n in enumerate(missing) if n == 0])
-
 
 def _missing(graph: TaskGraph) -> list[int]:
     """How many things each task still waits for."""
     missing = list(map(len, graph.waits))
-    for task in graph.lags:
-        missing[task] += 1
+    for groups in graph.launched.values():
+        for first, lags_s, _ in groups:
+            for task in range(first, first + len(lags_s)):
+                missing[task] += 1
     return missing
 
 
 def _lagging(graph: TaskGraph) -> dict[int, list[tuple[int, float]]]:
     """By task: who may start how long after it has started."""
-    out: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for task, (other, lag_s) in graph.lags.items():
-        out[other].append((task, lag_s))
-    return out
+    return {
+        task: [each for first, lags_s, _ in groups for each in enumerate(lags_s, first)]
+        for task, groups in graph.launched.items()
+    }
 
 
 def _all_ran(graph: TaskGraph, end: list[float]) -> None:

@@ -31,22 +31,31 @@ class Sort(NamedTuple):
     exposed_s: float
 
 
-class Stamp(NamedTuple):
-    """A task and those that it starts, on streams beside it: columns of them all. `lags`: how long after it those may
-    start; `streams`: each with the first and the last of them there, counted from it; all of a stream stand together.
+class Launched(NamedTuple):
+    """Tasks from `first` on that start no earlier than so many seconds each (`lags_s`) after another has started.
+
+    `queued`: each waits for the one before it alone, and nobody else for any but the last.
     """
+
+    first: int
+    lags_s: list[float]
+    queued: bool
+
+
+class Stamp(NamedTuple):
+    """A task and those that it starts, on streams beside it: columns of them all. `streams`: each with the first of
+    them there, counted from the task, and how long after it each of those may start; all of a stream stand together."""
 
     seconds: list[float]
     sorts: list[int]
-    lags: list[float]
-    streams: list[tuple[str, int, int]]
+    streams: list[tuple[str, int, list[float]]]
 
 
 @dataclass(slots=True)
 class TaskGraph:
     """Columns by task: `seconds`, `waits` (tasks that must have ended), `sort`, `micro_batch` (-1: none).
 
-    `lags`: a task that also starts no earlier than so many seconds after another has started.
+    `launched`: by task, what starts so long after it has started.
     """
 
     classes: tuple[RankClass, ...]
@@ -54,7 +63,7 @@ class TaskGraph:
     waits: list[list[int]] = field(default_factory=list)
     sort: list[int] = field(default_factory=list)
     micro_batch: list[int] = field(default_factory=list)
-    lags: dict[int, tuple[int, float]] = field(default_factory=dict)
+    launched: dict[int, list[Launched]] = field(default_factory=dict)
     sorts: list[Sort] = field(default_factory=list)
     streams: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
@@ -73,18 +82,29 @@ class TaskGraph:
     def place(self, stamp: Stamp, waits: list[int], last: dict[str, int], micro_batch: int) -> int:
         """Append a stamp's tasks, each behind the one before it on its stream; `last`: of each stream, kept up to date
         but for the first task's. Returns that one's index."""
-        task, more = len(self.seconds), len(stamp.lags)
+        task, count = len(self.seconds), len(stamp.seconds)
         self.seconds += stamp.seconds
         self.sort += stamp.sorts
-        self.micro_batch += [micro_batch] * (more + 1)
+        self.micro_batch += [micro_batch] * count
         self.waits.append(waits)
-        if more:
-            self.waits += [[i] for i in range(task, task + more)]
-            for stream, first_one, last_one in stamp.streams:
-                self.waits[task + first_one] = [last[stream]] if stream in last else []
-                last[stream] = task + last_one
-            self.lags.update(enumerate([(task, lag_s) for lag_s in stamp.lags], task + 1))
+        if stamp.streams:
+            self.waits += [[i] for i in range(task, task + count - 1)]
+            beside = self.launched[task] = []
+            for stream, offset, lags_s in stamp.streams:
+                first = task + offset
+                self.waits[first] = [last[stream]] if stream in last else []
+                last[stream] = first + len(lags_s) - 1
+                beside.append(Launched(first, lags_s, True))
         return task
+
+    def lags(self) -> dict[int, tuple[int, float]]:
+        """By task that is launched: by which, and how many seconds after that one's start it starts at the earliest."""
+        return {
+            task: (other, lag_s)
+            for other, groups in self.launched.items()
+            for first, lags_s, _ in groups
+            for task, lag_s in enumerate(lags_s, first)
+        }
 
     @property
     def stages(self) -> list[int]:

@@ -155,20 +155,13 @@ class Uses:
 
     def _stamp(self, template: Template, fit: _Fit, sort: int, stage: int) -> Stamp:
         """A use as tasks: its own, and those that it leaves running."""
-        sorts, streams = [sort], list[str]()
+        sorts, streams = [sort], dict[str, tuple[str, int, list[float]]]()
         for (launch, flow), row in zip(fit.launches, fit.rows, strict=True):
+            streams.setdefault(launch.stream, (launch.stream, len(sorts), []))[2].append(launch.lag_s)
             sorts.append(self.graph.new_sort(launch.detail, row, stage))
-            streams.append(launch.stream)
             if flow is not None and self.links is not None:
                 self.links.add(sorts[-1], flow)
-        seconds = [template.makespan_s, *[x.seconds for x, _ in fit.launches]]
-        last = {stream: i for i, stream in enumerate(streams, 1)}
-        return Stamp(
-            seconds,
-            sorts,
-            [x.lag_s for x, _ in fit.launches],
-            [(stream, streams.index(stream) + 1, last[stream]) for stream in last],
-        )
+        return Stamp([template.makespan_s, *[x.seconds for x, _ in fit.launches]], sorts, list(streams.values()))
 
     def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
         """The compiled program of a step."""

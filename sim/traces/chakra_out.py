@@ -60,7 +60,7 @@ class Export:
 
     def __post_init__(self) -> None:
         graph = self.simulation.built.graph
-        if graph.lags:
+        if graph.launched:
             raise ValueError("the step was simulated without expand=True; its actions hide what their streams do")
         streams, kinds = list(graph.streams), list(graph.kinds)
         self.rows = [[] for _ in graph.classes]

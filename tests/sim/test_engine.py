@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.graph.engine import run_contended, run_simpy, run_static
+from sim.graph.queues import Following
 from sim.graph.sharing import Flow, Flows, Sharing
-from sim.graph.taskgraph import TaskGraph
+from sim.graph.taskgraph import Launched, Stamp, TaskGraph
 from sim.timeline import Detail, RankClass
 from topology.contention import shared_fractions
 
@@ -37,7 +38,8 @@ def programs(draw: st.DrawFn) -> TaskGraph:
     for task in draw(st.sets(st.integers(0, n - 1), max_size=5)):
         earlier = [t for t in range(n) if place[t] < place[task]]
         if earlier:
-            graph.lags[task] = (draw(st.sampled_from(earlier)), draw(st.floats(0, 1e3, allow_nan=False)))
+            other, lag_s = draw(st.sampled_from(earlier)), draw(st.floats(0, 1e3, allow_nan=False))
+            graph.launched.setdefault(other, []).append(Launched(task, [lag_s], False))
     return graph
 
 
@@ -53,10 +55,11 @@ def test_static_pass_equals_simpy_to_the_last_bit(graph: TaskGraph) -> None:
 @given(programs())
 def test_no_task_starts_before_what_it_waits_for(graph: TaskGraph) -> None:
     t = run_static(graph)
+    lags = graph.lags()
     for task, waits in enumerate(graph.waits):
         ready = [t.end_s[w] for w in waits]
-        if task in graph.lags:
-            other, lag_s = graph.lags[task]
+        if task in lags:
+            other, lag_s = lags[task]
             ready.append(t.start_s[other] + lag_s)
         assert t.start_s[task] == max(ready, default=0.0)
         assert t.end_s[task] == t.start_s[task] + graph.seconds[task]
@@ -88,7 +91,8 @@ def sharing_programs(draw: st.DrawFn) -> Program:
     graph = draw(programs())
     if draw(st.booleans()):
         graph.seconds[:] = [float(round(s) % 7) for s in graph.seconds]
-        graph.lags.update({t: (other, float(round(lag_s) % 3)) for t, (other, lag_s) in graph.lags.items()})
+        for groups in graph.launched.values():
+            groups[:] = [Launched(x.first, [float(round(lag_s) % 3) for lag_s in x.lags_s], x.queued) for x in groups]
     capacity = draw(st.lists(st.floats(1.0, 10.0), min_size=1, max_size=4))
     loads, quiet_s = {}, {}
     for task in draw(st.sets(st.integers(0, len(graph) - 1), max_size=30)):
@@ -96,6 +100,87 @@ def sharing_programs(draw: st.DrawFn) -> Program:
         loads[task] = {k: capacity[k] * draw(st.sampled_from([0.25, 0.5, 0.9, 1.0])) for k in sorted(links)}
         quiet_s[task] = graph.seconds[task] * draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     return with_flows(graph, capacity, loads, quiet_s)
+
+
+SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.0, 2.0, 3.0]) | st.floats(0.0, 4.0, allow_nan=False)
+
+
+class Ranks:
+    """Ranks that act, send to each other and leave gradients running, on links out (3r), in (3r + 1) and inside."""
+
+    def __init__(self, capacity: list[float]) -> None:
+        self.graph = TaskGraph(tuple(RankClass(r, (r,), 0) for r in range(len(capacity) // 3)))
+        self.flows = Flows(dict(enumerate(capacity)))
+        self.last: list[dict[str, int]] = [{} for _ in self.graph.classes]
+        self.inbox: list[list[int]] = [[] for _ in self.graph.classes]
+
+    def sort(self, draw: st.DrawFn, rank: int, stream: str, seconds: float, links: list[int]) -> int:
+        sort = self.graph.new_sort(Detail(stream), (self.graph.row(rank, stream, stream),))
+        if links:
+            load = draw(st.sampled_from([0.25, 0.5, 0.9, 1.0]))
+            quiet_s = seconds * draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
+            path = {link: load * self.flows.capacity_bytes_per_s[link] for link in links}
+            self.flows.by_sort[sort] = Flow(quiet_s, path)
+        return sort
+
+    def act(self, draw: st.DrawFn, rank: int, parts: int, two_streams: bool) -> None:
+        """Compute after what has arrived; what it leaves running goes on one stream or two, in any case on the NIC."""
+        seconds, streams = [draw(SECONDS)], []
+        sorts = [self.sort(draw, rank, "compute", seconds[0], [])]
+        names = ["dp", "ep"] if two_streams and parts > 1 else ["dp"] if parts else []
+        for name in names:
+            lags = [draw(SECONDS) for _ in range(parts // len(names))]
+            streams.append((name, len(seconds), lags))
+            for _ in lags:
+                seconds.append(draw(SECONDS))
+                sorts.append(self.sort(draw, rank, name, seconds[-1], [3 * rank, 3 * rank + 1]))
+        last, waits = self.last[rank], self.inbox[rank]
+        if "compute" in last:
+            waits.append(last["compute"])
+        self.inbox[rank] = []
+        last["compute"] = self.graph.place(Stamp(seconds, sorts, streams), waits, last, 0)
+
+    def talk(self, draw: st.DrawFn, rank: int, stream: str, waits: list[int], links: list[int]) -> int:
+        """A communication of its own: a message, or a collective among those that actions leave running."""
+        last, seconds = self.last[rank], draw(SECONDS)
+        waits = [*waits, *([last[stream]] if stream in last else [])]
+        last[stream] = self.graph.add(seconds, waits, self.sort(draw, rank, stream, seconds, links), 0)
+        return last[stream]
+
+
+WHAT = ["act", "act", "act", "send", "send", "inside", "inside", "gather", "join"]
+
+
+@st.composite
+def queueing_programs(draw: st.DrawFn) -> Program:
+    """Programs of ranks whose queues of gradients meet messages and each other, and are now and then waited for."""
+    count = draw(st.integers(1, 4))
+    ranks = Ranks([draw(st.sampled_from([1.0, 2.0, 3.0, 10.0])) for _ in range(3 * count)])
+    for _ in range(draw(st.integers(1, 30))):
+        what, rank = draw(st.sampled_from(WHAT)), draw(st.integers(0, count - 1))
+        last = ranks.last[rank]
+        done = [last["compute"]] if "compute" in last else []
+        if what == "act":
+            ranks.act(draw, rank, draw(st.sampled_from([0, 1, 2, 3, 4])), draw(st.integers(0, 9)) == 0)
+        elif what == "send":
+            to = draw(st.integers(0, count - 1))
+            queue = draw(st.sampled_from(["send", "send back"]))
+            ranks.inbox[to].append(ranks.talk(draw, rank, queue, done, [3 * rank, 3 * to + 1]))
+        elif what == "inside":
+            ranks.inbox[rank].append(ranks.talk(draw, rank, "tp", done, [3 * rank + 2]))
+        elif what == "gather":
+            ranks.inbox[rank].append(ranks.talk(draw, rank, "dp", [], [3 * rank, 3 * rank + 1]))
+        elif "dp" in last:
+            ranks.inbox[rank].append(last["dp"])
+    return ranks.graph, ranks.flows
+
+
+@settings(deadline=None, max_examples=1000)
+@given(queueing_programs())
+def test_queues_that_sleep_and_meet_others_cost_the_same_on_simpys_clock_to_the_last_bit(program: Program) -> None:
+    a, b = run_contended(*program), run_simpy(*program)
+    assert a.start_s == b.start_s
+    assert a.end_s == b.end_s
 
 
 @settings(deadline=None, max_examples=400)
@@ -162,8 +247,8 @@ runs: list[Recorded] = []
 @given(sharing_programs())
 def test_every_byte_is_sent_and_no_link_is_ever_overrun(program: Program) -> None:
     graph, flows = program
-    with patch("sim.graph.engine.Sharing", Recorded):
-        times = run_contended(graph, flows)
+    with patch("sim.graph.engine.Sharing", Recorded), patch.object(Following, "meet", lambda *_: False):
+        times = run_contended(graph, flows)  # event by event
     for task, rates in runs.pop().rates.items():
         until = [*(t for t, _ in rates[1:]), times.end_s[task]]
         sent_s = sum((b - a) * rate for (a, rate), b in zip(rates, until, strict=True))
