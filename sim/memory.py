@@ -78,13 +78,13 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     held = (sharded + frozen / dp.shard if dp.zero == 3 else whole + frozen) * kept
     gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
     largest = max((b.params + b.expert_params for b in blocks), default=0)
-    gathered = 0.0
-    if dp.zero == 3 and max(dp.shard, dp.expert_shard) > 1:
+    shared, gathered = max(dp.shard, dp.expert_shard) > 1, 0.0
+    if dp.zero == 3 and shared:
         sizes = sorted((b.held_params + b.expert_params for b in blocks), reverse=True)
         gathered = sum(sizes[:2] if dp.reshard else sizes) * dp.parameter_bytes
     elif kept > compute_bytes(t.precision):
         gathered = max((b.held_params + b.expert_params for b in blocks), default=0) * dp.parameter_bytes
-    if gradients_sharded and dp.shard > 1:
+    if gradients_sharded and shared:
         gathered += largest * dp.gradient_bytes
     gathered += max((b.workspace_bytes for b in blocks), default=0.0)
     return States(
