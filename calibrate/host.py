@@ -21,11 +21,11 @@ LAYERS = 8
 SEQ_LEN = 128
 
 
-def narrow() -> Scenario:
-    """The model that is timed: a GPT of 8 layers, 256 wide."""
+def narrow(layers: int = LAYERS) -> Scenario:
+    """The model that is timed: a GPT, 256 wide."""
     return parse_scenario({
         "version": 1, "name": "narrow",
-        "model": {"layers": LAYERS, "hidden": 256, "heads": 4, "vocab": 1024, "mlp": "gelu", "norm": "layernorm",
+        "model": {"layers": layers, "hidden": 256, "heads": 4, "vocab": 1024, "mlp": "gelu", "norm": "layernorm",
                   "positions": "learned"},
         "training": {"seq_len": SEQ_LEN, "global_batch_size": 1, "micro_batch_size": 1, "precision": "bf16",
                      "grad_dtype": "bf16", "attention": "fused"},

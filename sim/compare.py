@@ -119,14 +119,16 @@ def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
 
 
 def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None:
-    """The simulated graph with recorded durations; None where gradients or parameters travel within actions, or a
-    teacher, which is no part of the graph, takes time."""
+    """The simulated graph with recorded durations; None where gradients or parameters travel within actions, a teacher,
+    which is no part of the graph, takes time, or the run did not record what travels (on a GPU, within a layer)."""
     built = simulation.built
     if simulation.teacher is not None:
         return None
     if not simulation.expanded and any(acted.first != acted.last for acted in built.actions):
         return None
     simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
+    if {key[0] for key in simulated} - {key[0] for key in recorded}:
+        return None
     graph, kinds, stage = built.graph, tuple(built.graph.kinds), built.graph.stages
     seconds = list(graph.seconds)
     slots = sorted(graph.slot_table().tolist(), key=lambda slot: simulation.times.start_s[slot[0]])

@@ -17,7 +17,6 @@ from calibrate.parallel.runner import Runner, make_batch, seed_dropout, sum_over
 from sim.inputs.scenario import Scenario
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-ON_A_GPU = 10.0  # times as much: its models are wider, and attention's backward adds in no fixed order
 LONGEST = 1024  # tokens of a sequence on a GPU: in fp32 attention with shared keys keeps its probabilities
 
 
@@ -87,8 +86,7 @@ def prove(runner: Runner, batch: Tensor | None = None, sabotage: bool = False) -
         difference, worst = max(found, key=lambda f: (f[0] != f[0], f[0]))
     runner.zero_gradients()
     runner.zero_losses()
-    tolerance = TOLERANCE.get(runner.dtype, 3e-2) * (1.0 if runner.device == "cpu" else ON_A_GPU)
-    return Proof(single, loss, difference, worst, tolerance)
+    return Proof(single, loss, difference, worst, TOLERANCE.get(runner.dtype, 3e-2))
 
 
 def to_prove(scenario: Scenario, device: str) -> Scenario:

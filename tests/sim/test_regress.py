@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
 
+from sim.inputs.scenario import load_scenario
 from sim.measured import load_measured
 from sim.regress import EXPECTED, grown, main
+from sim.simulation import simulate
 
-STORED = Path(__file__).parents[2] / "scenarios" / "measured"
+ROOT = Path(__file__).parents[2]
+STORED = ROOT / "scenarios" / "measured"
+H200 = ROOT / "scenarios" / "cuda" / "h200.json"
 RUNS = sorted(p for p in STORED.glob("*.json") if p.name != EXPECTED)
+ON_GPU = sorted(p for p in (STORED / "cuda").glob("*.json") if p.name != EXPECTED)
 
 
 @pytest.fixture
@@ -23,13 +29,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_stored_runs_are_no_worse(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(STORED)]) == 0, capsys.readouterr().out
+@pytest.mark.parametrize("stored", [STORED, STORED / "cuda"], ids=["cpu", "gpu"])
+def test_stored_runs_are_no_worse(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(stored)]) == 0, capsys.readouterr().out
+
+
+def test_micro_benchmarks_of_a_gpu_alone_predict_its_steps() -> None:
+    """Within a tenth, what waits for its host apart."""
+    for name in ("llama_half_billion", "gpt_recompute", "gpt_unfused", "gpt_fp32"):
+        path = STORED / "cuda" / f"{name}.json"
+        scenario = load_scenario(ROOT / "scenarios" / "cuda" / f"{name}.yaml", [f"calibration={H200}"])
+        measured = statistics.median(load_measured(path).step_times_s)
+        assert simulate(scenario).step_time_s == pytest.approx(measured, rel=0.1)
 
 
 def test_stored_runs_are_small_and_each_has_a_profile() -> None:
     assert len(RUNS) >= 4
-    for path in RUNS:
+    for path in (*RUNS, *ON_GPU):
         assert path.stat().st_size < 200_000
         assert load_measured(path).own_profile(str(path)).blocks
 

@@ -1,0 +1,26 @@
+"""What the host takes to issue a model's kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calibrate.host import LAYERS, host, kernels, narrow  # noqa: E402
+from calibrate.kernels import launch_cases  # noqa: E402
+from calibrate.records import Constant  # noqa: E402
+from calibrate.timing import Bench  # noqa: E402
+
+
+def test_kernels_are_those_of_the_simulated_layers() -> None:
+    each, rest = divmod(kernels(narrow()) - kernels(narrow(2)), LAYERS - 2)
+    assert rest == 0
+    assert 25 <= each <= 45, "a GPT layer is some ten operators forward and twice as many backward"
+
+
+def test_it_is_measured_on_gpus_alone() -> None:
+    assert [c.key for c in launch_cases(Bench("cpu", True, 0.01))] == ["launch"]
+    assert [c.key for c in launch_cases(Bench("cuda", True, 0.01))] == ["launch", "host"]
+    found = host(Bench("cpu", True, 0.01))
+    assert [r.name for r in found if isinstance(r, Constant)] == ["host_operator_s", "host_step_s"]
+    assert all(isinstance(r, Constant) and 1e-7 < r.value < 1.0 for r in found)
