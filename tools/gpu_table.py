@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
-HEAD = """| scenario | ranks | step, measured | own calibration | micro-benchmarks | shipped profile | saved | peak memory |
+HEAD = """| scenario | ranks | step | own calibration | micro-benchmarks | shipped profile | saved | peak memory |
 |---|---|---|---|---|---|---|---|"""
 RUNS, PROFILES = "scenarios/measured/cuda", ("scenarios/cuda/h200.json", "h200-sxm")
 
