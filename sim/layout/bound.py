@@ -78,7 +78,9 @@ class GridSearch:
             if not fine or not is_legal(self.space, layout):
                 continue
             legal += 1
-            if ceiling_s < math.inf and self.work_bound_s(layout) > ceiling_s:
+            if ceiling_s < math.inf and (
+                self.least_work_s(layout) > ceiling_s or self.work_bound_s(layout) > ceiling_s
+            ):
                 bound_pruned += 1
                 continue
             memory = self.memory_bytes(layout)
@@ -89,20 +91,21 @@ class GridSearch:
             if bound > ceiling_s:
                 bound_pruned += 1
                 continue
+            if layout.schedule == "zb_search" and (memory := self.memory_bytes(layout, True)) > self.limit_bytes:
+                memory_pruned += 1
+                continue
             out.append(Bounded(bound, memory, layout))
         return GridBounds(out, enumerated, legal, memory_pruned, bound_pruned)
 
     # --- memory
 
-    def memory_bytes(self, x: Layout) -> float:
-        """Bytes that the worst rank needs at the least."""
+    def memory_bytes(self, x: Layout, timed: bool = False) -> float:
+        """Bytes that the worst rank needs at the least; `timed`: by the seconds of actions, where they decide it."""
         blocks = self.blocks(x)[0]
         form = form_of(x.schedule, x.pp, x.virtual_stages)
         stages = self.stages(blocks, form)
-        return (
-            float((self.state_bytes(x, blocks, form, stages) + self.activation_bytes(x, blocks, form, stages)).max())
-            * ROUNDING
-        )
+        kept = self.state_bytes(x, blocks, form, stages) + self.activation_bytes(x, blocks, form, stages, timed)
+        return float(kept.max()) * ROUNDING
 
     def state_bytes(self, x: Layout, blocks: Blocks, form: Form, stages: list[Signature]) -> Floats:
         """Exact states and what gathering them takes, by pipeline rank."""
@@ -120,10 +123,10 @@ class GridSearch:
         kept: Floats = self._memo[key]
         return kept
 
-    def activation_bytes(self, x: Layout, blocks: Blocks, form: Form, stages: list[Signature]) -> Floats:
+    def activation_bytes(self, x: Layout, blocks: Blocks, form: Form, stages: list[Signature], timed: bool) -> Floats:
         """What the forwards before a rank's first backward keep, or one micro-batch of any of its stages."""
-        searched = x.schedule == "zb_search"  # whose lists depend on seconds
-        key = ("activations", id(blocks), x.schedule, x.virtual_stages, searched and self._gathered(x))
+        searched = timed and x.schedule == "zb_search"  # whose lists depend on seconds
+        key = ("activations", id(blocks), x.schedule, x.virtual_stages, searched, searched and self._gathered(x))
         if key not in self._memo:
             sizes = [self._stage_bytes(blocks, s) for s in stages]
             saved, forward, backward = (np.array([s[i] for s in sizes]) for i in range(3))
@@ -167,6 +170,15 @@ class GridSearch:
         blocks = self.blocks(x)[0]
         m = self.space.training.global_batch_size // (x.micro_batch_size * x.dp)
         return m * blocks.work_s(self._gathered(x)) / x.pp * self.scale * ROUNDING
+
+    def least_work_s(self, x: Layout) -> float:
+        """The same for all recomputations and ZeRO stages at once: what does without either is in all of them."""
+        key = ("least work", x.sp, x.micro_batch_size, x.schedule)
+        if key not in self._memo:
+            light = x._replace(recompute="none", zero=2 if x.dp * x.cp > 1 else 0)
+            self._memo[key] = self.work_bound_s(light)
+        kept: float = self._memo[key]
+        return kept
 
     def bound_s(self, x: Layout) -> float:
         """Seconds that a step of the layout takes at the least."""

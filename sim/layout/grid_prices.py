@@ -9,8 +9,9 @@ from functools import cached_property
 from sim.actions import Kind
 from sim.graph.data_parallel import DataParallel, gradients_of, make_data_parallel, unpack
 from sim.graph.stages import PHASES, Stage
-from sim.graph.template import Priced, compile_program, together_s
+from sim.graph.template import Priced, together_s
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
+from sim.layout.program_times import timed
 from sim.plan import make_plan
 from sim.prices.costs import Costs
 from sim.prices.pricing import Pricing
@@ -42,7 +43,7 @@ class Sort:
         program = self._program(kind, gathered)
         if self._computes_only:
             return sum(self._grid.price(i).seconds for i in program if isinstance(i, Compute))
-        return compile_program(program, self._grid.price).makespan_s
+        return timed(program, self._grid.price).outcome(0.0, 0.0, 0.0)[0]
 
     def work_s(self, gathered: bool) -> float:
         """A forward and a backward at the least, whole or split, without compiling them: computations, and what holds
