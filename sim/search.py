@@ -145,8 +145,7 @@ def make_result(space: Space, found: Found, limit_bytes: float, objective: str, 
     """The result as plain data: format sim-search/1."""
     from dataclasses import asdict
 
-    c, wall_s = found.counts, found.wall_s
-    per_core = wall_s * found.cores
+    c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
     return {
         "format": "sim-search/1",
         "name": space.base.name if space.base.name != "scenario" else name,
@@ -158,12 +157,14 @@ def make_result(space: Space, found: Found, limit_bytes: float, objective: str, 
         "pareto": [_row(space, o) for o in found.pareto],
         "evaluated": [_row(space, o) for o in found.fitting],
         "counts": asdict(c),
-        "wall_s": wall_s,
+        "wall_s": found.wall_s,
         "cores": found.cores,
+        "cpu_s": asdict(cpu_s),
         "rates": {
             "pruned_by_bound_or_evaluated_per_s_per_core": (c.pruned_by_bound + c.evaluated) / per_core,
             "legal_per_s_per_core": c.legal / per_core,
-            "evaluated_per_s_per_core": c.evaluated / found.evaluating_s if found.evaluating_s else 0.0,
+            "evaluated_per_s_per_core": c.evaluated / cpu_s.evaluating if cpu_s.evaluating else 0.0,
+            "simulated_per_s_per_core": c.simulated / cpu_s.simulated if cpu_s.simulated else 0.0,
         },
     }
 
@@ -204,7 +205,7 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
         def report(search: BestFirst) -> None:
             c = search.counts
             best = min((o.step_time_s for o in search.fitting), default=None)
-            text = f"{c.legal:,} layouts, {c.evaluated:,} simulated" + (
+            text = f"{c.legal:,} layouts, {c.evaluated:,} evaluated" + (
                 f", best {best:.4g} s" if best is not None else ""
             )
             done = (search.meshes - len(search.meshes_left)) / max(1, search.meshes)
@@ -258,8 +259,9 @@ def print_result(result: dict[str, Any]) -> None:
         console.print("No legal layout fits in memory." if c["legal"] else "No layout is legal.", highlight=False)
     console.print(
         f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} too large by their least memory, "
-        f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} simulated "
-        f"(of which {c['too_large']:,} did not fit, {c['beaten']:,} were too slow before links were shared); "
+        f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} evaluated "
+        f"(of which {c['too_large']:,} did not fit, {c['beaten']:,} were too slow before links were shared, "
+        f"{c['simulated']:,} were simulated in full); "
         f"{result['wall_s']:.1f} s on {result['cores']} core" + "s" * (result["cores"] != 1),
         highlight=False,
     )

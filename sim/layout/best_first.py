@@ -24,17 +24,34 @@ EAGER = 0.9  # while meshes are left, only layouts that may be this much better 
 
 @dataclass
 class Counts:
-    """What became of the layouts: `legal` = pruned by memory + by bound + evaluated; of these some were too large,
-    refused by the simulator, or beaten: too slow even before links were shared."""
+    """What became of the layouts: `legal` = pruned by memory + by bound + evaluated; evaluated = too large by their
+    exact peak + beaten (too slow even before links were shared) + refused by the simulator + simulated in full."""
 
     enumerated: int = 0
     legal: int = 0
     pruned_by_memory: int = 0
     pruned_by_bound: int = 0
     evaluated: int = 0
-    beaten: int = 0
     too_large: int = 0
+    beaten: int = 0
     refused: int = 0
+    simulated: int = 0
+
+
+@dataclass
+class CpuSeconds:
+    """What it took, over all workers: to bound all layouts, and to evaluate those that turned out so."""
+
+    bounding: float = 0.0
+    too_large: float = 0.0
+    beaten: float = 0.0
+    refused: float = 0.0
+    simulated: float = 0.0
+
+    @property
+    def evaluating(self) -> float:
+        """All but bounding."""
+        return self.too_large + self.beaten + self.refused + self.simulated
 
 
 @dataclass(frozen=True)
@@ -46,8 +63,13 @@ class Found:
     fitting: list[Outcome]
     counts: Counts
     wall_s: float
-    evaluating_s: float  # CPU seconds spent simulating layouts in full
+    cpu_s: CpuSeconds
     cores: int
+
+    @property
+    def evaluating_s(self) -> float:
+        """CPU seconds spent on layouts one by one."""
+        return self.cpu_s.evaluating
 
 
 @dataclass
@@ -68,7 +90,7 @@ class BestFirst:
     fitting: list[Outcome] = field(default_factory=list)
     meshes_left: list[Grid] = field(default_factory=list)
     meshes: int = 0
-    evaluating_s: float = 0.0
+    cpu_s: CpuSeconds = field(default_factory=CpuSeconds)
     _heap: list[tuple[float, float, Layout]] = field(default_factory=list)
     _best_s: list[float] = field(default_factory=list)  # the `top` least times, negated heap
     _front: list[tuple[float, float]] = field(default_factory=list)
@@ -98,7 +120,7 @@ class BestFirst:
             ranked,
             self.counts,
             time.perf_counter() - begin,
-            self.evaluating_s,
+            self.cpu_s,
             self.workers.cores(),
         )
 
@@ -144,6 +166,7 @@ class BestFirst:
         if isinstance(result, Outcome):
             self._judge(result)
             return
+        self.cpu_s.bounding += result.cpu_s
         self.counts.enumerated += result.enumerated
         self.counts.legal += result.legal
         self.counts.pruned_by_memory += result.pruned_by_memory
@@ -152,15 +175,22 @@ class BestFirst:
             heapq.heappush(self._heap, (b.bound_s, b.memory_bytes, b.layout))
 
     def _judge(self, result: Outcome) -> None:
-        self.counts.evaluated += 1
-        self.evaluating_s += result.cpu_s
-        self.counts.refused += bool(result.refused)
+        counts, cpu_s = self.counts, self.cpu_s
+        counts.evaluated += 1
+        if result.refused:
+            counts.refused += 1
+            cpu_s.refused += result.cpu_s
+            return
         if result.peak_memory_bytes > self.limit_bytes:
-            self.counts.too_large += not result.refused
+            counts.too_large += 1
+            cpu_s.too_large += result.cpu_s
             return
         if result.beaten:
-            self.counts.beaten += 1
+            counts.beaten += 1
+            cpu_s.beaten += result.cpu_s
             return
+        counts.simulated += 1
+        cpu_s.simulated += result.cpu_s
         self.fitting.append(result)
         heapq.heappush(self._best_s, -result.step_time_s)
         if len(self._best_s) > self.top:

@@ -56,6 +56,7 @@ class GridBounds:
     legal: int
     pruned_by_memory: int
     pruned_by_bound: int
+    cpu_s: float = 0.0  # that it took
 
 
 class GridSearch:

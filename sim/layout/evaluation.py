@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -60,10 +61,11 @@ def _tools(packed: bytes) -> _Tools:
 
 def bound_grid(packed: bytes, grid: Grid, limit_bytes: float, ceiling_s: float) -> GridBounds:
     """Bounds of a mesh's layouts; see `GridSearch.run`."""
-    tools = _tools(packed)
+    tools, begin = _tools(packed), time.thread_time()
     prices = GridPrices(tools.space, grid, tools.costs, tools.network)
     with no_collection():
-        return GridSearch(tools.space, grid, prices, limit_bytes).run(ceiling_s)
+        found = GridSearch(tools.space, grid, prices, limit_bytes).run(ceiling_s)
+    return replace(found, cpu_s=time.thread_time() - begin)
 
 
 def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceiling_s: float = math.inf) -> Outcome:

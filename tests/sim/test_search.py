@@ -381,7 +381,11 @@ def test_best_is_that_of_exhaustive_search(variant: int, share: float) -> None:
     assert [key(o) for o in found.best] == expected
     c = found.counts
     assert c.legal == len(outcomes) == c.pruned_by_memory + c.pruned_by_bound + c.evaluated
-    assert c.evaluated == len(found.fitting) + c.too_large + c.beaten + c.refused
+    assert c.evaluated == c.simulated + c.too_large + c.beaten + c.refused
+    assert c.simulated == len(found.fitting)
+    assert found.cpu_s.bounding > 0
+    assert found.cpu_s.evaluating >= found.cpu_s.simulated
+    assert (found.cpu_s.simulated > 0) == bool(found.fitting)
     assert c.evaluated < c.legal
 
 
