@@ -84,6 +84,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.activation_offload", "true", "false"
     if t.attention == "fused" and s.model.dropout > 0:
         yield "training.attention", f"fused, dropout {s.model.dropout:g}", "fused without dropout, or unfused"
+    if t.attention_kernel is not None:
+        yield "training.attention_kernel", t.attention_kernel, "null (the kernel that torch picks)"
     if t.elementwise != "eager":
         yield "training.elementwise", t.elementwise, "eager"
     if t.cross_entropy != "unfused":

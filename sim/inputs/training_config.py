@@ -73,6 +73,9 @@ class Training(Written):
         default=Recompute(mode="none"), json_schema_extra={"default": "none"}
     )
     attention: Literal["fused", "unfused"] = "fused"
+    attention_kernel: Literal["flash1", "flash2", "flash3", "cudnn", "triton"] | None = Field(
+        default=None, description="which fused kernel; null: the profile's usual one, FlashAttention-2 up to Hopper"
+    )
     cross_entropy: Literal["unfused", "fused", "chunked"] = "unfused"
     elementwise: Literal["eager", "megatron", "compiled"] = "eager"
     activation_offload: bool = False

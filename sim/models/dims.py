@@ -51,6 +51,7 @@ class Dims:
     dropout: float
     style: str  # training.elementwise
     fused_attention: bool
+    attention_kernel: str  # training.attention_kernel, or "" for the profile's
     tp_overlap: str
     micro_batches: int
     accumulated: int
@@ -112,6 +113,7 @@ def dims(scenario: Scenario) -> Dims:
         dropout=m.dropout,
         style=t.elementwise,
         fused_attention=t.attention == "fused",
+        attention_kernel=t.attention_kernel or "",
         tp_overlap=p.tp_overlap,
         micro_batches=micro_batches,
         accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,

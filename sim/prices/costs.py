@@ -44,6 +44,8 @@ POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
 NORM_KERNELS = 2  # of a norm that is one kernel forward and two backward; more make it a chain of elementwise ones
 _OUTSIDE_PER_OCTAVE = 0.1
+_TORCH_NAME = {"flash2": "flash"}  # in tables of `calibrate.run`, as torch calls its backends
+_KERNEL_OF_TORCH = {"flash": "flash2"}
 
 
 class Cost(NamedTuple):
@@ -154,6 +156,8 @@ class Costs:
             return cost
         if op.kind == "grouped_gemm" and op.shape[0] > 1 and ("grouped_gemm", op.dtype) not in self._raw:
             return self._grouped(op, pace)
+        if op.kind in ATTENTION and ":" in op.name:
+            self._check_kernel(op)
         if op.kind in ATTENTION and op.name != PREFILL:
             seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficient)
             if seconds is not None:
@@ -170,6 +174,15 @@ class Costs:
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
         cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))
+
+    def _check_kernel(self, op: Compute) -> None:
+        """That the profile knows the attention kernel that a scenario names."""
+        wanted, end = op.name.partition(":")[2], "_efficiency_128"
+        known = {n.removesuffix(end) for n in self.profile.coefficients if n.endswith(end)} - {"attention"}
+        known |= {_KERNEL_OF_TORCH.get(k, k) for o, _ in self._raw if (k := o.partition("attention_forward:")[2])}
+        if wanted not in known:
+            found = ", ".join(sorted(known)) or "none by name"
+            raise InputError(f"training.attention_kernel: found '{wanted}'; profile {self.profile.name} has: {found}")
 
     def _throttled(self, op: Compute, cost: Cost, pace: float) -> Cost:
         """Under a sustained load the clock falls until the draw fits the power limit.
@@ -277,6 +290,9 @@ def _candidates(op: Compute) -> list[_Candidate]:
     found = []
     if op.kind in MEMORY_BOUND:
         found.append(_Candidate(f"{op.kind}:{op.name}", True, 0.0))
+    if op.kind in ATTENTION and ":" in op.name:
+        kernel = op.name.partition(":")[2]
+        found.append(_Candidate(f"{op.kind}:{_TORCH_NAME.get(kernel, kernel)}", True, 0.0))
     if op.kind == "norm" and op.kernels > NORM_KERNELS:
         found.append(_Candidate(f"norm_eager{phase}", True, 0.0))
     if phase:

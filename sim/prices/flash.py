@@ -35,7 +35,8 @@ def flash_seconds(
     op: Compute, gpu: GpuSpec, peak_flops_per_s: float, coefficient: Callable[[str, float], float]
 ) -> float | None:
     """Seconds of an attention_forward or attention_backward; None if the profile has no such coefficients."""
-    prefix = op.name if coefficient(f"{op.name}_efficiency_128", 0.0) else "attention"
+    name = op.name.partition(":")[2] or op.name
+    prefix = name if coefficient(f"{name}_efficiency_128", 0.0) else "attention"
     efficiency = _at_size(prefix, math.sqrt(op.shape[5] * op.shape[6]), coefficient)
     if efficiency <= 0:
         return None

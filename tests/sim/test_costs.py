@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.errors import InputError
+from sim.inputs.scenario import parse_scenario
 from sim.prices.costs import Costs
 from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
 from sim.prices.roofline import attended_pairs, shape_flops
 from sim.program import Compute, Phase
+from sim.simulation import simulate
 from topology.presets import GPUS
 
 H100 = GPUS["h100-sxm"]
@@ -338,3 +340,17 @@ def test_equal_operators_are_priced_once() -> None:
 def test_zero_work_costs_a_launch() -> None:
     assert COSTS.compute(gemm(0, 64, 64)).seconds == H100.launch_overhead_s
     assert math.isfinite(COSTS.compute(stream(0)).seconds)
+
+
+def test_an_attention_kernel_can_be_named() -> None:
+    def step_s(cluster: str, kernel: str | None) -> float:
+        return simulate(parse_scenario({
+            "version": 1, "name": "x", "model": "llama3-8b", "cluster": cluster,
+            "training": {"seq_len": 8192, "global_batch_size": 8, "attention_kernel": kernel},
+            "parallelism": {"tp": 8},
+        })).step_time_s  # fmt: skip
+
+    usual, cudnn, flash3 = (step_s("dgx-h100", k) for k in (None, "cudnn", "flash3"))
+    assert flash3 < cudnn < usual, "as the kernels were published"
+    with pytest.raises(InputError, match=r"training.attention_kernel: found 'flash3'; profile a100-sxm has: .*flash2"):
+        step_s("dgx-a100", "flash3")
