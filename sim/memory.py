@@ -169,7 +169,7 @@ def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
     else:
         steps = []
         for b, size in zip(blocks, saved, strict=True):
-            late = sum(s.bytes for s in b.saved if s.weight_grad) + output_gradients_bytes(b)
+            late = sum(s.bytes for s in b.saved if s.weight_grad) + b.rebuilt_bytes + output_gradients_bytes(b)
             freed = {Kind.B: size, Kind.I: size - late, Kind.W: late}[kind]
             steps.append((0.0, 0.0 if kind is Kind.W else b.backward_peak_bytes, freed))
     if fine and blocks:

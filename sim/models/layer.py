@@ -45,6 +45,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         frozen_params=sum(p.frozen for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=kept.backward_peak_bytes,
+        rebuilt_bytes=kept.rebuilt_bytes,
         key=layer_key(scenario, d, layer, shard),
         workspace_bytes=workspace(d, parts),
     )
@@ -82,7 +83,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     text = (
         f"layer {shape_key(scenario, d)} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "
         f"ffn={m.ffn} mlp={m.mlp} positions={m.positions} dropout={m.dropout:g} "
-        f"attention={'fused' if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
+        f"attention={(d.attention_kernel or 'fused') if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
     )
     if d.lora is not None:
         text += f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if layer == 0 else ''}"

@@ -53,5 +53,6 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         expert_params=sum(p.expert_params for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=max(kept.backward_peak_bytes, around.backward_peak_bytes),
+        rebuilt_bytes=kept.rebuilt_bytes,
         workspace_bytes=workspace(d, layer),
     )

@@ -27,11 +27,13 @@ KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op k
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The outcome: the program to rerun, what is kept, and the backward's transient bytes."""
+    """The outcome: the program to rerun, what is kept, the backward's transient bytes, and what it brings back for
+    weight gradients."""
 
     recompute: Program
     saved: tuple[Saved, ...]
     backward_peak_bytes: float
+    rebuilt_bytes: float = 0.0
 
 
 def mode_of_layer(scenario: Scenario, layer: int) -> str:
@@ -67,16 +69,17 @@ def keep(d: Dims, parts: Sequence[Part], mode: str, early_stop: bool = False) ->
     peak = backward_peak(parts, stream)
     if mode == "none":
         return Kept((), saved, peak)
-    layer_input = Saved("layer", "input", stream, True)
+    layer_input = Saved("layer", "input", stream, False)
+    rebuilt = sum(s.bytes for s in saved if s.weight_grad)
     if mode == "full":
         again = _until_last_saved(parts) if early_stop else forward_of(parts)
-        return Kept(rerun(again), (layer_input,), peak + whole - stream)
+        return Kept(rerun(again), (layer_input,), peak + whole - stream, rebuilt)
     if mode == "selective":
         kept = saved_of(p for p in parts if not p.core) + _core_inputs(parts)
         again = rerun(forward_of(p for p in parts if p.core))
         return Kept(again, kept, peak + whole - sum(s.bytes for s in kept))
     kept = (layer_input, *_kept_outputs(d, parts))
-    return Kept(rerun(_not_kept(parts)), kept, max(stream, peak + whole - sum(s.bytes for s in kept)))
+    return Kept(rerun(_not_kept(parts)), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
 
 
 def _until_last_saved(parts: Sequence[Part]) -> Program:
@@ -104,7 +107,7 @@ def _kept_outputs(d: Dims, parts: Sequence[Part]) -> list[Saved]:
     count = 0
     for part in parts:
         if part.core:
-            kept.append(Saved("attention", "attention output", part.output_bytes, True))
+            kept.append(Saved("attention", "attention output", part.output_bytes, False))
             kept += [s for s in part.saved if s.name == "log-sum-exp"]
             continue
         for item in part.forward:
@@ -112,10 +115,10 @@ def _kept_outputs(d: Dims, parts: Sequence[Part]) -> list[Saved]:
                 count += 1
                 if count % 2:
                     batch, m, n, _ = item.shape
-                    kept.append(Saved("layer", f"{item.name} output", batch * m * n * d.act_bytes, True))
+                    kept.append(Saved("layer", f"{item.name} output", batch * m * n * d.act_bytes, False))
             elif isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
                 size = item.bytes / d.tp if item.kind == "reduce_scatter" else item.bytes
-                kept.append(Saved("layer", f"{item.name} output", size, True))
+                kept.append(Saved("layer", f"{item.name} output", size, False))
     return kept
 
 
