@@ -306,8 +306,8 @@ def _candidates(op: Compute) -> list[_Candidate]:
 
 
 def _like_dtypes(op: str, dtype: str, kind: str, known: dict[tuple[str, str], list[PointTable]]) -> list[str]:
-    """Dtypes whose points serve: bf16 and fp16 run alike; what is bound by memory depends on bytes alone."""
-    names = [dtype, {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)]
+    """Dtypes whose points serve: bf16 and fp16 run alike, mxfp8 as fp8; what is bound by memory depends on bytes."""
+    names = [dtype, {"bf16": "fp16", "fp16": "bf16", "mxfp8": "fp8"}.get(dtype, dtype)]
     return names + [d for o, d in known if o == op] if kind in MEMORY_BOUND else names
 
 

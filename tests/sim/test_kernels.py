@@ -190,6 +190,13 @@ def test_attention_of_few_heads_loses_as_much_as_it_does_where_it_was_measured(g
         assert 0.7 < per_head(heads) / per_head(64) < 1.2
 
 
+def test_microscaled_products_have_the_efficiency_that_their_shape_has_in_8_bits() -> None:
+    costs = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"])
+    for size in (512, 2048, 8192):
+        plain, scaled = (costs.compute(gemm(size, size, size, d)).seconds for d in ("fp8", "mxfp8"))
+        assert plain <= scaled < 1.1 * plain
+
+
 def test_kernel_files_are_plain_columns() -> None:
     tables = kernel_file("h100").tables
     assert {("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16")} <= tables
