@@ -169,8 +169,8 @@ def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
     else:
         steps = []
         for b, size in zip(blocks, saved, strict=True):
-            late = sum(s.bytes for s in b.saved if s.weight_grad) + b.rebuilt_bytes + output_gradients_bytes(b)
-            freed = {Kind.B: size, Kind.I: size - late, Kind.W: late}[kind]
+            late = 0.0 if kind is Kind.B else late_bytes(b)
+            freed = late if kind is Kind.W else size - late
             steps.append((0.0, 0.0 if kind is Kind.W else b.backward_peak_bytes, freed))
     if fine and blocks:
         return _block_by_block(stage, kind, steps)
@@ -181,6 +181,12 @@ def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
         peak = max(peak, now + transient - claimed)
         now -= free
     return [(0.0, claimed, peak), (1.0, -freed, -peak)]
+
+
+def late_bytes(block: Block) -> float:
+    """What a split backward keeps for its weight half."""
+    needed = sum(s.bytes for s in block.saved if s.weight_grad)
+    return needed + block.rebuilt_bytes + output_gradients_bytes(block)
 
 
 def output_gradients_bytes(block: Block) -> float:
