@@ -86,21 +86,22 @@ class _Walk:
         held, pipeline_rank = self.stages[rank.index], self.plan.classes[rank.index].pipeline_rank
         for stage, what in held.items():
             early = self._timed(rank, ("prologue", id(what)), what.prologue)
-            ends = ends_s(early.tasks, rank.done_s, rank.held_s, rank.stream_s, {})
+            ends = ends_s(early.tasks, rank.done_s, rank.held_s, rank.stream_s, NONE) if early.tasks else []
             rank.handles_s[stage] = {handle: ends[i] for handle, i in early.open.items()}
             rank.stream_s = max([rank.stream_s, *ends])
         found: dict[tuple[object, ...], tuple[Timed, Ends, Ends]] = {}
+        arrived_s, ends_of_stages = self.arrived_s, self.uses.ends
         for actions in steps_of(self.schedule.ranks[pipeline_rank], self.pair):
-            key = tuple([a if a in self.uses.ends else a[:2] for a in actions])
+            key = tuple([a if a in ends_of_stages else a[:2] for a in actions])
             if key not in found:
                 found[key] = self._of(rank, actions)
             program, inputs, outputs = found[key]
             input_s = rank.held_s
             for i, wire in inputs:
                 message = wire.first_key + actions[i].micro_batch
-                while message not in self.arrived_s:
+                while message not in arrived_s:
                     yield message
-                input_s = max(input_s, self.arrived_s[message])
+                input_s = max(input_s, arrived_s[message])
             handles_s = rank.handles_s.get(actions[0].stage, NONE)
             rank.done_s, rank.stream_s = program.outcome(rank.done_s, input_s, rank.stream_s, handles_s)
             if outputs:
@@ -124,7 +125,9 @@ class _Walk:
             (use,) = self.uses.of(rank.index, [actions])
             return timed_template(use.template), use.inputs, use.outputs
         action, lane = actions[0], rank.index % self.plan.lanes
-        stage, ends = self.stages[rank.index][action.stage], action in self.uses.ends
+        stage = self.stages[rank.index][action.stage]
+        reduces_alike = action.kind is not Kind.F and stage.dp.each_micro_batch  # the last backward as any other
+        ends = action in self.uses.ends and not reduces_alike
         need, give = (of(action.stage, action.kind) for of in (self.messages.needed_by, self.messages.result_of))
 
         def program() -> Program:
