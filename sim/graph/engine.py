@@ -8,13 +8,14 @@ numbers in the same order, so the results are equal to the last bit.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from itertools import chain
+from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
 from typing import Any, NamedTuple
 
-from sim.graph.queues import Following, Queue, plan_queues
 from sim.graph.sharing import Flows, Sharing
 from sim.graph.taskgraph import TaskGraph
+
+Coming = tuple[float, int]  # when, and the task that ends, or ~task for one whose bytes begin to flow
 
 
 class Times(NamedTuple):
@@ -175,159 +176,87 @@ def run_contended(graph: TaskGraph, flows: Flows) -> Times:
     Raises:
         ValueError: as `run_simpy`.
     """
-    run = _Contended(graph, flows)
-    events = run.run()
-    _all_ran(graph, run.end)
-    return Times(run.start, run.end, "static", events)
+    sharing, n = Sharing(flows, graph.sort), len(graph)
+    start, end, coming = [0.0] * n, [-1.0] * n, list[Coming]()
+    release, start_first = _walker(graph, flows, start, end, coming)
+    start_first()
+    events = _run_events(graph.seconds, sharing, start, end, coming, release)
+    _all_ran(graph, end)
+    return Times(start, end, "static", events)
 
 
-class _Contended:
-    def __init__(self, graph: TaskGraph, flows: Flows) -> None:
-        n, sort = len(graph), graph.sort
-        self.graph, self.start, self.end, self.sharing = graph, [0.0] * n, [-1.0] * n, Sharing(flows, sort)
-        quiet_s = [-1.0] * len(graph.sorts)  # -1: no flow
-        for s, flow in flows.by_sort.items():
-            quiet_s[s] = flow.quiet_s
-        self.quiet_s = list(map(quiet_s.__getitem__, sort))
-        self.following = Following(graph, self.quiet_s, self.sharing, self.start, self.end)
-        self.on_link, self.groups = plan_queues(graph, flows)
-        self.queues = tuple(dict.fromkeys(self.on_link.values()))
-        self.meets = {s: tuple({self.on_link[x]: None for x in flow.path}) for s, flow in flows.by_sort.items()}
-        self.queue_of: list[Queue | None] = [None] * n  # tasks in queues
-        self.lagging, self.missing, self.after = self._edges()
+def _run_events(
+    seconds: list[float],
+    sharing: Sharing,
+    start: list[float],
+    end: list[float],
+    coming: list[Coming],
+    release: Callable[[int], None],
+) -> int:
+    """All arrivals and departures of flows, and what follows from them; returns how many there were."""
+    due_s = [-1.0] * len(start)  # when a flow under way ends; what was to come at other times is stale
+    now_s, events, changed, arrive, leave = 0.0, 0, sharing.changed, sharing.arrive, sharing.leave
+    while coming:
+        when_s, task = coming[0]
+        if when_s != now_s:
+            if changed:
+                for moved, in_s in sharing.settle(now_s):
+                    due_s[moved] = end_s = now_s + in_s
+                    heappush(coming, (end_s, moved))
+                when_s, task = coming[0]
+            now_s = when_s
+        events += 1
+        if task < 0:
+            task = ~task
+            due_s[task] = end_s = start[task] + seconds[task]
+            arrive(task, now_s, end_s)
+            heapreplace(coming, (end_s, task))
+            continue
+        heappop(coming)
+        if now_s == due_s[task]:
+            due_s[task] = -1.0
+            end[task] = now_s
+            leave(task)
+            release(task)
+    return events
 
-    def _edges(self) -> tuple[dict[int, list[tuple[int, float]]], list[int], list[list[int]]]:
-        """Who starts so long after each task, how many things each waits for, and who waits for it: all without what
-        stands behind others in a queue."""
-        graph, queue_of, waits = self.graph, self.queue_of, self.graph.waits
-        missing, nobody = list(map(len, waits)), list[int]()
-        after, others = [nobody] * len(waits), list[int]()  # first in their group, behind others
-        for queue in self.queues:
-            before = -1
-            for group in queue.groups:
-                first, count = group.first, len(group.lags_s)
-                queue_of[first : first + count] = [queue] * count
-                if waits[first] == [before]:
-                    missing[first] = 0
-                else:
-                    others.append(first)
-                before = first + count - 1
-        for task in chain((t for t, queue in enumerate(queue_of) if queue is None), others):
-            for w in waits[task]:
-                if after[w] is nobody:
-                    after[w] = [task]
-                else:
-                    after[w].append(task)
-        for queue in self.queues:
-            for group in queue.groups:
-                group.watched = after[group.first + len(group.lags_s) - 1] is not nobody
-        lagging = {
-            launcher: [x for first, lags_s, _ in groups if queue_of[first] is None for x in enumerate(lags_s, first)]
-            for launcher, groups in graph.launched.items()
-        }
-        for pairs in lagging.values():
-            for task, _ in pairs:
-                missing[task] += 1
-        return lagging, missing, after
 
-    def run(self) -> int:
-        """From the first task to the last; returns how many events that took."""
-        following, sharing = self.following, self.sharing
-        coming, due_s = following.coming, following.due_s
-        self._walk([task for task, n in enumerate(self.missing) if not n and self.queue_of[task] is None])
-        now_s, events = 0.0, 0
-        while coming:
-            when_s, task = coming[0]
-            if when_s != now_s:
-                if sharing.changed:
-                    self._settle(now_s)
-                    when_s, task = coming[0]
-                following.now_s = now_s = when_s
-            heappop(coming)
-            events += 1
-            if task < 0:
-                self._arrived(~task, now_s)
-            elif now_s == due_s[task]:
-                due_s[task] = -1.0
-                self._ended(task, now_s)
-            elif task in following.alarms:
-                following.alarm(following.alarms[task])
-        for queue in self.queues:
-            if queue.asleep:
-                following.follow(queue, float("inf"))
-        return events
+def _walker(
+    graph: TaskGraph, flows: Flows, start: list[float], end: list[float], coming: list[Coming]
+) -> tuple[Callable[[int], None], Callable[[], None]]:
+    """Two functions that fill in `start` and `end` up to the next flows, whose arrivals lie ahead: one goes on from a
+    flow that has ended, the other from the beginning of the step."""
+    seconds, after, missing, launched = graph.seconds, graph.successors(), _missing(graph), graph.launched
+    of_sort = [-1.0] * len(graph.sorts)
+    for sort, flow in flows.by_sort.items():
+        of_sort[sort] = flow.quiet_s
+    quiet_s = list(map(of_sort.__getitem__, graph.sort))  # -1: no flow
 
-    def _settle(self, now_s: float) -> None:
-        """New ends of all whose rates change."""
-        following = self.following
-        for task, in_s in self.sharing.settle(now_s):
-            queue, end_s = self.queue_of[task], now_s + in_s
-            if queue is not None:
-                queue.end_s = end_s
-                if self.sharing.rate[task] == 1.0 and following.may_sleep(queue, 1):
-                    following.sleep(queue, task)
-                    continue
-            following.due_s[task] = end_s
-            heappush(following.coming, (end_s, task))
-
-    def _arrived(self, task: int, now_s: float) -> None:
-        """The bytes of a task begin to flow."""
-        queue, following = self.queue_of[task], self.following
-        end_s = self.start[task] + self.graph.seconds[task]
-        if queue is None:
-            queues = self.meets[self.graph.sort[task]]
-            if following.meet(task, queues):
-                return
-            for other in queues:
-                following.disturb(other)
-        elif following.may_sleep(queue, 0):
-            queue.asleep, queue.kept = True, -1
-            return
-        following.due_s[task] = end_s
-        self.sharing.arrive(task, now_s, end_s)
-        heappush(following.coming, (end_s, task))
-
-    def _ended(self, task: int, now_s: float) -> None:
-        """A flow is through: who waits for it, and what stands behind it, may start."""
-        following, queue = self.following, self.queue_of[task]
-        self.end[task] = now_s
-        if queue is None:
-            following.ended(task, self.meets[self.graph.sort[task]])
-        else:
-            self.sharing.leave(task)
-            following.go_on(queue)
-        start, missing, ready = self.start, self.missing, []
-        for s in self.after[task]:
-            if now_s > start[s]:
-                start[s] = now_s
+    def release(task: int) -> None:
+        done = end[task]
+        for s in after[task]:
+            if done > start[s]:
+                start[s] = done
             missing[s] -= 1
             if not missing[s]:
-                ready.append(s)
-        self._walk(ready)
+                if quiet_s[s] >= 0.0 and s not in launched:
+                    heappush(coming, (start[s] + quiet_s[s], ~s))
+                else:
+                    walk([s])
 
-    def _walk(self, ready: list[int]) -> None:
-        """Fill in `start` and `end` up to the next flows, whose arrivals lie ahead."""
-        start, end, seconds, after, missing = self.start, self.end, self.graph.seconds, self.after, self.missing
-        quiet_s, lagging, groups, following = self.quiet_s, self.lagging, self.groups, self.following
+    def walk(ready: list[int]) -> None:
         for task in ready:  # grows while it is walked
-            queue = self.queue_of[task]
-            if queue is not None:
-                following.enter(queue, missing)
-                continue
             begin = start[task]
-            if task in lagging:
-                for s, lag_s in lagging[task]:
-                    if begin + lag_s > start[s]:
-                        start[s] = begin + lag_s
-                    missing[s] -= 1
-                    if not missing[s]:
-                        ready.append(s)
-                for group in groups.get(task, ()):
-                    group.ready_s = [begin + lag_s for lag_s in group.lags_s]
-                    following.enter(group.queue, missing)
-            wait_s = quiet_s[task]
-            if wait_s >= 0.0:
-                heappush(following.coming, (begin + wait_s, ~task))
+            if task in launched:
+                for first, lags_s, _ in launched[task]:
+                    for s, lag_s in enumerate(lags_s, first):
+                        if begin + lag_s > start[s]:
+                            start[s] = begin + lag_s
+                        missing[s] -= 1
+                        if not missing[s]:
+                            ready.append(s)
+            if quiet_s[task] >= 0.0:
+                heappush(coming, (begin + quiet_s[task], ~task))
                 continue
             end[task] = done = begin + seconds[task]
             for s in after[task]:
@@ -336,6 +265,8 @@ class _Contended:
                 missing[s] -= 1
                 if not missing[s]:
                     ready.append(s)
+
+    return release, lambda: walk([task for task, n in enumerate(missing) if not n])
 
 
 def _missing(graph: TaskGraph) -> list[int]:
