@@ -188,7 +188,7 @@ def _contention(sim: Simulation) -> dict[str, Any]:
             row = {"ranks": text_of(graph.classes[c].ranks), "kind": kinds[kind]}
             slowed.append({**row, "count": int(counts[i]), "seconds": float(seconds[i])})
     return {
-        "lost_s": sim.step_time_s - sim.ran.alone_s if slowed else 0.0,
+        "lost_s": max(0.0, sim.step_time_s - sim.ran.alone_s) if slowed else 0.0,
         "links": sorted(sim.ran.links),
         "slowed": slowed,
     }

@@ -184,9 +184,13 @@ class Pricing:
 
 def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
     """The preset machine whose collectives a shipped profile holds, where the links inside the scenario's nodes are
-    others; what was measured on the simulated machine itself stands as it is."""
+    others; what was measured on the simulated machine itself stands as it is. Efficiencies are not compared: a cluster
+    described by hand has cautious defaults for what was measured here."""
     preset = next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
-    return None if preset is None or preset.intra_node == cluster.intra_node else Network(preset)
+    if preset is None:
+        return None
+    ours, theirs = ((c.kind, c.bandwidth_bytes_per_s, c.latency_s) for c in (cluster.intra_node, preset.intra_node))
+    return None if ours == theirs else Network(preset)
 
 
 def _slowed(measured: Cost, faulty_s: float, healthy_s: float) -> Cost:

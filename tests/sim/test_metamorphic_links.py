@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.metamorphic import SMALL, vary
+from tests.sim.metamorphic import SMALL, run, vary
 
 TENSOR = {**SMALL, "parallelism": {"tp": 8, "sp": True}}
 
@@ -19,6 +19,12 @@ def test_links_inside_a_node_matter_where_its_collectives_were_measured(cluster:
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > 2.5 * steps[1]
     assert steps[2] > 1.1 * steps[3]
+
+
+def test_a_node_described_by_hand_is_the_preset_of_its_links() -> None:
+    links = {"kind": "nvswitch", "bandwidth_bytes_per_s": 450e9, "latency_s": 3.4e-6}
+    by_hand = {"gpu": "h100-sxm", "gpus_per_node": 8, "intra_node": links}
+    assert run(**{**TENSOR, "cluster": by_hand})["step_time_s"] == pytest.approx(run(**TENSOR)["step_time_s"], rel=1e-3)
 
 
 def test_pcie_in_a_node_is_slower_than_nvlink() -> None:
