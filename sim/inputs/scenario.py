@@ -35,6 +35,7 @@ KEYS = (
     "version", "name", "model", "training", "parallelism", "cluster", "calibration", "inference",
     "distillation", "faults",
 )  # fmt: skip
+PROFILE_OF = {"a100-sxm-40g": "a100-sxm"}  # the others' are named like them; less bandwidth is priced by its ratio
 SECTIONS: dict[str, type[BaseModel]] = {
     "training": Training, "parallelism": Parallelism, "model": ModelConfig, "inference": Inference
 }  # fmt: skip
@@ -260,5 +261,5 @@ def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> 
             return str(beside), ()
         return name, ()
     if cluster.gpu.name in GPUS:
-        return cluster.gpu.name, ()
+        return PROFILE_OF.get(cluster.gpu.name, cluster.gpu.name), ()
     return "roofline", (f"calibration: no profile for GPU '{cluster.gpu.name}', so roofline is used",)

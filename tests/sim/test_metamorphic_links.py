@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.metamorphic import SMALL, run, vary
+from topology.presets import GPUS
 
 TENSOR = {**SMALL, "parallelism": {"tp": 8, "sp": True}}
 
@@ -19,6 +20,14 @@ def test_links_inside_a_node_matter_where_its_collectives_were_measured(cluster:
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > 2.5 * steps[1]
     assert steps[2] > 1.1 * steps[3]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_gpu_by_name_brings_a_profile(gpu: str) -> None:
+    precision = "fp16" if gpu == "v100" else "bf16"
+    result = run(**{**SMALL, "cluster": {"gpu": gpu}, "training": {**SMALL["training"], "precision": precision}})
+    assert result["provenance"]["shares"]["roofline"] < 0.5 or gpu == "cpu"
+    assert 0.2 < result["mfu"] < (1.0 if gpu == "cpu" else 0.8)
 
 
 def test_a_node_described_by_hand_is_the_preset_of_its_links() -> None:
