@@ -126,7 +126,9 @@ def test_killed_at_any_moment_it_leaves_whole_files_and_goes_on(tmp_path: Path) 
     profile = load_profile(file)
     seconds = {(t.op, s) for t in profile.points for s in t.seconds.tolist()}
     assert {(row[1], row[4]) for rows in before.values() for row in rows} <= seconds
-    assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
+    left = {p.name for p in tmp_path.iterdir()} - {"p.json"}
+    assert len(left) <= 2, "one killed while it writes may leave the temporary file that it writes to (sim.files)"
+    assert all(name.startswith(".p.json.partial.") for name in left)
 
 
 @pytest.mark.real
