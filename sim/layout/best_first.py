@@ -94,6 +94,7 @@ class BestFirst:
     _heap: list[tuple[float, float, Layout]] = field(default_factory=list)
     _best_s: list[float] = field(default_factory=list)  # the `top` least times, negated heap
     _front: list[tuple[float, float]] = field(default_factory=list)
+    _walked: set[Layout] = field(default_factory=set)  # which stand in the heap with the time of their walk
 
     def run(self) -> Found:
         """Search."""
@@ -112,7 +113,8 @@ class BestFirst:
             for future in done:
                 self._take(future.result())
             self.report(self)
-        self.counts.pruned_by_bound += len(self._heap)
+        for _, _, layout in self._heap:
+            self._leave_out(layout)
         ranked = sorted(self.fitting, key=_rank)
         return Found(
             ranked[: self.top],
@@ -146,7 +148,7 @@ class BestFirst:
         if not scouting:
             layout = self._pop(share)
             if layout is not None:
-                return evaluate, packed, layout, self.limit_bytes, ceiling
+                return evaluate, packed, layout, self.limit_bytes, self._patience_s(layout)
         if self.meshes_left:
             return bound_grid, packed, self.meshes_left.pop(), self.limit_bytes, ceiling
         return None
@@ -159,8 +161,21 @@ class BestFirst:
             bound_s, memory, layout = heapq.heappop(self._heap)
             if not any(t < bound_s and m <= memory for t, m in self._front):
                 return layout
-            self.counts.pruned_by_bound += 1
+            self._leave_out(layout)
         return None
+
+    def _patience_s(self, layout: Layout) -> float:
+        """Up to which least time a layout is simulated at once: beyond, another may be faster, and it is put off."""
+        if self.whole_front or layout in self._walked:
+            return float("inf")
+        return min(self.ceiling_s, self._heap[0][0] if self._heap else float("inf"))
+
+    def _leave_out(self, layout: Layout) -> None:
+        """Count a layout that is too slow by its bound, or by its walk."""
+        walked = layout in self._walked
+        self.counts.evaluated += walked
+        self.counts.beaten += walked
+        self.counts.pruned_by_bound += not walked
 
     def _take(self, result: GridBounds | Outcome) -> None:
         if isinstance(result, Outcome):
@@ -176,6 +191,11 @@ class BestFirst:
 
     def _judge(self, result: Outcome) -> None:
         counts, cpu_s = self.counts, self.cpu_s
+        if result.beaten:
+            cpu_s.beaten += result.cpu_s
+            self._walked.add(result.layout)
+            heapq.heappush(self._heap, (result.step_time_s, result.peak_memory_bytes, result.layout))
+            return
         counts.evaluated += 1
         if result.refused:
             counts.refused += 1
@@ -184,10 +204,6 @@ class BestFirst:
         if result.peak_memory_bytes > self.limit_bytes:
             counts.too_large += 1
             cpu_s.too_large += result.cpu_s
-            return
-        if result.beaten:
-            counts.beaten += 1
-            cpu_s.beaten += result.cpu_s
             return
         counts.simulated += 1
         cpu_s.simulated += result.cpu_s
