@@ -92,6 +92,12 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     },
     {"parallelism": {"cp_split": "contiguous"}, "model": {"positions": "learned"}},
     {"model": {**MOE, "moe": {**MOE["moe"], "imbalance": {"seed": 1, "zipf": 1.2}}}},
+    {
+        "faults": {
+            "stragglers": [{"rank": 3, "compute_scale": 1.3}, {"rank": 5, "compute_scale": 0.8}],
+            "links": [{"between": ["node0", "node1"], "bandwidth_scale": 0.5}],
+        }
+    },
 )
 
 
