@@ -35,6 +35,7 @@ from topology.collectives import (
 from topology.protocols import SIMPLE_NVLINK_S
 from topology.timing import (
     LINES_WINDOW_BYTES,
+    LL_WINDOW_BYTES,
     NETWORK_SHARE,
     RENDEZVOUS_BYTES,
     TREE_SHARE,
@@ -145,13 +146,13 @@ def tree_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
         step_s = fabric.near_step_s * _near(group)
     far_step_s = {"LL": fabric.ll_step_s}.get(protocol, fabric.ll128_step_s if lines else fabric.step_s)
     latency_s = start_s + near * step_s + far * _far(group, far_step_s)
-    window = min(size_bytes, LINES_WINDOW_BYTES if lines else WINDOW_BYTES)
+    window = min(size_bytes, LL_WINDOW_BYTES if protocol == "LL" else LINES_WINDOW_BYTES if lines else WINDOW_BYTES)
     near_bytes, far_bytes = (kernel.ll_bytes, fabric.ll_bytes) if protocol == "LL" else (WINDOW_FILL, WINDOW_FILL)
     fill_s = window * (near * near_bytes / group.ring_bytes_per_s + far * far_bytes / share)
     if protocol == "LL" and size_bytes >= RENDEZVOUS_BYTES:
         fill_s += far * _far(group, fabric.rendezvous_s)
     flow = 1.0 if group.domains == 2 else 2 / TREE_SHARE
-    rest = (size_bytes - window) * _wire(kernel, protocol if lines else "")
+    rest = (size_bytes - window) * _wire(kernel, protocol if lines or protocol == "LL" else "")
     return AlphaBeta(latency_s, fill_s + max(rest * flow / share, rest / inside.chain_bytes_per_s))
 
 

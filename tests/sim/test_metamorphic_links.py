@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.sim.metamorphic import SMALL, run, vary
-from topology.presets import GPUS
+from topology.network import Network
+from topology.presets import CLUSTERS, GPUS
 
 TENSOR = {**SMALL, "parallelism": {"tp": 8, "sp": True}}
 
@@ -39,3 +42,14 @@ def test_a_node_described_by_hand_is_the_preset_of_its_links() -> None:
 def test_pcie_in_a_node_is_slower_than_nvlink() -> None:
     pcie = {"preset": "dgx-h100", "intra_node": {"kind": "pcie", "bandwidth_bytes_per_s": 25e9}}
     assert vary(TENSOR, cluster=pcie)["exposed_comm_s"] > 5 * vary(TENSOR)["exposed_comm_s"]
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100", "gb200-nvl72"])
+@pytest.mark.parametrize("nodes", [2, 16, 64])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
+def test_larger_messages_take_longer_but_for_changes_of_protocol(cluster: str, nodes: int, kind: str) -> None:
+    spec = CLUSTERS[cluster].model_copy(update={"nodes": nodes})
+    network, ranks = Network(spec), list(range(nodes * spec.gpus_per_node))
+    costs = [network.collective(kind, ranks, 2.0 ** (e / 2)) for e in range(20, 64)]
+    for smaller, larger in pairwise(costs):
+        assert larger.seconds > smaller.seconds * (0.99 if larger.algorithm == smaller.algorithm else 0.35)
