@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -95,15 +96,15 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     if not len(graph):
         return {}, []
     start_s, end_s, waits = times.start_s, times.end_s, graph.waits
-    lags: dict[int, tuple[int, float]] | None = None
+    launchers: tuple[list[int], list[int]] | None = None
     task = end_s.index(max(end_s))
     chain = [task]
     while start_s[task] > 0.0 or waits[task]:
         mine = waits[task]
         before = mine[0] if len(mine) == 1 else max(mine, key=end_s.__getitem__, default=-1)
         if before < 0 or end_s[before] < start_s[task]:  # then what launched it decides
-            lags = graph.lags() if lags is None else lags
-            before = lags[task][0]
+            launchers = launchers or graph.launchers()
+            before = launchers[1][bisect_right(launchers[0], task) - 1]
         task = before
         chain.append(task)
     chain.reverse()

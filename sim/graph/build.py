@@ -185,14 +185,14 @@ class Build:
     def _go_overlapped(self, rank: _Rank, steps: list[Step], uses: list[Use]) -> Walk:
         """Receive, act, send; a message is on its way when its producer has ended."""
         tasks, waiting, last, add = self.messages.tasks, self.waiting, rank.last, self.graph.add
-        apart = self._apart
+        apart = self._apart if self.links is not None and self.links.apart != set() else None
         for step, use in zip(steps, uses, strict=True):
             for i, wire in use.inputs:
                 key = wire.first_key + step[i][2]
                 while tasks[key] < 0:
                     yield key
                 rank.waits.append(tasks[key])
-            if apart(rank, use, step) or not self._act_alone(rank, use, step[0]):
+            if (apart and apart(rank, use, step)) or not self._act_alone(rank, use, step[0]):
                 yield from self._act(rank, use, step[0])
             for i, (first_key, seconds, sort, queue) in use.outputs:
                 key = first_key + step[i][2]

@@ -134,11 +134,10 @@ def _in_order(graph: TaskGraph) -> Times | None:
             start[task] = begin
             end.append(begin + seconds)
             if task in launched:
-                for first, lags_s, _ in launched[task]:
+                for first, lags_s in launched[task]:
                     if first <= task:
                         return None
-                    for s, lag_s in enumerate(lags_s, first):
-                        start[s] = max(start[s], begin + lag_s)
+                    start[first : first + len(lags_s)] = [begin + lag_s for lag_s in lags_s]
     except IndexError:
         return None
     return Times(start, end, "static", 0)
@@ -191,7 +190,7 @@ def _run_events(
     start: list[float],
     end: list[float],
     coming: list[Coming],
-    release: Callable[[int], None],
+    release: Callable[[int, float], None],
 ) -> int:
     """All arrivals and departures of flows, and what follows from them; returns how many there were."""
     due_s = [-1.0] * len(start)  # when a flow under way ends; what was to come at other times is stale
@@ -215,15 +214,14 @@ def _run_events(
         heappop(coming)
         if now_s == due_s[task]:
             due_s[task] = -1.0
-            end[task] = now_s
             leave(task)
-            release(task)
+            release(task, now_s)
     return events
 
 
 def _walker(
     graph: TaskGraph, flows: Flows, start: list[float], end: list[float], coming: list[Coming]
-) -> tuple[Callable[[int], None], Callable[[], None]]:
+) -> tuple[Callable[[int, float], None], Callable[[], None]]:
     """Two functions that fill in `start` and `end` up to the next flows, whose arrivals lie ahead: one goes on from a
     flow that has ended, the other from the beginning of the step."""
     seconds, after, missing, launched = graph.seconds, graph.successors(), _missing(graph), graph.launched
@@ -232,11 +230,11 @@ def _walker(
         of_sort[sort] = flow.quiet_s
     quiet_s = list(map(of_sort.__getitem__, graph.sort))  # -1: no flow
 
-    def release(task: int) -> None:
-        done = end[task]
+    def release(task: int, now_s: float) -> None:
+        end[task] = now_s
         for s in after[task]:
-            if done > start[s]:
-                start[s] = done
+            if now_s > start[s]:
+                start[s] = now_s
             missing[s] -= 1
             if not missing[s]:
                 if quiet_s[s] >= 0.0 and s not in launched:
@@ -248,7 +246,7 @@ def _walker(
         for task in ready:  # grows while it is walked
             begin = start[task]
             if task in launched:
-                for first, lags_s, _ in launched[task]:
+                for first, lags_s in launched[task]:
                     for s, lag_s in enumerate(lags_s, first):
                         if begin + lag_s > start[s]:
                             start[s] = begin + lag_s
@@ -273,7 +271,7 @@ def _missing(graph: TaskGraph) -> list[int]:
     """How many things each task still waits for."""
     missing = list(map(len, graph.waits))
     for groups in graph.launched.values():
-        for first, lags_s, _ in groups:
+        for first, lags_s in groups:
             for task in range(first, first + len(lags_s)):
                 missing[task] += 1
     return missing
@@ -282,7 +280,7 @@ def _missing(graph: TaskGraph) -> list[int]:
 def _lagging(graph: TaskGraph) -> dict[int, list[tuple[int, float]]]:
     """By task: who may start how long after it has started."""
     return {
-        task: [each for first, lags_s, _ in groups for each in enumerate(lags_s, first)]
+        task: [each for first, lags_s in groups for each in enumerate(lags_s, first)]
         for task, groups in graph.launched.items()
     }
 

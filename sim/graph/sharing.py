@@ -53,24 +53,24 @@ class Sharing:
             if s < count:
                 paths[s], like[s] = flow.path, number.setdefault(tuple(flow.path.items()), len(number))
         self.paths = list(map(paths.__getitem__, sort))
+        places = [[(link, self.users[link]) for link in path] for path in paths]
+        self.places = list(map(places.__getitem__, sort))  # the links of each task, and who uses them
         self.like = list(map(like.__getitem__, sort))  # tasks of one number have equal paths
         self._known: dict[tuple[object, ...], list[float]] = {}
 
     def arrive(self, task: int, now_s: float, alone_end_s: float) -> None:
         """Bytes of a task begin to flow; alone it ends at `alone_end_s`."""
         self.since_s[task], self.left_s[task] = now_s, alone_end_s - now_s
-        all_users = self.users
-        for link in self.paths[task]:
-            users = all_users[link]
+        for link, users in self.places[task]:
             if users:
                 self.changed[link] = None
             users[task] = None
 
     def leave(self, task: int) -> None:
         """A task has ended."""
-        users, over = self.users, self.over
-        for link in self.paths[task]:
-            del users[link][task]
+        over = self.over
+        for link, users in self.places[task]:
+            del users[task]
             if link in over:
                 self.changed[link] = None
 
@@ -78,17 +78,19 @@ class Sharing:
         """New rates after all arrivals and departures of an instant: tasks whose ends move, and how far off these are
         now, seconds."""
         touched: dict[int, None] = {}
-        paths, over, like, all_users = self.paths, self.over, self.like, self.users
+        paths, over, all_users, limit, links = self.paths, self.over, self.users, self.limit, list[int]()
         for link in self.changed:
             users = all_users[link]
-            if len(users) > 1 and fsum([paths[t][link] for t in users]) > self.limit[link]:
+            loads = [paths[task][link] for task in users]
+            if len(loads) > 1 and (loads[0] + loads[1] if len(loads) == 2 else fsum(loads)) > limit[link]:
                 over[link] = None
+                links.append(link)
                 touched.update(users)
             elif link in over:
                 del over[link]
                 touched.update(users)
         self.changed.clear()
-        flows, links = list(touched), list[int]()
+        flows = list(touched)
         if over:  # all that share a full link with these flows, directly or through others
             for task in flows:  # grows while it is walked
                 for link in paths[task]:
@@ -98,12 +100,7 @@ class Sharing:
                             if other not in touched:
                                 touched[other] = None
                                 flows.append(other)
-        if links:
-            flows.sort(key=like.__getitem__)
-            fair = self._fair(flows, links)
-        else:
-            fair = [1.0] * len(flows)
-        return self._pace(flows, fair, now_s)
+        return self._pace(flows, self._fair(flows, links) if links else [1.0] * len(flows), now_s)
 
     def _pace(self, flows: list[int], fair: list[float], now_s: float) -> list[tuple[int, float]]:
         """Let these flows go on at new rates; those whose rate was another, and how long each still takes, seconds."""
@@ -121,6 +118,7 @@ class Sharing:
     def _fair(self, flows: list[int], links: list[int]) -> list[float]:
         """How fast flows go that share these full links; the same few sets of flows meet over and over."""
         links.sort()
+        flows.sort(key=self.like.__getitem__)
         key = (*links, -1, *[self.like[t] for t in flows])
         known = self._known.get(key)
         if known is None:

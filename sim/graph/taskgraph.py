@@ -32,14 +32,10 @@ class Sort(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """Tasks from `first` on that start no earlier than so many seconds each (`lags_s`) after another has started.
-
-    `queued`: each waits for the one before it alone, and nobody else for any but the last.
-    """
+    """Tasks from `first` on that start no earlier than so many seconds each (`lags_s`) after another has started."""
 
     first: int
     lags_s: list[float]
-    queued: bool
 
 
 class Stamp(NamedTuple):
@@ -55,7 +51,7 @@ class Stamp(NamedTuple):
 class TaskGraph:
     """Columns by task: `seconds`, `waits` (tasks that must have ended), `sort`, `micro_batch` (-1: none).
 
-    `launched`: by task, what starts so long after it has started.
+    `launched`: by task, what starts so long after it has started; a task is launched by one other at most.
     """
 
     classes: tuple[RankClass, ...]
@@ -94,17 +90,13 @@ class TaskGraph:
                 first = task + offset
                 self.waits[first] = [last[stream]] if stream in last else []
                 last[stream] = first + len(lags_s) - 1
-                beside.append(Launched(first, lags_s, True))
+                beside.append(Launched(first, lags_s))
         return task
 
-    def lags(self) -> dict[int, tuple[int, float]]:
-        """By task that is launched: by which, and how many seconds after that one's start it starts at the earliest."""
-        return {
-            task: (other, lag_s)
-            for other, groups in self.launched.items()
-            for first, lags_s, _ in groups
-            for task, lag_s in enumerate(lags_s, first)
-        }
+    def launchers(self) -> tuple[list[int], list[int]]:
+        """The first of each group that is launched together, ascending, and what launches it."""
+        pairs = sorted((group.first, other) for other, groups in self.launched.items() for group in groups)
+        return [first for first, _ in pairs], [other for _, other in pairs]
 
     @property
     def stages(self) -> list[int]:

@@ -91,7 +91,13 @@ class Uses:
         found: dict[tuple[object, ...], Use] = {}
         out = []
         for step in steps:
-            key = tuple([a if a in ends else a[:2] for a in step])
+            key: tuple[object, ...] = step
+            if len(step) == 1:
+                action = step[0]
+                if action not in ends:
+                    key = action[:2]
+            elif ends.isdisjoint(step):
+                key = tuple([a[:2] for a in step])
             use = found.get(key)
             if use is None:
                 use = found[key] = self._new_use(class_index, step)
