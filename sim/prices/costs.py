@@ -42,6 +42,7 @@ EPILOGUE_EXPOSED = 0.5  # of the result's extra traffic; the rest runs under oth
 POWER_UNCERTAINTY = 0.25  # of what the power limit adds: temperature, data and the part itself decide
 POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
 GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
+UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 NORM_KERNELS = 2  # of a norm that is one kernel forward and two backward; more make it a chain of elementwise ones
 _OUTSIDE_PER_OCTAVE = 0.1
 _TORCH_NAME = {"flash2": "flash"}  # in tables of `calibrate.run`, as torch calls its backends
@@ -168,7 +169,8 @@ class Costs:
         if not found:
             return self._throttled(op, self._roofline(op), pace)
         if op.name.startswith("output_unaligned"):
-            found = [c._replace(seconds=c.seconds * self.coefficient("unaligned_matmul_slowdown", 1.0)) for c in found]
+            slower, doubt = self.coefficient("unaligned_matmul_slowdown", 1.0), UNALIGNED_UNCERTAINTY
+            found = [Cost(c.seconds * slower, c.source, math.hypot(c.uncertainty, doubt)) for c in found]
         if op.kind in MATMULS:
             found = [c._replace(seconds=c.seconds / self._matmul_speed) for c in found]
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))

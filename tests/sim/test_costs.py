@@ -148,6 +148,14 @@ def test_a_machine_of_faster_matmuls_is_faster_in_nothing_else() -> None:
     assert faster.compute(stream(1e9)) == COSTS.compute(stream(1e9))
 
 
+def test_an_odd_vocabulary_s_matmuls_are_slower_and_less_sure() -> None:
+    costs = Costs(dataclasses.replace(MEASURED, coefficients={"unaligned_matmul_slowdown": Coefficient(2.0, "")}), H100)
+    even = costs.compute(gemm(4096, 1024, 256))
+    odd = costs.compute(dataclasses.replace(gemm(4096, 1024, 256), name="output_unaligned"))
+    assert odd.seconds == 2.0 * even.seconds
+    assert odd.uncertainty > 0.2 > even.uncertainty
+
+
 def test_a_machine_s_own_peaks_replace_the_data_sheet_s() -> None:
     profile = Profile(
         "p",
