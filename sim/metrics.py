@@ -56,8 +56,8 @@ def rank_seconds(built: Built, slots: Ints, start_s: Floats, end_s: Floats) -> l
     compute = graph.streams.get(COMPUTE, -1)
     mine = slots[slots[:, 2] == compute]
     sort = np.array(graph.sort, dtype=np.int64)[mine[:, 0]]
-    alone = np.array([(s.compute_s, s.exposed_s) for s in graph.sorts]).reshape(-1, 2)[sort]
-    compute_s, inside_s = (np.bincount(mine[:, 1], alone[:, i], len(ranks)).tolist() for i in (0, 1))
+    alone = (np.array(each)[sort] for each in ([s.compute_s for s in graph.sorts], [s.exposed_s for s in graph.sorts]))
+    compute_s, inside_s = (np.bincount(mine[:, 1], column, len(ranks)).tolist() for column in alone)
     place, spans = _runs(slots, len(graph.streams), start_s, end_s)
     computes = place[:, 1] == compute
     ends = np.searchsorted(place[:, 0], np.arange(len(ranks) + 1))

@@ -9,6 +9,7 @@ has ten thousands of tasks and evaluating them takes less than making objects of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -125,7 +126,8 @@ class TaskGraph:
 
     def slot_table(self) -> Ints:
         """The rows of the timeline that tasks occupy, as [rows, 4]: task, class, stream, kind; by task."""
-        rows = np.array([row for s in self.sorts for row in s.rows], dtype=np.int64).reshape(-1, 3)
+        flat = chain.from_iterable([row for s in self.sorts for row in s.rows])
+        rows = np.fromiter(flat, np.int64).reshape(-1, 3)
         counts = np.array([len(s.rows) for s in self.sorts], dtype=np.int64)
         sort = np.array(self.sort, dtype=np.int64)
         task, row = ragged(counts, sort)
