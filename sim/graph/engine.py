@@ -193,7 +193,8 @@ def _run_events(
     release: Callable[[int, float], None],
 ) -> int:
     """All arrivals and departures of flows, and what follows from them; returns how many there were."""
-    due_s = [-1.0] * len(start)  # when a flow under way ends; what was to come at other times is stale
+    due_s = [-1.0] * len(start)  # when a flow under way ends
+    told_s = [-1.0] * len(start)  # the earliest event that asks whether it has; one that comes too early asks again
     now_s, events, changed, arrive, leave = 0.0, 0, sharing.changed, sharing.arrive, sharing.leave
     while coming:
         when_s, task = coming[0]
@@ -201,21 +202,26 @@ def _run_events(
             if changed:
                 for moved, in_s in sharing.settle(now_s):
                     due_s[moved] = end_s = now_s + in_s
-                    heappush(coming, (end_s, moved))
+                    if end_s < told_s[moved]:
+                        told_s[moved] = end_s
+                        heappush(coming, (end_s, moved))
                 when_s, task = coming[0]
             now_s = when_s
         events += 1
         if task < 0:
             task = ~task
-            due_s[task] = end_s = start[task] + seconds[task]
+            due_s[task] = told_s[task] = end_s = start[task] + seconds[task]
             arrive(task, now_s, end_s)
             heapreplace(coming, (end_s, task))
-            continue
-        heappop(coming)
-        if now_s == due_s[task]:
-            due_s[task] = -1.0
-            leave(task)
-            release(task, now_s)
+        elif now_s < due_s[task]:
+            told_s[task] = end_s = due_s[task]
+            heapreplace(coming, (end_s, task))
+        else:
+            heappop(coming)
+            if now_s == due_s[task]:
+                due_s[task] = -1.0
+                leave(task)
+                release(task, now_s)
     return events
 
 

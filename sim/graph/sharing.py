@@ -81,8 +81,7 @@ class Sharing:
         paths, over, all_users, limit, links = self.paths, self.over, self.users, self.limit, list[int]()
         for link in self.changed:
             users = all_users[link]
-            loads = [paths[task][link] for task in users]
-            if len(loads) > 1 and (loads[0] + loads[1] if len(loads) == 2 else fsum(loads)) > limit[link]:
+            if len(users) > 1 and fsum([paths[task][link] for task in users]) > limit[link]:
                 over[link] = None
                 links.append(link)
                 touched.update(users)
