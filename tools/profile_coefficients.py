@@ -68,6 +68,13 @@ NEWER_HOST: Coefficients = {
     "host_step_s": (1e-3, _UNMEASURED),
     "unaligned_matmul_slowdown": (2.0, _HOST),
 }
+_H200 = "measured on two H200 machines (calibrate.run, scenarios/cuda/h200.json)"
+HOPPER: Coefficients = {
+    "host_operator_eager_s": (3e-5, f"28 and 32 us: plain torch, a narrow GPT, {_H200}"),
+    "host_step_s": (5e-4, f"0.37 and 0.72 ms, {_H200}"),
+    "memory_efficiency_softmax": (0.3, f"torch's bf16 softmax over 4,096, 0.26 forward and 0.38 backward, {_H200}"),
+    "memory_efficiency_optimizer": (0.72, f"fused AdamW from 60 to 800 million parameters, {_H200}"),
+}
 _SUMS = "1: dK and dV of query heads that share a key head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
 A100_FLASH = (
     _flash("attention", (0.345, 0.341, 0), 82, 0.873, _TRITON)
@@ -76,7 +83,8 @@ A100_FLASH = (
 )
 H100_FLASH = (
     _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
-    | {"attention_group_sums": (1.0, _SUMS)}
+    | _flash("flash2", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
+    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("attention", "flash2")}
     | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
     | _flash("flash3", (0.51, 0.698, 0.791), 283, 0.85, _FLASH)
     | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)
@@ -115,6 +123,7 @@ def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficien
         "collective_sm_share": (round(24 / _SMS[name], 3), _SHARE),
         **attention,
         **(A100_HOST if name in ("v100", "a100") else NEWER_HOST),
+        **(HOPPER if name in ("h100", "h200") else {}),
     }
 
 

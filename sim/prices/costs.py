@@ -89,6 +89,7 @@ class Costs:
         self._collectives: dict[tuple[str, int], CollectiveTable] = {(c.op, c.ranks): c for c in profile.collectives}
         self._cache: dict[tuple[Compute, float], Cost] = {}
         self._host_operator_s = self.coefficient("host_operator_s", 0.0)
+        self._host_operator_eager_s = self.coefficient("host_operator_eager_s", self._host_operator_s)
         self._host_step_s = self.coefficient("host_step_s", 0.0)
         self.host_collective_s = self.coefficient("host_collective_s", 0.0)
         self.collective_sm_share = self.coefficient("collective_sm_share", 0.0)
@@ -104,11 +105,14 @@ class Costs:
         """Shortest time from one kernel launch to the next: the profile's, else the GPU's."""
         return self.coefficient("launch_overhead_s", self.gpu.launch_overhead_s)
 
-    def host_s(self, op: Compute) -> float:
-        """Seconds in which the host issues an operator's kernels (a floor under runs of them: `sim.graph.template`)."""
+    def host_s(self, op: Compute, eager: bool = False) -> float:
+        """Seconds in which the host issues an operator's kernels (a floor under runs of them: `sim.graph.template`).
+
+        `eager`: plain torch. Megatron's layers issue fewer kernels, each with more of Python around it.
+        """
         if op.kind == "optimizer":
             return self._host_step_s
-        return max(op.kernels, 1) * self._host_operator_s
+        return max(op.kernels, 1) * (self._host_operator_eager_s if eager else self._host_operator_s)
 
     def pace(self, ranks: int) -> float:
         """How much slower than the usual GPU's is the slowest clock of `ranks` GPUs under their power limit.
