@@ -277,7 +277,7 @@ class Build:
             waits += [rank.handles.pop((action[0], h)) for h in use.external if (action[0], h) in rank.handles]
         rank.waits, rank.tail = [], ()
         task = before[COMPUTE] = self.graph.place(stamp, waits, before, action[2])
-        for stream, _, _ in stamp.streams:
+        for stream in stamp.streams:
             rank.open[stream] = before[stream]
         rank.first.append(task)
         rank.final.append(task)

@@ -134,10 +134,10 @@ def _in_order(graph: TaskGraph) -> Times | None:
             start[task] = begin
             end.append(begin + seconds)
             if task in launched:
-                for first, lags_s in launched[task]:
-                    if first <= task:
+                for offset, lags_s in launched[task]:
+                    if offset <= 0:
                         return None
-                    start[first : first + len(lags_s)] = [begin + lag_s for lag_s in lags_s]
+                    start[task + offset : task + offset + len(lags_s)] = [begin + lag_s for lag_s in lags_s]
     except IndexError:
         return None
     return Times(start, end, "static", 0)
@@ -252,8 +252,8 @@ def _walker(
         for task in ready:  # grows while it is walked
             begin = start[task]
             if task in launched:
-                for first, lags_s in launched[task]:
-                    for s, lag_s in enumerate(lags_s, first):
+                for offset, lags_s in launched[task]:
+                    for s, lag_s in enumerate(lags_s, task + offset):
                         if begin + lag_s > start[s]:
                             start[s] = begin + lag_s
                         missing[s] -= 1
@@ -276,9 +276,9 @@ def _walker(
 def _missing(graph: TaskGraph) -> list[int]:
     """How many things each task still waits for."""
     missing = list(map(len, graph.waits))
-    for groups in graph.launched.values():
-        for first, lags_s in groups:
-            for task in range(first, first + len(lags_s)):
+    for launcher, groups in graph.launched.items():
+        for offset, lags_s in groups:
+            for task in range(launcher + offset, launcher + offset + len(lags_s)):
                 missing[task] += 1
     return missing
 
@@ -286,7 +286,7 @@ def _missing(graph: TaskGraph) -> list[int]:
 def _lagging(graph: TaskGraph) -> dict[int, list[tuple[int, float]]]:
     """By task: who may start how long after it has started."""
     return {
-        task: [each for first, lags_s in groups for each in enumerate(lags_s, first)]
+        task: [each for offset, lags_s in groups for each in enumerate(lags_s, task + offset)]
         for task, groups in graph.launched.items()
     }
 

@@ -33,19 +33,20 @@ class Sort(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """Tasks from `first` on that start no earlier than so many seconds each (`lags_s`) after another has started."""
+    """Tasks that start no earlier than so many seconds each (`lags_s`) after another has started; the first of them
+    stands `offset` behind that one."""
 
-    first: int
+    offset: int
     lags_s: list[float]
 
 
 class Stamp(NamedTuple):
-    """A task and those that it starts, on streams beside it: columns of them all. `streams`: each with the first of
-    them there, counted from the task, and how long after it each of those may start; all of a stream stand together."""
+    """A task and those that it launches: columns of them all. Those of each of `streams` stand together."""
 
     seconds: list[float]
     sorts: list[int]
-    streams: list[tuple[str, int, list[float]]]
+    streams: list[str]
+    launched: list[Launched]
 
 
 @dataclass(slots=True)
@@ -84,19 +85,17 @@ class TaskGraph:
         self.sort += stamp.sorts
         self.micro_batch += [micro_batch] * count
         self.waits.append(waits)
-        if stamp.streams:
+        if count > 1:
             self.waits += [[i] for i in range(task, task + count - 1)]
-            beside = self.launched[task] = []
-            for stream, offset, lags_s in stamp.streams:
-                first = task + offset
-                self.waits[first] = [last[stream]] if stream in last else []
-                last[stream] = first + len(lags_s) - 1
-                beside.append(Launched(first, lags_s))
+            self.launched[task] = stamp.launched
+            for stream, (offset, lags_s) in zip(stamp.streams, stamp.launched, strict=True):
+                self.waits[task + offset] = [last[stream]] if stream in last else []
+                last[stream] = task + offset + len(lags_s) - 1
         return task
 
     def launchers(self) -> tuple[list[int], list[int]]:
         """The first of each group that is launched together, ascending, and what launches it."""
-        pairs = sorted((group.first, other) for other, groups in self.launched.items() for group in groups)
+        pairs = sorted((other + x.offset, other) for other, groups in self.launched.items() for x in groups)
         return [first for first, _ in pairs], [other for _, other in pairs]
 
     @property

@@ -13,7 +13,7 @@ from sim.graph.link_book import LinkBook
 from sim.graph.messages import Hop, Messages, Wire
 from sim.graph.sharing import Flow
 from sim.graph.stages import Stage
-from sim.graph.taskgraph import Row, Stamp, TaskGraph
+from sim.graph.taskgraph import Launched, Row, Stamp, TaskGraph
 from sim.graph.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
@@ -161,13 +161,14 @@ class Uses:
 
     def _stamp(self, template: Template, fit: _Fit, sort: int, stage: int) -> Stamp:
         """A use as tasks: its own, and those that it leaves running."""
-        sorts, streams = [sort], dict[str, tuple[str, int, list[float]]]()
+        sorts, streams = [sort], dict[str, Launched]()
         for (launch, flow), row in zip(fit.launches, fit.rows, strict=True):
-            streams.setdefault(launch.stream, (launch.stream, len(sorts), []))[2].append(launch.lag_s)
+            streams.setdefault(launch.stream, Launched(len(sorts), [])).lags_s.append(launch.lag_s)
             sorts.append(self.graph.new_sort(launch.detail, row, stage))
             if flow is not None and self.links is not None:
                 self.links.add(sorts[-1], flow)
-        return Stamp([template.makespan_s, *[x.seconds for x, _ in fit.launches]], sorts, list(streams.values()))
+        seconds = [template.makespan_s, *[x.seconds for x, _ in fit.launches]]
+        return Stamp(seconds, sorts, list(streams), list(streams.values()))
 
     def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
         """The compiled program of a step."""

@@ -38,7 +38,7 @@ def programs(draw: st.DrawFn) -> TaskGraph:
         earlier = [t for t in range(n) if place[t] < place[task]]
         if earlier:
             other, lag_s = draw(st.sampled_from(earlier)), draw(st.floats(0, 1e3, allow_nan=False))
-            graph.launched.setdefault(other, []).append(Launched(task, [lag_s]))
+            graph.launched.setdefault(other, []).append(Launched(task - other, [lag_s]))
     return graph
 
 
@@ -54,7 +54,7 @@ def test_static_pass_equals_simpy_to_the_last_bit(graph: TaskGraph) -> None:
 @given(programs())
 def test_no_task_starts_before_what_it_waits_for(graph: TaskGraph) -> None:
     t = run_static(graph)
-    lags = {x.first: (other, x.lags_s[0]) for other, groups in graph.launched.items() for x in groups}
+    lags = {other + x.offset: (other, x.lags_s[0]) for other, groups in graph.launched.items() for x in groups}
     for task, waits in enumerate(graph.waits):
         ready = [t.end_s[w] for w in waits]
         if task in lags:
@@ -91,7 +91,7 @@ def sharing_programs(draw: st.DrawFn) -> Program:
     if draw(st.booleans()):
         graph.seconds[:] = [float(round(s) % 7) for s in graph.seconds]
         for groups in graph.launched.values():
-            groups[:] = [Launched(x.first, [float(round(lag_s) % 3) for lag_s in x.lags_s]) for x in groups]
+            groups[:] = [Launched(x.offset, [float(round(lag_s) % 3) for lag_s in x.lags_s]) for x in groups]
     capacity = draw(st.lists(st.floats(1.0, 10.0), min_size=1, max_size=4))
     loads, quiet_s = {}, {}
     for task in draw(st.sets(st.integers(0, len(graph) - 1), max_size=30)):
@@ -124,20 +124,19 @@ class Ranks:
 
     def act(self, draw: st.DrawFn, rank: int, parts: int, two_streams: bool) -> None:
         """Compute after what has arrived; what it leaves running goes on one stream or two, in any case on the NIC."""
-        seconds, streams = [draw(SECONDS)], []
+        seconds, launched = [draw(SECONDS)], []
         sorts = [self.sort(draw, rank, "compute", seconds[0], [])]
         names = ["dp", "ep"] if two_streams and parts > 1 else ["dp"] if parts else []
         for name in names:
-            lags = [draw(SECONDS) for _ in range(parts // len(names))]
-            streams.append((name, len(seconds), lags))
-            for _ in lags:
+            launched.append(Launched(len(seconds), [draw(SECONDS) for _ in range(parts // len(names))]))
+            for _ in launched[-1].lags_s:
                 seconds.append(draw(SECONDS))
                 sorts.append(self.sort(draw, rank, name, seconds[-1], [3 * rank, 3 * rank + 1]))
         last, waits = self.last[rank], self.inbox[rank]
         if "compute" in last:
             waits.append(last["compute"])
         self.inbox[rank] = []
-        last["compute"] = self.graph.place(Stamp(seconds, sorts, streams), waits, last, 0)
+        last["compute"] = self.graph.place(Stamp(seconds, sorts, names, launched), waits, last, 0)
 
     def talk(self, draw: st.DrawFn, rank: int, stream: str, waits: list[int], links: list[int]) -> int:
         """A communication of its own: a message, or a collective among those that actions leave running."""
