@@ -80,17 +80,20 @@ class TaskGraph:
     def place(self, stamp: Stamp, waits: list[int], last: dict[str, int], micro_batch: int) -> int:
         """Append a stamp's tasks, each behind the one before it on its stream; `last`: of each stream, kept up to date
         but for the first task's. Returns that one's index."""
+        if not stamp.launched:
+            return self.add(stamp.seconds[0], waits, stamp.sorts[0], micro_batch)
         task, count = len(self.seconds), len(stamp.seconds)
         self.seconds += stamp.seconds
         self.sort += stamp.sorts
         self.micro_batch += [micro_batch] * count
         self.waits.append(waits)
-        if count > 1:
-            self.waits += [[i] for i in range(task, task + count - 1)]
-            self.launched[task] = stamp.launched
-            for stream, (offset, lags_s) in zip(stamp.streams, stamp.launched, strict=True):
-                self.waits[task + offset] = [last[stream]] if stream in last else []
-                last[stream] = task + offset + len(lags_s) - 1
+        self.launched[task] = stamp.launched
+        for stream, (_, lags_s) in zip(stamp.streams, stamp.launched, strict=True):
+            first = len(self.waits)
+            self.waits.append([last[stream]] if stream in last else [])
+            last[stream] = end = first + len(lags_s) - 1
+            if end > first:
+                self.waits += [[i] for i in range(first, end)]
         return task
 
     def launchers(self) -> tuple[list[int], list[int]]:
