@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,51 +21,12 @@ from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
 from sim.published.predict import predict, quantity
 from sim.published.prediction import NotSimulated
-from sim.published.statistics import Error, by_group
+from sim.published.statistics import Error
 from sim.published.tables import Row, Table, read_table
+from sim.published.validation import Outcome, Validation
 
 MARK = "<!-- written by sim.validate --markdown -->"
 CHUNK = 12  # rows a process takes at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one row: its errors, or why there are none (`refused`: by a fault, else by design)."""
-
-    table: int
-    id: str
-    errors: tuple[Error, ...]
-    refused: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """A table and what became of its rows, in order."""
-
-    table: Table
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def errors(self) -> list[Error]:
-        return [e for o in self.outcomes for e in o.errors]
-
-    def left_out(self, refused: bool) -> list[Outcome]:
-        return [o for o in self.outcomes if o.reason and o.refused == refused]
-
-    def as_dict(self) -> dict[str, Any]:
-        """One entry of `tables` in format sim-validate/1."""
-        return {
-            "name": self.table.name,
-            "title": self.table.title,
-            "kind": self.table.kind,
-            "rows": len(self.outcomes),
-            "simulated": sum(not o.reason for o in self.outcomes),
-            "failed": [{"id": o.id, "reason": o.reason} for o in self.left_out(True)],
-            "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
-            "groups": by_group(self.errors),
-            "errors": [e.as_dict() for e in self.errors],
-        }
 
 
 def validate_tables(
@@ -153,8 +114,7 @@ def main(
 def _changed(table: Table, overrides: Sequence[str]) -> Table:
     """The table with `KEY=VALUE` put over every row's scenario: what an assumption of it is worth."""
     rows = [
-        replace(row, scenario=with_overrides(Source(row.id, dict(row.scenario)), overrides).data)
-        for row in table.rows
+        replace(row, scenario=with_overrides(Source(row.id, dict(row.scenario)), overrides).data) for row in table.rows
     ]
     return replace(table, rows=tuple(rows)) if overrides else table
 

@@ -6,12 +6,9 @@ import html
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sim.published.statistics import Error, by_group, summary
-
-if TYPE_CHECKING:
-    from sim.validate import Validation
+from sim.published.validation import Validation
 
 WORST = 10
 SIZE, MARGIN = 300, 44

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from sim.errors import InputError
 from sim.published.statistics import Error, by_group, summary
 from sim.published.tables import read_table
-from sim.validate import Validation, validate_tables
+from sim.published.validation import Validation
+from sim.validate import validate_tables
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 TABLES = sorted(PUBLISHED.glob("*.json"))

@@ -1,0 +1,49 @@
+"""A table of published measurements after all its rows were predicted: errors, and what was left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sim.published.statistics import Error, by_group
+from sim.published.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one row: its errors, or why there are none (`refused`: by a fault, else by design)."""
+
+    table: int
+    id: str
+    errors: tuple[Error, ...]
+    refused: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """A table and what became of its rows, in order."""
+
+    table: Table
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def errors(self) -> list[Error]:
+        return [e for o in self.outcomes for e in o.errors]
+
+    def left_out(self, refused: bool) -> list[Outcome]:
+        return [o for o in self.outcomes if o.reason and o.refused == refused]
+
+    def as_dict(self) -> dict[str, Any]:
+        """One entry of `tables` in format sim-validate/1."""
+        return {
+            "name": self.table.name,
+            "title": self.table.title,
+            "kind": self.table.kind,
+            "rows": len(self.outcomes),
+            "simulated": sum(not o.reason for o in self.outcomes),
+            "failed": [{"id": o.id, "reason": o.reason} for o in self.left_out(True)],
+            "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
+            "groups": by_group(self.errors),
+            "errors": [e.as_dict() for e in self.errors],
+        }
