@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES, norm, rope
-from sim.models.linear import Linear, linear
+from sim.models.linear import linear
 from sim.models.mlp import separate_matmuls
-from sim.models.operators import F, I, Part, gemm, memory_op
+from sim.models.operators import F, I, Linear, Part, gemm, memory_op
 from sim.program import Compute, Program, Saved
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import table_elements
 from sim.models.layer import shape_key
-from sim.models.linear import Linear, linear
+from sim.models.linear import linear
 from sim.models.lora import frozen
 from sim.models.operators import (
     F,
     I,
+    Linear,
     Part,
     backward_of,
     backward_peak,

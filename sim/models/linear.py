@@ -5,13 +5,12 @@ Shoeybi et al. 2019 (Megatron-LM) section 3; Korthikanti et al. 2022 section 4.2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
     F,
     I,
+    Linear,
     Part,
     W,
     accumulate,
@@ -24,32 +23,6 @@ from sim.models.operators import (
 from sim.program import Item, Phase, Program, Saved, Wait
 
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """`[rows, k] x [k, n]` for every n of `outs` (query, key, value as three matmuls have one input).
-
-    `mode`: column (n is this rank's part, the input whole), row (k is this rank's part, the output summed),
-    plain (every rank the whole). `rows` are those of the matmul, before any gather or after any scatter is
-    undone.
-    """
-
-    name: str
-    part: str
-    rows: int
-    k: int
-    outs: tuple[int, ...]
-    mode: str = "plain"
-    bias: bool = False
-    save_input: bool = True
-
-    @property
-    def n(self) -> int:
-        return sum(self.outs)
-
-    def out_name(self, i: int) -> str:
-        return self.name if len(self.outs) == 1 else f"{self.name}_{i}"
 
 
 def linear(d: Dims, spec: Linear) -> Part:

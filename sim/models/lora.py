@@ -13,14 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sim.models.dims import Dims
-from sim.models.operators import F, I, Part, W, accumulate, gemm, memory_op, weight_gradient, weight_gradient_bytes
+from sim.models.operators import (
+    F,
+    I,
+    Linear,
+    Part,
+    W,
+    accumulate,
+    gemm,
+    memory_op,
+    weight_gradient,
+    weight_gradient_bytes,
+)
 from sim.program import Compute, Item, Saved
-
-if TYPE_CHECKING:
-    from sim.models.linear import Linear
 
 ADAPTER = "_lora"
 

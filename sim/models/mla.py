@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sim.models.attention import Core
 from sim.models.dims import Dims
 from sim.models.elementwise import norm, rope
-from sim.models.linear import Linear, linear
-from sim.models.operators import F, I, Part, collective, memory_op
+from sim.models.linear import linear
+from sim.models.operators import F, I, Linear, Part, collective, memory_op
 from sim.program import Program
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import activation
-from sim.models.linear import Linear, linear
-from sim.models.operators import Part
+from sim.models.linear import linear
+from sim.models.operators import Linear, Part
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import ModelConfig

@@ -12,8 +12,8 @@ from sim.models.elementwise import norm
 from sim.models.embedding import lookup
 from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
-from sim.models.linear import Linear, linear
-from sim.models.operators import Part, backward_of, forward_of, workspace
+from sim.models.linear import linear
+from sim.models.operators import Linear, Part, backward_of, forward_of, workspace
 from sim.models.recompute import keep, mode_of_layer
 from sim.program import Block
 

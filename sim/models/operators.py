@@ -1,4 +1,6 @@
-"""Operators with their flops and bytes, and `Part`: one operator forward and backward with what it keeps."""
+"""Operators with their flops and bytes. `Part`: one operator forward and backward with what it keeps; `Linear`: the
+shape of a linear layer.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,32 @@ class Part:
     backward_bytes: float = 0.0
     core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
     output_bytes: float = 0.0  # of the core's result
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`[rows, k] x [k, n]` for every n of `outs` (query, key, value as three matmuls have one input).
+
+    `mode`: column (n is this rank's part, the input whole), row (k is this rank's part, the output summed),
+    plain (every rank the whole). `rows` are those of the matmul, before any gather or after any scatter is
+    undone.
+    """
+
+    name: str
+    part: str
+    rows: int
+    k: int
+    outs: tuple[int, ...]
+    mode: str = "plain"
+    bias: bool = False
+    save_input: bool = True
+
+    @property
+    def n(self) -> int:
+        return sum(self.outs)
+
+    def out_name(self, i: int) -> str:
+        return self.name if len(self.outs) == 1 else f"{self.name}_{i}"
 
 
 def forward_of(parts: Iterable[Part]) -> Program:
