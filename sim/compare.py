@@ -20,8 +20,9 @@ from sim.command import run_plain, write_json
 from sim.errors import InputError
 from sim.files import write_text
 from sim.graph.engine import run_static
+from sim.inputs.measured_run import MeasuredRun, load_measured
 from sim.inputs.scenario import Scenario, load_scenario
-from sim.measured import MeasuredRun, load_measured, to_timeline
+from sim.measured import own_profile, own_schedule, parsed_scenario, to_timeline
 from sim.prices.profile import Profile, load_profile
 from sim.simulation import Simulation, simulate
 from sim.timeline import Detail, Span, Timeline
@@ -208,7 +209,7 @@ def simulate_run(scenario: Scenario, run: MeasuredRun, profile: Profile, where: 
     """The scenario of a measured run, simulated as it was run; `where` starts error messages."""
     p = scenario.parallelism
     within_actions = p.tp * p.cp * p.ep > 1  # communications that a recorded action is cut at
-    schedule = run.own_schedule(scenario, where)
+    schedule = own_schedule(run, scenario, where)
     return simulate(scenario, profile, schedule=schedule, expand=within_actions, fold=not within_actions)
 
 
@@ -219,7 +220,7 @@ def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:
         InputError: naming the first key that differs.
     """
     cluster = scenario.cluster.model_dump(mode="json")
-    ran = run.parsed_scenario(where, cluster)
+    ran = parsed_scenario(run, where, cluster)
     a, b = (s.model_dump(mode="json", include=COMPARED) for s in (scenario, ran))
     different = _difference(a, b, "")
     if different is not None:
@@ -293,7 +294,7 @@ def _run(args: argparse.Namespace) -> int:
     run = load_measured(args.measured)
     check_same(scenario, run, args.measured)
     own = not args.calibration
-    profile = run.own_profile(args.measured) if own else load_profile(args.calibration, "--calibration")
+    profile = own_profile(run, args.measured) if own else load_profile(args.calibration, "--calibration")
     simulation = simulate_run(scenario, run, profile, args.measured)
     measured = to_timeline(run.actions, scenario)
     result = compare(simulation, run, measured, args.tolerance)

@@ -23,8 +23,9 @@ from typing import Any
 from sim.command import run_plain, write_json
 from sim.compare import compare, simulate_run
 from sim.errors import InputError
+from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.measured import load_measured, to_timeline
+from sim.measured import own_profile, to_timeline
 from sim.prices.profile import read_json
 
 FOLDER = "scenarios/measured"
@@ -45,7 +46,7 @@ def errors_of(path: Path) -> Errors:
     """
     run = load_measured(path)
     scenario = scenario_of(path)
-    simulation = simulate_run(scenario, run, run.own_profile(str(path)), str(path))
+    simulation = simulate_run(scenario, run, own_profile(run, str(path)), str(path))
     result = compare(simulation, run, to_timeline(run.actions, scenario), TOLERANCE)
     out = {"step_time": float(result["step_time_s"]["error"])}
     if result["replay"] is not None:

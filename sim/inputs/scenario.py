@@ -195,7 +195,7 @@ def _faults(data: dict[str, Any], source: Source) -> Faults | None:
     faults = validate(Faults, data["faults"], source, ("faults",))
     if faults.jitter is None or faults.jitter.measured is None or faults.jitter.factors:
         return faults
-    from sim.measured import factors, load_measured
+    from sim.inputs.measured_run import factors, load_measured
 
     file = _found_file(faults.jitter.measured, source, ("faults", "jitter", "measured"))
     found = factors(load_measured(file), file)

@@ -9,7 +9,8 @@ import pytest
 import synthetic
 
 from sim.compare import compare, simulate_run
-from sim.measured import load_measured, to_timeline
+from sim.inputs.measured_run import load_measured
+from sim.measured import own_profile, to_timeline
 from sim.regress import scenario_of
 from sim.views.compare_page import compare_page
 
@@ -65,7 +66,7 @@ def test_simulated_rows_stand_above_measured_ones(open_page: Any) -> None:
 def test_stored_runs_are_drawn_above_each_other(open_page: Any, name: str, tracks: list[str] | None) -> None:
     path = ROOT / "scenarios" / "measured" / f"{name}.json"
     run, scenario = load_measured(path), scenario_of(path)
-    simulation = simulate_run(scenario, run, run.own_profile(str(path)), str(path))
+    simulation = simulate_run(scenario, run, own_profile(run, str(path)), str(path))
     measured = to_timeline(run.actions, scenario)
     page = open_page(compare_page(compare(simulation, run, measured, 0.1), simulation.timeline, measured))
     rows = page.evaluate("stepsim.data.rows")

@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario, parse_scenario
-from sim.measured import load_measured, to_timeline
+from sim.measured import own_profile, parsed_scenario, to_timeline
 from sim.prices.costs import Costs
 from sim.prices.profile import load_profile
 from sim.program import Compute, Phase
@@ -42,9 +43,9 @@ def _profile(path: Path) -> None:
 
 def _measured(path: Path) -> None:
     run = load_measured(path)
-    scenario = run.parsed_scenario(str(path), {"preset": "cpu-host"})
+    scenario = parsed_scenario(run, str(path), {"preset": "cpu-host"})
     to_timeline(run.actions, scenario)
-    run.own_profile(str(path))
+    own_profile(run, str(path))
 
 
 def _table(path: Path) -> None:

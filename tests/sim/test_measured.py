@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.measured import load_measured, to_timeline
+from sim.inputs.measured_run import load_measured
+from sim.measured import own_profile, to_timeline
 from tests.sim.measured_runs import recorded, scenario
 
 
@@ -89,4 +90,4 @@ def test_no_run_at_all(tmp_path: Path, text: str) -> None:
 def test_run_without_calibration(tmp_path: Path, run: dict[str, Any]) -> None:
     del run["profile"]
     with pytest.raises(InputError, match=r"profile: missing.*--calibration"):
-        _load(tmp_path, run).own_profile("run.json")
+        own_profile(_load(tmp_path, run), "run.json")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario
-from sim.measured import load_measured
+from sim.measured import own_profile
 from sim.regress import EXPECTED, grown, main
 from sim.simulation import simulate
 
@@ -47,7 +48,7 @@ def test_stored_runs_are_small_and_each_has_a_profile() -> None:
     assert len(RUNS) >= 4
     for path in (*RUNS, *ON_GPU):
         assert path.stat().st_size < 200_000
-        assert load_measured(path).own_profile(str(path)).blocks
+        assert own_profile(load_measured(path), str(path)).blocks
 
 
 def test_a_slower_simulator_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

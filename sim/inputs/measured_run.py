@@ -1,0 +1,112 @@
+"""A measured run's file: what `calibrate.measure` writes about a real execution of a scenario, read and checked."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sim.errors import InputError
+from sim.prices.profile import read_json
+
+FORMAT = "measured-run/1"
+MOST_VARYING = 100_000  # actions that jitter is taken from
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Bytes = Annotated[float, Field(ge=0, le=1e18)]
+StepTime = Annotated[float, Field(gt=0, le=1e9)]
+
+
+class _Record(BaseModel):
+    """Keys beyond those named are left alone: other tools may add their own."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class MeasuredAction(_Record):
+    """One thing a rank did. Stage and micro-batch are -1 where they have no meaning."""
+
+    rank: int = Field(ge=0, le=10_000_000)
+    kind: str = Field(min_length=1, max_length=40)
+    stage: int = Field(default=-1, ge=-1, le=1_000_000)
+    micro_batch: int = Field(default=-1, ge=-1, le=100_000_000)
+    start_s: Seconds
+    end_s: Seconds
+
+    @model_validator(mode="after")
+    def _ordered(self) -> MeasuredAction:
+        if self.end_s < self.start_s:
+            raise ValueError(f"end_s {self.end_s} is before start_s {self.start_s}")
+        return self
+
+
+class MeasuredMemory(_Record):
+    """One rank's memory: peak of allocated bytes, and the most that was saved for backward at once."""
+
+    rank: int = Field(ge=0, le=10_000_000)
+    allocated_peak_bytes: Bytes
+    saved_for_backward_bytes: Bytes | None = None
+
+
+class MeasuredRun(_Record):
+    """A file of format `measured-run/1`. `actions` are of one representative step, from its start."""
+
+    format: Literal["measured-run/1"]
+    scenario: dict[str, Any]
+    environment: dict[str, Any] = Field(default_factory=dict)
+    step_times_s: tuple[StepTime, ...] = Field(min_length=1, max_length=1_000_000)
+    actions: tuple[MeasuredAction, ...] = Field(default=(), max_length=10_000_000)
+    memory: tuple[MeasuredMemory, ...] = ()
+    losses: tuple[float, ...] = ()
+    schedule: tuple[tuple[Annotated[str, Field(max_length=80)], ...], ...] | None = None
+    profile: dict[str, Any] | None = None
+
+    @property
+    def step_time_s(self) -> float:
+        """The median step."""
+        return statistics.median(self.step_times_s)
+
+    @property
+    def noise(self) -> float:
+        """Median absolute deviation of the steps, divided by their median."""
+        middle = self.step_time_s
+        return statistics.median(abs(t - middle) for t in self.step_times_s) / middle
+
+
+def load_measured(path: str | Path) -> MeasuredRun:
+    """Read a measured run.
+
+    Raises:
+        InputError: naming file, key, what was found and what is allowed.
+    """
+    data = read_json(Path(path))
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r} (see calibrate.measure)")
+    try:
+        return MeasuredRun.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "file"
+        raise InputError(f"{path}: {key}: {first['msg']}; found {str(first['input'])[:60]}") from None
+
+
+def factors(run: MeasuredRun, where: str) -> tuple[float, ...]:
+    """How computations varied: each one's time over the mean of its like (rank, kind, stage, and which piece of its
+    micro-batch, where communication cuts it); their mean is 1.
+
+    Raises:
+        InputError: where no computation was recorded twice.
+    """
+    alike: dict[tuple[int, str, int, int], list[float]] = {}
+    pieces: dict[tuple[int, str, int, int], int] = {}
+    for a in run.actions[:MOST_VARYING]:
+        if a.kind in ("F", "B", "W") and a.end_s > a.start_s:
+            whole = (a.rank, a.kind, a.stage, a.micro_batch)
+            piece = pieces[whole] = pieces.get(whole, -1) + 1
+            alike.setdefault((*whole[:3], piece), []).append(a.end_s - a.start_s)
+    found = [s / statistics.fmean(times) for times in alike.values() if len(times) > 1 for s in times]
+    if not found:
+        raise InputError(f"{where}: actions: hold no computation of one rank and stage twice, so none varies")
+    return tuple(found)
