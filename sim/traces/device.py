@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
-from sim.traces.host import Thread
+from sim.traces.host import Thread, is_runtime
 from sim.traces.kineto import Event, whole
-
-if TYPE_CHECKING:
-    from sim.traces.rank_graph import RankGraph
+from sim.traces.messages import nccl_message
+from sim.traces.rank_graph import RankGraph
+from sim.traces.recording import Message
 
 _SYNC = ("Synchronize", "cudaMemcpy", "hipMemcpy")
 _STREAM_WAIT = ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent")
+
+
+def add_device(graph: RankGraph) -> None:
+    """Add what a rank's step launched to its graph, after the host's nodes."""
+    launches = _runtime(graph)
+    kernels = _kernels(graph, launches)
+    if kernels:
+        DeviceGraph(graph, kernels, launches).build()
+
+
+def _runtime(graph: RankGraph) -> dict[int, tuple[Event, Thread]]:
+    """Runtime calls by correlation."""
+    out: dict[int, tuple[Event, Thread]] = {}
+    for thread in graph.threads:
+        for event in thread.events:
+            number = whole(event.args, "correlation") if is_runtime(event) else None
+            if number is not None and graph.begin_ns <= event.start_ns < graph.end_ns:
+                out.setdefault(number, (event, thread))
+    return out
+
+
+def _kernels(graph: RankGraph, launches: dict[int, tuple[Event, Thread]]) -> list[Event]:
+    """What the step launched; a kernel without a launch in the file belongs to the step it started in."""
+    known = {whole(e.args, "correlation") for t in graph.trace.threads.values() for e in t if is_runtime(e)}
+    out = []
+    for kernel in graph.trace.device:
+        number = whole(kernel.args, "correlation")
+        if number in launches or (number not in known and graph.begin_ns <= kernel.start_ns < graph.end_ns):
+            out.append(kernel)
+    return out
 
 
 class DeviceGraph:
@@ -47,17 +76,17 @@ class DeviceGraph:
 
     def _add(self, position: int, kernel: Event, across: list[int], operators: dict[int, Event]) -> None:
         issued = self._launch(kernel)
-        waits = self.graph._after_launch(issued, kernel.start_ns, self.latency_ns if issued else 0)
+        waits = self.graph.after_launch(issued, kernel.start_ns, self.latency_ns if issued else 0)
         before = [self.last[kernel.thread]] if kernel.thread in self.last else []
         waits += [(self.node_of[p], 0) for p in [*before, *across] if p in self.node_of]
-        message = self.graph.message_of(kernel, operators)
+        message = self._message_of(kernel, operators)
         kind = message.kind.upper() if message else "F"
         if not message and issued is not None:
-            kind = self.graph.kind_at(issued[1], issued[0].start_ns)
+            kind = issued[1].kind_at(issued[0].start_ns)
         if kernel.category != "kernel":
             kind = "COPY"
         stream = "compute" if kernel.thread == self.compute_stream else f"stream {kernel.thread[1]}"
-        node = self.graph._add(
+        node = self.graph.add(
             stream,
             kind,
             kernel.name,
@@ -69,6 +98,14 @@ class DeviceGraph:
         )
         self.node_of[position] = node
         self.last[kernel.thread] = position
+
+    def _message_of(self, kernel: Event, operators: dict[int, Event]) -> Message | None:
+        """The collective of an NCCL kernel."""
+        number = whole(kernel.args, "External id")
+        operator = operators.get(number) if number is not None else None
+        if "Collective name" not in kernel.args and (operator is None or "nccl" not in kernel.name.lower()):
+            return None
+        return nccl_message(kernel, operator, self.graph.trace.rank)
 
     def _launch(self, kernel: Event) -> tuple[Event, Thread] | None:
         number = whole(kernel.args, "correlation")
@@ -160,7 +197,7 @@ class DeviceGraph:
                 if owner is None or not any(word in owner.name for word in _SYNC) or "Async" in owner.name:
                     continue
                 stream = streams.get(whole(owner.args, "correlation"))
-                self.graph._blocks(thread, i, self._ended_in(owner, stream))
+                self.graph.blocks(thread, i, self._ended_in(owner, stream))
 
     def _ended_in(self, call: Event, stream: str | None) -> list[int]:
         """The last kernel of each stream (or of one) launched before a call and ended by its end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,6 +39,11 @@ class Thread:
     def before(self, time_ns: int) -> int:
         """The node of the last segment that ended by then; -1 where none has."""
         return self.nodes[i] if (i := bisect_right(self.ends, time_ns) - 1) >= 0 else -1
+
+    def kind_at(self, time_ns: int) -> str:
+        """F, B or OPTIMIZER: what the thread was at, at that moment."""
+        i = bisect_left(self.ends, time_ns + 1)
+        return self.segments[i].kind if i < len(self.segments) else "F"
 
 
 def segments(events: Sequence[Event], begin_ns: int, end_ns: int) -> list[Segment]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from sim.errors import InputError
+from sim.traces.device import add_device
 from sim.traces.kineto import RankTrace
 from sim.traces.rank_graph import RankGraph
 from sim.traces.recording import Recording, merge
@@ -26,13 +27,21 @@ def join(traces: Sequence[RankTrace], step: int | None = None) -> Recording:
     traces = sorted(traces, key=lambda t: t.rank)
     number = _step(traces, step)
     world = tuple(range(max(t.world_size for t in traces)))
-    parts = [RankGraph(t, *_window(t, number)).build(number, world) for t in traces]
+    parts = [_recorded(t, number, world) for t in traces]
     for part in parts:
         _count_keys(part)
     _one_clock(parts, traces)
     out = merge(parts, traces[0].path if len(traces) == 1 else f"{len(traces)} traces")
     _check_members(out)
     return out
+
+
+def _recorded(trace: RankTrace, step: int | None, world: tuple[int, ...]) -> Recording:
+    """One rank's nodes; `world`: ranks of the default group."""
+    graph = RankGraph(trace, *_window(trace, step))
+    graph.add_host(world)
+    add_device(graph)
+    return graph.recording(step)
 
 
 def _step(traces: Sequence[RankTrace], wanted: int | None) -> int | None:

@@ -12,26 +12,18 @@ Evidence, in the order it is used:
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from sim.traces.host import Segment, Thread, is_runtime, segments
-from sim.traces.kineto import Event, RankTrace, whole, within
-from sim.traces.messages import gloo_message, kind_of, nccl_message
+from sim.traces.host import Segment, Thread, segments
+from sim.traces.kineto import Event, RankTrace, within
+from sim.traces.messages import gloo_message, kind_of
 from sim.traces.recording import HOST, START, Message, Node, Recording
 
 MIN_WAIT_NS = 20_000  # a shorter gap between operators is the interpreter's, not a wait
 LATE = 0.1
 _WAITING_OPERATORS = ("wait_tensor", "Work::wait", "_wait")
 _GLOO = "gloo:"
-
-
-@dataclass(slots=True)
-class _Launch:
-    """A runtime call: when, where, in which segment's kind."""
-
-    event: Event
-    thread: Thread
 
 
 @dataclass(slots=True)
@@ -46,17 +38,18 @@ class RankGraph:
     main: Thread | None = None
     warnings: list[str] = field(default_factory=list)
 
-    def build(self, step: int | None, world: tuple[int, ...]) -> Recording:
-        """The rank's nodes; `world`: ranks of the default group."""
-        rank = self.trace.rank
-        self._add("host", START, "step", self.begin_ns, self.begin_ns, [])
+    def add_host(self, world: tuple[int, ...]) -> None:
+        """The step's start, host threads and gloo's collectives; `world`: ranks of the default group."""
+        self.add("host", START, "step", self.begin_ns, self.begin_ns, [])
         self._host()
         self._gloo(world)
-        self._device()
+
+    def recording(self, step: int | None) -> Recording:
+        """The rank's nodes, once all are added."""
         self._hand_over()
         return Recording(
             self.trace.path,
-            (rank,),
+            (self.trace.rank,),
             self.nodes,
             self.trace.world_size,
             step,
@@ -64,7 +57,7 @@ class RankGraph:
             self.warnings,
         )
 
-    def _add(
+    def add(
         self,
         stream: str,
         kind: str,
@@ -75,6 +68,7 @@ class RankGraph:
         message: Message | None = None,
         compute: bool = False,
     ) -> int:
+        """A node; returns its number. `waits`: (node, nanoseconds after its end)."""
         self.nodes.append(Node(self.trace.rank, stream, kind, name, start, end, waits, message, compute))
         return len(self.nodes) - 1
 
@@ -116,10 +110,10 @@ class RankGraph:
         before, gap = 0, HOST if is_main else START
         for s in thread.segments:
             if s.owner is None:
-                node = self._add("host", gap, "host", s.start_ns, s.end_ns, [(before, 0)])
+                node = self.add("host", gap, "host", s.start_ns, s.end_ns, [(before, 0)])
             else:
                 kind = s.kind if computes else HOST
-                node = self._add(stream, kind, s.owner.name, s.start_ns, s.end_ns, [(before, 0)], None, computes)
+                node = self.add(stream, kind, s.owner.name, s.start_ns, s.end_ns, [(before, 0)], None, computes)
             thread.nodes.append(node)
             thread.ends.append(s.end_ns)
             before = node
@@ -149,9 +143,9 @@ class RankGraph:
             idle = self.nodes[thread.nodes[first - 1]]  # the thread slept: its host time begins with the hand-over
             idle.start_ns = min(max(idle.start_ns, gap.start_ns), idle.end_ns)
             idle.waits.append((before, 0))
-        self._blocks(waiter, i, [thread.nodes[last]])
+        self.blocks(waiter, i, [thread.nodes[last]])
 
-    def _blocks(self, thread: Thread, i: int, awaited: list[int]) -> None:
+    def blocks(self, thread: Thread, i: int, awaited: list[int]) -> None:
         """Segment i of a thread waits for nodes that end within it: its own time begins when the last one is done."""
         node, segment = self.nodes[thread.nodes[i]], thread.segments[i]
         for w in awaited:
@@ -178,11 +172,11 @@ class RankGraph:
             message = None
             if self.trace.groups <= 1:
                 message = gloo_message(event, issued[0] if issued else None, self.trace.rank, world)
-            waits = self._after_launch(issued, event.start_ns, 0)
+            waits = self.after_launch(issued, event.start_ns, 0)
             if event.thread in last and self.nodes[last[event.thread]].end_ns <= event.start_ns:
                 waits.append((last[event.thread], 0))
             shown = (kind or "message").upper()
-            node = self._add(f"gloo {event.thread[1]}", shown, event.name, event.start_ns, event.end_ns, waits, message)
+            node = self.add(f"gloo {event.thread[1]}", shown, event.name, event.start_ns, event.end_ns, waits, message)
             last[event.thread] = node
             thread = issued[1] if issued else self.main
             if thread is not None:
@@ -219,7 +213,7 @@ class RankGraph:
             if any(self.nodes[n].end_ns > s.start_ns for n in joined):
                 for n in joined:
                     self.nodes[n].end_ns = min(self.nodes[n].end_ns, s.end_ns)
-                self._blocks(thread, i, joined)
+                self.blocks(thread, i, joined)
                 open_ = [(at, n) for at, n in open_ if n not in joined]
         if open_ and thread.segments:
             last = thread.segments[-1].start_ns
@@ -230,7 +224,7 @@ class RankGraph:
         late = int((node.end_ns - node.start_ns) * LATE)
         return node.start_ns < time_ns and node.end_ns <= time_ns + late
 
-    def _after_launch(
+    def after_launch(
         self, issued: tuple[Event, Thread] | None, start_ns: int, latency_ns: int
     ) -> list[tuple[int, int]]:
         """Wait for the moment at which an operator began."""
@@ -239,46 +233,3 @@ class RankGraph:
             return [(max(before, 0), 0)]
         before = issued[1].before(issued[0].start_ns)
         return [(max(before, 0), latency_ns)]
-
-    # --- device
-
-    def _device(self) -> None:
-        from sim.traces.device import DeviceGraph
-
-        launches = self._runtime()
-        kernels = self._kernels(launches)
-        if kernels:
-            DeviceGraph(self, kernels, launches).build()
-
-    def _runtime(self) -> dict[int, tuple[Event, Thread]]:
-        """Runtime calls by correlation."""
-        out: dict[int, tuple[Event, Thread]] = {}
-        for thread in self.threads:
-            for event in thread.events:
-                number = whole(event.args, "correlation") if is_runtime(event) else None
-                if number is not None and self.begin_ns <= event.start_ns < self.end_ns:
-                    out.setdefault(number, (event, thread))
-        return out
-
-    def _kernels(self, launches: dict[int, tuple[Event, Thread]]) -> list[Event]:
-        """What the step launched; a kernel without a launch in the file belongs to the step it started in."""
-        known = {whole(e.args, "correlation") for t in self.trace.threads.values() for e in t if is_runtime(e)}
-        out = []
-        for kernel in self.trace.device:
-            number = whole(kernel.args, "correlation")
-            if number in launches or (number not in known and self.begin_ns <= kernel.start_ns < self.end_ns):
-                out.append(kernel)
-        return out
-
-    def kind_at(self, thread: Thread, time_ns: int) -> str:
-        """F, B or OPTIMIZER: what a thread was at, at that moment."""
-        i = bisect_left(thread.ends, time_ns + 1)
-        return thread.segments[i].kind if i < len(thread.segments) else "F"
-
-    def message_of(self, kernel: Event, operators: dict[int, Event]) -> Message | None:
-        """The collective of an NCCL kernel."""
-        number = whole(kernel.args, "External id")
-        operator = operators.get(number) if number is not None else None
-        if "Collective name" not in kernel.args and (operator is None or "nccl" not in kernel.name.lower()):
-            return None
-        return nccl_message(kernel, operator, self.trace.rank)
