@@ -155,15 +155,12 @@ Change = tuple[float, float, float]  # fraction of the action that has passed, b
 def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
     """What an action of a stage claims and frees, and when; as two changes, or as two for each block.
 
-    A backward frees each block's activations before the next block's, so its peak is found block by block. With
-    offloaded activations two blocks at a time are on the device.
+    A backward frees each block's activations before the next block's, so its peak is found block by block.
     """
     blocks = stage.blocks if kind is Kind.F else stage.blocks[::-1]
     saved = [sum(s.bytes for s in b.saved) for b in blocks]
     if stage.offload:
-        kept = 0.0 if kind is Kind.W else sum(sorted(saved)[-2:])
-        peak = max((b.forward_peak_bytes if kind is Kind.F else b.backward_peak_bytes for b in blocks), default=0.0)
-        return [(0.0, kept, peak), (1.0, -kept, -peak)]
+        return _offloaded_changes(stage.blocks, kind)
     if kind is Kind.F:
         steps = [(size, b.forward_peak_bytes, 0.0) for b, size in zip(blocks, saved, strict=True)]
     else:
@@ -181,6 +178,37 @@ def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
         peak = max(peak, now + transient - claimed)
         now -= free
     return [(0.0, claimed, peak), (1.0, -freed, -peak)]
+
+
+def on_device(saved: Sequence[float]) -> list[float]:
+    """Bytes of offloaded activations on the device while each block of a stage runs, forward or backward.
+
+    Its own and those of the block before it: in the forward these are on their way to the host, which the block after
+    waits for; in the backward they are being fetched for when it is their turn.
+
+    >>> on_device([1.0, 10.0, 100.0])
+    [1.0, 11.0, 110.0]
+    """
+    return [mine + before for mine, before in zip(saved, (0.0, *saved), strict=False)]
+
+
+def _offloaded_changes(blocks: tuple[Block, ...], kind: Kind) -> list[Change]:
+    """The two changes of an action whose activations are in host memory before and after it.
+
+    What a split backward's weight half needs is not fetched again, so it stays on the device between both halves.
+    """
+    late = [late_bytes(b) if kind in (Kind.I, Kind.W) else 0.0 for b in blocks]
+    left = sum(late)
+    if kind is Kind.W:
+        return [(0.0, 0.0, 0.0), (1.0, -left, 0.0)]
+    peaks = [b.forward_peak_bytes if kind is Kind.F else b.backward_peak_bytes for b in blocks]
+    moments, stays = [(left, 0.0)], 0.0
+    present = on_device([sum(s.bytes for s in b.saved) for b in blocks])
+    for here, peak, later in zip(present[::-1], peaks[::-1], late[::-1], strict=True):
+        moments.append((stays + here, peak))
+        stays += later
+    kept, peak = max(moments, key=sum)
+    return [(0.0, kept, peak), (1.0, left - kept, -peak)]
 
 
 def late_bytes(block: Block) -> float:

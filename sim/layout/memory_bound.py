@@ -6,19 +6,22 @@ import numpy as np
 
 from sim.layout.grid_prices import Sort
 from sim.layout.pipeline_bound import Floats
+from sim.memory import on_device
 
 
 def stage_bytes(blocks: list[Sort], offload: bool) -> tuple[float, float, float]:
     """What a stage keeps of a micro-batch, and what running its forward and its backward takes beyond that at the most.
 
-    Block by block: those after it are not there yet, or not any more. Of offloaded activations two blocks' are.
+    Block by block: those after it are not there yet, or not any more. Offloaded activations are not kept, and of them
+    its own and those of the block before it are there.
     """
     saved = [b.saved_bytes for b in blocks]
     if offload:
+        present = list(zip(on_device(saved), (b.block for b in blocks), strict=True))
         return (
-            sum(sorted(saved)[-2:]),
-            max((b.block.forward_peak_bytes for b in blocks), default=0.0),
-            max((b.block.backward_peak_bytes for b in blocks), default=0.0),
+            0.0,
+            max((size + b.forward_peak_bytes for size, b in present), default=0.0),
+            max((size + b.backward_peak_bytes for size, b in present), default=0.0),
         )
     total = sum(saved)
     now = -total

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.actions import Kind
 from sim.inputs.model_config import count_parameters
-from sim.memory import over_steps
+from sim.memory import on_device, over_steps
+from sim.program import BLOCK_END, Comm, Compute, Program, Wait
 from sim.simulation import simulate
 from tests.sim.cases import case
 
@@ -99,6 +101,56 @@ def test_recompute_and_offload_keep_less() -> None:
     assert kept["full"] < 0.2 * kept["none"]
     assert unfused["full"] < unfused["selective"] < unfused["none"]
     assert memory(None, activation_offload=True)["activations"] < 0.5 * kept["none"]
+
+
+def replayed(program: Program, names: list[str], saved: list[float], kind: Kind) -> list[float]:
+    """The most bytes of saved activations on the device while each block computes, by copies and waits."""
+    order = list(range(len(names))) if kind is Kind.F else list(range(len(names)))[::-1]
+    there: set[int] = set()
+    most, turn = [0.0] * len(names), 0
+    for item in program:
+        if isinstance(item, Comm) and item.kind == "reload":
+            there.add(names.index(item.name.removesuffix(" activations")))
+        elif isinstance(item, Wait) and item.handle.startswith("o"):
+            there.discard(int(item.handle[1:]))
+        elif isinstance(item, Compute):
+            there |= {order[turn]} if kind is Kind.F else set()
+            most[order[turn]] = max(most[order[turn]], sum(saved[i] for i in there))
+        elif item == BLOCK_END:
+            there -= set() if kind is Kind.F else {order[turn]}
+            turn += 1
+    assert turn == len(names)
+    assert not there
+    return most
+
+
+def test_offloaded_blocks_on_the_device_are_those_of_the_programs_copies() -> None:
+    """Double buffering as the programs write it down: a block's own activations and those of the block before."""
+    stage = simulate(case(None, {"activation_offload": True})).stages[0][0]
+    names, saved = [b.name for b in stage.blocks], [sum(s.bytes for s in b.saved) for b in stage.blocks]
+    assert len(set(saved)) > 2  # embedding, layers and head save different amounts
+    assert replayed(stage.forward(False, False), names, saved, Kind.F) == on_device(saved)
+    assert replayed(stage.backward(Kind.B, False, False), names, saved, Kind.B) == on_device(saved)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("parallelism", [{}, {"pp": 4}, {"pp": 4, "schedule": "zb_h1"}, {"dp": 8, "zero": 3}])
+def test_offloading_never_takes_more(parallelism: dict[str, Any], recompute: str) -> None:
+    """With the largest saved blocks counted beside whichever block runs, it would where little is saved."""
+    training = {"global_batch_size": 16, "recompute": recompute}
+    plain = simulate(case(parallelism, training, {"vocab": 4096})).result["memory"]
+    moved = simulate(case(parallelism, {**training, "activation_offload": True}, {"vocab": 4096})).result["memory"]
+    assert all(a["peak"] <= b["peak"] for a, b in zip(moved, plain, strict=True))
+    assert sum(a["peak"] for a in moved) < sum(b["peak"] for b in plain)
+
+
+def test_what_a_delayed_weight_half_needs_stays_on_the_device() -> None:
+    """No program fetches it again, so a schedule that delays it keeps it for every micro-batch that waits."""
+    whole, split = (
+        memory({"pp": 4, "schedule": schedule}, rank=2, activation_offload=True, global_batch_size=16)["activations"]
+        for schedule in ("1f1b", "zb_h1")
+    )
+    assert split > 1.5 * whole
 
 
 def test_recompute_adds_a_third_of_compute() -> None:
