@@ -15,7 +15,7 @@ from sim.options import Json, Overrides
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
-    from sim.serve.serving import ServingSimulation
+    from sim.serve.serving_result import ServingSimulation
     from sim.simulation import Simulation
 
 

@@ -25,8 +25,9 @@ from sim.errors import InputError
 from sim.inputs.scenario import Inference, Scenario
 from sim.prices.profile import BlockPoint, Profile
 from sim.serve.requests import Request, make_requests
-from sim.serve.serving import percentiles, simulate_serving
+from sim.serve.serving import simulate_serving
 from sim.serve.serving_measured import part_key
+from sim.serve.serving_result import percentiles
 
 REPEATS = 5
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

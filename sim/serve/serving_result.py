@@ -1,20 +1,24 @@
-"""The result of a simulated serving workload as plain data (format sim-result/1), its timeline and memory."""
+"""A simulated serving workload, and what it shows: its result as plain data (format sim-result/1), timeline, memory."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sim.faults import jitter_of
+from sim.inputs.scenario import Scenario
 from sim.memory import MemoryCurve
 from sim.metrics import interval, source_shares, text_of
-from sim.serve.serving import CacheState, Iteration, Replica, percentiles
+from sim.prices.profile import Profile
+from sim.serve.clock import CacheState, Iteration, Replica
+from sim.serve.serving_costs import IterationCosts
+from sim.serve.serving_memory import Capacity
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
-
-if TYPE_CHECKING:
-    from sim.serve.serving import ServingSimulation
 
 COPIES = {
     "RELOAD": "prefix from host memory",
@@ -23,7 +27,58 @@ COPIES = {
 }
 
 
-def make_result(sim: ServingSimulation) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False, repr=False)
+class ServingSimulation:
+    """One simulated workload: `result` as `sim.run --json` prints it, `timeline` and `memory` for views."""
+
+    scenario: Scenario
+    profile: Profile
+    costs: IterationCosts
+    capacity: Capacity
+    replicas: tuple[Replica, ...]
+    wall_s: float
+
+    @cached_property
+    def end_s(self) -> float:
+        """When the last token came out."""
+        return max(s.finish_s for r in self.replicas for s in r.sequences)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The numbers, in format sim-result/1."""
+        return _make_result(self)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """A span for every iteration (or run of alike ones) on every stage."""
+        return _make_timeline(self)
+
+    @cached_property
+    def memory(self) -> list[MemoryCurve]:
+        """Weights, cache (as activations) and what an iteration needs for the moment, on every stage."""
+        return _memory_curves(self)
+
+    def __repr__(self) -> str:
+        served = sum(len(r.sequences) for r in self.replicas)
+        return f"ServingSimulation({self.scenario.name}: {served:,} requests in {self.end_s:.6g} s)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from sim.views.headline_html import result_html
+
+        return result_html(self.scenario.name, self.result)
+
+    def memory_over(self, steps: int) -> list[MemoryCurve]:
+        """`memory`: a workload has no further steps."""
+        return self.memory
+
+    @property
+    def critical_rows(self) -> list[int]:
+        """No row is marked: an iteration follows the one before."""
+        return []
+
+
+def _make_result(sim: ServingSimulation) -> dict[str, Any]:
     """Everything that `sim.run --json` prints."""
     sequences = [s for r in sim.replicas for s in r.sequences]
     output = sum(s.request.output_tokens for s in sequences)
@@ -170,7 +225,7 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
     return out
 
 
-def make_timeline(sim: ServingSimulation) -> Timeline:
+def _make_timeline(sim: ServingSimulation) -> Timeline:
     """A row for every iteration, or run of alike ones, on every stage, and for every load from the host's memory."""
     classes = _classes(sim)
     stages = len(sim.costs.stages)
@@ -210,7 +265,7 @@ def _detail(iteration: Iteration) -> Detail:
     return Detail("iteration" if steps == 1 else f"{steps:,} iterations", note="; ".join(words))
 
 
-def memory_curves(sim: ServingSimulation) -> list[MemoryCurve]:
+def _memory_curves(sim: ServingSimulation) -> list[MemoryCurve]:
     """Bytes over time on every stage of every replica."""
     inference = sim.scenario.inference
     assert inference is not None
@@ -231,3 +286,11 @@ def _curve(rank: int, states: list[CacheState], block_bytes: float, weights: flo
     times, cache = times[last], cache[last]
     ones = np.ones(len(times))
     return MemoryCurve(rank, times, ones * weights, ones * 0.0, ones * 0.0, cache, ones * buffers)
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """p50, p90 and p99, between neighbours where needed; zeros for no values."""
+    if not values:
+        return {"p50": 0.0, "p90": 0.0, "p99": 0.0}
+    found = np.percentile(np.array(values), (50, 90, 99))
+    return {name: float(v) for name, v in zip(("p50", "p90", "p99"), found, strict=True) if math.isfinite(v)}

@@ -16,7 +16,8 @@ from bokeh.models.widgets import CategoricalSlider, Div, Select
 from sim.errors import InputError
 from sim.inputs.scenario import Scenario, load_mapping, load_scenario
 from sim.memory import MemoryCurve
-from sim.serve.serving import ServingSimulation, simulate_serving
+from sim.serve.serving import simulate_serving
+from sim.serve.serving_result import ServingSimulation
 from sim.simulation import Simulation, simulate
 from sim.timeline import Timeline
 from sim.views.advice import losses_of

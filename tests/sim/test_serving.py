@@ -15,9 +15,10 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.models.inference import active_experts, kv_bytes_per_token, serving_dims
 from sim.prices.profile import load_profile
 from sim.serve.requests import Request
-from sim.serve.serving import ServingSimulation, simulate_serving
+from sim.serve.serving import simulate_serving
 from sim.serve.serving_costs import Load, iteration_costs
 from sim.serve.serving_memory import weight_bytes
+from sim.serve.serving_result import ServingSimulation
 
 SMALL = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 2, "ffn": 1024, "vocab": 1024, "mlp": "swiglu",
          "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
