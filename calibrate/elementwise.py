@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from calibrate.kernels import DTYPES, Case, dtypes, shapes_as_in
-from calibrate.model import eager_rms_norm
+from calibrate.norm import eager_rms_norm
 from calibrate.records import Constant, Record, point
 from calibrate.timing import Bench
 from sim.models.elementwise import rms_norm_eager

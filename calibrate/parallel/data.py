@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Linear, WeightGrads
+from calibrate.linear import Linear, WeightGrads
 from calibrate.parallel.pipeline import Record
 
 

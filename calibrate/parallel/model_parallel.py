@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Constants, Embedding, Head, Layer, Norm, Router
+from calibrate.model import Constants, Embedding, Head, Layer, Router
+from calibrate.norm import Norm
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
 from calibrate.parallel.expert import ExpertParallel

@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Embedding, Head, WeightGrads
+from calibrate.linear import WeightGrads
+from calibrate.model import Embedding, Head
 from sim.actions import Action, Entry, Kind, Schedule, parts
 
 LOOKAHEAD = 4  # entries for which overlapped receives are posted

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Build, Embedding, Head, Layer, WeightGrads, make_blocks
+from calibrate.linear import WeightGrads
+from calibrate.model import Build, Embedding, Head, Layer, make_blocks
 from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.fsdp import ShardedParameters, ShardedStage

@@ -22,7 +22,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.model import Embedding, Head, Layer, Linear, _dropout
+from calibrate.linear import Linear
+from calibrate.model import Embedding, Head, Layer, _dropout
 from calibrate.parallel.comm import Group
 from sim.inputs.scenario import ModelConfig
 

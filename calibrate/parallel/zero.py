@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import WeightGrads
+from calibrate.linear import WeightGrads
 from calibrate.parallel.data import Sent, Sync, Traffic, distinct_parameters, hook_gradients, make_buckets
 from calibrate.parallel.pipeline import Record
 

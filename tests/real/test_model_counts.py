@@ -38,7 +38,7 @@ def _simulated(s: Scenario) -> list[Block]:
 
 def _saved(s: Scenario, block: int, split: bool = False) -> int:
     """Bytes that the real block saves, of a micro-batch as in the scenario."""
-    from calibrate.model import WeightGrads
+    from calibrate.linear import WeightGrads
 
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[s.training.precision]
     build = Build(dtype=dtype, store=WeightGrads() if split else None)

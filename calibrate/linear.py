@@ -1,0 +1,93 @@
+"""Linear layers of the reference model, whose weight gradients may be computed later than their input gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WeightJob = tuple[Tensor, Tensor, nn.Parameter, nn.Parameter | None, Callable[[Tensor], Tensor] | None]
+
+
+@dataclass(slots=True)
+class WeightGrads:
+    """Where split linear layers leave the weight half of their backward (as the zero-bubble paper's code
+    does).
+
+    While `deferred` is a list, jobs queue there to be run by the schedule's W action; else they run at once.
+    `listeners` are told each parameter that a job added a gradient to.
+    """
+
+    deferred: list[WeightJob] | None = None
+    listeners: list[Callable[[nn.Parameter], None]] = field(default_factory=list)
+
+    def add(
+        self, x: Tensor, grad: Tensor, weight: nn.Parameter, bias: nn.Parameter | None,
+        gather: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Take the weight half of one linear layer's backward: its input and its output's gradient.
+
+        `gather` makes the whole input of the part that was kept (sequence parallelism).
+        """
+        if self.deferred is None:
+            self.run([(x, grad, weight, bias, gather)])
+        else:
+            self.deferred.append((x, grad, weight, bias, gather))
+
+    @torch.no_grad()
+    def run(self, jobs: list[WeightJob]) -> None:
+        """Add the weight gradients of `jobs` to the parameters' `.grad`, and drop the jobs."""
+        while jobs:
+            x, grad, weight, bias, gather = jobs.pop(0)
+            rows = grad.reshape(-1, grad.shape[-1])
+            x = x if gather is None else gather(x)
+            inputs = x.reshape(-1, x.shape[-1])
+            if weight.grad is None:
+                weight.grad = rows.t() @ inputs
+            else:
+                weight.grad.addmm_(rows.t(), inputs)
+            if bias is not None:
+                bias.grad = rows.sum(0) if bias.grad is None else bias.grad.add_(rows.sum(0))
+            for listen in self.listeners:
+                for p in (weight, bias) if bias is not None else (weight,):
+                    listen(p)
+
+
+class _SplitLinear(torch.autograd.Function):
+    """A linear layer whose backward gives the input gradient and leaves the weight gradient to
+    `WeightGrads`.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, store):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.store = weight, bias, store  # parameters themselves, with their `.grad`
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        ctx.store.add(x, grad, ctx.weight, ctx.bias)
+        return grad @ ctx.weight, None, None, None
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b. With a `store`, the weight gradient can be deferred."""
+
+    def __init__(self, n_in: int, n_out: int, bias: bool, store: WeightGrads | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_out, n_in))
+        self.bias = nn.Parameter(torch.empty(n_out)) if bias else None
+        self.store = store
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.store is None:
+            return F.linear(x, self.weight, self.bias)
+        return _SplitLinear.apply(x, self.weight, self.bias, self.store)
+
+    def deferred_parameters(self) -> list[nn.Parameter]:
+        """Those whose gradients a store takes, not autograd."""
+        return list(self.parameters(recurse=False))
