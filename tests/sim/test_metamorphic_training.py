@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.overrides import merge
+from sim.inputs.parallelism import ScheduleName
 from tests.sim.metamorphic import run, vary
 
-SCHEDULES = [
-    "naive",
-    "gpipe",
-    "1f1b",
-    "interleaved_1f1b",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-    "zb_search",
-    "dualpipe",
-    "dualpipe_v",
-]
+SCHEDULES = get_args(ScheduleName)
 CLUSTERS = ["dgx-v100", "dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72"]
 FEW = settings(max_examples=12, deadline=None)
 
