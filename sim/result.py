@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sim.faults import disturbs, jitter_of
 from sim.folding import APART_RANKS
 from sim.graph.template import compile_program
 from sim.memory import CATEGORIES, MemoryCurve
-from sim.metrics import critical_path, interval, mean, rank_seconds, source_shares, text_of
+from sim.metrics import RankSeconds, critical_path, interval, mean, rank_seconds, source_shares, text_of
 from sim.models.flops import model_flops_per_token
 from sim.program import Block, Compute
 
@@ -26,14 +27,13 @@ MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward
 
 def make_result(sim: Simulation) -> dict[str, Any]:
     """Everything that `sim.run --json` prints."""
-    scenario, plan = sim.scenario, sim.plan
+    scenario = sim.scenario
     t = scenario.training
     assert t is not None
     step_s = sim.step_time_s
     lost = blame(sim)  # simulations of their own
     begin = time.perf_counter()
     seconds = rank_seconds(sim.built, sim.slots, *sim.span_arrays)
-    busy, idle = (mean((getattr(r, k) for r in seconds), plan) for k in ("busy_s", "bubble_s"))
     path, _ = critical_path(sim.built, sim.times)
     memory = [_memory_row(sim, i, c) for i, c in enumerate(sim.memory)]
     peak = max(m["peak"] for m in memory)
@@ -48,45 +48,53 @@ def make_result(sim: Simulation) -> dict[str, Any]:
         "tokens_per_s": throughput,
         "tokens_per_s_per_gpu": throughput / scenario.parallelism.ranks,
         **_utilization(sim, throughput),
-        "bubble_fraction": idle / step_s if step_s > 0 else 0.0,
-        "bubble_ratio": idle / busy if busy > 0 else 0.0,
-        "exposed_comm_s": mean((r.exposed_comm_s for r in seconds), plan),
-        "compute_s": mean((r.compute_s for r in seconds), plan),
+        **_seconds_of_mean_rank(sim, seconds),
         **_middle_layer(sim),
         "peak_memory_bytes": peak,
         "peak_reserved_bytes": reserved,
         "memory": memory,
         "fits_in_memory": fits,
         "critical_path": path,
-        "ranks": [
-            {
-                "ranks": text_of(c.ranks),
-                "rank": c.rank,
-                "count": len(c.ranks),
-                "pipeline_rank": c.pipeline_rank,
-                "compute_s": r.compute_s,
-                "busy_s": r.busy_s,
-                "exposed_comm_s": r.exposed_comm_s,
-                "bubble_s": r.bubble_s,
-                "waiting_s": max(0.0, step_s - r.compute_s - r.exposed_comm_s - r.bubble_s),
-            }
-            for c, r in zip(plan.classes, seconds, strict=True)
-        ],
+        "ranks": _rank_rows(sim, seconds),
         "blame": lost,
         "waiting": waiting(sim) if disturbs(scenario) else [],
         "contention": _contention(sim),
         "communication": _communication(sim),
         "provenance": _provenance(sim),
         "warnings": [*scenario.warnings, *_warnings(sim, peak, fits)],
-        "engine": {
-            "tasks": len(sim.built.graph),
-            "events": sim.times.events,
-            "wall_s": sim.wall_s + time.perf_counter() - begin,  # from plan to metrics
-            "path": sim.times.path,
-            "links_shared": sim.ran.flows is not None,
-            "simulated_ranks": len(plan.classes),
-        },
+        "engine": _engine(sim, begin),
     }
+
+
+def _seconds_of_mean_rank(sim: Simulation, seconds: Sequence[RankSeconds]) -> dict[str, float]:
+    """Means over ranks: idle time over the step and over busy time, communication that nothing hides, computation."""
+    busy, idle, exposed, compute = (
+        mean((getattr(r, k) for r in seconds), sim.plan) for k in ("busy_s", "bubble_s", "exposed_comm_s", "compute_s")
+    )
+    return {
+        "bubble_fraction": idle / sim.step_time_s if sim.step_time_s > 0 else 0.0,
+        "bubble_ratio": idle / busy if busy > 0 else 0.0,
+        "exposed_comm_s": exposed,
+        "compute_s": compute,
+    }
+
+
+def _rank_rows(sim: Simulation, seconds: Sequence[RankSeconds]) -> list[dict[str, Any]]:
+    """Where the time of each class of ranks goes; `waiting_s` is what the others leave of the step."""
+    return [
+        {
+            "ranks": text_of(c.ranks),
+            "rank": c.rank,
+            "count": len(c.ranks),
+            "pipeline_rank": c.pipeline_rank,
+            "compute_s": r.compute_s,
+            "busy_s": r.busy_s,
+            "exposed_comm_s": r.exposed_comm_s,
+            "bubble_s": r.bubble_s,
+            "waiting_s": max(0.0, sim.step_time_s - r.compute_s - r.exposed_comm_s - r.bubble_s),
+        }
+        for c, r in zip(sim.plan.classes, seconds, strict=True)
+    ]
 
 
 def _utilization(sim: Simulation, tokens_per_s: float) -> dict[str, float]:
@@ -202,6 +210,18 @@ def _provenance(sim: Simulation) -> dict[str, Any]:
         "date": p.date,
         "hardware": dict(p.hardware),
         "shares": source_shares(sim.built.shares),
+    }
+
+
+def _engine(sim: Simulation, begin: float) -> dict[str, Any]:
+    """What was simulated, and in how long: from the plan to the metrics, which began at `begin`."""
+    return {
+        "tasks": len(sim.built.graph),
+        "events": sim.times.events,
+        "wall_s": sim.wall_s + time.perf_counter() - begin,
+        "path": sim.times.path,
+        "links_shared": sim.ran.flows is not None,
+        "simulated_ranks": len(sim.plan.classes),
     }
 
 
