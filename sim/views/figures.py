@@ -125,20 +125,23 @@ def memory_figure(
         x="time", y=below, mode="after", source=source, line_color=INK, line_width=1, name="memory:total"
     )
     probe = plot.line(x="time", y=below, source=source, line_alpha=0.0, name="memory:probe")
-    plot.add_tools(
-        HoverTool(
-            renderers=[probe],
-            mode="vline",
-            line_policy="prev",
-            attachment="right",
-            formatters={"@time": CustomJSHover(code=_MEMORY_HOVER)},
-            tooltips=_TIP.format("@time"),
-        )
-    )
+    plot.add_tools(_memory_hover(probe))
     if limit_bytes:
         plot.hspan(y=limit_bytes, line_color="#b3261e", line_width=2, line_dash="dashed", name="limit")
     total.level = "glyph"
     return plot
+
+
+def _memory_hover(line: Any) -> Any:
+    """All categories at the time under the pointer, wherever it is over the line."""
+    return HoverTool(
+        renderers=[line],
+        mode="vline",
+        line_policy="prev",
+        attachment="right",
+        formatters={"@time": CustomJSHover(code=_MEMORY_HOVER)},
+        tooltips=_TIP.format("@time"),
+    )
 
 
 def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:

@@ -170,29 +170,7 @@ def _ranks(result: Result) -> str:
     step = float(result.get("step_time_s") or 0.0)
     if not step or not result.get("ranks"):
         return ""
-    rows = []
-    for entry in result["ranks"]:
-        busy, comm, bubble = rank_seconds(entry)
-        lengths = {
-            "compute": busy,
-            "communication": comm,
-            "bubble": bubble,
-            "other": max(step - busy - comm - bubble, 0.0),
-        }
-        bar = "".join(
-            f'<span style="flex:{max(s, 0) / step:.5f};background:{RANK_BARS[k]}"></span>'
-            for k, s in lengths.items()
-        )
-        rows.append(
-            (
-                escape(ranks_text(entry.get("ranks", entry.get("rank", "?")))),
-                f'<div class="rankbar">{bar}</div>',
-                seconds(busy),
-                seconds(comm),
-                seconds(bubble),
-                percent(busy / step),
-            )
-        )
+    rows = [_rank_row(entry, step) for entry in result["ranks"]]
     body = table(("", "share of the step", "computing", "exposed communication", "bubble", "busy"), rows, 2)
     keys = "".join(
         f"<li>{swatch(RANK_BARS[k])}{n}</li>"
@@ -206,6 +184,24 @@ def _ranks(result: Result) -> str:
     return (
         f'<section id="ranks"><h2>Rank by rank</h2><ul class="keys">{keys}</ul>'
         f'<div class="scroll" tabindex="0" role="group" aria-label="Rank by rank">{body}</div></section>'
+    )
+
+
+def _rank_row(entry: Mapping[str, Any], step_s: float) -> tuple[str, ...]:
+    """A class of ranks: a bar of where its step goes, and the numbers."""
+    busy, comm, bubble = rank_seconds(entry)
+    other = max(step_s - busy - comm - bubble, 0.0)
+    bar = "".join(
+        f'<span style="flex:{max(s, 0) / step_s:.5f};background:{RANK_BARS[k]}"></span>'
+        for k, s in {"compute": busy, "communication": comm, "bubble": bubble, "other": other}.items()
+    )
+    return (
+        escape(ranks_text(entry.get("ranks", entry.get("rank", "?")))),
+        f'<div class="rankbar">{bar}</div>',
+        seconds(busy),
+        seconds(comm),
+        seconds(bubble),
+        percent(busy / step_s),
     )
 
 
