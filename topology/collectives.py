@@ -27,7 +27,9 @@ from dataclasses import dataclass, replace
 from topology.protocols import PLAIN, PROTOCOLS, Protocol
 from topology.timing import Fabric, Timing
 
-P2P_PER_ROUND = 8  # sends in flight at once: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h
+P2P_PER_ROUND = 8 * 16
+"""Sends in flight at once: 8 a channel (NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h), each next 8 on the next
+channel (`ncclP2pChannelBaseForRound`, src/include/channel.h) of 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
 def _exchange(group: Group, size_bytes: float) -> AlphaBeta:
     """A rank sends S/n to each other: those of its domain over NVLink, beside it the others over its NIC.
 
-    Sends go out in rounds of 8. Of unequal domains the one with the fewest members sends most outside.
+    Sends go out in rounds of `P2P_PER_ROUND`. Of unequal domains the one with the fewest members sends most outside.
     """
     block = size_bytes / group.ranks
     near, far = group.members_max - 1, group.ranks - group.members
@@ -177,7 +179,7 @@ def _exchange(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 def pairwise_all_to_all(group: Group, size_bytes: float) -> AlphaBeta:
-    """⌈(n-1)/8⌉α + S(n-1)/n / B, per level and in parallel (Thakur 2005, section 4.3, with NCCL's rounds)."""
+    """⌈(n-1)/128⌉α + S(n-1)/n / B, per level and in parallel (Thakur 2005, section 4.3, with NCCL's rounds)."""
     return _exchange(group, size_bytes)
 
 
@@ -210,6 +212,20 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
 """What NCCL considers for each collective; the fastest is taken. NVLS only within one domain that has it."""
 
 
+MESSAGES = ("all_to_all", "gather", "scatter", "send_recv")
+"""Grouped sends and receives to NCCL, which it does not choose algorithms for."""
+
+
+def message_protocol(timing: Timing, between_domains: bool, size_bytes: float) -> str:
+    """LL for a message of up to 16 KiB a channel inside a domain, else Simple: `addP2pToPlan`, src/enqueue.cc.
+
+    In NCCL 2.29 a message has a channel for each 64 KiB, so from 16 KiB on it is Simple; in 2.27 all channels that it
+    might have counted. Between nodes there are no buffers for LL (NCCL_ALLOC_P2P_NET_LL_BUFFERS is 0 by default;
+    `sendProxyConnect`, src/transport/net.cc).
+    """
+    return "LL" if not between_domains and size_bytes <= timing.message_ll_bytes else "Simple"
+
+
 def bus_factor(kind: str, ranks: int) -> float:
     """Bus bandwidth is size/time times this (nccl-tests, PERFORMANCE.md).
 
@@ -232,10 +248,15 @@ def with_protocol(algorithm: Algorithm, protocol: Protocol, group: Group, size_b
 def choose(kind: str, group: Group, size_bytes: float) -> tuple[str, str]:
     """The algorithm and protocol that NCCL's own model finds quickest, as ("ring", "LL128").
 
-    The protocol is "" on hosts without NCCL. Raises `ValueError` for an unknown kind.
+    Sends and receives have no model but a rule: see `message_protocol`. The protocol is "" on hosts without NCCL.
+    Raises `ValueError` for an unknown kind.
     """
     if kind not in ALGORITHMS:
         raise ValueError(f"collective is {kind!r}; it must be one of {', '.join(sorted(ALGORITHMS))}")
+    if kind in MESSAGES and group.protocols:
+        (name,) = ALGORITHMS[kind]
+        size = size_bytes if kind == "send_recv" else size_bytes / group.ranks
+        return name, message_protocol(group.timing, group.domains > 1, size)
     usable = group.nvls_share > 0 and group.domains == 1
     costs = {
         (name, protocol.name): with_protocol(algorithm, protocol, group, size_bytes).seconds

@@ -26,6 +26,7 @@ from topology.collectives import (
     AlphaBeta,
     Group,
     direct_send_recv,
+    message_protocol,
     nvls_all_gather,
     nvls_all_reduce,
     pairwise_all_to_all,
@@ -36,6 +37,7 @@ from topology.protocols import SIMPLE_NVLINK_S
 from topology.timing import (
     LINES_WINDOW_BYTES,
     LL_WINDOW_BYTES,
+    MESSAGE_CHANNELS,
     NETWORK_SHARE,
     RENDEZVOUS_BYTES,
     TREE_SHARE,
@@ -171,25 +173,33 @@ def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     kernel = group.timing.direct
     bare = pairwise_all_to_all(_slow(group, kernel), size_bytes)
     start_s, _ = _start(group, kernel, protocol)
-    far = group.ranks - group.members
     block_s = size_bytes / group.ranks / (group.exchange_bytes_per_s * kernel.share)
-    wire = _wire(kernel, protocol)
+    if protocol == "LL":
+        return AlphaBeta(start_s, _channel_share(group.timing, group.ranks - 1) * kernel.ll_bytes * block_s)
     if group.domains == 1:
-        return AlphaBeta(start_s, (bare.transfer_s + kernel.fill * block_s) * wire)
-    far_step_s = group.fabric.message_steps_s[0 if protocol == "LL" else 1]
-    rounds = math.ceil(far / P2P_PER_ROUND)
-    return AlphaBeta(start_s + rounds * _far(group, far_step_s), bare.transfer_s * wire)
+        return AlphaBeta(start_s, bare.transfer_s + kernel.fill * block_s)
+    rounds = math.ceil((group.ranks - group.members) / P2P_PER_ROUND)
+    return AlphaBeta(start_s + rounds * _far(group, group.fabric.message_step_s), bare.transfer_s)
+
+
+def _channel_share(timing: Timing, messages: int) -> float:
+    """What one channel carries of equal messages in LL: that many of one message's bytes."""
+    channels = timing.message_channels
+    return math.ceil(messages * channels / MESSAGE_CHANNELS) / channels
 
 
 def send_recv(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     """Every rank sends S to the next."""
     kernel, bare = group.timing.direct, direct_send_recv(group, size_bytes)
     start_s, _ = _start(group, kernel, protocol)
-    wire = _wire(kernel, protocol)
     if group.domains == 1:
-        return AlphaBeta(start_s, bare.transfer_s * wire / kernel.share)
-    step_s = group.fabric.message_steps_s[0 if protocol == "LL" else 1]
-    return AlphaBeta(start_s + _far(group, step_s), bare.transfer_s * wire)
+        return AlphaBeta(start_s, bare.transfer_s * _message_wire(group.timing, protocol) / kernel.share)
+    return AlphaBeta(start_s + _far(group, group.fabric.message_step_s), bare.transfer_s)
+
+
+def _message_wire(timing: Timing, protocol: str) -> float:
+    """How many times longer one message's bytes take than a GPU's links need for them."""
+    return timing.direct.ll_bytes * _channel_share(timing, 1) if protocol == "LL" else 1.0
 
 
 Duration = Callable[[Group, str, float], AlphaBeta]
@@ -228,21 +238,21 @@ def duration(kind: str, algorithm: str, protocol: str, group: Group, size_bytes:
 
 
 def message_seconds(timing: Timing, fabric: Fabric, way: Way, near_latency_s: float, size_bytes: float) -> float:
-    """One message between two ranks, by the quicker of LL and Simple: start, steps, bytes.
+    """One message between two ranks, under the protocol that its size gets: start, steps, bytes.
 
     The start counts the first step inside a domain. `near_latency_s`: the cluster's, which scales starts and steps.
     """
     kernel, scale = timing.direct, near_latency_s / SIMPLE_NVLINK_S
+    protocol = message_protocol(timing, way.hops > 0, size_bytes)
     share = 1.0 if way.hops else kernel.share
     further_s = max(0.0, way.latency_s - (0.0 if way.hops else near_latency_s))
-    hop_s = way.inter_latency_s / max(1, way.hops)
-    return min(
+    if protocol == "LL":
+        start_s, step_s = kernel.ll_start_s, timing.ring.ll_step_s
+    else:
+        start_s, step_s = kernel.start_s, SIMPLE_NVLINK_S
+    return (
         start_s * scale
-        + further_s * step / SIMPLE_NVLINK_S
-        + way.hops * _far_step(hop_s, far_s)
-        + size_bytes * wire / (way.bytes_per_s * share)
-        for start_s, step, far_s, wire in (
-            (kernel.ll_start_s, timing.ring.ll_step_s, fabric.message_steps_s[0], kernel.ll_bytes),
-            (kernel.start_s, SIMPLE_NVLINK_S, fabric.message_steps_s[1], 1.0),
-        )
+        + further_s * step_s / SIMPLE_NVLINK_S
+        + way.hops * _far_step(way.inter_latency_s / max(1, way.hops), fabric.message_step_s)
+        + size_bytes * _message_wire(timing, protocol) / (way.bytes_per_s * share)
     )

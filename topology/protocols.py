@@ -48,7 +48,5 @@ TREE = (
 )
 # NCCL counts 23 µs for all of it; the closed form has 5 steps (an all-gather's 4 are not told apart).
 NVLS = (_protocol("Simple", 0.0, 23 / 5, 14.0, 1.0),)
-# NCCL has no model of sends and receives; they run in LL and Simple, taken to start and step as rings do.
-DIRECT = (RING[0], RING[2])
 
-PROTOCOLS = {"ring": RING, "tree": TREE, "nvls": NVLS, "pairwise": DIRECT, "direct": DIRECT}
+PROTOCOLS = {"ring": RING, "tree": TREE, "nvls": NVLS}

@@ -15,14 +15,18 @@ from dataclasses import dataclass, replace
 
 from topology.spec import InterNode
 
+CHANNEL_LL_BYTES = 16384.0  # of a message on one channel, that go in LL: NCCL_P2P_LL_THRESHOLD, src/enqueue.cc
+MESSAGE_CHANNELS = 32  # inside a domain, for messages to all peers: MAXCHANNELS, src/include/device.h, before Blackwell
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One family of collectives inside a domain.
 
     `ll_`: protocol LL; LL128 starts as Simple does and has steps of its own. `share`: of the bandwidth that the links
-    leave for data, what the kernels sustain. `ll_bytes`: bytes sent in LL for a byte of data. `fill`: steps' worth of
-    transfer spent filling and draining the pipeline, or copying the own block; once an operation.
+    leave for data, what the kernels sustain. `ll_bytes`: bytes sent in LL for a byte of data; of messages, what the
+    kernels sustain over what one channel carries in LL. `fill`: steps' worth of transfer spent filling and draining
+    the pipeline, or copying the own block; once an operation.
     """
 
     ll_start_s: float
@@ -37,12 +41,21 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Rings and trees; sends, receives and exchanges; NVLS of one machine."""
+    """Rings and trees; sends, receives and exchanges; NVLS of one machine.
+
+    `message_channels`: over how many channels a message in LL is spread, by the NCCL that was measured.
+    """
 
     ring: Kernel
     direct: Kernel
     nvls_start_s: float
     nvls_share: float
+    message_channels: int = 1
+
+    @property
+    def message_ll_bytes(self) -> float:
+        """Up to here a message inside a domain goes in LL."""
+        return CHANNEL_LL_BYTES * self.message_channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +63,8 @@ class Fabric:
     """Steps between nodes.
 
     `ll_step_s`, `ll128_step_s`, `step_s`: a tree's hop. `near_step_s`: a tree's hop inside, when it goes in chunks
-    (Simple). `ring_steps_s`: a ring's hop between nodes in LL, LL128, Simple; `message_steps_s`: a
-    message's in LL, Simple. `ring_floor_s`: the least time between two blocks on that hop.
+    (Simple). `ring_steps_s`: a ring's hop between nodes in LL, LL128, Simple; `message_step_s`: a
+    message's, which goes in Simple. `ring_floor_s`: the least time between two blocks on that hop.
     `rendezvous_s` comes on top of a hop's step in LL from `RENDEZVOUS_BYTES` on. `ll_bytes`: as in `Kernel`.
     `lines`: LL128 works, which passes data on in lines as they arrive.
     """
@@ -61,7 +74,7 @@ class Fabric:
     step_s: float
     near_step_s: float
     ring_steps_s: tuple[float, float, float]
-    message_steps_s: tuple[float, float]
+    message_step_s: float
     ring_floor_s: float
     rendezvous_s: float
     ll_bytes: float
@@ -77,13 +90,11 @@ NETWORK_SHARE = 0.983  # of what NICs leave for data, what rings and trees susta
 TREE_SHARE = 0.673  # of the NICs, where a node has more than one neighbour in a tree
 USUAL_LATENCY_S = 14e-6  # what the steps below are stated for: NCCL's step on InfiniBand, protocol Simple
 
-MATCHED = Fabric(
-    6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), (2.7e-6, 14e-6), 38.3e-6, 13.4e-6, 9.92, False
-)
+MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 38.3e-6, 13.4e-6, 9.92, False)
 """Libfabric and others that match sender and receiver for each message (GH200 over Slingshot)."""
-HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), (2.7e-6, 14e-6), 0.0, 0.0, 2.0, False)
+HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 0.0, 0.0, 2.0, False)
 """Posted buffers, but through the host's memory or kernel: no LL128 (TCPX)."""
-POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (5e-6, 8.5e-6, 28e-6), (2.7e-6, 14e-6), 0.0, 0.0, 2.0, True)
+POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (5e-6, 8.5e-6, 28e-6), 14e-6, 0.0, 0.0, 2.0, True)
 """InfiniBand and RoCE: receivers post buffers ahead (NCCL, src/transport/net_ib.cc); steps are NCCL's own.
 
 A ring's hop is its network latency with nothing hidden, as for trees (src/graph/tuning.cc takes the tree's for rings of
@@ -102,7 +113,8 @@ def fabric_of(inter: InterNode) -> Fabric:
 _US = 1e-6
 # Fitted by the rule of docs/collectives.md. V100: the vTrain all-reduce table; A100, H100 with H200, B200, GB200:
 # NVIDIA AIConfigurator's NCCL tables (16-bit). V100's exchanges are A100's, untested. GB200's NVLS is B200's start with
-# the share of two GB300 rows; GB300's exchanges, three rows. NVLS of B200 is poor: 20 % off on either half.
+# the share of two GB300 rows; GB300's exchanges, three rows. A100's exchanges in Simple are measured from 1 MiB a
+# message on only, so their start is LL's by H100's ratio. NVLS of B200 is poor: 20 % off on either half.
 
 
 def _kernel(
@@ -117,30 +129,31 @@ def _exchange(ll: float, start: float, share: float, fill: float, ll_bytes: floa
 
 _A100 = Timing(
     ring=_kernel(9.35, 0.944, 24.0, 5.76, 0.936, 0.461, 0.756),
-    direct=_exchange(12.8, 23.2, 0.795, 0.208, 3.41),
+    direct=_exchange(12.8, 22.1, 0.818, 0.239, 85.1),
     nvls_start_s=0.0,
     nvls_share=1.0,
+    message_channels=32,  # NCCL 2.27: the limit is 16 KiB for each of a peer's channels; in 2.29, of those that it uses
 )
 _V100 = replace(_A100, ring=_kernel(9.0, 3.02, 19.3, 3.04, 1.15, 0.048, 4.45))
 _H100 = Timing(
     ring=_kernel(4.83, 0.893, 10.6, 1.99, 0.961, 0.542),
-    direct=_exchange(7.73, 12.4, 0.807, 0.13, 5.39),
+    direct=_exchange(7.02, 12.7, 0.813, 0.11, 41.0),
     nvls_start_s=18.4 * _US,
     nvls_share=0.829,
 )
 _B200 = Timing(
     ring=_kernel(8.05, 1.31, 12.3, 6.21, 1.05, 0.765, 7.45),
-    direct=_exchange(10.7, 17.8, 0.768, 0.559, 8.42),
+    direct=_exchange(10.2, 16.2, 0.807, 0.722, 82.9),
     nvls_start_s=32.2 * _US,
     nvls_share=0.703,
 )
 _GB200 = Timing(
     ring=_kernel(8.59, 1.27, 11.2, 7.33, 1.05, 0.754),
-    direct=_exchange(11.1, 16.3, 0.781, 0.65, 6.32),
+    direct=_exchange(10.6, 16.0, 0.819, 0.74, 59.4),
     nvls_start_s=32.2 * _US,
     nvls_share=0.937,
 )
-_GB300 = replace(_GB200, direct=_exchange(11.1, 16.3, 0.924, 0.144, 6.32))
+_GB300 = replace(_GB200, direct=_exchange(10.6, 16.0, 0.924, 0.144, 59.4))
 
 
 _TIMINGS = (

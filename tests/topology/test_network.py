@@ -165,8 +165,37 @@ def test_links_without_latency_cost_their_bytes_alone() -> None:
 def test_a_message_sends_small_sizes_fast_and_large_ones_wide() -> None:
     network = Network(CLUSTERS["dgx-h100"])
     direct = timing_of("h100-sxm").direct
-    assert network.send(0, 8, 0) == pytest.approx(direct.ll_start_s + 2.7e-6)
+    assert network.send(0, 1, 0) == pytest.approx(direct.ll_start_s)
+    inside = network.cluster.intra_node.usable_bytes_per_s * direct.share
+    assert network.send(0, 1, inside) == pytest.approx(1 + direct.start_s)
+    assert network.send(0, 8, 0) == pytest.approx(direct.start_s + 14e-6)  # no LL between nodes
     assert network.send(0, 8, 48e9) == pytest.approx(1 + direct.start_s + 14e-6)
+
+
+@pytest.mark.parametrize("preset", ["dgx-h100", "dgx-b200", "gb200-nvl72", "gb300-nvl72"])
+def test_messages_are_in_ll_up_to_16_kib_each_inside_a_domain(preset: str) -> None:
+    """NCCL's rule for sends and receives (src/enqueue.cc, `addP2pToPlan`), which no bandwidth changes."""
+    network = Network(with_fabric(preset, nodes=32))
+    small, large = (network.collective("all_to_all", range(4), 4 * size) for size in (16384, 16385))
+    assert (small.algorithm, large.algorithm) == ("pairwise LL", "pairwise Simple")
+    ranks = range(0, 32 * network.cluster.gpus_per_node, network.cluster.gpus_per_node * 18)
+    assert network.collective("all_to_all", ranks, 16).algorithm == "pairwise Simple"
+    old = Network(CLUSTERS["dgx-a100"])
+    assert old.collective("all_to_all", range(8), 8 * 524288).algorithm == "pairwise LL"  # NCCL 2.27
+    assert old.collective("all_to_all", range(8), 8 * 524289).algorithm == "pairwise Simple"
+
+
+@pytest.mark.parametrize("preset", ["dgx-a100", "dgx-h100", "dgx-b200"])
+@pytest.mark.parametrize("kind", ["all_to_all", "gather", "scatter", "send_recv"])
+def test_a_faster_nic_never_slows_messages(preset: str, kind: str) -> None:
+    for size in (2.0**k for k in range(10, 31)):
+        slow, fast = (
+            Network(with_fabric(preset, nodes=32, nic_bandwidth_bytes_per_s=bandwidth)).collective(
+                kind, range(256), size
+            )
+            for bandwidth in (25e9, 37.5e9)
+        )
+        assert fast.seconds <= slow.seconds
 
 
 def test_oversubscription_slows_what_crosses_leaves_only() -> None:
@@ -187,8 +216,8 @@ def test_on_a_torus_a_message_pays_for_every_hop() -> None:
     network = Network(with_fabric("dgx-h100", nodes=64, kind="torus"))
     hops = {8: 1, 16: 2, 24: 1, 32: 1, 8 * 21: 3}
     for dst, count in hops.items():
-        ll_start_s = timing_of("h100-sxm").direct.ll_start_s
-        assert network.send(0, dst, 0) == pytest.approx(ll_start_s + count * 2.7e-6)
+        start_s = timing_of("h100-sxm").direct.start_s
+        assert network.send(0, dst, 0) == pytest.approx(start_s + count * 14e-6)
     assert network.send(0, 16, 1e10) == pytest.approx(2 * network.send(0, 8, 1e10), rel=1e-3)
 
 
