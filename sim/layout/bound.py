@@ -23,7 +23,6 @@ import numpy as np
 from sim.actions import Kind
 from sim.graph.data_parallel import DataParallel, gather_units
 from sim.graph.stages import Stage, epilogue
-from sim.graph.template import compile_program
 from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import Scenario
 from sim.layout.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Signature, bucket_sizes
@@ -288,7 +287,7 @@ class GridSearch:
                 tied = tied_model and rank in (0, x.pp - 1)
                 if (held, tied) not in found:
                     program = epilogue((self._stage(blocks, dp, sum(held, ())),), plan, tied)
-                    found[held, tied] = compile_program(program, self.prices.price).makespan_s
+                    found[held, tied] = self.prices.program_s(program)
                 out.append(found[held, tied])
             self._memo[key] = np.array(out)
         kept: Floats = self._memo[key]

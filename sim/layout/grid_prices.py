@@ -43,7 +43,7 @@ class Sort:
         program = self._program(kind, gathered)
         if self._computes_only:
             return sum(self._grid.price(i).seconds for i in program if isinstance(i, Compute))
-        return timed(program, self._grid.price).outcome(0.0, 0.0, 0.0)[0]
+        return self._grid.program_s(program)
 
     def work_s(self, gathered: bool) -> float:
         """A forward and a backward at the least, whole or split, without compiling them: computations, and what holds
@@ -145,6 +145,10 @@ class GridPrices:
             found = min((self.pricing.comm(item, r) for r in self._places), key=lambda p: p.seconds)
             self._comms[key] = found
         return found
+
+    def program_s(self, program: Program) -> float:
+        """Seconds until a program has computed and all is there that it waits for."""
+        return timed(program, self.price).outcome(0.0, 0.0, 0.0)[0]
 
     def comms_s(self, comms: list[Comm]) -> float:
         """Seconds of communications one after the other."""

@@ -275,13 +275,16 @@ def test_times_of_programs_are_those_of_compiling_them(variant: int) -> None:
         programs = [stage.forward(True, False), *(stage.backward(k, True, True) for k in (Kind.B, Kind.I, Kind.W))]
         if stage.dp.each_micro_batch:  # which the search counts on
             assert programs[1:] == [stage.backward(k, False, True) for k in (Kind.B, Kind.I, Kind.W)]
-        for program in (*programs, stage.prologue(), epilogue((stage,), step.plan, False)):
+        programs += [stage.prologue(), epilogue((stage,), step.plan, False)]
+        for program in programs:
             own, template = timed(program, price), compile_program(program, price)
             whole = timed_template(template)
             assert [(t.stream, t.deps, t.external) for t in own.tasks] == [(t[0], t[3], t[4]) for t in template.tasks]
             assert [t.seconds for t in own.tasks] == pytest.approx([t.seconds for t in template.tasks], rel=1e-12)
             assert (own.tail, tuple(own.open.items())) == (template.tail, template.open)
             assert own.outcome(3.0, 5.0, 7.0) == pytest.approx(whole.outcome(3.0, 5.0, 7.0), rel=1e-12)
+            if program == programs[-1]:  # the search bounds what ends a step by it
+                assert own.outcome(0.0, 0.0, 0.0)[0] == pytest.approx(template.makespan_s, rel=1e-12)
             ends = ends_s(own.tasks, 3.0, 5.0, 7.0, {})
             if own.tasks:
                 assert own.outcome(3.0, 5.0, 7.0)[1] == pytest.approx(
