@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.command import bad_input_exits, run_main
+from sim.options import Overrides
 
 ADDRESS = "127.0.0.1"
 
@@ -15,9 +16,7 @@ ADDRESS = "127.0.0.1"
 def main(
     scenario: Annotated[Path, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")],
     port: Annotated[int, typer.Option(help="port on this machine; 0 for any that is free", min=0, max=65535)] = 5006,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override a key, repeatable", metavar="KEY=VALUE")
-    ] = None,
+    set_: Overrides = None,
 ) -> None:
     """Serve a page on this machine alone, on which SCENARIO.yaml's layout can be changed. Ends with Ctrl-C."""
     with bad_input_exits():

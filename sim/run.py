@@ -18,29 +18,31 @@ if TYPE_CHECKING:
     from sim.serve.serving_result import ServingSimulation
     from sim.simulation import Simulation
 
+Html = Annotated[Path | None, typer.Option(help="write an interactive timeline that opens offline", metavar="FILE")]
+Drawing = Annotated[
+    Path | None, typer.Option(help="write a drawing of the cluster with the load of each link", metavar="FILE")
+]
+Chakra = Annotated[
+    Path | None, typer.Option(help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim", metavar="PREFIX")
+]
+Trainer = Annotated[
+    str | None, typer.Option(help="print another trainer's flags for this layout", metavar="torchtitan|megatron")
+]
+Key = Annotated[str | None, typer.Option(help="say what a scenario key means; '' for all sections", metavar="KEY")]
+
 
 def main(
     scenario: Annotated[Path | None, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")] = None,
     json: Json = None,
-    html: Annotated[
-        Path | None, typer.Option(help="write an interactive timeline that opens offline", metavar="FILE")
-    ] = None,
+    html: Html = None,
     trace: Annotated[Path | None, typer.Option(help="write a Chrome/Perfetto trace", metavar="FILE")] = None,
-    topology: Annotated[
-        Path | None, typer.Option(help="write a drawing of the cluster with the load of each link", metavar="FILE")
-    ] = None,
+    topology: Drawing = None,
     set_: Overrides = None,
     steps: Annotated[int, typer.Option(help="draw memory over the first STEPS steps", min=1, max=1000)] = 1,
     engine: Annotated[str, typer.Option(help="static, or simpy, the reference", metavar="static|simpy")] = "static",
-    chakra: Annotated[
-        Path | None, typer.Option(help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim", metavar="PREFIX")
-    ] = None,
-    emit: Annotated[
-        str | None, typer.Option(help="print another trainer's flags for this layout", metavar="torchtitan|megatron")
-    ] = None,
-    explain: Annotated[
-        str | None, typer.Option(help="say what a scenario key means; '' for all sections", metavar="KEY")
-    ] = None,
+    chakra: Chakra = None,
+    emit: Trainer = None,
+    explain: Key = None,
     plan_batch: Annotated[
         bool, typer.Option("--plan-batch", help="cut the global batch into dp, micro-batches and accumulation")
     ] = False,

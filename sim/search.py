@@ -12,7 +12,7 @@ import typer
 
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
-from sim.options import Dask, Json, Overrides, Processes
+from sim.options import Dask, Json, Overrides, Page, Processes
 
 if TYPE_CHECKING:
     from sim.layout.best_first import BestFirst, Found
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
+Objective = Annotated[
+    str, typer.Option(help="what is best; of one number of GPUs both rank alike", metavar="|".join(OBJECTIVES))
+]
+WholeFront = Annotated[
+    bool,
+    typer.Option(
+        "--whole-front",
+        help="simulate all that may lie on the Pareto line of time and memory, not just near its fast end",
+    ),
+]
 
 
 def main(
@@ -28,12 +38,7 @@ def main(
     gpus: Annotated[
         int | None, typer.Option(help="GPUs to lay out; by default as many as the scenario's ranks", min=1)
     ] = None,
-    objective: Annotated[
-        str,
-        typer.Option(
-            help="what is best; of one number of GPUs both rank alike", metavar="step_time|tokens_per_s_per_gpu"
-        ),
-    ] = "step_time",
+    objective: Objective = "step_time",
     memory_limit: Annotated[
         str | None, typer.Option(help="bytes a GPU may use, such as 70GiB; by default all it has", metavar="BYTES")
     ] = None,
@@ -41,19 +46,11 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="search these values of a key alone, repeatable", metavar="KEY=VALUE,…")
     ] = None,
-    whole_front: Annotated[
-        bool,
-        typer.Option(
-            "--whole-front",
-            help="simulate all that may lie on the Pareto line of time and memory, not just near its fast end",
-        ),
-    ] = False,
+    whole_front: WholeFront = False,
     workers: Processes = None,
     dask: Dask = None,
     json: Json = None,
-    html: Annotated[
-        Path | None, typer.Option(help="write an interactive page that opens offline", metavar="FILE")
-    ] = None,
+    html: Page = None,
     set_: Overrides = None,
 ) -> None:
     """Search all layouts of SCENARIO.yaml's GPUs over tp, sp, cp, pp, dp, ep, zero, schedule, virtual stages,

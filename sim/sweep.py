@@ -18,7 +18,7 @@ import typer
 
 from sim.command import bad_input_exits, run_main, write_json
 from sim.errors import InputError
-from sim.options import Dask, Json, Overrides, Processes
+from sim.options import Dask, Json, Overrides, Page, Processes
 
 if TYPE_CHECKING:
     from sim.layout.executors import Workers
@@ -44,9 +44,7 @@ def main(
     workers: Processes = None,
     dask: Dask = None,
     json: Json = None,
-    html: Annotated[
-        Path | None, typer.Option(help="write an interactive page that opens offline", metavar="FILE")
-    ] = None,
+    html: Page = None,
     set_: Overrides = None,
 ) -> None:
     """Simulate SCENARIO.yaml's step once for every combination of the values that --vary lists."""
