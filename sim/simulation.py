@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -271,13 +271,13 @@ def prepare(
     network = Network(scenario.cluster, link_scales(scenario))
     pricing = Pricing(plan, costs, network)
     dp = make_data_parallel(plan)
-    schedule = schedule or make_schedule(scenario, plan, pricing, dp)
+    schedule = schedule or make_schedule(scenario, plan, pricing, dp, kept)
     stages = _stages(plan, schedule, pricing, dp, expand, kept.stages)
     return Prepared(plan, schedule, pricing, stages, expand, kept, begin_s)
 
 
-def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataParallel) -> Schedule:
-    """The action lists of the scenario's schedule; at pp 1 that of a single stage.
+def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataParallel, kept: Kept) -> Schedule:
+    """The action lists of the scenario's schedule; at pp 1 that of a single stage. `kept` as in `prepare`.
 
     Raises:
         InputError: if the schedule cannot run this many micro-batches.
@@ -289,7 +289,7 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
     try:
         times = None
         if p.schedule == "zb_search":
-            times = unit_times(plan, schedules.build("zb_h1", p.pp, m), pricing, dp)
+            times = unit_times(plan, schedules.build("zb_h1", p.pp, m), pricing, dp, kept)
         return schedules.build(p.schedule, p.pp, m, p.virtual_stages, times, p.schedule_memory)
     except ValueError as error:
         raise InputError(
@@ -298,15 +298,25 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
         ) from None
 
 
-def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel) -> UnitTimes:
-    """Seconds of F, I and W of every stage, and of a message, for the schedule that is searched for them."""
-    rows, known = [], {}
-    for held, c in zip(_stages(plan, layout, pricing, dp, False, {}), plan.classes, strict=True):
-        price, (stage,) = pricing.healthy.on(c.rank), held.values()
-        key = (id(stage), pricing.healthy.context(c.rank))
+def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel, kept: Kept) -> UnitTimes:
+    """Seconds of F, I and W of every stage, and of a message, for the schedule that is searched for them.
+
+    `kept` as in `prepare`: the step runs the same programs.
+    """
+    healthy, rows = pricing.healthy, []
+    kept = kept if healthy is pricing else Kept(kept.stages)  # with faults, what is compiled takes other seconds
+    stages = [stage for held in _stages(plan, layout, pricing, dp, False, kept.stages) for stage in held.values()]
+    known: dict[tuple[object, ...], list[float]] = {}
+    for i, (stage, c) in enumerate(zip(stages, plan.classes, strict=True)):
+        price, context, leader = healthy.on(c.rank), healthy.context(c.rank), stages[i // plan.lanes * plan.lanes]
+        key = (context, id(stage), id(leader))
         if key not in known:
-            programs = (stage.forward(False, True), *(stage.backward(k, False, True) for k in (Kind.I, Kind.W)))
-            known[key] = [compile_program(program, price).makespan_s for program in programs]
+            known[key] = []
+            for kind in (Kind.F, Kind.I, Kind.W):
+                program = stage.forward(False, True) if kind is Kind.F else stage.backward(kind, False, True)
+                make = partial(compile_program, program, price)
+                template = kept.compiled((context, (id(stage), id(leader), kind)), [program], make)
+                known[key].append(template.makespan_s)
         rows.append(known[key])
     slowest = np.array(rows).reshape(-1, plan.lanes, 3).max(axis=1)  # of a pipeline rank's lanes
     forward, inputs, weights = (tuple(column) for column in slowest.T.tolist())

@@ -61,6 +61,15 @@ class Kept:
     templates: dict[tuple[object, ...], Template] = field(default_factory=dict)
     programs: dict[tuple[object, ...], list[tuple[list[Program], Template]]] = field(default_factory=dict)
 
+    def compiled(self, alike: tuple[object, ...], programs: list[Program], make: Callable[[], Template]) -> Template:
+        """The template of `programs`. Those that are `alike` up to being first or last in a step often are equal."""
+        known = self.programs.setdefault(alike, [])
+        found = next((template for before, template in known if before == programs), None)
+        if found is None:
+            found = make()
+            known.append((programs, found))
+        return found
+
 
 class Uses:
     """Compiles what is asked for, and keeps it in `kept`. `expand`: no task stands for a whole action."""
@@ -83,7 +92,7 @@ class Uses:
         self.links = links
         self._contexts: dict[int, tuple[object, ...]] = {}
         self._fits: dict[tuple[int, Template], _Fit] = {}
-        self._programs, self._templates = kept.programs, kept.templates
+        self._kept, self._templates = kept, kept.templates
 
     def of(self, class_index: int, steps: list[Step]) -> list[Use]:
         """What each of a class's steps uses."""
@@ -180,15 +189,16 @@ class Uses:
         key = (self._context(class_index), *what)
         found = self._templates.get(key)
         if found is None:
-            programs = [self._program(held[a.stage], a, hop is not None) for a, hop in zip(step, needs, strict=True)]
-            alike = self._programs.setdefault((key[0], *[x[:3] for x in what]), [])  # first or last may change nothing
-            found = next((template for before, template in alike if before == programs), None)
-            if found is None:
-                found = self._compile(class_index, programs, programs if first is held else [
-                    self._program(first[a.stage], a, hop is not None) for a, hop in zip(step, needs, strict=True)
-                ])  # fmt: skip
-                alike.append((programs, found))
-            self._templates[key] = found
+            hops = [hop is not None for hop in needs]
+            programs = [self._program(held[a.stage], a, hop) for a, hop in zip(step, hops, strict=True)]
+
+            def make() -> Template:
+                if first is held:
+                    return self._compile(class_index, programs, programs)
+                leaders = [self._program(first[a.stage], a, hop) for a, hop in zip(step, hops, strict=True)]
+                return self._compile(class_index, programs, leaders)
+
+            found = self._templates[key] = self._kept.compiled((key[0], *[x[:3] for x in what]), programs, make)
         return found
 
     def _compile(self, class_index: int, programs: list[Program], leaders: list[Program]) -> Template:

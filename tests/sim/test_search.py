@@ -304,6 +304,20 @@ def test_searched_schedule_fills_its_first_rank() -> None:
         assert first_s > 1.2 or known == min(m, p, int(memory * p))
 
 
+@pytest.mark.parametrize("faults", [{}, {"stragglers": [{"rank": 1, "compute_scale": 2.0}]}])
+def test_what_a_schedule_is_searched_with_is_what_runs(faults: dict[str, Any]) -> None:
+    """Programs compiled for the search are not compiled again; with faults, those of the search know none of them."""
+    space = make_space(merge(BASE, {"faults": faults}), 8, "test")
+    scenario = scenario_of(space, Layout(1, False, 1, 4, 2, 1, 1, "zb_search", 1, 1, "none"))
+    costs = Costs(load_profile("h100-sxm"), space.base.cluster.gpu)
+    step = prepare(scenario, costs)
+    compiled = {template for known in step.kept.programs.values() for _, template in known}
+    assert bool(compiled) is not bool(faults)
+    simulated, given = step.run().times, prepare(scenario, costs, step.schedule).run().times
+    assert compiled <= set(step.kept.templates.values())
+    assert (simulated.start_s, simulated.end_s) == (given.start_s, given.end_s)
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_h1", "zb_v", "dualpipe", "dualpipe_v"])
 def test_least_time_is_the_time_where_messages_overlap(name: str, zero: int) -> None:
