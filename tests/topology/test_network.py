@@ -180,6 +180,10 @@ def test_messages_are_in_ll_up_to_16_kib_each_inside_a_domain(preset: str) -> No
     assert (small.algorithm, large.algorithm) == ("pairwise LL", "pairwise Simple")
     ranks = range(0, 32 * network.cluster.gpus_per_node, network.cluster.gpus_per_node * 18)
     assert network.collective("all_to_all", ranks, 16).algorithm == "pairwise Simple"
+    far = network.cluster.gpus_per_node  # one rank a node: 8 messages on each of 16 channels at once
+    wide = Network(with_fabric(preset, nodes=130 * 18)).collective
+    few, many = (wide("all_to_all", range(0, n * far * 18, far * 18), 0).seconds for n in (129, 130))
+    assert many - few == pytest.approx(14e-6)
     old = Network(CLUSTERS["dgx-a100"])
     assert old.collective("all_to_all", range(8), 8 * 524288).algorithm == "pairwise LL"  # NCCL 2.27
     assert old.collective("all_to_all", range(8), 8 * 524289).algorithm == "pairwise Simple"
