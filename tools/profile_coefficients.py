@@ -72,7 +72,6 @@ _H200 = "measured on two H200 machines (calibrate.run, scenarios/cuda/h200.json)
 HOPPER: Coefficients = {
     "host_operator_eager_s": (3e-5, f"28 and 32 us: plain torch, a narrow GPT, {_H200}"),
     "host_step_s": (5e-4, f"0.37 and 0.72 ms, {_H200}"),
-    "memory_efficiency_softmax": (0.3, f"torch's bf16 softmax over 4,096, 0.26 forward and 0.38 backward, {_H200}"),
     "memory_efficiency_optimizer": (0.72, f"fused AdamW from 60 to 800 million parameters, {_H200}"),
 }
 _SUMS = "1: dK and dV of query heads that share a key head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
