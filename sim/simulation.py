@@ -195,7 +195,8 @@ def simulate(
 
     `profile` takes the place of the one that `scenario.calibration` names. With `expand` every operator and
     message inside an action has its own task, for views; times are the same. `engine`: static, or simpy, the
-    reference. Unless `fold`, every rank is simulated by itself, equal or not; times are the same to the last bit.
+    reference. Unless `fold`, every rank is simulated by itself, equal or not; times are the same to the
+    last bit as with `expand`, which sums no stretches of tasks beforehand.
     `costs` takes the place of a profile and keeps its answers, for many simulations on one sort of GPU. `schedule`
     takes the place of the one that the scenario names: a searched one may come out otherwise with another profile.
     Unless `share_links`, links carry everything at once: the step takes no longer than it does with them shared.
