@@ -6,10 +6,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,8 +17,6 @@ STANDARD_ERROR = 0.01  # of the median, at which repeating stops
 MIN_SAMPLES, MAX_SAMPLES = 5, 400
 CACHE_BYTES = {"cpu": 32 << 20, "cuda": 128 << 20}
 MAX_COPIES = 16
-GRAPHED_BELOW_S = 1e-3  # of one call on CUDA: the host cannot be sure to issue shorter work as fast as it is done
-GRAPH_CALLS, MAX_GRAPH_CALLS = 50, 400
 
 
 class Timing(NamedTuple):
@@ -41,94 +37,52 @@ class Bench:
     limit_s: float
     cpu_seconds: bool = False
 
-    def time(self, calls: Sequence[Callable[[], object]], host: bool = False) -> Timing:
+    def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
         """Time of one of `calls`: the same work on different buffers, taken in turn.
 
-        On CUDA the device's: short calls are replayed from a CUDA graph, one kernel after the other without the host;
-        with `host` as the host issues them, whichever of the two takes longer.
+        On CUDA with events around back-to-back launches: a kernel shorter than its launch counts as that.
         """
-        return self.side_by_side([calls], host)[0]
+        return self.side_by_side([calls])[0]
 
-    def side_by_side(self, ways: Sequence[Sequence[Callable[[], object]]], host: bool = False) -> list[Timing]:
+    def side_by_side(self, ways: Sequence[Sequence[Callable[[], object]]]) -> list[Timing]:
         """`time` of several ways of one thing, sample by sample in turn: what slows the machine slows all of them."""
-        ready = [self._ready(calls, host) for calls in ways]
+        turns = [itertools.cycle(calls) for calls in ways]
+        inner = [self._warmed(turn, len(calls)) for turn, calls in zip(turns, ways, strict=True)]
         samples: list[list[float]] = [[] for _ in ways]
         end = time.perf_counter() + self.limit_s * len(ways)
         while not all(map(_settled, samples)) and (len(samples[0]) < 3 or time.perf_counter() < end):
-            for (run, calls), found in zip(ready, samples, strict=True):
-                found.append(self._sample(run) / calls)
+            for turn, n, found in zip(turns, inner, samples, strict=True):
+                found.append(self._sample(turn, n) / n)
         return [summarize(found) for found in samples]
 
-    def _ready(self, calls: Sequence[Callable[[], object]], host: bool) -> tuple[Callable[[], object], int]:
-        """Warmed up: what makes one sample, and how many calls that is."""
-        turn = itertools.cycle(calls)
-        for _ in range(min(len(calls), 4) + 1):
+    def _warmed(self, turn: itertools.cycle[Callable[[], object]], calls: int) -> int:
+        """Warm up; how many calls a sample takes."""
+        for _ in range(min(calls, 4) + 1):
             next(turn)()
-        once = max(self._sample(_repeated(turn, 1)), 1e-9)
-        if self.device == "cuda" and not host and once < GRAPHED_BELOW_S:
-            replay = graph(turn, GRAPH_CALLS)
-            if replay is not None:
-                each = self._sample(replay) / GRAPH_CALLS
-                wanted = min(MAX_GRAPH_CALLS, math.ceil(SAMPLE_S / each))
-                longer = graph(turn, wanted) if wanted > GRAPH_CALLS else None
-                return (replay, GRAPH_CALLS) if longer is None else (longer, wanted)
+        once = max(self._sample(turn, 1), 1e-9)
         inner = max(1, math.ceil(SAMPLE_S / once))
-        run = _repeated(turn, inner)
-        self._sample(run)
-        return run, inner
+        self._sample(turn, inner)
+        return inner
 
     def copies(self, bytes_: float) -> int:
         """Buffers of this size to take turns with, so that each is out of the cache when used again."""
         wanted = math.ceil(2 * CACHE_BYTES[self.device] / max(bytes_, 1.0))
         return max(1, min(MAX_COPIES, wanted))
 
-    def _sample(self, run: Callable[[], object]) -> float:
+    def _sample(self, turn: itertools.cycle[Callable[[], object]], inner: int) -> float:
         if self.device == "cpu":
             clock = time.process_time if self.cpu_seconds else time.perf_counter
             start = clock()
-            run()
+            for _ in range(inner):
+                next(turn)()
             return clock() - start
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
-        run()
+        for _ in range(inner):
+            next(turn)()
         last.record()
         last.synchronize()
         return float(first.elapsed_time(last)) * 1e-3
-
-
-def _repeated(turn: Iterator[Callable[[], object]], times: int) -> Callable[[], None]:
-    def run() -> None:
-        for _ in range(times):
-            next(turn)()
-
-    return run
-
-
-@cache
-def _pool() -> object:
-    """Memory that all graphs share, as only one is replayed at a time."""
-    return torch.cuda.graph_pool_handle()
-
-
-def graph(turn: Iterator[Callable[[], object]], calls: int) -> Callable[[], object] | None:
-    """Replays `calls` calls captured in a CUDA graph; None where they cannot be (they wait for the device, or run on
-    the default stream, which nothing is captured from).
-    """
-    if torch.cuda.current_stream() == torch.cuda.default_stream():
-        return None
-    found = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    found.capture_begin(pool=_pool(), capture_error_mode="relaxed")
-    try:
-        _repeated(turn, calls)()
-        found.capture_end()
-        found.replay()
-        torch.cuda.synchronize()
-    except Exception:  # whatever an operator raises that must not be captured
-        with suppress(RuntimeError):
-            found.capture_end()
-        return None
-    return found.replay
 
 
 def summarize(samples: Sequence[float]) -> Timing:
