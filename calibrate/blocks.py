@@ -181,15 +181,16 @@ class Rehearsal:
         """
         by_run: dict[Sample, list[Elapsed]] = defaultdict(list)
         for p in pieces:
-            self.transfers += transfers(p.entries) if p.phase != RECOMPUTING else ()
-            if p.phase != RECOMPUTING:
-                between = pieces_between(p.entries, p.start, p.end)
-                runs = sum_by_run(between, self.cuts[p.key][phase], p.entries, f"{phase} of {p.key}")
-                for run, elapsed in runs.items():
-                    by_run[p.key, phase, run].append(elapsed)
-            elif not p.entries:
-                elapsed = Elapsed(p.end.wall - p.start.wall, p.end.cpu - p.start.cpu)
-                self.samples[p.key, RECOMPUTING, 0].append((elapsed.wall * 1e-9, elapsed.cpu * 1e-9))
+            if p.phase == RECOMPUTING:
+                if not p.entries:
+                    wall, cpu = p.end.wall - p.start.wall, p.end.cpu - p.start.cpu
+                    self.samples[p.key, RECOMPUTING, 0].append((wall * 1e-9, cpu * 1e-9))
+                continue
+            self.transfers += transfers(p.entries)
+            between = pieces_between(p.entries, p.start, p.end)
+            runs = sum_by_run(between, self.cuts[p.key][phase], p.entries, f"{phase} of {p.key}")
+            for run, elapsed in runs.items():
+                by_run[p.key, phase, run].append(elapsed)
         for sample, values in by_run.items():
             wall, cpu = (sum(column) / len(values) * 1e-9 for column in zip(*values, strict=True))
             self.samples[sample].append((wall, cpu))

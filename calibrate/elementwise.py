@@ -83,31 +83,44 @@ def _eager_norm_grad(x: Tensor) -> Call:
 
 _gelu = partial(F.gelu, approximate="tanh")
 
-# operator of the profile: accesses per element, kernels, and what makes one call of it
-_OPS: dict[str, tuple[float, int, Maker]] = {
-    "elementwise": (3, 1, lambda x: partial(torch.add, x, torch.ones_like(x))),
-    "elementwise:gelu": (2, 1, lambda x: partial(_gelu, x)),
-    "elementwise:gelu_backward": (3, 1, partial(_grad, _gelu)),
-    "elementwise:swiglu": (5, 2, lambda x: partial(lambda a, b: F.silu(a) * b, x, torch.ones_like(x))),
-    "norm": (2, 1, _norm),
-    "norm_input_grad": (5, 2, _norm_grad),
-    "norm_eager": (0, 0, _eager_norm),  # as many accesses and kernels as the simulator counts
-    "norm_eager_input_grad": (0, 0, _eager_norm_grad),
-    "softmax": (2, 1, lambda x: partial(torch.softmax, x, -1)),
-    "softmax_input_grad": (3, 1, partial(_grad, partial(torch.softmax, dim=-1))),
-    "permute": (2, 1, lambda x: lambda: x.t().contiguous()),
+Traffic = Callable[[int], tuple[float, int]]  # of the bytes of an element: bytes moved for it, and kernels
+
+
+def _accesses(count: float, kernels: int = 1) -> Traffic:
+    return lambda size: (count * size, kernels)
+
+
+def _eager_forward(size: int) -> tuple[float, int]:
+    """As the simulator counts them."""
+    t = rms_norm_eager(size)
+    return t.forward_bytes, t.forward_kernels
+
+
+def _eager_backward(size: int) -> tuple[float, int]:
+    t = rms_norm_eager(size)
+    return t.backward_bytes, t.backward_kernels
+
+
+# operator of the profile: its traffic, and what makes one call of it
+_OPS: dict[str, tuple[Traffic, Maker]] = {
+    "elementwise": (_accesses(3), lambda x: partial(torch.add, x, torch.ones_like(x))),
+    "elementwise:gelu": (_accesses(2), lambda x: partial(_gelu, x)),
+    "elementwise:gelu_backward": (_accesses(3), partial(_grad, _gelu)),
+    "elementwise:swiglu": (_accesses(5, 2), lambda x: partial(lambda a, b: F.silu(a) * b, x, torch.ones_like(x))),
+    "norm": (_accesses(2), _norm),
+    "norm_input_grad": (_accesses(5, 2), _norm_grad),
+    "norm_eager": (_eager_forward, _eager_norm),
+    "norm_eager_input_grad": (_eager_backward, _eager_norm_grad),
+    "softmax": (_accesses(2), lambda x: partial(torch.softmax, x, -1)),
+    "softmax_input_grad": (_accesses(3), partial(_grad, partial(torch.softmax, dim=-1))),
+    "permute": (_accesses(2), lambda x: lambda: x.t().contiguous()),
 }
 
 
 def _operator(bench: Bench, op: str, dtype: str, elements: int) -> list[Record]:
-    accesses, kernels, maker = _OPS[op]
-    size, width = torch.finfo(DTYPES[dtype]).bits // 8, WIDTH[bench.device]
-    moved = accesses * size * elements
-    if op.startswith("norm_eager"):
-        each_way = rms_norm_eager(size)
-        backward = op.endswith("input_grad")
-        moved = elements * (each_way.backward_bytes if backward else each_way.forward_bytes)
-        kernels = each_way.backward_kernels if backward else each_way.forward_kernels
+    traffic, maker = _OPS[op]
+    each_bytes, kernels = traffic(torch.finfo(DTYPES[dtype]).bits // 8)
+    moved, width = each_bytes * elements, WIDTH[bench.device]
     calls = [
         maker(torch.randn(elements // width, width, device=bench.device, dtype=DTYPES[dtype]))
         for _ in range(bench.copies(moved))

@@ -55,8 +55,8 @@ def gpu_ranks() -> int:
     """Ranks that NCCL lets this machine's GPUs take: one each, or two each where ranks may share a GPU.
 
     NCCL 2.30.7 and later allow that with NCCL_MULTI_RANK_GPU_ENABLE=1. It is for trying things out: such ranks share
-    one GPU, at once under CUDA's multi-process service and in turns (100 times slower) without it, and what they send
-    each other stays in its memory.
+    one GPU, at once under CUDA's multi-process service and in turns without it, and what they send each other stays
+    in its memory.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return gpus * RANKS_SHARING if ranks_share_gpus() else gpus

@@ -1,10 +1,11 @@
-"""Compare the stored real runs on a GPU with their simulation, and write the table of docs/accuracy.md.
+"""Compare what was measured on a GPU with its simulation, and write the tables of docs/accuracy.md.
 
     python tools/gpu_table.py
 
-Each is simulated three times: from the calibration taken between its steps, from what `calibrate.run` measured on that
-machine beforehand (`scenarios/cuda/h200.json`), and from the shipped profile. Of ranks that shared one GPU the first
-alone has a meaning.
+Steps: each stored real run simulated three times, from the calibration taken between its steps, from what
+`calibrate.run` measured on that machine beforehand (`scenarios/cuda/h200.json`), and from the shipped profile (of ranks
+that shared one GPU the first alone has a meaning). Kernels: the shipped profile against the points of that file. Power:
+`tools/gpu_power.py show`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,31 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gpu_power import STORED, show  # noqa: E402
+
+from sim.prices.costs import Costs  # noqa: E402
+from sim.prices.profile import load_profile  # noqa: E402
+from sim.prices.roofline import shape_bytes, shape_flops  # noqa: E402
+from sim.program import Compute, Phase  # noqa: E402
+from topology.presets import GPUS  # noqa: E402
+
 PAGE = ROOT / "docs" / "accuracy.md"
-BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
-HEAD = """| scenario | ranks | step | own calibration | micro-benchmarks | shipped profile | saved | peak memory |
+RUNS, OWN, SHIPPED = "scenarios/measured/cuda", "scenarios/cuda/h200.json", "h200-sxm"
+STEPS = """| scenario | ranks | step | own calibration | micro-benchmarks | shipped profile | saved | peak memory |
 |---|---|---|---|---|---|---|---|"""
-RUNS, PROFILES = "scenarios/measured/cuda", ("scenarios/cuda/h200.json", "h200-sxm")
+KERNELS = """| kernels of h200.json, 0.2 ms and longer | points | shipped ÷ measured, median | error, median | 95 % |
+|---|---|---|---|---|"""
+LEAST_S = 2e-4  # shorter ones were bound by their launches
+NAMED = {"flash": "flash2", "cudnn": "cudnn"}
 
 
 def compared(name: str, *options: str) -> dict[str, Any]:
@@ -36,27 +53,60 @@ def compared(name: str, *options: str) -> dict[str, Any]:
     return found
 
 
-def row(name: str) -> str:
-    """One line of the table."""
+def step(name: str) -> str:
+    """One line of the steps' table."""
     ranks = len(json.loads((ROOT / RUNS / f"{name}.json").read_text())["memory"])
     own = compared(name)
     errors = [own["step_time_s"]["error"]]
     if ranks == 1:
-        errors += [compared(name, "--calibration", p)["step_time_s"]["error"] for p in PROFILES]
+        errors += [compared(name, "--calibration", p)["step_time_s"]["error"] for p in (OWN, SHIPPED)]
     memory = [max((m[key]["error"] for m in own["memory"]), key=abs)
               for key in ("saved_for_backward_bytes", "peak_bytes")]  # fmt: skip
     shown = [f"{e:+.1%}" for e in errors] + [""] * (3 - len(errors)) + [f"{e:+.1%}" for e in memory]
     return f"| {name} | {ranks} | {own['step_time_s']['measured'] * 1e3:.1f} ms | {' | '.join(shown)} |"
 
 
+def steps() -> list[str]:
+    """Of one rank first."""
+    names = sorted(p.stem for p in (ROOT / RUNS).glob("*.json") if p.stem != "expected")
+    return [STEPS, *sorted((step(name) for name in names), key=lambda line: line.split("|")[2])]
+
+
+def kernels() -> list[str]:
+    """Matmuls by dtype, attention by direction and the kernel that torch ran."""
+    costs, ratios = Costs(load_profile(SHIPPED), GPUS[SHIPPED]), defaultdict(list)
+    for table in load_profile(ROOT / OWN).points:
+        op, _, backend = table.op.partition(":")
+        kind = "gemm" if op.startswith("gemm") else op
+        if kind != "gemm" and backend not in NAMED:
+            continue
+        phase = Phase.INPUT_GRAD if op.endswith(("backward", "input_grad")) else Phase.FORWARD
+        phase = Phase.WEIGHT_GRAD if op.endswith("weight_grad") else phase
+        name = f"{kind}:{NAMED[backend]}" if backend else "linear"
+        for row, seconds in zip(table.shapes.tolist(), table.seconds.tolist(), strict=True):
+            if seconds >= LEAST_S:
+                shape = tuple(row)
+                flops, moved = shape_flops(kind, shape), shape_bytes(kind, shape, table.dtype)
+                priced = costs.compute(Compute(name, kind, shape, table.dtype, flops, moved, phase))
+                ratios[f"{name if backend else 'matmul'}, {table.dtype}"].append(priced.seconds / seconds)
+    return [KERNELS, *(_line(name, np.array(found)) for name, found in ratios.items() if len(found) >= 10)]
+
+
+def _line(name: str, ratio: Any) -> str:
+    error = np.abs(ratio - 1.0)
+    return (f"| {name} | {len(ratio)} | {np.median(ratio):.2f} | {np.median(error):.1%} | "
+            f"{np.quantile(error, 0.95):.1%} |")  # fmt: skip
+
+
 def main() -> None:
     """The command."""
-    names = sorted(p.stem for p in (ROOT / RUNS).glob("*.json") if p.stem != "expected")
-    rows = sorted((row(name) for name in names), key=lambda r: r.split("|")[2])
     text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text("\n".join((before + BEGIN, HEAD, *rows, END)) + after)
+    tables = {"gpu": steps(), "gpu kernels": kernels(), "gpu power": show(json.loads(STORED.read_text()))}
+    for name, lines in tables.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, _, rest = text.partition(begin)
+        text = "\n".join((before + begin, *lines, end)) + rest.partition(end)[2]
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":

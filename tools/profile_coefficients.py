@@ -68,7 +68,7 @@ NEWER_HOST: Coefficients = {
     "host_step_s": (1e-3, _UNMEASURED),
     "unaligned_matmul_slowdown": (2.0, _HOST),
 }
-_H200 = "measured on two H200 machines (calibrate.run, scenarios/cuda/h200.json)"
+_H200 = "measured on two H200 machines (calibrate.run, scenarios/cuda/h200.json and h200_host.json)"
 HOPPER: Coefficients = {
     "host_operator_eager_s": (3e-5, f"28 and 32 us: plain torch, a narrow GPT, {_H200}"),
     "host_step_s": (5e-4, f"0.37 and 0.72 ms, {_H200}"),

@@ -72,9 +72,11 @@ class Tape:
         return self.device == "cpu" or self.rehearsing
 
     def now(self) -> Clock:
-        """This moment; on a GPU the number of an event, for `moments` to look up."""
+        """This moment; on a GPU the number of an event, for `moments` to look up, or 0 where nothing is written."""
         if self.device == "cpu":
             return Clock(time.perf_counter_ns(), time.thread_time_ns())
+        if not self.on:
+            return Clock(0, 0)
         self.events.append(torch.cuda.Event(enable_timing=True))
         self.events[-1].record()
         return Clock(len(self.events) - 1, 0)

@@ -9,7 +9,6 @@ Beside it: docs/memory.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,12 +21,7 @@ class MasterAdamW:
     """Offers of torch's optimizers what the real runs use: `step` and `state` by the 16-bit parameter."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], lr: float) -> None:
-        self.chunks: list[_Chunk] = []
-        for p in parameters:
-            if not self.chunks or self.chunks[-1].size + p.numel() > CHUNK:
-                self.chunks.append(_Chunk([], [], lr))
-            self.chunks[-1].low.append(p)
-            self.chunks[-1].master.append(p.detach().float())
+        self.chunks = [_Chunk(low, lr) for low in _chunks(parameters)]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
@@ -43,22 +37,25 @@ class MasterAdamW:
             chunk.step()
 
 
-@dataclass(slots=True)
+def _chunks(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    """Parameters in a row, of at most `CHUNK` elements where one alone is not more."""
+    out: list[list[torch.nn.Parameter]] = []
+    size = 0
+    for p in parameters:
+        if size + p.numel() > CHUNK or not out:
+            out.append([])
+            size = 0
+        out[-1].append(p)
+        size += p.numel()
+    return out
+
+
 class _Chunk:
-    low: list[torch.nn.Parameter]
-    master: list[Tensor]
-    lr: float
-    made: torch.optim.AdamW | None = None
+    """Parameters that are updated together."""
 
-    @property
-    def size(self) -> int:
-        return sum(p.numel() for p in self.low)
-
-    @property
-    def adamw(self) -> torch.optim.AdamW:
-        if self.made is None:
-            self.made = torch.optim.AdamW(self.master, lr=self.lr, fused=True)
-        return self.made
+    def __init__(self, low: list[torch.nn.Parameter], lr: float) -> None:
+        self.low, self.master = low, [p.detach().float() for p in low]
+        self.adamw = torch.optim.AdamW(self.master, lr=lr, fused=True)
 
     @torch.no_grad()
     def step(self) -> None:

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from calibrate.host import LAYERS, host, kernels, narrow  # noqa: E402
 from calibrate.kernels import launch_cases  # noqa: E402
+from calibrate.parallel.comm import Clock, Tape  # noqa: E402
 from calibrate.records import Constant  # noqa: E402
 from calibrate.timing import Bench  # noqa: E402
 
@@ -24,3 +25,13 @@ def test_it_is_measured_on_gpus_alone() -> None:
     found = host(Bench("cpu", True, 0.01))
     assert [r.name for r in found if isinstance(r, Constant)] == ["host_operator_s", "host_step_s"]
     assert all(isinstance(r, Constant) and 1e-7 < r.value < 1.0 for r in found)
+
+
+def test_a_tape_on_a_gpu_writes_no_events_outside_of_a_rehearsal() -> None:
+    tape = Tape("cuda")
+    assert tape.now() == Clock(0, 0)
+    assert not tape.events
+    if not torch.cuda.is_available():
+        tape.rehearsing = True
+        with pytest.raises((RuntimeError, AssertionError)):
+            tape.now()

@@ -362,3 +362,15 @@ def test_an_attention_kernel_can_be_named() -> None:
     assert flash3 < cudnn < usual, "as the kernels were published"
     with pytest.raises(InputError, match=r"training.attention_kernel: found 'flash3'; profile a100-sxm has: .*flash2"):
         step_s("dgx-a100", "flash3")
+
+
+def test_an_rms_norm_in_separate_kernels_is_priced_by_such_kernels() -> None:
+    sizes, ones = np.array([[2**22], [2**24], [2**26]]), np.ones(3)
+    tables = tuple(
+        PointTable(op, "bf16", sizes, np.array([1.0, 4.0, 16.0]) * s, 0.0 * ones, ones.astype(np.int64))
+        for op, s in (("norm", 1e-6), ("norm_eager", 3e-6))
+    )
+    costs = Costs(Profile("x", "", points=tables), GPUS["h200-sxm"])
+    fused, chain = (Compute("norm", "norm", (), "bf16", 1.0, k * 2.0**24, Phase.FORWARD, k) for k in (1, 8))
+    assert costs.compute(fused).seconds == pytest.approx(4e-6)
+    assert costs.compute(chain).seconds == pytest.approx(8 * 12e-6)

@@ -1,0 +1,148 @@
+"""What a loop of one kernel loses to a GPU's power limit: measure it, or print what was measured.
+
+    python tools/gpu_power.py measure FILE.json [--seconds S]     (a CUDA GPU, torch, nvidia-ml-py)
+    python tools/gpu_power.py show [FILE.json]                    (scenarios/cuda/h200_power.json)
+
+Every loop starts from rest. `first_s`: a call within the first 50 ms; `settled_s`: the 25th percentile of the second
+half; power and clock: means of the second half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+STORED = ROOT / "scenarios" / "cuda" / "h200_power.json"
+CHUNK_S, REST_S, SAMPLE_S = 0.05, 2.0, 0.02
+SQUARES = (2048, 4096, 8192, 16384)
+
+
+def loops() -> dict[str, tuple[Callable[[], object], float]]:
+    """What is repeated, and its flops."""
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    def matmul(m: int, n: int, k: int) -> tuple[Callable[[], object], float]:
+        a, b = random(m, k), random(n, k)
+        return lambda: torch.mm(a, b.t()), 2.0 * m * n * k
+
+    source, target = random(1 << 30), random(1 << 30)
+    q, k, v = (random(4, 32, 8192, 128) for _ in range(3))
+
+    def attention() -> object:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    found = {f"matmul {n} x {n} x {n}": matmul(n, n, n) for n in SQUARES}
+    return {
+        "copy of 2 GiB": (lambda: target.copy_(source), 0.0), **found,
+        "attention b=4 h=32 s=8192 d=128": (attention, 2.0 * 4 * 32 * 8192 * 8192 * 128),
+    }  # fmt: skip
+
+
+def measure(seconds: float) -> dict[str, Any]:
+    """All loops, `seconds` each."""
+    import pynvml
+    import torch
+
+    pynvml.nvmlInit()
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+    found = []
+    for name, (call, flops) in loops().items():
+        call()
+        once_s = _timed(call, 1)
+        time.sleep(REST_S)
+        seen: list[tuple[float, float]] = []
+        stop = threading.Event()
+
+        def watch(seen: list[tuple[float, float]] = seen, stop: threading.Event = stop) -> None:
+            while not stop.wait(SAMPLE_S):
+                seen.append((pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3, pynvml.nvmlDeviceGetClockInfo(gpu, 1)))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        calls, end = max(1, int(CHUNK_S / once_s)), time.perf_counter() + seconds
+        chunks = []
+        while time.perf_counter() < end:
+            chunks.append(_timed(call, calls))
+        stop.set()
+        watcher.join()
+        power, clock = (statistics.fmean(column) for column in zip(*seen[len(seen) // 2 :], strict=True))
+        late = sorted(chunks[len(chunks) // 2 :])
+        found.append({"loop": name, "flops": flops, "first_s": chunks[0], "settled_s": late[len(late) // 4],
+                      "power_w": power, "sm_clock_mhz": clock})  # fmt: skip
+    return {"gpu": torch.cuda.get_device_name(), "limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
+            "loops": found}  # fmt: skip
+
+
+def _timed(call: Callable[[], object], calls: int) -> float:
+    import torch
+
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(calls):
+        call()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) * 1e-3 / calls
+
+
+def show(data: dict[str, Any]) -> list[str]:
+    """A Markdown table; beside matmuls what the shipped profile says, without its power limit and with it."""
+    lines = [f"| {data['gpu']}, limit {data['limit_w']:.0f} W | first | settled | power | clock "
+             "| shipped, burst | shipped, in a step |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for x in data["loops"]:
+        times = [_shown(x["first_s"], x["flops"]), _shown(x["settled_s"], x["flops"])]
+        priced = [_shown(s, x["flops"]) for s in _shipped(x)]
+        lines.append("| " + " | ".join([x["loop"], *times, f"{x['power_w']:.0f} W", f"{x['sm_clock_mhz']:.0f} MHz",
+                                        *(priced or ("", ""))]) + " |")  # fmt: skip
+    return lines
+
+
+def _shown(seconds: float, flops: float) -> str:
+    return f"{seconds * 1e6:,.1f} µs" + (f", {flops / seconds / 1e12:.0f} TFLOP/s" if flops else "")
+
+
+def _shipped(x: dict[str, Any]) -> list[float]:
+    from sim.prices.costs import Costs
+    from sim.prices.profile import load_profile
+    from sim.program import Compute, Phase
+    from sim.published.prediction import without
+    from topology.presets import GPUS
+
+    if not x["loop"].startswith("matmul"):
+        return []
+    m, n, k = (int(s) for s in x["loop"].removeprefix("matmul ").split(" x "))
+    op = Compute("linear", "gemm", (1, m, n, k), "bf16", x["flops"], 2.0 * (m * n + n * k + m * k), Phase.FORWARD)
+    profile = load_profile("h200-sxm")
+    return [Costs(p, GPUS["h200-sxm"]).compute(op).seconds for p in (without(profile, "power_at_peak"), profile)]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("measure", "show"))
+    parser.add_argument("file", nargs="?", type=Path, default=STORED)
+    parser.add_argument("--seconds", type=float, default=3.5)
+    args = parser.parse_args()
+    if args.what == "measure":
+        args.file.write_text(json.dumps(measure(args.seconds), indent=1) + "\n")
+    print("\n".join(show(json.loads(args.file.read_text()))))
+
+
+if __name__ == "__main__":
+    main()
