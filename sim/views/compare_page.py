@@ -67,9 +67,7 @@ def _header(title: str, compare: Comparison) -> str:
     steps = compare.get("steps") or {}
     words = [f"Profile {compare['profile']}" if compare.get("profile") else ""]
     if steps:
-        words.append(
-            f"{steps.get('count')} timed steps, {seconds(steps['min_s'])} to {seconds(steps['max_s'])}"
-        )
+        words.append(f"{steps.get('count')} timed steps, {seconds(steps['min_s'])} to {seconds(steps['max_s'])}")
     line = " · ".join(w for w in words if w)
     return f'<header><h1>{escape(title)}</h1><p class="sub">{escape(line)}</p></header>'
 
@@ -134,11 +132,7 @@ def _tables(compare: Comparison) -> str:
         _pairs(
             "saved-table",
             "Saved for backward",
-            [
-                (f"rank {m['rank']}", m["saved_for_backward_bytes"])
-                for m in memory
-                if "saved_for_backward_bytes" in m
-            ],
+            [(f"rank {m['rank']}", m["saved_for_backward_bytes"]) for m in memory if "saved_for_backward_bytes" in m],
             n_bytes,
         ),
     ]

@@ -63,11 +63,15 @@ class Explorer:
         self._link = TextInput(visible=False, name="link")
         self._link.js_on_change("value", CustomJS(code=_LINK))
         self.panels = tuple(
-            Panel(name, path, base, self._controls, from_query(name, link, self._controls), self._sheet,
-                  self._redraw)
-            for name in ("a", "b"))
-        self._critical = Toggle(label="Mark the critical path", name="mark-critical",
-                                active=link.get("critical") == [b"true"], visible=scenario.training is not None)
+            Panel(name, path, base, self._controls, from_query(name, link, self._controls), self._sheet, self._redraw)
+            for name in ("a", "b")
+        )
+        self._critical = Toggle(
+            label="Mark the critical path",
+            name="mark-critical",
+            active=link.get("critical") == [b"true"],
+            visible=scenario.training is not None,
+        )
         self._critical.on_change("active", lambda _a, _old, new: self._outline(bool(new)))
         self._yaml = [TextInput(visible=False, name=f"yaml-{p.name}") for p in self.panels]
 
@@ -76,9 +80,14 @@ class Explorer:
         a, b = self.panels
         root = column(
             styled(self._sheet, f"<h1>{escape(self._title)}</h1>"),
-            row(*self._buttons(), sizing_mode="stretch_width"), self._verdict,
-            row(a.layout, b.layout, sizing_mode="stretch_width", spacing=36), self._link, *self._yaml,
-            sizing_mode="stretch_width", margin=(14, 26, 30, 26))
+            row(*self._buttons(), sizing_mode="stretch_width"),
+            self._verdict,
+            row(a.layout, b.layout, sizing_mode="stretch_width", spacing=36),
+            self._link,
+            *self._yaml,
+            sizing_mode="stretch_width",
+            margin=(14, 26, 30, 26),
+        )
         self._outline(self._critical.active)
         self._document.add_root(root)
 
@@ -127,5 +136,7 @@ class Explorer:
         (better, high), (worse, low) = sorted((("A", ours), ("B", theirs)), key=lambda x: -x[1])
         what, verb = ("Steps", "trains") if trains else ("Median latencies", "serves")
         first, second = (s.timeline.step_time_s if trains else s.result["request_latency_s"]["p50"] for s in (a, b))
-        return (f'<p class="verdict"><b>{better}</b> {verb} {percent(high / low - 1)} more tokens a second and GPU '
-                f"than {worse}. {what}: A {seconds(first)}, B {seconds(second)}; drawn on one scale.</p>")
+        return (
+            f'<p class="verdict"><b>{better}</b> {verb} {percent(high / low - 1)} more tokens a second and GPU '
+            f"than {worse}. {what}: A {seconds(first)}, B {seconds(second)}; drawn on one scale.</p>"
+        )

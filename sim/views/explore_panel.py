@@ -75,8 +75,16 @@ def styled(sheet: InlineStyleSheet, text: str = "", name: str | None = None) -> 
 class Panel:
     """Controls and pictures of one scenario. `changed` is called after each choice."""
 
-    def __init__(self, name: str, path: Path, base: tuple[str, ...], controls: tuple[Control, ...], choices: Choices,
-                 sheet: InlineStyleSheet, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        base: tuple[str, ...],
+        controls: tuple[Control, ...],
+        choices: Choices,
+        sheet: InlineStyleSheet,
+        changed: Callable[[], None],
+    ) -> None:
         self.name, self.controls, self.choices = name, controls, dict(choices)
         self._path, self._base, self._sheet, self._changed = path, base, sheet, changed
         self._drawn: tuple[Simulated, float, float] | None = None
@@ -92,21 +100,37 @@ class Panel:
         halves = (column(*part, sizing_mode="stretch_width") for part in (sliders[:half], sliders[half:]))
         self.layout = column(
             styled(sheet, f"<h2>Scenario {name.upper()}</h2>"),
-            row(*halves, sizing_mode="stretch_width", spacing=20), row(*menus, sizing_mode="stretch_width"),
-            self._message, self._facts, self._plots, self._losses, sizing_mode="stretch_width")
+            row(*halves, sizing_mode="stretch_width", spacing=20),
+            row(*menus, sizing_mode="stretch_width"),
+            self._message,
+            self._facts,
+            self._plots,
+            self._losses,
+            sizing_mode="stretch_width",
+        )
         self.simulate()
 
     def _widget(self, control: Control) -> Any:
         name = f"{self.name}.{control.key}"
         if control.slider:
             slider = CategoricalSlider(
-                title=control.label, categories=list(control.options), name=name, value=self.choices[control.key],
-                sizing_mode="stretch_width", bar_color="#0072b2")
+                title=control.label,
+                categories=list(control.options),
+                name=name,
+                value=self.choices[control.key],
+                sizing_mode="stretch_width",
+                bar_color="#0072b2",
+            )
             slider.on_change("value_throttled", lambda _a, _old, new: self._choose(control, new))
             return slider
         options: list[Any] = list(control.options)
-        menu = Select(title=control.label, options=options, name=name, value=self.choices[control.key],
-                      sizing_mode="stretch_width")
+        menu = Select(
+            title=control.label,
+            options=options,
+            name=name,
+            value=self.choices[control.key],
+            sizing_mode="stretch_width",
+        )
         menu.on_change("value", lambda _a, _old, new: self._choose(control, new))
         return menu
 
@@ -150,8 +174,11 @@ class Panel:
         result, timeline = self.simulation.result, self.simulation.timeline
         batches = self.simulation.scenario.micro_batches
         more = f" · {batches} micro-batches" if self.simulation.scenario.training is not None else ""
-        self._facts.text = (f'<p class="sub">{escape(layout_line(result))}{more}</p><dl class="cards">'
-                            + "".join(card(n.name, n.value, n.note, n.mood) for n in headline(result)) + "</dl>")
+        self._facts.text = (
+            f'<p class="sub">{escape(layout_line(result))}{more}</p><dl class="cards">'
+            + "".join(card(n.name, n.value, n.note, n.mood) for n in headline(result))
+            + "</dl>"
+        )
         self._plots.children = _pictures(self.simulation, max(until_s, timeline.step_time_s), most_bytes, self._sheet)
         self._losses.text = _largest(self.simulation)
         self.outline(self.critical)
@@ -185,7 +212,8 @@ def _largest(simulation: Simulated) -> str:
     items = "".join(
         f'<li style="border-color:{p.colour}"><strong>{i}. {p.label}: {seconds(p.seconds)}, '
         f"{percent(p.seconds / step)} of the step</strong><p>{marked(remedy)}</p></li>"
-        for i, (p, remedy) in enumerate(losses_of(simulation), 1))
+        for i, (p, remedy) in enumerate(losses_of(simulation), 1)
+    )
     return f'<h3>The largest losses</h3><ol class="losses">{items}</ol>'
 
 
@@ -216,10 +244,14 @@ def _explain(chart: Any, timeline: Timeline, layout: Layout) -> None:
         label, data = style_of(bar.name.partition(":")[2]).label, dict(bar.data_source.data)
         names = [timeline.details[i].name for i in data["detail"]]
         data["what"] = [label if name in ("", label) else f"{label}: {name}" for name in names]
-        data["where"] = [", ".join((layout.rows[r].track, layout.rows[r].stream, *_place(s, m)))
-                         for r, s, m in zip(data["row"], data["stage"], data["micro"], strict=True)]
-        data["how_long"] = [f"{seconds(float(e - s))}, from {seconds(float(s))}"
-                            for s, e in zip(data["start"], data["end"], strict=True)]
+        data["where"] = [
+            ", ".join((layout.rows[r].track, layout.rows[r].stream, *_place(s, m)))
+            for r, s, m in zip(data["row"], data["stage"], data["micro"], strict=True)
+        ]
+        data["how_long"] = [
+            f"{seconds(float(e - s))}, from {seconds(float(s))}"
+            for s, e in zip(data["start"], data["end"], strict=True)
+        ]
         bar.data_source.data = data
     chart.add_tools(HoverTool(renderers=bars, tooltips=_TIP, point_policy="follow_mouse"))
 

@@ -140,10 +140,14 @@ def too_large(scenario: Scenario) -> str | None:
     p, i = scenario.parallelism, scenario.inference
     if i is not None:
         count = getattr(i.requests, "count", 0)
-        return None if count <= MOST_REQUESTS else (
-            f"{count:,} requests are too many to serve live (at most {MOST_REQUESTS:,}): fewer, or sim.run for these")
+        if count <= MOST_REQUESTS:
+            return None
+        most = f"at most {MOST_REQUESTS:,}"
+        return f"{count:,} requests are too many to serve live ({most}): fewer, or sim.run for these"
     actions = 2 * scenario.micro_batches * p.pp * p.virtual_stages
     if actions <= MOST_ACTIONS:
         return None
-    return (f"{actions:,} forwards and backwards are too many to draw live (at most {MOST_ACTIONS:,}): "
-            "fewer micro-batches, or sim.run for this one")
+    return (
+        f"{actions:,} forwards and backwards are too many to draw live (at most {MOST_ACTIONS:,}): "
+        "fewer micro-batches, or sim.run for this one"
+    )

@@ -17,10 +17,7 @@ from sim.views.rows import Layout
 
 PIXELS = 1400
 _REFINE = "window.stepsim?.refine?.({plot, spans, far, near, rows, kinds, colours, pixels, most})"
-_HOVER = (
-    "return window.stepsim?.farHover ? "
-    "stepsim.farHover(format, special_vars, {plot, spans, rows, pixels}) : ''"
-)
+_HOVER = "return window.stepsim?.farHover ? stepsim.farHover(format, special_vars, {plot, spans, rows, pixels}) : ''"
 
 
 def add_far(

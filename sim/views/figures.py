@@ -121,9 +121,7 @@ def memory_figure(
             name=f"memory:{category}",
         )
         below = category
-    total = plot.step(
-        x="time", y=below, mode="after", source=source, line_color=INK, line_width=1, name="memory:total"
-    )
+    total = plot.step(x="time", y=below, mode="after", source=source, line_color=INK, line_width=1, name="memory:total")
     probe = plot.line(x="time", y=below, source=source, line_alpha=0.0, name="memory:probe")
     plot.add_tools(_memory_hover(probe))
     if limit_bytes:

@@ -146,11 +146,7 @@ def _bubble(result: Result, timeline: Timeline) -> str:
         return uneven
     if schedule == "naive":
         return text + ". The naive schedule runs one stage at a time: `1f1b` lets them all work."
-    more = (
-        f" Twice as many ({2 * m}) would about halve its share"
-        if m
-        else " More micro-batches would shrink it"
-    )
+    more = f" Twice as many ({2 * m}) would about halve its share" if m else " More micro-batches would shrink it"
     if schedule in ("gpipe", "1f1b"):
         return (
             text + "." + more + "; so would `interleaved_1f1b` with two virtual stages, and the zero-bubble "
@@ -158,12 +154,7 @@ def _bubble(result: Result, timeline: Timeline) -> str:
         )
     if schedule == "interleaved_1f1b":
         return text + "." + more + "; so would twice the virtual stages, at the price of more messages."
-    return (
-        text
-        + "."
-        + more
-        + f". `{schedule}` already fills most of it; stages of more equal time would help too."
-    )
+    return text + "." + more + f". `{schedule}` already fills most of it; stages of more equal time would help too."
 
 
 def _uneven(result: Result) -> str:
@@ -216,9 +207,7 @@ def _communication(result: Result, timeline: Timeline) -> str:
         if layout.get(key) != value and (key != "accumulate_unsharded" or zero >= 2)
     ]
     advice = "; ".join(left) + "." if left else ""
-    always = _ALWAYS.get(
-        stream, "" if left else "Overlapping it with computation, or faster links, would remove it."
-    )
+    always = _ALWAYS.get(stream, "" if left else "Overlapping it with computation, or faster links, would remove it.")
     return " ".join(x for x in (f"Mostly on the `{stream}` stream." if stream else "", advice, always) if x)
 
 
@@ -227,11 +216,7 @@ def _recompute(result: Result, timeline: Timeline) -> str:
     mode = (result.get("scenario", {}).get("training") or {}).get("recompute") or {}
     mode = mode.get("mode", "") if isinstance(mode, Mapping) else mode
     less = "`recompute: selective`" if mode == "full" else "`recompute: none`"
-    room = (
-        f" The worst rank has {(1 - peak / limit) * 100:.0f} % of its memory free."
-        if limit > peak > 0
-        else ""
-    )
+    room = f" The worst rank has {(1 - peak / limit) * 100:.0f} % of its memory free." if limit > peak > 0 else ""
     return f"{less} does less of the forward twice and keeps more activations instead.{room}"
 
 

@@ -78,8 +78,7 @@ def view_data(timelines: Sequence[Timeline], layout: Layout) -> dict[str, Any]:
 def card(name: str, value: str, note: str = "", mood: str = "") -> str:
     """A headline number; `mood` is good, bad or nothing."""
     return (
-        f'<div class="card {mood}"><dt>{escape(name)}</dt><dd>{escape(value)}'
-        f"<small>{escape(note)}</small></dd></div>"
+        f'<div class="card {mood}"><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>'
     )
 
 

@@ -108,9 +108,7 @@ def _streams_used(timeline: Timeline) -> list[dict[str, list[int]]]:
     used: list[dict[str, list[int]]] = [{} for _ in timeline.classes]
     for pair in pairs:
         stream = pair % len(timeline.streams)
-        used[pair // len(timeline.streams)].setdefault(row_stream(timeline.streams[stream]), []).append(
-            stream
-        )
+        used[pair // len(timeline.streams)].setdefault(row_stream(timeline.streams[stream]), []).append(stream)
     return used
 
 

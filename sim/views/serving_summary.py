@@ -30,19 +30,24 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
 def cache_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What there is to say about the workload and its cache, as (name, value)."""
     kv = result["kv_cache"]
-    lines = [
-        ("served", f"{count(result['requests'])} requests, {count(result['output_tokens'])} tokens in "
-                   f"{seconds(result['duration_s'])}, {count(result['iterations'])} iterations"),
-        ("cache", f"{kv['layout']}, {count(kv['blocks'])} blocks of {kv['block_tokens']} tokens, "
-                  f"{n_bytes(kv['bytes_per_token'])} a token and GPU"),
-        ("in use", f"at most {count(kv['blocks_used'])} blocks ({percent(kv['blocks_used'] / max(1, kv['blocks']))}), "
-                   f"{percent(kv['waste'])} of them empty; {count(kv['running_max'])} sequences at once at most"),
-    ]
+    served = (
+        f"{count(result['requests'])} requests, {count(result['output_tokens'])} tokens in "
+        f"{seconds(result['duration_s'])}, {count(result['iterations'])} iterations"
+    )
+    cache = (
+        f"{kv['layout']}, {count(kv['blocks'])} blocks of {kv['block_tokens']} tokens, "
+        f"{n_bytes(kv['bytes_per_token'])} a token and GPU"
+    )
+    used = (
+        f"at most {count(kv['blocks_used'])} blocks ({percent(kv['blocks_used'] / max(1, kv['blocks']))}), "
+        f"{percent(kv['waste'])} of them empty; {count(kv['running_max'])} sequences at once at most"
+    )
+    lines = [("served", served), ("cache", cache), ("in use", used)]
     if kv["preemptions"]:
         swapped = f", {n_bytes(kv['swapped_bytes'])} a GPU to the host and back" if kv["swapped_bytes"] else ""
         lost = f"{count(kv['preemptions'])} times, {count(kv['recomputed_tokens'])} tokens lost{swapped}"
         lines.append(("preempted", lost))
     if kv["prefix_hit_tokens"]:
-        lines.append(("prefix cache", f"{percent(kv['prefix_hit_rate'])} of prompt tokens found"
-                      + (f"; {n_bytes(kv['loaded_bytes'])} from the host" if kv["loaded_bytes"] else "")))
+        loaded = f"; {n_bytes(kv['loaded_bytes'])} from the host" if kv["loaded_bytes"] else ""
+        lines.append(("prefix cache", f"{percent(kv['prefix_hit_rate'])} of prompt tokens found{loaded}"))
     return lines

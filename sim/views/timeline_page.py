@@ -139,9 +139,7 @@ def _serving(result: Result, timeline: Timeline) -> str:
 
 
 def _plots(result: Result, timeline: Timeline, memory: Sequence[MemoryCurve], critical: bool) -> str:
-    toggle = (
-        '<label><input type="checkbox" id="critical"> Mark the critical path</label>' if critical else ""
-    )
+    toggle = '<label><input type="checkbox" id="critical"> Mark the critical path</label>' if critical else ""
     lower = ""
     if memory:
         names = {c.rank: ranks_text(c.ranks) for c in timeline.classes}

@@ -60,9 +60,7 @@ def one_f_one_b(
                     continue
                 sent = done[kind, source, i]
                 arrival = sent + send_s
-                detail = Detail(
-                    "activations" if kind == "F" else "gradients", 16e6, 16e6 / send_s, "topology"
-                )
+                detail = Detail("activations" if kind == "F" else "gradients", 16e6, 16e6 / send_s, "topology")
                 spans.append(Span(source * copies, "send", f"SEND_{kind}", source, i, sent, arrival, detail))
                 spans.append(Span(r * copies, "recv", f"RECV_{kind}", r, i, sent, arrival, detail))
                 flows += [next_flow, next_flow]
@@ -162,9 +160,7 @@ def memory_curves(timeline: Timeline) -> list[Curve]:
     return curves
 
 
-def result_of(
-    timeline: Timeline, curves: list[Curve], name: str = "1f1b_pp8", **changes: Any
-) -> dict[str, Any]:
+def result_of(timeline: Timeline, curves: list[Curve], name: str = "1f1b_pp8", **changes: Any) -> dict[str, Any]:
     """A `sim-result/1` whose times are those of `timeline`."""
     step = timeline.step_time_s
     ranks = []
@@ -184,8 +180,7 @@ def result_of(
     memory = []
     for curve, cls in zip(curves, timeline.classes, strict=False):
         top = {
-            k: float(max(getattr(curve, k)))
-            for k in ("parameters", "gradients", "optimizer", "activations", "buffers")
+            k: float(max(getattr(curve, k))) for k in ("parameters", "gradients", "optimizer", "activations", "buffers")
         }
         memory.append({"ranks": list(cls.ranks), **top, "peak": sum(top.values())})
     worst = max((m["peak"] for m in memory), default=0.0)

@@ -34,7 +34,9 @@ def test_a_link_restores_what_was_chosen() -> None:
 def test_what_is_no_option_is_passed_over() -> None:
     controls = controls_of(load_scenario(SCENARIOS / "1f1b_pp8.yaml"))
     evil = {
-        "a.cluster": [b"/etc/passwd"], "a.parallelism.tp": [b"\xff"], "a.parallelism.pp": [b"-1", b"8; x"],
+        "a.cluster": [b"/etc/passwd"],
+        "a.parallelism.tp": [b"\xff"],
+        "a.parallelism.pp": [b"-1", b"8; x"],
         "a.name": [b"x"],
     }
     assert from_query("a", evil, controls) == initial(controls)

@@ -51,9 +51,7 @@ def test_exposed_communication_is_what_no_computation_covers() -> None:
         Span(0, "dp", "ALL_REDUCE", -1, -1, 3.0, 7.0, detail),  # 3 s exposed
         Span(0, "recv_f", "RECV_F", 0, 1, 0.0, 9.0, detail),  # waiting: not counted
     ]
-    assert exposed_by_stream(from_spans(spans, [RankClass(0, (0,), 0)])) == pytest.approx(
-        {"dp": 3.0, "tp": 1.0}
-    )
+    assert exposed_by_stream(from_spans(spans, [RankClass(0, (0,), 0)])) == pytest.approx({"dp": 3.0, "tp": 1.0})
 
 
 def test_a_serving_result_has_no_parts() -> None:

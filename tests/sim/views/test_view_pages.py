@@ -32,8 +32,7 @@ def test_memory_over_several_steps_widens_the_axis() -> None:
     timeline = synthetic.one_f_one_b(p=2, m=2)
     curves = synthetic.memory_curves(timeline)
     longer = [
-        synthetic.Curve(**{f: getattr(c, f) for f in c.__dataclass_fields__} | {"time_s": c.time_s * 4})
-        for c in curves
+        synthetic.Curve(**{f: getattr(c, f) for f in c.__dataclass_fields__} | {"time_s": c.time_s * 4}) for c in curves
     ]
     html = timeline_page(synthetic.result_of(timeline, curves), timeline, longer)
     end = float(re.search(r'"end_s":([\d.]+)', html).group(1))  # type: ignore[union-attr]
@@ -48,9 +47,7 @@ def test_long_curves_keep_their_peak() -> None:
 
     rng = np.random.default_rng(0)
     level = rng.random(n)
-    curve: Any = synthetic.Curve(
-        0, np.arange(n) * 1e-5, level * 0, level * 0, level * 0, level * 1e9, level * 0
-    )
+    curve: Any = synthetic.Curve(0, np.arange(n) * 1e-5, level * 0, level * 0, level * 0, level * 1e9, level * 0)
     kept = _curve(curve, 1.0, 1000)
     assert len(kept["time"]) < 1100
     assert max(kept["activations"]) == round(level.max() * 1e9)
