@@ -73,7 +73,7 @@ def _outcome(job: tuple[int, Row, str | None]) -> Outcome:
         for key in row.measured
         if key in found
     )
-    return Outcome(index, row.id, errors)
+    return Outcome(index, row.id, errors, missing=tuple(key for key in row.measured if key not in found))
 
 
 def _progress(outcomes: Iterator[Outcome], count: int, shown: bool) -> Iterator[Outcome]:

@@ -11,13 +11,15 @@ from sim.published.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one row: its errors, or why there are none (`refused`: by a fault, else by design)."""
+    """What became of one row: its errors, or why there are none (`refused`: by a fault, else by design). `missing`:
+    measured keys beside these that nothing predicts."""
 
     table: int
     id: str
     errors: tuple[Error, ...]
     refused: bool = False
     reason: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Validation:
             "simulated": sum(not o.reason for o in self.outcomes),
             "failed": [{"id": o.id, "reason": o.reason} for o in self.left_out(True)],
             "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
+            "not_predicted": [{"id": o.id, "keys": list(o.missing)} for o in self.outcomes if o.missing],
             "groups": by_group(self.errors),
             "errors": [e.as_dict() for e in self.errors],
         }

@@ -18,6 +18,9 @@ def print_accuracy(tables: Sequence[dict[str, Any]]) -> None:
         console.print(f"\n[bold]{table['name']}[/bold]: {table['simulated']} of {table['rows']} rows simulated")
         for title, key in (("failed", "failed"), ("not simulated", "not_simulated")):
             _print_reasons(console, title, table[key])
+        left_out = Counter(key for entry in table["not_predicted"] for key in entry["keys"])
+        for key, count in left_out.items():
+            console.print(f"  not predicted: {key} of {count} rows", markup=False)
         if table["errors"]:
             _print_groups(console, table["groups"])
 

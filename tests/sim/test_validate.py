@@ -119,6 +119,13 @@ def test_reasons_for_rows_left_out(tmp_path: Path) -> None:
     assert "fft" in done["not_simulated"][1]["reason"]
 
 
+def test_measured_keys_that_nothing_predicts_are_named(tmp_path: Path) -> None:
+    rows = [GEMM, {**GEMM, "id": "b", "measured": {"seconds": 2e-4, "joules": 0.1}}]
+    done = validate_tables([read_table(table_file(tmp_path, rows))], jobs=1)[0].as_dict()
+    assert done["simulated"] == 2
+    assert done["not_predicted"] == [{"id": "b", "keys": ["joules"]}]
+
+
 def test_command_writes_all_forms(tmp_path: Path) -> None:
     import typer
 
