@@ -1,0 +1,111 @@
+"""Small spaces of layouts that the tests of the search share, with faults, experts and all, and all their outcomes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sim.inputs.overrides import merge
+from sim.layout.evaluation import Outcome, evaluate, pack
+from sim.layout.layouts import Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space
+
+GPT: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 512,
+    "heads": 8,
+    "kv_heads": 4,
+    "ffn": 1024,
+    "vocab": 1000,
+    "tied_embeddings": True,
+}
+MOE = {
+    **GPT,
+    "tied_embeddings": False,
+    "moe": {"experts": 4, "top_k": 2, "ffn": 256, "shared_experts": 1, "dense_layers": 1},
+}
+BASE: dict[str, Any] = {
+    "model": GPT,
+    "cluster": {"preset": "dgx-h100", "gpus_per_node": 4},
+    "calibration": "roofline",
+    "training": {"seq_len": 256, "global_batch_size": 16},
+    "parallelism": {"dp": 8},
+}
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"model": MOE},
+    {
+        "training": {"recompute": {"mode": "full", "layers": 1}, "grad_dtype": "bf16"},
+        "parallelism": {"dp_sync": "after_backward"},
+    },
+    {
+        "training": {"activation_offload": True},
+        "calibration": "h100-sxm",
+        "parallelism": {"dp_sync": "per_parameter", "cp_method": "all_gather"},
+    },
+    {
+        "calibration": "h100-sxm",
+        "parallelism": {
+            "rank_order": "pp-dp-tp-cp",
+            "p2p_scatter": True,
+            "tp_overlap": "full",
+            "param_gather_overlap": False,
+        },
+    },
+    {
+        "parallelism": {
+            "accumulate_unsharded": True,
+            "reshard_after_forward": False,
+            "bucket_bytes": 100_000,
+            "cp_method": "all_to_all",
+        }
+    },
+    {
+        "model": {**MOE, "mtp_layers": 1},
+        "calibration": "h100-sxm",
+        "parallelism": {"ep_overlap": True, "shard_size": 2},
+    },
+    {
+        "training": {"precision": "fp8", "elementwise": "megatron"},
+        "calibration": "h100-sxm",
+        "parallelism": {"p2p_overlap": True},
+    },
+    {"parallelism": {"cp_split": "contiguous"}, "model": {"positions": "learned"}},
+    {"model": {**MOE, "moe": {**MOE["moe"], "imbalance": {"seed": 1, "zipf": 1.2}}}},
+    {
+        "faults": {
+            "stragglers": [{"rank": 3, "compute_scale": 1.3}, {"rank": 5, "compute_scale": 0.8}],
+            "links": [{"between": ["node0", "node1"], "bandwidth_scale": 0.5}],
+        }
+    },
+)
+
+
+@cache
+def space_of(variant: int, gpus: int | None = None) -> Space:
+    """The space of a variant of BASE."""
+    return make_space(merge(BASE, VARIANTS[variant]), gpus, "test")
+
+
+def legal(space: Space) -> list[Layout]:
+    """All legal layouts of a space."""
+    return [x for g in grids(space) if grid_is_legal(space, g) for x in layouts_of(space, g) if is_legal(space, x)]
+
+
+@cache
+def legal_layouts(variant: int) -> list[Layout]:
+    """All legal layouts of a variant's own GPUs."""
+    return legal(space_of(variant))
+
+
+def small_space(variant: int, **only: Any) -> Space:
+    """Few enough layouts to simulate them all."""
+    few = {"schedule": ("1f1b", "interleaved_1f1b", "zb_h1", "gpipe"), "micro_batch_size": (1, 4)}
+    return make_space(merge(BASE, VARIANTS[variant]), 4, "test", {**few, "recompute": ("none", "full"), **only})
+
+
+@cache
+def all_outcomes(variant: int) -> tuple[Space, list[Outcome]]:
+    """A small space with every one of its layouts simulated."""
+    space = small_space(variant)
+    packed = pack(space)
+    return space, [evaluate(packed, x) for x in legal(space)]
