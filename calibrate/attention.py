@@ -48,8 +48,14 @@ def attention_shapes(bench: Bench) -> list[Shape]:
     if bench.quick:
         return [Shape(1, 32, 32, 2048, 128), Shape(1, 32, 8, 8192, 128)]
     groups, lengths = ((8, 8), (32, 32), (32, 8), (64, 8), (8, 1)), (1024, 2048, 4096, 8192, 16384)
-    return [Shape(b, h, g, s, d) for b in (1, 4) for h, g in groups for s in lengths for d in (64, 128)
-            if b * h * s * s <= 2**35]
+    return [
+        Shape(b, h, g, s, d)
+        for b in (1, 4)
+        for h, g in groups
+        for s in lengths
+        for d in (64, 128)
+        if b * h * s * s <= 2**35
+    ]
 
 
 def backends(bench: Bench) -> tuple[str, ...]:
@@ -93,8 +99,11 @@ def _fused(bench: Bench, dtype: str, shape: Shape, backend: str) -> _Way | None:
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, backend: str, grouped: bool) -> Tensor:
     if not backend:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    which = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
-             "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
+    which = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+    }[backend]
     with sdpa_kernel(which):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 

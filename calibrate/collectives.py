@@ -141,9 +141,12 @@ def make(op: str, size: int, device: str) -> Work:
 
 def _shift(send: Tensor, receive: Tensor, to: int, source: int) -> None:
     """A ring shift: every rank sends to the next and receives from the one before."""
-    works = dist.batch_isend_irecv([
-        dist.P2POp(dist.isend, send, to), dist.P2POp(dist.irecv, receive, source),
-    ])
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, send, to),
+            dist.P2POp(dist.irecv, receive, source),
+        ]
+    )
     for work in works:
         work.wait()
 

@@ -77,7 +77,10 @@ def distill_sequence(teacher: list[nn.Module], student: list[nn.Module], steps: 
 
 
 def generate(
-    teacher: list[nn.Module], prompts: Tensor, count: int, config: ModelConfig = SMALL,
+    teacher: list[nn.Module],
+    prompts: Tensor,
+    count: int,
+    config: ModelConfig = SMALL,
     clock: Clock = time.perf_counter,
 ) -> tuple[Tensor, Served]:
     """Prompts [n, s] continued by `count` tokens each: [n, s + count]; and how they were served."""
@@ -108,8 +111,10 @@ def main() -> None:
     teacher = train(make_small(), 300)
     for name, run in (("logits", distill_logits), ("sequence", distill_sequence)):
         found = run(teacher, make_small(1, STUDENT), 150)
-        print(f"{name:10} loss {found.losses[0]:.3f} → {found.losses[-1]:.3f}, "
-              f"perplexity on held-out text {found.before:.1f} → {found.after:.1f}")
+        print(
+            f"{name:10} loss {found.losses[0]:.3f} → {found.losses[-1]:.3f}, "
+            f"perplexity on held-out text {found.before:.1f} → {found.after:.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -162,8 +162,12 @@ def _cross_entropy(bench: Bench, dtype: str, tokens: int, vocab: int) -> list[Re
     forward = bench.time([loss])
     backward = bench.time([partial(torch.autograd.grad, loss(), logits, retain_graph=True)])
     return [
-        point(op, dtype, (round(per_element * logits.numel() / kernels),),
-              timing._replace(seconds=timing.seconds / kernels))
+        point(
+            op,
+            dtype,
+            (round(per_element * logits.numel() / kernels),),
+            timing._replace(seconds=timing.seconds / kernels),
+        )
         for op, per_element, kernels, timing in (
             ("cross_entropy", 32 + copy, 7, forward),
             ("cross_entropy_input_grad", 16 + copy, 4, backward),
@@ -181,8 +185,10 @@ def memory_cases(bench: Bench) -> list[Case]:
 def _copy(bench: Bench, size: int, last: bool) -> list[Record]:
     """Copy of `size` bytes: reads and writes them once. The largest gives the bandwidth."""
     pairs = [
-        (torch.zeros(size, dtype=torch.uint8, device=bench.device),
-         torch.ones(size, dtype=torch.uint8, device=bench.device))
+        (
+            torch.zeros(size, dtype=torch.uint8, device=bench.device),
+            torch.ones(size, dtype=torch.uint8, device=bench.device),
+        )
         for _ in range(bench.copies(2.0 * size))
     ]
     timing = bench.time([partial(a.copy_, b) for a, b in pairs])
@@ -207,9 +213,7 @@ def optimizer_cases(bench: Bench) -> list[Case]:
         hidden = (128, 256, 512) if bench.quick else (64, 128, 256, 512, 1024)
     else:
         hidden = (1024, 4096) if bench.quick else (512, 1024, 2048, 4096, 8192)
-    return [
-        Case(f"optimizer {op} {h}", partial(_optimizer, op=op, h=h)) for h in hidden for op in _OPTIMIZERS
-    ]
+    return [Case(f"optimizer {op} {h}", partial(_optimizer, op=op, h=h)) for h in hidden for op in _OPTIMIZERS]
 
 
 # bytes per fp32 parameter: the gradient read; the parameter (and two moments) read and written

@@ -78,7 +78,9 @@ def linear_shapes(bench: Bench) -> list[tuple[int, int, int]]:
         vocab = (32000,) if bench.quick else (32000, 128256)
     limit = (_QUICK_FLOPS if bench.quick else _MOST_FLOPS)[bench.device]
     shapes = [
-        (m, n, k) for m in rows for h in hidden
+        (m, n, k)
+        for m in rows
+        for h in hidden
         for n, k in ((3 * h, h), (h, h), (4 * h, h), (h, 4 * h), *((v, h) for v in vocab))
     ]
     return list(dict.fromkeys(s for s in shapes if 2.0 * s[0] * s[1] * s[2] <= limit))
@@ -87,8 +89,11 @@ def linear_shapes(bench: Bench) -> list[tuple[int, int, int]]:
 def batched_shapes(bench: Bench) -> list[tuple[int, int, int]]:
     """(batch x heads, sequence, head size)."""
     if bench.device == "cpu":
-        return [(8, 256, 32), (4, 256, 64), (8, 512, 64)] if bench.quick else [
-            (b, s, d) for b in (4, 8, 16) for s in (128, 256, 512, 1024) for d in (32, 64, 128)]
+        return (
+            [(8, 256, 32), (4, 256, 64), (8, 512, 64)]
+            if bench.quick
+            else [(b, s, d) for b in (4, 8, 16) for s in (128, 256, 512, 1024) for d in (32, 64, 128)]
+        )
     heads, lengths = ((32,), (2048,)) if bench.quick else ((8, 32, 96), (1024, 2048, 4096))
     return [(b, s, d) for b in heads for s in lengths for d in (64, 128)]
 

@@ -32,8 +32,7 @@ MALLOC = {
 
 
 class RankError(RuntimeError):
-    """A rank ended with an error (or not at all); the others have been ended. `code`: exit code to pass on.
-    """
+    """A rank ended with an error (or not at all); the others have been ended. `code`: exit code to pass on."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -47,10 +46,19 @@ def is_rank() -> bool:
 
 def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
     """Environment of one local rank."""
-    env = os.environ | MALLOC | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), FOLDER: folder,
-        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", PARENT: str(os.getpid()),
-    }
+    env = (
+        os.environ
+        | MALLOC
+        | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            FOLDER: folder,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            PARENT: str(os.getpid()),
+        }
+    )
     env.pop("MASTER_ADDR", None)
     if sys.platform == "linux":
         env["GLOO_SOCKET_IFNAME"] = "lo"

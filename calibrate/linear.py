@@ -25,7 +25,11 @@ class WeightGrads:
     listeners: list[Callable[[nn.Parameter], None]] = field(default_factory=list)
 
     def add(
-        self, x: Tensor, grad: Tensor, weight: nn.Parameter, bias: nn.Parameter | None,
+        self,
+        x: Tensor,
+        grad: Tensor,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
         gather: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Take the weight half of one linear layer's backward: its input and its output's gradient.

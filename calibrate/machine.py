@@ -14,26 +14,38 @@ from sim.prices.profile import Facts
 
 RANKS_SHARING = 2  # of an H200, by way of the multi-process service; four hung in an all-reduce of 4 MiB
 
+
 def hardware(device: str) -> Facts:
     """Device, its memory and, on CUDA, how many there are."""
     if device == "cuda":
         props = torch.cuda.get_device_properties(0)
         return {
-            "device": "cuda", "gpu": props.name, "gpus": torch.cuda.device_count(),
-            "memory_bytes": props.total_memory, "sm_count": props.multi_processor_count,
+            "device": "cuda",
+            "gpu": props.name,
+            "gpus": torch.cuda.device_count(),
+            "memory_bytes": props.total_memory,
+            "sm_count": props.multi_processor_count,
             "compute_capability": f"{props.major}.{props.minor}",
-            "host_cpu": _cpu_name(), "host_cores": cores(),
+            "host_cpu": _cpu_name(),
+            "host_cores": cores(),
         }
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"device": "cpu", "cpu": _cpu_name(), "cores": cores(), "memory_bytes": memory,
-            "isa": torch.backends.cpu.get_cpu_capability()}
+    return {
+        "device": "cpu",
+        "cpu": _cpu_name(),
+        "cores": cores(),
+        "memory_bytes": memory,
+        "isa": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def software(device: str) -> Facts:
     """Versions that speed depends on."""
     facts: dict[str, str | int | float | bool] = {
-        "python": platform.python_version(), "torch": torch.__version__,
-        "kernel": platform.release(), "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "kernel": platform.release(),
+        "system": platform.system(),
     }
     if device == "cuda":
         facts["cuda"] = str(torch.version.cuda)

@@ -62,10 +62,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, help="measured run to write (JSON)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"quiet steps wanted (default {STEPS})")
     parser.add_argument("--profile", help="embed this profile instead of calibrating between the steps")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS",
-                        help=f"for the rounds, 3 times as long if nothing is quiet (default {BUDGET_S:g})")
-    parser.add_argument("--huggingface", metavar="PATH",
-                        help="run this Transformers model (a local folder or config.json) in place of the bundled one")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help=f"for the rounds, 3 times as long if nothing is quiet (default {BUDGET_S:g})",
+    )
+    parser.add_argument(
+        "--huggingface",
+        metavar="PATH",
+        help="run this Transformers model (a local folder or config.json) in place of the bundled one",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
     return parser
 
@@ -161,8 +169,11 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     profile = given or _paired(scenario, logs, epilogues, runner, facts)
     lists = [[str(entry) for entry in entries] for entries in runner.schedule.ranks]
     proven = {
-        "single_device_loss": proof.single_loss, "parallel_loss": proof.parallel_loss,
-        "gradient_difference": proof.difference, "worst": proof.worst, "tolerance": proof.tolerance,
+        "single_device_loss": proof.single_loss,
+        "parallel_loss": proof.parallel_loss,
+        "gradient_difference": proof.difference,
+        "worst": proof.worst,
+        "tolerance": proof.tolerance,
     }
     return _assemble(scenario, logs, memories, proven, profile, facts) | {"schedule": lists}
 
@@ -193,9 +204,7 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     return Runner(scenario, make_place(scenario, rank, device), dtype, device), proof
 
 
-def _measure_huggingface(
-    scenario: Scenario, rank: int, device: str, args: argparse.Namespace
-) -> dict[str, Any] | None:
+def _measure_huggingface(scenario: Scenario, rank: int, device: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """The same of a Transformers model; what is proven is that it has as many parameters as the simulated one."""
 
     from calibrate.fused import peak_bytes
@@ -275,7 +284,9 @@ def environment(device: str) -> dict[str, Facts]:
     if device == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name()
     software: Facts = {
-        "python": platform.python_version(), "torch": torch.__version__, "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system(),
     }
     return {"hardware": hardware, "software": software}
 
@@ -287,14 +298,24 @@ def _paired(scenario: Scenario, logs: list[Any], epilogues: list[Any], runner: A
 
     message = math.prod(runner.pipeline.shape) * runner.dtype.itemsize
     return make_profile(
-        f"paired with {scenario.name}", datetime.now(UTC).strftime("%Y-%m-%d"), logs, epilogues, message,
-        scenario.parallelism, facts["hardware"], facts["software"],
+        f"paired with {scenario.name}",
+        datetime.now(UTC).strftime("%Y-%m-%d"),
+        logs,
+        epilogues,
+        message,
+        scenario.parallelism,
+        facts["hardware"],
+        facts["software"],
     )
 
 
 def _assemble(
-    scenario: Scenario, logs: list[Any], memories: list[dict[str, int]], proof: dict[str, Any], profile: Profile,
-    facts: Any
+    scenario: Scenario,
+    logs: list[Any],
+    memories: list[dict[str, int]],
+    proof: dict[str, Any],
+    profile: Profile,
+    facts: Any,
 ) -> dict[str, Any]:
     """The measured run, `measured-run/1`."""
     from calibrate.paired import chosen_rounds, representative
@@ -302,35 +323,45 @@ def _assemble(
 
     steps = logs[0].steps
     chosen = [i for r in chosen_rounds(logs[0]) for i in (2 * r, 2 * r + 1)]
-    step = representative(logs[0], chosen)
-    start = steps[step].start_ns
-    actions = [
-        {"rank": log.rank, "kind": r.kind, "stage": r.stage, "micro_batch": r.micro_batch,
-         "start_s": (r.start_ns - start) * 1e-9, "end_s": (r.end_ns - start) * 1e-9}
-        for log in logs for r in sorted(log.steps[step].records, key=lambda r: r.start_ns)
-    ]
     times = [steps[i].seconds for i in chosen]
     dropped = [i for i in range(len(steps)) if i not in chosen]
     noise = max(steps[i].foreign_cores for i in chosen)
     if noise > QUIET_CORES:
         _say(f"{scenario.name}: no round was quiet, others kept {noise:.2g} cores busy: expect large errors")
-    _say(f"{scenario.name}: {len(times)} steps, median {statistics.median(times):.4g} s; "
-         f"{len(dropped)} noisy steps dropped; waited {logs[0].waited_s:.0f} s for quiet")
+    _say(
+        f"{scenario.name}: {len(times)} steps, median {statistics.median(times):.4g} s; "
+        f"{len(dropped)} noisy steps dropped; waited {logs[0].waited_s:.0f} s for quiet"
+    )
     return {
         "format": "measured-run/1",
         "scenario": scenario.model_dump(mode="json"),
         "environment": facts | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
         "step_times_s": times,
         "foreign_cores": [steps[i].foreign_cores for i in chosen],
-        "dropped_steps": [
-            {"seconds": steps[i].seconds, "foreign_cores": steps[i].foreign_cores} for i in dropped
-        ],
-        "actions": actions,
+        "dropped_steps": [{"seconds": steps[i].seconds, "foreign_cores": steps[i].foreign_cores} for i in dropped],
+        "actions": _actions(logs, representative(logs[0], chosen)),
         "memory": memories,
         "losses": [steps[i].loss for i in chosen],
         "proof": proof,
         "profile": profile.to_json(),
     }
+
+
+def _actions(logs: list[Any], step: int) -> list[dict[str, Any]]:
+    """What every rank did in one step, from the step's start on rank 0."""
+    start_ns = logs[0].steps[step].start_ns
+    return [
+        {
+            "rank": log.rank,
+            "kind": r.kind,
+            "stage": r.stage,
+            "micro_batch": r.micro_batch,
+            "start_s": (r.start_ns - start_ns) * 1e-9,
+            "end_s": (r.end_ns - start_ns) * 1e-9,
+        }
+        for log in logs
+        for r in sorted(log.steps[step].records, key=lambda r: r.start_ns)
+    ]
 
 
 if __name__ == "__main__":

@@ -187,9 +187,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.m = m
         self.weight = nn.Parameter(torch.empty(m.padded_vocab(1), m.hidden))
-        self.positions = (
-            nn.Parameter(torch.empty(m.max_positions, m.hidden)) if m.positions == "learned" else None
-        )
+        self.positions = nn.Parameter(torch.empty(m.max_positions, m.hidden)) if m.positions == "learned" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.weight)
@@ -247,9 +245,7 @@ def make_blocks(m: ModelConfig, t: Training, wanted: Sequence[int], build: Build
     return blocks
 
 
-def _make_block(
-    m: ModelConfig, t: Training, i: int, store: WeightGrads | None, constants: Constants
-) -> nn.Module:
+def _make_block(m: ModelConfig, t: Training, i: int, store: WeightGrads | None, constants: Constants) -> nn.Module:
     if i == 0:
         return Embedding(m)
     if i == m.layers + 1:

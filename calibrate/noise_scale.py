@@ -51,8 +51,9 @@ def gradient_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
     return torch.cat([g.flatten() for g in grads])
 
 
-def noise_scale(blocks: list[nn.Module], batch: int = 4, batches: int = 64,
-                sample: Callable[[int, int], Tensor] = text) -> NoiseScale:
+def noise_scale(
+    blocks: list[nn.Module], batch: int = 4, batches: int = 64, sample: Callable[[int, int], Tensor] = text
+) -> NoiseScale:
     """The noise scale of a model as it stands; `sample(rows, seed)` draws fresh sequences."""
     return estimate([gradient_of(blocks, sample(batch, 200_000 + i)) for i in range(batches)], batch)
 
@@ -66,8 +67,10 @@ def main() -> None:
             train(blocks, steps)
         done += steps
         found = noise_scale(blocks)
-        print(f"after {done:4} steps: perplexity {perplexity(blocks, text(32, 1)):6.1f}, "
-              f"critical batch {found.critical_batch:8.1f} sequences")
+        print(
+            f"after {done:4} steps: perplexity {perplexity(blocks, text(32, 1)):6.1f}, "
+            f"critical batch {found.critical_batch:8.1f} sequences"
+        )
 
 
 if __name__ == "__main__":

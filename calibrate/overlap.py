@@ -66,9 +66,7 @@ def _alone(bench: Bench, work: Work) -> float:
     return time.perf_counter() - start
 
 
-def _compute_under(
-    bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], reduces: int
-) -> float:
+def _compute_under(bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], reduces: int) -> float:
     """Time of the matmuls, with all-reduces under way from before the first to after the last of them."""
     _together(bench)
     works = [reduce() for _ in range(reduces)]
@@ -87,9 +85,7 @@ def _compute_under(
     return seconds
 
 
-def _reduce_under(
-    bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], matmuls: int
-) -> float:
+def _reduce_under(bench: Bench, matmul: Work, reduce: Callable[[], dist.Work], matmuls: int) -> float:
     """Time from issuing an all-reduce to its end, with matmuls under way."""
     _together(bench)
     if bench.device == "cuda":

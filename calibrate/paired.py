@@ -42,8 +42,14 @@ def median_and_spread(values: Iterable[float]) -> tuple[float, float]:
 
 
 def make_profile(
-    name: str, date: str, logs: Sequence[Log], epilogues: Sequence[Epilogue], message_bytes: int,
-    parallelism: Parallelism, hardware: Facts, software: Facts,
+    name: str,
+    date: str,
+    logs: Sequence[Log],
+    epilogues: Sequence[Epilogue],
+    message_bytes: int,
+    parallelism: Parallelism,
+    hardware: Facts,
+    software: Facts,
 ) -> Profile:
     """The calibrations of all ranks in the chosen rounds as a profile of blocks, optimizer, messages and all-reduces.
 
@@ -53,8 +59,11 @@ def make_profile(
     gradients = _collectives(logs, chosen, parallelism)
     collectives = _tables([_messages(logs, chosen, message_bytes), gradients, _within_blocks(logs, chosen)])
     return Profile(
-        name=name, source="calibrate.measure: blocks timed in step order between the steps", date=date,
-        hardware=hardware, software=software,
+        name=name,
+        source="calibrate.measure: blocks timed in step order between the steps",
+        date=date,
+        hardware=hardware,
+        software=software,
         settings={"threads": 1, "calibrations": len(chosen)},
         coefficients=_share(logs, chosen, gradients),
         points=_epilogue(logs, chosen, epilogues),
@@ -101,9 +110,7 @@ def _apart(points: Sequence[BlockPoint]) -> tuple[BlockPoint, ...]:
     return tuple(found)
 
 
-def _epilogue(
-    logs: Sequence[Log], chosen: Sequence[int], shapes: Sequence[Epilogue]
-) -> tuple[PointTable, ...]:
+def _epilogue(logs: Sequence[Log], chosen: Sequence[int], shapes: Sequence[Epilogue]) -> tuple[PointTable, ...]:
     """Clipping and optimizer: a point for each operator and size, from all ranks that have it."""
     by_point: dict[tuple[str, int], list[float]] = defaultdict(list)
     for log, shape in zip(logs, shapes, strict=True):
@@ -230,5 +237,3 @@ def _table(op: str, ranks: int, by_size: dict[int, list[float]]) -> CollectiveTa
     rows = [(size, *median_and_spread(by_size[size])) for size in sorted(by_size)]
     size, seconds, spread = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     return CollectiveTable(op, ranks, size, seconds, spread)
-
-

@@ -80,9 +80,7 @@ class Transfer(NamedTuple):
 def pieces_between(entries: Sequence[Entry], start: Clock, end: Clock) -> list[Elapsed]:
     """What a rank did from `start` to `end` but for its communications: one piece more than there are of these."""
     moments = [start, *(x for e in merged(entries) for x in (e.start, e.end)), end]
-    return [
-        Elapsed(b.wall - a.wall, b.cpu - a.cpu) for a, b in zip(moments[::2], moments[1::2], strict=True)
-    ]
+    return [Elapsed(b.wall - a.wall, b.cpu - a.cpu) for a, b in zip(moments[::2], moments[1::2], strict=True)]
 
 
 def merged(entries: Sequence[Entry]) -> list[Entry]:

@@ -43,8 +43,12 @@ def stream_ranks(command: Sequence[str], ranks: int, timeout_s: float) -> Iterat
 def _start(command: Sequence[str], rank: int, ranks: int, folder: str) -> subprocess.Popen[str]:
     with (Path(folder) / f"rank{rank}.err").open("wb") as err:
         return subprocess.Popen(
-            command, env=rank_environment(rank, ranks, folder), text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=err,
+            command,
+            env=rank_environment(rank, ranks, folder),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            stderr=err,
         )
 
 

@@ -51,7 +51,9 @@ class Constant(NamedTuple):
 
 Record = Point | Collective | Constant
 _TYPES: dict[str, type[Point] | type[Collective] | type[Constant]] = {
-    "point": Point, "collective": Collective, "constant": Constant,
+    "point": Point,
+    "collective": Collective,
+    "constant": Constant,
 }
 
 
@@ -134,8 +136,12 @@ def make_profile(name: str, facts: Mapping[str, Facts], records: Iterable[Record
     for dtype, rate in _peaks(points).items():
         coefficients[f"peak_{dtype}_flops_per_s"] = Coefficient(rate, "the fastest matmul measured")
     return Profile(
-        name, "measured by calibrate.run", datetime.date.today().isoformat(),
-        hardware=facts["hardware"], software=facts["software"], settings=facts["settings"],
+        name,
+        "measured by calibrate.run",
+        datetime.date.today().isoformat(),
+        hardware=facts["hardware"],
+        software=facts["software"],
+        settings=facts["settings"],
         coefficients=coefficients,
         points=tuple(_point_table(op, dtype, rows) for (op, dtype), rows in points.items()),
         collectives=tuple(_collective_table(op, ranks, rows) for (op, ranks), rows in groups.items()),
@@ -154,8 +160,11 @@ def _peaks(points: Mapping[tuple[str, str], Mapping[tuple[int, ...], Point]]) ->
 def _point_table(op: str, dtype: str, rows: Mapping[tuple[int, ...], Point]) -> PointTable:
     ordered = [rows[shape] for shape in sorted(rows)]
     return PointTable(
-        op, dtype, np.array([p.shape for p in ordered], dtype=np.int64),
-        np.array([p.seconds for p in ordered]), np.array([p.spread for p in ordered]),
+        op,
+        dtype,
+        np.array([p.shape for p in ordered], dtype=np.int64),
+        np.array([p.seconds for p in ordered]),
+        np.array([p.spread for p in ordered]),
         np.array([p.samples for p in ordered], dtype=np.int64),
     )
 
@@ -163,6 +172,9 @@ def _point_table(op: str, dtype: str, rows: Mapping[tuple[int, ...], Point]) -> 
 def _collective_table(op: str, ranks: int, rows: Mapping[float, Collective]) -> CollectiveTable:
     ordered = [rows[size] for size in sorted(rows)]
     return CollectiveTable(
-        op, ranks, np.array([c.bytes for c in ordered], dtype=np.float64),
-        np.array([c.seconds for c in ordered]), np.array([c.spread for c in ordered]),
+        op,
+        ranks,
+        np.array([c.bytes for c in ordered], dtype=np.float64),
+        np.array([c.seconds for c in ordered]),
+        np.array([c.spread for c in ordered]),
     )

@@ -163,4 +163,3 @@ def calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     others = window.leave()
     restore(runner, saved)
     return Calibration(blocks, rehearsal.transfers, messages, collectives, beside, epilogue, others)
-

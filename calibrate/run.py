@@ -41,7 +41,10 @@ CpuSeconds = Annotated[bool, typer.Option("--cpu-seconds", help="on a CPU, for b
 
 
 def main(
-    out: Out = DEFAULT_OUT, device: Device = "", quick: Quick = False, only: Only = [],  # noqa: B006
+    out: Out = DEFAULT_OUT,
+    device: Device = "",
+    quick: Quick = False,
+    only: Only = [],  # noqa: B006
     cpu_seconds: CpuSeconds = False,
 ) -> None:
     """Measures matmuls, attention, elementwise kernels, memory, optimizer, launches and collectives."""
@@ -97,7 +100,8 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
         torch.set_num_threads(1)
     torch.manual_seed(0)
     facts = {
-        "hardware": machine.hardware(device), "software": machine.software(device),
+        "hardware": machine.hardware(device),
+        "software": machine.software(device),
         "settings": machine.settings(device, quick) | ({"clock": "CPU time"} if cpu_seconds else {}),
     }
     busy = machine.busy_cores()
@@ -144,9 +148,13 @@ def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[
             yield keys, partial(collectives.measure, bench, ranks)
         return
     cases = {
-        "matmul": kernels.matmul_cases, "launch": kernels.launch_cases,
-        "attention": attention.attention_cases, "elementwise": elementwise.elementwise_cases,
-        "fused": fused.fused_cases, "memory": elementwise.memory_cases, "optimizer": elementwise.optimizer_cases,
+        "matmul": kernels.matmul_cases,
+        "launch": kernels.launch_cases,
+        "attention": attention.attention_cases,
+        "elementwise": elementwise.elementwise_cases,
+        "fused": fused.fused_cases,
+        "memory": elementwise.memory_cases,
+        "optimizer": elementwise.optimizer_cases,
     }[group](bench)
 
     yield [case.key for case in cases], partial(_run_cases, bench, {case.key: case for case in cases})

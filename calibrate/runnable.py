@@ -22,7 +22,11 @@ def check_runnable(scenario: Scenario, where: str) -> None:
     if scenario.training is None:
         raise InputError(f"{where}: inference: only training steps can be run for real")
     for key, found, allowed in (
-        *_model(scenario), *_training(scenario), *_layout(scenario), *_within_layers(scenario), *_experts(scenario),
+        *_model(scenario),
+        *_training(scenario),
+        *_layout(scenario),
+        *_within_layers(scenario),
+        *_experts(scenario),
         *_distillation(scenario),
     ):
         raise InputError(f"{where}: {key}: found {found}; calibrate.measure can run: {allowed}")

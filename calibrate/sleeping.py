@@ -45,7 +45,8 @@ def make_scenario(name: str, ranks: int, slow: int | None) -> Scenario:
     """One layer on each stage, twice as many micro-batches as ranks; rank `slow` takes 1.3 times as long."""
     stages = ranks * (2 if name in ("interleaved_1f1b", "zb_v", "dualpipe_v") else 1)
     data: dict[str, Any] = {
-        "name": f"{name}, {ranks} ranks", "cluster": "cpu-host",
+        "name": f"{name}, {ranks} ranks",
+        "cluster": "cpu-host",
         "model": {"layers": stages, "hidden": 32, "heads": 4, "vocab": 128},
         "training": {"seq_len": 32, "global_batch_size": 2 * ranks, "precision": "fp32"},
         "parallelism": {"pp": ranks, "schedule": name},
@@ -61,7 +62,8 @@ def make_profile(scenario: Scenario, seconds: dict[str, float]) -> Profile:
     blocks = {b.key: b for part in plan.parts for b in stage_blocks(plan, part, 0)}
     points = tuple(
         BlockPoint(key, phase, 0, seconds[phase] if b.name.startswith("layer") else NOTHING_S, 0.0)
-        for key, b in blocks.items() for phase in PHASES
+        for key, b in blocks.items()
+        for phase in PHASES
     )
     one = np.array([stage_input_bytes(plan)])
     message = CollectiveTable("send_recv", 2, one, np.array([seconds["message"]]), np.zeros(1))
@@ -117,9 +119,7 @@ def run_rank(cases: Sequence[tuple[str, int | None]], action_s: float, out: Path
     dist.destroy_process_group()
 
 
-def _step(
-    rank: int, ranks: int, name: str, slow: int | None, action_s: float
-) -> tuple[float, dict[str, float]]:
+def _step(rank: int, ranks: int, name: str, slow: int | None, action_s: float) -> tuple[float, dict[str, float]]:
     """Seconds from a common start to the last rank's last action, and what sleeps and messages took on average."""
     import torch
     import torch.distributed as dist
@@ -152,7 +152,8 @@ def _step(
 def _means(slept: Sequence[tuple[str, float]]) -> dict[str, float]:
     return {
         phase: statistics.fmean(times)
-        for phase in PHASES if (times := [seconds for other, seconds in slept if other == phase])
+        for phase in PHASES
+        if (times := [seconds for other, seconds in slept if other == phase])
     }
 
 
@@ -168,9 +169,7 @@ def _message_s(records: Sequence[Any]) -> float:
     return statistics.fmean(spans) if spans else NOTHING_S
 
 
-def measure(
-    cases: Sequence[tuple[str, int | None]], ranks: int, action_s: float = ACTION_S
-) -> list[dict[str, Any]]:
+def measure(cases: Sequence[tuple[str, int | None]], ranks: int, action_s: float = ACTION_S) -> list[dict[str, Any]]:
     """Run all cases (schedule, slowed rank) on as many real ranks and compare each with its simulation."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
@@ -183,8 +182,17 @@ def measure(
         scenario, seconds = make_scenario(name, ranks, slow), found["seconds"]
         profile = make_profile(scenario, given_seconds(action_s) | found["parts"])
         simulated = simulate(scenario, profile).step_time_s
-        rows.append({"schedule": name, "ranks": ranks, "slow": slow, "measured_s": seconds,
-                     "simulated_s": simulated, "error": simulated / seconds - 1, **found["parts"]})
+        rows.append(
+            {
+                "schedule": name,
+                "ranks": ranks,
+                "slow": slow,
+                "measured_s": seconds,
+                "simulated_s": simulated,
+                "error": simulated / seconds - 1,
+                **found["parts"],
+            }
+        )
     return rows
 
 
@@ -213,10 +221,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("schedule            ranks  slow  measured s  simulated s   error")
         for ranks in args.ranks:
             rows += measure([(name, args.slow) for name in args.schedules], ranks, args.action_s)
-            for r in rows[-len(args.schedules):]:
+            for r in rows[-len(args.schedules) :]:
                 slow = "-" if r["slow"] is None else r["slow"]
-                print(f"{r['schedule']:18} {ranks:6} {slow:>5} {r['measured_s']:11.4f} {r['simulated_s']:12.4f} "
-                      f"{r['error']:+7.1%}", flush=True)
+                print(
+                    f"{r['schedule']:18} {ranks:6} {slow:>5} {r['measured_s']:11.4f} {r['simulated_s']:12.4f} "
+                    f"{r['error']:+7.1%}",
+                    flush=True,
+                )
         if args.json:
             write_json(Path(args.json), {"rows": rows})
     except InputError as error:

@@ -82,8 +82,7 @@ class Tape:
         return Clock(len(self.events) - 1, 0)
 
     def moments(self) -> Callable[[Clock], Clock]:
-        """What turns a `Clock` of `now` into nanoseconds; on a GPU from the first event on, all of which are done with.
-        """
+        """What turns a `Clock` of `now` into nanoseconds; on a GPU from the first event on, all of them done with."""
         if self.device == "cpu":
             return lambda clock: clock
         events, self.events = self.events, []
@@ -124,9 +123,7 @@ class Group:
         """Sum of all members' `x`, in its place."""
         return self.start_all_reduce(x, op, blocking=True).wait()
 
-    def start_all_reduce(
-        self, x: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM, blocking: bool = False
-    ) -> Pending:
+    def start_all_reduce(self, x: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM, blocking: bool = False) -> Pending:
         """As `all_reduce`, asynchronous."""
         return self._run("all_reduce", x, x, blocking, lambda: dist.all_reduce(
             x, op, group=self.process_group, async_op=True))  # fmt: skip
@@ -177,7 +174,11 @@ class Group:
         return self._run("send_recv", x, came, False, lambda: dist.batch_isend_irecv(ops))
 
     def _run(
-        self, kind: str, counted: Tensor, result: Tensor, blocking: bool,
+        self,
+        kind: str,
+        counted: Tensor,
+        result: Tensor,
+        blocking: bool,
         begin: Callable[[], dist.Work | list[dist.Work]],
     ) -> Pending:
         """Begin a communication that counts as the bytes of `counted`, and note both its ends."""

@@ -118,8 +118,11 @@ def hook_gradients(
     to twice.
     """
     split = {
-        id(p) for block in blocks for x in block.modules()
-        if isinstance(x, Linear) and x.store is not None for p in x.deferred_parameters()
+        id(p)
+        for block in blocks
+        for x in block.modules()
+        if isinstance(x, Linear) and x.store is not None
+        for p in x.deferred_parameters()
     }
     uses: dict[int, int] = defaultdict(int)
     for block in blocks:
@@ -140,7 +143,11 @@ class DataParallel:
     """
 
     def __init__(
-        self, blocks: Sequence[nn.Module], group: dist.ProcessGroup | None, sync: Sync, stage: int,
+        self,
+        blocks: Sequence[nn.Module],
+        group: dist.ProcessGroup | None,
+        sync: Sync,
+        stage: int,
         store: WeightGrads | None,
     ) -> None:
         params = distinct_parameters(blocks)[::-1]
@@ -158,9 +165,7 @@ class DataParallel:
         if group is not None and not sync.after_backward:
             self._make_slices(sync.limit_bytes)
             uses = hook_gradients(blocks, store, self.added)
-            self.due = [
-                sum(uses[id(params[i])] for i in members) * sync.micro_batches for members in self.buckets
-            ]
+            self.due = [sum(uses[id(params[i])] for i in members) * sync.micro_batches for members in self.buckets]
             self.missing = list(self.due)
 
     def _make_slices(self, limit: float) -> None:

@@ -90,8 +90,15 @@ def make_place(scenario: Scenario, rank: int, device: str = "cpu") -> Place:
         groups["shard"], plan.group_size("shard"), plan.group("shard", rank).index(rank), groups["replica"]
     )
     return Place(
-        rank, mesh.coordinate("pp", rank), mesh.coordinate("dp", rank), tuple(mesh.along(["pp"], rank)),
-        groups["dp_cp"], groups["model"], sharding, ModelParallel(plan, rank, device), groups["copies"],
+        rank,
+        mesh.coordinate("pp", rank),
+        mesh.coordinate("dp", rank),
+        tuple(mesh.along(["pp"], rank)),
+        groups["dp_cp"],
+        groups["model"],
+        sharding,
+        ModelParallel(plan, rank, device),
+        groups["copies"],
         groups.get("embedding"),
         _ways(plan, mesh, rank) if scenario.parallelism.pp > 1 else (None, None),
     )
@@ -137,8 +144,15 @@ class Runner:
             if owner == place.pipeline_rank:
                 self._add_stage(s)
         self.pipeline = Pipeline(
-            self.schedule, place.pipeline_rank, place.peers, self.stages, place.model.shape, dtype, device,
-            p.p2p_overlap and p.pp > 1, place.ways,
+            self.schedule,
+            place.pipeline_rank,
+            place.peers,
+            self.stages,
+            place.model.shape,
+            dtype,
+            device,
+            p.p2p_overlap and p.pp > 1,
+            place.ways,
         )
         self.tied = self._tied()
         self.optimizer = self._make_optimizer()

@@ -20,14 +20,16 @@ class ExpertDataParallel:
     """What `DataParallel` does, for the dense parameters over one group and for the experts over another."""
 
     def __init__(
-        self, blocks: Sequence[nn.Module], groups: Sequence[dist.ProcessGroup | None], sync: Sync, stage: int,
+        self,
+        blocks: Sequence[nn.Module],
+        groups: Sequence[dist.ProcessGroup | None],
+        sync: Sync,
+        stage: int,
         store: WeightGrads | None,
     ) -> None:
         self.stage = stage
         parts = (dense_modules(blocks), expert_modules(blocks))
-        self.parts = [
-            DataParallel(part, group, sync, stage, store) for part, group in zip(parts, groups, strict=True)
-        ]
+        self.parts = [DataParallel(part, group, sync, stage, store) for part, group in zip(parts, groups, strict=True)]
 
     @property
     def records(self) -> list[Record]:

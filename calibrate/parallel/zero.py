@@ -284,8 +284,14 @@ class ShardedOptimizer(Sharded):
     """
 
     def __init__(
-        self, blocks: Sequence[nn.Module], sharding: Sharding, sync: Sync, each: bool, gather_ahead: bool,
-        stage: int, store: WeightGrads | None,
+        self,
+        blocks: Sequence[nn.Module],
+        sharding: Sharding,
+        sync: Sync,
+        each: bool,
+        gather_ahead: bool,
+        stage: int,
+        store: WeightGrads | None,
     ) -> None:
         params = distinct_parameters(blocks)[::-1]  # as backward reaches them
         sizes = [p.numel() * p.element_size() for p in params]

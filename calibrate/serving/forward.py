@@ -96,7 +96,10 @@ def _integers(values: list[int] | list[list[int]]) -> Tensor:
 
 @torch.no_grad()
 def forward(
-    model: Model, cache: PagedCache, parts: Items[Part], cores: list[float] | None = None,
+    model: Model,
+    cache: PagedCache,
+    parts: Items[Part],
+    cores: list[float] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Tensor:
     """Compute all parts in one pass; the logits after each part's last token: [parts, vocab].
@@ -120,7 +123,12 @@ def forward(
 
 
 def attention(
-    model: Model, cache: PagedCache, layer: int, qkv: Tensor, places: _Places, cores: list[float] | None = None,
+    model: Model,
+    cache: PagedCache,
+    layer: int,
+    qkv: Tensor,
+    places: _Places,
+    cores: list[float] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Tensor:
     """[tokens, (heads + 2 kv_heads) · d] → [tokens, heads · d], with the batch's keys and values written first."""

@@ -66,13 +66,9 @@ def _gpu(value: Any, source: Source, path: KeyPath) -> Any:
         data = _preset(GPUS, given["preset"], "GPU", source, (*path, "preset")).model_dump()
     overrides = {key: item for key, item in given.items() if key != "preset"}
     if isinstance(overrides.get("peak_flops_per_s"), dict):
-        overrides["peak_flops_per_s"] = _peaks(
-            overrides["peak_flops_per_s"], source, (*path, "peak_flops_per_s")
-        )
+        overrides["peak_flops_per_s"] = _peaks(overrides["peak_flops_per_s"], source, (*path, "peak_flops_per_s"))
     try:
-        overrides |= (
-            {"memory_bytes": parse_size(overrides["memory_bytes"])} if "memory_bytes" in overrides else {}
-        )
+        overrides |= {"memory_bytes": parse_size(overrides["memory_bytes"])} if "memory_bytes" in overrides else {}
     except ValueError as error:
         found = show(overrides["memory_bytes"])
         raise source.error((*path, "memory_bytes"), f"found {found}; {error}") from None
@@ -90,9 +86,7 @@ def _peaks(given: dict[str, Any], source: Source, path: KeyPath) -> dict[str, An
                 (*path, key), f"unknown dtype{nearest(key, _PEAK_NAMES)} (allowed: {', '.join(_PEAK_NAMES)})"
             )
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e24:
-            raise source.error(
-                (*path, key), f"found {show(value)}; must be a number above 0 and at most 1e24"
-            )
+            raise source.error((*path, key), f"found {show(value)}; must be a number above 0 and at most 1e24")
         peaks[name] = float(value)
     return peaks
 
@@ -101,7 +95,6 @@ def _preset(known: Mapping[str, SpecT], name: Any, what: str, source: Source, pa
     if not isinstance(name, str) or name not in known:
         raise source.error(
             path,
-            f"found {show(name)}; no such {what} preset{nearest(name, known)} "
-            f"(there are: {', '.join(known)})",
+            f"found {show(name)}; no such {what} preset{nearest(name, known)} (there are: {', '.join(known)})",
         )
     return known[name]

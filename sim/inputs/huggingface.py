@@ -26,9 +26,7 @@ def model_from_config(file: Path, source: Source, path: KeyPath) -> Config:
     try:
         mapping = _FAMILIES[family](config)
     except KeyError as missing:
-        raise InputError(
-            f"{file}: {missing.args[0]}: is required and missing for model_type {family}"
-        ) from None
+        raise InputError(f"{file}: {missing.args[0]}: is required and missing for model_type {family}") from None
     except _NotExpressibleError as problem:
         raise InputError(f"{file}: {problem}") from None
     return {key: value for key, value in mapping.items() if value is not None}
@@ -122,9 +120,7 @@ def _deepseek(config: Config) -> Config:
         "ffn": config["moe_intermediate_size"],
         "shared_experts": config.get("n_shared_experts"),
         "dense_layers": config.get("first_k_dense_replace"),
-        "max_nodes_per_token": config.get(
-            "topk_group"
-        ),  # routing groups stand on nodes (arXiv 2412.19437, 2.1.2)
+        "max_nodes_per_token": config.get("topk_group"),  # routing groups stand on nodes (arXiv 2412.19437, 2.1.2)
     }
     mtp = config.get("num_nextn_predict_layers")
     return _llama(config) | {"kv_heads": None, "head_dim": None, "mla": mla, "moe": moe, "mtp_layers": mtp}

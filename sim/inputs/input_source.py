@@ -49,9 +49,7 @@ class Source:
                 return self.origins[path[:length]]
         if not path:
             return self.origins.get(path)
-        return next(
-            (o for key, o in self.origins.items() if isinstance(o, str) and key[: len(path)] == path), None
-        )
+        return next((o for key, o in self.origins.items() if isinstance(o, str) and key[: len(path)] == path), None)
 
 
 def show(value: Any) -> str:
@@ -100,9 +98,7 @@ def _check_plain(source: Source, value: Any, path: KeyPath) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise source.error(path, f"found {value}; must be a finite number")
     elif not (value is None or isinstance(value, (str, bool, int, float))):
-        raise source.error(
-            path, f"found a {type(value).__name__}; must be text, a number, a list or a mapping"
-        )
+        raise source.error(path, f"found a {type(value).__name__}; must be text, a number, a list or a mapping")
 
 
 def without_nulls(value: Any) -> Any:

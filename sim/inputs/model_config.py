@@ -68,9 +68,7 @@ class ModelConfig(Written):
     layers: int = Field(ge=1, le=10_000)
     hidden: int = Field(ge=1, le=10_000_000)
     heads: int = Field(ge=1, le=1_000_000)
-    kv_heads: int = Field(
-        default_factory=lambda data: data["heads"], ge=1, le=1_000_000, description="null: heads"
-    )
+    kv_heads: int = Field(default_factory=lambda data: data["heads"], ge=1, le=1_000_000, description="null: heads")
     mla: MlaConfig | None = None
     head_dim: int = Field(default_factory=_head_dim, ge=1, le=1_000_000, description="null: hidden / heads")
     ffn: int = Field(
@@ -181,9 +179,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     expert = mlp_parameters(model, moe.ffn) if moe else 0
     per_layer = {
         "router": model.hidden * moe.experts if moe else 0,
-        "shared_experts": mlp_parameters(model, moe.ffn * moe.shared_experts)
-        if moe and moe.shared_experts
-        else 0,
+        "shared_experts": mlp_parameters(model, moe.ffn * moe.shared_experts) if moe and moe.shared_experts else 0,
         "experts": expert * moe.experts if moe else 0,
     }
     parts = {

@@ -97,9 +97,7 @@ def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:
             )
     moe = model.moe
     if moe is not None and moe.top_k > moe.experts:
-        raise source.error(
-            (*path, "moe", "top_k"), f"found {moe.top_k}; must be at most experts ({moe.experts})"
-        )
+        raise source.error((*path, "moe", "top_k"), f"found {moe.top_k}; must be at most experts ({moe.experts})")
     if moe is not None and moe.dense_layers > model.layers:
         raise source.error(
             (*path, "moe", "dense_layers"),

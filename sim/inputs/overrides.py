@@ -84,7 +84,5 @@ def _put(base: Any, path: KeyPath, value: Any, done: KeyPath, label: str) -> Any
         longer = [*base, None] if index == len(base) else base
         return [_put(v, path[1:], value, (*done, i), label) if i == index else v for i, v in enumerate(longer)]
     if not isinstance(base, dict):
-        raise InputError(
-            f"{label}: {dotted(done)} holds a single value, so it has no key '{one_line(str(key))}'"
-        )
+        raise InputError(f"{label}: {dotted(done)} holds a single value, so it has no key '{one_line(str(key))}'")
     return {**base, str(key): _put(base.get(str(key)), path[1:], value, (*done, key), label)}

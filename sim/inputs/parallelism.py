@@ -40,9 +40,7 @@ def parse_size(value: Any) -> Any:
         return value
     match = _SIZE.fullmatch(value[:60])
     if match is None or match[2].upper() not in _UNITS or len(match[1]) > 30:
-        raise ValueError(
-            "must be a number of bytes, or one with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
-        )
+        raise ValueError("must be a number of bytes, or one with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB")
     return round(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -87,9 +85,7 @@ class Parallelism(Written):
     ep: Degree = 1
     expert_tp: Degree = 1
     zero: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_zero)] = 0
-    shard_size: Degree = Field(
-        default_factory=lambda data: data["dp"] * data["cp"], description="null: dp * cp"
-    )
+    shard_size: Degree = Field(default_factory=lambda data: data["dp"] * data["cp"], description="null: dp * cp")
     reshard_after_forward: bool = True
     accumulate_unsharded: bool = False
     schedule: ScheduleName = "1f1b"
@@ -104,9 +100,7 @@ class Parallelism(Written):
         Field(max_length=1_000_000),
     ] = Field(default=(), json_schema_extra={"default": None})
     dp_sync: Literal["bucketed", "after_backward", "per_parameter"] = "bucketed"
-    bucket_bytes: ByteSize = Field(
-        default=25 * 2**20, ge=1, le=10**15, json_schema_extra={"default": "25MiB"}
-    )
+    bucket_bytes: ByteSize = Field(default=25 * 2**20, ge=1, le=10**15, json_schema_extra={"default": "25MiB"})
     param_gather_overlap: bool = Field(
         default_factory=lambda data: data["dp_sync"] != "after_backward",
         description="null: true unless dp_sync is after_backward",

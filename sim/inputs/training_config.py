@@ -58,17 +58,13 @@ class Training(Written):
     global_batch_size: int = Field(ge=1, le=1_000_000_000)
     micro_batch_size: int = Field(default=1, ge=1, le=1_000_000)
     precision: Precision = "bf16"
-    param_dtype: StorageDtype = Field(
-        default_factory=_param_dtype, description="null: precision's 16-bit dtype"
-    )
+    param_dtype: StorageDtype = Field(default_factory=_param_dtype, description="null: precision's 16-bit dtype")
     grad_dtype: StorageDtype = "fp32"
     grad_reduce_dtype: StorageDtype = Field(
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
     )
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    gradient_clipping: bool = Field(
-        default=True, description="norm of all gradients, and their scaling by it"
-    )
+    gradient_clipping: bool = Field(default=True, description="norm of all gradients, and their scaling by it")
     recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Field(
         default=Recompute(mode="none"), json_schema_extra={"default": "none"}
     )

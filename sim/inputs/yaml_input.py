@@ -123,9 +123,7 @@ class _Reader:
 
     def check(self, event: Any, path: KeyPath) -> None:
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise self.refuse(
-                event, "anchors and aliases (&name, *name) are not allowed; write the value out"
-            )
+            raise self.refuse(event, "anchors and aliases (&name, *name) are not allowed; write the value out")
         if event.tag is not None and event.tag != "!":
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             raise self.refuse(event, f"the tag {tag[:60]} is not allowed; write a plain value")

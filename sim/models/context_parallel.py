@@ -168,9 +168,7 @@ def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...], reorder: bool) -> 
             b_items.append(memory_op(f"attention_dkv_sum{i}", I, "elementwise", n, moved, d.act, 2))
     b_items += [*copied("dkv_reorder", I), collective("dkv_scatter", "reduce_scatter", size, I, group="cp")]
     part = core_part(d, own, blocks, tuple(f_items), tuple(b_items))
-    return replace(
-        part, forward_bytes=part.forward_bytes + size, backward_bytes=part.backward_bytes + 2 * size
-    )
+    return replace(part, forward_bytes=part.forward_bytes + size, backward_bytes=part.backward_bytes + 2 * size)
 
 
 def _all_to_all(d: Dims, own: Core) -> Part:

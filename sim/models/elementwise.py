@@ -42,9 +42,7 @@ def rms_norm_eager(e: float) -> Traffic:
     """
     if e == FP32_BYTES:
         return Traffic(8 + 4 + 8 + 8, 6, 8 + 12 + 4 + 8 + 12 + 4 + 8 + 12 + 12, 11)
-    return Traffic(
-        (e + 4) + 8 + 4 + 8 + (4 + e) + 2 * e, 8, 6 * e + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 14
-    )
+    return Traffic((e + 4) + 8 + 4 + 8 + (4 + e) + 2 * e, 8, 6 * e + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 14)
 
 
 def norm_traffic(d: Dims, kind: str, after_sum: bool) -> Traffic:
@@ -86,9 +84,7 @@ def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after
         (Saved("norm", f"{name} input", elements * d.act_bytes, d.style == "compiled"),),
         params=width * (2 if kind == "layernorm" and bias else 1),
         tensors=(width,) * (2 if kind == "layernorm" and bias else 1),
-        backward_bytes=2
-        * elements
-        * (FP32_BYTES if d.style == "eager" and kind == "rmsnorm" else d.act_bytes),
+        backward_bytes=2 * elements * (FP32_BYTES if d.style == "eager" and kind == "rmsnorm" else d.act_bytes),
     )
 
 
@@ -111,9 +107,7 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
     """Per element of the MLP's inner width. GELU; SwiGLU (silu, multiply); squared ReLU (relu, square)."""
     e, compiled = d.act_bytes, d.style == "compiled"
     if mlp == "gelu" or (mlp == "relu2" and d.style != "eager"):
-        return Traffic(
-            2 * e, 1, (3 + compiled) * e, 1
-        )  # a compiler rebuilds the output for the weight gradient
+        return Traffic(2 * e, 1, (3 + compiled) * e, 1)  # a compiler rebuilds the output for the weight gradient
     if mlp == "relu2":
         return Traffic(4 * e, 2, 8 * e, 3)
     if d.style == "eager":
@@ -167,9 +161,7 @@ def residual(d: Dims, name: str, part: str, bias_after: bool) -> Part:
     backward: Program = ()
     if d.dropout:
         backward = (
-            memory_op(
-                f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act
-            ),
+            memory_op(f"{name}_dropout_backward", I, "elementwise", elements, (2 * e + mask) * elements, d.act),
         )
     return Part(
         name,

@@ -66,9 +66,7 @@ def lookup(scenario: Scenario, d: Dims) -> Part:
     n, table = d.tokens * d.hidden, table_elements(scenario)
     size = n * d.act_bytes
     masked = 2 * size if d.tp > 1 else 0.0
-    forward: Program = (
-        memory_op("embedding", F, "embedding", n, 2 * size + masked, d.act, 2 if masked else 1),
-    )
+    forward: Program = (memory_op("embedding", F, "embedding", n, 2 * size + masked, d.act, 2 if masked else 1),)
     added = 0.0 if d.accumulated == 1 and d.grad_bytes == d.act_bytes else d.act_bytes + 2 * d.grad_bytes
     moved = 2 * size + masked + table * (d.act_bytes + added)
     backward: Program = (memory_op("embedding_wgrad", W, "embedding", n, moved, d.act, 3),)

@@ -8,9 +8,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import ModelConfig
 
 
-def model_flops_per_token(
-    model: ModelConfig, seq_len: int, causal_half: bool = True, frozen: bool = False
-) -> float:
+def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = True, frozen: bool = False) -> float:
     """6·(parameters of matmuls) + 12·layers·heads·head_dim·seq_len, the second halved when causal.
 
     4 in place of 6 where the weights are `frozen`: no weight gradient (those of adapters are not counted).

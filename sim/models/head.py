@@ -58,7 +58,8 @@ def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=backward_peak(parts),
         key=f"head {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-        f"loss={_training(scenario).cross_entropy}" + (" and the teacher's" if learns_logits(scenario) else "")
+        f"loss={_training(scenario).cross_entropy}"
+        + (" and the teacher's" if learns_logits(scenario) else "")
         + (" frozen" if d.lora else ""),
     )
 
@@ -116,9 +117,7 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
         forward += _reductions(d, 1)
         backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, 2 * e * n, d.act, 1)
         saved = Saved("head", "logits gradient", e * n, False)
-        return Part(
-            "cross_entropy", tuple(forward), (backward,), (saved,), forward_bytes=0.0, backward_bytes=0.0
-        )
+        return Part("cross_entropy", tuple(forward), (backward,), (saved,), forward_bytes=0.0, backward_bytes=0.0)
     copy = 0.0 if e == FP32_BYTES else e + FP32_BYTES
     compiled, megatron = d.style == "compiled", d.style == "megatron"
     moved = (e + e + 4 if compiled else copy + 32) * n

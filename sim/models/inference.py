@@ -117,14 +117,22 @@ def attention_weights(d: ServingDims) -> tuple[Weight, ...]:
     """Projections around the attention; of MLA all but the up-projection of the latent."""
     m = d.model
     if m.mla is None:
-        return (Weight("qkv", m.hidden, (d.heads + 2 * d.kv_heads) * m.head_dim),
-                Weight("attention_out", d.heads * m.head_dim, m.hidden))
+        return (
+            Weight("qkv", m.hidden, (d.heads + 2 * d.kv_heads) * m.head_dim),
+            Weight("attention_out", d.heads * m.head_dim, m.hidden),
+        )
     c = m.mla
     qk = c.qk_nope_head_dim + c.qk_rope_head_dim
-    query = (Weight("query", m.hidden, d.heads * qk),) if c.q_lora_rank is None else (
-        Weight("query_down", m.hidden, c.q_lora_rank), Weight("query_up", c.q_lora_rank, d.heads * qk))
-    return (*query, Weight("kv_down", m.hidden, c.kv_lora_rank + c.qk_rope_head_dim),
-            Weight("attention_out", d.heads * c.v_head_dim, m.hidden))
+    query = (
+        (Weight("query", m.hidden, d.heads * qk),)
+        if c.q_lora_rank is None
+        else (Weight("query_down", m.hidden, c.q_lora_rank), Weight("query_up", c.q_lora_rank, d.heads * qk))
+    )
+    return (
+        *query,
+        Weight("kv_down", m.hidden, c.kv_lora_rank + c.qk_rope_head_dim),
+        Weight("attention_out", d.heads * c.v_head_dim, m.hidden),
+    )
 
 
 def latent_up(d: ServingDims) -> Weight | None:

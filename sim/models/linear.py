@@ -87,9 +87,7 @@ def _weight_casts(d: Dims, spec: Linear) -> Program:
 
 
 def _chunks(d: Dims, spec: Linear) -> int:
-    return (
-        CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
-    )
+    return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
 
 
 def _column_forward(d: Dims, spec: Linear) -> Program:
@@ -156,9 +154,7 @@ def _weight_gradients(d: Dims, spec: Linear) -> Program:
         if spec.bias:
             elements = (ceil_div(spec.rows, d.tp) if spec.mode == "row" and d.sp else spec.rows) * n
             items.append(
-                memory_op(
-                    f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, elements * d.act_bytes, d.act
-                )
+                memory_op(f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, elements * d.act_bytes, d.act)
             )
     return tuple(items)
 

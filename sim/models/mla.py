@@ -65,9 +65,7 @@ def mla_parts(scenario: Scenario, d: Dims, core: Part) -> tuple[Part, ...]:
 
 def _query(d: Dims, c: MlaConfig, width: int, keep: bool) -> tuple[Part, ...]:
     if c.q_lora_rank is None:
-        return (
-            linear(d, Linear("query", "attention", d.tokens, d.hidden, (width,), "column", save_input=keep)),
-        )
+        return (linear(d, Linear("query", "attention", d.tokens, d.hidden, (width,), "column", save_input=keep)),)
     down = Linear("query_down", "attention", d.rows, d.hidden, (c.q_lora_rank,), save_input=keep)
     up = Linear("query_up", "attention", d.tokens, c.q_lora_rank, (width,), "column", save_input=keep)
     return (

@@ -27,16 +27,10 @@ def mlp_parts(d: Dims, model: ModelConfig) -> tuple[Part, ...]:
     return projections(d, model, model.ffn, "mlp", d.tokens)
 
 
-def projections(
-    d: Dims, model: ModelConfig, ffn: int, part: str, rows: int, mode: bool = True
-) -> tuple[Part, ...]:
+def projections(d: Dims, model: ModelConfig, ffn: int, part: str, rows: int, mode: bool = True) -> tuple[Part, ...]:
     """Up, activation, down of inner width `ffn`; `mode`: split over tp."""
     inner = ceil_div(ffn, d.tp) if mode else ffn
-    outs = (
-        (inner,)
-        if model.mlp != "swiglu"
-        else ((inner, inner) if separate_matmuls(d, model.mlp) else (2 * inner,))
-    )
+    outs = (inner,) if model.mlp != "swiglu" else ((inner, inner) if separate_matmuls(d, model.mlp) else (2 * inner,))
     keep = d.style != "compiled"
     up = Linear("mlp_up", part, rows, d.hidden, outs, "column" if mode else "plain", model.bias, keep)
     down = Linear("mlp_down", part, rows, inner, (d.hidden,), "row" if mode else "plain", model.bias, keep)

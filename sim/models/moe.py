@@ -137,10 +137,7 @@ def _renamed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
             for i in program
         )
 
-    out = [
-        replace(p, name=f"shared_{p.name}", forward=items(p.forward), backward=items(p.backward))
-        for p in parts
-    ]
+    out = [replace(p, name=f"shared_{p.name}", forward=items(p.forward), backward=items(p.backward)) for p in parts]
     return (replace(out[0], saved=()), *out[1:])
 
 

@@ -78,9 +78,7 @@ def saved_of(parts: Iterable[Part]) -> tuple[Saved, ...]:
 
 def tensors_of(parts: Iterable[Part]) -> tuple[int, ...]:
     """Elements of each dense parameter tensor, in forward order."""
-    return tuple(
-        n for p in parts if p.params for n in (p.tensors if sum(p.tensors) == p.params else (p.params,))
-    )
+    return tuple(n for p in parts if p.params for n in (p.tensors if sum(p.tensors) == p.params else (p.params,)))
 
 
 def backward_peak(parts: Sequence[Part], kept_bytes: float = 0.0) -> float:
@@ -142,9 +140,7 @@ def memory_op(
     )
 
 
-def collective(
-    name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp"
-) -> Comm:
+def collective(name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp") -> Comm:
     """A collective; with a `handle` it is asynchronous."""
     return Comm(name, kind, group, bytes_, phase, blocking=not handle, handle=handle)
 

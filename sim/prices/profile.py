@@ -108,17 +108,35 @@ class Profile:
         """Plain data, ready for `json.dumps`; `from_json` reads it back unchanged."""
         return {
             "format": FORMAT,
-            "name": self.name, "source": self.source, "date": self.date, "reference": self.reference,
-            "hardware": dict(self.hardware), "software": dict(self.software), "settings": dict(self.settings),
+            "name": self.name,
+            "source": self.source,
+            "date": self.date,
+            "reference": self.reference,
+            "hardware": dict(self.hardware),
+            "software": dict(self.software),
+            "settings": dict(self.settings),
             "coefficients": {k: c._asdict() for k, c in self.coefficients.items()},
             "points": [
-                {"op": t.op, "dtype": t.dtype, "shape": t.shapes.tolist(), "seconds": t.seconds.tolist(),
-                 "spread": t.spread.tolist(), "samples": t.samples.tolist()} for t in self.points
+                {
+                    "op": t.op,
+                    "dtype": t.dtype,
+                    "shape": t.shapes.tolist(),
+                    "seconds": t.seconds.tolist(),
+                    "spread": t.spread.tolist(),
+                    "samples": t.samples.tolist(),
+                }
+                for t in self.points
             ],
             "blocks": [b._asdict() for b in self.blocks],
             "collectives": [
-                {"op": t.op, "ranks": t.ranks, "bytes": t.bytes.tolist(), "seconds": t.seconds.tolist(),
-                 "spread": t.spread.tolist()} for t in self.collectives
+                {
+                    "op": t.op,
+                    "ranks": t.ranks,
+                    "bytes": t.bytes.tolist(),
+                    "seconds": t.seconds.tolist(),
+                    "spread": t.spread.tolist(),
+                }
+                for t in self.collectives
             ],
             "kernels": self.kernels,
         }
@@ -205,8 +223,21 @@ def _profile(data: object, where: str) -> Profile:
     top = _mapping(data, where)
     if top.get("format") != FORMAT:
         raise InputError(f"{where}: format: found {_show(top.get('format'))}; allowed: {FORMAT!r}")
-    known = ("format", "name", "source", "date", "reference", "hardware", "software", "settings",
-             "coefficients", "points", "blocks", "collectives", "kernels")
+    known = (
+        "format",
+        "name",
+        "source",
+        "date",
+        "reference",
+        "hardware",
+        "software",
+        "settings",
+        "coefficients",
+        "points",
+        "blocks",
+        "collectives",
+        "kernels",
+    )
     _keys(top, where, known, required=("name",))
     if top.get("kernels") and not top.get("reference"):
         raise InputError(f"{where}: reference: is missing; kernels are those of a GPU, which it names")
@@ -249,8 +280,10 @@ def _points(data: object, where: str) -> PointTable:
         raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {len(seconds)}, as in seconds")
     n = len(seconds)
     return PointTable(
-        _text(item["op"], f"{where}.op"), _text(item["dtype"], f"{where}.dtype"),
-        np.array(rows, dtype=np.int64).reshape(n, width), seconds,
+        _text(item["op"], f"{where}.op"),
+        _text(item["dtype"], f"{where}.dtype"),
+        np.array(rows, dtype=np.int64).reshape(n, width),
+        seconds,
         _column(item.get("spread", 0.0), f"{where}.spread", count=n),
         _column(item.get("samples", 1), f"{where}.samples", count=n).clip(max=2**53).astype(np.int64),
     )
@@ -271,7 +304,9 @@ def _block(data: object, where: str) -> BlockPoint:
     if phase not in PHASES:
         raise InputError(f"{where}.phase: found {phase!r}; allowed: {', '.join(PHASES)}")
     return BlockPoint(
-        _text(item["key"], f"{where}.key"), phase, _count(item.get("run", 0), f"{where}.run", 0),
+        _text(item["key"], f"{where}.key"),
+        phase,
+        _count(item.get("run", 0), f"{where}.run", 0),
         _number(item["seconds"], f"{where}.seconds", positive=True),
         _number(item.get("spread", 0.0), f"{where}.spread"),
     )
@@ -284,7 +319,9 @@ def _collective(data: object, where: str) -> CollectiveTable:
     if not len(size) or np.any(np.diff(size) <= 0):
         raise InputError(f"{where}.bytes: allowed: at least one size, each larger than the one before")
     return CollectiveTable(
-        _text(item["op"], f"{where}.op"), _count(item["ranks"], f"{where}.ranks", 2), size,
+        _text(item["op"], f"{where}.op"),
+        _count(item["ranks"], f"{where}.ranks", 2),
+        size,
         _column(item["seconds"], f"{where}.seconds", count=len(size), positive=True),
         _column(item.get("spread", 0.0), f"{where}.spread", count=len(size)),
     )

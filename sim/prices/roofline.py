@@ -18,7 +18,15 @@ PREFILL = "prefill"  # name of an attention as serving libraries run it: those o
 ATTENTION_DECODE = "attention_decode"  # (batch, heads, kv_heads, kv_len, head_dim): one query a sequence
 # Several kernels of these read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
 MEMORY_BOUND = (
-    "norm", "elementwise", "softmax", "embedding", "cross_entropy", "optimizer", "permute", "cast", "copy",
+    "norm",
+    "elementwise",
+    "softmax",
+    "embedding",
+    "cross_entropy",
+    "optimizer",
+    "permute",
+    "cast",
+    "copy",
 )
 
 

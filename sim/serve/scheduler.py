@@ -176,8 +176,9 @@ class Scheduler:
             self.cache.use(sequence.request.prefix_id, 0)
             sequence.uses_prefix = True
         if loaded:
-            self.host_free_s = self._copy(max(now_s, self.host_free_s), loaded,
-                                          "SWAP_IN" if sequence.swapped else "RELOAD")
+            self.host_free_s = self._copy(
+                max(now_s, self.host_free_s), loaded, "SWAP_IN" if sequence.swapped else "RELOAD"
+            )
             sequence.ready_s = self.host_free_s
             self.counts.loaded_tokens += loaded - sequence.swapped
             self.swap_tokens += sequence.swapped

@@ -23,8 +23,12 @@ UNLIMITED = 1 << 60
 
 
 def simulate_serving(
-    scenario: Scenario, profile: Profile | None = None, requests: tuple[Request, ...] | None = None, *,
-    group: bool = True, held_bytes: float = 0.0,
+    scenario: Scenario,
+    profile: Profile | None = None,
+    requests: tuple[Request, ...] | None = None,
+    *,
+    group: bool = True,
+    held_bytes: float = 0.0,
 ) -> ServingSimulation:
     """Serve the scenario's requests, or `requests` in their place. Without `group` every iteration is its own.
     `held_bytes` of every GPU belong to others.
@@ -46,8 +50,9 @@ def simulate_serving(
         replica = Replica(i, sequences, _scheduler(scenario, costs, capacity, sequences))
         Server(replica, replica_costs(costs, scenario, i), group and len(costs.stages) == 1).run()
         replicas.append(replica)
-    return ServingSimulation(scenario, costs.pricing.costs.profile, costs, capacity, tuple(replicas),
-                             time.perf_counter() - begin)
+    return ServingSimulation(
+        scenario, costs.pricing.costs.profile, costs, capacity, tuple(replicas), time.perf_counter() - begin
+    )
 
 
 def _scheduler(scenario: Scenario, costs: IterationCosts, capacity: Capacity, sequences: list[Sequence]) -> Scheduler:

@@ -26,8 +26,10 @@ Points = dict[tuple[int, int], float]
 
 def model_key(m: ModelConfig) -> str:
     """What fixes the measured engine's computation."""
-    return (f"serve layers={m.layers} hidden={m.hidden} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "
-            f"ffn={m.ffn} vocab={m.vocab} mlp={m.mlp} norm={m.norm}")
+    return (
+        f"serve layers={m.layers} hidden={m.hidden} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "
+        f"ffn={m.ffn} vocab={m.vocab} mlp={m.mlp} norm={m.norm}"
+    )
 
 
 def part_key(m: ModelConfig, part: str, a: int, b: int = 0) -> str:

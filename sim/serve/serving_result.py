@@ -183,9 +183,20 @@ def _memory(sim: ServingSimulation) -> list[dict[str, Any]]:
     for i, c in enumerate(ranks):
         cache = used * inference.kv_cache.block_tokens * capacity.token_bytes[i]
         weights, buffers = capacity.weight_bytes[i], capacity.buffer_bytes[i]
-        out.append({"ranks": text_of(c.ranks), "rank": c.rank, "count": len(c.ranks), "parameters": weights,
-                    "gradients": 0.0, "optimizer": 0.0, "activations": cache, "kv_cache": cache, "buffers": buffers,
-                    "peak": weights + cache + buffers})
+        out.append(
+            {
+                "ranks": text_of(c.ranks),
+                "rank": c.rank,
+                "count": len(c.ranks),
+                "parameters": weights,
+                "gradients": 0.0,
+                "optimizer": 0.0,
+                "activations": cache,
+                "kv_cache": cache,
+                "buffers": buffers,
+                "peak": weights + cache + buffers,
+            }
+        )
     return out
 
 
@@ -201,8 +212,13 @@ def _classes(sim: ServingSimulation) -> list[RankClass]:
 
 def _provenance(sim: ServingSimulation, shares: dict[tuple[str, str, float], float]) -> dict[str, Any]:
     p = sim.profile
-    return {"profile": p.name, "source": p.source, "date": p.date, "hardware": dict(p.hardware),
-            "shares": source_shares(shares)}
+    return {
+        "profile": p.name,
+        "source": p.source,
+        "date": p.date,
+        "hardware": dict(p.hardware),
+        "shares": source_shares(shares),
+    }
 
 
 def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, float], float]) -> list[str]:
@@ -211,14 +227,18 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
     assert inference is not None
     if not fits:
         c, block = sim.capacity, inference.kv_cache.block_tokens
-        out.append(f"does not fit in memory: the requests need a cache of {c.blocks * block:,} tokens; beside weights "
-                   f"and buffers there is room for {c.blocks_fit * block:,}")
+        out.append(
+            f"does not fit in memory: the requests need a cache of {c.blocks * block:,} tokens; beside weights "
+            f"and buffers there is room for {c.blocks_fit * block:,}"
+        )
     if jitter_of(sim.scenario, 0) is not None:
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
     linear = sim.costs.dims.linear
     if inference.quantization in ("fp8", "llm_int8") and linear == sim.costs.dims.act:
-        out.append(f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
-                   f"weights are kept in 8 bits and multiplied in {linear}")
+        out.append(
+            f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
+            f"weights are kept in 8 bits and multiplied in {linear}"
+        )
     roofline = source_shares(shares)["roofline"]
     if roofline > 0.5:
         out.append(f"{roofline:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured")
@@ -260,8 +280,10 @@ def _detail(iteration: Iteration) -> Detail:
     if prompts:
         words.append(f"{load.tokens - load.decodes:,} prompt tokens of {prompts:,} requests")
     if load.decodes:
-        words.append(f"{load.decodes:,} sequences add {'a token' if steps == 1 else f'{steps:,} tokens'} each, "
-                     f"{load.decode_kv / load.decodes:,.0f} in the cache")
+        words.append(
+            f"{load.decodes:,} sequences add {'a token' if steps == 1 else f'{steps:,} tokens'} each, "
+            f"{load.decode_kv / load.decodes:,.0f} in the cache"
+        )
     return Detail("iteration" if steps == 1 else f"{steps:,} iterations", note="; ".join(words))
 
 
@@ -274,8 +296,15 @@ def _memory_curves(sim: ServingSimulation) -> list[MemoryCurve]:
     out = []
     for i, c in enumerate(_classes(sim)):
         states, stage = sim.replicas[i // stages].states, i % stages
-        out.append(_curve(c.rank, states, block * capacity.token_bytes[stage], capacity.weight_bytes[stage],
-                          capacity.buffer_bytes[stage]))
+        out.append(
+            _curve(
+                c.rank,
+                states,
+                block * capacity.token_bytes[stage],
+                capacity.weight_bytes[stage],
+                capacity.buffer_bytes[stage],
+            )
+        )
     return out
 
 

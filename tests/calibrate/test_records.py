@@ -63,9 +63,7 @@ def test_what_another_machine_or_setting_measured_is_not_taken_up(tmp_path: Path
     assert len(Partial(path, {**FACTS, change: {"other": 1}})) == 0
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": "profile-partial/1"}', '{"format": "profile/1"}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "profile-partial/1"}', '{"format": "profile/1"}'])
 def test_a_foreign_partial_file_is_started_over(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.json.partial"
     path.write_text(text)

@@ -52,9 +52,7 @@ def test_a_profile_of_this_machine_prices_what_was_measured(tmp_path: Path) -> N
     file = tmp_path / "p.json"
     groups = ("launch", "optimizer", "memory")
     out, _ = finish(
-        calibrate(
-            "--device", "cpu", "--quick", "--out", str(file), *(x for g in groups for x in ("--only", g))
-        )
+        calibrate("--device", "cpu", "--quick", "--out", str(file), *(x for g in groups for x in ("--only", g)))
     )
     assert str(file) in out
     assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
@@ -151,11 +149,7 @@ def test_ranks_die_with_a_killed_parent_and_their_results_stay(tmp_path: Path) -
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
-    finish(
-        calibrate(
-            "--device", "cuda", "--quick", "--only", "launch", "--only", "attention", "--out", str(file)
-        )
-    )
+    finish(calibrate("--device", "cuda", "--quick", "--only", "launch", "--only", "attention", "--out", str(file)))
     profile = load_profile(file)
     assert profile.hardware["device"] == "cuda"
     assert profile.coefficients["launch_overhead_s"].value > 0

@@ -46,8 +46,13 @@ def small(parallelism: dict[str, Any], m: int = 4, **model: Any) -> dict[str, An
     base = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 100, "positions": "learned"}
     return {
         "model": base | model,
-        "training": {"seq_len": 16, "global_batch_size": m * parallelism.get("dp", 1), "precision": "fp32",
-                     "attention": attention, "recompute": recompute},
+        "training": {
+            "seq_len": 16,
+            "global_batch_size": m * parallelism.get("dp", 1),
+            "precision": "fp32",
+            "attention": attention,
+            "recompute": recompute,
+        },
         "parallelism": parallelism,
         "cluster": "cpu-host",
     }

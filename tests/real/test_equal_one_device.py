@@ -103,8 +103,23 @@ def test_two_ranks(two_ranks: Any, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["naive", "gpipe", "1f1b", "1f1b, uneven", "interleaved", "relu2", "llama", "dp bucketed", "dualpipe", "zero 2",
-     "zero 3", "zero 3, recompute full", "recompute full", "recompute every second", "recompute selective"],
+    [
+        "naive",
+        "gpipe",
+        "1f1b",
+        "1f1b, uneven",
+        "interleaved",
+        "relu2",
+        "llama",
+        "dp bucketed",
+        "dualpipe",
+        "zero 2",
+        "zero 3",
+        "zero 3, recompute full",
+        "recompute full",
+        "recompute every second",
+        "recompute selective",
+    ],
 )
 def test_bytes_saved_over_a_step(two_ranks: Any, name: str) -> None:
     """The most a rank holds for backward at once, in flight and all, as simulated: twice that in double precision."""

@@ -126,9 +126,7 @@ def _joined(pid: int) -> bool:
         ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
     ],
 )
-def test_refused(
-    override: dict[str, Any], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused(override: dict[str, Any], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small({})
     for section, values in override.items():
         data[section] = data[section] | values if isinstance(values, dict) else values
@@ -143,8 +141,12 @@ def test_refused(
 
 @pytest.mark.parametrize(
     ("extra", "message"),
-    [(["--steps", "0"], "--steps: found 0"), (["--budget", "0"], "--budget: found 0"),
-     (["--profile", "nothing"], "--profile"), (["--out", "/does/not/exist/m.json"], "does not exist")],
+    [
+        (["--steps", "0"], "--steps: found 0"),
+        (["--budget", "0"], "--budget: found 0"),
+        (["--profile", "nothing"], "--profile"),
+        (["--out", "/does/not/exist/m.json"], "does not exist"),
+    ],
 )
 def test_bad_options(
     extra: list[str], message: str, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -23,9 +23,7 @@ MODELS = {"gpt": GPT, "gpt tied": GPT | {"tied_embeddings": True}, "llama": LLAM
           "relu2 without bias": GPT | {"mlp": "relu2", "bias": False, "positions": "none"}}  # fmt: skip
 
 
-def _scenario(
-    model: dict[str, Any], precision: str = "bf16", attention: str = "unfused", b: int = 2
-) -> Scenario:
+def _scenario(model: dict[str, Any], precision: str = "bf16", attention: str = "unfused", b: int = 2) -> Scenario:
     training = {"seq_len": 256, "micro_batch_size": b, "global_batch_size": b, "precision": precision,
                 "attention": attention}  # fmt: skip
     return parse_scenario({"model": model, "training": training, "cluster": "cpu-host"})

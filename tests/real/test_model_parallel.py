@@ -71,6 +71,8 @@ FOUR_RANKS: dict[str, Any] = {
 FOUR_RANKS |= {
     path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "scenarios" / "cpu4").glob("*.yaml"))
 }
+
+
 def _sharded(zero: int, sp: bool, **model: Any) -> dict[str, Any]:
     """Buckets that end within matrices; a vocabulary that two ranks share without padding."""
     return small({"dp": 2, "tp": 2, "sp": sp, "zero": zero, "bucket_bytes": 20_000}, vocab=256, **model)
@@ -86,8 +88,13 @@ SHARDED = {
 }
 ROUTED = {"ep": TWO_RANKS["ep"], "ep over tp": TWO_RANKS["ep over tp"]}
 SPOILT = {  # what a rank forgets → a case that must notice
-    "tp sum": "tp", "tp gather": "sp", "sum over tokens": "sp", "shared key heads": "tp, one key head",
-    "ring step": "ring, zigzag", "expert gradients": "experts on every rank", "dispatch": "ep",
+    "tp sum": "tp",
+    "tp gather": "sp",
+    "sum over tokens": "sp",
+    "shared key heads": "tp, one key head",
+    "ring step": "ring, zigzag",
+    "expert gradients": "experts on every rank",
+    "dispatch": "ep",
 }
 
 
@@ -99,7 +106,8 @@ def _sized(parallelism: dict[str, Any], **model: Any) -> dict[str, Any]:
 
 
 SIZED = {
-    "tp": _sized({"tp": 2}), "sp": _sized({"tp": 2, "sp": True}),
+    "tp": _sized({"tp": 2}),
+    "sp": _sized({"tp": 2, "sp": True}),
     "tp, llama": _sized({"tp": 2, "sp": True}, attention="fused", **LLAMA),
     "ring": _sized({"cp": 2}, attention="fused"),
     "ring, llama": _sized({"cp": 2}, attention="fused", **LLAMA),

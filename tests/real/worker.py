@@ -45,8 +45,14 @@ def _prove(cases: str, out: str) -> None:
         batch = runner.make_batch(scenario, 0)
         saved: list[int] = [0] * dist.get_world_size()
         dist.all_gather_object(saved, memory.SavedBytes(run).step(lambda run=run, b=batch: run.gradients(b)))
-        found[name] = {"holds": result.holds, "difference": result.difference, "worst": result.worst,
-                       "single": result.single_loss, "parallel": result.parallel_loss, "saved": saved}
+        found[name] = {
+            "holds": result.holds,
+            "difference": result.difference,
+            "worst": result.worst,
+            "single": result.single_loss,
+            "parallel": result.parallel_loss,
+            "saved": saved,
+        }
         if case.get("cuts"):
             found[name]["communications"] = _communications(scenario, place)
             found[name]["trained"] = _trained(run, place)
@@ -99,7 +105,8 @@ def _trained(run: runner.Runner, place: runner.Place) -> float:
     own = run.data[0].whole_parameters()
     off = [
         float((own[id(p)] - place.model.expected(b, k, whole[f"{n}.{k}"])).abs().max())
-        for n, b in zip(run.numbers[0], run.blocks(), strict=True) for k, p in b.named_parameters()
+        for n, b in zip(run.numbers[0], run.blocks(), strict=True)
+        for k, p in b.named_parameters()
     ]
     worst = torch.tensor(max(off))
     dist.all_reduce(worst, dist.ReduceOp.MAX)

@@ -104,7 +104,8 @@ def _references(scenario: Scenario, rank: int) -> dict[str, float]:
     ours = run.data[0].whole_gradients()
     names = {
         f"{n}.{k}": ours[id(p)]
-        for n, b in zip(run.numbers[0], run.stages[0].blocks, strict=True) for k, p in b.named_parameters()
+        for n, b in zip(run.numbers[0], run.stages[0].blocks, strict=True)
+        for k, p in b.named_parameters()
     }
     own = batch.split(len(batch) // dist.get_world_size())[rank]
     ddp = DistributedDataParallel(_Whole(scenario))

@@ -21,9 +21,7 @@ SIZES = st.integers(1, 2**17)
 NOTHING = Profile("roofline", "nothing measured")
 
 
-def gemm(
-    m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16", phase: Phase = Phase.FORWARD
-) -> Compute:
+def gemm(m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16", phase: Phase = Phase.FORWARD) -> Compute:
     moved = 2.0 * batch * (m * k + k * n + m * n)
     return Compute("x", "gemm", (batch, m, n, k), dtype, 2.0 * batch * m * n * k, moved, phase)
 
@@ -89,9 +87,7 @@ def test_interpolation_is_surer_than_the_roofline_and_less_sure_than_a_measureme
 def test_far_above_the_measured_range_the_edge_efficiency_holds() -> None:
     cost = COSTS.compute(gemm(2**20, 2**14, 2**14))
     assert cost.source == "roofline"
-    assert cost.seconds == pytest.approx(
-        roof(2**20, 2**14, 2**14) / efficiency(2**14, 2**14, 2**14), rel=0.01
-    )
+    assert cost.seconds == pytest.approx(roof(2**20, 2**14, 2**14) / efficiency(2**14, 2**14, 2**14), rel=0.01)
     near = COSTS.compute(gemm(2**15, 2**14, 2**14))
     assert near.source == "interpolated"
     assert near.uncertainty < cost.uncertainty
@@ -203,9 +199,7 @@ def test_a_profile_of_an_unknown_reference_is_refused() -> None:
 
 
 def test_gradients_use_their_own_layout_s_points_first() -> None:
-    both = Profile(
-        "p", "t", reference="h100-sxm", points=(table(), table("gemm_weight_grad", seconds_scale=2.0))
-    )
+    both = Profile("p", "t", reference="h100-sxm", points=(table(), table("gemm_weight_grad", seconds_scale=2.0)))
     costs = Costs(both, H100)
     forward = costs.compute(gemm(1024, 1024, 1024))
     weight = costs.compute(gemm(1024, 1024, 1024, phase=Phase.WEIGHT_GRAD))
@@ -286,9 +280,7 @@ def test_attention_points_serve_their_own_mask_alone() -> None:
     assert source == "interpolated"
     ratio = attended_pairs(8192, 8192, True) / attended_pairs(4096, 4096, True)
     assert longer == pytest.approx(1e-3 * ratio, rel=1e-6)
-    assert price("attention_backward", 1)[0] == pytest.approx(
-        2.5e-3, rel=1e-3
-    )  # forward's efficiency, 2.5 x flops
+    assert price("attention_backward", 1)[0] == pytest.approx(2.5e-3, rel=1e-3)  # forward's efficiency, 2.5 x flops
 
 
 def test_blocks() -> None:

@@ -202,9 +202,7 @@ def test_hugging_face_config_missing_key(tmp_path: Path) -> None:
         load_model(_config(tmp_path, **config))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "[" * 100_000, '{"model_type": ' + "9" * 5000 + "}", "\x00"]
-)
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"model_type": ' + "9" * 5000 + "}", "\x00"])
 def test_hugging_face_config_that_is_no_json_mapping(text: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)
@@ -221,9 +219,7 @@ def test_blocks_that_are_simulated_have_the_counted_parameters(name: str) -> Non
     count = count_parameters(s.model)
     layers = [layer_block(s, layer) for layer in range(s.model.layers)]
     ends = [embedding_block(s), head_block(s)]
-    padding = (
-        (s.model.padded_vocab(1) - s.model.vocab) * s.model.hidden * (1 if s.model.tied_embeddings else 2)
-    )
+    padding = (s.model.padded_vocab(1) - s.model.vocab) * s.model.hidden * (1 if s.model.tied_embeddings else 2)
     assert sum(b.params + b.expert_params for b in [*layers, *ends]) == count.total + padding
     if s.model.mtp_layers:
         module = mtp_block(s)

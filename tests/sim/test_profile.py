@@ -63,16 +63,10 @@ def profiles(draw: st.DrawFn) -> Profile:
     return Profile(
         draw(st.text(max_size=5)),
         draw(st.text(max_size=5)),
-        hardware=draw(
-            st.dictionaries(st.text(max_size=3), st.booleans() | st.integers() | st.text(max_size=3))
-        ),
+        hardware=draw(st.dictionaries(st.text(max_size=3), st.booleans() | st.integers() | st.text(max_size=3))),
         coefficients={"a_s": Coefficient(draw(POSITIVE), "x")},
         points=(table,),
-        blocks=(
-            BlockPoint(
-                draw(st.text(max_size=9)), "weight_grad", draw(st.integers(0, 9)), draw(POSITIVE), 0.0
-            ),
-        ),
+        blocks=(BlockPoint(draw(st.text(max_size=9)), "weight_grad", draw(st.integers(0, 9)), draw(POSITIVE), 0.0),),
         collectives=(CollectiveTable("broadcast", 4, np.array(sizes, float), draw(numbers), draw(numbers)),),
     )
 

@@ -138,9 +138,7 @@ def test_overrides_apply_in_order_and_reach_into_lists(file: Path) -> None:
 
 
 def test_null_over_a_preset_means_the_default() -> None:
-    s = parse_scenario(
-        small(model={"preset": "mixtral-8x7b", "moe": None, "kv_heads": None}, cluster="dgx-h100")
-    )
+    s = parse_scenario(small(model={"preset": "mixtral-8x7b", "moe": None, "kv_heads": None}, cluster="dgx-h100"))
     assert s.model.moe is None
 
 

@@ -60,9 +60,7 @@ ODD = st.one_of(
     st.just(10**400),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from(
-        ["fp32", "fp8", "full", "zb_v", "dualpipe", "interleaved_1f1b", "gpt2", "h100-sxm", "9e9 GB"]
-    ),
+    st.sampled_from(["fp32", "fp8", "full", "zb_v", "dualpipe", "interleaved_1f1b", "gpt2", "h100-sxm", "9e9 GB"]),
 )
 TREES = st.recursive(
     ODD,
@@ -100,9 +98,7 @@ def test_any_mapping_is_a_scenario_or_an_input_error(changes: dict[str, Any]) ->
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.binary(max_size=60) | st.text(alphabet="ab:{}[]&*!?-|>'\"# \n\t,%@`1.", max_size=40).map(str.encode)
-)
+@given(st.binary(max_size=60) | st.text(alphabet="ab:{}[]&*!?-|>'\"# \n\t,%@`1.", max_size=40).map(str.encode))
 def test_any_file_is_an_input_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_bytes(raw)

@@ -25,14 +25,23 @@ SMALL = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 2, "ffn": 1024, "vo
 WEIGHTS_AND_BUFFERS = 1.5e7  # of SMALL, roughly: what a test leaves beside its cache
 
 
-def serving(inference: dict[str, Any] | None = None, model: Any = None, gpu: dict[str, Any] | None = None,
-            parallelism: dict[str, Any] | None = None, calibration: str = "roofline") -> Scenario:
+def serving(
+    inference: dict[str, Any] | None = None,
+    model: Any = None,
+    gpu: dict[str, Any] | None = None,
+    parallelism: dict[str, Any] | None = None,
+    calibration: str = "roofline",
+) -> Scenario:
     """A small Llama on an H100 whose memory a test may shrink."""
-    return parse_scenario({
-        "model": model or SMALL, "cluster": {"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **(gpu or {})}},
-        "calibration": calibration, "parallelism": parallelism or {},
-        "inference": {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
-    })
+    return parse_scenario(
+        {
+            "model": model or SMALL,
+            "cluster": {"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **(gpu or {})}},
+            "calibration": calibration,
+            "parallelism": parallelism or {},
+            "inference": {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
+        }
+    )
 
 
 def finished(sim: ServingSimulation) -> None:
@@ -176,9 +185,7 @@ def test_any_workload_is_served(
 
 @settings(max_examples=60, deadline=None)
 @given(requests_of, settings_of, st.floats(1e5, 3e6))
-def test_grouping_changes_no_time(
-    requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float
-) -> None:
+def test_grouping_changes_no_time(requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float) -> None:
     scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes})
     grouped, single = (simulate_serving(scenario, requests=requests, group=g) for g in (True, False))
     for a, b in zip(grouped.replicas[0].sequences, single.replicas[0].sequences, strict=True):
@@ -201,8 +208,10 @@ def test_a_prompts_last_token_is_kept_for_others_however_iterations_are_grouped(
 @given(st.integers(1, 40), st.integers(1, 500), st.integers(1, 50), st.floats(1.01, 10))
 def test_more_bandwidth_is_never_slower(count: int, prompt: int, output: int, factor: float) -> None:
     requests = {"requests": {"prompt_len": prompt, "output_len": output, "count": count}, "batching": "static"}
-    slow, fast = (simulate_serving(serving(requests, gpu={"memory_bandwidth_bytes_per_s": b})).end_s
-                  for b in (1e11, 1e11 * factor))
+    slow, fast = (
+        simulate_serving(serving(requests, gpu={"memory_bandwidth_bytes_per_s": b})).end_s
+        for b in (1e11, 1e11 * factor)
+    )
     assert fast <= slow
 
 

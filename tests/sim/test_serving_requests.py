@@ -24,7 +24,7 @@ def test_trace_in_order_of_arrival(tmp_path: Path) -> None:
 
 
 def test_prefix_tokens_and_further_columns(tmp_path: Path) -> None:
-    text = "\ufeffuser, arrival_s ,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n\"a,b\",0,10,3,p,4\n"
+    text = '\ufeffuser, arrival_s ,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n"a,b",0,10,3,p,4\n'
     assert read_trace(written(tmp_path, text)) == (Request(0.0, 10, 3, "p", 4),)
 
 

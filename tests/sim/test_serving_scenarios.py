@@ -47,8 +47,10 @@ def test_prefix_caches_find_the_same_and_the_host_costs_transfers() -> None:
 
 
 def test_four_bits_speed_up_a_lone_request() -> None:
-    ratio = (result("serve_batch1")["time_per_output_token_s"]["p50"]
-             / result("serve_batch1_int4")["time_per_output_token_s"]["p50"])
+    ratio = (
+        result("serve_batch1")["time_per_output_token_s"]["p50"]
+        / result("serve_batch1_int4")["time_per_output_token_s"]["p50"]
+    )
     assert 2 < ratio < 4
 
 

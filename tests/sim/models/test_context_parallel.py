@@ -19,9 +19,7 @@ KV = 2 * 2 * 256 * 2 * 4 * 64  # bytes: 16 bits, micro-batch 2, 512/2 tokens, k 
 
 
 def core_flops(method, split, cp):
-    blocks = [
-        layer_block(make(LLAMA, cp=cp, cp_method=method, cp_split=split), 0, Shard(r)) for r in range(cp)
-    ]
+    blocks = [layer_block(make(LLAMA, cp=cp, cp_method=method, cp_split=split), 0, Shard(r)) for r in range(cp)]
     return [flops(b.forward, CORES) for b in blocks]
 
 
@@ -60,9 +58,7 @@ def test_ring_sends_beside_its_compute():
     items = layer_block(make(LLAMA, cp=4), 0, Shard(0)).forward
     for step in range(3):
         at = [i for i, item in enumerate(items) if isinstance(item, Comm) and item.handle == f"ring_kv{step}"]
-        waits = [
-            i for i, item in enumerate(items) if isinstance(item, Wait) and item.handle == f"ring_kv{step}"
-        ]
+        waits = [i for i, item in enumerate(items) if isinstance(item, Wait) and item.handle == f"ring_kv{step}"]
         between = items[at[0] : waits[0]]
         assert not items[at[0]].blocking
         assert any(isinstance(i, Compute) and i.kind == "attention_forward" for i in between)
