@@ -23,8 +23,9 @@ from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
 from sim.command import end_on_sigterm
 from sim.errors import InputError
+from sim.files import write_json
 from sim.inputs.scenario import Scenario, load_scenario
-from sim.prices.profile import Profile, load_profile, write_json
+from sim.prices.profile import Profile, load_profile
 from sim.program import Block
 
 STEPS = 10

@@ -14,7 +14,8 @@ import numpy as np
 
 from calibrate.timing import Timing
 from sim.errors import InputError
-from sim.prices.profile import Coefficient, CollectiveTable, Facts, PointTable, Profile, read_json, write_json
+from sim.files import read_json, write_json
+from sim.prices.profile import Coefficient, CollectiveTable, Facts, PointTable, Profile
 
 FORMAT = "profile-partial/1"
 STALE_S = 60.0

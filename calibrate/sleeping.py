@@ -26,10 +26,11 @@ import numpy as np
 from calibrate.launch import is_rank, join, run_ranks
 from sim.command import end_on_sigterm
 from sim.errors import InputError
+from sim.files import write_json
 from sim.graph.stages import stage_blocks, stage_input_bytes
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.plan import make_plan
-from sim.prices.profile import BlockPoint, CollectiveTable, Profile, write_json
+from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.schedules import NAMES
 from sim.simulation import simulate
 

@@ -1,4 +1,4 @@
-"""Writing whole files: a temporary one beside the target, then renamed over it.
+"""Reading files of bounded size, and writing whole ones: a temporary one beside the target, then renamed over it.
 
 Readers, and whoever comes after a full disk, a kill or a second writer, find the file as it was or as it was to be.
 A process that is killed outright while it writes leaves its temporary file, `.NAME.….tmp`, which nothing reads.
@@ -6,11 +6,65 @@ A process that is killed outright while it writes leaves its temporary file, `.N
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 from sim.errors import InputError
+
+MAX_JSON_BYTES = 64 * 1024 * 1024
+
+
+def read_text(path: Path, limit_bytes: int) -> str:
+    """The text of a file that a user names.
+
+    Raises:
+        InputError: if it cannot be read, is larger than `limit_bytes`, or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit_bytes + 1)
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a directory; a file is needed") from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(raw) > limit_bytes:
+        raise InputError(f"{path}: is larger than {limit_bytes} bytes, the limit for an input file")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{raw[error.start]:02x})") from None
+
+
+def read_json(path: Path, limit_bytes: int = MAX_JSON_BYTES) -> object:
+    """The JSON of a file that a user names, without NaN and infinities.
+
+    Raises:
+        InputError: as `read_text`, and if it is not JSON, or nested too deeply.
+    """
+    text = read_text(path, limit_bytes)
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # NaN, and integers of thousands of digits
+        raise InputError(f"{path}: {error}") from None
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"found {text}; only finite numbers are allowed")
+
+
+def write_json(path: Path, data: object) -> None:
+    """Replace `path` with `data` as JSON at once, so that a reader, or a kill, never meets half a file."""
+    write_text(path, json.dumps(data, allow_nan=False))
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -23,10 +23,10 @@ from typing import Any
 from sim.command import run_plain, write_json
 from sim.compare import compare, simulate_run
 from sim.errors import InputError
+from sim.files import read_json
 from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.measured import own_profile, to_timeline
-from sim.prices.profile import read_json
 
 FOLDER = "scenarios/measured"
 EXPECTED = "expected.json"

@@ -24,8 +24,9 @@ sys.path.insert(0, str(ROOT))
 
 from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
 
+from sim.files import write_json  # noqa: E402
 from sim.prices.kernels import make_table  # noqa: E402
-from sim.prices.profile import PointTable, Profile, write_json  # noqa: E402
+from sim.prices.profile import PointTable, Profile  # noqa: E402
 from sim.prices.roofline import Device  # noqa: E402
 from sim.published.fused_rows import fused_kernel  # noqa: E402
 from sim.published.tables import read_table  # noqa: E402
@@ -33,6 +34,7 @@ from topology.presets import GPUS  # noqa: E402
 
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
+QUANTIZED = ("fp8", "nvfp4")  # measured from a 16-bit input on: sim.prices.kernels
 SUSTAINED = ("all_reduce", "all_gather", "reduce_scatter")
 SUSTAINED_BYTES = 32 << 20  # the published lines' latency is none of a small message
 COLLECTIVES = {"alltoall": "all_to_all"}
@@ -93,11 +95,34 @@ def columns(folder: Path, short: str) -> Columns:
             shapes = shape(rows)
             seconds = np.array([float(r["seconds"]) for r in rows], dtype=np.float32)
             out[f"{op}|{dtype}|shapes"], out[f"{op}|{dtype}|seconds"] = shapes, seconds
-            out[f"{op}|{dtype}|error"] = np.float64(left_out_error(op, dtype, shapes, seconds, device))
+            input_s = np.zeros(2)
+            if file == "gemm" and dtype in QUANTIZED:
+                input_s = out[f"{op}|{dtype}|input_s"] = quantizing(shapes, seconds, out["gemm|bf16|seconds"])
+            out[f"{op}|{dtype}|error"] = np.float64(left_out_error(op, dtype, shapes, seconds, device, input_s))
     return out
 
 
-def left_out_error(op: str, dtype: str, shapes: np.ndarray, seconds: np.ndarray, device: Device) -> float:
+def quantizing(shapes: np.ndarray, seconds: np.ndarray, plain: np.ndarray) -> np.ndarray:
+    """What the serving framework's layer takes to quantize its [m, k] input: seconds, and seconds an element.
+
+    The first is what the least of these matmuls takes longer than the least in 16 bits. The second: where many products
+    differ in n alone, a line through their seconds has a matmul's speed for its slope, and at n = 0 what does not
+    depend on n; the median of these, by m k, of the large ones.
+    """
+    start_s = float(seconds.min() - plain.min())
+    _, m, n, k = shapes.T.astype(np.float64)
+    rates = []
+    for rows, depth in sorted({(a, b) for a, b in zip(m.tolist(), k.tolist(), strict=True) if a * b >= 2**26}):
+        line = (m == rows) & (k == depth) & (n >= 512) & (n <= 16384)
+        if line.sum() >= 6:
+            _, at_zero = np.polyfit(n[line], seconds[line], 1, w=1 / seconds[line])
+            rates.append((at_zero - start_s) / (rows * depth))
+    return np.array([start_s, np.median(rates)])
+
+
+def left_out_error(
+    op: str, dtype: str, shapes: np.ndarray, seconds: np.ndarray, device: Device, input_s: np.ndarray
+) -> float:
     """What `Surface.leave_one_out_error` says, so that no run needs to find it again."""
     if op not in ("gemm", "attention_forward") or dtype not in device.peak_flops_per_s:
         return 0.1
@@ -105,7 +130,8 @@ def left_out_error(op: str, dtype: str, shapes: np.ndarray, seconds: np.ndarray,
     points = PointTable(
         op, dtype, shapes.astype(np.int64), seconds.astype(np.float64), np.zeros(count), np.ones(count, dtype=np.int64)
     )
-    (surface,) = make_table(op, dtype, [points], device, True).surfaces.values()
+    start_s, element_s = input_s.tolist()
+    (surface,) = make_table(op, dtype, [points], device, True, input_s=(start_s, element_s)).surfaces.values()
     return round(surface.leave_one_out_error(), 4)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sim.errors import InputError
+from sim.files import read_json
 from sim.inputs.input_source import Source, nearest, show
-from sim.inputs.yaml_input import KeyPath, read_text
+from sim.inputs.yaml_input import MAX_BYTES, KeyPath
 
 Config = dict[str, Any]
 
@@ -37,13 +37,7 @@ class _NotExpressibleError(Exception):
 
 
 def _read(file: Path) -> Config:
-    text = read_text(file)
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}:{error.lineno}: is not valid JSON: {error.msg}") from None
-    except (RecursionError, ValueError):
-        raise InputError(f"{file}: is not valid JSON: nested too deep, or a number is too long") from None
+    config = read_json(file, MAX_BYTES)
     if not isinstance(config, dict):
         raise InputError(f"{file}: must hold a mapping (a Hugging Face config.json)")
     return config

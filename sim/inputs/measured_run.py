@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sim.errors import InputError
-from sim.prices.profile import read_json
+from sim.files import read_json
 
 FORMAT = "measured-run/1"
 MOST_VARYING = 100_000  # actions that jitter is taken from

@@ -6,10 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sim.files import read_text
 from sim.inputs.input_source import Source, nearest, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.overrides import merge
-from sim.inputs.yaml_input import KeyPath, parse_yaml, read_text
+from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 
 _FOLDER = Path(__file__).parents[1] / "presets" / "models"
 
@@ -58,7 +59,7 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
 def _preset(name: str) -> dict[str, Any]:
     """A shipped model's mapping; a file that only holds `preset: OTHER` is a second name."""
     path = _FOLDER / f"{name}.yaml"
-    data, _ = parse_yaml(read_text(path), str(path))
+    data, _ = parse_yaml(read_text(path, MAX_BYTES), str(path))
     assert isinstance(data, dict), path
     return _preset(data["preset"]) if "preset" in data else data
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from sim.dtypes import sixteen_bit
+from sim.files import read_text
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.input_source import Source, check_plain, nearest, show, validate, without_nulls
 from sim.inputs.model_config import ModelConfig
@@ -22,7 +23,7 @@ from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rules import Parts, check_rules, check_size, notes
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.workloads import Distillation, Faults, Inference, RequestPattern, RequestTrace
-from sim.inputs.yaml_input import KeyPath, parse_yaml, read_text
+from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 from topology.presets import GPUS
 from topology.spec import ClusterSpec
 
@@ -95,7 +96,7 @@ def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, A
 def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
     """A YAML file as data with the line of each key, and overrides applied."""
     file = Path(path)
-    data, lines = parse_yaml(read_text(file), str(path))
+    data, lines = parse_yaml(read_text(file, MAX_BYTES), str(path))
     if data is None:
         raise Source(str(path), {}).error((), "is empty; a scenario needs at least model, training and cluster")
     if not isinstance(data, dict):

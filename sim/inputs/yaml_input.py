@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -27,26 +26,6 @@ _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _NULLS = ("", "~", "null", "Null", "NULL")
 _TRUES = ("true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON")
 _FALSES = ("false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF")
-
-
-def read_text(path: Path) -> str:
-    """The text of a file of at most `MAX_BYTES`; InputError where it cannot be read as UTF-8."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a directory; a file is needed") from None
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(raw) > MAX_BYTES:
-        raise InputError(f"{path}: is larger than {MAX_BYTES} bytes, the limit for an input file")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{raw[error.start]:02x})") from None
 
 
 def parse_yaml(text: str, label: str) -> tuple[Any, dict[KeyPath, int]]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import InputError
+from sim.files import read_json
 from sim.inputs.overrides import merge
-from sim.prices.profile import read_json
 
 FORMAT = "measurements/1"
 KINDS = ("training_step", "kernel", "collective", "inference")

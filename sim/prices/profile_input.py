@@ -1,0 +1,193 @@
+"""A profile from plain data: every key, type and number checked, each error with where it stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.errors import InputError
+from sim.inputs.input_source import nearest, show
+from sim.prices.profile import FORMAT, BlockPoint, Coefficient, CollectiveTable, Facts, PointTable, Profile
+
+PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")
+T = TypeVar("T")
+
+
+def profile_from(data: object, where: str) -> Profile:
+    """A profile from plain data; see `Profile.from_json`."""
+    top = _mapping(data, where)
+    if top.get("format") != FORMAT:
+        raise InputError(f"{where}: format: found {show(top.get('format'))}; allowed: {FORMAT!r}")
+    known = (
+        "format",
+        "name",
+        "source",
+        "date",
+        "reference",
+        "hardware",
+        "software",
+        "settings",
+        "coefficients",
+        "points",
+        "blocks",
+        "collectives",
+        "kernels",
+    )
+    _keys(top, where, known, required=("name",))
+    if top.get("kernels") and not top.get("reference"):
+        raise InputError(f"{where}: reference: is missing; kernels are those of a GPU, which it names")
+    return Profile(
+        name=_text(top["name"], f"{where}: name"),
+        source=_text(top.get("source", ""), f"{where}: source"),
+        date=_text(top.get("date", ""), f"{where}: date"),
+        reference=_text(top.get("reference", ""), f"{where}: reference"),
+        hardware=_facts(top.get("hardware", {}), f"{where}: hardware"),
+        software=_facts(top.get("software", {}), f"{where}: software"),
+        settings=_facts(top.get("settings", {}), f"{where}: settings"),
+        coefficients={
+            key: _coefficient(value, f"{where}: coefficients.{key}")
+            for key, value in _mapping(top.get("coefficients", {}), f"{where}: coefficients").items()
+        },
+        points=_each(top.get("points", []), f"{where}: points", _points),
+        blocks=_each(top.get("blocks", []), f"{where}: blocks", _block),
+        collectives=_each(top.get("collectives", []), f"{where}: collectives", _collective),
+        kernels=_text(top.get("kernels", ""), f"{where}: kernels"),
+    )
+
+
+def _coefficient(data: object, where: str) -> Coefficient:
+    item = _mapping(data, where)
+    _keys(item, where, ("value", "source"), required=("value",))
+    source = _text(item.get("source", ""), f"{where}.source")
+    return Coefficient(_number(item["value"], f"{where}.value"), source)
+
+
+def _points(data: object, where: str) -> PointTable:
+    item = _mapping(data, where)
+    needed = ("op", "dtype", "shape", "seconds")
+    _keys(item, where, (*needed, "spread", "samples"), needed)
+    seconds = _column(item["seconds"], f"{where}.seconds", positive=True)
+    rows = _list(item["shape"], f"{where}.shape")
+    width = len(rows[0]) if rows and isinstance(rows[0], list) else 0
+    for i, row in enumerate(rows):
+        _shape(row, f"{where}.shape[{i}]", width)
+    if len(rows) != len(seconds):
+        raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {len(seconds)}, as in seconds")
+    n = len(seconds)
+    return PointTable(
+        _text(item["op"], f"{where}.op"),
+        _text(item["dtype"], f"{where}.dtype"),
+        np.array(rows, dtype=np.int64).reshape(n, width),
+        seconds,
+        _column(item.get("spread", 0.0), f"{where}.spread", count=n),
+        _column(item.get("samples", 1), f"{where}.samples", count=n).clip(max=2**53).astype(np.int64),
+    )
+
+
+def _shape(row: object, where: str, width: int) -> None:
+    ok = isinstance(row, list) and 0 < len(row) == width
+    ok = ok and all(type(x) is int and 0 <= x < 2**62 for x in row)  # type: ignore[attr-defined]
+    if not ok:
+        rule = "a list of whole numbers, as long as the first row"
+        raise InputError(f"{where}: found {show(row)}; allowed: {rule}")
+
+
+def _block(data: object, where: str) -> BlockPoint:
+    item = _mapping(data, where)
+    _keys(item, where, ("key", "phase", "run", "seconds", "spread"), ("key", "phase", "seconds"))
+    phase = _text(item["phase"], f"{where}.phase")
+    if phase not in PHASES:
+        raise InputError(f"{where}.phase: found {phase!r}; allowed: {', '.join(PHASES)}")
+    return BlockPoint(
+        _text(item["key"], f"{where}.key"),
+        phase,
+        _count(item.get("run", 0), f"{where}.run", 0),
+        _number(item["seconds"], f"{where}.seconds", positive=True),
+        _number(item.get("spread", 0.0), f"{where}.spread"),
+    )
+
+
+def _collective(data: object, where: str) -> CollectiveTable:
+    item = _mapping(data, where)
+    _keys(item, where, ("op", "ranks", "bytes", "seconds", "spread"), ("op", "ranks", "bytes", "seconds"))
+    size = _column(item["bytes"], f"{where}.bytes")
+    if not len(size) or np.any(np.diff(size) <= 0):
+        raise InputError(f"{where}.bytes: allowed: at least one size, each larger than the one before")
+    return CollectiveTable(
+        _text(item["op"], f"{where}.op"),
+        _count(item["ranks"], f"{where}.ranks", 2),
+        size,
+        _column(item["seconds"], f"{where}.seconds", count=len(size), positive=True),
+        _column(item.get("spread", 0.0), f"{where}.spread", count=len(size)),
+    )
+
+
+def _mapping(data: object, where: str) -> Mapping[str, object]:
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: found {show(data)}; allowed: a mapping")
+    return data
+
+
+def _list(data: object, where: str) -> list[object]:
+    if not isinstance(data, list):
+        raise InputError(f"{where}: found {show(data)}; allowed: a list")
+    return data
+
+
+def _each(data: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
+    return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(_list(data, where)))
+
+
+def _keys(item: Mapping[str, object], where: str, known: tuple[str, ...], required: tuple[str, ...]) -> None:
+    for key in item.keys() - set(known):
+        raise InputError(f"{where}: unknown key {show(key)}{nearest(key, known)} (allowed: {', '.join(known)})")
+    for key in required:
+        if key not in item:
+            raise InputError(f"{where}: {key} is missing")
+
+
+def _text(data: object, where: str) -> str:
+    if not isinstance(data, str):
+        raise InputError(f"{where}: found {show(data)}; allowed: text")
+    return data
+
+
+def _facts(data: object, where: str) -> Facts:
+    item = _mapping(data, where)
+    for key, value in item.items():
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if not finite or not isinstance(value, str | int | float):
+            rule = "text, a finite number, true or false"
+            raise InputError(f"{where}.{key}: found {show(value)}; allowed: {rule}")
+    return dict(item)  # type: ignore[arg-type]
+
+
+def _number(data: object, where: str, positive: bool = False) -> float:
+    return float(_column([data], where, positive=positive, indexed=False)[0])
+
+
+def _count(data: object, where: str, least: int) -> int:
+    if type(data) is not int or not least <= data <= 10_000_000:
+        raise InputError(f"{where}: found {show(data)}; allowed: a whole number from {least} to 10000000")
+    return data
+
+
+def _column(
+    data: object, where: str, count: int | None = None, positive: bool = False, indexed: bool = True
+) -> NDArray[np.float64]:
+    """Finite numbers, none negative; one number stands for `count` equal ones."""
+    if count is not None and not isinstance(data, list):
+        return np.full(count, _number(data, where))
+    rows = _list(data, where)
+    rule = "a finite number above 0" if positive else "a finite number, 0 or more"
+    for i, value in enumerate(rows):
+        ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+        if not ok or value < 0 or (positive and value <= 0):  # type: ignore[operator]
+            raise InputError(f"{where}{f'[{i}]' if indexed else ''}: found {show(value)}; allowed: {rule}")
+    if count is not None and len(rows) != count:
+        raise InputError(f"{where}: found {len(rows)} numbers; {count} are needed, one a point")
+    return np.array(rows, dtype=np.float64)
