@@ -120,14 +120,13 @@ def search(gpus: int) -> list[Row]:
     with local_workers(1) as pool:
         found = BestFirst(space, float(space.base.cluster.gpu.memory_bytes), 10, False, pool).run()
     seconds, c = time.process_time() - begin, found.counts
-    return [
-        {"what": f"search, {gpus} GPUs: legal layouts", "tasks": c.legal, "seconds": seconds,
-         "per_s": c.legal / seconds, "unit": "layouts"},
-        {"what": "of these pruned by the bound or evaluated", "tasks": c.pruned_by_bound + c.evaluated,
-         "seconds": seconds, "per_s": (c.pruned_by_bound + c.evaluated) / seconds, "unit": "layouts"},
-        {"what": f"of these evaluated, {len(found.fitting)} simulated in full", "tasks": c.evaluated,
-         "seconds": found.evaluating_s, "per_s": c.evaluated / found.evaluating_s, "unit": "layouts"},
-    ]  # fmt: skip
+    looked_at, each_s = c["pruned_by_bound"] + c["evaluated"], sum(found.cpu_s.values()) - found.cpu_s["bounding"]
+    sorts = (
+        (f"search, {gpus} GPUs: legal layouts", c["legal"], seconds),
+        ("of these pruned by the bound or evaluated", looked_at, seconds),
+        (f"of these evaluated, {c['simulated']} simulated in full", c["evaluated"], each_s),
+    )
+    return [{"what": what, "tasks": n, "seconds": s, "per_s": n / s, "unit": "layouts"} for what, n, s in sorts]
 
 
 def growth(repeats: int) -> list[Row]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sim.layout.layouts import Layout, Space
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
+REFUSALS_SHOWN = 3  # the most frequent; --json has all
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 Objective = Annotated[
     str, typer.Option(help="what is best; of one number of GPUs both rank alike", metavar="|".join(OBJECTIVES))
@@ -140,9 +141,8 @@ def _limit_bytes(text: str | None) -> float | None:
 
 def make_result(space: Space, found: Found, limit_bytes: float, objective: str, name: str) -> dict[str, Any]:
     """The result as plain data: format sim-search/1."""
-    from dataclasses import asdict
-
     c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
+    evaluating_s = sum(cpu_s.values()) - cpu_s["bounding"]
     return {
         "format": "sim-search/1",
         "name": space.base.name if space.base.name != "scenario" else name,
@@ -153,15 +153,16 @@ def make_result(space: Space, found: Found, limit_bytes: float, objective: str, 
         "best": [_row(space, o) | {"scenario": _scenario(space, o.layout)} for o in found.best],
         "pareto": [_row(space, o) for o in found.pareto],
         "evaluated": [_row(space, o) for o in found.fitting],
-        "counts": asdict(c),
+        "counts": c,
+        "refusals": [{"reason": reason, "count": n} for reason, n in found.refusals.items()],
         "wall_s": found.wall_s,
         "cores": found.cores,
-        "cpu_s": asdict(cpu_s),
+        "cpu_s": cpu_s,
         "rates": {
-            "pruned_by_bound_or_evaluated_per_s_per_core": (c.pruned_by_bound + c.evaluated) / per_core,
-            "legal_per_s_per_core": c.legal / per_core,
-            "evaluated_per_s_per_core": c.evaluated / cpu_s.evaluating if cpu_s.evaluating else 0.0,
-            "simulated_per_s_per_core": c.simulated / cpu_s.simulated if cpu_s.simulated else 0.0,
+            "pruned_by_bound_or_evaluated_per_s_per_core": (c["pruned_by_bound"] + c["evaluated"]) / per_core,
+            "legal_per_s_per_core": c["legal"] / per_core,
+            "evaluated_per_s_per_core": c["evaluated"] / evaluating_s if evaluating_s else 0.0,
+            "simulated_per_s_per_core": c["simulated"] / cpu_s["simulated"] if cpu_s["simulated"] else 0.0,
         },
     }
 
@@ -202,7 +203,7 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
         def report(search: BestFirst) -> None:
             c = search.counts
             best = min((o.step_time_s for o in search.fitting), default=None)
-            text = f"{c.legal:,} layouts, {c.evaluated:,} evaluated" + (
+            text = f"{c['legal']:,} layouts, {c['evaluated']:,} evaluated" + (
                 f", best {best:.4g} s" if best is not None else ""
             )
             done = (search.meshes - len(search.meshes_left)) / max(1, search.meshes)
@@ -253,15 +254,23 @@ def print_result(result: dict[str, Any]) -> None:
     if result["best"]:
         console.print(table)
     else:
-        console.print("No legal layout fits in memory." if c["legal"] else "No layout is legal.", highlight=False)
+        fits = "No legal layout fits in memory" + (" and can be simulated." if c["refused"] else ".")
+        console.print(fits if c["legal"] else "No layout is legal.", highlight=False)
+    fates = [
+        f"{c['too_large']:,} did not fit",
+        f"{c['beaten']:,} were too slow before links were shared",
+        *([f"{c['refused']:,} were refused"] if c["refused"] else []),
+        f"{c['simulated']:,} were simulated in full",
+    ]
     console.print(
         f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} too large by their least memory, "
         f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} evaluated "
-        f"(of which {c['too_large']:,} did not fit, {c['beaten']:,} were too slow before links were shared, "
-        f"{c['simulated']:,} were simulated in full); "
+        f"(of which {', '.join(fates)}); "
         f"{result['wall_s']:.1f} s on {result['cores']} core" + "s" * (result["cores"] != 1),
         highlight=False,
     )
+    for refusal in result["refusals"][:REFUSALS_SHOWN]:
+        console.print(f"refused: {refusal['reason']}", highlight=False, markup=False)
 
 
 if __name__ == "__main__":

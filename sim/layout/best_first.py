@@ -8,68 +8,38 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from sim.layout.bound import GridBounds
-from sim.layout.evaluation import Outcome, bound_grid, evaluate, pack
+from sim.layout.evaluation import FATES, Fate, Outcome, bound_grid, evaluate, pack
 from sim.layout.executors import Workers
 from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, grids
 
 SCOUTS = 6  # meshes to bound before the first layouts are simulated
+COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evaluated", *FATES)
 EAGER = 0.9  # while meshes are left, only layouts that may be this much better than the best are simulated
-
-
-@dataclass
-class Counts:
-    """What became of the layouts: `legal` = pruned by memory + by bound + evaluated; evaluated = too large by their
-    exact peak + beaten (too slow even before links were shared) + refused by the simulator + simulated in full."""
-
-    enumerated: int = 0
-    legal: int = 0
-    pruned_by_memory: int = 0
-    pruned_by_bound: int = 0
-    evaluated: int = 0
-    too_large: int = 0
-    beaten: int = 0
-    refused: int = 0
-    simulated: int = 0
-
-
-@dataclass
-class CpuSeconds:
-    """What it took, over all workers: to bound all layouts, and to evaluate those that turned out so."""
-
-    bounding: float = 0.0
-    too_large: float = 0.0
-    beaten: float = 0.0
-    refused: float = 0.0
-    simulated: float = 0.0
-
-    @property
-    def evaluating(self) -> float:
-        """All but bounding."""
-        return self.too_large + self.beaten + self.refused + self.simulated
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best layouts, best first; the Pareto line of time against memory; everything simulated that fits."""
+    """The best layouts, best first; the Pareto line of time against memory; everything simulated that fits.
+
+    `counts` by COUNTED: legal = pruned by memory + by bound + evaluated; evaluated = the sum over FATES. `refusals` by
+    reason. `cpu_s`, over all workers: what it took to bound all layouts, and to evaluate those of each fate.
+    """
 
     best: list[Outcome]
     pareto: list[Outcome]
     fitting: list[Outcome]
-    counts: Counts
+    counts: dict[str, int]
+    refusals: dict[str, int]
     wall_s: float
-    cpu_s: CpuSeconds
+    cpu_s: dict[str, float]
     cores: int
-
-    @property
-    def evaluating_s(self) -> float:
-        """CPU seconds spent on layouts one by one."""
-        return self.cpu_s.evaluating
 
 
 @dataclass
@@ -86,11 +56,12 @@ class BestFirst:
     whole_front: bool
     workers: Workers
     report: Callable[[BestFirst], None] = lambda _: None
-    counts: Counts = field(default_factory=Counts)
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTED, 0)))
     fitting: list[Outcome] = field(default_factory=list)
     meshes_left: list[Grid] = field(default_factory=list)
     meshes: int = 0
-    cpu_s: CpuSeconds = field(default_factory=CpuSeconds)
+    cpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("bounding", *FATES), 0.0))
+    _refusals: Counter[str] = field(default_factory=Counter)
     _heap: list[tuple[float, float, Layout]] = field(default_factory=list)
     _best_s: list[float] = field(default_factory=list)  # the `top` least times, negated heap
     _front: list[tuple[float, float]] = field(default_factory=list)
@@ -120,7 +91,8 @@ class BestFirst:
             ranked[: self.top],
             pareto(self.fitting),
             ranked,
-            self.counts,
+            dict(self.counts),
+            dict(self._refusals.most_common()),
             time.perf_counter() - begin,
             self.cpu_s,
             self.workers.cores(),
@@ -132,13 +104,11 @@ class BestFirst:
         return -self._best_s[0] if len(self._best_s) == self.top else float("inf")
 
     def _legal_meshes(self) -> list[Grid]:
-        found = []
-        for grid in grids(self.space):
-            if grid_is_legal(self.space, grid):
-                found.append(grid)
-            else:
-                self.counts.enumerated += 1
-        return found
+        """An illegal mesh counts as one layout."""
+        found = list(grids(self.space))
+        legal = [grid for grid in found if grid_is_legal(self.space, grid)]
+        self.counts["enumerated"] += len(found) - len(legal)
+        return legal
 
     def _next(self, packed: bytes) -> tuple[Any, ...] | None:
         """The next task: simulate what may be better by far, else bound a mesh, else simulate what may be better."""
@@ -172,46 +142,40 @@ class BestFirst:
 
     def _leave_out(self, layout: Layout) -> None:
         """Count a layout that is too slow by its bound, or by its walk."""
-        walked = layout in self._walked
-        self.counts.evaluated += walked
-        self.counts.beaten += walked
-        self.counts.pruned_by_bound += not walked
+        if layout in self._walked:
+            self._settle("beaten")
+        else:
+            self.counts["pruned_by_bound"] += 1
+
+    def _settle(self, fate: Fate) -> None:
+        self.counts["evaluated"] += 1
+        self.counts[fate] += 1
 
     def _take(self, result: GridBounds | Outcome) -> None:
         if isinstance(result, Outcome):
             self._judge(result)
             return
-        self.cpu_s.bounding += result.cpu_s
-        self.counts.enumerated += result.enumerated
-        self.counts.legal += result.legal
-        self.counts.pruned_by_memory += result.pruned_by_memory
-        self.counts.pruned_by_bound += result.pruned_by_bound
+        self.cpu_s["bounding"] += result.cpu_s
+        self.counts.update(result.counts)
         for b in result.bounded:
             heapq.heappush(self._heap, (b.bound_s, b.memory_bytes, b.layout))
 
     def _judge(self, result: Outcome) -> None:
-        counts, cpu_s = self.counts, self.cpu_s
-        if result.beaten:
-            cpu_s.beaten += result.cpu_s
+        self.cpu_s[result.fate] += result.cpu_s
+        point = (result.step_time_s, result.peak_memory_bytes)
+        if result.fate == "beaten":  # so far: its turn may come
             self._walked.add(result.layout)
-            heapq.heappush(self._heap, (result.step_time_s, result.peak_memory_bytes, result.layout))
+            heapq.heappush(self._heap, (*point, result.layout))
             return
-        counts.evaluated += 1
-        if result.refused:
-            counts.refused += 1
-            cpu_s.refused += result.cpu_s
+        self._settle(result.fate)
+        if result.fate == "refused":
+            self._refusals[result.reason] += 1
+        if result.fate != "simulated":
             return
-        if result.peak_memory_bytes > self.limit_bytes:
-            counts.too_large += 1
-            cpu_s.too_large += result.cpu_s
-            return
-        counts.simulated += 1
-        cpu_s.simulated += result.cpu_s
         self.fitting.append(result)
         heapq.heappush(self._best_s, -result.step_time_s)
         if len(self._best_s) > self.top:
             heapq.heappop(self._best_s)
-        point = (result.step_time_s, result.peak_memory_bytes)
         if not any(t <= point[0] and m <= point[1] for t, m in self._front):
             self._front = [f for f in self._front if not (point[0] <= f[0] and point[1] <= f[1])] + [point]
 

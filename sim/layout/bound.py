@@ -14,9 +14,10 @@ Memory: exact states, and the activations of the forwards that a schedule runs b
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import Scenario
 from sim.layout.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Signature, bucket_sizes
 from sim.layout.grid_prices import GridPrices
-from sim.layout.layouts import Grid, Layout, Space, grid_is_legal, is_legal, layouts_of, overlaps, scenario_of
+from sim.layout.layouts import Grid, Layout, Space, is_legal, layouts_of, overlaps, scenario_of
 from sim.layout.memory_bound import forwards_first, searched_forwards, stage_bytes
 from sim.layout.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
 from sim.memory import states
@@ -48,13 +49,10 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class GridBounds:
-    """The layouts of one mesh that may fit in memory, and how many were looked at."""
+    """The layouts of one mesh that may be among the best, and how many were looked at, were legal, and were pruned."""
 
     bounded: list[Bounded]
-    enumerated: int
-    legal: int
-    pruned_by_memory: int
-    pruned_by_bound: int
+    counts: Counter[str]
     cpu_s: float = 0.0  # that it took
 
 
@@ -69,33 +67,31 @@ class GridSearch:
         self._memo: dict[tuple[object, ...], Any] = {}
 
     def run(self, ceiling_s: float = math.inf) -> GridBounds:
-        """All layouts of the mesh that may fit in memory and take no longer than `ceiling_s`."""
-        out: list[Bounded] = []
-        enumerated = legal = memory_pruned = bound_pruned = 0
-        fine = grid_is_legal(self.space, self.grid)
+        """All layouts of the mesh, a legal one, that may fit in memory and take no longer than `ceiling_s`."""
+        bounded: list[Bounded] = []
+        counts: Counter[str] = Counter()
         for layout in layouts_of(self.space, self.grid):
-            enumerated += 1
-            if not fine or not is_legal(self.space, layout):
-                continue
-            legal += 1
-            if ceiling_s < math.inf and (
-                self.least_work_s(layout) > ceiling_s or self.work_bound_s(layout) > ceiling_s
-            ):
-                bound_pruned += 1
-                continue
-            memory = self.memory_bytes(layout)
-            if memory > self.limit_bytes:
-                memory_pruned += 1
-                continue
-            bound = self.bound_s(layout)
-            if bound > ceiling_s:
-                bound_pruned += 1
-                continue
-            if layout.schedule == "zb_search" and (memory := self.memory_bytes(layout, True)) > self.limit_bytes:
-                memory_pruned += 1
-                continue
-            out.append(Bounded(bound, memory, layout))
-        return GridBounds(out, enumerated, legal, memory_pruned, bound_pruned)
+            counts["enumerated"] += 1
+            if is_legal(self.space, layout):
+                counts["legal"] += 1
+                found = self._bounded(layout, ceiling_s)
+                if isinstance(found, Bounded):
+                    bounded.append(found)
+                else:
+                    counts[found] += 1
+        return GridBounds(bounded, counts)
+
+    def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
+        """A layout with its bounds, the cheap ones first, or which of them rules it out."""
+        if ceiling_s < math.inf and (self.least_work_s(x) > ceiling_s or self.work_bound_s(x) > ceiling_s):
+            return "pruned_by_bound"
+        if (memory := self.memory_bytes(x)) > self.limit_bytes:
+            return "pruned_by_memory"
+        if (bound := self.bound_s(x)) > ceiling_s:
+            return "pruned_by_bound"
+        if x.schedule == "zb_search" and (memory := self.memory_bytes(x, True)) > self.limit_bytes:
+            return "pruned_by_memory"
+        return Bounded(bound, memory, x)
 
     # --- memory
 

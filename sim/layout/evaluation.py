@@ -10,7 +10,7 @@ import pickle
 import time
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from sim.errors import InputError
 from sim.garbage import no_collection
@@ -24,18 +24,21 @@ from sim.prices.profile import Profile, load_profile
 from sim.simulation import prepare
 from topology.network import Network
 
+Fate = Literal["too_large", "beaten", "refused", "simulated"]
+FATES: tuple[Fate, ...] = get_args(Fate)
 KEPT = 32  # ways to run layers whose compiled programs a worker keeps
 
 
 class Outcome(NamedTuple):
-    """One simulated layout; where it cannot be simulated, why."""
+    """One evaluated layout, and what became of it: it does not fit; it is too slow even as if links carried everything
+    at once, `step_time_s` being a least time; the simulator refuses it; it was simulated in full."""
 
     layout: Layout
+    fate: Fate
     step_time_s: float
     peak_memory_bytes: float
-    cpu_s: float  # that simulating it took
-    refused: str = ""
-    beaten: bool = False  # too slow even as if links carried everything at once; `step_time_s` is then a least time
+    cpu_s: float  # that evaluating it took
+    reason: str = ""  # of a refusal
 
 
 class _Tools(NamedTuple):
@@ -74,8 +77,8 @@ def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceili
     tools, kept = _tools(packed), _kept(packed, layout._replace(schedule="", virtual_stages=0))
     begin = time.thread_time()
     with no_collection():  # until the step's tasks are gone
-        step_s, peak, beaten, refused = _evaluate(tools, kept, layout, limit_bytes, ceiling_s)
-    return Outcome(layout, step_s, peak, time.thread_time() - begin, refused, beaten)
+        fate, step_s, peak, reason = _evaluate(tools, kept, layout, limit_bytes, ceiling_s)
+    return Outcome(layout, fate, step_s, peak, time.thread_time() - begin, reason)
 
 
 class _Shared(NamedTuple):
@@ -93,15 +96,15 @@ def _kept(packed: bytes, way: Layout) -> _Shared:
 
 def _evaluate(
     tools: _Tools, shared: _Shared, layout: Layout, limit_bytes: float, ceiling_s: float
-) -> tuple[float, float, bool, str]:
-    """Seconds, bytes, whether beaten, and why it was refused."""
+) -> tuple[Fate, float, float, str]:
+    """What becomes of it, seconds, bytes, and why it was refused."""
     try:
         step = prepare(scenario_of(tools.space, layout), tools.costs, kept=shared.kept)
         peak = step.peak_bytes
         if peak > limit_bytes:
-            return math.inf, peak, False, ""
+            return "too_large", math.inf, peak, ""
         if ceiling_s < math.inf and (least_s := least_step_s(step, shared.known) * ROUNDING) > ceiling_s:
-            return least_s, peak, True, ""
-        return step.run().step_time_s, peak, False, ""
+            return "beaten", least_s, peak, ""
+        return "simulated", step.run().step_time_s, peak, ""
     except InputError as error:
-        return math.inf, math.inf, False, str(error)
+        return "refused", math.inf, math.inf, str(error)

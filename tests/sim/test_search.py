@@ -13,8 +13,8 @@ import pytest
 from sim.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
-from sim.layout.best_first import BestFirst, Found, pareto
-from sim.layout.evaluation import Outcome, evaluate, pack
+from sim.layout.best_first import COUNTED, BestFirst, Found, pareto
+from sim.layout.evaluation import FATES, Outcome, evaluate, pack
 from sim.layout.executors import Workers, local_workers
 from sim.layout.layouts import Layout, Space, make_space, scenario_of
 from sim.prices.costs import Costs
@@ -43,13 +43,12 @@ def test_best_is_that_of_exhaustive_search(variant: int, share: float) -> None:
     found = search(space, limit)
     assert [key(o) for o in found.best] == expected
     c = found.counts
-    assert c.legal == len(outcomes) == c.pruned_by_memory + c.pruned_by_bound + c.evaluated
-    assert c.evaluated == c.simulated + c.too_large + c.beaten + c.refused
-    assert c.simulated == len(found.fitting)
-    assert found.cpu_s.bounding > 0
-    assert found.cpu_s.evaluating >= found.cpu_s.simulated
-    assert (found.cpu_s.simulated > 0) == bool(found.fitting)
-    assert c.evaluated < c.legal
+    assert tuple(c) == COUNTED
+    assert c["legal"] == len(outcomes) == c["pruned_by_memory"] + c["pruned_by_bound"] + c["evaluated"]
+    assert c["evaluated"] == sum(c[fate] for fate in FATES) < c["legal"]
+    assert c["simulated"] == len(found.fitting)
+    assert found.cpu_s["bounding"] > 0
+    assert all(found.cpu_s[fate] > 0 for fate in FATES if c[fate])
 
 
 def test_whole_front_is_that_of_exhaustive_search() -> None:
@@ -59,7 +58,7 @@ def test_whole_front_is_that_of_exhaustive_search() -> None:
     assert [(o.step_time_s, o.peak_memory_bytes) for o in found.pareto] == [
         (o.step_time_s, o.peak_memory_bytes) for o in line
     ]
-    assert found.counts.evaluated < len(outcomes)
+    assert found.counts["evaluated"] < len(outcomes)
 
 
 @pytest.mark.parametrize("variant", [0, 1, 3])
@@ -79,10 +78,10 @@ def test_shared_links_take_time_but_no_memory(variant: int) -> None:
         assert (too_large.step_time_s, too_large.peak_memory_bytes) == (math.inf, peaks[0])
         slower += shared.step_time_s > alone.step_time_s
         found, beaten = evaluate(packed, x), evaluate(packed, x, ceiling_s=alone.step_time_s * 0.5)
-        assert (found.step_time_s, found.beaten) == (shared.step_time_s, False)
-        assert beaten.beaten
+        assert (found.step_time_s, found.fate) == (shared.step_time_s, "simulated")
+        assert (too_large.fate, beaten.fate) == ("too_large", "beaten")
         assert 0.5 * alone.step_time_s < beaten.step_time_s <= alone.step_time_s
-        assert not evaluate(packed, x, ceiling_s=alone.step_time_s).beaten
+        assert evaluate(packed, x, ceiling_s=alone.step_time_s).fate == "simulated"
     assert slower or variant != 0
 
 
@@ -94,7 +93,7 @@ def test_programs_kept_from_one_schedule_to_the_next_change_no_time(variant: int
     ways = [list(g) for _, g in itertools.groupby(by_schedule, lambda x: x._replace(schedule="", virtual_stages=0))]
     for x in max(ways, key=len)[:16]:
         found = evaluate(packed, x)
-        if not found.refused:
+        if found.fate == "simulated":
             assert found.step_time_s == simulate(scenario_of(space, x)).step_time_s, x
 
 
@@ -125,7 +124,7 @@ def test_a_worker_s_error_is_not_lost() -> None:
 
 def test_pareto_line() -> None:
     x = legal_layouts(0)[0]
-    points = [Outcome(x, t, m, 0.0) for t, m in ((1, 9), (2, 9), (2, 5), (3, 6), (4, 1))]
+    points = [Outcome(x, "simulated", t, m, 0.0) for t, m in ((1, 9), (2, 9), (2, 5), (3, 6), (4, 1))]
     assert [(o.step_time_s, o.peak_memory_bytes) for o in pareto(points)] == [(1, 9), (2, 5), (4, 1)]
 
 
@@ -166,6 +165,19 @@ def test_nothing_fits(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -
         main(scenario_file, gpus=2, only=["schedule=1f1b"], memory_limit="1MiB")
     assert stop.value.code == 1
     assert "No legal layout fits" in capsys.readouterr().out
+
+
+def test_refusals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "blocking.yaml"
+    file.write_text(json.dumps(merge(BASE, {"parallelism": {"p2p_overlap": False}})), encoding="utf-8")
+    with pytest.raises(SystemExit) as stop:
+        main(file, gpus=4, only=["schedule=dualpipe_v", "pp=2", "tp=1"], json=str(tmp_path / "out.json"))
+    assert stop.value.code == 1
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert sum(r["count"] for r in result["refusals"]) == result["counts"]["refused"] == result["counts"]["evaluated"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fits in memory and can be simulated" in said
+    assert "refused: " + " ".join(result["refusals"][0]["reason"].split()) in said
 
 
 @pytest.mark.parametrize(
