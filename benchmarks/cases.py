@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.measure import child_seconds, shortest_s, slope
 from sim.graph.engine import run_simpy, run_static
+from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.layout.best_first import BestFirst
@@ -115,7 +116,7 @@ def contended(replicas: int) -> list[Row]:
 
 def search(gpus: int) -> list[Row]:
     """Layouts a second on one core: all of Llama 3 8B on `gpus` GPUs, and those evaluated one by one."""
-    space = make_space(LLAMA_8B, gpus, "benchmark")
+    space = make_space(Source("benchmark", LLAMA_8B), gpus, "benchmark")
     begin = time.process_time()
     with local_workers(1) as pool:
         found = BestFirst(space, float(space.base.cluster.gpu.memory_bytes), 10, False, pool).run()

@@ -92,18 +92,18 @@ def run_search(
     Raises:
         InputError: for a scenario or an option that is wrong, or a Dask cluster that does not answer.
     """
-    from sim.inputs.scenario import load_mapping
+    from sim.inputs.scenario import read_source
     from sim.layout.best_first import BestFirst
     from sim.layout.executors import available_cores, dask_workers, local_workers
     from sim.layout.layouts import grid_is_legal, grids, make_space
 
-    space = make_space(load_mapping(path, overrides), gpus, str(path), parse_only(only))
+    space = make_space(read_source(path, overrides), gpus, path.stem, parse_only(only))
     limit = _limit_bytes(memory_limit) or float(space.base.cluster.gpu.memory_bytes)
     meshes = sum(grid_is_legal(space, g) for g in grids(space))
     count = workers or (available_cores() if meshes >= POOL_FROM_MESHES else 1)
     with dask_workers(dask) if dask else local_workers(count) as pool, progress() as report:
         found = BestFirst(space, limit, top, whole_front, pool, report).run()
-    return make_result(space, found, limit, objective, path.stem)
+    return make_result(space, found, limit, objective)
 
 
 def parse_only(options: Sequence[str]) -> dict[str, list[Any]]:
@@ -139,13 +139,13 @@ def _limit_bytes(text: str | None) -> float | None:
     return float(size)
 
 
-def make_result(space: Space, found: Found, limit_bytes: float, objective: str, name: str) -> dict[str, Any]:
+def make_result(space: Space, found: Found, limit_bytes: float, objective: str) -> dict[str, Any]:
     """The result as plain data: format sim-search/1."""
     c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
     evaluating_s = sum(cpu_s.values()) - cpu_s["bounding"]
     return {
         "format": "sim-search/1",
-        "name": space.base.name if space.base.name != "scenario" else name,
+        "name": space.base.name,
         "gpus": space.gpus,
         "objective": objective,
         "memory_limit_bytes": limit_bytes,

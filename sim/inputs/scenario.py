@@ -29,7 +29,7 @@ from topology.spec import ClusterSpec
 
 __all__ = [
     "ClusterSpec", "Distillation", "Faults", "Inference", "ModelConfig", "Parallelism", "Recompute",
-    "Scenario", "Training", "json_schema", "load_mapping", "load_scenario", "parse_scenario", "read_source",
+    "Scenario", "Training", "json_schema", "load_mapping", "load_scenario", "parse_scenario", "read_source", "resolve",
 ]  # fmt: skip
 
 KEYS = (
@@ -80,12 +80,12 @@ class Scenario(BaseModel):
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario in a YAML file, with `KEY=VALUE` overrides applied first."""
     source = read_source(path, overrides)
-    return _resolve(source, Path(path).stem)
+    return resolve(source, Path(path).stem)
 
 
 def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:
     """The scenario in a mapping; `where` starts error messages and is the name where the mapping has none."""
-    return _resolve(Source(where, data), where)
+    return resolve(Source(where, data), where)
 
 
 def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -111,7 +111,8 @@ def json_schema() -> dict[str, Any]:
     return scenario_schema()
 
 
-def _resolve(source: Source, name: str) -> Scenario:
+def resolve(source: Source, name: str) -> Scenario:
+    """The scenario that a source describes; `name`: its own where it has none."""
     check_plain(source)
     data = {key: value for key, value in source.data.items() if value is not None}
     _check_sections(source, data)

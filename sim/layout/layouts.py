@@ -12,15 +12,16 @@ scenario's own, and those with defaults that follow from searched ones take thes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from sim import schedules
 from sim.errors import InputError
+from sim.inputs.input_source import Source, validate
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import STAGES_PER_RANK, Parallelism, split_layers
-from sim.inputs.scenario import Recompute, Scenario, Training, parse_scenario
+from sim.inputs.scenario import Recompute, Scenario, Training, resolve
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
 DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
@@ -83,26 +84,25 @@ class Space:
         return found
 
 
-def make_space(
-    data: Mapping[str, Any], gpus: int | None, where: str, only: Mapping[str, Sequence[Any]] | None = None
-) -> Space:
-    """The space of a scenario as it stands in its file (`sim.inputs.scenario.load_mapping`).
+def make_space(source: Source, gpus: int | None, name: str, only: Mapping[str, Sequence[Any]] | None = None) -> Space:
+    """The space of a scenario as it stands in its file (`sim.inputs.scenario.read_source`); `name`: as in `resolve`.
 
     Raises:
         InputError: if the scenario is no training step, or wrong in a key that no layout changes.
     """
-    given = {k: v for k, v in (data.get("parallelism") or {}).items() if v is not None}
+    data = source.data
     if gpus is None:
-        gpus = parse_scenario(dict(data), where).parallelism.ranks
-    kept = {k: v for k, v in given.items() if k not in (*SEARCHED, *DERIVED)}
+        gpus = resolve(source, name).parallelism.ranks
+    section = {} if data.get("parallelism") is None else data["parallelism"]
+    given = validate(Parallelism, section, source, ("parallelism",))
+    kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
     neutral = {**data, "parallelism": {**kept, "pp": gpus}}
-    if data.get("training"):
-        neutral["training"] = merge(dict(data["training"]), {"micro_batch_size": 1})
-    base = parse_scenario(neutral, where)
+    if isinstance(data.get("training"), dict):
+        neutral["training"] = merge(data["training"], {"micro_batch_size": 1})
+    base = resolve(replace(source, data=neutral), name)
     if base.training is None:
-        raise InputError(f"{where}: training: is missing; a search lays out training steps")
-    checked = Parallelism.model_validate({k: given[k] for k in DERIVED if k in given})
-    fixed = {k: getattr(checked, k) for k in DERIVED if k in given}
+        raise InputError(f"{source.label}: training: is missing; a search lays out training steps")
+    fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
     return Space(base, gpus, fixed, {k: tuple(v) for k, v in (only or {}).items()})
 
 

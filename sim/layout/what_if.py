@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from sim.errors import InputError
 from sim.faults import disturbs
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario, resolve
 from sim.prices.costs import Costs
 from sim.prices.profile import Profile, load_profile
 from sim.simulation import Simulation, simulate
@@ -45,25 +46,26 @@ class WhatIf(NamedTuple):
                 "refused": self.refused}  # fmt: skip
 
 
-def pack(data: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> bytes:
-    """A sweep's data for its workers, which need no files then.
+def pack(source: Source, name: str, keys: tuple[str, ...]) -> bytes:
+    """A sweep's data for its workers, which need no files then. `name`: as in `sim.inputs.scenario.resolve`.
 
     Raises:
         InputError: if the scenario as it stands in its file is wrong, or is no training step.
     """
-    base = parse_scenario(dict(data), where)
+    base = resolve(source, name)
     if base.training is None:
-        raise InputError(f"{where}: training: is missing; a sweep simulates training steps")
-    in_file = isinstance(data["model"], str) and data["model"].endswith(".json")
-    given = {**data, "model": base.model.model_dump(mode="json")} if in_file else dict(data)
+        raise InputError(f"{source.label}: training: is missing; a sweep simulates training steps")
+    data = source.data
+    if isinstance(data["model"], str) and data["model"].endswith(".json"):
+        data = {**data, "model": base.model.model_dump(mode="json")}
     own = any(key.partition(".")[0] in ("calibration", "cluster") for key in keys)  # then each step has its own
     profile = None if own else load_profile(base.calibration)
-    return pickle.dumps((given, where, profile))
+    return pickle.dumps((replace(source, data=data), name, profile))
 
 
 @lru_cache(maxsize=2)
-def _given(packed: bytes) -> tuple[dict[str, Any], str, Profile | None]:
-    found: tuple[dict[str, Any], str, Profile | None] = pickle.loads(packed)  # what `pack` made, in this program
+def _given(packed: bytes) -> tuple[Source, str, Profile | None]:
+    found: tuple[Source, str, Profile | None] = pickle.loads(packed)  # what `pack` made, in this program
     return found
 
 
@@ -90,9 +92,9 @@ def attempt(packed: bytes, change: Change) -> WhatIf:
 
 
 def _simulated(packed: bytes, change: Change) -> WhatIf:
-    data, where, _ = _given(packed)
+    source, name, _ = _given(packed)
     options = [f"{key}={json.dumps(value)}" for key, value in change]  # JSON is YAML
-    scenario = parse_scenario(with_overrides(Source(where, data), options).data, where)
+    scenario = resolve(with_overrides(source, options), name)
     simulation = _step(packed, scenario)
     step_s, t = simulation.step_time_s, scenario.training
     assert t is not None

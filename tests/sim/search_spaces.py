@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.layout.evaluation import Outcome, evaluate, pack
 from sim.layout.layouts import Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space
@@ -80,10 +81,15 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
+def varied(changes: dict[str, Any], gpus: int | None, only: dict[str, Any] | None = None) -> Space:
+    """The space of BASE with changes."""
+    return make_space(Source("test", merge(BASE, changes)), gpus, "test", only)
+
+
 @cache
 def space_of(variant: int, gpus: int | None = None) -> Space:
     """The space of a variant of BASE."""
-    return make_space(merge(BASE, VARIANTS[variant]), gpus, "test")
+    return varied(VARIANTS[variant], gpus)
 
 
 def legal(space: Space) -> list[Layout]:
@@ -100,7 +106,7 @@ def legal_layouts(variant: int) -> list[Layout]:
 def small_space(variant: int, **only: Any) -> Space:
     """Few enough layouts to simulate them all."""
     few = {"schedule": ("1f1b", "interleaved_1f1b", "zb_h1", "gpipe"), "micro_batch_size": (1, 4)}
-    return make_space(merge(BASE, VARIANTS[variant]), 4, "test", {**few, "recompute": ("none", "full"), **only})
+    return varied(VARIANTS[variant], 4, {**few, "recompute": ("none", "full"), **only})
 
 
 @cache

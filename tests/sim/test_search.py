@@ -5,23 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sim
 from sim.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.layout.best_first import COUNTED, BestFirst, Found, pareto
 from sim.layout.evaluation import FATES, Outcome, evaluate, pack
 from sim.layout.executors import Workers, local_workers
-from sim.layout.layouts import Layout, Space, make_space, scenario_of
+from sim.layout.layouts import Layout, Space, scenario_of
 from sim.prices.costs import Costs
 from sim.prices.profile import load_profile
 from sim.search import main, run_search
 from sim.simulation import prepare, simulate
-from tests.sim.search_spaces import BASE, all_outcomes, legal_layouts, small_space, space_of
+from sim.sweep import run_sweep
+from tests.sim.search_spaces import BASE, all_outcomes, legal_layouts, small_space, space_of, varied
 
 
 def search(space: Space, limit_bytes: float, top: int = 5, front: bool = False, workers: int = 1) -> Found:
@@ -100,7 +103,7 @@ def test_programs_kept_from_one_schedule_to_the_next_change_no_time(variant: int
 @pytest.mark.parametrize("faults", [{}, {"stragglers": [{"rank": 1, "compute_scale": 2.0}]}])
 def test_what_a_schedule_is_searched_with_is_what_runs(faults: dict[str, Any]) -> None:
     """Programs compiled for the search are not compiled again; with faults, those of the search know none of them."""
-    space = make_space(merge(BASE, {"faults": faults}), 8, "test")
+    space = varied({"faults": faults}, 8)
     scenario = scenario_of(space, Layout(1, False, 1, 4, 2, 1, 1, "zb_search", 1, 1, "none"))
     costs = Costs(load_profile("h100-sxm"), space.base.cluster.gpu)
     step = prepare(scenario, costs)
@@ -167,6 +170,23 @@ def test_nothing_fits(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "No legal layout fits" in capsys.readouterr().out
 
 
+def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
+    llama = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+             "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 1000, "hidden_act": "silu",
+             "max_position_embeddings": 512, "tie_word_embeddings": False}  # fmt: skip
+    (scenario_file.parent / "config.json").write_text(json.dumps(llama), encoding="utf-8")
+    shutil.copy(
+        Path(sim.__file__).parent / "presets" / "profiles" / "h100-sxm.json", scenario_file.parent / "mine.json"
+    )
+    overrides = ["model=config.json", "calibration=mine.json"]
+    result = run_search(scenario_file, overrides, 2, None, 1, ["schedule=1f1b"], False, 1, None)
+    assert result["name"] == scenario_file.stem
+    found = result["best"][0]["scenario"]
+    assert (found["model"]["layers"], Path(found["calibration"])) == (2, scenario_file.parent / "mine.json")
+    swept = run_sweep(scenario_file, overrides, ["parallelism.zero=0,1"], 1)
+    assert [row["refused"] for row in swept["rows"]] == ["", ""]
+
+
 def test_refusals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "blocking.yaml"
     file.write_text(json.dumps(merge(BASE, {"parallelism": {"p2p_overlap": False}})), encoding="utf-8")
@@ -178,6 +198,23 @@ def test_refusals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     said = " ".join(capsys.readouterr().out.split())
     assert "fits in memory and can be simulated" in said
     assert "refused: " + " ".join(result["refusals"][0]["reason"].split()) in said
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("[1]", r"bad.yaml:2: parallelism: "),
+        ("{shard_size: a, dp: 8}", r"bad.yaml:2: parallelism.shard_size: found 'a'"),
+        ("{dp: 8, zerro: 1}", r"bad.yaml:2: parallelism.zerro: unknown key; did you mean 'zero'"),
+    ],
+)
+@pytest.mark.parametrize("gpus", [None, 8])
+def test_errors_name_the_line(tmp_path: Path, written: str, problem: str, gpus: int | None) -> None:
+    file = tmp_path / "bad.yaml"
+    rest = "".join(f"{k}: {json.dumps(v)}\n" for k, v in BASE.items() if k != "parallelism")
+    file.write_text(f"name: bad\nparallelism: {written}\n{rest}", encoding="utf-8")
+    with pytest.raises(InputError, match=problem):
+        run_search(file, [], gpus, None, 5, [], False, 1, None)
 
 
 @pytest.mark.parametrize(

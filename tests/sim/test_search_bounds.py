@@ -15,17 +15,16 @@ from sim.actions import Kind, parts
 from sim.errors import InputError
 from sim.graph.stages import epilogue
 from sim.graph.template import compile_program
-from sim.inputs.overrides import merge
 from sim.layout.bound import ROUNDING, GridSearch
 from sim.layout.grid_prices import GridPrices
-from sim.layout.layouts import Grid, Layout, Space, make_space, scenario_of
+from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.layout.least_time import Known, least_step_s
 from sim.layout.memory_bound import forwards_first, searched_forwards
 from sim.layout.program_times import ends_s, timed, timed_template
 from sim.prices.costs import Costs
 from sim.prices.profile import load_profile
 from sim.simulation import prepare, simulate
-from tests.sim.search_spaces import BASE, VARIANTS, all_outcomes, legal_layouts, space_of
+from tests.sim.search_spaces import VARIANTS, all_outcomes, legal_layouts, space_of, varied
 from topology.network import Network
 
 
@@ -79,17 +78,8 @@ def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
 def test_bound_is_exact_for_even_1f1b() -> None:
     """Where nothing but equal stages of layers runs, the bound is the time: it is no trivial one."""
     x = Layout(1, False, 1, 4, 1, 1, 0, "1f1b", 1, 1, "none")
-    space = make_space(
-        merge(
-            BASE,
-            {
-                "model": {"layers": 16, "hidden": 2048, "ffn": 8192, "vocab": 128},
-                "training": {"seq_len": 2048, "gradient_clipping": False},
-            },
-        ),
-        4,
-        "test",
-    )
+    model = {"layers": 16, "hidden": 2048, "ffn": 8192, "vocab": 128}
+    space = varied({"model": model, "training": {"seq_len": 2048, "gradient_clipping": False}}, 4)
     search = grid_search(space, x)
     simulated = simulate(scenario_of(space, x)).step_time_s
     assert 0.97 * simulated < search.bound_s(x) <= simulated
@@ -140,9 +130,7 @@ def test_least_time_is_the_time_where_messages_overlap(name: str, zero: int) -> 
     """But for what ends the step: there ranks wait for each other's norms."""
     v = 1 if name == "zb_h1" else 2
     x = Layout(1, False, 1, 2, 4, 1, zero, name, v, 1, "none")
-    space = make_space(
-        merge(BASE, {"training": {"gradient_clipping": False}, "model": {"tied_embeddings": False}}), 8, "test"
-    )
+    space = varied({"training": {"gradient_clipping": False}, "model": {"tied_embeddings": False}}, 8)
     step = prepare(scenario_of(space, x), Costs(load_profile("h100-sxm"), space.base.cluster.gpu))
     share = 1e-9 if name != "dualpipe" else 0.01
     alone_s, known = step.run(share_links=False).step_time_s, Known()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sim.inputs.input_source import Source
 from sim.layout.best_first import BestFirst, Found
 from sim.layout.evaluation import Outcome
 from sim.layout.executors import dask_workers, local_workers
@@ -76,7 +77,7 @@ def best_of(found: Found) -> list[tuple[float, float, Layout]]:
 
 
 def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
-    space = make_space(SCENARIO, 8, "test", ONLY)
+    space = make_space(Source("test", SCENARIO), 8, "test", ONLY)
     with local_workers(1) as here:
         expected = BestFirst(space, 1e18, 40, False, here).run()
     killed: list[int] = []

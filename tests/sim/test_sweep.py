@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.inputs.scenario import load_mapping, load_scenario
+from sim.inputs.scenario import load_scenario, read_source
 from sim.layout.executors import dask_workers, local_workers, results
 from sim.layout.what_if import attempt, pack
 from sim.simulation import simulate
@@ -91,7 +91,7 @@ def test_other_processes_find_the_same_to_the_last_bit() -> None:
 
 def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="dask.distributed is not installed")
-    packed = pack(load_mapping(FILE), str(FILE), ())
+    packed = pack(read_source(FILE), "steps", ())
     changes = [(("faults.stragglers.0.rank", r), ("faults.stragglers.0.compute_scale", 1 + s / 10))
                for r in range(8) for s in range(1, 11)]  # fmt: skip
     with local_workers(1) as here:
