@@ -77,13 +77,12 @@ def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
     )
 
 
-def _weight_casts(d: Dims, spec: Linear) -> Program:
+def weight_casts(d: Dims, name: str, size: int) -> Program:
     """Weights are quantized once a step, in its first micro-batch: counted at 1/micro-batches in each."""
     if not d.quantized:
         return ()
-    size = spec.k * spec.n
     moved = size * (d.act_bytes + 2.0 * d.linear_bytes) / d.micro_batches
-    return (memory_op(f"{spec.name}_weight_cast", F, "cast", size, moved, d.act),)
+    return (memory_op(f"{name}_weight_cast", F, "cast", size, moved, d.act),)
 
 
 def _chunks(d: Dims, spec: Linear) -> int:
@@ -91,7 +90,7 @@ def _chunks(d: Dims, spec: Linear) -> int:
 
 
 def _column_forward(d: Dims, spec: Linear) -> Program:
-    before = casts(d, spec.name, F, spec.rows * spec.k) + _weight_casts(d, spec)
+    before = casts(d, spec.name, F, spec.rows * spec.k) + weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
         return before + _gemms(d, spec, spec.rows)
     size = spec.rows * spec.k * d.act_bytes
@@ -111,7 +110,7 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
-    before = casts(d, spec.name, F, spec.rows * spec.k) + _weight_casts(d, spec)
+    before = casts(d, spec.name, F, spec.rows * spec.k) + weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1:
         return before + _gemms(d, spec, spec.rows)
     kind = "reduce_scatter" if d.sp else "all_reduce"

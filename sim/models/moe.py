@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sim.dtypes import dtype_bytes
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import activation
-from sim.models.linear import casts, saved_element_bytes
+from sim.models.linear import casts, saved_element_bytes, weight_casts
 from sim.models.mlp import projections
 from sim.models.operators import (
     F,
@@ -249,6 +249,7 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
 
     forward = (
         *casts(d, name, F, rows * k),
+        *weight_casts(d, name, weights),
         run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e),
     )
     backward = (

@@ -31,7 +31,7 @@ from sim.prices.flash import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.flash import flash_seconds
 from sim.prices.kernels import Table, bounds, kernel_file, lookup, make_table
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
-from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, Device, shape_bytes
+from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, SERVED, Device, shape_bytes
 from sim.program import Compute, Phase
 from topology.spec import GpuSpec
 
@@ -249,10 +249,11 @@ class Costs:
             return None
         row = np.array([shape], dtype=np.int64)
         here = float(bounds(kind, row, dtype, self._device)[0]) + table.floor_s
+        before_s = table.quantizing_s(shape) if op.name == SERVED and any(table.input_s) else 0.0
         exact = table.exact(shape) if via.exact else None
         if exact is not None:
             there = float(bounds(kind, row, dtype, self._reference)[0]) + table.floor_s
-            cost = _measured(exact[0] * (here / there), exact[1])
+            cost = _measured(exact[0] * (here / there) + before_s, exact[1])
             return cost if here == there else Cost(cost.seconds, "interpolated", ROOFLINE_UNCERTAINTY / 2)
         like, doubt = shape, via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:
@@ -264,7 +265,7 @@ class Costs:
         if via.op == "attention_forward" and kind == "attention_backward":
             efficiency *= self.coefficient("attention_backward_share", 1.0)
         error = math.hypot(between, doubt, _OUTSIDE_PER_OCTAVE * outside)
-        seconds = max(here / efficiency, self.launch_overhead_s if outside and not table.floor_s else 0.0)
+        seconds = max(here / efficiency, self.launch_overhead_s if outside and not table.floor_s else 0.0) + before_s
         source = "interpolated" if outside <= 1.0 else "roofline"
         return Cost(seconds, source, min(max(error, REPEAT_UNCERTAINTY), 1.0))
 
@@ -286,8 +287,9 @@ class Costs:
 def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) -> Table:
     from topology.presets import GPUS
 
-    points, error = kernel_file(kernels).table(op, dtype)
-    return make_table(kind, dtype, [points], _device(GPUS[reference]), True, error)
+    file = kernel_file(kernels)
+    points, error = file.table(op, dtype)
+    return make_table(kind, dtype, [points], _device(GPUS[reference]), True, error, file.input_s(op, dtype))
 
 
 def _candidates(op: Compute) -> list[_Candidate]:

@@ -6,6 +6,10 @@ operators that a run asks for are read. What is interpolated is the efficiency
     (roofline seconds + floor) / measured seconds,
 
 `floor` being what the least kernel takes: so a small kernel's efficiency is as smooth as a large one's.
+
+The 8- and 4-bit matmuls were measured through a serving framework's linear layer, which first quantizes its 16-bit
+input. What that takes, `OP|DTYPE|input_s` [seconds, seconds an element of the input], is taken off: a training step and
+a served one have that conversion as an operator of their own.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from sim.prices.interpolation import Surface
 from sim.prices.profile import PointTable
 from sim.prices.roofline import ATTENTION, MATMULS, Device
 
+BEST = 0.8  # what large matmuls reach of the peak, in 16 bits
 SHIPPED_KERNELS = Path(__file__).parents[1] / "presets" / "kernels"
 
 
@@ -45,6 +50,12 @@ class KernelFile:
         count = len(seconds)
         return PointTable(op, dtype, shapes, seconds, np.zeros(count), np.ones(count, dtype=np.int64)), error
 
+    def input_s(self, op: str, dtype: str) -> tuple[float, float]:
+        """What quantizing the input takes in an operator's points: seconds, and seconds an element; mostly zeros."""
+        key = f"{op}|{dtype}|input_s"
+        start_s, element_s = self._file[key].tolist() if key in self._file.files else (0.0, 0.0)
+        return start_s, element_s
+
 
 @lru_cache(maxsize=16)
 def kernel_file(name: str) -> KernelFile:
@@ -58,7 +69,7 @@ class Table:
 
     `surfaces`: log efficiency by causal flag (0 where that has no meaning). `single`: no matmul of a batch was
     measured. `floor_s`: what is added to the roofline before efficiency is taken. `in_waves`: efficiency depends on how
-    full the waves of tiles are.
+    full the waves of tiles are. `input_s`: of quantizing the input, taken off `seconds`; see `KernelFile.input_s`.
     """
 
     shapes: NDArray[np.int64]
@@ -68,6 +79,12 @@ class Table:
     single: bool
     floor_s: float
     in_waves: bool
+    input_s: tuple[float, float] = (0.0, 0.0)
+
+    def quantizing_s(self, shape: tuple[int, ...]) -> float:
+        """Seconds in which a matmul's [m, k] input was quantized where its points were measured."""
+        batch, m, _, k = shape
+        return self.input_s[0] + self.input_s[1] * batch * m * k
 
     def exact(self, shape: tuple[int, ...]) -> tuple[float, float] | None:
         """Measured seconds and spread of this very shape."""
@@ -78,12 +95,15 @@ class Table:
 
 
 def make_table(
-    kind: str, dtype: str, points: list[PointTable], device: Device, floored: bool = False, error: float | None = None
-) -> Table:
-    """Index points measured on `device`; `floored`: the least of them is a floor under all."""
+    kind: str, dtype: str, points: list[PointTable], device: Device, floored: bool = False, error: float | None = None,
+    input_s: tuple[float, float] = (0.0, 0.0),
+) -> Table:  # fmt: skip
+    """Index points measured on `device`; `floored`: the least of them is a floor under all; `input_s` as in `Table`."""
     shapes = np.concatenate([t.shapes for t in points])
     seconds = np.concatenate([t.seconds for t in points])
     spread = np.concatenate([t.spread for t in points])
+    if any(input_s):
+        seconds = without_input(kind, shapes, seconds, dtype, device, input_s)
     floor_s = float(seconds.min()) if floored else 0.0
     log_efficiency = np.log((bounds(kind, shapes, dtype, device) + floor_s) / seconds)
     where, beside = coordinates(kind, shapes), waves(kind, shapes, device.sm_count)
@@ -92,7 +112,19 @@ def make_table(
         of_flag = {int(flag): shapes[:, -1] == flag for flag in set(shapes[:, -1].tolist())}
         surfaces = {flag: Surface(where[rows], log_efficiency[rows], error) for flag, rows in of_flag.items()}
     single = kind in MATMULS and bool((shapes[:, 0] == 1).all())
-    return Table(shapes, seconds, spread, surfaces, single, floor_s, beside is not None)
+    return Table(shapes, seconds, spread, surfaces, single, floor_s, beside is not None, input_s)
+
+
+def without_input(
+    kind: str, shapes: NDArray[np.int64], seconds: NDArray[np.float64], dtype: str, device: Device,
+    input_s: tuple[float, float],
+) -> NDArray[np.float64]:  # fmt: skip
+    """What is left of measured matmuls without quantizing their inputs; of short ones that is a small difference, so no
+    less than the roofline at `BEST` of its speed, nor a tenth.
+    """
+    elements = (shapes[:, 0] * shapes[:, 1] * shapes[:, 3]).astype(np.float64)
+    left = seconds - input_s[0] - input_s[1] * elements
+    return np.maximum(left, np.maximum(bounds(kind, shapes, dtype, device) / BEST, 0.1 * seconds))
 
 
 def bounds(kind: str, shapes: NDArray[np.int64], dtype: str, device: Device) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from sim.errors import InputError
 
 MATMULS = ("gemm", "grouped_gemm")
 ATTENTION = ("attention_forward", "attention_backward")
+SERVED = "served linear"  # name of a matmul as serving libraries run it: from a 16-bit input on
 PREFILL = "prefill"  # name of an attention as serving libraries run it: those of the measured points, not training's
 ATTENTION_DECODE = "attention_decode"  # (batch, heads, kv_heads, kv_len, head_dim): one query a sequence
 # Several kernels of these read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.

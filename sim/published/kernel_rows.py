@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sim.dtypes import dtype_bytes, normalise_dtype
 from sim.errors import InputError
 from sim.prices.costs import Cost, Costs
-from sim.prices.roofline import ATTENTION_DECODE, PREFILL, shape_bytes, shape_flops
+from sim.prices.roofline import ATTENTION_DECODE, PREFILL, SERVED, shape_bytes, shape_flops
 from sim.program import Compute, Phase
 from sim.published.fused_rows import fused_kernel
 from sim.published.moe_rows import moe_layer
@@ -68,7 +69,8 @@ def _gemm(data: Data) -> list[Compute]:
     dtype, (m, n, k) = _dtype(data), _sizes(data, "m", "n", "k")
     shape = (int(data.get("batch", 1)), m, n, k)
     phase = PHASES.get(str(data.get("layout")), Phase.FORWARD)
-    return [_matmul("gemm", shape, dtype, data.get("out_dtype", dtype), bool(data.get("accumulate")), phase)]
+    item = _matmul("gemm", shape, dtype, data.get("out_dtype", dtype), bool(data.get("accumulate")), phase)
+    return [item if _as_in_training(data) else replace(item, name=SERVED)]
 
 
 def _grouped_gemm(data: Data) -> list[Compute]:

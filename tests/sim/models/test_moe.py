@@ -128,3 +128,15 @@ def test_latent_attention():
     split = layer_block(make("deepseek-v3", {"seq_len": 512}, tp=8, sp=True), 0)
     gathered = comm_bytes(split.forward, "tp", "all_gather")
     assert gathered == 2 * 1024 * (q + kv + rope + h)
+
+
+def test_experts_weights_are_quantized_once_a_step():
+    """Read in 16 bits, written twice in 8: (2 + 2) bytes a weight over the step's micro-batches."""
+
+    def moved(batches: int) -> float:
+        block = layer_block(make(MOE, {"precision": "fp8", "global_batch_size": 2 * batches}), 0)
+        return sum(c.bytes for c in block.forward if getattr(c, "kind", "") == "cast" and "weight" in c.name
+                   and c.name.startswith("experts"))  # fmt: skip
+
+    assert moved(1) == 4 * 16 * 3 * 1024 * 512
+    assert moved(4) == moved(1) / 4
