@@ -22,6 +22,7 @@ _POWER = {
     "and Llama 3 in view, between what the first and the others ask for",
     "b200": "least soft-L1 loss over every second GEMM of b200_kernels from 1e12 flops on (shorter ones end before the "
     "clock has settled), with result_exposed: 1.35 of the time of AIConfigurator's",
+    "gb200": "a B200's watts, 500 and 0.573 a Tflop/s in 16 bits (1.79 at its 2,250), at a GB200's 2,500 by its 1,200 W",
 }
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
 _SPREAD = (
@@ -116,7 +117,7 @@ def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficien
         "group_launch_s": (9e-6, _GROUPS),
         "power_at_peak": (
             power_at_peak,
-            _POWER["b200" if "b" in name else "a100" if name in ("v100", "a100") else "h100"],
+            _POWER[{"v": "a100", "a": "a100", "h": "h100", "b": "b200", "g": "gb200"}[name[0]]],
         ),
         **({} if name in ("v100", "a100") else {"power_spread": (0.015, _SPREAD)}),
         "collective_sm_share": (round(24 / _SMS[name], 3), _SHARE),
@@ -134,8 +135,8 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "h200-sxm": _gpu("h200", 1.2, H100_FLASH),
     "b200-sxm": _gpu("b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
     "b300-sxm": _gpu("b300", 1.79, B200_FLASH | BLACKWELL_MEMORY),
-    "gb200": _gpu("gb200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
-    "gb300": _gpu("gb300", 1.79, B200_FLASH | BLACKWELL_MEMORY),
+    "gb200": _gpu("gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),
+    "gb300": _gpu("gb300", 1.61, B200_FLASH | BLACKWELL_MEMORY),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),
         "kernel_gap_s": (2.5e-6, "torch 2.13 on an AMD Zen 5 core: an elementwise operator on a tiny tensor, forward"),

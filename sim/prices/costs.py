@@ -79,7 +79,7 @@ class Costs:
         self._reference = _device(home) if profile.reference else self._device
         self._power_at_peak = self.coefficient("power_at_peak", 0.0)
         self._matmul_speed = self.coefficient("matmul_speed", 1.0)  # of this machine's, by that of the points
-        self._power_limit = gpu.power_limit_w / home.power_limit_w if gpu.name == home.name else 1.0
+        self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
             self._raw.setdefault((table.op, table.dtype), []).append(table)
@@ -360,6 +360,17 @@ def _own_device(profile: Profile, gpu: GpuSpec) -> Device:
         {**gpu.peak_flops_per_s, **peak},
         gpu.memory_bandwidth_bytes_per_s if bandwidth is None else bandwidth.value,
     )
+
+
+def _reference_w(gpu: GpuSpec, home: GpuSpec) -> float:
+    """Watts in whose parts `gpu` draws power as the coefficients of `home` say: the same where it is the same chip (as
+    many multiprocessors of one peak, whatever the board), else its own data sheet's limit.
+    """
+    from topology.presets import GPUS
+
+    if gpu.sm_count == home.sm_count and gpu.peak_flops_per_s.get("fp16") == home.peak_flops_per_s.get("fp16"):
+        return home.power_limit_w
+    return GPUS.get(gpu.name, gpu).power_limit_w
 
 
 def _gpu_named(profile: Profile) -> GpuSpec:

@@ -63,6 +63,22 @@ def test_a_lowered_power_limit_slows_matmuls_alone() -> None:
     assert Costs(profile, low).compute(stream).seconds == Costs(profile, full).compute(stream).seconds
 
 
+def test_the_same_chip_draws_the_same_watts_on_any_board() -> None:
+    """An A100 with 300 W instead of 400 throttles more, a B300 with 1,100 instead of 1,000 less; a V100 is no A100."""
+
+    def step_s(gpu: str, profile: str) -> float:
+        return Costs(load_profile(profile), GPUS[gpu]).compute(gemm(8192, 8192, 8192, "fp16")).seconds
+
+    assert 1.2 < step_s("a100-pcie", "a100-pcie") / step_s("a100-sxm", "a100-sxm") <= 1.3334
+    assert 1.0 < step_s("b200-sxm", "b200-sxm") / step_s("b300-sxm", "b300-sxm") <= 1.1001
+    volta = Costs(load_profile("v100"), GPUS["v100"])  # throttles as an A100 does, each at its own limit
+    assert volta._power_limit == 1.0
+    assert Costs(load_profile("v100"), GPUS["v100"].model_copy(update={"power_limit_w": 150.0}))._power_limit == 0.5
+    b200, gb200 = (load_profile(g).coefficients["power_at_peak"].value for g in ("b200-sxm", "gb200"))
+    watts = 500 + (b200 - 0.5) * 1000 * 2500 / 2250  # by their peaks in 16 bits
+    assert gb200 * GPUS["gb200"].power_limit_w == pytest.approx(watts, rel=0.005)
+
+
 def test_a_step_waits_for_the_slowest_of_its_gpus_under_the_power_limit() -> None:
     costs = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"])
     assert costs.pace(1) == 1.0
