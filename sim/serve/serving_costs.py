@@ -30,7 +30,7 @@ from sim.plan import Plan, make_plan
 from sim.prices.costs import REPEAT_UNCERTAINTY, Costs
 from sim.prices.pricing import Pricing
 from sim.prices.profile import Profile
-from sim.prices.roofline import ATTENTION_DECODE, MATMULS, Device, shape_bytes
+from sim.prices.roofline import ATTENTION_DECODE, MATMULS, Device, shape_bytes, shape_flops
 from sim.program import Comm, Compute, Program, Wait
 from sim.serve.serving_measured import MeasuredParts, measured_parts
 from sim.serve.weight_only import WeightOnly, weight_only
@@ -39,7 +39,6 @@ from topology.network import Network
 SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE)
 EXACT_TOKENS = 256
 FEW_ROWS = 64  # of one expert: less than a tile
-CONVERTED = "weights converted in the kernel"
 Key = tuple[str, int, int, int]
 Shares = dict[tuple[str, str, float], float]
 
@@ -213,13 +212,36 @@ class IterationCosts:
                 price = self.pricing.comm(item, self.rank)
                 comm += price.seconds
             else:
-                price = self._converted(item) or self.pricing.compute(_as_dense(item))
-                own_s = self._bounded(item, price.seconds, price.algorithm == CONVERTED)
-                price = price._replace(seconds=own_s * self.slowdown)
+                price = self._operator(item)
+                price = price._replace(seconds=price.seconds * self.slowdown)
             seconds += price.seconds
             sort = (item.kind, price.source, price.uncertainty)
             shares[sort] = shares.get(sort, 0.0) + price.seconds
         return Bill(seconds, comm, shares)
+
+    def _operator(self, op: Compute) -> Priced:
+        """One operator on a healthy rank.
+
+        Tables know a shape in one dtype: where weights or cache are kept in fewer bytes, or one latent serves many
+        heads, the operator keeps its shape's efficiency on the roofline of what it really moves. And weights and cache
+        come from device memory: published points of small operators, repeated, read them from the L2 cache, which a
+        whole model's do not fit in, so no price is below what streaming them takes.
+        """
+        if op.kind not in SCALED:
+            return self.pricing.compute(op)
+        here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        price = self._converted(op)
+        if price is None:
+            known = _as_known(op)
+            price = self.pricing.compute(known)
+            if op.bytes < known.bytes:
+                there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
+                price = price._replace(seconds=price.seconds * here / there)
+        streamed = op.bytes
+        if op.kind in MATMULS:
+            batch, m, n, k = op.shape
+            streamed -= batch * m * (n + k) * self.dims.act_bytes
+        return price._replace(seconds=max(price.seconds, here, streamed / self.stream_bytes_per_s))
 
     def _converted(self, op: Compute) -> Priced | None:
         """A product with 8- or 4-bit weights out of measured ones, where the profile has them."""
@@ -228,26 +250,14 @@ class IterationCosts:
         _, m, n, k = op.shape
         fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
         found = self.formats.at(m, n, k) if fewer else None
-        return None if found is None else Priced(found[0], "interpolated", found[1], CONVERTED)
+        return None if found is None else Priced(found[0], "interpolated", found[1])
 
-    def _bounded(self, op: Compute, seconds: float, own: bool) -> float:
-        """Tables know a shape in one dtype; where weights or cache are kept in fewer bytes, the operator keeps its
-        efficiency on the roofline of what it really moves. And weights and cache come from device memory: published
-        points of small operators, repeated, read them from the L2 cache, which a whole model's do not fit in, so no
-        price is below what streaming them takes.
-        """
-        if op.kind not in SCALED:
-            return seconds
-        usual = shape_bytes(op.kind, op.shape, op.dtype)
-        there = self.device.seconds(op.kind, op.flops, usual, op.dtype)
-        here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
-        if op.bytes < usual and there > 0 and not own:
-            seconds *= here / there
-        streamed = op.bytes
-        if op.kind in MATMULS:
-            batch, m, n, k = op.shape
-            streamed -= batch * m * (n + k) * self.dims.act_bytes
-        return max(seconds, here, streamed / self.stream_bytes_per_s)
+
+def _as_known(op: Compute) -> Compute:
+    """The operator whose price is asked for: of the same shape, with all that it moves in its own dtype."""
+    dense = _as_dense(op)
+    usual = shape_bytes(dense.kind, dense.shape, dense.dtype)
+    return dense if dense.bytes >= usual else replace(dense, bytes=usual, flops=shape_flops(dense.kind, dense.shape))
 
 
 def _as_dense(op: Compute) -> Compute:

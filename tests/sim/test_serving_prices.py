@@ -1,0 +1,84 @@
+"""Prices of a serving iteration's operators against what they must move and compute, and against measured kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from sim.models.inference import decode_attention, embedding_tokens, layer_tokens
+from sim.prices.profile import Coefficient, Profile, load_profile
+from sim.program import Comm, Compute
+from sim.published.tables import read_table
+from sim.serve.serving_costs import IterationCosts, iteration_costs
+
+
+def costs_of(changes: dict[str, Any], profile: str | Profile = "h200-sxm", cluster: str = "dgx-h200") -> IterationCosts:
+    inference = {"requests": {"prompt_len": 8, "output_len": 8}, **changes.pop("inference", {})}
+    scenario = parse_scenario({"model": "deepseek-v3", "cluster": cluster, "inference": inference, **changes})
+    return iteration_costs(scenario, load_profile(profile) if isinstance(profile, str) else profile)
+
+
+def operator(costs: IterationCosts, program: Any, name: str) -> tuple[Compute, float]:
+    """An operator of a program, and its seconds."""
+    found = next(item for item in program if item.name == name)
+    assert isinstance(found, Compute)
+    return found, costs._operator(found).seconds
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "h200-sxm", "b200-sxm"])
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+def test_however_many_heads_read_a_latent_it_is_read_once(profile: str, kv: str) -> None:
+    """128 heads over one latent (tp 1) are as far from their roofline as 16 (tp 8), not a read of the cache each."""
+    found = []
+    for tp in (1, 8):
+        changes = {"parallelism": {"tp": tp}, "inference": {"kv_cache": {"dtype": kv}}, "model": {
+            "preset": "deepseek-v3", "layers": 4}}  # fmt: skip
+        costs = costs_of(changes, profile, f"dgx-{profile.removesuffix('-sxm')}")
+        op, seconds = operator(costs, decode_attention(costs.dims, 128, 2048), "attention")
+        assert op.flops == 2 * 128 * (128 // tp) * 2048 * (512 + 512 + 64)
+        found.append(seconds / costs.device.seconds(op.kind, op.flops, op.bytes, op.dtype))
+    assert found[0] == pytest.approx(found[1], rel=0.05)
+    assert 1.0 <= found[0] < 2.5
+
+
+def test_add_and_norm_is_one_pass_as_measured() -> None:
+    """liger_kernels: fused_add_rms_norm on an H100, 2,048 rows, fp32."""
+    rows = [r for r in read_table("scenarios/published/liger_kernels.json").rows
+            if r.id.startswith("liger_076") and "_forward_" in r.id]  # fmt: skip
+    large = [r for r in rows if r.data["H"] in (4096, 8192, 16384)]
+    assert len(large) == 3
+    for row in large:
+        model = {"preset": "llama3-8b", "hidden": row.data["H"]}
+        costs = costs_of({"model": model, "inference": {"precision": "fp32"}}, "h100-sxm", "dgx-h100")
+        _, seconds = operator(costs, layer_tokens(costs.dims, False, 2048), "attention_norm")
+        assert seconds == pytest.approx(row.measured["seconds"], rel=0.1)
+
+
+def test_fewer_bytes_keep_the_efficiency_where_nothing_was_measured() -> None:
+    """Half of the cache's bytes take half of the time, at whatever efficiency the profile has."""
+    profile = Profile("p", "", coefficients={"matmul_efficiency": Coefficient(0.5, "")})
+    found = []
+    for kv in ("bf16", "fp8"):
+        costs = costs_of({"model": "llama3-8b", "inference": {"kv_cache": {"dtype": kv}}}, profile)
+        op, seconds = operator(costs, decode_attention(costs.dims, 64, 8192), "attention")
+        assert seconds == pytest.approx(2 * op.bytes / 4.8e12, rel=0.01)
+        found.append(seconds)
+    assert found[1] == pytest.approx(found[0] / 2, rel=0.01)
+
+
+def test_dispatch_in_eight_bits_sends_half() -> None:
+    sent = {}
+    for dtype in ("bf16", "fp8"):
+        costs = costs_of({"parallelism": {"dp": 8, "ep": 8, "ep_dispatch_dtype": dtype}})
+        messages = {i.name: i.bytes for i in layer_tokens(costs.dims, True, 128) if isinstance(i, Comm)}
+        sent[dtype] = (messages["dispatch"], messages["combine"])
+    assert sent["bf16"] == (128 * 8 * 7168 * 2, 128 * 8 * 7168 * 2)
+    assert sent["fp8"] == (128 * 8 * 7168, 128 * 8 * 7168 * 2)
+
+
+def test_a_look_up_reads_and_writes_a_row_a_token() -> None:
+    costs = costs_of({"model": "llama3-8b"})
+    op, _ = operator(costs, embedding_tokens(costs.dims, 100), "embedding")
+    assert op.bytes == 100 * 4096 * 2 * 2
