@@ -235,7 +235,28 @@ def _experts(scenario: Scenario, d: Dims, r: Routing) -> tuple[Part, ...]:
     down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=d.style != "compiled")
     bias = r.experts * (inner + d.hidden) if m.bias else 0
     down = replace(down, expert_params=down.expert_params + bias)
-    return up, activation(d, m.mlp, rows * ffn, "moe"), down
+    weighted = (_weighting(d, rows * ffn),) if d.style == "megatron" and m.mlp == "gelu" else ()
+    return up, activation(d, m.mlp, rows * ffn, "moe"), *weighted, down
+
+
+def _weighting(d: Dims, elements: float) -> Part:
+    """What leaves a GELU, times the router's fp32 probability of its copy: torch multiplies in fp32 and casts back.
+
+    Megatron-Core's TEGroupedMLP (transformer/moe/experts.py, `bias_act_func`) has a fused kernel for the weighted
+    SwiGLU and none for GELU. Accesses per element: forward product (e+4), cast (4+e); backward cast (e+4), both
+    products (4+4 and 4+e+4), the first cast (4+e), the second summed over a row (4). The GELU's output is kept for the
+    probability's gradient. torch holds the incoming gradient, both products and the first one's cast at once:
+    autograd casts to an input's dtype, and sums over what was broadcast, after the operator has returned.
+    """
+    e = d.act_bytes
+    forward, backward = (2 * FP32_BYTES + 2 * e) * elements, (7 * FP32_BYTES + 3 * e) * elements
+    return Part(
+        "expert_weighting",
+        (memory_op("expert_weighting", F, "elementwise", elements, forward, d.act, 2),),
+        (memory_op("expert_weighting_backward", I, "elementwise", elements, backward, d.act, 5),),
+        (Saved("moe", "gelu output", elements * e, False),),
+        backward_bytes=(3 * FP32_BYTES + e) * elements,
+    )
 
 
 def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Part:

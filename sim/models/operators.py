@@ -103,6 +103,19 @@ def workspace(d: Dims, parts: Iterable[Part]) -> float:
     return d.act_bytes * sum(n * k for n, k in shapes) if d.style == "megatron" else 0.0
 
 
+def quantized_weight_bytes(d: Dims, parts: Iterable[Part]) -> float:
+    """Weights in the matmuls' 8- or 4-bit format, kept beside the 16-bit ones: by rows for the forward and by columns
+    for the backward.
+
+    Transformer Engine quantizes a weight in a step's first micro-batch and keeps both (`get_weight_workspace` in its
+    module/base.py, tensor/float8_blockwise_tensor.py); layers whose parameters themselves are 8-bit are not modelled.
+    """
+    if not d.quantized:
+        return 0.0
+    elements = sum(p.expert_params or sum(n * k for n, k in p.weights) for p in parts)
+    return 2.0 * d.linear_bytes * elements
+
+
 def gemm(
     name: str,
     phase: Phase,

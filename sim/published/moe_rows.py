@@ -1,8 +1,16 @@
-"""One MoE layer alone, as published for a whole layer: forward and backward seconds.
+"""One MoE layer alone, as published for a whole layer: forward and backward seconds, and the allocator's peak.
 
-Megatron-LM's test (tests/functional_tests/test_cases/common/moe_perf): each iteration of some 10 ms comes behind a long
-fp32 matmul, under which the host runs ahead, and a synchronization, so that the power limit, which acts on longer
-averages, does not; gradients are new 16-bit tensors, for there is no buffer to add them to.
+Megatron-LM's test (tests/functional_tests/test_cases/common/moe_perf/__main__.py) decides what such a row is:
+
+- its `TransformerConfig` sets neither `gated_linear_unit` nor `activation_func` nor `bias_activation_fusion`, so
+  experts are GELU MLPs of two matrices, GELU and the weighting by probabilities separate kernels of torch
+  (`_weighting` of `sim.models.moe`); a row whose model says `mlp` has that;
+- each iteration comes behind a long fp32 matmul, under which the host runs ahead until the dispatcher waits for the
+  counts of tokens (`_maybe_dtoh_and_synchronize` in token_dispatcher.py): the rest of the forward is issued by a host
+  that has nothing in hand, the backward by one that is ahead again. Iterations of some 10 ms end before the power
+  limit, which acts on longer averages, does anything;
+- `gradient_accumulation_fusion` is off and gradients are set to none before each iteration: they are new tensors of
+  the parameters' 16 bits, not fp32 `main_grad` buffers.
 
 Its "fp8 blockwise" scales blocks of 128 x 128: every 128 steps of a sum Hopper's matrix units hand their partial sums
 to the plain ones, to be scaled and added in fp32 (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). For a tile of 128 x
@@ -13,23 +21,38 @@ so half of it is charged (with these rows in view).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sim.errors import InputError
 from sim.graph.template import Template, compile_program
 from sim.inputs.scenario import parse_scenario
-from sim.models.dims import Shard, dims
+from sim.models.dims import Dims, Shard, dims
 from sim.models.moe import moe_parts
-from sim.models.operators import backward_of, forward_of
+from sim.models.operators import Part, backward_of, forward_of, quantized_weight_bytes, saved_of
 from sim.plan import make_plan
 from sim.prices.costs import Costs
 from sim.prices.pricing import Pricing
-from sim.prices.profile import Coefficient
-from sim.published.prediction import Predictions, calibration_of, cluster_of, profile_named, spread, without
+from sim.prices.profile import Coefficient, Profile
+from sim.program import Program
+from sim.published.prediction import (
+    PEAK_UNCERTAINTY,
+    Prediction,
+    Predictions,
+    calibration_of,
+    cluster_of,
+    profile_named,
+    spread,
+    without,
+)
 from sim.published.tables import Row
 from topology.network import Network
 
 BLOCKWISE_SLOWDOWN = 1.25
+# cuBLAS's on Hopper (ATen/cuda/CublasHandlePool.cpp; Transformer Engine's module/base.py): one of torch's for the long
+# matmul, one of Transformer Engine's for the router, four for the streams of its grouped matmuls
+WORKSPACE_BYTES, WORKSPACES = 32 * 2**20, 6
 
 
 def moe_layer(row: Row, calibration: str | None) -> Predictions:
@@ -37,19 +60,42 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
     name = calibration or calibration_of(row)
     scenario = parse_scenario(_scenario(row, name), row.id)
     plan = make_plan(scenario)
-    profile = without(profile_named(name), "power_at_peak", "host_")
+    profile = without(profile_named(name), "power_at_peak")
     if row.data.get("training", {}).get("precision") == "fp8 blockwise":
         speed = profile.coefficients.get("matmul_speed", Coefficient(1.0, ""))
         slower = {"matmul_speed": Coefficient(speed.value / BLOCKWISE_SLOWDOWN, "partial sums scaled on plain units")}
         profile = replace(profile, coefficients={**profile.coefficients, **slower})
-    pricing = Pricing(plan, Costs(profile, scenario.cluster.gpu), Network(scenario.cluster))
-    parts = moe_parts(scenario, dims(scenario), 0, Shard())
-    price = pricing.on(0)
-    done = {
-        "forward_s": compile_program(forward_of(parts), price),
-        "backward_s": compile_program(backward_of(parts), price),
+    d, network = dims(scenario), Network(scenario.cluster)
+    parts = moe_parts(scenario, d, 0, Shard())
+
+    def priced(program: Program, profile: Profile) -> Prediction:
+        costs = Costs(profile, scenario.cluster.gpu)
+        template = compile_program(program, Pricing(plan, costs, network).on(0))
+        return spread(template.makespan_s, _sigma(template))
+
+    found = {
+        "forward_s": priced(forward_of(parts), profile),
+        "backward_s": priced(backward_of(parts), without(profile, "host_")),
+        "max_allocated_bytes": spread(layer_peak_bytes(d, parts), PEAK_UNCERTAINTY),
     }
-    return {key: spread(t.makespan_s, _sigma(t)) for key, t in done.items() if key in row.measured}
+    return {key: value for key, value in found.items() if key in row.measured}
+
+
+def layer_peak_bytes(d: Dims, parts: Sequence[Part]) -> float:
+    """The most bytes that torch's allocator holds while the layer runs forward and backward by itself.
+
+    16-bit parameters; what Transformer Engine keeps of their 8-bit copies, by rows and by columns; workspaces; what the
+    forward saved and no part's backward has freed yet; the result and its gradient, which the test holds on to; new
+    gradients of the parameters that the backward has passed; what the running part holds (Part.backward_bytes).
+    """
+    held = d.act_bytes * sum(p.params + p.expert_params for p in parts) + quantized_weight_bytes(d, parts)
+    held += WORKSPACES * WORKSPACE_BYTES + 2 * d.stream_bytes + sum(s.bytes for s in saved_of(parts))
+    peak = held
+    for part in reversed(parts):
+        held += d.grad_bytes * (part.params + part.expert_params)
+        peak = max(peak, held + part.backward_bytes)
+        held -= sum(s.bytes for s in part.saved)
+    return peak
 
 
 def _sigma(template: Template) -> float:
@@ -57,34 +103,61 @@ def _sigma(template: Template) -> float:
     return sum(u * s for (_, _, u), s in template.shares.items()) / whole if whole else 0.0
 
 
+_NAMES = {
+    "experts": ("experts", "num_experts"),
+    "top_k": ("experts_per_token", "top_k"),
+    "ffn": ("expert_ffn", "moe_ffn", "ffn"),
+    "hidden": ("hidden", "hidden_size"),
+    "seq_len": ("seq_len",),
+}
+_LAYOUT = ("dp", "tp", "cp", "ep", "pp", "expert_tp", "sp")
+
+
 def _scenario(row: Row, calibration: str) -> dict[str, Any]:
     """The row's own short words as a scenario of one layer."""
-    model, layout, training = (row.data.get(key) or {} for key in ("model", "parallelism", "training"))
-    precision = "fp8" if str(training.get("precision", "bf16")).startswith("fp8") else "bf16"
-    moe = {"experts": model["experts"], "top_k": model["experts_per_token"], "ffn": model["expert_ffn"]}
-    hidden = int(model["hidden"])
+    given, layout, training = (row.data.get(key) or {} for key in ("model", "parallelism", "training"))
+    model = {name: _size(given, name) for name in _NAMES}
+    batch = training.get("micro_batch_size", 1)
     return {
         "name": row.id,
         "model": {
             "layers": 1,
-            "hidden": hidden,
-            "heads": max(1, hidden // 128),
-            "ffn": model["expert_ffn"],
+            "hidden": model["hidden"],
+            "heads": max(1, model["hidden"] // 128),
+            "ffn": model["ffn"],
             "vocab": 1024,
-            "mlp": "swiglu",
+            "mlp": given.get("mlp", "gelu"),
             "norm": "rmsnorm",
             "bias": False,
-            "moe": moe,
+            "moe": {name: model[name] for name in ("experts", "top_k", "ffn")} | _shared_experts(given, model["ffn"]),
         },
         "training": {
             "seq_len": model["seq_len"],
-            "precision": precision,
+            "precision": str(training.get("precision", "bf16")).split()[0],
             "elementwise": "megatron",
             "grad_dtype": "bf16",
-            "micro_batch_size": training.get("micro_batch_size", 1),
-            "global_batch_size": training.get("micro_batch_size", 1) * layout.get("dp", 1),
+            "micro_batch_size": batch,
+            "global_batch_size": batch * layout.get("dp", 1),
         },
-        "parallelism": {key: layout[key] for key in ("dp", "tp", "ep", "pp") if key in layout},
+        "parallelism": {"sp": layout.get("tp", 1) > 1} | {key: layout[key] for key in _LAYOUT if key in layout},
         "cluster": cluster_of(row).model_dump(mode="json"),
         "calibration": calibration,
     }
+
+
+def _size(given: Mapping[str, Any], what: str) -> int:
+    value = next((given[name] for name in _NAMES[what] if name in given), None)
+    if not isinstance(value, int) or value < 1:
+        names = " or ".join(_NAMES[what])
+        raise InputError(f"moe_layer: model.{names}: found {str(value)[:40]}; allowed: a whole number above 0")
+    return value
+
+
+def _shared_experts(given: Mapping[str, Any], ffn: int) -> dict[str, int]:
+    """Shared experts as so many of the routed experts' width."""
+    width = given.get("shared_expert_ffn") or 0
+    if not isinstance(width, int) or width < 0 or width % ffn:
+        raise InputError(
+            f"moe_layer: model.shared_expert_ffn: found {str(width)[:40]}; allowed: a multiple of expert_ffn ({ffn})"
+        )
+    return {"shared_experts": width // ffn}

@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.published.collective_rows import collective_predictions
 from sim.published.kernel_rows import kernel_predictions
-from sim.published.prediction import NotSimulated, Prediction, Predictions, profile_named, spread
+from sim.published.prediction import PEAK_UNCERTAINTY, NotSimulated, Prediction, Predictions, profile_named, spread
 from sim.published.tables import Row
 
 
@@ -59,14 +59,13 @@ def _from_result(result: Mapping[str, Any], key: str) -> Prediction:
     value, (low, high) = result[_COUNTED_AS.get(key, key)], result["step_time_interval_s"]
     down, up = low / result["step_time_s"], high / result["step_time_s"]
     if key.endswith("_bytes"):
-        return spread(value, MEMORY_UNCERTAINTY)
+        return spread(value, PEAK_UNCERTAINTY)
     if key.endswith("_s") and not key.endswith("_per_s"):
         return Prediction(value, value * down, value * up)
     return Prediction(value, value / up, value / down)
 
 
 _COUNTED_AS = {"mfu": "mfu_full_attention"}
-MEMORY_UNCERTAINTY = 0.03  # allocator rounding, small tensors and workspaces left out
 
 
 def _inference(row: Row, calibration: str | None) -> Predictions:

@@ -16,6 +16,7 @@ from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec
 
 NINETY_PERCENT = 1.645  # of a normal distribution, both sides
+PEAK_UNCERTAINTY = 0.03  # of a peak's bytes: allocator rounding, small tensors and workspaces left out
 
 
 class Prediction(NamedTuple):

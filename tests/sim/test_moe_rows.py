@@ -1,0 +1,61 @@
+"""Rows of one MoE layer: its peak against a count by hand, the row's words, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.errors import InputError
+from sim.published.moe_rows import WORKSPACE_BYTES, WORKSPACES
+from sim.published.predict import predict
+from sim.published.tables import Row
+
+MODEL = {"hidden": 4096, "expert_ffn": 14336, "experts": 8, "experts_per_token": 2, "seq_len": 4096}
+MEASURED = {"forward_s": 1.0, "backward_s": 1.0, "max_allocated_bytes": 1.0}
+
+
+def found(model: dict[str, Any] | None = None, precision: str = "bf16") -> dict[str, float]:
+    data = {"op": "moe_layer", "model": MODEL | (model or {}), "parallelism": {"dp": 8, "ep": 8},
+            "training": {"micro_batch_size": 1, "precision": precision}}  # fmt: skip
+    row = Row("t", "kernel", "r", "g", {"cluster": "dgx-h100"}, MEASURED, data)
+    return {key: value.value for key, value in predict(row).items()}
+
+
+@pytest.mark.parametrize(("precision", "copies", "input_bytes"), [("bf16", 0, 2), ("fp8 blockwise", 2, 1)])
+def test_peak_by_hand(precision: str, copies: int, input_bytes: int) -> None:
+    """The fullest moment is the weighting's backward: GELU's input and output, and 14 bytes an element in flight."""
+    tokens, received, h, f = 4096, 8192, 4096, 14336
+    weights, router = 2 * h * f, 8 * h
+    inner = received * f
+    expected = (
+        (2 + copies) * weights + 2 * router  # 16-bit parameters, and the matmuls' own copies
+        + 2 * h * f  # down's gradient is there, up's is not
+        + 3 * 2 * tokens * h  # the layer's input, its result and the result's gradient
+        + 4 * tokens * 8 + 4 * received  # probabilities, permutation
+        + input_bytes * received * h  # up's input
+        + 2 * 2 * inner  # GELU's input and output
+        + (3 * 4 + 2) * inner  # the gradient, two products in fp32; one cast back
+        + WORKSPACES * WORKSPACE_BYTES
+    )  # fmt: skip
+    assert found(precision=precision)["max_allocated_bytes"] == expected
+
+
+def test_shared_experts_and_gates_are_counted_where_a_row_has_them() -> None:
+    plain = found()
+    shared, gated = found({"shared_expert_ffn": 14336}), found({"mlp": "swiglu"})
+    assert all(shared[key] > plain[key] for key in plain)
+    assert gated["forward_s"] > 1.2 * plain["forward_s"]
+    assert found({"num_experts": 8, "top_k": 2}) == plain
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"hidden": None}, r"model.hidden or hidden_size: found None; allowed: a whole number above 0"),
+        ({"shared_expert_ffn": 1000}, r"model.shared_expert_ffn: found 1000; allowed: a multiple of expert_ffn"),
+    ],
+)
+def test_refusals(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        found(model)
