@@ -1,19 +1,26 @@
 """Run a task graph in time.
 
-`run_simpy` is the reference: SimPy's clock, a timeout per task. `run_static` computes the same times in one pass
-in topological order, which is all there is to do where no link is shared by more than it can carry. Where one is,
+`run_simpy` is the reference: SimPy's clock, a timeout per task. `run_static` computes the same times in one pass over
+tasks whose waits are over, which is all there is to do where no link is shared by more than it can carry. Where one is,
 `run_contended` does that pass between the arrivals and departures of flows, which alone need a clock. All add the same
-numbers in the same order, so the results are equal to the last bit.
+numbers in the same order, so the results are equal to the last bit, as are those of `_events.c`, which does the same
+wherever it could be compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
+from math import fsum
 from typing import Any, NamedTuple
 
-from sim.graph.sharing import Flows, Sharing
+from sim.graph.sharing import FULL, Flows, Sharing, fractions
 from sim.graph.taskgraph import TaskGraph
+
+try:
+    from sim.graph import _events
+except ImportError:
+    _events = None  # type: ignore[assignment]
 
 Coming = tuple[float, int]  # when, and the task that ends, or ~task for one whose bytes begin to flow
 
@@ -113,60 +120,12 @@ class _OnSimpy:
 
 
 def run_static(graph: TaskGraph) -> Times:
-    """The same times by one pass: start = latest end of what a task waits for, end = start + seconds.
+    """The same times without a clock: start = latest end of what a task waits for, end = start + seconds.
 
     Raises:
         ValueError: as `run_simpy`.
     """
-    return _in_order(graph) or _as_they_come(graph)
-
-
-def _in_order(graph: TaskGraph) -> Times | None:
-    """The times where every task waits for earlier ones alone, as `sim.graph.build` numbers them; else None."""
-    start: list[float] = [0.0] * len(graph)
-    end: list[float] = []
-    launched = graph.launched
-    try:
-        for task, (begin, seconds, waits) in enumerate(zip(start, graph.seconds, graph.waits, strict=True)):
-            for w in waits:
-                if end[w] > begin:
-                    begin = end[w]
-            start[task] = begin
-            end.append(begin + seconds)
-            if task in launched:
-                for offset, lags_s in launched[task]:
-                    if offset <= 0:
-                        return None
-                    start[task + offset : task + offset + len(lags_s)] = [begin + lag_s for lag_s in lags_s]
-    except IndexError:
-        return None
-    return Times(start, end, "static", 0)
-
-
-def _as_they_come(graph: TaskGraph) -> Times:
-    seconds = graph.seconds
-    missing = _missing(graph)
-    after, lagging = graph.successors(), _lagging(graph)
-    start = [0.0] * len(graph)
-    end = [-1.0] * len(graph)
-    ready = [i for i, n in enumerate(missing) if n == 0]
-    for task in ready:  # grows while it is walked
-        begin = start[task]
-        end[task] = done = begin + seconds[task]
-        for s in after[task]:
-            if done > start[s]:
-                start[s] = done
-            missing[s] -= 1
-            if missing[s] == 0:
-                ready.append(s)
-        if task in lagging:
-            for s, lag_s in lagging[task]:
-                start[s] = max(start[s], begin + lag_s)
-                missing[s] -= 1
-                if missing[s] == 0:
-                    ready.append(s)
-    _all_ran(graph, end)
-    return Times(start, end, "static", 0)
+    return run_contended(graph, Flows())
 
 
 def run_contended(graph: TaskGraph, flows: Flows) -> Times:
@@ -175,13 +134,27 @@ def run_contended(graph: TaskGraph, flows: Flows) -> Times:
     Raises:
         ValueError: as `run_simpy`.
     """
+    start, end, events = (_in_python if _events is None else _compiled)(graph, flows)
+    _all_ran(graph, end)
+    return Times(start, end, "static", events)
+
+
+def _compiled(graph: TaskGraph, flows: Flows) -> tuple[list[float], list[float], int]:
+    by_sort, capacity = flows.by_sort, flows.capacity_bytes_per_s
+    columns = (graph.seconds, graph.waits, graph.launched, graph.sort)
+    return _events.run(*columns, len(graph.sorts), by_sort, capacity, FULL, fractions, _fsum_of_bytes)
+
+
+def _fsum_of_bytes(doubles: bytes) -> float:
+    return fsum(memoryview(doubles).cast("d"))
+
+
+def _in_python(graph: TaskGraph, flows: Flows) -> tuple[list[float], list[float], int]:
     sharing, n = Sharing(flows, graph.sort), len(graph)
     start, end, coming = [0.0] * n, [-1.0] * n, list[Coming]()
     release, start_first = _walker(graph, flows, start, end, coming)
     start_first()
-    events = _run_events(graph.seconds, sharing, start, end, coming, release)
-    _all_ran(graph, end)
-    return Times(start, end, "static", events)
+    return start, end, _run_events(graph.seconds, sharing, start, end, coming, release)
 
 
 def _run_events(

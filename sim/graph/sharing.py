@@ -6,7 +6,10 @@ as fast as alone or max-min fairly beside others (`topology.contention.shared_fr
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 from math import fsum
 from typing import NamedTuple
 
@@ -124,3 +127,18 @@ class Sharing:
             loads = [{link: load for link, load in self.paths[t].items() if link in links} for t in flows]
             known = self._known[key] = shared_fractions(loads, self.capacity)
         return known
+
+
+@lru_cache(maxsize=1 << 14)
+def fractions(key: bytes) -> bytes:
+    """`shared_fractions` for the compiled loop, in doubles: how many links are full and what each can carry; by flow
+    its loads on them, each behind the link's number, and -1. The same few patterns of flows meet over and over."""
+    numbers = iter(memoryview(key).cast("d"))
+    capacity = dict(enumerate(islice(numbers, int(next(numbers)))))
+    loads: list[dict[int, float]] = [{}]
+    for link in numbers:
+        if link < 0.0:
+            loads.append({})
+        else:
+            loads[-1][int(link)] = next(numbers)
+    return array("d", shared_fractions(loads[:-1], capacity)).tobytes()

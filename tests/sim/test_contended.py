@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sim.errors import InputError
-from sim.graph import contended
+from sim.graph import contended, engine
 from sim.graph.engine import run_static
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.simulation import Simulation, simulate
@@ -72,6 +72,8 @@ def test_simpys_clock_gives_the_same_to_the_last_bit(scenario: Scenario, expand:
     a, b = run(scenario, expand=expand), run(scenario, expand=expand, engine="simpy")
     assert a.times.start_s == b.times.start_s
     assert a.times.end_s == b.times.end_s
+    with patch.object(engine, "_events", None):
+        assert run(scenario, expand=expand).times == a.times
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,236 @@
+/* What _events.c works on, and how it is read from Python. */
+
+#ifndef EVENTS_INPUT_H
+#define EVENTS_INPUT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <float.h>
+#include <limits.h>
+
+#if FLT_EVAL_METHOD != 0
+#error "doubles are computed in wider registers here, so the last bits would not be Python's"
+#endif
+
+#define NONE (-1)
+
+typedef struct { int to, next; double lag_s; } Edge; /* `next` of the same task */
+
+typedef struct { int link; double load; } Place; /* on a path: bytes/s on a link */
+
+typedef struct { int begin, end; double quiet_s; } Path; /* of a sort of flows: its places */
+
+typedef struct {
+    int task, path;
+    Py_ssize_t touched; /* the settling that last looked at it */
+    double rate;
+    double since_s; /* when the rate last changed */
+    double left_s;  /* to go from then on, at the rate of alone */
+    double due_s;   /* when it ends as things are; NaN, equal to no time: not under way */
+    double told_s;  /* the earliest event that asks whether it has ended */
+} Flow;
+
+typedef struct { int flow; double load; } User;
+
+#define LIST(type) struct { type *items; int count, room; }
+
+typedef struct {
+    LIST(User) users;
+    int changed, over;    /* users are others than when last settled; asked for more than it carries */
+    int index;            /* among the links that are full */
+    Py_ssize_t found;     /* the settling that last found it full */
+    double capacity, limit;
+} Link;
+
+typedef struct { int path, flow; } Moved; /* a flow that may go faster or slower now */
+
+typedef struct { double when_s; int what; } Event; /* flow `what` ends, or the bytes of ~what begin to flow */
+
+typedef struct {
+    int tasks, links, sorts;
+    double *seconds, *start_s, *end_s;          /* by task, as the next: */
+    int *missing, *on_end, *on_start, *flow_of; /* how many waits, first edges, flow or NONE */
+    int *path_of;                               /* by sort, or NONE */
+    Path *paths;
+    Link *link;
+    LIST(Edge) edges;
+    LIST(Place) places;
+    LIST(Flow) flows; /* tasks that are flows, in the order of tasks */
+    LIST(int) ready;  /* a stack of tasks that wait for nothing more */
+    LIST(Event) heap;
+    LIST(int) changed, full; /* links */
+    LIST(Moved) moved;
+    LIST(double) key; /* what is asked of Python */
+    int over;         /* how many links are */
+    Py_ssize_t settling;
+    PyObject *fair, *fsum; /* of Python; borrowed */
+} Run;
+
+/* `count` zeroed elements; one element more. Both: 0, or -1 without memory. */
+#define MAKE(p, count) \
+    (((p) = PyMem_Calloc((count) > 0 ? (size_t)(count) : 1, sizeof *(p))) == NULL ? (PyErr_NoMemory(), -1) : 0)
+#define ADD(list, ...) \
+    ((list).count == (list).room && ((list).items = larger((list).items, &(list).room, sizeof *(list).items)) == NULL \
+         ? (PyErr_NoMemory(), -1) \
+         : ((list).items[(list).count++] = (__VA_ARGS__), 0))
+
+static void *larger(void *old, int *room, size_t size)
+{
+    int more = *room < 8 ? 8 : *room > INT_MAX / 2 ? 0 : 2 * *room;
+    void *p = more == 0 ? NULL : PyMem_Realloc(old, (size_t)more * size);
+    if (p == NULL)
+        PyMem_Free(old);
+    *room = more;
+    return p;
+}
+
+static void release(Run *r)
+{
+    void *all[] = {r->seconds, r->start_s, r->end_s, r->missing, r->on_end, r->on_start, r->flow_of, r->path_of,
+                   r->paths, r->edges.items, r->places.items, r->flows.items, r->ready.items, r->heap.items,
+                   r->changed.items, r->full.items, r->moved.items, r->key.items};
+    for (int i = 0; r->link != NULL && i < r->links; i++)
+        PyMem_Free(r->link[i].users.items);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        PyMem_Free(all[i]);
+    PyMem_Free(r->link);
+}
+
+/* ---- reading ---- */
+
+static int check(int holds, const char *message)
+{
+    if (!holds)
+        PyErr_SetString(PyExc_TypeError, message);
+    return holds ? 0 : -1;
+}
+
+static int as_double(PyObject *x, double *out)
+{
+    if (check(PyFloat_Check(x) || PyLong_Check(x), "seconds, loads and capacities are floats"))
+        return -1;
+    *out = PyFloat_Check(x) ? PyFloat_AS_DOUBLE(x) : PyLong_AsDouble(x);
+    return *out == -1.0 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int as_int(PyObject *x, Py_ssize_t from, Py_ssize_t below, const char *what, Py_ssize_t *out)
+{
+    if (check(PyLong_Check(x), "tasks, sorts, links and offsets are ints"))
+        return -1;
+    *out = PyLong_AsSsize_t(x);
+    if (*out == -1 && PyErr_Occurred())
+        return -1;
+    if (*out < from || *out >= below)
+        return PyErr_Format(PyExc_IndexError, "%s is %zd, not from %zd to below %zd", what, *out, from, below), -1;
+    return 0;
+}
+
+static int read_links(Run *r, PyObject *capacity, double over)
+{
+    Py_ssize_t at = 0, link;
+    PyObject *key, *each;
+    if (MAKE(r->link, r->links) || MAKE(r->changed.items, r->links) || MAKE(r->full.items, r->links))
+        return -1;
+    while (PyDict_Next(capacity, &at, &key, &each)) {
+        if (as_int(key, 0, r->links, "a link", &link) || as_double(each, &r->link[link].capacity))
+            return -1;
+        r->link[link].limit = r->link[link].capacity * over;
+    }
+    return 0;
+}
+
+static int read_paths(Run *r, PyObject *by_sort)
+{
+    int paths = 0;
+    Py_ssize_t at, in_path, sort, link;
+    PyObject *key, *flow, *each;
+    double load;
+    if (MAKE(r->path_of, r->sorts) || MAKE(r->paths, PyDict_GET_SIZE(by_sort)))
+        return -1;
+    for (at = 0; at < r->sorts; at++)
+        r->path_of[at] = NONE;
+    for (at = 0; PyDict_Next(by_sort, &at, &key, &flow); paths++) {
+        Path *path = &r->paths[paths];
+        if (check(PyTuple_Check(flow) && PyTuple_GET_SIZE(flow) == 2 && PyDict_Check(PyTuple_GET_ITEM(flow, 1)),
+                  "a flow is quiet seconds and a dictionary") ||
+            as_int(key, 0, r->sorts, "a flow's sort", &sort) || as_double(PyTuple_GET_ITEM(flow, 0), &path->quiet_s))
+            return -1;
+        path->begin = r->places.count;
+        for (in_path = 0; PyDict_Next(PyTuple_GET_ITEM(flow, 1), &in_path, &key, &each);)
+            if (as_int(key, 0, r->links, "a flow's link", &link) || as_double(each, &load) ||
+                ADD(r->places, (Place){(int)link, load}))
+                return -1;
+        path->end = r->places.count;
+        r->path_of[sort] = path->quiet_s >= 0.0 ? paths : NONE;
+    }
+    return 0;
+}
+
+static int add_edge(Run *r, int *first, Py_ssize_t to, double lag_s)
+{
+    if (ADD(r->edges, (Edge){(int)to, *first, lag_s}))
+        return -1;
+    *first = r->edges.count - 1;
+    r->missing[to]++;
+    return 0;
+}
+
+static int read_task(Run *r, int task, PyObject *seconds, PyObject *waits, PyObject *sort_of)
+{
+    Py_ssize_t other, sort;
+    if (check(PyList_Check(waits), "waits is a list of lists") || as_double(seconds, &r->seconds[task]) ||
+        as_int(sort_of, 0, r->sorts, "a task's sort", &sort))
+        return -1;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waits); i++)
+        if (as_int(PyList_GET_ITEM(waits, i), 0, r->tasks, "what a task waits for", &other) ||
+            add_edge(r, &r->on_end[other], task, 0.0))
+            return -1;
+    if (r->path_of[sort] == NONE)
+        return 0;
+    r->flow_of[task] = r->flows.count;
+    return ADD(r->flows, (Flow){task, r->path_of[sort], 0, 1.0, 0.0, 0.0, Py_NAN, Py_NAN});
+}
+
+static int read_tasks(Run *r, PyObject *seconds, PyObject *waits, PyObject *sorts)
+{
+    int n = r->tasks;
+    if (MAKE(r->seconds, n) || MAKE(r->start_s, n) || MAKE(r->end_s, n) || MAKE(r->missing, n) ||
+        MAKE(r->on_end, n) || MAKE(r->on_start, n) || MAKE(r->flow_of, n) || MAKE(r->ready.items, n))
+        return -1;
+    for (int i = 0; i < n; i++) {
+        r->end_s[i] = -1.0;
+        r->on_end[i] = r->on_start[i] = r->flow_of[i] = NONE;
+    }
+    for (int i = 0; i < n; i++)
+        if (read_task(r, i, PyList_GET_ITEM(seconds, i), PyList_GET_ITEM(waits, i), PyList_GET_ITEM(sorts, i)))
+            return -1;
+    return MAKE(r->moved.items, r->flows.count);
+}
+
+static int read_launched(Run *r, PyObject *launched)
+{
+    Py_ssize_t at = 0, task, offset;
+    PyObject *key, *groups;
+    while (PyDict_Next(launched, &at, &key, &groups)) {
+        if (check(PyList_Check(groups), "launched has lists") || as_int(key, 0, r->tasks, "a launcher", &task))
+            return -1;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); i++) {
+            PyObject *group = PyList_GET_ITEM(groups, i), *lags_s;
+            if (check(PyTuple_Check(group) && PyTuple_GET_SIZE(group) == 2 && PyList_Check(PyTuple_GET_ITEM(group, 1)),
+                      "what is launched is an offset and a list"))
+                return -1;
+            lags_s = PyTuple_GET_ITEM(group, 1);
+            Py_ssize_t count = PyList_GET_SIZE(lags_s);
+            double lag_s;
+            if (as_int(PyTuple_GET_ITEM(group, 0), -task, r->tasks - task - count + 1, "an offset", &offset))
+                return -1;
+            for (Py_ssize_t k = 0; k < count; k++)
+                if (as_double(PyList_GET_ITEM(lags_s, k), &lag_s) ||
+                    add_edge(r, &r->on_start[task], task + offset + k, lag_s))
+                    return -1;
+        }
+    }
+    return 0;
+}
+
+#endif
