@@ -87,6 +87,8 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     if gradients_sharded and shared:
         gathered += largest * dp.gradient_bytes
     gathered += max((b.workspace_bytes for b in blocks), default=0.0)
+    quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
+    gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)  # of what is gathered, where it is
     return States(
         held,
         (sharded if gradients_sharded else whole) * dtype_bytes(t.grad_dtype),

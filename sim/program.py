@@ -108,9 +108,9 @@ class Block:
     `params` and `expert_params` are this rank's own parameter counts (tensor- and expert-parallel shards taken,
     data-parallel sharding not); `tensors` are the elements of each tensor that `params` counts.
     `forward_peak_bytes` and `backward_peak_bytes` are transient, beyond what is saved (recomputed activations included
-    in the latter). `workspace_bytes` stay allocated from the first backward on,
-    one set for all layers of these shapes on a rank. `rebuilt_bytes`: what a rerun brings back that a split backward's
-    weight half needs.
+    in the latter). `workspace_bytes` stay allocated from the first backward on, one set for all layers of these shapes
+    on a rank; `quantized_bytes` are its weights in the matmuls' own format, kept beside the 16-bit ones.
+    `rebuilt_bytes`: what a rerun brings back that a split backward's weight half needs.
     `key` names the block in a profile of measured blocks (see `sim.prices.costs`), "" where none can be.
     """
 
@@ -126,6 +126,7 @@ class Block:
     backward_peak_bytes: float = 0.0
     key: str = ""
     workspace_bytes: float = 0.0
+    quantized_bytes: float = 0.0
     rebuilt_bytes: float = 0.0
     frozen_params: int = 0  # beside `params`: kept and gathered, never updated
 

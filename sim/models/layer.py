@@ -12,7 +12,7 @@ from sim.models.lora import frozen, only_behind_adapters
 from sim.models.mla import mla_core, mla_parts
 from sim.models.mlp import mlp_parts
 from sim.models.moe import is_moe_layer, moe_parts
-from sim.models.operators import Part, backward_of, forward_of, tensors_of, workspace
+from sim.models.operators import Part, backward_of, forward_of, quantized_weight_bytes, tensors_of, workspace
 from sim.models.recompute import keep, mode_of_layer, stops_early
 from sim.program import Block
 
@@ -48,6 +48,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         rebuilt_bytes=kept.rebuilt_bytes,
         key=layer_key(scenario, d, layer, shard),
         workspace_bytes=workspace(d, parts),
+        quantized_bytes=quantized_weight_bytes(d, parts),
     )
 
 

@@ -13,7 +13,7 @@ from sim.models.embedding import lookup
 from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
-from sim.models.operators import Linear, Part, backward_of, forward_of, workspace
+from sim.models.operators import Linear, Part, backward_of, forward_of, quantized_weight_bytes, workspace
 from sim.models.recompute import keep, mode_of_layer
 from sim.program import Block
 
@@ -55,4 +55,5 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         backward_peak_bytes=max(kept.backward_peak_bytes, around.backward_peak_bytes),
         rebuilt_bytes=kept.rebuilt_bytes,
         workspace_bytes=workspace(d, layer),
+        quantized_bytes=quantized_weight_bytes(d, (before[-1], *layer)),
     )

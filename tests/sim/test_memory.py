@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sim.actions import Kind
 from sim.inputs.model_config import count_parameters
-from sim.memory import on_device, over_steps
+from sim.memory import on_device, over_steps, states
+from sim.plan import make_plan
 from sim.program import BLOCK_END, Comm, Compute, Program, Wait
 from sim.simulation import simulate
 from tests.sim.cases import case
@@ -39,6 +40,21 @@ def test_bytes_per_parameter(precision: str, grad_dtype: str, param_dtype: str |
     """Exactly 16 in fp32 and with 16-bit gradients, 18 with fp32 ones (Rajbhandari 2020, section 3.1)."""
     m = memory(precision=precision, grad_dtype=grad_dtype, param_dtype=param_dtype)
     assert m["parameters"] + m["gradients"] + m["optimizer"] == bytes_each * PSI
+
+
+@pytest.mark.parametrize(("zero", "reshard", "layers"), [(0, True, 8), (2, True, 8), (3, True, 2), (3, False, 8)])
+def test_quantized_weights_are_kept_for_the_step(zero: int, reshard: bool, layers: int) -> None:
+    """Those of every layer; with ZeRO-3 of the layers that are gathered."""
+    layout = {"dp": 2, "zero": zero, "reshard_after_forward": reshard}
+
+    def held(precision: str) -> tuple[float, float]:
+        scenario = case(layout, {"precision": precision, "global_batch_size": 2})
+        stages = list(simulate(scenario).stages[0].values())
+        return states(make_plan(scenario), stages).gathered, stages[0].blocks[1].quantized_bytes
+
+    (plain, none), (fp8, one) = held("bf16"), held("fp8")
+    assert none == 0 < one
+    assert fp8 - plain == layers * one
 
 
 @settings(deadline=None, max_examples=20)

@@ -138,6 +138,18 @@ def test_empty_weight_gradients_of_transformer_engine():
     assert layer_block(make(LLAMA), 0).workspace_bytes == 0
 
 
+def test_quantized_weights_stand_beside_the_16_bit_ones():
+    """Two 8-bit copies of the layers' matrices, by rows and by columns; norms, router and output stay in 16 bits."""
+    dense = H * (1024 + 2 * 256) + H * H + 3 * H * 2816
+    experts = {"experts": 16, "top_k": 2, "ffn": 512}
+    fp8 = {"precision": "fp8"}
+    assert layer_block(make(LLAMA, fp8), 0).quantized_bytes == 2 * dense
+    assert layer_block(make(LLAMA, fp8, tp=2), 0).quantized_bytes == dense
+    moe = layer_block(make(LLAMA | {"moe": experts}, fp8, dp=4, ep=4), 0)
+    assert moe.quantized_bytes == 2 * (dense - 3 * H * 2816 + 4 * 3 * H * 512)
+    assert head_block(make(LLAMA, fp8)).quantized_bytes == layer_block(make(LLAMA), 0).quantized_bytes == 0
+
+
 def test_simumax_peaks():
     """Llama 3 405B cut to 4 layers on 8 tensor-parallel B200: measured 41,418,589,696 bytes allocated at the
     peak.
