@@ -34,6 +34,7 @@ from sim.views.palette import COMPUTE_KINDS, MEMORY, Style, style_of
 from sim.views.rows import Layout, Track, kinds_of, lanes_of, lay_out
 
 NEAR_MOST = 5000  # spans in view that are drawn one by one
+EDGED = 0.003  # of the axis: of a narrower bar a white edge would be all that shows
 FONT = "Inter, 'Segoe UI', system-ui, sans-serif"
 INK, FAINT, GRID = "#1b2733", "#5b6875", "#e3e8ee"
 
@@ -69,7 +70,7 @@ def timeline_figure(
     plot.min_border_left = plot.min_border_left + max(0, longest - 6) * 8
     _row_axes(plot, layout)
     _backgrounds(plot, layout, end_s)
-    renderers = _bars(plot, timelines, layout)
+    renderers = _bars(plot, timelines, layout, EDGED * far_s)
     if len(critical):
         _critical(plot, timelines[0], layout, critical)
     plot.text(
@@ -228,8 +229,11 @@ def _backgrounds(plot: Any, layout: Layout, end_s: float) -> None:
     )
 
 
-def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout) -> list[Any]:
-    """One renderer a kind; of very many spans they are empty, and filled with those in view where these are few."""
+def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout, edged_s: float) -> list[Any]:
+    """One renderer a kind; of very many spans they are empty, and filled with those in view where these are few.
+
+    Computations of `edged_s` and more have white edges, which tell one from the next.
+    """
     kinds = kinds_of(timelines)
     spans = _columns(timelines, layout, kinds)
     many = len(spans["start"]) > NEAR_MOST
@@ -237,12 +241,15 @@ def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout) -> list[Any]
     for i, kind in enumerate(kinds):
         mine = np.flatnonzero(spans["kind"] == i)
         columns = {key: values[mine[:0] if many else mine] for key, values in spans.items() if key != "kind"}
-        edged = kind in COMPUTE_KINDS and not many and len(mine) < 3000
+        fill = style_of(kind).fill
+        edge: Any = fill
+        if kind in COMPUTE_KINDS and not many:
+            columns["edge"] = np.where(columns["end"] - columns["start"] >= edged_s, "#ffffff", fill).tolist()
+            edge = "edge"
         bars = plot.hbar(
             y="y", left="start", right="end", height="height", name=f"exact:{kind}", source=ColumnDataSource(columns),
-            fill_color=style_of(kind).fill, line_color="#ffffff" if edged else style_of(kind).fill,
-            line_width=0.5, line_alpha=0.8, hover_line_color=INK, hover_line_alpha=1.0,
-            hover_fill_color=style_of(kind).fill, visible=not many,
+            fill_color=fill, line_color=edge, line_width=0.5, line_alpha=0.8, hover_line_color=INK,
+            hover_line_alpha=1.0, hover_fill_color=fill, visible=not many,
         )  # fmt: skip
         renderers.append(bars)
     if many:

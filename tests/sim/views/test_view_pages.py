@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import synthetic
 
-from sim.timeline import from_spans
+from sim.timeline import Detail, RankClass, Span, from_spans
 from sim.views.compare_page import compare_page, paired_tracks
-from sim.views.timeline_page import timeline_page
+from sim.views.figures import timeline_figure
+from sim.views.palette import style_of
+from sim.views.rows import tracks_of
+from sim.views.timeline_page import _curve, timeline_page
 
 
 def test_the_page_names_no_outside_address() -> None:
@@ -40,17 +45,21 @@ def test_memory_over_several_steps_widens_the_axis() -> None:
 
 
 def test_long_curves_keep_their_peak() -> None:
-    from sim.views.timeline_page import _curve
-
     n = 100_000
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    level = rng.random(n)
+    level = np.random.default_rng(0).random(n)
     curve: Any = synthetic.Curve(0, np.arange(n) * 1e-5, level * 0, level * 0, level * 0, level * 1e9, level * 0)
     kept = _curve(curve, 1.0, 1000)
     assert len(kept["time"]) < 1100
     assert max(kept["activations"]) == round(level.max() * 1e9)
+
+
+def test_bars_too_narrow_for_an_edge_keep_their_colour() -> None:
+    ends = [0.5, *np.linspace(0.501, 1.0, 500).tolist()]
+    spans = [Span(0, "compute", "F", 0, i, a, b, Detail("f")) for i, (a, b) in enumerate(pairwise([0.0, *ends]))]
+    timeline = from_spans(spans, [RankClass(0, (0,), 0)])
+    chart, _ = timeline_figure([timeline], tracks_of(timeline))
+    (bars,) = (r for r in chart.renderers if r.name == "exact:F")
+    assert bars.data_source.data["edge"] == ["#ffffff"] + 500 * [style_of("F").fill]
 
 
 def test_a_timeline_of_nothing_still_makes_a_page() -> None:
