@@ -7,13 +7,14 @@ with fp32 ones, 4+4+8 in fp32. ZeRO-1 shards the optimizer, ZeRO-2 also the grad
 A forward's saved bytes count from its start, a backward's until its end; after a split backward's input half, what the
 weight half needs is left: the inputs of linear layers and the gradients of their outputs. Buffers are transient: what
 the running operator or recomputation holds, and what ZeRO gathers. Gradients live in persistent buffers (Megatron's).
-Left out: NCCL's buffers, the CUDA context, DDP's bucket copies.
+Workspaces of cuBLAS are buffers, always there. Left out: NCCL's buffers, the CUDA context, DDP's bucket copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,10 @@ from sim.graph.uses import Step
 from sim.models.head import tied_params
 from sim.plan import Plan
 from sim.program import Block, Compute, Phase
+from topology.spec import GpuSpec
 
 Bytes = NDArray[np.float64]
+GROUPED_STREAMS = 4  # of Transformer Engine's grouped matmuls, each with a workspace
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -86,15 +89,42 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
         gathered = max((b.held_params + b.expert_params for b in blocks), default=0) * dp.parameter_bytes
     if gradients_sharded and shared:
         gathered += largest * dp.gradient_bytes
-    gathered += max((b.workspace_bytes for b in blocks), default=0.0)
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)  # of what is gathered, where it is
+    gathered += max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, experts > 0)
     return States(
         held,
         (sharded if gradients_sharded else whole) * dtype_bytes(t.grad_dtype),
         (sharded if dp.zero >= 1 else whole) * optimizer,
         gathered,
     )
+
+
+class Workspace(NamedTuple):
+    """Bytes of one cuBLAS workspace: torch's for a thread and stream, Transformer Engine's for a stream."""
+
+    torch: float
+    transformer_engine: float
+
+
+def matmul_workspace(gpu: GpuSpec) -> Workspace:
+    """Both take them from torch's allocator with the first matmul and keep them.
+
+    torch: ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`; Transformer Engine: module/base.py,
+    `get_cublas_workspace_size_bytes`. Both are larger from Hopper on, the first GPUs with 8-bit floating point.
+    """
+    if gpu.name == "cpu":
+        return Workspace(0.0, 0.0)
+    large = 32.0 * 2**20
+    return Workspace(large, large) if "fp8" in gpu.peak_flops_per_s else Workspace(8_519_680.0, 4.0 * 2**20)
+
+
+def _workspaces(plan: Plan, experts: bool) -> float:
+    """torch's for the threads of forward and backward; Megatron's layers use Transformer Engine's besides, and four
+    more on the streams of its grouped matmuls."""
+    size, t = matmul_workspace(plan.scenario.cluster.gpu), plan.scenario.training
+    own = GROUPED_STREAMS * experts + 1 if t is not None and t.elementwise == "megatron" else 0
+    return 2 * size.torch + own * size.transformer_engine
 
 
 def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:

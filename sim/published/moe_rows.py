@@ -28,6 +28,7 @@ from typing import Any
 from sim.errors import InputError
 from sim.graph.template import Template, compile_program
 from sim.inputs.scenario import parse_scenario
+from sim.memory import GROUPED_STREAMS, matmul_workspace
 from sim.models.dims import Dims, Shard, dims
 from sim.models.moe import moe_parts
 from sim.models.operators import Part, backward_of, forward_of, quantized_weight_bytes, saved_of
@@ -48,11 +49,9 @@ from sim.published.prediction import (
 )
 from sim.published.tables import Row
 from topology.network import Network
+from topology.spec import GpuSpec
 
 BLOCKWISE_SLOWDOWN = 1.25
-# cuBLAS's on Hopper (ATen/cuda/CublasHandlePool.cpp; Transformer Engine's module/base.py): one of torch's for the long
-# matmul, one of Transformer Engine's for the router, four for the streams of its grouped matmuls
-WORKSPACE_BYTES, WORKSPACES = 32 * 2**20, 6
 
 
 def moe_layer(row: Row, calibration: str | None) -> Predictions:
@@ -76,20 +75,23 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
     found = {
         "forward_s": priced(forward_of(parts), profile),
         "backward_s": priced(backward_of(parts), without(profile, "host_")),
-        "max_allocated_bytes": spread(layer_peak_bytes(d, parts), PEAK_UNCERTAINTY),
+        "max_allocated_bytes": spread(layer_peak_bytes(d, parts, scenario.cluster.gpu), PEAK_UNCERTAINTY),
     }
     return {key: value for key, value in found.items() if key in row.measured}
 
 
-def layer_peak_bytes(d: Dims, parts: Sequence[Part]) -> float:
+def layer_peak_bytes(d: Dims, parts: Sequence[Part], gpu: GpuSpec) -> float:
     """The most bytes that torch's allocator holds while the layer runs forward and backward by itself.
 
-    16-bit parameters; what Transformer Engine keeps of their 8-bit copies, by rows and by columns; workspaces; what the
-    forward saved and no part's backward has freed yet; the result and its gradient, which the test holds on to; new
-    gradients of the parameters that the backward has passed; what the running part holds (Part.backward_bytes).
+    16-bit parameters, and 8-bit copies where matmuls read such; cuBLAS's workspaces: torch's for the long matmul,
+    Transformer Engine's for the router and the streams of grouped matmuls; what the forward saved and no part's
+    backward has freed yet; the result and its gradient, which the test holds on to; new gradients of the parameters
+    that the backward has passed; what the running part holds (Part.backward_bytes).
     """
+    workspace = matmul_workspace(gpu)
     held = d.act_bytes * sum(p.params + p.expert_params for p in parts) + quantized_weight_bytes(d, parts)
-    held += WORKSPACES * WORKSPACE_BYTES + 2 * d.stream_bytes + sum(s.bytes for s in saved_of(parts))
+    held += workspace.torch + (1 + GROUPED_STREAMS) * workspace.transformer_engine
+    held += 2 * d.stream_bytes + sum(s.bytes for s in saved_of(parts))
     peak = held
     for part in reversed(parts):
         held += d.grad_bytes * (part.params + part.expert_params)

@@ -42,6 +42,23 @@ def test_bytes_per_parameter(precision: str, grad_dtype: str, param_dtype: str |
     assert m["parameters"] + m["gradients"] + m["optimizer"] == bytes_each * PSI
 
 
+@pytest.mark.parametrize(
+    ("cluster", "style", "mib"),
+    [
+        ("dgx-h100", "eager", 64),
+        ("dgx-b200", "megatron", 96),
+        ("dgx-a100", "megatron", 20.25),
+        ("cpu-host", "eager", 0),
+    ],
+)
+def test_cublas_workspaces(cluster: str, style: str, mib: float) -> None:
+    """torch's for forward and backward, Transformer Engine's under Megatron: 32 MiB each, 8.125 and 4 before Hopper."""
+    scenario = case(None, {"elementwise": style, "global_batch_size": 1}, cluster=cluster)
+    stages = list(simulate(scenario).stages[0].values())
+    empty = max(b.workspace_bytes for b in stages[0].blocks)
+    assert states(make_plan(scenario), stages).gathered - empty == mib * 2**20
+
+
 @pytest.mark.parametrize(("zero", "reshard", "layers"), [(0, True, 8), (2, True, 8), (3, True, 2), (3, False, 8)])
 def test_quantized_weights_are_kept_for_the_step(zero: int, reshard: bool, layers: int) -> None:
     """Those of every layer; with ZeRO-3 of the layers that are gathered."""

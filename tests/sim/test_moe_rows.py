@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.published.moe_rows import WORKSPACE_BYTES, WORKSPACES
 from sim.published.predict import predict
 from sim.published.tables import Row
 
@@ -36,7 +35,7 @@ def test_peak_by_hand(precision: str, copies: int, input_bytes: int) -> None:
         + input_bytes * received * h  # up's input
         + 2 * 2 * inner  # GELU's input and output
         + (3 * 4 + 2) * inner  # the gradient, two products in fp32; one cast back
-        + WORKSPACES * WORKSPACE_BYTES
+        + 6 * 32 * 2**20  # workspaces: torch's, Transformer Engine's, four of its grouped matmuls
     )  # fmt: skip
     assert found(precision=precision)["max_allocated_bytes"] == expected
 
