@@ -22,7 +22,7 @@ _POWER = {
     "and Llama 3 in view, between what the first and the others ask for",
     "b200": "least soft-L1 loss over every second GEMM of b200_kernels from 1e12 flops on (shorter ones end before the "
     "clock has settled), with result_exposed: 1.35 of the time of AIConfigurator's",
-    "gb200": "a B200's watts, 500 and 0.573 a Tflop/s in 16 bits (1.79 at its 2,250), at a GB200's 2,500 by its 1,200 W",
+    "gb200": "a B200's watts, 500 and 0.573 a Tflop/s in 16 bits (1.79 at 2,250), at a GB200's 2,500 by its 1,200 W",
 }
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
 _SPREAD = (
@@ -46,6 +46,7 @@ _TRITON = (
 _FLASH2 = "FlashAttention-2 as published, every second row of flash_attention.json (tools/fit_attention.py)"
 _FLASH = "as published, every second row of flash_attention.json (tools/fit_attention.py)"
 _CUDNN = "Transformer Engine's (cuDNN), every second row of b200_kernels.json (tools/fit_attention.py)"
+_TE = "{}, which Transformer Engine picks there (get_attention_backend)"
 _HOST = (
     "fitted to every fifth configuration of vtrain_single_node (Megatron-DeepSpeed, A100, 2022-23): see "
     "docs/accuracy.md"
@@ -62,17 +63,16 @@ _EAGER = (
     "the host at small widths, took 278 to 285 us beside an A100 and 266 to 275 beside an H100 (liger_kernels)"
 )
 _UNMEASURED = "assumption: as on A100 hosts"
+_H200 = "measured on two H200 machines (calibrate.run, scenarios/cuda/h200.json and h200_host.json)"
 NEWER_HOST: Coefficients = {
     "host_operator_s": (5.3e-5, _EAGER),
     "host_collective_s": (3e-5, _UNMEASURED),
     "host_message_s": (1e-4, _UNMEASURED),
-    "host_step_s": (1e-3, _UNMEASURED),
-    "unaligned_matmul_slowdown": (2.0, _HOST),
-}
-_H200 = "measured on two H200 machines (calibrate.run, scenarios/cuda/h200.json and h200_host.json)"
-HOPPER: Coefficients = {
     "host_operator_eager_s": (3e-5, f"28 and 32 us: plain torch, a narrow GPT, {_H200}"),
     "host_step_s": (5e-4, f"0.37 and 0.72 ms, {_H200}"),
+    "unaligned_matmul_slowdown": (2.0, _HOST),
+}
+HOPPER: Coefficients = {
     "memory_efficiency_optimizer": (0.72, f"fused AdamW from 60 to 800 million parameters, {_H200}"),
 }
 _SUMS = "1: dK and dV of query heads that share a key head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
@@ -81,6 +81,9 @@ A100_FLASH = (
     | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
     | _flash("flash2", (0.651, 0.735, 0), 284, 0.85, _FLASH)
 )
+A100_MEGATRON = _flash("megatron", (0.651, 0.735, 0), 284, 0.85, _TE.format("flash2")) | {
+    f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "flash2")
+}
 H100_FLASH = (
     _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
     | _flash("flash2", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
@@ -88,6 +91,7 @@ H100_FLASH = (
     | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
     | _flash("flash3", (0.51, 0.698, 0.791), 283, 0.85, _FLASH)
     | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)
+    | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))
     | _flash("triton", (0.417, 0.415, 0), 156, 0.85, _FLASH)
 )
 _SIMUMAX = "SimuMax v1.2 (Moore Threads, Apache-2.0), its fit of B200 kernels: memory_{} in b200_kernels.json"
@@ -129,8 +133,8 @@ def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficien
 
 COEFFICIENTS: dict[str, Coefficients] = {
     "v100": _gpu("v100", 1.25, A100_FLASH),
-    "a100-sxm": _gpu("a100", 1.25, A100_FLASH),
-    "a100-pcie": _gpu("a100", 1.25, A100_FLASH),
+    "a100-sxm": _gpu("a100", 1.25, A100_FLASH | A100_MEGATRON),
+    "a100-pcie": _gpu("a100", 1.25, A100_FLASH | A100_MEGATRON),
     "h100-sxm": _gpu("h100", 1.2, H100_FLASH),
     "h200-sxm": _gpu("h200", 1.2, H100_FLASH),
     "b200-sxm": _gpu("b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),

@@ -70,7 +70,7 @@ class Training(Written):
     )
     attention: Literal["fused", "unfused"] = "fused"
     attention_kernel: Literal["flash1", "flash2", "flash3", "cudnn", "triton"] | None = Field(
-        default=None, description="which fused kernel; null: the profile's usual one, FlashAttention-2 up to Hopper"
+        default=None, description="which fused kernel; null: the profile's usual, or Transformer Engine's"
     )
     cross_entropy: Literal["unfused", "fused", "chunked"] = "unfused"
     elementwise: Literal["eager", "megatron", "compiled"] = "eager"

@@ -27,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.errors import InputError
+from sim.prices.flash import MEGATRON, flash_seconds
 from sim.prices.flash import UNCERTAINTY as FLASH_UNCERTAINTY
-from sim.prices.flash import flash_seconds
 from sim.prices.kernels import Table, bounds, kernel_file, lookup, make_table
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, SERVED, Device, shape_bytes
@@ -105,14 +105,14 @@ class Costs:
         """Shortest time from one kernel launch to the next: the profile's, else the GPU's."""
         return self.coefficient("launch_overhead_s", self.gpu.launch_overhead_s)
 
-    def host_s(self, op: Compute, eager: bool = False) -> float:
+    def host_s(self, op: Compute, plain: bool = False) -> float:
         """Seconds in which the host issues an operator's kernels (a floor under runs of them: `sim.graph.template`).
 
-        `eager`: plain torch. Megatron's layers issue fewer kernels, each with more of Python around it.
+        `plain`: plain torch, compiled or not. Megatron's layers issue fewer kernels, each with more Python around it.
         """
         if op.kind == "optimizer":
             return self._host_step_s
-        return max(op.kernels, 1) * (self._host_operator_eager_s if eager else self._host_operator_s)
+        return max(op.kernels, 1) * (self._host_operator_eager_s if plain else self._host_operator_s)
 
     def pace(self, ranks: int) -> float:
         """How much slower than the usual GPU's is the slowest clock of `ranks` GPUs under their power limit.
@@ -182,9 +182,11 @@ class Costs:
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))
 
     def _check_kernel(self, op: Compute) -> None:
-        """That the profile knows the attention kernel that a scenario names."""
+        """That the profile knows the attention kernel that a scenario names; to the bare roofline all are one."""
         wanted, end = op.name.partition(":")[2], "_efficiency_128"
-        known = {n.removesuffix(end) for n in self.profile.coefficients if n.endswith(end)} - {"attention"}
+        if wanted == MEGATRON or self.profile.name == "roofline":
+            return
+        known = {n.removesuffix(end) for n in self.profile.coefficients if n.endswith(end)} - {"attention", MEGATRON}
         known |= {_KERNEL_OF_TORCH.get(k, k) for o, _ in self._raw if (k := o.partition("attention_forward:")[2])}
         if wanted not in known:
             found = ", ".join(sorted(known)) or "none by name"

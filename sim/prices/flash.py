@@ -11,7 +11,9 @@ kernels of 1 to 96 heads on A100 and H100 (NVIDIA AIConfigurator's database, 8,3
 with median errors of 2 to 4 %, 95 % within 11 to 18; published charts, with as many tiles in each row, cannot tell. e
 is the efficiency of a head size, interpolated between 64, 128 and 256 over log2. Backward has a share of the forward's
 e. Coefficients are those of an implementation (`flash2_efficiency_128`, ...); `attention_...` are those of the one that
-training uses.
+training uses, `megatron_...` of the one that Transformer Engine picks, where that is another: cuDNN's on Hopper,
+FlashAttention-2 on Ampere (`get_attention_backend` in its dot_product_attention/utils.py: "FusedAttention preference on
+Hopper+ for performance reasons").
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from topology.spec import GpuSpec
 TILE = 128.0
 OVERLAP = 1.2
 SIZES = (64, 128, 256)
+MEGATRON = "megatron"  # the kernel that Transformer Engine picks, where the profile has it; else the usual one
 LAUNCH_S = 4e-6
 UNCERTAINTY = 0.08  # held-out rows of the published charts
 

@@ -33,7 +33,7 @@ class Pricing:
         self._aligned = aligned(plan.scenario)
         self._pace = costs.pace(plan.scenario.parallelism.ranks)
         training = plan.scenario.training
-        self._eager = training is not None and training.elementwise == "eager"
+        self._plain = training is not None and training.elementwise != "megatron"
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
         self._computes: dict[Compute, Priced] = {}
@@ -76,7 +76,7 @@ class Pricing:
             block = self.costs.block(key, phase, int(run))
             assert block is not None, op.name
             return Priced(*block)
-        return Priced(*self.costs.compute(op, self._pace), host_s=self.costs.host_s(op, self._eager))
+        return Priced(*self.costs.compute(op, self._pace), host_s=self.costs.host_s(op, self._plain))
 
     def comm(self, comm: Comm, rank: int) -> Priced:
         """A collective's price within the group that `rank` is in."""

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from sim.errors import InputError
+from sim.inputs.scenario import parse_scenario
 from sim.prices.costs import Costs
 from sim.prices.flash import flash_seconds
 from sim.prices.kernels import bounds, kernel_file, lookup, make_table
 from sim.prices.profile import PointTable, load_profile
 from sim.prices.roofline import Device, shape_bytes, shape_flops
 from sim.program import Compute, Phase
+from sim.simulation import simulate
 from topology.presets import GPUS
 
 HOME = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
@@ -218,3 +220,39 @@ def test_kernel_files_are_plain_columns() -> None:
     assert {("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16")} <= tables
     with pytest.raises(InputError, match="allowed: a100"):
         kernel_file("../h100")
+
+
+@pytest.mark.parametrize(("gpu", "kernel"), [("h100-sxm", "cudnn"), ("h200-sxm", "cudnn"), ("a100-sxm", "flash2")])
+def test_megatron_attends_with_the_kernel_that_transformer_engine_picks(gpu: str, kernel: str) -> None:
+    costs = Costs(load_profile(gpu), GPUS[gpu])
+    shape = (1, 32, 8, 8192, 8192, 128, 128, 1)
+    flops = shape_flops("attention_backward", shape)
+
+    def seconds(name: str) -> float:
+        op = Compute(name, "attention_backward", shape, "bf16", flops, 0.0, Phase.INPUT_GRAD, 3)
+        return costs.compute(op).seconds
+
+    assert seconds("attention:megatron") == seconds(f"attention:{kernel}") < seconds("attention")
+
+
+def test_megatron_attends_with_the_usual_kernel_where_a_profile_has_no_other() -> None:
+    costs = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"])
+    shape = (1, 32, 8, 8192, 8192, 128, 128, 1)
+    flops = shape_flops("attention_forward", shape)
+    ops = [Compute(name, "attention_forward", shape, "bf16", flops, 0.0, Phase.FORWARD)
+           for name in ("attention", "attention:megatron")]  # fmt: skip
+    assert costs.compute(ops[0]) == costs.compute(ops[1])
+
+
+def test_compiled_kernels_are_not_issued_more_slowly_than_eager_ones() -> None:
+    costs = Costs(load_profile("h100-sxm"), GPUS["h100-sxm"])
+    op = gemm(64, 64, 64)
+    eager, compiled, megatron = (
+        simulate(parse_scenario({
+            "model": "gpt2-124m", "cluster": "dgx-h100", "parallelism": {"dp": 1},
+            "training": {"seq_len": 256, "global_batch_size": 1, "precision": "bf16", "elementwise": style},
+        })).step_time_s for style in ("eager", "compiled", "megatron")
+    )  # fmt: skip
+    assert compiled < eager  # bound by the host: fewer kernels, each as costly
+    assert costs.host_s(op, plain=True) < costs.host_s(op)
+    assert compiled < megatron
