@@ -152,25 +152,26 @@ def print_result(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sim.views.units import percent, seconds
+    from sim.views.sweep_page import about_faults, lost_words, memory_words
+    from sim.views.units import seconds
 
-    console, rows = Console(), result["rows"]
+    console, rows, faults = Console(), result["rows"], about_faults(result)
     shown = rows
     if len(rows) > ROWS_SHOWN:
         shown = sorted(rows, key=lambda r: -(r["step_time_s"] or 0.0))[:ROWS_SHOWN]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for key in result["vary"]:
         table.add_column(key, overflow="fold")
-    for name in ("step", "lost to faults", "tok/s/GPU"):
+    for name in ("step", *(["lost to faults"] if faults else []), "memory", "tok/s/GPU"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in shown:
         values = [str(v) for v in row["values"].values()]
         if row["refused"]:
-            table.add_row(*values, "-", "refused", "-")
+            table.add_row(*values, "refused")
         else:
-            lost_s, step_s = row["lost_s"], row["step_time_s"]
-            lost = f"{seconds(lost_s)} ({percent(lost_s / step_s)})"
-            table.add_row(*values, seconds(step_s), lost, f"{row['tokens_per_s_per_gpu']:,.0f}")
+            lost = [lost_words(row)] if faults else []
+            rate = f"{row['tokens_per_s_per_gpu']:,.0f}"
+            table.add_row(*values, seconds(row["step_time_s"]), *lost, memory_words(row), rate)
     console.print(table)
     if len(shown) < len(rows):
         console.print(f"the slowest {len(shown)} of {len(rows):,}; --json and --html have all", highlight=False)

@@ -34,6 +34,7 @@ class WhatIf(NamedTuple):
     healthy_s: float  # the same step without the section `faults`
     tokens_per_s_per_gpu: float
     peak_memory_bytes: float
+    fits_in_memory: bool
     refused: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -41,6 +42,7 @@ class WhatIf(NamedTuple):
         numbers = {
             "step_time_s": self.step_time_s, "healthy_s": self.healthy_s, "lost_s": self.step_time_s - self.healthy_s,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu, "peak_memory_bytes": self.peak_memory_bytes,
+            "fits_in_memory": self.fits_in_memory,
         }  # fmt: skip
         return {"values": dict(self.values), **(dict.fromkeys(numbers) if self.refused else numbers),
                 "refused": self.refused}  # fmt: skip
@@ -88,7 +90,7 @@ def attempt(packed: bytes, change: Change) -> WhatIf:
     try:
         return _simulated(packed, change)
     except InputError as error:
-        return WhatIf(dict(change), 0.0, 0.0, 0.0, 0.0, str(error))
+        return WhatIf(dict(change), 0.0, 0.0, 0.0, 0.0, False, str(error))
 
 
 def _simulated(packed: bytes, change: Change) -> WhatIf:
@@ -103,4 +105,4 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
     peak = max(float(curve.total.max()) for curve in simulation.memory)
-    return WhatIf(dict(change), step_s, healthy_s, rate, peak)
+    return WhatIf(dict(change), step_s, healthy_s, rate, peak, peak <= scenario.cluster.gpu.memory_bytes)

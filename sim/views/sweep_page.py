@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.views.page import card, escape
 from sim.views.search_page import PLOT, sortable_page
-from sim.views.units import count, percent, seconds
+from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -15,10 +15,12 @@ Row = Mapping[str, Any]
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b2733")  # Okabe and Ito
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
 _HINT = (
-    "Step time over the key with most values, a line for each choice of the others. Dashed: the same steps without "
-    "faults. Hover for a step's values, click a name in the legend to hide its line."
+    "Step time over the key with most values, a line for each choice of the others. Hover for a step's values, click a "
+    "name in the legend to hide its line."
 )
-_TIP = "<div><b>@words</b></div><div>@step a step, @lost lost to faults</div>"
+_DASHED = " Dashed: the same steps without faults."
+_TIP = "<div><b>@words</b></div><div>@step a step, @memory</div>"
+_LOST = "<div>@lost lost to faults</div>"
 
 
 def sweep_page(result: Result) -> str:
@@ -26,7 +28,8 @@ def sweep_page(result: Result) -> str:
     title = f"Sweep: {result['name']}"
     what = f"{count(len(result['rows']))} steps over {', '.join(result['vary'])}"
     head = f'<header><h1>{escape(title)}</h1><p class="sub">{escape(what)}</p></header>\n'
-    plot = f'<section><h2>Step time</h2><p class="hint">{escape(_HINT)}</p><div class="plot">{PLOT}</div></section>\n'
+    hint = escape(_HINT + _DASHED * about_faults(result))
+    plot = f'<section><h2>Step time</h2><p class="hint">{hint}</p><div class="plot">{PLOT}</div></section>\n'
     return sortable_page(title, head + _cards(result) + plot + _table(result), _figure(result))
 
 
@@ -39,16 +42,33 @@ def words(values: Mapping[str, Any], without: str = "") -> str:
     return ", ".join(f"{k.partition('.')[2] or k} {v}" for k, v in values.items() if k != without)
 
 
+def about_faults(result: Result) -> bool:
+    """Whether faults are varied, or cost any of the steps something."""
+    return any(key.startswith("faults") for key in result["vary"]) or any(row["lost_s"] for row in result["rows"])
+
+
+def lost_words(row: Row) -> str:
+    """Seconds lost to faults, and which part of the step that is."""
+    return f"{seconds(row['lost_s'])} ({percent(row['lost_s'] / row['step_time_s'])})"
+
+
+def memory_words(row: Row) -> str:
+    """The fullest GPU's peak, marked where it is more than the GPU has."""
+    return n_bytes(row["peak_memory_bytes"]) + ("" if row["fits_in_memory"] else " ✗")
+
+
 def _cards(result: Result) -> str:
     done = [r for r in result["rows"] if not r["refused"]]
     best, worst = (pick(done, key=lambda r: r["step_time_s"]) for pick in (min, max))
-    most = max(done, key=lambda r: r["lost_s"] / r["step_time_s"])
+    left = len(result["rows"]) - len(done)
     cards = [
         card("Fastest step", seconds(best["step_time_s"]), words(best["values"]), "good"),
         card("Slowest step", seconds(worst["step_time_s"]), words(worst["values"])),
-        card("Most lost to faults", percent(most["lost_s"] / most["step_time_s"]), words(most["values"])),
-        card("Steps", count(len(done)), f"{count(len(result['rows']) - len(done))} cannot be simulated"),
+        card("Steps", count(len(done)), f"{count(left)} cannot be simulated" if left else ""),
     ]
+    if about_faults(result):
+        most = max(done, key=lambda r: r["lost_s"] / r["step_time_s"])
+        cards.insert(2, card("Most lost to faults", lost_words(most), words(most["values"])))
     return f'<dl class="cards">{"".join(cards)}</dl>\n'
 
 
@@ -56,6 +76,7 @@ def _figure(result: Result) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
+    faults = about_faults(result)
     key = max(result["vary"], key=lambda k: len(result["vary"][k]))
     names = [str(v) for v in result["vary"][key]]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
@@ -71,10 +92,11 @@ def _figure(result: Result) -> Any:
         source = ColumnDataSource(_columns(rows, key, numbers))
         colour = _COLOURS[i % len(_COLOURS)]
         shown: dict[str, Any] = {"source": source, "color": colour, "legend_label": name or "step"}
-        plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
+        if faults:
+            plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
         plot.line("x", "y", line_width=2, **shown)
         dots.append(plot.scatter("x", "y", size=8, **shown))
-    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
+    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP + _LOST * faults))
     plot.legend.click_policy = "hide"
     plot.add_layout(plot.legend[0], "right")
     return plot
@@ -98,27 +120,32 @@ def _columns(rows: Sequence[Row], key: str, numbers: bool) -> dict[str, list[Any
         "healthy": [r["healthy_s"] for r in ordered],
         "words": [words(r["values"]) for r in ordered],
         "step": [seconds(r["step_time_s"]) for r in ordered],
-        "lost": [seconds(r["lost_s"]) for r in ordered],
+        "lost": [lost_words(r) for r in ordered],
+        "memory": [memory_words(r) for r in ordered],
     }
 
 
 def _table(result: Result) -> str:
-    keys = list(result["vary"])
-    names = [*keys, "Step", "Without faults", "Lost", "Tokens/s/GPU"]
+    keys, faults = list(result["vary"]), about_faults(result)
+    names = [*keys, "Step", *(["Without faults", "Lost"] if faults else []), "Memory", "Tokens/s/GPU"]
     number = ' class="num"'
     heads = "".join(
         f'<th{number if i >= len(keys) else ""}><button type="button">{escape(name)}</button></th>'
         for i, name in enumerate(names)
     )
-    body = "".join(f"<tr>{_cells(row)}</tr>" for row in result["rows"])
+    body = "".join(f"<tr>{_cells(row, faults)}</tr>" for row in result["rows"])
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     return f'<section><h2>All steps</h2><div class="scroll">{table}</div></section>\n'
 
 
-def _cells(row: Row) -> str:
+def _cells(row: Row, faults: bool) -> str:
     cells = "".join(f'<td data-value="{escape(v)}">{escape(v)}</td>' for v in row["values"].values())
     if row["refused"]:
-        return f'{cells}<td colspan="4" data-value="">{escape(row["refused"])}</td>'
-    shown = [(row[k], seconds(row[k])) for k in ("step_time_s", "healthy_s", "lost_s")]
-    shown.append((row["tokens_per_s_per_gpu"], count(row["tokens_per_s_per_gpu"])))
+        return f'{cells}<td colspan="{5 if faults else 3}" data-value="">{escape(row["refused"])}</td>'
+    keys = ("step_time_s", "healthy_s", "lost_s") if faults else ("step_time_s",)
+    shown = [(row[k], seconds(row[k])) for k in keys]
+    shown += [
+        (row["peak_memory_bytes"], memory_words(row)),
+        (row["tokens_per_s_per_gpu"], count(row["tokens_per_s_per_gpu"])),
+    ]
     return cells + "".join(f'<td class="num" data-value="{v:.12f}">{escape(text)}</td>' for v, text in shown)

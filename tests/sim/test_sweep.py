@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from sim.inputs.scenario import load_scenario, read_source
 from sim.layout.executors import dask_workers, local_workers, results
 from sim.layout.what_if import attempt, pack
 from sim.simulation import simulate
-from sim.sweep import parse_vary, run_sweep
+from sim.sweep import parse_vary, print_result, run_sweep
 from sim.views.sweep_page import sweep_page
 from tests.sim.test_search_dask import cluster
 
@@ -71,6 +72,18 @@ def test_links_and_presets_and_profiles_can_be_varied(tmp_path: Path) -> None:
 def test_bad_options_are_one_message(vary: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         run_sweep(FILE, [], [vary])
+
+
+def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["cluster={preset: dgx-h100, gpu: {preset: h100-sxm, memory_bytes: 50GiB}}"]
+    found = run_sweep(FILE, small, ["training.recompute=none,full"])
+    assert [row["fits_in_memory"] for row in found["rows"]] == [False, True]
+    print_result(found)
+    said = capsys.readouterr().out
+    assert said.count("✗") == sweep_page(found).count("✗") == 1
+    assert "fault" not in said
+    assert "aults" not in re.sub(r"<script.*?</script>", "", sweep_page(found), flags=re.S)
+    assert "lost to faults" in sweep_page(run_sweep(FILE, [], [SCALES, "faults.stragglers.0.rank=1"]))
 
 
 def test_too_many_combinations_are_refused() -> None:
