@@ -7,7 +7,15 @@ from typing import Any
 
 from sim.published.collective_rows import collective_predictions
 from sim.published.kernel_rows import kernel_predictions
-from sim.published.prediction import PEAK_UNCERTAINTY, NotSimulated, Prediction, Predictions, profile_named, spread
+from sim.published.prediction import (
+    PEAK_UNCERTAINTY,
+    RESERVED_UNCERTAINTY,
+    NotSimulated,
+    Prediction,
+    Predictions,
+    profile_named,
+    spread,
+)
 from sim.published.tables import Row
 
 
@@ -59,7 +67,7 @@ def _from_result(result: Mapping[str, Any], key: str) -> Prediction:
     value, (low, high) = result[_COUNTED_AS.get(key, key)], result["step_time_interval_s"]
     down, up = low / result["step_time_s"], high / result["step_time_s"]
     if key.endswith("_bytes"):
-        return spread(value, PEAK_UNCERTAINTY)
+        return spread(value, RESERVED_UNCERTAINTY if "reserved" in key else PEAK_UNCERTAINTY)
     if key.endswith("_s") and not key.endswith("_per_s"):
         return Prediction(value, value * down, value * up)
     return Prediction(value, value / up, value / down)

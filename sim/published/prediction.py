@@ -16,7 +16,8 @@ from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec
 
 NINETY_PERCENT = 1.645  # of a normal distribution, both sides
-PEAK_UNCERTAINTY = 0.03  # of a peak's bytes: allocator rounding, small tensors and workspaces left out
+PEAK_UNCERTAINTY = 0.03  # of allocated bytes: rounding, small tensors and temporaries left out
+RESERVED_UNCERTAINTY = 0.07  # fragmentation besides, which depends on the order of sizes and streams
 
 
 class Prediction(NamedTuple):

@@ -67,10 +67,11 @@ LIMITS = [
     ("korthikanti2022", 1, "layer_backward", "mean_abs", 0.03),
     ("megatron_sc21_table1", 1, "step_time", "mean_abs", 0.06),
     ("torchtitan_h100", 1, "step_time", "mean_abs", 0.08),
-    ("simumax_b200_dense_mbc4", 1, "peak_memory", "mean_abs", 0.005),
+    ("simumax_b200_dense_mbc4", 1, "peak_memory", "mean_abs", 0.002),
     ("simumax_b200_dense_mbc4", 1, "step_time", "mean_abs", 0.05),
     ("megatron_moe_layer_mixtral", 1, "forward", "median_abs", 0.10),
     ("megatron_moe_layer_mixtral", 1, "backward", "median_abs", 0.10),
+    ("megatron_moe_layer_mixtral", 1, "max_allocated", "max_abs", 0.025),
     ("mosaic_mpt_a100_80gb", 1, "step_time", "mean_abs", 0.045),
     ("flash_attention", 1, "seconds", "median_abs", 0.10),
     ("liger_kernels", 1, "seconds", "median_abs", 0.10),
@@ -83,6 +84,15 @@ LIMITS = [
 @pytest.mark.parametrize(("name", "every", "quantity", "statistic", "limit"), LIMITS)
 def test_accuracy(name: str, every: int, quantity: str, statistic: str, limit: float) -> None:
     assert figure(validation(name, every), quantity, statistic) <= limit
+
+
+def test_what_is_reserved_is_less_sure_than_what_is_allocated() -> None:
+    """And as sure as the table with such rows has it: all of them within the interval."""
+    reserved, allocated = validation("torchtitan_h100"), validation("simumax_b200_dense_mbc4", 4)
+    assert figure(reserved, "peak_reserved", "inside_interval") == 1.0
+    wide, narrow = (max(e.high / e.predicted for e in v.errors if e.quantity.startswith("peak"))
+                    for v in (reserved, allocated))  # fmt: skip
+    assert wide > 1.1 > 1.06 > narrow
 
 
 def table_file(tmp_path: Path, rows: list[dict[str, Any]], kind: str = "kernel", **more: Any) -> Path:
