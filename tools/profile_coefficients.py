@@ -72,7 +72,13 @@ NEWER_HOST: Coefficients = {
     "host_step_s": (5e-4, f"0.37 and 0.72 ms, {_H200}"),
     "unaligned_matmul_slowdown": (2.0, _HOST),
 }
+_TWICE = (
+    "assumption: gradients' sums leave the matrix units every 128 steps to be added in fp32 (Transformer Engine: "
+    "_2X_ACC_DGRAD, _2X_ACC_WGRAD; CUTLASS: 4 instructions of 32): a tile of 128 x 128 takes 128 clocks of 128 lanes "
+    "beside 512 of the matrix units; half is taken to be hidden"
+)
 HOPPER: Coefficients = {
+    "fp8_gradient_slowdown": (1.125, _TWICE),
     "memory_efficiency_optimizer": (0.72, f"fused AdamW from 60 to 800 million parameters, {_H200}"),
 }
 _SUMS = "1: dK and dV of query heads that share a key head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"

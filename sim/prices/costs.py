@@ -80,6 +80,7 @@ class Costs:
         self._power_at_peak = self.coefficient("power_at_peak", 0.0)
         self._matmul_speed = self.coefficient("matmul_speed", 1.0)  # of this machine's, by that of the points
         self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
+        self._gradient_slowdown = self.coefficient("fp8_gradient_slowdown", 1.0)
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
             self._raw.setdefault((table.op, table.dtype), []).append(table)
@@ -176,7 +177,8 @@ class Costs:
             slower, doubt = self.coefficient("unaligned_matmul_slowdown", 1.0), UNALIGNED_UNCERTAINTY
             found = [Cost(c.seconds * slower, c.source, math.hypot(c.uncertainty, doubt)) for c in found]
         if op.kind in MATMULS:
-            found = [c._replace(seconds=c.seconds / self._matmul_speed) for c in found]
+            speed = self._matmul_speed / (self._gradient_slowdown if op.dtype == "fp8" and "grad" in op.name else 1.0)
+            found = [c._replace(seconds=c.seconds / speed) for c in found]
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
         cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))

@@ -63,7 +63,8 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
     if row.data.get("training", {}).get("precision") == "fp8 blockwise":
         speed = profile.coefficients.get("matmul_speed", Coefficient(1.0, ""))
         slower = {"matmul_speed": Coefficient(speed.value / BLOCKWISE_SLOWDOWN, "partial sums scaled on plain units")}
-        profile = replace(profile, coefficients={**profile.coefficients, **slower})
+        kept = without(profile, "fp8_gradient_slowdown").coefficients  # which is for the same sums, unscaled
+        profile = replace(profile, coefficients={**kept, **slower})
     d, network = dims(scenario), Network(scenario.cluster)
     parts = moe_parts(scenario, d, 0, Shard())
 

@@ -67,3 +67,15 @@ def test_a_served_layer_takes_what_was_measured(file: str, gpu: str, dtype: str)
         assert served - alone == pytest.approx(quantizing)
         if alone > 0.5 * points.seconds[i]:  # else no less than the roofline is left
             assert served == pytest.approx(points.seconds[i], rel=1e-6)
+
+
+def test_gradients_in_8_bits_are_summed_in_fp32_on_hopper() -> None:
+    """A tile of 128 x 128 is added up on 128 lanes every 128 steps: 128 clocks beside 512, half of them hidden."""
+    shape = (1, 8192, 4096, 4096)
+    for gpu, slower in (("h100-sxm", 1 + 128 / 512 / 2), ("b200-sxm", 1.0)):
+        prices = Costs(load_profile(gpu), GPUS[gpu])
+        prices._power_at_peak = 0.0
+        forward = seconds(prices, shape, "fp8", "mlp_up")
+        for name in ("mlp_up_dgrad", "mlp_up_wgrad"):
+            assert seconds(prices, shape, "fp8", name) == pytest.approx(slower * forward)
+            assert seconds(prices, shape, "bf16", name) == seconds(prices, shape, "bf16", "mlp_up")
