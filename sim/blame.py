@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim.faults import compute_scales, disturbs, jitter_of, link_scales
+from sim.finished import FinishedStep
 from sim.graph.template import COMPUTE
 from sim.inputs.scenario import Faults, Scenario
 from sim.metrics import text_of
-
-if TYPE_CHECKING:
-    from sim.simulation import Simulation
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
 PAIRS = 12  # of ranks that wait for each other, the longest
@@ -63,44 +62,42 @@ def _rest(scenario: Scenario, faults: Faults, count: int) -> Cause:
     return Cause("rest", f"{count} more", faults.model_copy(update=update))
 
 
-def blame(simulation: Simulation) -> list[dict[str, Any]]:
-    """Seconds of the step lost to each fault: the step's time less what it is with that fault alone taken away.
+def blame(step: FinishedStep, without_s: Callable[[Scenario], float]) -> list[dict[str, Any]]:
+    """Seconds of the step lost to each fault: the step's time less what it is with that fault alone taken away, which
+    `without_s` simulates.
 
     Losses do not add up to the loss to all faults where one hides another (two equally slow ranks: taking one away
     wins nothing) or where they meet (a slow rank on a slow link).
     """
     out = []
-    for cause in causes(simulation.scenario):
-        from sim.simulation import simulate
-
-        scenario = simulation.scenario.model_copy(update={"faults": cause.without})
-        step_s = simulate(scenario, simulation.profile).step_time_s
-        lost_s = simulation.step_time_s - step_s
-        lost_s = 0.0 if abs(lost_s) < ROUNDING * simulation.step_time_s else lost_s
+    for cause in causes(step.scenario):
+        step_s = without_s(step.scenario.model_copy(update={"faults": cause.without}))
+        lost_s = step.step_time_s - step_s
+        lost_s = 0.0 if abs(lost_s) < ROUNDING * step.step_time_s else lost_s
         out.append({"kind": cause.kind, "cause": cause.name, "lost_s": lost_s, "without_s": step_s})
     return out
 
 
-def waiting(simulation: Simulation) -> list[dict[str, Any]]:
+def waiting(step: FinishedStep) -> list[dict[str, Any]]:
     """Seconds for which ranks stood still for others: at collectives for the last to arrive, at messages for the
     sender (its work and the message itself). The longest pairs of classes; what computation hides is not counted.
 
     A rank may wait for one that itself waits: the slow rank's peers at its collectives, its neighbours for its peers.
     """
-    step = _Step(simulation)
-    for task in step.computes:
-        step.stall(task)
-    names = [text_of(c.ranks) for c in simulation.built.graph.classes]
-    least_s = ROUNDING * simulation.step_time_s
-    rows = sorted(((s, a, b) for (a, b), s in step.lost.items() if s > least_s), reverse=True)
+    waits = _Waits(step)
+    for task in waits.computes:
+        waits.stall(task)
+    names = [text_of(c.ranks) for c in step.built.graph.classes]
+    least_s = ROUNDING * step.step_time_s
+    rows = sorted(((s, a, b) for (a, b), s in waits.lost.items() if s > least_s), reverse=True)
     return [{"ranks": names[a], "for": names[b], "seconds": s} for s, a, b in rows[:PAIRS]]
 
 
-class _Step:
+class _Waits:
     """A finished step, asked at each computation what its rank has waited for. Classes of ranks by index."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.graph, times = simulation.built.graph, simulation.times
+    def __init__(self, step: FinishedStep) -> None:
+        self.graph, times = step.built.graph, step.times
         self.start, self.end = times.start_s, times.end_s
         self.members: list[list[int]] = [[] for _ in self.graph.seconds]
         self.computes: dict[int, None] = {}

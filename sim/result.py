@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sim.actions import Kind
-from sim.blame import ROUNDING, blame, waiting
+from sim.blame import ROUNDING, waiting
 from sim.faults import disturbs, jitter_of
+from sim.finished import FinishedStep
 from sim.folding import APART_RANKS
 from sim.graph.template import compile_program
 from sim.memory import CATEGORIES, MemoryCurve
@@ -18,20 +19,16 @@ from sim.metrics import RankSeconds, critical_path, interval, mean, rank_seconds
 from sim.models.flops import model_flops_per_token
 from sim.program import Block, Compute
 
-if TYPE_CHECKING:
-    from sim.simulation import Simulation
-
 ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large segments up to this
 MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")
 
 
-def make_result(sim: Simulation) -> dict[str, Any]:
-    """Everything that `sim.run --json` prints."""
+def make_result(sim: FinishedStep, lost: list[dict[str, Any]]) -> dict[str, Any]:
+    """Everything that `sim.run --json` prints; `lost`: to each fault, as `sim.blame.blame` has it."""
     scenario = sim.scenario
     t = scenario.training
     assert t is not None
     step_s = sim.step_time_s
-    lost = blame(sim)  # simulations of their own
     begin = time.perf_counter()
     seconds = rank_seconds(sim.built, sim.slots, *sim.span_arrays)
     path, _ = critical_path(sim.built, sim.times)
@@ -66,7 +63,7 @@ def make_result(sim: Simulation) -> dict[str, Any]:
     }
 
 
-def _seconds_of_mean_rank(sim: Simulation, seconds: Sequence[RankSeconds]) -> dict[str, float]:
+def _seconds_of_mean_rank(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> dict[str, float]:
     """Means over ranks: idle time over the step and over busy time, communication that nothing hides, computation."""
     busy, idle, exposed, compute = (
         mean((getattr(r, k) for r in seconds), sim.plan) for k in ("busy_s", "bubble_s", "exposed_comm_s", "compute_s")
@@ -79,7 +76,7 @@ def _seconds_of_mean_rank(sim: Simulation, seconds: Sequence[RankSeconds]) -> di
     }
 
 
-def _rank_rows(sim: Simulation, seconds: Sequence[RankSeconds]) -> list[dict[str, Any]]:
+def _rank_rows(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> list[dict[str, Any]]:
     """Where the time of each class of ranks goes; `waiting_s` is what the others leave of the step."""
     return [
         {
@@ -97,7 +94,7 @@ def _rank_rows(sim: Simulation, seconds: Sequence[RankSeconds]) -> list[dict[str
     ]
 
 
-def _utilization(sim: Simulation, tokens_per_s: float) -> dict[str, float]:
+def _utilization(sim: FinishedStep, tokens_per_s: float) -> dict[str, float]:
     """Model FLOP/s a GPU, MFU with causal and with full attention, and HFU, which adds what is recomputed."""
     s = sim.scenario
     t = s.training
@@ -118,7 +115,7 @@ def _utilization(sim: Simulation, tokens_per_s: float) -> dict[str, float]:
     }
 
 
-def _recomputed_flops(sim: Simulation, class_index: int) -> float:
+def _recomputed_flops(sim: FinishedStep, class_index: int) -> float:
     """Matmul FLOPs that one rank of a class recomputes in a step."""
     stages = sim.stages[class_index]
     per_stage = {
@@ -130,7 +127,7 @@ def _recomputed_flops(sim: Simulation, class_index: int) -> float:
     return sum(per_stage[a.stage] for a in sim.built.actions[class_index].actions if a.kind in (Kind.B, Kind.I))
 
 
-def _middle_layer(sim: Simulation) -> dict[str, float]:
+def _middle_layer(sim: FinishedStep) -> dict[str, float]:
     """Forward and backward of one middle layer for one micro-batch, alone, its own communication included."""
     middle = sim.scenario.model.layers // 2
     part = next((p for p in sim.plan.parts if middle in p.layers), None)
@@ -154,7 +151,7 @@ def _whole_backward(block: Block) -> tuple[Any, ...]:
     return (*block.recompute, *block.backward)
 
 
-def _memory_row(sim: Simulation, index: int, curve: MemoryCurve) -> dict[str, Any]:
+def _memory_row(sim: FinishedStep, index: int, curve: MemoryCurve) -> dict[str, Any]:
     """One class of ranks: each category at its maximum, and the peak of their sum."""
     c = sim.plan.classes[index]
     at_most = {k: float(getattr(curve, k).max()) for k in CATEGORIES}
@@ -170,7 +167,7 @@ def _memory_row(sim: Simulation, index: int, curve: MemoryCurve) -> dict[str, An
     }
 
 
-def _communication(sim: Simulation) -> list[dict[str, Any]]:
+def _communication(sim: FinishedStep) -> list[dict[str, Any]]:
     """Bytes a rank hands to each sort of collective in a step (as nccl-tests counts them), by class of ranks."""
     return [
         {"rank": c.rank, "kind": kind, "group": group, "bytes": size}
@@ -179,7 +176,7 @@ def _communication(sim: Simulation) -> list[dict[str, Any]]:
     ]
 
 
-def _contention(sim: Simulation) -> dict[str, Any]:
+def _contention(sim: FinishedStep) -> dict[str, Any]:
     """What it costs that communications share links: seconds of the step, the links, and for each class of ranks and
     kind of communication how many were slowed and by how much in all."""
     graph = sim.built.graph
@@ -202,7 +199,7 @@ def _contention(sim: Simulation) -> dict[str, Any]:
     }
 
 
-def _provenance(sim: Simulation) -> dict[str, Any]:
+def _provenance(sim: FinishedStep) -> dict[str, Any]:
     p = sim.profile
     return {
         "profile": p.name,
@@ -213,7 +210,7 @@ def _provenance(sim: Simulation) -> dict[str, Any]:
     }
 
 
-def _engine(sim: Simulation, begin: float) -> dict[str, Any]:
+def _engine(sim: FinishedStep, begin: float) -> dict[str, Any]:
     """What was simulated, and in how long: from the plan to the metrics, which began at `begin`."""
     return {
         "tasks": len(sim.built.graph),
@@ -225,7 +222,7 @@ def _engine(sim: Simulation, begin: float) -> dict[str, Any]:
     }
 
 
-def _warnings(sim: Simulation, peak: float, fits: bool) -> list[str]:
+def _warnings(sim: FinishedStep, peak: float, fits: bool) -> list[str]:
     out = []
     if not fits:
         limit = sim.scenario.cluster.gpu.memory_bytes

@@ -15,24 +15,23 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim import schedules
-from sim.actions import Action, Kind, Schedule
+from sim.actions import Kind, Schedule
+from sim.blame import blame
 from sim.errors import InputError
 from sim.faults import link_scales
+from sim.finished import FinishedStep, make_timeline, rows_of
 from sim.garbage import no_collection
 from sim.graph.build import Build, Built, Deadlock, steps_of
-from sim.graph.contended import Ran, run_alone, run_step
+from sim.graph.contended import run_alone, run_step
 from sim.graph.data_parallel import DataParallel, make_data_parallel
-from sim.graph.engine import Times
 from sim.graph.link_book import LinkBook
 from sim.graph.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
-from sim.graph.taskgraph import TaskGraph
 from sim.graph.template import compile_program
 from sim.graph.uses import Kept
 from sim.inputs.scenario import Scenario
-from sim.memory import MemoryCurve, States, memory_curve, over_steps, peak_bytes, states
+from sim.memory import MemoryCurve, over_steps, peak_bytes, states
 from sim.metrics import critical_path
 from sim.plan import Plan, make_plan
 from sim.prices.costs import Costs
@@ -40,72 +39,18 @@ from sim.prices.pricing import Pricing
 from sim.prices.profile import Profile, load_profile
 from sim.result import make_result
 from sim.schedules.unit_time import UnitTimes
-from sim.timeline import Detail, Timeline
+from sim.timeline import Timeline
 from topology.network import Network
 
 if TYPE_CHECKING:
     from sim.distillation import Teacher
+    from sim.views.losses import Part
 
-SLOWED = 1e-6  # of its seconds: what a communication takes longer is shown from there on
+EXPAND_UP_TO = 4000  # spans: expanding a step of so many for its advice takes well under a second
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Simulation:
-    """One simulated step. `stages[c]` are the stages of class c of ranks by schedule stage."""
-
-    scenario: Scenario
-    profile: Profile
-    plan: Plan
-    schedule: Schedule
-    pricing: Pricing
-    stages: list[dict[int, Stage]]
-    ran: Ran
-    wall_s: float
-    expanded: bool = False
-
-    @property
-    def built(self) -> Built:
-        """The task graph and what it was built from."""
-        return self.ran.built
-
-    @property
-    def times(self) -> Times:
-        """When its tasks ran."""
-        return self.ran.times
-
-    @cached_property
-    def spans(self) -> list[dict[Action, tuple[float, float]]]:
-        """Start and end of every action, by class of ranks."""
-        start, end = self.times.start_s, self.times.end_s
-        return [
-            {a: (start[first], end[last]) for a, first, last in zip(*acted, strict=True)}
-            for acted in self.built.actions
-        ]
-
-    @cached_property
-    def span_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Start and end of every task."""
-        return np.array(self.times.start_s), np.array(self.times.end_s)
-
-    @cached_property
-    def slots(self) -> NDArray[np.int64]:
-        """The rows of the timeline that tasks occupy; see `TaskGraph.slot_table`."""
-        return self.built.graph.slot_table()
-
-    @cached_property
-    def states(self) -> list[States]:
-        """Parameters, gradients and optimizer states of every class of ranks."""
-        return [states(self.plan, tuple(s.values())) for s in self.stages]
-
-    @cached_property
-    def memory(self) -> list[MemoryCurve]:
-        """Memory over time of every class of ranks."""
-        return [
-            memory_curve(
-                c.rank, self.stages[i], self.built.actions[i], *self.span_arrays, self.states[i], self.expanded
-            )
-            for i, c in enumerate(self.plan.classes)
-        ]
+class Simulation(FinishedStep):
+    """One simulated step, its result, and what a teacher adds to both."""
 
     def memory_over(self, steps: int) -> list[MemoryCurve]:
         """Memory over the first `steps` steps; over one alone, a step in the steady state. A teacher is in it."""
@@ -136,7 +81,11 @@ class Simulation:
     @cached_property
     def student(self) -> dict[str, Any]:
         """`result` without a teacher."""
-        return make_result(self)
+
+        def without_s(scenario: Scenario) -> float:
+            return simulate(scenario, self.profile).step_time_s
+
+        return make_result(self, blame(self, without_s))
 
     @cached_property
     def teacher(self) -> Teacher | None:
@@ -147,17 +96,13 @@ class Simulation:
 
         return teacher_of(self.scenario, self.profile, held_bytes(self.student))
 
-    @cached_property
-    def step_time_s(self) -> float:
-        """End of the last task; of the student's, where there is a teacher."""
-        return max(self.times.end_s, default=0.0)
-
     @property
     def critical_rows(self) -> list[int]:
         """Rows of `timeline` that lie on the critical path."""
         _, chain = critical_path(self.built, self.times)
-        rows: list[int] = np.flatnonzero(np.isin(_rows(self.built, self.times)[:, 0], chain)).tolist()
-        before = len(self.timeline) - len(_rows(self.built, self.times))  # the teacher's
+        own = rows_of(self.built, self.times)
+        rows: list[int] = np.flatnonzero(np.isin(own[:, 0], chain)).tolist()
+        before = len(self.timeline) - len(own)  # the teacher's
         return [row + before for row in rows]
 
     @cached_property
@@ -173,11 +118,25 @@ class Simulation:
     def __repr__(self) -> str:
         return f"Simulation({self.scenario.name}: {self.step_time_s:.6g} s on {self.scenario.parallelism.ranks} ranks)"
 
+    def losses(self, n: int = 3) -> list[tuple[Part, str]]:
+        """The n largest losses of the step, each with what would remove it.
+
+        Which messages are exposed can only be told where those of layers (tp, cp, ep) have spans of their own, as in
+        an expanded simulation. One is made where that is quick; else the advice on communication is not guessed.
+        """
+        from sim.views.losses import largest_losses
+
+        timeline, p = self.timeline, self.scenario.parallelism
+        known = self.expanded or p.tp * p.cp * p.ep == 1
+        if not known and len(timeline) <= EXPAND_UP_TO:
+            timeline, known = simulate(self.scenario, self.profile, expand=True).timeline, True
+        return largest_losses(self.result, timeline, n, known)
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from sim.views.notebook import simulation_html
+        from sim.views.notebook import step_html
 
-        return simulation_html(self)
+        return step_html(self.scenario.name, self.result, self.timeline, self.losses())
 
 
 def simulate(
@@ -352,46 +311,3 @@ def _stages(
                 made[key] = Stage(stage_blocks(plan, part, c.rank), dp, pricing.costs, t.activation_offload, gather)
             out[-1][i] = made[key]
     return out
-
-
-def make_timeline(built: Built, times: Times) -> Timeline:
-    """The columns of a Timeline: a row for every slot of every task, in order of start."""
-    graph, slots = built.graph, _rows(built, times)
-    task = slots[:, 0]
-    details, detail = _details(graph, times)
-    kinds = tuple(graph.kinds)
-    message = np.array([k.startswith(("SEND_F", "SEND_B", "RECV_F", "RECV_B")) for k in kinds])[slots[:, 3]]
-    return Timeline(
-        graph.classes,
-        tuple(graph.streams),
-        kinds,
-        details,
-        class_index=slots[:, 1],
-        stream=slots[:, 2],
-        kind=slots[:, 3],
-        detail=detail[task],
-        stage=np.array([s.stage for s in graph.sorts], dtype=np.int64)[np.array(graph.sort, dtype=np.int64)[task]],
-        micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task],
-        flow=np.where(message, task, -1),
-        start_s=np.array(times.start_s)[task],
-        end_s=np.array(times.end_s)[task],
-    )
-
-
-def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArray[np.int64]]:
-    """All details, and by task which; one that others on its links slowed says how long it takes alone."""
-    sort, alone_s = np.array(graph.sort, dtype=np.int64), np.array(graph.seconds)
-    slowed = np.array(times.end_s) - np.array(times.start_s) > alone_s * (1 + SLOWED)
-    details = {d: i for i, d in enumerate(dict.fromkeys(s.detail for s in graph.sorts))}
-    detail = np.array([details[s.detail] for s in graph.sorts], dtype=np.int64)[sort]
-    for task in np.flatnonzero(slowed).tolist():
-        plain = graph.sorts[graph.sort[task]].detail
-        note = f"{plain.note}; {graph.seconds[task] * 1e3:.3g} ms if alone on its links".removeprefix("; ")
-        detail[task] = details.setdefault(plain._replace(note=note), len(details))
-    return tuple(details), detail
-
-
-def _rows(built: Built, times: Times) -> NDArray[np.int64]:
-    """The slots of all tasks, in order of start, then of class."""
-    slots = built.graph.slot_table()
-    return slots[np.lexsort((slots[:, 1], np.array(times.start_s)[slots[:, 0]]))]

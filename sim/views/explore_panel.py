@@ -20,7 +20,6 @@ from sim.serve.serving import simulate_serving
 from sim.serve.serving_result import ServingSimulation
 from sim.simulation import Simulation, simulate
 from sim.timeline import Timeline
-from sim.views.advice import losses_of
 from sim.views.explore_state import Choices, Control, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
@@ -212,7 +211,7 @@ def _largest(simulation: Simulated) -> str:
     items = "".join(
         f'<li style="border-color:{p.colour}"><strong>{i}. {p.label}: {seconds(p.seconds)}, '
         f"{percent(p.seconds / step)} of the step</strong><p>{marked(remedy)}</p></li>"
-        for i, (p, remedy) in enumerate(losses_of(simulation), 1)
+        for i, (p, remedy) in enumerate(simulation.losses(), 1)
     )
     return f'<h3>The largest losses</h3><ol class="losses">{items}</ol>'
 

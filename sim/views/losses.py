@@ -87,12 +87,16 @@ def _with_teachers(result: Result) -> float:
     return 1.0 + teachers / own
 
 
-def largest_losses(result: Result, timeline: Timeline, n: int = 3) -> list[tuple[Part, str]]:
-    """The n largest parts that are not useful and worth a word, each with what would remove it."""
+def largest_losses(result: Result, timeline: Timeline, n: int = 3, expanded: bool = True) -> list[tuple[Part, str]]:
+    """The n largest parts that are not useful and worth a word, each with what would remove it.
+
+    Unless `expanded`, messages within layers have no spans, and which of them are exposed is not guessed.
+    """
     least_s = WORTH_A_WORD * float(result.get("step_time_s") or 0.0)
     parts = (p for p in parts_of_step(result, timeline) if p.key != "useful" and p.seconds >= least_s)
     lost = sorted(parts, key=lambda p: -p.seconds)
-    return [(part, _REMEDIES[part.key](result, timeline)) for part in lost[:n]]
+    remedies = _REMEDIES if expanded else {**_REMEDIES, "communication": _unknown}
+    return [(part, remedies[part.key](result, timeline)) for part in lost[:n]]
 
 
 def mean_seconds(timeline: Timeline, kind: str) -> float:
@@ -209,6 +213,10 @@ def _communication(result: Result, timeline: Timeline) -> str:
     advice = "; ".join(left) + "." if left else ""
     always = _ALWAYS.get(stream, "" if left else "Overlapping it with computation, or faster links, would remove it.")
     return " ".join(x for x in (f"Mostly on the `{stream}` stream." if stream else "", advice, always) if x)
+
+
+def _unknown(result: Result, timeline: Timeline) -> str:
+    return "Which messages are exposed, and what would hide them, is told by the page of `sim.run --html`."
 
 
 def _recompute(result: Result, timeline: Timeline) -> str:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sim.views.advice import losses_of
+from sim.timeline import Timeline
 from sim.views.headline_html import LEFT, result_html
 from sim.views.losses import Part, parts_of_step
 from sim.views.page import escape, marked
 from sim.views.units import percent, seconds
 
-if TYPE_CHECKING:
-    from sim.simulation import Simulation
-
 _RIGHT = "text-align:right;padding:2px 14px 2px 0;white-space:nowrap"
 
 
-def simulation_html(simulation: Simulation) -> str:
-    """A step's numbers and parts; `sim.views.timeline_page` makes the whole page."""
-    parts = parts_of_step(simulation.result, simulation.timeline)
-    remedies = {part.key: remedy for part, remedy in losses_of(simulation)}
-    return result_html(simulation.scenario.name, simulation.result, _parts(parts, simulation.step_time_s, remedies))
+def step_html(name: str, result: Mapping[str, Any], timeline: Timeline, losses: Sequence[tuple[Part, str]]) -> str:
+    """A step's numbers and parts, its largest losses with advice; `sim.views.timeline_page` makes the whole page."""
+    remedies = {part.key: remedy for part, remedy in losses}
+    parts = _parts(parts_of_step(result, timeline), float(result["step_time_s"]), remedies)
+    return result_html(name, result, parts)
 
 
 def _parts(parts: tuple[Part, ...], step_s: float, remedies: Mapping[str, str]) -> str:

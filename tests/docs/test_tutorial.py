@@ -10,7 +10,6 @@ import pytest
 
 from sim import load_scenario, simulate
 from sim.errors import InputError
-from sim.views.advice import losses_of
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 REPLICAS = ("parallelism.tp=1", "parallelism.dp=16")
@@ -43,7 +42,7 @@ def test_each_piece_of_advice_does_what_the_text_says(first: Path) -> None:
 
 
 def test_the_first_tries_losses_are_slow_kernels_and_then_communication(first: Path) -> None:
-    (kernels, _), (messages, remedy) = losses_of(simulate(load_scenario(first)), 2)
+    (kernels, _), (messages, remedy) = simulate(load_scenario(first)).losses(2)
     assert (kernels.key, messages.key) == ("below_peak", "communication")
     assert "`tp` stream" in remedy  # though the step was not simulated operator by operator
 

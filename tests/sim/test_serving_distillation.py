@@ -11,7 +11,6 @@ import pytest
 from sim.errors import InputError
 from sim.inputs.model_config import count_parameters
 from sim.inputs.scenario import load_scenario
-from sim.result import make_result
 from sim.simulation import simulate
 from sim.views.losses import largest_losses, parts_of_step
 
@@ -106,7 +105,7 @@ def test_the_page_says_what_the_teacher_takes(name: str) -> None:
     t = sim.result["distillation"]
     assert parts["teacher"] == pytest.approx(sim.result["step_time_s"] - t["student_step_s"])
     assert sum(parts.values()) == pytest.approx(sim.result["step_time_s"], rel=1e-3)
-    student = make_result(sim)
+    student = sim.student
     assert parts["useful"] == pytest.approx(student["mfu"] * student["step_time_s"])
     assert "other" not in parts
     assert largest_losses(sim.result, sim.timeline)[0][0].key == "teacher"

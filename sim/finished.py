@@ -1,0 +1,131 @@
+"""A step that has run: its graph, its times and what follows from them, rank by rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.actions import Action, Schedule
+from sim.graph.build import Built
+from sim.graph.contended import Ran
+from sim.graph.engine import Times
+from sim.graph.stages import Stage
+from sim.graph.taskgraph import TaskGraph
+from sim.inputs.scenario import Scenario
+from sim.memory import MemoryCurve, States, memory_curve, states
+from sim.plan import Plan
+from sim.prices.pricing import Pricing
+from sim.prices.profile import Profile
+from sim.timeline import Detail, Timeline
+
+SLOWED = 1e-6  # of its seconds: what a communication takes longer is shown from there on
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FinishedStep:
+    """One step, its teacher left out. `stages[c]` are the stages of class c of ranks by schedule stage."""
+
+    scenario: Scenario
+    profile: Profile
+    plan: Plan
+    schedule: Schedule
+    pricing: Pricing
+    stages: list[dict[int, Stage]]
+    ran: Ran
+    wall_s: float
+    expanded: bool = False
+
+    @property
+    def built(self) -> Built:
+        """The task graph and what it was built from."""
+        return self.ran.built
+
+    @property
+    def times(self) -> Times:
+        """When its tasks ran."""
+        return self.ran.times
+
+    @cached_property
+    def spans(self) -> list[dict[Action, tuple[float, float]]]:
+        """Start and end of every action, by class of ranks."""
+        start, end = self.times.start_s, self.times.end_s
+        return [
+            {a: (start[first], end[last]) for a, first, last in zip(*acted, strict=True)}
+            for acted in self.built.actions
+        ]
+
+    @cached_property
+    def span_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Start and end of every task."""
+        return np.array(self.times.start_s), np.array(self.times.end_s)
+
+    @cached_property
+    def slots(self) -> NDArray[np.int64]:
+        """The rows of the timeline that tasks occupy; see `TaskGraph.slot_table`."""
+        return self.built.graph.slot_table()
+
+    @cached_property
+    def states(self) -> list[States]:
+        """Parameters, gradients and optimizer states of every class of ranks."""
+        return [states(self.plan, tuple(s.values())) for s in self.stages]
+
+    @cached_property
+    def memory(self) -> list[MemoryCurve]:
+        """Memory over time of every class of ranks."""
+        return [
+            memory_curve(
+                c.rank, self.stages[i], self.built.actions[i], *self.span_arrays, self.states[i], self.expanded
+            )
+            for i, c in enumerate(self.plan.classes)
+        ]
+
+    @cached_property
+    def step_time_s(self) -> float:
+        """End of the last task."""
+        return max(self.times.end_s, default=0.0)
+
+
+def make_timeline(built: Built, times: Times) -> Timeline:
+    """The columns of a Timeline: a row for every slot of every task, in order of start."""
+    graph, slots = built.graph, rows_of(built, times)
+    task = slots[:, 0]
+    details, detail = _details(graph, times)
+    kinds = tuple(graph.kinds)
+    message = np.array([k.startswith(("SEND_F", "SEND_B", "RECV_F", "RECV_B")) for k in kinds])[slots[:, 3]]
+    return Timeline(
+        graph.classes,
+        tuple(graph.streams),
+        kinds,
+        details,
+        class_index=slots[:, 1],
+        stream=slots[:, 2],
+        kind=slots[:, 3],
+        detail=detail[task],
+        stage=np.array(graph.stages, dtype=np.int64)[task],
+        micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task],
+        flow=np.where(message, task, -1),
+        start_s=np.array(times.start_s)[task],
+        end_s=np.array(times.end_s)[task],
+    )
+
+
+def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArray[np.int64]]:
+    """All details, and by task which; one that others on its links slowed says how long it takes alone."""
+    sort, alone_s = np.array(graph.sort, dtype=np.int64), np.array(graph.seconds)
+    slowed = np.array(times.end_s) - np.array(times.start_s) > alone_s * (1 + SLOWED)
+    details = {d: i for i, d in enumerate(dict.fromkeys(s.detail for s in graph.sorts))}
+    detail = np.array([details[s.detail] for s in graph.sorts], dtype=np.int64)[sort]
+    for task in np.flatnonzero(slowed).tolist():
+        plain = graph.sorts[graph.sort[task]].detail
+        note = f"{plain.note}; {graph.seconds[task] * 1e3:.3g} ms if alone on its links".removeprefix("; ")
+        detail[task] = details.setdefault(plain._replace(note=note), len(details))
+    return tuple(details), detail
+
+
+def rows_of(built: Built, times: Times) -> NDArray[np.int64]:
+    """The slots of all tasks, in order of start, then of class."""
+    slots = built.graph.slot_table()
+    return slots[np.lexsort((slots[:, 1], np.array(times.start_s)[slots[:, 0]]))]
