@@ -25,15 +25,37 @@ PHASES = {
 
 def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
     """Seconds of the row's kernel, or of a layer's parts."""
-    data = row.data
-    if data.get("fit"):
+    if row.data.get("fit"):
         raise NotSimulated("a fitted parameter, not a measured kernel")
-    op = str(data.get("op"))
+    data = _usual_names(row.data)
+    op = data["op"]
     if op == "moe_layer":
         return moe_layer(row, calibration)
     costs = costs_of(row, calibration, burst=not _as_in_training(data))
-    items = _MATMULS_AND_ATTENTION[op](data) if op in _MATMULS_AND_ATTENTION else fused_kernel(op, data)
+    items = _OPERATORS[op](data) if op in _OPERATORS else fused_kernel(op, data)
     return {"seconds": total([costs.compute(item) for item in items], costs)}
+
+
+_OTHER_NAMES = {
+    "matmul": "gemm", "mm": "gemm", "bmm": "gemm", "linear": "gemm", "group_gemm": "grouped_gemm",
+    "flash_attention": "attention", "sdpa": "attention", "flash_decode": "attention_decode", "adam": "adamw",
+}  # fmt: skip
+_SIZE_NAMES = {
+    "num_heads": "heads", "nheads": "heads", "num_q_heads": "heads", "num_kv_heads": "kv_heads", "headdim": "head_dim",
+    "head_size": "head_dim", "batch_size": "batch", "bsz": "batch", "seqlen": "seq_len", "seqlen_q": "seq_len",
+    "q_len": "seq_len", "seqlen_k": "kv_len", "num_groups": "groups",
+}  # fmt: skip
+_PASSES = {"forward": "attention_forward", "backward": "attention_backward", "full": "attention_forward_backward"}
+
+
+def _usual_names(data: Data) -> dict[str, Any]:
+    """The row with the format's names beside other usual ones; `attention` with a `pass` is that pass's operator."""
+    op = str(data.get("op")).lower().replace("-", "_")
+    op = _OTHER_NAMES.get(op, op)
+    named = {name: data[other] for other, name in _SIZE_NAMES.items() if other in data and name not in data}
+    if op == "attention":
+        op = _PASSES.get(str(data.get("pass", "forward")), op)
+    return {**data, **named, "op": op}
 
 
 def _as_in_training(data: Data) -> bool:
@@ -55,9 +77,15 @@ def total(parts: list[Cost], costs: Costs) -> Prediction:
 def _sizes(data: Data, *names: str) -> Sequence[int]:
     """Whole numbers above 0 under these names; InputError where one is missing or is no such number."""
     for name in names:
-        if not isinstance(data.get(name), int) or data[name] < 1:
-            raise InputError(f"{data['op']}: {name}: found {str(data.get(name))[:40]}; allowed: a whole number above 0")
+        found = data.get(name)
+        if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+            raise InputError(f"{data['op']}: {name}: found {str(found)[:40]}; allowed: a whole number above 0")
     return [int(data[name]) for name in names]
+
+
+def _size(data: Data, name: str, default: int) -> int:
+    """A whole number above 0 under this name, `default` where it is not given."""
+    return default if data.get(name) is None else _sizes(data, name)[0]
 
 
 def _dtype(data: Data) -> str:
@@ -67,7 +95,7 @@ def _dtype(data: Data) -> str:
 def _gemm(data: Data) -> list[Compute]:
     """`m`, `n`, `k` are those of the product itself: the result is `[m, n]`, whatever the layout."""
     dtype, (m, n, k) = _dtype(data), _sizes(data, "m", "n", "k")
-    shape = (int(data.get("batch", 1)), m, n, k)
+    shape = (_size(data, "batch", 1), m, n, k)
     phase = PHASES.get(str(data.get("layout")), Phase.FORWARD)
     item = _matmul("gemm", shape, dtype, data.get("out_dtype", dtype), bool(data.get("accumulate")), phase)
     return [item if _as_in_training(data) else replace(item, name=SERVED)]
@@ -94,13 +122,13 @@ def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
     def items(data: Data) -> list[Compute]:
         dtype, (batch, heads, length) = _dtype(data), _sizes(data, "batch", "heads", "seq_len")
         (d,) = _sizes(data, "qk_head_dim" if "qk_head_dim" in data else "head_dim")
-        v = int(data.get("v_head_dim") or d)
+        v = _size(data, "v_head_dim", d)
         shape = (
             batch,
             heads,
-            int(data.get("kv_heads") or heads),
+            _size(data, "kv_heads", heads),
             length,
-            int(data.get("kv_len") or length),
+            _size(data, "kv_len", length),
             d,
             v,
             int(bool(data.get("causal"))),
@@ -116,9 +144,21 @@ def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
 def _attention_decode(data: Data) -> list[Compute]:
     """One new token of each sequence against a cache of `kv_len` tokens."""
     dtype, (batch, heads, kv_len, d) = _dtype(data), _sizes(data, "batch", "heads", "kv_len", "head_dim")
-    shape = (batch, heads, int(data.get("kv_heads") or heads), kv_len, d)
+    shape = (batch, heads, _size(data, "kv_heads", heads), kv_len, d)
     flops, moved = shape_flops(ATTENTION_DECODE, shape), shape_bytes(ATTENTION_DECODE, shape, dtype)
     return [Compute("attention", ATTENTION_DECODE, shape, dtype, flops, moved, Phase.FORWARD)]
+
+
+def _optimizer(data: Data) -> list[Compute]:
+    """One fused sweep over tensors of one dtype: AdamW reads parameter, gradient and two moments and writes all but the
+    gradient; SGD reads parameter and gradient and writes the parameter."""
+    counts = [data[name] for name in ("elements", "params", "parameters", "numel") if name in data]
+    count = counts[0] if counts else None
+    if isinstance(count, bool) or not isinstance(count, int | float) or not 1 <= count < 1e18:
+        raise InputError(f"{data['op']}: elements: found {str(count)[:40]}; allowed: a number above 0")
+    dtype = str(normalise_dtype(data.get("dtype", "fp32")))
+    moved = (7 if data["op"] == "adamw" else 3) * dtype_bytes(dtype) * count
+    return [Compute(data["op"], "optimizer", (round(count),), dtype, float(count), moved, Phase.OPTIMIZER)]
 
 
 UNFUSED = ("PyTorch", "standard")
@@ -176,11 +216,13 @@ def _unfused(shape: tuple[int, ...], dtype: str, kinds: tuple[str, ...]) -> list
     return out
 
 
-_MATMULS_AND_ATTENTION: Mapping[str, Callable[[Data], list[Compute]]] = {
+_OPERATORS: Mapping[str, Callable[[Data], list[Compute]]] = {
     "gemm": _gemm,
     "grouped_gemm": _grouped_gemm,
     "attention_forward": _attention(("attention_forward",)),
     "attention_backward": _attention(("attention_backward",)),
     "attention_decode": _attention_decode,
+    "adamw": _optimizer,
+    "sgd": _optimizer,
     "attention_forward_backward": _attention(("attention_forward", "attention_backward")),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sim.errors import InputError
 from sim.published.collective_rows import collective_predictions
 from sim.published.kernel_rows import kernel_predictions
 from sim.published.prediction import (
@@ -51,8 +52,11 @@ def _training_step(row: Row, calibration: str | None) -> Predictions:
     from sim.simulation import simulate
 
     scenario = parse_scenario(_with(row, calibration), row.id)
+    if scenario.training is None:
+        raise InputError(f"{row.id}: scenario: found no training; a row of kind training_step has one")
     result = simulate(scenario, profile_named(scenario.calibration)).result
-    out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(key), float)}
+    result = result | dict.fromkeys(SAMPLES_PER_S, result["tokens_per_s"] / scenario.training.seq_len)
+    out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
     if not out:
         raise NotSimulated(f"a training step has no {', '.join(row.measured) or 'measured quantity'}")
     return out
@@ -64,7 +68,7 @@ def _from_result(result: Mapping[str, Any], key: str) -> Prediction:
     Published MFUs count attention in full, as PaLM's definition does (arXiv 2204.02311, appendix B), whether or not
     the mask halves the work: `mfu_full_attention` is what they are compared with.
     """
-    value, (low, high) = result[_COUNTED_AS.get(key, key)], result["step_time_interval_s"]
+    value, (low, high) = result[_name(key)], result["step_time_interval_s"]
     down, up = low / result["step_time_s"], high / result["step_time_s"]
     if key.endswith("_bytes"):
         return spread(value, RESERVED_UNCERTAINTY if "reserved" in key else PEAK_UNCERTAINTY)
@@ -73,7 +77,16 @@ def _from_result(result: Mapping[str, Any], key: str) -> Prediction:
     return Prediction(value, value / up, value / down)
 
 
-_COUNTED_AS = {"mfu": "mfu_full_attention"}
+_COUNTED_AS = {
+    "mfu": "mfu_full_attention", "iteration_time_s": "step_time_s", "max_allocated_bytes": "peak_memory_bytes",
+    "max_reserved_bytes": "peak_reserved_bytes",
+}  # fmt: skip
+SAMPLES_PER_S = ("samples_per_s", "sequences_per_s")
+
+
+def _name(key: str) -> str:
+    """The result's name of a measured key."""
+    return _COUNTED_AS.get(key, key)
 
 
 def _inference(row: Row, calibration: str | None) -> Predictions:
@@ -93,7 +106,10 @@ def _inference(row: Row, calibration: str | None) -> Predictions:
     return out
 
 
-_SERVED = {"first_token_s": "time_to_first_token_s"}
+_SERVED = {
+    "first_token_s": "time_to_first_token_s", "ttft_s": "time_to_first_token_s",
+    "tpot_s": "time_per_output_token_s", "inter_token_latency_s": "time_per_output_token_s",
+}  # fmt: skip
 SERVING_UNCERTAINTY = 0.15  # kernels of another library, schedulers of another server
 
 

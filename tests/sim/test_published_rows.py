@@ -75,6 +75,85 @@ def test_a_size_that_is_missing_is_named(op: str, missing: str) -> None:
         seconds("kernel", {"calibration": "a100-sxm"}, op=op, dtype="fp16", **sizes)
 
 
+H100 = {"calibration": "h100-sxm"}
+BYTES_PER_S = 0.85 * 2.04e12  # what a streaming kernel reaches of an A100's memory
+
+
+@pytest.mark.parametrize(
+    ("row", "accesses"),
+    [
+        ({"op": "swiglu", "rows": 8192, "hidden": 4096}, 3 * 8192 * 4096),
+        ({"op": "geglu", "rows": 8192, "intermediate_size": 4096, "pass": "full"}, 8 * 8192 * 4096),
+        ({"op": "geglu", "rows": 8192, "hidden": 4096, "provider": "torch"}, 5 * 8192 * 4096),
+        ({"op": "softmax", "rows": 8192, "hidden": 4096}, 2 * 8192 * 4096),
+        ({"op": "softmax", "rows": 8192, "vocab": 4096, "hidden": 64}, 2 * 8192 * 4096),
+        ({"op": "silu", "elements": 1 << 25, "pass": "backward"}, 3 << 25),
+        ({"op": "RMSNorm", "num_tokens": 8192, "hidden_dim": 4096}, 2 * 8192 * 4096),
+        ({"op": "rope", "batch": 2, "seq_len": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128}, 2 * 8192 * 40 * 128),
+    ],
+    ids=lambda value: value["op"] if isinstance(value, dict) else "",
+)
+def test_usual_names_and_shapes_stream_what_they_say(row: dict[str, Any], accesses: int) -> None:
+    found = seconds("kernel", {"calibration": "a100-sxm"}, dtype="bf16", **{"provider": "triton"} | row).value
+    assert found == pytest.approx(2 * accesses / BYTES_PER_S + 2e-6, rel=0.01)
+
+
+def test_an_mlp_has_its_matmuls_and_an_activation_has_none() -> None:
+    row = {"op": "swiglu", "rows": 8192, "hidden": 4096, "dtype": "bf16", "provider": "liger"}
+    assert seconds("kernel", H100, **row, intermediate_size=11_008).value > 20 * seconds("kernel", H100, **row).value
+
+
+def test_megatrons_rows_without_a_dtype_are_bf16() -> None:
+    row = {"op": "megatron_swiglu", "provider": "liger", "S": 4096, "B": 4, "ffn_local": 4096}
+    assert seconds("kernel", H100, **row) == seconds("kernel", H100, **row, dtype="bf16")
+    assert seconds("kernel", H100, **row).value > 3 * 2 * 4096 * 4 * 4096 / 3.35e12  # no faster than the memory
+
+
+@pytest.mark.parametrize(("op", "sweeps"), [("adamw", 7), ("adam", 7), ("sgd", 3)])
+def test_optimizers_sweep_over_their_tensors(op: str, sweeps: int) -> None:
+    fp32 = seconds("kernel", H100, op=op, elements=1e9).value
+    assert 0.6 < sweeps * 4e9 / 3.35e12 / fp32 < 0.9
+    assert seconds("kernel", H100, op=op, elements=1e9, dtype="bf16").value == pytest.approx(fp32 / 2, rel=0.01)
+
+
+def test_other_names_of_matmuls_and_attention() -> None:
+    sizes = {"m": 4096, "n": 4096, "k": 4096, "dtype": "bf16"}
+    assert seconds("kernel", H100, op="matmul", **sizes) == seconds("kernel", H100, op="gemm", **sizes)
+    mine = {"batch_size": 2, "num_heads": 32, "num_kv_heads": 8, "headdim": 128, "seqlen": 4096, "causal": True}
+    own = {"batch": 2, "heads": 32, "kv_heads": 8, "head_dim": 128, "seq_len": 4096, "causal": True}
+    for which in ("forward", "backward"):
+        found = seconds("kernel", H100, op="attention", dtype="bf16", **mine, **{"pass": which})
+        assert found == seconds("kernel", H100, op=f"attention_{which}", dtype="bf16", **own)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"op": "rms_norm", "rows": 8192, "hidden": -4096}, "rms_norm: hidden: found -4096; allowed: a number above 0"),
+        ({"op": "swiglu", "rows": 8192}, "swiglu: ffn: not given; allowed: a number under one of"),
+        ({"op": "rope", "rows": 8192, "heads": 8}, "rope: head_dim: not given"),
+        ({"op": "adamw", "elements": "all"}, "adamw: elements: found all; allowed: a number above 0"),
+        ({"op": "gemm", "m": 8, "n": 8, "k": 8, "batch": 0}, "gemm: batch: found 0; allowed: a whole number above 0"),
+        ({"op": "attention", "batch": 1, "heads": 8, "head_dim": 64, "seq_len": 512, "kv_heads": True},
+         "kv_heads: found True"),
+    ],
+)  # fmt: skip
+def test_sizes_that_make_no_sense_are_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        seconds("kernel", H100, dtype="bf16", **row)
+
+
+def test_steps_by_other_names() -> None:
+    scenario = {"model": "gpt2", "training": {"seq_len": 512, "global_batch_size": 16}, "cluster": "dgx-a100"}
+    keys = ("step_time_s", "iteration_time_s", "samples_per_s", "tokens_per_s", "peak_memory_bytes",
+            "max_allocated_bytes")  # fmt: skip
+    row = Row("t", "training_step", "r", "g", scenario, dict.fromkeys(keys, 1.0), {})
+    found = {key: value.value for key, value in predict(row).items()}
+    assert found["step_time_s"] == found["iteration_time_s"]
+    assert found["samples_per_s"] == pytest.approx(16 / found["step_time_s"]) == found["tokens_per_s"] / 512
+    assert found["max_allocated_bytes"] == found["peak_memory_bytes"]
+
+
 def test_an_operator_that_is_not_known_is_said_to_be() -> None:
     with pytest.raises(NotSimulated, match="sort"):
         seconds("kernel", {"calibration": "a100-sxm"}, op="sort", dtype="fp16", **SIZES)
