@@ -28,6 +28,7 @@ _BYTES: dict[str, float] = {
     "int8": 1.0,
     "int4": 0.5,
 }
+DTYPES = tuple(_BYTES)
 
 
 def normalise_dtype(value: Any) -> Any:

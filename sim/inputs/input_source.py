@@ -143,6 +143,7 @@ _EXPECTED = {
     "tuple_type": "must be a list",
     "list_type": "must be a list",
     "finite_number": "must be a finite number",
+    "string_too_short": "must not be empty",
 }
 
 

@@ -68,10 +68,9 @@ def _find(name: str, source: Source, path: KeyPath) -> Path:
     for folder in dict.fromkeys((source.folder, "")):
         candidate = Path(folder, name)
         try:
-            if candidate.is_dir() and (candidate / "config.json").is_file():
-                return candidate / "config.json"
-            if candidate.exists():
-                return candidate
+            found = candidate / "config.json" if candidate.is_dir() else candidate
+            if found.exists():
+                return found
         except (OSError, ValueError):  # a name too long, or with a NUL byte
             break
     raise source.error(path, f"found {show(name)}; no such file (a Hugging Face config.json was expected)")

@@ -19,6 +19,10 @@ from topology.spec import ClusterSpec
 
 MAX_RANKS = 10_000_000
 MAX_STAGES = 1_000_000
+TRAINING_ONLY = (
+    "zero", "shard_size", "reshard_after_forward", "accumulate_unsharded", "schedule_memory", "dp_sync", "bucket_bytes",
+    "param_gather_overlap", "tp_overlap", "ep_overlap", "p2p_overlap", "p2p_scatter",
+)  # fmt: skip
 
 
 class Parts(NamedTuple):
@@ -351,6 +355,10 @@ def notes(parts: Parts) -> tuple[str, ...]:
         found.append(f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3")
     if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and p.schedule != "zb_search":
         found.append(f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with zb_search")
+    if parts.training is None:
+        usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule)
+        changed = (key for key in TRAINING_ONLY if getattr(p, key) != getattr(usual, key))
+        found += (f"parallelism.{key}: of no effect on serving" for key in changed)
     if p.ep_overlap and p.ep == 1:
         found.append("parallelism.ep_overlap: of no effect with ep 1")
     return tuple(found)

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from sim.dtypes import sixteen_bit
+from sim.errors import InputError
 from sim.files import read_text
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.input_source import Source, check_plain, nearest, show, validate, without_nulls
@@ -257,11 +258,23 @@ def _distillation(data: dict[str, Any], source: Source, seq_len: int) -> Distill
 def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> tuple[str, tuple[str, ...]]:
     """The profile's name or path, and a warning where a GPU of one's own has none."""
     if "calibration" in data:
-        name = data["calibration"]
-        beside = Path(source.folder, name)
-        if name.endswith(".json") and not Path(name).is_file() and beside.is_file():
-            return str(beside), ()
-        return name, ()
+        return _profile_named(data["calibration"], source), ()
     if cluster.gpu.name in GPUS:
         return PROFILE_OF.get(cluster.gpu.name, cluster.gpu.name), ()
     return "roofline", (f"calibration: no profile for GPU '{cluster.gpu.name}', so roofline is used",)
+
+
+def _profile_named(name: str, source: Source) -> str:
+    """A profile's name, or its path where the scenario is a file; one stored with a result may lie elsewhere."""
+    from sim.prices.profile import shipped_profiles
+
+    known = shipped_profiles()
+    if name in known or not source.origins:
+        return name
+    try:
+        return _found_file(name, source, ("calibration",))
+    except InputError:
+        if "/" in name or name.endswith(".json"):
+            raise
+    names = f"{nearest(name, known)} (there are: {', '.join(known)}; or a path to one)"
+    raise source.error(("calibration",), f"found {show(name)}; no such profile{names}")

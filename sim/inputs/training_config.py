@@ -21,6 +21,8 @@ class Recompute(Written):
 
 
 def _recompute(value: Any) -> Any:
+    if not isinstance(value, (str, dict, Recompute)):
+        raise ValueError("must be one of none, selective, selective_op, full, or a mapping with mode")
     return {"mode": value} if isinstance(value, str) else value
 
 

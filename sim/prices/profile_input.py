@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import TypeGuard, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.dtypes import DTYPES
 from sim.errors import InputError
 from sim.inputs.input_source import nearest, show
+from sim.inputs.yaml_input import one_line
 from sim.prices.profile import FORMAT, BlockPoint, Coefficient, CollectiveTable, Facts, PointTable, Profile
+from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOUND
 
 PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")
+LEAST, MOST = 1e-30, 1e30  # of any number but 0: what is made of them stays finite
+DIMENSIONS = {**dict.fromkeys(MATMULS, 4), **dict.fromkeys(ATTENTION, 8), ATTENTION_DECODE: 5,
+              **dict.fromkeys(MEMORY_BOUND, 1)}  # fmt: skip
+DIVISORS = ("efficiency", "_per_s", "backward_share", "overlap", "slowdown", "speed")  # in names of coefficients
 T = TypeVar("T")
 
 
@@ -63,37 +70,46 @@ def _coefficient(data: object, where: str) -> Coefficient:
     item = _mapping(data, where)
     _keys(item, where, ("value", "source"), required=("value",))
     source = _text(item.get("source", ""), f"{where}.source")
-    return Coefficient(_number(item["value"], f"{where}.value"), source)
+    divides = any(part in where.rpartition(": coefficients.")[2] for part in DIVISORS)
+    return Coefficient(_number(item["value"], f"{where}.value", positive=divides), source)
 
 
 def _points(data: object, where: str) -> PointTable:
     item = _mapping(data, where)
     needed = ("op", "dtype", "shape", "seconds")
     _keys(item, where, (*needed, "spread", "samples"), needed)
+    op, dtype = _text(item["op"], f"{where}.op"), _text(item["dtype"], f"{where}.dtype")
+    if dtype not in DTYPES:
+        raise InputError(f"{where}.dtype: found {show(dtype)}; allowed: {', '.join(DTYPES)}")
     seconds = _column(item["seconds"], f"{where}.seconds", positive=True)
     rows = _list(item["shape"], f"{where}.shape")
-    width = len(rows[0]) if rows and isinstance(rows[0], list) else 0
+    if not rows or len(rows) != len(seconds):
+        raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {max(1, len(seconds))}, as in seconds")
+    first = rows[0]
+    width = next((n for kind, n in DIMENSIONS.items() if op.startswith(kind)), len(first) if _is_list(first) else 1)
     for i, row in enumerate(rows):
-        _shape(row, f"{where}.shape[{i}]", width)
-    if len(rows) != len(seconds):
-        raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {len(seconds)}, as in seconds")
+        _shape(row, f"{where}.shape[{i}]", width, op.startswith("attention"))
     n = len(seconds)
     return PointTable(
-        _text(item["op"], f"{where}.op"),
-        _text(item["dtype"], f"{where}.dtype"),
-        np.array(rows, dtype=np.int64).reshape(n, width),
+        op,
+        dtype,
+        np.array(rows, dtype=np.int64),
         seconds,
         _column(item.get("spread", 0.0), f"{where}.spread", count=n),
         _column(item.get("samples", 1), f"{where}.samples", count=n).clip(max=2**53).astype(np.int64),
     )
 
 
-def _shape(row: object, where: str, width: int) -> None:
-    ok = isinstance(row, list) and 0 < len(row) == width
-    ok = ok and all(type(x) is int and 0 <= x < 2**62 for x in row)  # type: ignore[attr-defined]
-    if not ok:
-        rule = "a list of whole numbers, as long as the first row"
-        raise InputError(f"{where}: found {show(row)}; allowed: {rule}")
+def _is_list(value: object) -> TypeGuard[list[object]]:
+    return isinstance(value, list)
+
+
+def _shape(row: object, where: str, width: int, flagged: bool) -> None:
+    """One point's dimensions; of attention the last may be 0: not causal."""
+    sizes = row[:-1] if _is_list(row) and flagged else row
+    ok = _is_list(row) and len(row) == width and all(type(x) is int and 0 <= x < 2**62 for x in row)
+    if not ok or 0 in cast(list[object], sizes):
+        raise InputError(f"{where}: found {one_line(repr(row))}; allowed: {width} whole numbers, 1 or more")
 
 
 def _block(data: object, where: str) -> BlockPoint:
@@ -183,10 +199,10 @@ def _column(
     if count is not None and not isinstance(data, list):
         return np.full(count, _number(data, where))
     rows = _list(data, where)
-    rule = "a finite number above 0" if positive else "a finite number, 0 or more"
+    rule = f"a number from {LEAST} to {MOST}{'' if positive else ', or 0'}"
     for i, value in enumerate(rows):
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-        if not ok or value < 0 or (positive and value <= 0):  # type: ignore[operator]
+        ok = isinstance(value, int | float) and not isinstance(value, bool)
+        if not ok or not (LEAST <= value <= MOST or (value == 0 and not positive)):  # type: ignore[operator]
             raise InputError(f"{where}{f'[{i}]' if indexed else ''}: found {show(value)}; allowed: {rule}")
     if count is not None and len(rows) != count:
         raise InputError(f"{where}: found {len(rows)} numbers; {count} are needed, one a point")

@@ -233,6 +233,20 @@ def test_warnings_name_the_padded_vocabulary_and_keys_without_effect() -> None:
         assert f"parallelism.{key}: of no effect" in warnings
 
 
+def test_keys_of_training_alone_are_named_when_serving() -> None:
+    data = {
+        "model": "llama3-8b",
+        "cluster": "dgx-h100",
+        "inference": {"requests": {"prompt_len": 10, "output_len": 5}},
+        "parallelism": {"dp": 2, "pp": 2, "schedule": "zb_v", "rank_order": "pp-tp-cp-dp"},
+    }
+    s = parse_scenario(data)
+    assert s.warnings == ()
+    assert parse_scenario(s.model_dump()).warnings == ()
+    zero = parse_scenario({**data, "parallelism": {"dp": 2, "zero": 3, "tp_overlap": "full"}})
+    assert zero.warnings == tuple(f"parallelism.{k}: of no effect on serving" for k in ("zero", "tp_overlap"))
+
+
 def test_inference_defaults() -> None:
     data = {
         "model": "llama3-8b",
