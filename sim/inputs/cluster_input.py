@@ -21,7 +21,8 @@ _PEAK_NAMES = (*dict.fromkeys(SPELLINGS.values()), "tf32", "fp4", "int8", "int4"
 def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cluster",)) -> ClusterSpec:
     """The cluster that `value` describes; where it names no `nodes`, as many as hold `ranks`.
 
-    Left out of a full description, `nvlink_domain` is the node, NICs one per GPU, others as in ClusterSpec.
+    Left out of a full description, `nvlink_domain` is the node, NICs one per GPU, others as in ClusterSpec. A preset's
+    larger domains give what `_of_each_domain` says.
     """
     given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
     if not isinstance(given, dict):
@@ -29,6 +30,8 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     data = dict(given)
     if "preset" in data:
         data = _over_preset(data, source, path)
+        if "nvlink_domain" not in given and "nvlink_domain" in data:
+            data["nvlink_domain"] = _of_each_domain(data["nvlink_domain"], ranks)
     data["gpu"] = _gpu(data.get("gpu"), source, (*path, "gpu"))
     per_node = data.get("gpus_per_node", ClusterSpec.model_fields["gpus_per_node"].default)
     if isinstance(per_node, int):
@@ -39,6 +42,19 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
         if per_node >= 1:
             data.setdefault("nodes", max(1, -(-ranks // per_node)))
     return validate(ClusterSpec, data, source, path)
+
+
+def _of_each_domain(domain_gpus: int, ranks: int) -> int:
+    """How many GPUs of each NVLink domain a job of `ranks` uses: 64 of 72 where it is a multiple of 64 and not of 72.
+
+    Else groups of a power of two would lie across domains, where a scheduler gives equal segments (Slurm's
+    topology/block, `--segment`).
+
+    >>> [_of_each_domain(72, n) for n in (64, 72, 128, 144, 256, 576)]
+    [72, 72, 64, 72, 64, 72]
+    """
+    even = 1 << (domain_gpus.bit_length() - 1)
+    return even if ranks > domain_gpus and ranks % domain_gpus and ranks % even == 0 else domain_gpus
 
 
 def _over_preset(given: dict[str, Any], source: Source, path: KeyPath) -> dict[str, Any]:
