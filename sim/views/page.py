@@ -17,6 +17,28 @@ from sim.views.rows import Layout, kinds_of
 from sim.views.units import count, finite
 
 _CDN = "https://cdn.jsdelivr.net/"
+READY = """<script>
+const waiting = setInterval(() => {
+  if (window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle) {
+    clearInterval(waiting)
+    document.documentElement.dataset.ready = "true"
+  }
+}, 30)
+</script>
+"""  # marks the document when all is drawn
+_SORT = """<script>
+for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
+  const head = button.closest("th"), body = head.closest("table").tBodies[0], at = head.cellIndex
+  const up = head.getAttribute("aria-sort") !== "ascending"
+  const value = (row) => row.cells[at].dataset.value
+  const order = (a, b) => value(a).localeCompare(value(b), "en", {numeric: true})
+  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort")
+  head.setAttribute("aria-sort", up ? "ascending" : "descending")
+  body.append(...[...body.rows].sort((a, b) => up ? order(a, b) : order(b, a)))
+})
+</script>
+"""
+_SORT_STYLE = "th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--accent); }"
 
 
 def escape(text: object) -> str:
@@ -31,7 +53,20 @@ def marked(text: str) -> str:
 
 
 def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """A whole HTML document: `body` holds a `data-plot` element for each plot; `data` is for page.js."""
+    """A document whose plots page.js brings to life; `data` is for it."""
+    assets = files("sim.views") / "assets"
+    own = f"<script>window.stepsim = {{data: {json_for_script(data)}}}</script>\n"
+    own += f"<script>{(assets / 'far.js').read_text('utf-8')}{(assets / 'page.js').read_text('utf-8')}</script>\n"
+    return document(title, body, plots, before=own, after="")
+
+
+def document(
+    title: str, body: str, plots: Mapping[str, Any], before: str = "", after: str = READY, style: str = ""
+) -> str:
+    """A whole HTML document that fetches nothing: `body` holds a `data-plot` element for each plot.
+
+    `before` stands before the script that draws the plots, `after` behind it.
+    """
     from bokeh.embed import components
     from bokeh.resources import Resources
 
@@ -40,17 +75,19 @@ def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any
         body = body.replace(f'<div class="plot" data-plot="{name}"></div>', f'<div class="plot">{div}</div>')
     # The library would fetch MathJax for a label that looks like TeX; this page fetches nothing.
     library = Resources(mode="inline", components=["bokeh"]).render_js().replace(_CDN, "data:,")
-    assets = files("sim.views") / "assets"
+    css = (files("sim.views") / "assets" / "page.css").read_text("utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{(assets / 'page.css').read_text('utf-8')}</style></head>\n"
-        f"<body><main>\n{body}\n</main>\n{library}\n"
-        f"<script>window.stepsim = {{data: {json_for_script(data)}}}</script>\n"
-        f"<script>{(assets / 'far.js').read_text('utf-8')}{(assets / 'page.js').read_text('utf-8')}</script>\n"
-        f"{script}\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{css}{style}</style></head>\n"
+        f"<body><main>\n{body}\n</main>\n{library}\n{before}{script}\n{after}</body></html>\n"
     )
+
+
+def sortable_page(title: str, body: str, plots: Mapping[str, Any]) -> str:
+    """A whole HTML document, as `document`; buttons in the heads of its tables sort them."""
+    return document(title, body, plots, after=READY + _SORT, style=_SORT_STYLE)
 
 
 def json_for_script(data: Any) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from sim.views.page import card, escape
+from sim.views.page import card, escape, sortable_page
 from sim.views.units import count, n_bytes, seconds
 
 Result = Mapping[str, Any]
@@ -25,7 +24,6 @@ _COLOURS = (
     "#6b7280",
     "#a3a9b3",
 )
-PLOT = "<!-- plot -->"
 _INK, _BAD = "#1b2733", "#b3261e"
 _SHOWN = (
     ("Layout", "the mesh and ZeRO stage"),
@@ -41,47 +39,13 @@ _TIP = (
     "<div><b>@words</b><div>@step a step, @memory</div>"
     "<div>@schedule, micro-batch @size, recompute @recompute</div></div>"
 )
-_SCRIPT = """
-const waiting = setInterval(() => {
-  if (window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle) {
-    clearInterval(waiting)
-    document.documentElement.dataset.ready = "true"
-  }
-}, 30)
-for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
-  const head = button.closest("th"), body = head.closest("table").tBodies[0], at = head.cellIndex
-  const up = head.getAttribute("aria-sort") !== "ascending"
-  const value = (row) => row.cells[at].dataset.value
-  const order = (a, b) => value(a).localeCompare(value(b), "en", {numeric: true})
-  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort")
-  head.setAttribute("aria-sort", up ? "ascending" : "descending")
-  body.append(...[...body.rows].sort((a, b) => up ? order(a, b) : order(b, a)))
-})
-"""
-_STYLE = "th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid var(--accent); }"
 
 
 def search_page(result: Result) -> str:
     """HTML of `sim-search/1` that opens without network."""
     title = f"Search: {result['name']}"
     body = _header(title, result) + _cards(result) + _plot(result) + _tables(result)
-    return sortable_page(title, body, _figure(result))
-
-
-def sortable_page(title: str, body: str, plot: Any) -> str:
-    """A whole HTML document: `plot` takes PLOT's place in `body`; buttons in the heads of tables sort them."""
-    from bokeh.embed import components
-    from bokeh.resources import Resources
-
-    script, div = components(plot)
-    library = Resources(mode="inline", components=["bokeh"]).render_js().replace("https://cdn.jsdelivr.net/", "data:,")
-    css = (files("sim.views") / "assets" / "page.css").read_text("utf-8") + _STYLE
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{css}</style></head>\n<body><main>\n{body.replace(PLOT, div)}\n</main>\n"
-        f"{library}\n{script}\n<script>{_SCRIPT}</script>\n</body></html>\n"
-    )
+    return sortable_page(title, body, {"search": _figure(result)})
 
 
 def layout_words(layout: Mapping[str, Any]) -> str:
@@ -210,7 +174,8 @@ def _plot(result: Result) -> str:
         "Layouts that a bound rules out are not drawn."
     )
     return (
-        f'<section><h2>Time and memory</h2><p class="hint">{escape(hint)}</p><div class="plot">{PLOT}</div></section>\n'
+        f'<section><h2>Time and memory</h2><p class="hint">{escape(hint)}</p>'
+        '<div class="plot" data-plot="search"></div></section>\n'
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.views.page import card, escape
-from sim.views.search_page import PLOT, sortable_page
+from sim.views.page import card, escape, sortable_page
 from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
@@ -18,6 +17,7 @@ _HINT = (
     "Step time over the key with most values, a line for each choice of the others. Hover for a step's values, click a "
     "name in the legend to hide its line."
 )
+_PLOT = '<div class="plot" data-plot="sweep"></div>'
 _DASHED = " Dashed: the same steps without faults."
 _TIP = "<div><b>@words</b></div><div>@step a step, @memory</div>"
 _LOST = "<div>@lost lost to faults</div>"
@@ -29,8 +29,8 @@ def sweep_page(result: Result) -> str:
     what = f"{count(len(result['rows']))} steps over {', '.join(result['vary'])}"
     head = f'<header><h1>{escape(title)}</h1><p class="sub">{escape(what)}</p></header>\n'
     hint = escape(_HINT + _DASHED * about_faults(result))
-    plot = f'<section><h2>Step time</h2><p class="hint">{hint}</p><div class="plot">{PLOT}</div></section>\n'
-    return sortable_page(title, head + _cards(result) + plot + _table(result), _figure(result))
+    plot = f'<section><h2>Step time</h2><p class="hint">{hint}</p>{_PLOT}</section>\n'
+    return sortable_page(title, head + _cards(result) + plot + _table(result), {"sweep": _figure(result)})
 
 
 def words(values: Mapping[str, Any], without: str = "") -> str:

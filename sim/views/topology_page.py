@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from sim.views.page import card, escape, table
+from sim.views.page import card, document, escape, table
 from sim.views.units import count, n_bytes, percent, rate, seconds
 from topology.graph import Link, build_graph, link
 from topology.spec import ClusterSpec
@@ -46,32 +45,11 @@ def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
     `loads`: by the graph's directed edges, the part of the step for which each link was busy (`topology.loads`). Of a
     large cluster the first nodes are drawn, the page says how many.
     """
-    from bokeh.embed import components
-    from bokeh.resources import Resources
-
     shown = _shown(cluster)
     graph = build_graph(shown)
-    script, div = components(_figure(graph, shown, loads))
-    library = Resources(mode="inline", components=["bokeh"]).render_js().replace("https://cdn.jsdelivr.net/", "data:,")
-    css = (files("sim.views") / "assets" / "page.css").read_text("utf-8")
     title = f"Cluster {cluster.name}"
-    body = _header(title, cluster, shown) + _cards(cluster) + _plot(div, loads) + _links(graph, loads)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{css}</style></head>\n<body><main>\n{body}\n</main>\n"
-        f"{library}\n{script}\n<script>{_READY}</script>\n</body></html>\n"
-    )
-
-
-_READY = """
-const waiting = setInterval(() => {
-  if (window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle) {
-    clearInterval(waiting)
-    document.documentElement.dataset.ready = "true"
-  }
-}, 30)
-"""
+    body = _header(title, cluster, shown) + _cards(cluster) + _plot(loads) + _links(graph, loads)
+    return document(title, body, {"topology": _figure(graph, shown, loads)})
 
 
 def _shown(cluster: ClusterSpec) -> ClusterSpec:
@@ -102,7 +80,7 @@ def _cards(cluster: ClusterSpec) -> str:
     return f'<dl class="cards">{"".join(cards)}</dl>\n'
 
 
-def _plot(div: str, loads: Loads | None) -> str:
+def _plot(loads: Loads | None) -> str:
     note = (
         "Links are as dark as a run keeps them busy, the busier of both directions."
         if loads is not None
@@ -110,7 +88,7 @@ def _plot(div: str, loads: Loads | None) -> str:
     )
     return (
         f'<section><h2>Links</h2><p class="hint">{note} Drag to move, wheel to zoom; point at a link or a part.</p>'
-        f'<div id="plots"><div class="plot">{div}</div></div></section>\n'
+        '<div id="plots"><div class="plot" data-plot="topology"></div></div></section>\n'
     )
 
 
