@@ -14,6 +14,7 @@ from topology.spec import ClusterSpec
 _NAMES = {"all2all": "all_to_all", "alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather",
           "reducescatter": "reduce_scatter", "p2p": "send_recv", "sendrecv": "send_recv"}  # fmt: skip
 MESSAGES = ("send", "receive")
+MAX_BYTES = 10**18
 
 
 def collective_predictions(row: Row, calibration: str | None) -> Predictions:
@@ -24,11 +25,10 @@ def collective_predictions(row: Row, calibration: str | None) -> Predictions:
     data = row.data
     if "bytes" not in data or "ranks" not in data:
         raise NotSimulated("a fitted parameter, not a measured message")
-    if not 1 <= int(data["ranks"]) <= MAX_RANKS:
-        raise InputError(f"{row.id}: ranks: found {str(data['ranks'])[:40]}; allowed: 1 to {MAX_RANKS:,}")
     op = _NAMES.get(str(data.get("op")), str(data.get("op")))
-    count, size = int(data["ranks"]), float(data["bytes"])
-    seconds, sigma = _seconds(row, calibration, op, count, size)
+    count, nodes = int(_number(row, "ranks", 1, MAX_RANKS)), int(_number(row, "nodes", 1, MAX_RANKS))
+    size = _number(row, "bytes", 0, MAX_BYTES)
+    seconds, sigma = _seconds(row, calibration, op, count, nodes, size)
     known = {"seconds": spread(seconds, sigma)}
     if seconds:
         known["algorithm_bandwidth_bytes_per_s"] = spread(size / seconds, sigma)
@@ -37,8 +37,15 @@ def collective_predictions(row: Row, calibration: str | None) -> Predictions:
     return {key: value for key, value in known.items() if key in row.measured}
 
 
-def _seconds(row: Row, calibration: str | None, op: str, count: int, size: float) -> tuple[float, float]:
-    nodes, cluster = int(row.data.get("nodes", 1)), cluster_of(row)
+def _number(row: Row, key: str, least: int, most: int) -> float:
+    found = row.data.get(key, 1)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
+        raise InputError(f"{row.id}: {key}: found {str(found)[:40]}; allowed: {least} to {most:,}")
+    return float(found)
+
+
+def _seconds(row: Row, calibration: str | None, op: str, count: int, nodes: int, size: float) -> tuple[float, float]:
+    cluster = cluster_of(row)
     ranks = _placed(count, nodes, cluster)
     cluster = cluster.model_copy(update={"nodes": max(cluster.nodes, ranks[-1] // cluster.gpus_per_node + 1)})
     network = Network(cluster)
@@ -56,7 +63,7 @@ def _seconds(row: Row, calibration: str | None, op: str, count: int, size: float
 
 def _placed(count: int, nodes: int, cluster: ClusterSpec) -> range | tuple[int, ...]:
     """`count` ranks, node after node; the same number on each of `nodes` where that many were said to be used."""
-    per_node = count // nodes if nodes > 0 else 0
-    if nodes <= 1 or count % nodes or per_node >= cluster.gpus_per_node:
+    per_node = count // nodes
+    if nodes == 1 or count % nodes or per_node >= cluster.gpus_per_node:
         return range(count)
     return tuple(node * cluster.gpus_per_node + local for node in range(nodes) for local in range(per_node))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,14 @@ import pytest
 
 from sim.errors import InputError
 from sim.prices.kernels import kernel_file
+from sim.published.fused_rows import fused_kernel
+from sim.published.kernel_rows import total
+from sim.published.matmul_rows import MATMUL_ROWS
 from sim.published.predict import predict
-from sim.published.prediction import NotSimulated, Prediction
-from sim.published.tables import Row
+from sim.published.prediction import NotSimulated, Prediction, costs_of
+from sim.published.tables import Row, read_table
 
+PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 SIZES = {"rows": 4096, "hidden": 4096, "vocab": 32_000, "batch": 2, "seq_len": 2048, "heads": 32, "kv_heads": 8,
          "head_dim": 128, "kv_len": 4096, "intermediate_size": 11_008, "m": 512, "n": 4096, "k": 2048,
          "groups": 8}  # fmt: skip
@@ -103,6 +108,19 @@ def test_an_mlp_has_its_matmuls_and_an_activation_has_none() -> None:
     assert seconds("kernel", H100, **row, intermediate_size=11_008).value > 20 * seconds("kernel", H100, **row).value
 
 
+@pytest.mark.parametrize(("provider", "error"), [("huggingface", 0.17), ("liger", 0.30)])
+def test_fused_kernels_with_matmuls_operator_by_operator_are_near_those_measured(provider: str, error: float) -> None:
+    """On an A100, whose profile has points of them: priced without these, as on GPUs that nobody measured."""
+    for row in read_table(PUBLISHED / "liger_kernels.json").rows:
+        if row.data["op"] in MATMUL_ROWS and row.data["provider"] == provider and row.measured.get("seconds"):
+            costs = costs_of(row)
+            items = fused_kernel(row.data["op"], row.data, measured=())
+            assert len(items) > 1 or row.data["pass"] == "forward"
+            assert total([costs.compute(i) for i in items], costs).value == pytest.approx(
+                row.measured["seconds"], error
+            )
+
+
 def test_megatrons_rows_without_a_dtype_are_bf16() -> None:
     row = {"op": "megatron_swiglu", "provider": "liger", "S": 4096, "B": 4, "ffn_local": 4096}
     assert seconds("kernel", H100, **row) == seconds("kernel", H100, **row, dtype="bf16")
@@ -177,3 +195,12 @@ def test_bare_matmuls_and_attention_are_the_points_of_the_profile(gpu: str) -> N
         ratio = seconds("kernel", scenario, op=op, dtype="bf16", **row, **in_training).value / bare
         assert ratio >= 1.0 if op == "gemm" else ratio != 1.0
         assert ratio > 1.1 or (gpu, op) != ("b200", "gemm")
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("bytes", "many"), ("bytes", -1), ("bytes", 1e300), ("ranks", 0), ("ranks", True), ("nodes", "two"), ("nodes", 0),
+])  # fmt: skip
+def test_a_collective_row_names_what_is_wrong_with_it(key: str, value: object) -> None:
+    data: dict[str, Any] = {"op": "all_reduce", "bytes": 1024, "ranks": 8, "nodes": 1, key: value}
+    with pytest.raises(InputError, match=rf"^r: {key}: found .*; allowed: [01] to 1"):
+        seconds("collective", {"cluster": "dgx-h100"}, **data)
