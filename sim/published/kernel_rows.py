@@ -32,7 +32,8 @@ def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
     if op == "moe_layer":
         return moe_layer(row, calibration)
     costs = costs_of(row, calibration, burst=not _as_in_training(data))
-    items = _OPERATORS[op](data) if op in _OPERATORS else fused_kernel(op, data)
+    measured = {table.op for table in costs.profile.points}
+    items = _OPERATORS[op](data) if op in _OPERATORS else fused_kernel(op, data, measured)
     return {"seconds": total([costs.compute(item) for item in items], costs)}
 
 
