@@ -79,10 +79,11 @@ class _Rank:
 
     def acted(self) -> Acted:
         """All actions; a pair's two have the same tasks."""
-        return Acted(
-            [action for step in self.steps for action in step],
-            *([task for step, task in zip(self.steps, x, strict=True) for _ in step] for x in (self.first, self.final)),
-        )
+        actions = [action for step in self.steps for action in step]
+        if len(actions) == len(self.steps):
+            return Acted(actions, self.first, self.final)
+        columns = ([t for step, t in zip(self.steps, x, strict=True) for _ in step] for x in (self.first, self.final))
+        return Acted(actions, *columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +195,13 @@ class Build:
                 rank.waits.append(tasks[key])
             if (apart and apart(rank, use, step)) or not self._act_alone(rank, use, step[0]):
                 yield from self._act(rank, use, step[0])
-            for i, (first_key, seconds, sort, queue) in use.outputs:
-                key = first_key + step[i][2]
+            for i, wire in use.outputs:
+                queue, micro_batch = wire.queue, step[i][2]
                 waits = [last[COMPUTE], *rank.waits]
                 if queue in last:
                     waits.append(last[queue])
-                tasks[key] = last[queue] = add(seconds, waits, sort, step[i][2])
+                key = wire.first_key + micro_batch
+                tasks[key] = last[queue] = add(wire.seconds, waits, wire.sort, micro_batch)
                 if key in waiting:
                     self._go_on(key)
 
@@ -267,14 +269,14 @@ class Build:
 
     def _act_alone(self, rank: _Rank, use: Use, action: Action) -> bool:
         """Put an action at the end of what the rank does, as one task where that comes to the same as all of them."""
-        template, waits = use.template, rank.waits
-        if not use.alone or (use.early and waits) or not rank.open.keys().isdisjoint(template.joined):
+        template, fit, stamp = use.template, use.fit, use.stamp
+        before, waits = rank.last, rank.waits
+        if not fit.alone or (fit.early and waits) or not rank.open.keys().isdisjoint(template.joined):
             return False
-        before, stamp = rank.last, use.stamp
         if COMPUTE in before:
             waits.append(before[COMPUTE])
-        if use.external:
-            waits += [rank.handles.pop((action[0], h)) for h in use.external if (action[0], h) in rank.handles]
+        if fit.external:
+            waits += [rank.handles.pop((action[0], h)) for h in fit.external if (action[0], h) in rank.handles]
         rank.waits, rank.tail = [], ()
         task = before[COMPUTE] = self.graph.place(stamp, waits, before, action[2])
         for stream in stamp.streams:
@@ -287,7 +289,7 @@ class Build:
         """Put an action at the end of what the rank does, task by task."""
         template = use.template
         ids: list[int] = []
-        rooted = yield from self._expand(rank, template, use.name, action.stage, action.micro_batch, ids)
+        rooted = yield from self._expand(rank, template, use.fit.name, action.stage, action.micro_batch, ids)
         ends = [i for i in rooted if i in template.tail or template.tasks[i].stream == COMPUTE]  # gathers end before
         last = max(ends, key=template.ends_s.__getitem__, default=-1)
         rank.first.append(ids[next(iter(rooted), 0)])

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from sim.actions import Kind, Schedule
 from sim.graph.link_book import LinkBook
 from sim.graph.stages import stage_input_bytes
-from sim.graph.taskgraph import TaskGraph
+from sim.graph.taskgraph import Row, TaskGraph
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.timeline import Detail
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward
+Hops = dict[tuple[int, bool], Hop]  # by stage and forward
 
 
-class Wire(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Wire:
     """The messages from a stage to the next, in one lane; `first_key` + micro-batch numbers them."""
 
     first_key: int
     seconds: float
     sort: int
     queue: str
+
+
+class _Way(NamedTuple):
+    """From a pipeline rank to another, in one lane; `share`: kind, source and uncertainty of `total_s`, the seconds of
+    all messages of a wire; `ends`: classes of ranks."""
+
+    seconds: float
+    bus_bandwidth_bytes_per_s: float
+    share: tuple[str, str, float]
+    total_s: float
+    queue: str
+    ends: tuple[int, int]
+    rows: tuple[Row, ...]
 
 
 class Messages:
@@ -37,26 +54,17 @@ class Messages:
         self.tasks: list[int] = []
         p = plan.scenario.parallelism
         self._bytes = stage_input_bytes(plan) / (p.tp if p.p2p_scatter and not p.sp else 1)
-        self._neighbour = _neighbours(schedule)
+        self._needs, self._gives = _hops(schedule)
+        self._ways: dict[tuple[int, int, int, bool], _Way] = {}
         self._wires: dict[tuple[int, Hop], Wire] = {}
 
     def needed_by(self, stage: int, kind: Kind) -> Hop | None:
         """The messages that a stage's actions of this kind need from another rank."""
-        forward = kind is Kind.F
-        source = self._neighbour[stage][0 if forward else 1]
-        rank_of = self.schedule.rank_of_stage
-        if kind is Kind.W or source is None or rank_of[source] == rank_of[stage]:
-            return None
-        return source, stage, forward
+        return None if kind is Kind.W else self._needs.get((stage, kind is Kind.F))
 
     def result_of(self, stage: int, kind: Kind) -> Hop | None:
         """The messages by which their results go to another rank."""
-        forward = kind is Kind.F
-        target = self._neighbour[stage][1 if forward else 0]
-        rank_of = self.schedule.rank_of_stage
-        if kind is Kind.W or target is None or rank_of[target] == rank_of[stage]:
-            return None
-        return stage, target, forward
+        return None if kind is Kind.W else self._gives.get((stage, kind is Kind.F))
 
     def wire(self, lane: int, hop: Hop) -> Wire:
         """The messages of a lane from one stage to another."""
@@ -72,26 +80,37 @@ class Messages:
 
     def _new_wire(self, lane: int, hop: Hop) -> Wire:
         source, target, forward = hop
-        rank_of, lanes = self.schedule.rank_of_stage, self.plan.lanes
-        places = [rank_of[s] * lanes + lane for s in (source, target)]
-        ends = [self.plan.classes[i] for i in places]
-        priced = self.pricing.send(ends[0].rank, ends[1].rank, self._bytes)
-        share = ("send_recv", priced.source, priced.uncertainty)
-        count = self.schedule.micro_batches // len(self.schedule.chains) * len(ends[0].ranks)
-        self.shares[share] = self.shares.get(share, 0.0) + priced.seconds * count
-        detail = Detail(f"stage {source} to {target}", self._bytes, priced.bus_bandwidth_bytes_per_s, priced.source)
-        queue = _channel(rank_of[source], rank_of[target], forward, len(self.schedule.ranks))
-        way = "F" if forward else "B"
-        rows = [
-            self.graph.row(i, end + queue, f"{end.upper()}_{way}")
-            for i, end in zip(places, ("send", "recv"), strict=True)
-        ]
-        sort = self.graph.new_sort(detail, tuple(sorted(rows)), source)
+        rank_of = self.schedule.rank_of_stage
+        key = (lane, rank_of[source], rank_of[target], forward)
+        way = self._ways.get(key) or self._new_way(*key)
+        self.shares[way.share] = self.shares.get(way.share, 0.0) + way.total_s
+        detail = Detail(f"stage {source} to {target}", self._bytes, way.bus_bandwidth_bytes_per_s, way.share[1])
+        sort = self.graph.new_sort(detail, way.rows, source)
         if self.links is not None:
-            self.links.message(sort, places[0], places[1], self._bytes, priced.seconds)
+            self.links.message(sort, *way.ends, self._bytes, way.seconds)
         first_key = len(self.tasks)
         self.tasks += [-1] * self.schedule.micro_batches
-        return Wire(first_key, priced.seconds, sort, queue)
+        return Wire(first_key, way.seconds, sort, way.queue)
+
+    def _new_way(self, lane: int, source: int, target: int, forward: bool) -> _Way:
+        """The way from a pipeline rank to another."""
+        ends = [rank * self.plan.lanes + lane for rank in (source, target)]
+        sender, receiver = (self.plan.classes[i] for i in ends)
+        priced = self.pricing.send(sender.rank, receiver.rank, self._bytes)
+        count = self.schedule.micro_batches // len(self.schedule.chains) * len(sender.ranks)
+        queue, kind = _channel(source, target, forward, len(self.schedule.ranks)), "F" if forward else "B"
+        names = (("send", f"SEND_{kind}"), ("recv", f"RECV_{kind}"))
+        rows = [self.graph.row(i, end + queue, name) for i, (end, name) in zip(ends, names, strict=True)]
+        way = self._ways[lane, source, target, forward] = _Way(
+            priced.seconds,
+            priced.bus_bandwidth_bytes_per_s,
+            ("send_recv", priced.source, priced.uncertainty),
+            priced.seconds * count,
+            queue,
+            (ends[0], ends[1]),
+            tuple(sorted(rows)),
+        )
+        return way
 
 
 def _channel(source: int, target: int, forward: bool, p: int) -> str:
@@ -100,10 +119,12 @@ def _channel(source: int, target: int, forward: bool, p: int) -> str:
     return ("_f" if forward else "_b") + ("" if usual else "_back")
 
 
-def _neighbours(schedule: Schedule) -> dict[int, tuple[int | None, int | None]]:
-    """Stage before and after each stage on its chain."""
-    out: dict[int, tuple[int | None, int | None]] = {}
+def _hops(schedule: Schedule) -> tuple[Hops, Hops]:
+    """The messages that the forwards and backwards of every stage need and give."""
+    needs, gives, rank_of = Hops(), Hops(), schedule.rank_of_stage
     for chain in schedule.chains:
-        for before, stage, after in zip((None, *chain[:-1]), chain, (*chain[1:], None), strict=True):
-            out[stage] = (before, after)
-    return out
+        for a, b in pairwise(chain):
+            if rank_of[a] != rank_of[b]:
+                needs[b, True] = gives[a, True] = (a, b, True)
+                needs[a, False] = gives[b, False] = (b, a, False)
+    return needs, gives

@@ -27,9 +27,8 @@ class Sort(NamedTuple):
 
     detail: Detail
     rows: tuple[Row, ...]
-    stage: int
-    compute_s: float
-    exposed_s: float
+    compute_s: float = 0.0
+    exposed_s: float = 0.0
 
 
 class Launched(NamedTuple):
@@ -40,7 +39,8 @@ class Launched(NamedTuple):
     lags_s: list[float]
 
 
-class Stamp(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Stamp:
     """A task and those that it launches: columns of them all. Those of each of `streams` stand together."""
 
     seconds: list[float]
@@ -63,6 +63,7 @@ class TaskGraph:
     micro_batch: list[int] = field(default_factory=list)
     launched: dict[int, list[Launched]] = field(default_factory=dict)
     sorts: list[Sort] = field(default_factory=list)
+    stage_of_sort: list[int] = field(default_factory=list)  # -1: none
     streams: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
 
@@ -80,20 +81,22 @@ class TaskGraph:
     def place(self, stamp: Stamp, waits: list[int], last: dict[str, int], micro_batch: int) -> int:
         """Append a stamp's tasks, each behind the one before it on its stream; `last`: of each stream, kept up to date
         but for the first task's. Returns that one's index."""
-        if not stamp.launched:
-            return self.add(stamp.seconds[0], waits, stamp.sorts[0], micro_batch)
-        task, count = len(self.seconds), len(stamp.seconds)
+        column, launched = self.waits, stamp.launched
+        task = len(column)
+        column.append(waits)
         self.seconds += stamp.seconds
         self.sort += stamp.sorts
-        self.micro_batch += [micro_batch] * count
-        self.waits.append(waits)
-        self.launched[task] = stamp.launched
-        for stream, (_, lags_s) in zip(stamp.streams, stamp.launched, strict=True):
-            first = len(self.waits)
-            self.waits.append([last[stream]] if stream in last else [])
-            last[stream] = end = first + len(lags_s) - 1
-            if end > first:
-                self.waits += [[i] for i in range(first, end)]
+        if not launched:
+            self.micro_batch.append(micro_batch)
+        else:
+            self.micro_batch += [micro_batch] * len(stamp.seconds)
+            self.launched[task] = launched
+            for stream, (offset, lags_s) in zip(stamp.streams, launched, strict=True):
+                column.append([last[stream]] if stream in last else [])
+                first = task + offset
+                last[stream] = end = first + len(lags_s) - 1
+                if end > first:
+                    column += [[i] for i in range(first, end)]
         return task
 
     def launchers(self) -> tuple[list[int], list[int]]:
@@ -104,7 +107,7 @@ class TaskGraph:
     @property
     def stages(self) -> list[int]:
         """The stage of every task; -1: none."""
-        return [self.sorts[s].stage for s in self.sort]
+        return list(map(self.stage_of_sort.__getitem__, self.sort))
 
     def row(self, class_index: int, stream: str, kind: str) -> Row:
         """A row of the timeline: a class of ranks, a stream, and the kind shown there."""
@@ -123,8 +126,16 @@ class TaskGraph:
         exposed_s: float = 0.0,
     ) -> int:
         """Index of a new sort of tasks."""
-        self.sorts.append(Sort(detail, rows, stage, compute_s, exposed_s))
+        self.sorts.append(Sort(detail, rows, compute_s, exposed_s))
+        self.stage_of_sort.append(stage)
         return len(self.sorts) - 1
+
+    def new_sorts(self, sorts: list[Sort], stage: int) -> list[int]:
+        """Indices of new sorts of tasks."""
+        first = len(self.sorts)
+        self.sorts += sorts
+        self.stage_of_sort += [stage] * len(sorts)
+        return list(range(first, len(self.sorts)))
 
     def slot_table(self) -> Ints:
         """The rows of the timeline that tasks occupy, as [rows, 4]: task, class, stream, kind; by task."""
@@ -139,9 +150,10 @@ class TaskGraph:
 
     def describe(self, task: int) -> str:
         """A task in words, for error messages."""
-        streams, kinds, sort = tuple(self.streams), tuple(self.kinds), self.sorts[self.sort[task]]
+        streams, kinds, number = tuple(self.streams), tuple(self.kinds), self.sort[task]
+        sort, stage = self.sorts[number], self.stage_of_sort[number]
         where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in sort.rows)
-        return f"stage {sort.stage}, micro-batch {self.micro_batch[task]}: {sort.detail.name} ({where})"
+        return f"stage {stage}, micro-batch {self.micro_batch[task]}: {sort.detail.name} ({where})"
 
     def successors(self) -> list[list[int]]:
         """Who waits for each task; a wait listed twice stands twice."""

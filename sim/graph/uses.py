@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from sim.actions import Action, Kind, Schedule
 from sim.graph.data_parallel import DP
@@ -13,7 +12,7 @@ from sim.graph.link_book import LinkBook
 from sim.graph.messages import Hop, Messages, Wire
 from sim.graph.sharing import Flow
 from sim.graph.stages import Stage
-from sim.graph.taskgraph import Launched, Row, Stamp, TaskGraph
+from sim.graph.taskgraph import Launched, Row, Sort, Stamp, TaskGraph
 from sim.graph.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
@@ -26,30 +25,36 @@ ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on
 SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 
 
-class Use(NamedTuple):
-    """A template as one class of ranks uses it. `alone`: one task stands for it, with those that it leaves running a
-    `stamp`, and waits for the gathers in `external`; `early`: part of it needs no input, so one task does so only where
-    there is none to wait for. `inputs` and `outputs`: the messages before and after it, each with the number of its
-    action in the pair."""
-
-    template: Template
-    name: str
-    alone: bool
-    early: bool
-    external: tuple[str, ...]
-    stamp: Stamp
-    inputs: Ends
-    outputs: Ends
-
-
-class _Fit(NamedTuple):
-    """What all uses of a template by one class of ranks have in common. `hides`: links that it shares with others."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """What all uses of a template by one class of ranks have in common. `alone`: one task stands for it, with
+    those that it leaves running, and waits for the gathers in `external`; `early`: part of it needs no input, so one
+    task does so only where there is none to wait for. `hides`: links that it shares with others; `rows` of the
+    timeline; `seconds`, `streams`, `launched` as in `Stamp`; `sorts` and `flows` of what it leaves running."""
 
     alone: bool
     early: bool
     hides: bool
-    launches: list[tuple[Launch, Flow | None]]
-    rows: list[tuple[Row]]
+    external: tuple[str, ...]
+    name: str
+    rows: tuple[Row]
+    seconds: list[float]
+    streams: list[str]
+    launched: list[Launched]
+    sorts: list[Sort]
+    flows: list[Flow | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """A template as one class of ranks uses it, as a `stamp` where it is `fit.alone`. `inputs` and `outputs`: the
+    messages before and after it, each with the number of its action in the pair."""
+
+    template: Template
+    fit: Fit
+    stamp: Stamp
+    inputs: Ends
+    outputs: Ends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +96,8 @@ class Uses:
         self.ends = _ends(schedule)
         self.links = links
         self._contexts: dict[int, tuple[object, ...]] = {}
-        self._fits: dict[tuple[int, Template], _Fit] = {}
+        self._fits: dict[tuple[int, Template], Fit] = {}
+        self._uses: dict[tuple[object, ...], Use] = {}
         self._kept, self._templates = kept, kept.templates
 
     def of(self, class_index: int, steps: list[Step]) -> list[Use]:
@@ -109,7 +115,7 @@ class Uses:
                 key = tuple([a[:2] for a in step])
             use = found.get(key)
             if use is None:
-                use = found[key] = self._new_use(class_index, step)
+                use = found[key] = self._use(class_index, step)
             out.append(use)
         return out
 
@@ -126,58 +132,59 @@ class Uses:
             return ()
         return self.pricing.member_classes(group, self.plan.classes[class_index].rank)
 
-    def _new_use(self, class_index: int, step: Step) -> Use:
-        graph, messages, lane = self.graph, self.messages, class_index % self.lanes
-        needs = [messages.needed_by(a.stage, a.kind) for a in step]
-        gives = [messages.result_of(a.stage, a.kind) for a in step]
+    def _use(self, class_index: int, step: Step) -> Use:
+        """What a step uses; the first or last of a stage is often as any other."""
+        needs = [self.messages.needed_by(a.stage, a.kind) for a in step]
         template = self._template(class_index, step, needs)
-        fit = self._fit(class_index, template)
-        name, stage = "+".join([SHOWN[a.kind] for a in step]), step[0].stage
+        key = (class_index, template, *[a[:2] for a in step])
+        if key not in self._uses:
+            self._uses[key] = self._new_use(class_index, step, template, needs)
+        return self._uses[key]
+
+    def _new_use(self, class_index: int, step: Step, template: Template, needs: list[Hop | None]) -> Use:
+        messages, lane, links = self.messages, class_index % self.lanes, self.links
+        gives = [messages.result_of(a.stage, a.kind) for a in step]
+        fit = self._fits.get((class_index, template)) or self._new_fit(class_index, template, step)
         text = " and ".join([f"{SHOWN[a.kind]} of stage {a.stage}" for a in step])
         detail = Detail(text, source=template.source, note=template.detail)
-        row = graph.row(class_index, COMPUTE, name)
-        sort = graph.new_sort(detail, (row,), stage, template.compute_s, template.exposed_s)
-        if fit.hides and self.links is not None:
-            self.links.whole_actions[sort] = (class_index, template)
-        return Use(
-            template,
-            name,
-            fit.alone and (not self.expand or not template.tasks),  # an empty stage still has its action
-            fit.early,
-            template.external,
-            self._stamp(template, fit, sort, stage),
-            tuple([(i, messages.wire(lane, hop)) for i, hop in enumerate(needs) if hop]),
-            tuple([(i, messages.wire(lane, hop)) for i, hop in enumerate(gives) if hop]),
+        whole = Sort(detail, fit.rows, template.compute_s, template.exposed_s)
+        sorts = self.graph.new_sorts([whole, *fit.sorts], step[0].stage)
+        if links is not None:
+            if fit.hides:
+                links.whole_actions[sorts[0]] = (class_index, template)
+            for sort, flow in zip(sorts[1:], fit.flows, strict=True):
+                if flow is not None:
+                    links.add(sort, flow)
+        inputs, outputs = (
+            tuple([(i, messages.wire(lane, hop)) for i, hop in enumerate(hops) if hop]) for hops in (needs, gives)
         )
+        return Use(template, fit, Stamp(fit.seconds, sorts, fit.streams, fit.launched), inputs, outputs)
 
-    def _fit(self, class_index: int, template: Template) -> _Fit:
-        """How a template fits a class of ranks."""
-        key = (class_index, template)
-        if key not in self._fits:
-            links = self.links
-            launches: list[tuple[Launch, Flow | None]] = [(launch, None) for launch in template.launches]
-            self._fits[key] = _Fit(
-                template.alone and not self._meets_others(class_index, template),
-                DP in template.first_streams,
-                links is not None and links.hides(class_index, template),
-                launches if links is None else links.launched(class_index, template),
-                [],
-            )
-            self._fits[key].rows.extend(
-                (self.graph.row(class_index, x.stream, x.kind),) for x, _ in self._fits[key].launches
-            )
-        return self._fits[key]
-
-    def _stamp(self, template: Template, fit: _Fit, sort: int, stage: int) -> Stamp:
-        """A use as tasks: its own, and those that it leaves running."""
-        sorts, streams = [sort], dict[str, Launched]()
-        for (launch, flow), row in zip(fit.launches, fit.rows, strict=True):
-            streams.setdefault(launch.stream, Launched(len(sorts), [])).lags_s.append(launch.lag_s)
-            sorts.append(self.graph.new_sort(launch.detail, row, stage))
-            if flow is not None and self.links is not None:
-                self.links.add(sorts[-1], flow)
-        seconds = [template.makespan_s, *[x.seconds for x, _ in fit.launches]]
-        return Stamp(seconds, sorts, list(streams), list(streams.values()))
+    def _new_fit(self, class_index: int, template: Template, step: Step) -> Fit:
+        """How the template of a step fits a class of ranks."""
+        graph, links, streams = self.graph, self.links, dict[str, Launched]()
+        launches: list[tuple[Launch, Flow | None]] = [(launch, None) for launch in template.launches]
+        if links is not None:
+            launches = links.launched(class_index, template)
+        for i, (launch, _) in enumerate(launches, 1):
+            streams.setdefault(launch.stream, Launched(i, [])).lags_s.append(launch.lag_s)
+        sorts = [Sort(x.detail, (graph.row(class_index, x.stream, x.kind),)) for x, _ in launches]
+        name = "+".join([SHOWN[a.kind] for a in step])
+        fit = self._fits[class_index, template] = Fit(
+            template.alone and not self._meets_others(class_index, template)
+            and (not self.expand or not template.tasks),  # an empty stage still has its action
+            DP in template.first_streams,
+            links is not None and links.hides(class_index, template),
+            template.external,
+            name,
+            (graph.row(class_index, COMPUTE, name),),
+            [template.makespan_s, *[x.seconds for x, _ in launches]],
+            list(streams),
+            list(streams.values()),
+            sorts,
+            [flow for _, flow in launches],
+        )  # fmt: skip
+        return fit
 
     def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
         """The compiled program of a step."""
