@@ -45,8 +45,6 @@ GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights'
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 NORM_KERNELS = 2  # of a norm that is one kernel forward and two backward; more make it a chain of elementwise ones
 _OUTSIDE_PER_OCTAVE = 0.1
-_TORCH_NAME = {"flash2": "flash"}  # in tables of `calibrate.run`, as torch calls its backends
-_KERNEL_OF_TORCH = {"flash": "flash2"}
 
 
 class Cost(NamedTuple):
@@ -83,7 +81,8 @@ class Costs:
         self._gradient_slowdown = self.coefficient("fp8_gradient_slowdown", 1.0)
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
-            self._raw.setdefault((table.op, table.dtype), []).append(table)
+            op = f"{table.op}2" if table.op.endswith(":flash") else table.op  # torch's name of FlashAttention-2
+            self._raw.setdefault((op, table.dtype), []).append(table)
         self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
         self._tables: dict[tuple[str, str], Table] = {}
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
@@ -189,7 +188,7 @@ class Costs:
         if wanted == MEGATRON or self.profile.name == "roofline":
             return
         known = {n.removesuffix(end) for n in self.profile.coefficients if n.endswith(end)} - {"attention", MEGATRON}
-        known |= {_KERNEL_OF_TORCH.get(k, k) for o, _ in self._raw if (k := o.partition("attention_forward:")[2])}
+        known |= {kernel for op, _ in self._raw if (kernel := op.partition("attention_forward:")[2])}
         if wanted not in known:
             found = ", ".join(sorted(known)) or "none by name"
             raise InputError(f"training.attention_kernel: found '{wanted}'; profile {self.profile.name} has: {found}")
@@ -303,8 +302,7 @@ def _candidates(op: Compute) -> list[_Candidate]:
     if op.kind in MEMORY_BOUND:
         found.append(_Candidate(f"{op.kind}:{op.name}", True, 0.0))
     if op.kind in ATTENTION and ":" in op.name:
-        kernel = op.name.partition(":")[2]
-        found.append(_Candidate(f"{op.kind}:{_TORCH_NAME.get(kernel, kernel)}", True, 0.0))
+        found.append(_Candidate(f"{op.kind}:{op.name.partition(':')[2]}", True, 0.0))
     if op.kind == "norm" and op.kernels > NORM_KERNELS:
         found.append(_Candidate(f"norm_eager{phase}", True, 0.0))
     if phase:
