@@ -80,7 +80,7 @@ def fused_kernel(op: str, data: Mapping[str, Any], measured: Collection[str] | N
     if op in _ACTIVATIONS and not (sizes.has("width") and sizes.has("ffn")):
         op = _ACTIVATIONS[op]
     name = f"{op}:{provider or 'torch'}:{which}"
-    if op in MATMUL_ROWS and measured is not None and f"elementwise:{name}" not in measured:
+    if op in MATMUL_ROWS and measured is not None and name not in measured:
         return matmul_items(op, sizes, dtype, which, provider)
     moved = _bytes(op, sizes, dtype, which)
     passes = _EAGER_PASSES.get(op, 1.0) if provider in EAGER else 1.0

@@ -8,10 +8,10 @@ from typing import Any
 
 from sim.dtypes import dtype_bytes, normalise_dtype
 from sim.errors import InputError
-from sim.prices.costs import Cost, Costs
+from sim.prices.costs import Cost
 from sim.prices.roofline import ATTENTION_DECODE, PREFILL, SERVED, shape_bytes, shape_flops
 from sim.program import Compute, Phase
-from sim.published.fused_rows import fused_kernel
+from sim.published.fused_prices import fused_costs
 from sim.published.moe_rows import moe_layer
 from sim.published.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
 from sim.published.tables import Row
@@ -32,9 +32,8 @@ def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
     if op == "moe_layer":
         return moe_layer(row, calibration)
     costs = costs_of(row, calibration, burst=not _as_in_training(data))
-    measured = {table.op for table in costs.profile.points}
-    items = _OPERATORS[op](data) if op in _OPERATORS else fused_kernel(op, data, measured)
-    return {"seconds": total([costs.compute(item) for item in items], costs)}
+    parts = [costs.compute(item) for item in _OPERATORS[op](data)] if op in _OPERATORS else fused_costs(op, data, costs)
+    return {"seconds": total(parts)}
 
 
 _OTHER_NAMES = {
@@ -68,7 +67,7 @@ def _as_in_training(data: Data) -> bool:
     return any(key in data for key in ("layout", "stage", "impl", "provider", "qkv_contiguous"))
 
 
-def total(parts: list[Cost], costs: Costs) -> Prediction:
+def total(parts: list[Cost]) -> Prediction:
     """The sum of kernels; their errors are taken to go together."""
     seconds = sum(c.seconds for c in parts)
     sigma = sum(c.seconds * c.uncertainty for c in parts) / seconds if seconds else 0.0
