@@ -124,7 +124,7 @@ def test_fused_kernels_with_matmuls_operator_by_operator_are_near_those_measured
 
 
 def test_points_of_another_gpu_are_borrowed_by_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's layer norm, measured on both: each GPU's rows by the other's points; without any, two thirds of that."""
+    """torch's layer norm, measured on both: each GPU's rows by the other's points; without any, less than three quarters."""
     for row in read_table(PUBLISHED / "liger_kernels.json").rows:
         if row.data["op"] == "layer_norm" and row.group.startswith("layer_norm huggingface forward"):
             own = costs_of(row)
@@ -135,7 +135,7 @@ def test_points_of_another_gpu_are_borrowed_by_the_bandwidth(monkeypatch: pytest
             )
             monkeypatch.setattr(fused_prices, "LENDERS", ())
             alone = total(fused_costs("layer_norm", row.data, without_points)).value
-            assert alone < 0.7 * row.measured["seconds"]
+            assert alone < 0.75 * row.measured["seconds"]
 
 
 def test_megatrons_rows_without_a_dtype_are_bf16() -> None:
