@@ -50,7 +50,7 @@ def stage_blocks(plan: Plan, part: Part, rank: int) -> tuple[Block, ...]:
     plane = rank - plan.pipeline_rank(rank) * plan.mesh.strides["pp"]
     position = plan.mesh.along(["tp", "cp", "dp"], plane).index(plane) if s.parallelism.ep > 1 else 0
     shard = Shard(plan.mesh.coordinate("cp", rank), expert_rank(s.parallelism, position))
-    blocks = [embedding_block(s, shard)] if part.embedding else []
+    blocks = [embedding_block(s)] if part.embedding else []
     sorts: dict[tuple[object, ...], Block] = {}  # layers of one sort differ in their name alone
     for layer in part.layers:
         sort = layer_sort(s, layer)
@@ -58,7 +58,7 @@ def stage_blocks(plan: Plan, part: Part, rank: int) -> tuple[Block, ...]:
             sorts[sort] = layer_block(s, layer, shard)
         blocks.append(replace(sorts[sort], name=f"layer {layer}"))
     if part.head:
-        blocks.append(head_block(s, shard))
+        blocks.append(head_block(s))
         blocks += [mtp_block(s, shard)] * s.model.mtp_layers
     return tuple(blocks)
 

@@ -39,8 +39,8 @@ class Blocks:
                 self.sorts[sort] = Sort(layer_block(scenario, layer, shard), prices, paired)
             order.append(sort)
         self.order = tuple(order)
-        self.sorts[EMBEDDING] = Sort(embedding_block(scenario, shard), prices, paired)
-        self.sorts[HEAD] = Sort(head_block(scenario, shard), prices, paired)
+        self.sorts[EMBEDDING] = Sort(embedding_block(scenario), prices, paired)
+        self.sorts[HEAD] = Sort(head_block(scenario), prices, paired)
         if scenario.model.mtp_layers:
             self.sorts[MTP] = Sort(mtp_block(scenario, shard), prices, paired)
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))

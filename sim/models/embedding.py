@@ -5,22 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sim.models.dims import Dims, Shard, dims
+from sim.models.dims import Dims, dims
 from sim.models.layer import shape_key
 from sim.models.lora import frozen
-from sim.models.operators import (
-    F,
-    I,
-    Part,
-    W,
-    backward_of,
-    backward_peak,
-    collective,
-    forward_of,
-    memory_op,
-    saved_of,
-    tensors_of,
-)
+from sim.models.operators import F, I, Part, W, collective, memory_op
+from sim.models.recompute import as_block, keep_all
 from sim.program import Block, Program, Saved
 
 if TYPE_CHECKING:
@@ -29,26 +18,17 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 8.0  # an int64 token number
 
 
-def embedding_block(scenario: Scenario, shard: Shard | None = None) -> Block:
+def embedding_block(scenario: Scenario) -> Block:
     """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, dropout."""
     d = dims(scenario)
     parts = (lookup(scenario, d), *_positions(scenario, d), *_dropout(d))
     if d.lora is not None:  # nothing behind the first adapter needs a gradient
         parts = tuple(replace(frozen(p), backward=(), saved=(), backward_bytes=0.0) for p in parts)
-    return Block(
-        name="embedding",
-        forward=forward_of(parts),
-        backward=backward_of(parts),
-        recompute=(),
-        saved=saved_of(parts),
-        params=sum(p.params for p in parts),
-        tensors=tensors_of(parts),
-        frozen_params=sum(p.frozen for p in parts),
-        forward_peak_bytes=max(p.forward_bytes for p in parts),
-        backward_peak_bytes=backward_peak(parts),
-        key=f"embedding {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-        f"positions={scenario.model.positions} dropout={d.dropout:g}{' frozen' if d.lora else ''}",
+    key = (
+        f"embedding {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
+        f"positions={scenario.model.positions} dropout={d.dropout:g}{' frozen' if d.lora else ''}"
     )
+    return as_block("embedding", key, parts, keep_all(parts))
 
 
 def table_elements(scenario: Scenario) -> int:

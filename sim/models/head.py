@@ -8,25 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.models.chunked_loss import chunked_output
-from sim.models.dims import Dims, Shard, dims
+from sim.models.dims import Dims, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import table_elements
 from sim.models.layer import shape_key
 from sim.models.linear import linear
 from sim.models.lora import frozen
-from sim.models.operators import (
-    F,
-    I,
-    Linear,
-    Part,
-    backward_of,
-    backward_peak,
-    collective,
-    forward_of,
-    memory_op,
-    saved_of,
-    tensors_of,
-)
+from sim.models.operators import F, I, Linear, Part, collective, memory_op
+from sim.models.recompute import as_block, keep_all
 from sim.program import Block, Item, Phase, Saved
 
 if TYPE_CHECKING:
@@ -36,7 +25,7 @@ FP32_BYTES = 4.0
 ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alignment of 16 bytes)
 
 
-def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
+def head_block(scenario: Scenario) -> Block:
     """Final norm, `[tokens, hidden] x [hidden, vocab / tp]`, loss.
 
     With tied embeddings `params` leaves the output matrix out; a stage that holds the head but not the
@@ -46,22 +35,13 @@ def head_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     parts = head_parts(scenario, d)
     if d.lora is not None:
         parts = tuple(p if p.frozen else frozen(p) for p in parts)
-    return Block(
-        name="head",
-        forward=forward_of(parts),
-        backward=backward_of(parts),
-        recompute=(),
-        saved=saved_of(parts),
-        params=sum(p.params for p in parts),
-        tensors=tensors_of(parts),
-        frozen_params=sum(p.frozen for p in parts),
-        forward_peak_bytes=max(p.forward_bytes for p in parts),
-        backward_peak_bytes=backward_peak(parts),
-        key=f"head {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
+    key = (
+        f"head {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
         f"loss={_training(scenario).cross_entropy}"
         + (" and the teacher's" if learns_logits(scenario) else "")
-        + (" frozen" if d.lora else ""),
+        + (" frozen" if d.lora else "")
     )
+    return as_block("head", key, parts, keep_all(parts))
 
 
 def tied_params(scenario: Scenario) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.models.attention import Core, attention_parts
@@ -12,8 +13,8 @@ from sim.models.lora import frozen, only_behind_adapters
 from sim.models.mla import mla_core, mla_parts
 from sim.models.mlp import mlp_parts
 from sim.models.moe import is_moe_layer, moe_parts
-from sim.models.operators import Part, backward_of, forward_of, quantized_weight_bytes, tensors_of, workspace
-from sim.models.recompute import keep, mode_of_layer, stops_early
+from sim.models.operators import Part, quantized_weight_bytes, workspace
+from sim.models.recompute import as_block, keep, mode_of_layer, stops_early
 from sim.program import Block
 
 if TYPE_CHECKING:
@@ -33,23 +34,8 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         parts = tuple(p if p.params + p.frozen == 0 or p.frozen else frozen(p) for p in parts)
         parts = only_behind_adapters(parts) if layer == 0 else parts
     kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario))
-    return Block(
-        name=f"layer {layer}",
-        forward=forward_of(parts),
-        backward=backward_of(parts),
-        recompute=kept.recompute,
-        saved=kept.saved,
-        params=sum(p.params for p in parts),
-        tensors=tensors_of(parts),
-        expert_params=sum(p.expert_params for p in parts),
-        frozen_params=sum(p.frozen for p in parts),
-        forward_peak_bytes=max(p.forward_bytes for p in parts),
-        backward_peak_bytes=kept.backward_peak_bytes,
-        rebuilt_bytes=kept.rebuilt_bytes,
-        key=layer_key(scenario, d, layer, shard),
-        workspace_bytes=workspace(d, parts),
-        quantized_bytes=quantized_weight_bytes(d, parts),
-    )
+    block = as_block(f"layer {layer}", layer_key(scenario, d, layer, shard), parts, kept)
+    return replace(block, workspace_bytes=workspace(d, parts), quantized_bytes=quantized_weight_bytes(d, parts))
 
 
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Part, ...]:

@@ -13,8 +13,8 @@ from sim.models.embedding import lookup
 from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
-from sim.models.operators import Linear, Part, backward_of, forward_of, quantized_weight_bytes, workspace
-from sim.models.recompute import keep, mode_of_layer
+from sim.models.operators import Linear, quantized_weight_bytes, workspace
+from sim.models.recompute import as_block, keep, mode_of_layer
 from sim.program import Block
 
 if TYPE_CHECKING:
@@ -42,18 +42,11 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     after = (final, replace(output, params=0), loss)
     kept = keep(d, layer, mode_of_layer(scenario, last))
     around = keep(d, (*before, *after), "none")
-    parts: tuple[Part, ...] = (*before, *layer, *after)
-    return Block(
-        name="multi-token prediction",
-        forward=forward_of(parts),
-        backward=backward_of(parts),
-        recompute=kept.recompute,
+    block = as_block("multi-token prediction", "", (*before, *layer, *after), kept)
+    return replace(
+        block,
         saved=(*around.saved, *kept.saved),
-        params=sum(p.params for p in parts),
-        expert_params=sum(p.expert_params for p in parts),
-        forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=max(kept.backward_peak_bytes, around.backward_peak_bytes),
-        rebuilt_bytes=kept.rebuilt_bytes,
         workspace_bytes=workspace(d, layer),
         quantized_bytes=quantized_weight_bytes(d, (before[-1], *layer)),
     )

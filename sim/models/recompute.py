@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.models.dims import Dims
-from sim.models.operators import Part, backward_peak, forward_of, rerun, saved_of
-from sim.program import Comm, Compute, Item, Program, Saved
+from sim.models.operators import Part, backward_of, backward_peak, forward_of, rerun, saved_of, tensors_of
+from sim.program import Block, Comm, Compute, Item, Program, Saved
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -34,6 +34,30 @@ class Kept:
     saved: tuple[Saved, ...]
     backward_peak_bytes: float
     rebuilt_bytes: float = 0.0
+
+
+def as_block(name: str, key: str, parts: Sequence[Part], kept: Kept) -> Block:
+    """The parts as one piece of the model, of which `kept` stays."""
+    return Block(
+        name=name,
+        forward=forward_of(parts),
+        backward=backward_of(parts),
+        recompute=kept.recompute,
+        saved=kept.saved,
+        params=sum(p.params for p in parts),
+        tensors=tensors_of(parts),
+        expert_params=sum(p.expert_params for p in parts),
+        frozen_params=sum(p.frozen for p in parts),
+        forward_peak_bytes=max(p.forward_bytes for p in parts),
+        backward_peak_bytes=kept.backward_peak_bytes,
+        rebuilt_bytes=kept.rebuilt_bytes,
+        key=key,
+    )
+
+
+def keep_all(parts: Sequence[Part]) -> Kept:
+    """What stays of parts that no residual stream passes by and nothing is run again of: embedding and head."""
+    return Kept((), saved_of(parts), backward_peak(parts))
 
 
 def mode_of_layer(scenario: Scenario, layer: int) -> str:

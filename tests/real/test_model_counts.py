@@ -31,7 +31,7 @@ def _scenario(model: dict[str, Any], precision: str = "bf16", attention: str = "
 
 def _simulated(s: Scenario) -> list[Block]:
     layers = [layer_block(s, i, Shard()) for i in range(s.model.layers)]
-    return [embedding_block(s, Shard()), *layers, head_block(s, Shard())]
+    return [embedding_block(s), *layers, head_block(s)]
 
 
 def _saved(s: Scenario, block: int, split: bool = False) -> int:
