@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sim.faults import compute_scales, disturbs, jitter_of, link_scales
+from sim.faults import compute_scales, disturbs, has_jitter, link_scales
 from sim.finished import FinishedStep
 from sim.graph.template import COMPUTE
 from sim.inputs.scenario import Faults, Scenario
@@ -43,7 +43,7 @@ def causes(scenario: Scenario) -> list[Cause]:
         cut = any(set(x.between) == names and x.bandwidth_scale == 0 for x in faults.links)
         lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
         out.append(Cause("link", f"links {where}, {lost}", without))
-    if jitter_of(scenario, 0) is not None and faults.jitter is not None:
+    if has_jitter(scenario) and faults.jitter is not None:
         without = faults.model_copy(update={"jitter": None})
         name = "jitter as measured" if faults.jitter.factors else f"jitter of {faults.jitter.sigma:g}"
         out.append(Cause("jitter", name, without))

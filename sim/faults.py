@@ -49,14 +49,22 @@ class Jitter:
         return math.exp(self.sigma * float(self.random.standard_normal()) - self.sigma**2 / 2)
 
 
+def has_jitter(scenario: Scenario) -> bool:
+    """Whether computations take longer or shorter at random."""
+    jitter = scenario.faults.jitter if scenario.faults else None
+    return jitter is not None and (jitter.sigma > 0 or bool(jitter.factors))
+
+
 def jitter_of(scenario: Scenario, rank: int) -> Jitter | None:
     """A rank's jitter; None where the scenario has none."""
-    jitter = scenario.faults.jitter if scenario.faults else None
-    if jitter is None or not (jitter.sigma > 0 or jitter.factors):
+    if not has_jitter(scenario):
         return None
+    assert scenario.faults is not None
+    assert scenario.faults.jitter is not None
+    jitter = scenario.faults.jitter
     return Jitter(jitter.sigma, jitter.seed, rank, jitter.factors)
 
 
 def disturbs(scenario: Scenario) -> bool:
     """Whether a fault changes a step at all."""
-    return bool(compute_scales(scenario) or link_scales(scenario) or jitter_of(scenario, 0))
+    return bool(compute_scales(scenario) or link_scales(scenario) or has_jitter(scenario))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import InputError
-from sim.faults import compute_scales, disturbs, jitter_of, link_scales
+from sim.faults import compute_scales, disturbs, has_jitter, link_scales
 from sim.inputs.scenario import Parallelism, Scenario
 from sim.mesh import Mesh
 from topology.network import Network
@@ -114,14 +114,20 @@ def _leaf_span(cluster: ClusterSpec) -> int:
     return cluster.gpus_per_node * inter.nodes_per_leaf if inter.oversubscription > 1.0 else 1
 
 
+def period_of(cluster: ClusterSpec) -> int:
+    """Ranks that far apart lie alike on nodes, domains and leaves; 0 where none do (a torus)."""
+    if cluster.inter_node.kind == "torus":
+        return 0
+    return math.lcm(cluster.gpus_per_node, cluster.domain_gpus, _leaf_span(cluster))
+
+
 class Places:
     """Where groups and messages lie, as far as their prices depend on it: equal numbers, equal prices."""
 
     def __init__(self, cluster: ClusterSpec, network: Network, faulty_nodes: Iterable[int]) -> None:
         self.cluster, self.network = cluster, network
         self.faulty = np.array(sorted(faulty_nodes), dtype=np.int64)
-        torus = cluster.inter_node.kind == "torus"
-        self.period = 0 if torus else math.lcm(cluster.gpus_per_node, cluster.domain_gpus, _leaf_span(cluster))
+        self.period = period_of(cluster)
 
     def of_groups(self, table: Ints) -> Ints:
         """A number for each row of ranks."""
@@ -186,7 +192,7 @@ def lanes(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard:
     Lanes are numbered by their first members. Jitter tells all ranks apart, up to `APART_RANKS` of them.
     """
     p = scenario.parallelism
-    if jitter_of(scenario, 0) is not None and p.ranks <= APART_RANKS:
+    if has_jitter(scenario) and p.ranks <= APART_RANKS:
         _check_size(scenario, len(plane))
         return np.arange(len(plane))
     links = link_scales(scenario)

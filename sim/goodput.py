@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -186,7 +186,7 @@ def goodput(
     best_s = max(daly_s(job), 1e-3)
     intervals = [job.interval_s, *(best_s * x for x in CURVE)]
     few = max(1, runs // 4)
-    work = [(_with_interval(job, w), runs if i == 0 else few) for i, w in enumerate(intervals)]
+    work = [(replace(job, interval_s=w), runs if i == 0 else few) for i, w in enumerate(intervals)]
     found = _run_all(work, scenario.faults.failures.seed, jobs, progress)
     return {
         "days": days, "runs": runs, "gpus": scenario.parallelism.ranks, "mtbf_s": job.mtbf_s,
@@ -222,10 +222,6 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {"mean": float(np.mean(values)), "p5": low, "p50": middle, "p95": high}
 
 
-def _with_interval(job: Job, interval_s: float) -> Job:
-    return Job(job.kinds, interval_s, job.checkpoint_s, job.spares, job.repair_s, job.horizon_s)
-
-
 def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None, progress: bool) -> list[list[Weeks]]:
     """All runs of all jobs, in `jobs` processes; the same numbers whatever their number."""
     from sim.layout.executors import available_cores, local_workers, results
@@ -235,9 +231,8 @@ def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None, progress:
         seeds = np.random.SeedSequence((seed, i)).generate_state(runs, np.uint64).tolist()
         pieces += [(i, job, seeds[at : at + CHUNK]) for at in range(0, runs, CHUNK)]
     expected = sum(runs * job.horizon_s / job.mtbf_s for job, runs in work)
-    cores = jobs or (
-        min(8, available_cores()) if expected > 3e5 else 1
-    )  # small work is done before a process has started
+    few = expected < 3e5  # failures, which are done before a process has started
+    cores = jobs or (1 if few else min(8, available_cores()))
     out: list[list[Weeks]] = [[] for _ in work]
     with local_workers(cores) as workers:
         found = results(workers, many_runs, ((job, seeds) for _, job, seeds in pieces))

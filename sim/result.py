@@ -10,7 +10,7 @@ import numpy as np
 
 from sim.actions import Kind
 from sim.blame import ROUNDING, waiting
-from sim.faults import disturbs, jitter_of
+from sim.faults import disturbs, has_jitter
 from sim.finished import FinishedStep
 from sim.folding import APART_RANKS
 from sim.graph.template import compile_program
@@ -227,7 +227,7 @@ def _warnings(sim: FinishedStep, peak: float, fits: bool) -> list[str]:
     if not fits:
         limit = sim.scenario.cluster.gpu.memory_bytes
         out.append(f"does not fit in memory: {peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB on the fullest rank")
-    if jitter_of(sim.scenario, 0) is not None and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
+    if has_jitter(sim.scenario) and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
         out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")
     shares = source_shares(sim.built.shares)
     if shares["roofline"] > 0.5:

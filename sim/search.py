@@ -256,21 +256,24 @@ def print_result(result: dict[str, Any]) -> None:
     else:
         fits = "No legal layout fits in memory" + (" and can be simulated." if c["refused"] else ".")
         console.print(fits if c["legal"] else "No layout is legal.", highlight=False)
+    seconds = f"{result['wall_s']:.1f} s on {result['cores']} core" + "s" * (result["cores"] != 1)
+    console.print(f"{_counts_words(c)}; {seconds}", highlight=False)
+    for refusal in result["refusals"][:REFUSALS_SHOWN]:
+        console.print(f"refused: {refusal['reason']}", highlight=False, markup=False)
+
+
+def _counts_words(c: dict[str, int]) -> str:
+    """What became of all legal layouts."""
     fates = [
         f"{c['too_large']:,} did not fit",
         f"{c['beaten']:,} were too slow before links were shared",
         *([f"{c['refused']:,} were refused"] if c["refused"] else []),
         f"{c['simulated']:,} were simulated in full",
     ]
-    console.print(
+    return (
         f"{c['legal']:,} legal layouts: {c['pruned_by_memory']:,} too large by their least memory, "
-        f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} evaluated "
-        f"(of which {', '.join(fates)}); "
-        f"{result['wall_s']:.1f} s on {result['cores']} core" + "s" * (result["cores"] != 1),
-        highlight=False,
+        f"{c['pruned_by_bound']:,} too slow by their bound, {c['evaluated']:,} evaluated (of which {', '.join(fates)})"
     )
-    for refusal in result["refusals"][:REFUSALS_SHOWN]:
-        console.print(f"refused: {refusal['reason']}", highlight=False, markup=False)
 
 
 if __name__ == "__main__":

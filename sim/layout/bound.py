@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sim.actions import Kind
+from sim.faults import compute_scales, has_jitter, link_scales
 from sim.graph.data_parallel import DataParallel, gather_units
 from sim.graph.stages import Stage, epilogue
 from sim.inputs.parallelism import split_layers
@@ -366,10 +367,7 @@ def _extreme(form: Form, per_stage: Floats, choose: np.ufunc) -> Floats:
 
 def _fault_scale(scenario: Scenario) -> float:
     """How much faster than priced faults can make a step: ranks or links scaled the other way; jitter without end."""
-    faults = scenario.faults
-    if faults is None:
-        return 1.0
-    if getattr(faults, "jitter", None) is not None:
+    if has_jitter(scenario):
         return 0.0
-    faster = [1 / max(1.0, x.bandwidth_scale) for x in faults.links]
-    return min([1.0, *(s.compute_scale for s in faults.stragglers), *faster])
+    links = (1 / scale for scale in link_scales(scenario).values())
+    return min([1.0, *compute_scales(scenario).values(), *links])

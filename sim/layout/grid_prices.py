@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cached_property
 
 from sim.actions import Kind
+from sim.folding import period_of
 from sim.graph.data_parallel import DataParallel, gradients_of, make_data_parallel, unpack
 from sim.graph.stages import PHASES, Stage
 from sim.graph.template import Priced, together_s
@@ -111,7 +111,9 @@ class GridPrices:
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float], float] = {}
         self.lanes = self._lanes()
-        self._places = self._distinct_places()
+        cluster = self.plan.scenario.cluster
+        self._period = period_of(cluster) or cluster.gpus_per_node * cluster.nodes + 1
+        self._places = list({c.rank % self._period: c.rank for c in self.plan.classes}.values())  # alike: once
         classes = self.plan.classes[: len(self.plan.classes) // grid.pp]
         self._lanes_alike = list({c.rank % self._period: lane for lane, c in enumerate(classes)}.values())
 
@@ -124,16 +126,6 @@ class GridPrices:
     def alike(self) -> bool:
         """Whether all ranks of a stage do the same, and all stages lie alike on nodes."""
         return self.lanes == [0] and len(self._places) == 1
-
-    def _distinct_places(self) -> list[int]:
-        """Ranks of stages that lie differently on nodes, domains and leaves."""
-        cluster = self.plan.scenario.cluster
-        inter = cluster.inter_node
-        period = math.lcm(cluster.gpus_per_node * getattr(inter, "nodes_per_leaf", 1), cluster.domain_gpus)
-        if inter.kind == "torus":
-            period = cluster.gpus_per_node * cluster.nodes + 1
-        self._period = period
-        return list({c.rank % period: c.rank for c in self.plan.classes}.values())
 
     def price(self, item: Compute | Comm) -> Priced:
         """As `Pricing.on`; a communication's least over all stages."""

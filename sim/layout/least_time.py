@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sim.actions import Kind
-from sim.faults import jitter_of
+from sim.faults import has_jitter
 from sim.graph.build import Build, steps_of
 from sim.graph.messages import Wire
 from sim.graph.stages import epilogue
@@ -49,7 +49,7 @@ class _Rank:
 def least_step_s(step: Prepared, known: Known) -> float:
     """Seconds that a step takes at the least; `known`: what steps share that differ in their schedule alone. 0 if its
     lists never end, or with jitter, which may be any."""
-    if jitter_of(step.plan.scenario, 0) is not None:
+    if has_jitter(step.plan.scenario):
         return 0.0
     return _Walk(step, known).run()
 
@@ -67,11 +67,11 @@ class _Walk:
         lanes = step.plan.lanes
         self.ranks = [_Rank(i) for i in range(len(step.plan.classes)) if i % lanes in (0, lanes - 1)]
         self.arrived_s: dict[int, float] = {}
+        self.freed: list[int] = []  # messages that have come since a rank went on
 
     def run(self) -> float:
         ready = [self._go(rank) for rank in self.ranks]
         waiting: dict[int, Iterator[int]] = {}
-        self.freed: list[int] = []  # messages that have come since a rank went on
         while ready:
             walk = ready.pop()
             key = next(walk, None)

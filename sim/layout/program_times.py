@@ -1,4 +1,4 @@
-"""When the pieces of a program run, as numbers alone: what `compile_program` gives, for a quarter of its time.
+"""When the pieces of a program run, as numbers alone: what `compile_program` gives, in less time.
 
 What an action makes of the times of its rank is linear over (max, +) (Baccelli et al. 1992, Synchronization and
 Linearity, chapter 2), as each task starts when the latest of what it waits for has ended: T' = max(T + a, A + b, D + c)

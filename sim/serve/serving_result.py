@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.faults import jitter_of
+from sim.faults import has_jitter
 from sim.inputs.scenario import Scenario
 from sim.memory import MemoryCurve
 from sim.metrics import interval, source_shares, text_of
@@ -231,7 +231,7 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
             f"does not fit in memory: the requests need a cache of {c.blocks * block:,} tokens; beside weights "
             f"and buffers there is room for {c.blocks_fit * block:,}"
         )
-    if jitter_of(sim.scenario, 0) is not None:
+    if has_jitter(sim.scenario):
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
     linear = sim.costs.dims.linear
     if inference.quantization in ("fp8", "llm_int8") and linear == sim.costs.dims.act:

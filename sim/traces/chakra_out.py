@@ -16,6 +16,8 @@ from sim.files import write_bytes, write_text
 from sim.simulation import Simulation
 from sim.traces.chakra import (
     COLLECTIVES,
+    INT32,
+    UINT64,
     Attribute,
     ChakraNode,
     NodeType,
@@ -27,7 +29,6 @@ from sim.traces.chakra import (
 from sim.traces.chakra_in import NANOS
 
 MAX_NODES = 5_000_000  # in all files together
-INT32 = 7
 Slot = tuple[str, str]  # stream, kind
 
 
@@ -114,10 +115,10 @@ class Export:
             number = int64("comm_type", COLLECTIVES.index(kind.lower()))
             yield node(NodeType.COMM_COLL, [number, size, string("pg_name", str(group))])
         elif kind in ("OFFLOAD", "RELOAD"):
-            tensor = Attribute("tensor_size", 13, round(detail.bytes))
+            tensor = Attribute("tensor_size", UINT64, round(detail.bytes))
             yield node(NodeType.MEM_STORE if kind == "OFFLOAD" else NodeType.MEM_LOAD, [tensor])
         else:
-            yield node(NodeType.COMP, [int64("num_ops", 0), Attribute("tensor_size", 13, 0)])
+            yield node(NodeType.COMP, [int64("num_ops", 0), Attribute("tensor_size", UINT64, 0)])
 
     def _ends(self, rank: int, index: int, task: int) -> list[Attribute]:
         """Sender and receiver: the ranks that sit alike in their classes."""

@@ -198,6 +198,3 @@ def rank_times(times: Replay) -> list[RankTimes]:
             covered = np.concatenate([covered, own])
         out.append(RankTimes(rank, ends[rank], *columns))
     return out
-
-
-__all__ = ["WAIT", "RankTimes", "Replay", "rank_times", "recorded_times", "replay", "timeline"]

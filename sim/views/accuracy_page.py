@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sim.published.statistics import Error, by_group, summary
 from sim.published.validation import Validation
@@ -151,8 +151,7 @@ def scatter(errors: Sequence[Error], title: str) -> str:
     )
 
 
-def _axes(low: float, high: float, at: object) -> str:
-    assert callable(at)
+def _axes(low: float, high: float, at: Callable[[float, float], tuple[float, float]]) -> str:
     out = []
     for power in range(math.ceil(low), math.floor(high) + 1):
         x, y = at(power, low)

@@ -15,11 +15,11 @@ from bokeh.models.widgets import CategoricalSlider, Div, Select
 
 from sim.errors import InputError
 from sim.inputs.scenario import Scenario, load_mapping, load_scenario
-from sim.memory import MemoryCurve
 from sim.serve.serving import simulate_serving
 from sim.serve.serving_result import ServingSimulation
 from sim.simulation import Simulation, simulate
 from sim.timeline import Timeline
+from sim.views.curves import curve_columns, fullest
 from sim.views.explore_state import Choices, Control, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
@@ -222,15 +222,15 @@ def _pictures(simulation: Simulated, until_s: float, most_bytes: float, sheet: I
     chart.x_range.update(start=0.0, end=until_s, bounds=(-0.02 * until_s, 1.02 * until_s))
     _explain(chart, timeline, layout)
     _number(chart, timeline)
-    fullest = max(simulation.memory, key=lambda c: float(c.total.max()))
+    curve = simulation.memory[fullest(simulation.memory)]
     limit = memory_limit_bytes(simulation.result)
     styles = memory_styles(simulation.result)
-    memory = memory_figure(chart, limit, _thinned(fullest, until_s, tuple(styles)), styles)
+    memory = memory_figure(chart, limit, curve_columns(curve, until_s, MEMORY_POINTS), styles)
     memory.tools = [t for t in memory.tools if not isinstance(t, HoverTool)]
     memory.y_range.end = 1.08 * (max(limit, most_bytes) if limit < 3 * most_bytes else most_bytes)
     keys = "".join(f"<li>{swatch(style_of(k).fill)}{style_of(k).label}</li>" for k in kinds_of([timeline]))
     areas = "".join(f"<li>{swatch(s.fill)}{s.label}</li>" for s in styles.values())
-    memory_of = f"Memory of rank {fullest.rank}: {areas}"
+    memory_of = f"Memory of rank {curve.rank}: {areas}"
     above, between = (styled(sheet, f'<ul class="keys">{text}</ul>') for text in (keys, memory_of))
     return [above, chart, between, memory]
 
@@ -274,14 +274,3 @@ def _number(chart: Any, timeline: Timeline) -> None:
             columns["color"].append(style_of(kind).text)
     label = next(r for r in chart.renderers if r.name == "labels")
     label.data_source = ColumnDataSource(columns)
-
-
-def _thinned(curve: MemoryCurve, until_s: float, categories: tuple[str, ...]) -> dict[str, list[float]]:
-    """The curve as plain columns; of very many points those at which the total is highest."""
-    keep = np.arange(len(curve.time_s))
-    if len(keep) > MEMORY_POINTS:
-        pieces = np.array_split(keep, MEMORY_POINTS // 2)
-        keep = np.unique([i for piece in pieces for i in (piece[0], piece[np.argmax(curve.total[piece])])])
-    time_s = [*np.asarray(curve.time_s)[keep].tolist(), until_s]
-    columns = {c: np.asarray(getattr(curve, c), dtype=np.float64)[keep].tolist() for c in categories}
-    return {"time": time_s, **{c: [*values, values[-1]] for c, values in columns.items()}}

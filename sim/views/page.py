@@ -17,7 +17,7 @@ from sim.views.rows import Layout, kinds_of
 from sim.views.units import count, finite
 
 _CDN = "https://cdn.jsdelivr.net/"
-READY = """<script>
+_READY = """<script>
 const waiting = setInterval(() => {
   if (window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle) {
     clearInterval(waiting)
@@ -61,7 +61,7 @@ def page(title: str, body: str, plots: Mapping[str, Any], data: Mapping[str, Any
 
 
 def document(
-    title: str, body: str, plots: Mapping[str, Any], before: str = "", after: str = READY, style: str = ""
+    title: str, body: str, plots: Mapping[str, Any], before: str = "", after: str = _READY, style: str = ""
 ) -> str:
     """A whole HTML document that fetches nothing: `body` holds a `data-plot` element for each plot.
 
@@ -87,7 +87,7 @@ def document(
 
 def sortable_page(title: str, body: str, plots: Mapping[str, Any]) -> str:
     """A whole HTML document, as `document`; buttons in the heads of its tables sort them."""
-    return document(title, body, plots, after=READY + _SORT, style=_SORT_STYLE)
+    return document(title, body, plots, after=_READY + _SORT, style=_SORT_STYLE)
 
 
 def json_for_script(data: Any) -> str:

@@ -56,8 +56,6 @@ MEMORY: dict[str, Style] = {
     "activations": Style("Activations", "#ddcc77", _DARK),
     "buffers": Style("Buffers", "#cc6677", _DARK),
 }
-
-
 SERVING_MEMORY: dict[str, Style] = {
     "parameters": MEMORY["parameters"]._replace(label="Weights"),
     "activations": MEMORY["activations"]._replace(label="KV cache"),

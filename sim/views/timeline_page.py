@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sim.timeline import Timeline
+from sim.views.curves import curve_columns, fullest
 from sim.views.headline import headline, layout_line, memory_limit_bytes, rank_seconds, shares_of
 from sim.views.losses import largest_losses, mean_seconds, parts_of_step
 from sim.views.page import (
@@ -24,7 +22,7 @@ from sim.views.page import (
     view_data,
     zoom_controls,
 )
-from sim.views.palette import MEMORY, SERVING_KINDS, memory_styles, style_of
+from sim.views.palette import SERVING_KINDS, memory_styles, style_of
 from sim.views.rows import kinds_of
 from sim.views.serving_summary import cache_lines
 from sim.views.units import count, n_bytes, percent, ranks_text, seconds
@@ -48,16 +46,17 @@ def timeline_page(
     from sim.views.figures import memory_figure, timeline_figure
     from sim.views.rows import tracks_of
 
-    until_s = max((float(c.time_s[-1]) for c in memory if len(c.time_s)), default=0.0)
+    until_s = max((float(c.time_s[-1]) for c in memory), default=0.0)
     chart, layout = timeline_figure([timeline], tracks_of(timeline), critical, until_s)
     limit = memory_limit_bytes(result)
     plots = {"timeline": chart}
     data = view_data([timeline], layout)
     data["end_s"] = max(data["end_s"], until_s)
     if memory:
-        curves = [_curve(c, timeline.step_time_s, MEMORY_POINTS // len(memory)) for c in memory]
+        points = max(400, MEMORY_POINTS // len(memory))
+        curves = [curve_columns(c, timeline.step_time_s, points) for c in memory]
         styles = memory_styles(result)
-        plots["memory"] = memory_figure(chart, limit, curves[_worst(memory)], styles)
+        plots["memory"] = memory_figure(chart, limit, curves[fullest(memory)], styles)
         data |= {"limit_bytes": limit, "memory": curves, "categories": [[c, s.label] for c, s in styles.items()]}
     title = str(result.get("scenario", {}).get("name") or "simulated step")
     if "output_tokens_per_s" in result:
@@ -143,7 +142,7 @@ def _plots(result: Result, timeline: Timeline, memory: Sequence[MemoryCurve], cr
     lower = ""
     if memory:
         names = {c.rank: ranks_text(c.ranks) for c in timeline.classes}
-        peaks, worst = [float(_total(c).max(initial=0.0)) for c in memory], _worst(memory)
+        peaks, worst = [float(c.total.max()) for c in memory], fullest(memory)
         options = "".join(
             f'<option value="{i}"{" selected" if i == worst else ""}>'
             f"{escape(names.get(c.rank, f'rank {c.rank}'))}, peak {n_bytes(peaks[i])}</option>"
@@ -279,26 +278,3 @@ def _provenance(result: Result) -> str:
         "<details><summary>The scenario, every default written out</summary>"
         f"<pre>{scenario}</pre></details><footer>{' · '.join(w for w in words if w)}</footer>"
     )
-
-
-def _worst(memory: Sequence[MemoryCurve]) -> int:
-    return max(range(len(memory)), key=lambda i: float(_total(memory[i]).max(initial=0.0)))
-
-
-def _total(curve: MemoryCurve) -> Any:
-    return sum((np.asarray(getattr(curve, c), dtype=np.float64) for c in MEMORY), np.zeros(len(curve.time_s)))
-
-
-def _curve(curve: MemoryCurve, end_s: float, points: int) -> dict[str, list[float]]:
-    """A curve as page.js draws it; of too many points those are kept where the total is highest."""
-    time = np.asarray(curve.time_s, dtype=np.float64)
-    keep = np.arange(len(time))
-    points = max(points, 400)
-    if len(time) > points:
-        total = _total(curve)
-        edges = np.linspace(0, len(time), points // 2 + 1).astype(np.int64)
-        highest = [a + int(total[a:b].argmax()) for a, b in itertools.pairwise(edges) if b > a]
-        keep = np.unique(np.concatenate([edges[:-1], highest, [len(time) - 1]]))
-    columns = {c: np.asarray(getattr(curve, c), dtype=np.float64)[keep].round() for c in MEMORY}
-    out = {c: [*values.tolist(), float(values[-1]) if len(values) else 0.0] for c, values in columns.items()}
-    return {"time": [*time[keep].tolist(), max(end_s, float(time[-1]) if len(time) else 0.0)], **out}

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sim.memory import MemoryCurve
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
 
 GIB = 2.0**30
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Has the fields of `sim.memory.MemoryCurve`."""
-
-    rank: int
-    time_s: Any
-    parameters: Any
-    gradients: Any
-    optimizer: Any
-    activations: Any
-    buffers: Any
 
 
 def one_f_one_b(
@@ -133,7 +120,7 @@ def dense(p: int = 32, spans_per_rank: int = 3200) -> Timeline:
     return from_spans(spans, [RankClass(r, (r,), r) for r in range(p)])
 
 
-def memory_curves(timeline: Timeline) -> list[Curve]:
+def memory_curves(timeline: Timeline) -> list[MemoryCurve]:
     """Activations rise with each F and fall with each B; the rest is level."""
     curves = []
     for c, cls in enumerate(timeline.classes):
@@ -147,7 +134,7 @@ def memory_curves(timeline: Timeline) -> list[Curve]:
         time_s = np.array([t for t, _ in events])
         ones = np.ones(len(events))
         curves.append(
-            Curve(
+            MemoryCurve(
                 cls.rank,
                 time_s,
                 ones * (3 + 0.1 * c) * GIB,
@@ -160,7 +147,7 @@ def memory_curves(timeline: Timeline) -> list[Curve]:
     return curves
 
 
-def result_of(timeline: Timeline, curves: list[Curve], name: str = "1f1b_pp8", **changes: Any) -> dict[str, Any]:
+def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_pp8", **changes: Any) -> dict[str, Any]:
     """A `sim-result/1` whose times are those of `timeline`."""
     step = timeline.step_time_s
     ranks = []

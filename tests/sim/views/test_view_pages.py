@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import synthetic
 
+from sim.memory import MemoryCurve
 from sim.timeline import Detail, RankClass, Span, from_spans
 from sim.views.compare_page import compare_page, paired_tracks
+from sim.views.curves import curve_columns
 from sim.views.figures import timeline_figure
 from sim.views.palette import style_of
 from sim.views.rows import tracks_of
-from sim.views.timeline_page import _curve, timeline_page
+from sim.views.timeline_page import timeline_page
 
 
 def test_the_page_names_no_outside_address() -> None:
@@ -36,9 +39,7 @@ def test_a_name_cannot_break_out_of_the_page() -> None:
 def test_memory_over_several_steps_widens_the_axis() -> None:
     timeline = synthetic.one_f_one_b(p=2, m=2)
     curves = synthetic.memory_curves(timeline)
-    longer = [
-        synthetic.Curve(**{f: getattr(c, f) for f in c.__dataclass_fields__} | {"time_s": c.time_s * 4}) for c in curves
-    ]
+    longer = [replace(c, time_s=c.time_s * 4) for c in curves]
     html = timeline_page(synthetic.result_of(timeline, curves), timeline, longer)
     end = float(re.search(r'"end_s":([\d.]+)', html).group(1))  # type: ignore[union-attr]
     assert end > timeline.step_time_s * 1.5
@@ -47,8 +48,8 @@ def test_memory_over_several_steps_widens_the_axis() -> None:
 def test_long_curves_keep_their_peak() -> None:
     n = 100_000
     level = np.random.default_rng(0).random(n)
-    curve: Any = synthetic.Curve(0, np.arange(n) * 1e-5, level * 0, level * 0, level * 0, level * 1e9, level * 0)
-    kept = _curve(curve, 1.0, 1000)
+    curve = MemoryCurve(0, np.arange(n) * 1e-5, level * 0, level * 0, level * 0, level * 1e9, level * 0)
+    kept = curve_columns(curve, 1.0, 1000)
     assert len(kept["time"]) < 1100
     assert max(kept["activations"]) == round(level.max() * 1e9)
 

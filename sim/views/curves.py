@@ -1,0 +1,28 @@
+"""Memory over time as the plain columns that plots take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.memory import MemoryCurve
+from sim.views.palette import MEMORY
+
+
+def fullest(memory: Sequence[MemoryCurve]) -> int:
+    """Which curve has the highest peak."""
+    return max(range(len(memory)), key=lambda i: float(memory[i].total.max()))
+
+
+def curve_columns(curve: MemoryCurve, end_s: float, points: int) -> dict[str, list[float]]:
+    """`time`, up to `end_s` at least, and whole bytes of each category; of more than about `points` those are kept
+    where the total is highest."""
+    keep = np.arange(len(curve.time_s))
+    if len(keep) > points:
+        total, pieces = curve.total, np.array_split(keep, points // 2)
+        highest = [piece[total[piece].argmax()] for piece in pieces]
+        keep = np.unique([*(piece[0] for piece in pieces), *highest, keep[-1]])
+    time_s = curve.time_s[keep].tolist()
+    columns = {c: getattr(curve, c)[keep].round().tolist() for c in MEMORY}
+    return {"time": [*time_s, max(end_s, time_s[-1])], **{c: [*values, values[-1]] for c, values in columns.items()}}
