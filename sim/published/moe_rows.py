@@ -73,10 +73,12 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
         template = compile_program(program, Pricing(plan, costs, network).on(0))
         return spread(template.makespan_s, _sigma(template))
 
+    peak = spread(layer_peak_bytes(d, parts, scenario.cluster.gpu), PEAK_UNCERTAINTY)
     found = {
         "forward_s": priced(forward_of(parts), profile),
         "backward_s": priced(backward_of(parts), without(profile, "host_")),
-        "max_allocated_bytes": spread(layer_peak_bytes(d, parts, scenario.cluster.gpu), PEAK_UNCERTAINTY),
+        "max_allocated_bytes": peak,
+        "peak_memory_bytes": peak,
     }
     return {key: value for key, value in found.items() if key in row.measured}
 

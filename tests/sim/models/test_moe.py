@@ -113,6 +113,23 @@ def test_saved_bytes_of_experts():
     assert saved_bytes(saved, "moe") == expected
 
 
+@pytest.mark.parametrize(("mlp", "kept", "in_flight"), [("swiglu", 3, 3 * 2), ("gelu", 3, 3 * 4 + 2)])
+def test_megatrons_experts_by_hand(mlp, kept, in_flight):
+    """What TEGroupedMLP keeps of a copy's inner width, in 16 bits, and the bytes in flight at the fullest moment.
+
+    SwiGLU, weighted within its kernel: gate, up and down's input; then the gradients of all three. GELU, weighted by
+    torch in fp32: its input, its output and down's input; then three fp32 tensors and a 16-bit one. Down's input is
+    gone by then.
+    """
+    inner, copies = 8192, TOKENS * 2
+    model = LLAMA | {"mlp": mlp, "moe": {"experts": 16, "top_k": 2, "ffn": inner}}
+    block = layer_block(make(model, {"elementwise": "megatron"}, dp=4, ep=4), 0)
+    expected = TOKENS * 1024 * 2 + TOKENS * 16 * 4 + copies * (4 + (1024 + kept * inner) * 2)
+    assert saved_bytes(block.saved, "moe") == expected
+    residual = TOKENS * 1024 * 2
+    assert block.backward_peak_bytes == residual + copies * inner * (in_flight - 2)
+
+
 def test_latent_attention():
     """DeepSeek-V3's layer: five projections' flops, heads of 192 and 128, latents gathered under sequence
     parallelism.
