@@ -133,19 +133,21 @@ def test_all_memory_is_given_back() -> None:
     """Every array is counted by tracemalloc, as are lists, numbers and bytes; also where a run ends in an error."""
 
     def run_all() -> None:
+        fractions.cache_clear()
         run_compiled()
         for changes, error, _ in ODD:
             with suppress(error):
                 run_compiled(**changes)
-        gc.collect()
 
     run_all()
+    gc.collect()
     tracemalloc.start()
     try:
         run_all()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(20):
             run_all()
+        gc.collect()
         assert tracemalloc.get_traced_memory()[0] - before < 4096
     finally:
         tracemalloc.stop()
