@@ -41,7 +41,6 @@ Samples = dict[tuple[str, int, int], list[float]]
 class Comparison:
     """One real run and its simulation."""
 
-    served: Served
     profile: Profile
     measured: dict[str, Any]
     simulated: dict[str, Any]
@@ -132,7 +131,7 @@ def compare(
         sample_parts(model, block, samples, clock)
     profile = make_profile(model, samples, _between(served))
     simulated = simulate_serving(scenario, profile).result
-    return Comparison(served, profile, _result(served), simulated)
+    return Comparison(profile, _result(served), simulated)
 
 
 def _runnable(scenario: Scenario) -> Inference:

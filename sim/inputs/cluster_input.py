@@ -21,7 +21,7 @@ _PEAK_NAMES = (*dict.fromkeys(SPELLINGS.values()), "tf32", "fp4", "int8", "int4"
 def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cluster",)) -> ClusterSpec:
     """The cluster that `value` describes; where it names no `nodes`, as many as hold `ranks`.
 
-    Left out of a full description, `nvlink_domain` is the node, NICs one per GPU, others as in ClusterSpec. A preset's
+    Left out of a full description, NICs are one per GPU, all else is as in ClusterSpec. A preset's
     larger domains give what `_of_each_domain` says.
     """
     given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
@@ -35,7 +35,6 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     data["gpu"] = _gpu(data.get("gpu"), source, (*path, "gpu"))
     per_node = data.get("gpus_per_node", ClusterSpec.model_fields["gpus_per_node"].default)
     if isinstance(per_node, int):
-        data.setdefault("nvlink_domain", per_node)
         inter_node = data.get("inter_node", {})
         if isinstance(inter_node, dict):
             data["inter_node"] = {"nics_per_node": per_node, **inter_node}

@@ -8,13 +8,13 @@ from typing import Any
 
 from sim.errors import InputError
 from sim.files import read_json
-from sim.inputs.input_source import Source, nearest, show
-from sim.inputs.yaml_input import MAX_BYTES, KeyPath
+from sim.inputs.input_source import nearest, show
+from sim.inputs.yaml_input import MAX_BYTES
 
 Config = dict[str, Any]
 
 
-def model_from_config(file: Path, source: Source, path: KeyPath) -> Config:
+def model_from_config(file: Path) -> Config:
     """The `model` mapping of a config file; InputError for an unknown family or a variant not expressible."""
     config = _read(file)
     family = config.get("model_type")

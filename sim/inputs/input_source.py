@@ -24,6 +24,11 @@ class Written(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
+def as_tuple(value: Any) -> Any:
+    """A list as the tuple that a fixed value needs; pydantic's strict mode takes none for it."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A mapping that a user wrote. `origins`: the line of a key, or the `--set` option that gave it."""

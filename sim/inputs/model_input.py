@@ -48,7 +48,7 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
     if preset.endswith(".json") or "/" in preset or "\\" in preset:
         from sim.inputs.huggingface import model_from_config
 
-        return model_from_config(_find(preset, source, path), source, path)
+        return model_from_config(_find(preset, source, path))
     known = ", ".join(model_presets())
     raise source.error(
         path, f"found {show(preset)}; no such model preset{nearest(preset, model_presets())} "

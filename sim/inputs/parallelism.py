@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from sim.dtypes import TransportDtype
-from sim.inputs.input_source import Written
+from sim.inputs.input_source import Written, as_tuple
 
 ScheduleName = Literal[
     "naive",
@@ -56,10 +56,6 @@ def _zero(value: Any) -> Any:
     return value
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 Degree = Annotated[int, Field(ge=1, le=10_000_000)]
 ByteSize = Annotated[
     int,
@@ -96,7 +92,7 @@ class Parallelism(Written):
     )  # fmt: skip
     layers_per_stage: Annotated[
         tuple[Annotated[int, Field(ge=0, le=10_000)], ...],
-        BeforeValidator(_as_tuple),
+        BeforeValidator(as_tuple),
         Field(max_length=1_000_000),
     ] = Field(default=(), json_schema_extra={"default": None})
     dp_sync: Literal["bucketed", "after_backward", "per_parameter"] = "bucketed"

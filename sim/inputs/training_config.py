@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from sim.dtypes import Precision, StorageDtype, sixteen_bit
-from sim.inputs.input_source import Written
+from sim.inputs.input_source import Written, as_tuple
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 
@@ -24,10 +24,6 @@ def _recompute(value: Any) -> Any:
     if not isinstance(value, (str, dict, Recompute)):
         raise ValueError("must be one of none, selective, selective_op, full, or a mapping with mode")
     return {"mode": value} if isinstance(value, str) else value
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _recompute_schema() -> WithJsonSchema:
@@ -48,7 +44,7 @@ class Lora(Written):
     """Low-rank adapters on frozen weights. `targets`: the linear layers that have one for each of their matrices."""
 
     rank: int = Field(default=16, ge=1, le=1_000_000)
-    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=4)] = (
+    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)] = (
         "qkv", "attention_out", "mlp_up", "mlp_down",
     )  # fmt: skip
 

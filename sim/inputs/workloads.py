@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from sim.dtypes import Precision, TransportDtype
-from sim.inputs.input_source import Written
+from sim.inputs.input_source import Written, as_tuple
 from sim.inputs.model_config import ModelConfig
 
 
@@ -80,10 +80,6 @@ class Distillation(Written):
     prompt_len: int | None = Field(default=None, ge=1, le=100_000_000)
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 class Straggler(Written):
     """One rank whose computations take `compute_scale` times as long."""
 
@@ -99,7 +95,7 @@ class LinkFault(Written):
             Annotated[str, Field(min_length=1, max_length=100)],
             Annotated[str, Field(min_length=1, max_length=100)],
         ],
-        BeforeValidator(_as_tuple),
+        BeforeValidator(as_tuple),
     ]
     bandwidth_scale: float = Field(default=0.5, ge=0, le=1e6)
 
@@ -112,7 +108,7 @@ class JitterFault(Written):
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     measured: str | None = Field(default=None, min_length=1, max_length=4096)
     factors: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=1e3)], ...], BeforeValidator(_as_tuple), Field(max_length=100_000)
+        tuple[Annotated[float, Field(gt=0, le=1e3)], ...], BeforeValidator(as_tuple), Field(max_length=100_000)
     ] = ()
 
 
@@ -140,7 +136,7 @@ class Failures(Written):
     checkpoint_interval_s: float = Field(default=1800.0, gt=0, le=1e9)
     checkpoint_s: float = Field(default=60.0, ge=0, le=1e9)
     restart_s: float = Field(default=600.0, ge=0, le=1e9)
-    kinds: Annotated[tuple[FailureKind, ...], BeforeValidator(_as_tuple), Field(max_length=1000)] = ()
+    kinds: Annotated[tuple[FailureKind, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = ()
     spare_nodes: int | None = Field(default=None, ge=0, le=10_000_000)
     repair_s: float = Field(default=86400.0, ge=0, le=1e9)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -150,7 +146,7 @@ class Failures(Written):
 class Faults(Written):
     """What goes wrong during the workload."""
 
-    stragglers: Annotated[tuple[Straggler, ...], BeforeValidator(_as_tuple), Field(max_length=100_000)] = ()
-    links: Annotated[tuple[LinkFault, ...], BeforeValidator(_as_tuple), Field(max_length=100_000)] = ()
+    stragglers: Annotated[tuple[Straggler, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
+    links: Annotated[tuple[LinkFault, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
     jitter: JitterFault | None = None
     failures: Failures | None = None
