@@ -1,7 +1,7 @@
 """Which ranks are equal: the ranks of a pipeline stage fold into lanes that are simulated once each.
 
-Two ranks are equal if they compute the same at the same speed, if their groups and messages cost the same, and if
-the groups of both reach into the same lanes. The last is found by refining a first partition until nothing more
+Two ranks are equal if they compute the same at the same speed, if their groups and messages cost the same, if their
+own links carry the same, and if the groups of both reach into the same lanes. The last is found by refining a first partition until nothing more
 splits (colour refinement, as in the minimization of automata: Hopcroft 1971; here with sets of neighbours, for a
 collective starts with its last member, however many are alike). By induction over the tasks in the order of
 their starts, equal ranks then have equal times to the last bit.
@@ -129,6 +129,12 @@ class Places:
         self.faulty = np.array(sorted(faulty_nodes), dtype=np.int64)
         self.period = period_of(cluster)
 
+    def of_ranks(self, ranks: Ints) -> Ints:
+        """A number for each rank: what is left of the links inside its node, which its communications share."""
+        nodes, number = np.unique(ranks // self.cluster.gpus_per_node, return_inverse=True)
+        left = [self.network.left_inside(n * self.cluster.gpus_per_node) for n in nodes.tolist()]
+        return np.unique(left, return_inverse=True)[1][number]
+
     def of_groups(self, table: Ints) -> Ints:
         """A number for each row of ranks."""
         return self._numbers(table, lambda ranks: (self.network.group(ranks), self._together(ranks)))
@@ -243,12 +249,14 @@ def position_of(mesh: Mesh, rank: int) -> int:
 
 
 def _prices(places: Places, scenario: Scenario, mesh: Mesh, plane: Ints, numbers: dict[str, Ints]) -> list[Ints]:
-    """For each column and each sort of group or message that its ranks take part in, what it costs as a number."""
+    """For each column, as numbers: what its ranks' links carry, and what each sort of group or message that they take
+    part in costs."""
     pp, stride = mesh.sizes["pp"], mesh.strides["pp"]
     out = []
     tables = [members(n) for n in numbers.values()]
     for i in range(pp):
         ranks = plane + i * stride
+        out.append(places.of_ranks(ranks))
         out += [places.of_groups(ranks[t])[n] for n, t in zip(numbers.values(), tables, strict=True) if t.shape[1] > 1]
         if pp > 1:
             out.append(places.of_messages(ranks, plane + (i + 1) % pp * stride))

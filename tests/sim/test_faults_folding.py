@@ -105,6 +105,18 @@ def test_groups_in_numbers_are_the_plans_groups(scenario: Scenario) -> None:
             assert table[group].tolist() == plan.group(name, rank), name
 
 
+@pytest.mark.parametrize("cp_method", ["ring", "all_gather"])
+def test_ranks_of_one_group_with_other_links_are_told_apart(cp_method: str) -> None:
+    """Four GPUs a node: ranks 4 and 5 share worse links inside theirs than rank 3, with which they exchange blocks."""
+    faults = {"links": [{"between": ["node1", "node1"], "bandwidth_scale": 0.3}]}
+    parallelism = {"dp": 2, "cp": 3, "cp_method": cp_method, "bucket_bytes": 10**5}
+    folded = assert_equal(parse_scenario({
+        "model": SMALL, "training": {"seq_len": 24 * 24, "global_batch_size": 4}, "parallelism": parallelism,
+        "faults": faults, "calibration": "roofline", "cluster": {"preset": "dgx-h100", "gpus_per_node": 4},
+    }))  # fmt: skip
+    assert [list(c.ranks) for c in folded.plan.classes] == [[0, 1, 2], [3], [4, 5]]
+
+
 def lane_sizes(parallelism: dict[str, Any], faults: dict[str, Any], **training: Any) -> list[int]:
     """Ranks that the classes of the first stage stand for, by descending number."""
     s = case(parallelism, {"global_batch_size": 64, **training})
