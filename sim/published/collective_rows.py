@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from sim.errors import InputError
 from sim.inputs.rules import MAX_RANKS
 from sim.prices.pricing import LINK_UNCERTAINTY
@@ -13,6 +17,7 @@ from topology.spec import ClusterSpec
 
 _NAMES = {"all2all": "all_to_all", "alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather",
           "reducescatter": "reduce_scatter", "p2p": "send_recv", "sendrecv": "send_recv"}  # fmt: skip
+_SIZES = {"bytes": ("size_bytes", "message_bytes"), "ranks": ("gpus", "world_size")}
 MESSAGES = ("send", "receive")
 MAX_BYTES = 10**18
 
@@ -22,10 +27,11 @@ def collective_predictions(row: Row, calibration: str | None) -> Predictions:
 
     A profile's measured points count inside a node; the links' closed forms everywhere else.
     """
+    row = replace(row, data=_usual_names(row.data))
     data = row.data
     if "bytes" not in data or "ranks" not in data:
         raise NotSimulated("a fitted parameter, not a measured message")
-    op = _NAMES.get(str(data.get("op")), str(data.get("op")))
+    op = data["op"]
     count, nodes = int(_number(row, "ranks", 1, MAX_RANKS)), int(_number(row, "nodes", 1, MAX_RANKS))
     size = _number(row, "bytes", 0, MAX_BYTES)
     seconds, sigma = _seconds(row, calibration, op, count, nodes, size)
@@ -42,6 +48,13 @@ def _number(row: Row, key: str, least: int, most: int) -> float:
     if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
         raise InputError(f"{row.id}: {key}: found {str(found)[:40]}; allowed: {least} to {most:,}")
     return float(found)
+
+
+def _usual_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with the format's own names: sizes under other usual ones, operators in any spelling."""
+    found = {name: data[other] for name, others in _SIZES.items() for other in others if other in data}
+    op = str(data.get("op")).lower().replace("-", "_")
+    return {**found, **data, "op": _NAMES.get(op, op)}
 
 
 def _seconds(row: Row, calibration: str | None, op: str, count: int, nodes: int, size: float) -> tuple[float, float]:

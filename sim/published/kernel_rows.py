@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,10 @@ def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
         return moe_layer(row, calibration)
     costs = costs_of(row, calibration, burst=not _as_in_training(data))
     parts = [costs.compute(item) for item in _OPERATORS[op](data)] if op in _OPERATORS else fused_costs(op, data, costs)
-    return {"seconds": total(parts)}
+    found = total(parts)
+    flops = 2.0 * math.prod(_OPERATORS[op](data)[0].shape) if op in ("gemm", "grouped_gemm") else 0.0
+    rate = {"flops_per_s": Prediction(*(flops / s for s in (found.value, found.high, found.low)))} if flops else {}
+    return {"seconds": found, **rate}
 
 
 _OTHER_NAMES = {

@@ -122,6 +122,7 @@ def _scenario(row: Row, calibration: str) -> dict[str, Any]:
     """The row's own short words as a scenario of one layer."""
     given, layout, training = (row.data.get(key) or {} for key in ("model", "parallelism", "training"))
     model = {name: _size(given, name) for name in _NAMES}
+    layout = {"dp": _data_parallel(row.data.get("gpus"), layout)} | layout
     batch = training.get("micro_batch_size", 1)
     return {
         "name": row.id,
@@ -142,12 +143,19 @@ def _scenario(row: Row, calibration: str) -> dict[str, Any]:
             "elementwise": "megatron",
             "grad_dtype": "bf16",
             "micro_batch_size": batch,
-            "global_batch_size": batch * layout.get("dp", 1),
+            "global_batch_size": batch * layout["dp"],
         },
         "parallelism": {"sp": layout.get("tp", 1) > 1} | {key: layout[key] for key in _LAYOUT if key in layout},
         "cluster": cluster_of(row).model_dump(mode="json"),
         "calibration": calibration,
     }
+
+
+def _data_parallel(gpus: object, layout: Mapping[str, Any]) -> int:
+    """What the row's GPUs leave, or as much as its expert-parallel ranks need, where it does not say."""
+    tp, cp, pp, ep = (int(layout.get(key, 1)) for key in ("tp", "cp", "pp", "ep"))
+    ranks = gpus if isinstance(gpus, int) else ep * pp
+    return max(1, ranks // (tp * cp * pp))
 
 
 def _size(given: Mapping[str, Any], what: str) -> int:

@@ -14,8 +14,8 @@ MODEL = {"hidden": 4096, "expert_ffn": 14336, "experts": 8, "experts_per_token":
 MEASURED = {"forward_s": 1.0, "backward_s": 1.0, "max_allocated_bytes": 1.0}
 
 
-def found(model: dict[str, Any] | None = None, precision: str = "bf16") -> dict[str, float]:
-    data = {"op": "moe_layer", "model": MODEL | (model or {}), "parallelism": {"dp": 8, "ep": 8},
+def found(model: dict[str, Any] | None = None, precision: str = "bf16", **layout: int) -> dict[str, float]:
+    data = {"op": "moe_layer", "model": MODEL | (model or {}), "parallelism": layout or {"dp": 8, "ep": 8},
             "training": {"micro_batch_size": 1, "precision": precision}}  # fmt: skip
     row = Row("t", "kernel", "r", "g", {"cluster": "dgx-h100"}, MEASURED, data)
     return {key: value.value for key, value in predict(row).items()}
@@ -45,7 +45,7 @@ def test_shared_experts_and_gates_are_counted_where_a_row_has_them() -> None:
     shared, gated = found({"shared_expert_ffn": 14336}), found({"mlp": "swiglu"})
     assert all(shared[key] > plain[key] for key in plain)
     assert gated["forward_s"] > 1.2 * plain["forward_s"]
-    assert found({"num_experts": 8, "top_k": 2}) == plain
+    assert found({"num_experts": 8, "top_k": 2}) == found(ep=8) == plain
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,12 @@ def test_bandwidths_follow_from_the_seconds() -> None:
     assert bus == pytest.approx((1 << 28) / time_s * 2 * 7 / 8)
 
 
+def test_other_names_of_collectives_and_their_sizes() -> None:
+    own = seconds("collective", {"cluster": "dgx-h100"}, op="reduce_scatter", bytes=1 << 28, ranks=8)
+    for op in ("ReduceScatter", "reduce-scatter", "reducescatter"):
+        assert seconds("collective", {"cluster": "dgx-h100"}, op=op, size_bytes=1 << 28, gpus=8) == own
+
+
 def test_ranks_lie_on_as_many_nodes_as_the_row_says() -> None:
     scenario, row = {"cluster": "dgx-a100"}, {"op": "all_gather", "bytes": 1 << 28, "ranks": 4}
     assert seconds("collective", scenario, nodes=2, **row).value > 2 * seconds("collective", scenario, **row).value
@@ -152,7 +158,10 @@ def test_optimizers_sweep_over_their_tensors(op: str, sweeps: int) -> None:
 
 def test_other_names_of_matmuls_and_attention() -> None:
     sizes = {"m": 4096, "n": 4096, "k": 4096, "dtype": "bf16"}
-    assert seconds("kernel", H100, op="matmul", **sizes) == seconds("kernel", H100, op="gemm", **sizes)
+    own = seconds("kernel", H100, op="gemm", **sizes)
+    assert seconds("kernel", H100, op="matmul", **sizes) == own
+    rate = seconds("kernel", H100, "flops_per_s", op="gemm", **sizes)
+    assert rate == pytest.approx([2 * 4096**3 / s for s in (own.value, own.high, own.low)])
     mine = {"batch_size": 2, "num_heads": 32, "num_kv_heads": 8, "headdim": 128, "seqlen": 4096, "causal": True}
     own = {"batch": 2, "heads": 32, "kv_heads": 8, "head_dim": 128, "seq_len": 4096, "causal": True}
     for which in ("forward", "backward"):
