@@ -1,10 +1,10 @@
 """Which ranks are equal: the ranks of a pipeline stage fold into lanes that are simulated once each.
 
 Two ranks are equal if they compute the same at the same speed, if their groups and messages cost the same, if their
-own links carry the same, and if the groups of both reach into the same lanes. The last is found by refining a first partition until nothing more
-splits (colour refinement, as in the minimization of automata: Hopcroft 1971; here with sets of neighbours, for a
-collective starts with its last member, however many are alike). By induction over the tasks in the order of
-their starts, equal ranks then have equal times to the last bit.
+own links carry the same, and if the groups of both reach into the same lanes. The last is found by refining a first
+partition until nothing more splits (colour refinement, as in the minimization of automata: Hopcroft 1971; here with
+sets of neighbours, for a collective starts with its last member, however many are alike). By induction over the
+tasks in the order of their starts, equal ranks then have equal times to the last bit.
 
 All pipeline ranks have the same lanes: a rank's neighbours in the pipeline wait for it, so what tells two ranks
 apart tells apart those before and after them. So columns fold: ranks of equal tp, cp and dp coordinates.
