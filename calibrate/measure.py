@@ -10,8 +10,6 @@ proof failed, 2 bad input.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 from collections.abc import Sequence
@@ -25,12 +23,11 @@ from sim.command import end_on_sigterm
 from sim.errors import InputError
 from sim.files import write_json
 from sim.inputs.scenario import Scenario, load_scenario
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Facts, Profile, load_profile
 from sim.program import Block
 
 STEPS = 10
 BUDGET_S = 35.0
-Facts = dict[str, str | int | float | bool]
 HANGS_AFTER_S = 600.0
 
 
@@ -274,22 +271,9 @@ def simulated_blocks(
 
 def environment(device: str) -> dict[str, Facts]:
     """Hardware and software, for the record."""
-    import torch
+    from calibrate import machine
 
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text().splitlines()
-        cpu = next((x.split(":", 1)[1].strip() for x in lines if "model name" in x), cpu)
-    hardware: Facts = {"device": device, "cpu": cpu, "cores": os.cpu_count() or 1}
-    if device == "cuda":
-        hardware["gpu"] = torch.cuda.get_device_name()
-    software: Facts = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": platform.system(),
-    }
-    return {"hardware": hardware, "software": software}
+    return {"hardware": machine.hardware(device), "software": machine.software(device)}
 
 
 def _paired(scenario: Scenario, logs: list[Any], epilogues: list[Any], runner: Any, facts: Any) -> Profile:
