@@ -149,7 +149,8 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...
     """What the core keeps of its own queries, keys and values, and per block of scores.
 
     Unfused (Korthikanti 2022, section 4.1): q, k 4sbh, v 2sbh, softmax output 2as²b, dropout mask as²b,
-    dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input.
+    dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input, and kept beside
+    it where the projection keeps 8 bits of it: the kernel's backward reads the 16.
     """
     q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
     kv = d.batch * own.kv_heads * own.kv_len * d.act_bytes
@@ -160,7 +161,8 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...
     ]
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
-        return (*saved, Saved("attention", "log-sum-exp", rows * LSE_BYTES, False))
+        output = Saved("attention", "output", rows * own.v_head_dim * d.act_bytes if d.quantized else 0.0, False)
+        return (*saved, Saved("attention", "log-sum-exp", rows * LSE_BYTES, False), output)
     scores = sum(_scores(d, c) for c in blocks)
     saved.append(Saved("attention", "softmax output", scores * d.act_bytes, False))
     if d.dropout:
