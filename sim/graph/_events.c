@@ -43,13 +43,16 @@ static int push(Run *r, double when_s, int what)
 
 /* ---- tasks between flows: engine._walker ---- */
 
-static void follow(Run *r, int edge, double from_s)
+/* What waits for this end of task `by`, or for a start (NONE). */
+static void follow(Run *r, int edge, double from_s, int by)
 {
     for (; edge != NONE; edge = r->edges.items[edge].next) {
         int to = r->edges.items[edge].to;
         double start_s = from_s + r->edges.items[edge].lag_s;
-        if (start_s > r->start_s[to])
+        if (start_s > r->start_s[to]) {
             r->start_s[to] = start_s;
+            r->started_by[to] = by;
+        }
         if (--r->missing[to] == 0)
             r->ready.items[r->ready.count++] = to;
     }
@@ -61,10 +64,10 @@ static int walk(Run *r)
     while (r->ready.count > 0) {
         int task = r->ready.items[--r->ready.count], flow = r->flow_of[task];
         double begin_s = r->start_s[task];
-        follow(r, r->on_start[task], begin_s);
+        follow(r, r->on_start[task], begin_s, NONE);
         if (flow == NONE) {
             r->end_s[task] = begin_s + r->seconds[task];
-            follow(r, r->on_end[task], r->end_s[task]);
+            follow(r, r->on_end[task], r->end_s[task], task);
         } else if (push(r, begin_s + r->paths[r->flows.items[flow].path].quiet_s, ~flow)) {
             return -1;
         }
@@ -286,7 +289,7 @@ static int run_events(Run *r, Py_ssize_t *events)
             if (now_s == f->due_s) {
                 leave(r, flow);
                 r->end_s[f->task] = now_s;
-                follow(r, r->on_end[f->task], now_s);
+                follow(r, r->on_end[f->task], now_s, f->task);
                 if (walk(r))
                     return -1;
             }
@@ -297,11 +300,13 @@ static int run_events(Run *r, Py_ssize_t *events)
     return 0;
 }
 
-static PyObject *as_list(const double *from, int count)
+/* Numbers as a list; where `same` is not NONE, the object at that place of `others` is the number. */
+static PyObject *as_list(const double *from, int count, const int *same, PyObject *others)
 {
     PyObject *list = PyList_New(count);
     for (int i = 0; list != NULL && i < count; i++) {
-        PyObject *x = PyFloat_FromDouble(from[i]);
+        PyObject *x = same != NULL && same[i] != NONE ? Py_NewRef(PyList_GET_ITEM(others, same[i]))
+                                                      : PyFloat_FromDouble(from[i]);
         if (x == NULL)
             Py_CLEAR(list);
         else
@@ -330,8 +335,8 @@ static PyObject *run(PyObject *module, PyObject *args)
         for (int i = 0; i < r.tasks; i++)
             if (r.missing[i] == 0)
                 r.ready.items[r.ready.count++] = i;
-        if (!walk(&r) && !run_events(&r, &events) && (start = as_list(r.start_s, r.tasks)) != NULL &&
-            (end = as_list(r.end_s, r.tasks)) != NULL)
+        if (!walk(&r) && !run_events(&r, &events) && (end = as_list(r.end_s, r.tasks, NULL, NULL)) != NULL &&
+            (start = as_list(r.start_s, r.tasks, r.started_by, end)) != NULL)
             answer = Py_BuildValue("OOn", start, end, events);
     }
     Py_XDECREF(start);

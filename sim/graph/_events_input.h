@@ -50,6 +50,7 @@ typedef struct {
     int tasks, links, sorts;
     double *seconds, *start_s, *end_s;          /* by task, as the next: */
     int *missing, *on_end, *on_start, *flow_of; /* how many waits, first edges, flow or NONE */
+    int *started_by;                            /* the task at whose end it started, or NONE */
     int *path_of;                               /* by sort, or NONE */
     Path *paths;
     Link *link;
@@ -86,9 +87,9 @@ static void *larger(void *old, int *room, size_t size)
 
 static void release(Run *r)
 {
-    void *all[] = {r->seconds, r->start_s, r->end_s, r->missing, r->on_end, r->on_start, r->flow_of, r->path_of,
-                   r->paths, r->edges.items, r->places.items, r->flows.items, r->ready.items, r->heap.items,
-                   r->changed.items, r->full.items, r->moved.items, r->key.items};
+    void *all[] = {r->seconds, r->start_s, r->end_s, r->missing, r->on_end, r->on_start, r->flow_of, r->started_by,
+                   r->path_of, r->paths, r->edges.items, r->places.items, r->flows.items, r->ready.items,
+                   r->heap.items, r->changed.items, r->full.items, r->moved.items, r->key.items};
     for (int i = 0; r->link != NULL && i < r->links; i++)
         PyMem_Free(r->link[i].users.items);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -195,11 +196,12 @@ static int read_tasks(Run *r, PyObject *seconds, PyObject *waits, PyObject *sort
 {
     int n = r->tasks;
     if (MAKE(r->seconds, n) || MAKE(r->start_s, n) || MAKE(r->end_s, n) || MAKE(r->missing, n) ||
-        MAKE(r->on_end, n) || MAKE(r->on_start, n) || MAKE(r->flow_of, n) || MAKE(r->ready.items, n))
+        MAKE(r->on_end, n) || MAKE(r->on_start, n) || MAKE(r->flow_of, n) || MAKE(r->started_by, n) ||
+        MAKE(r->ready.items, n))
         return -1;
     for (int i = 0; i < n; i++) {
         r->end_s[i] = -1.0;
-        r->on_end[i] = r->on_start[i] = r->flow_of[i] = NONE;
+        r->on_end[i] = r->on_start[i] = r->flow_of[i] = r->started_by[i] = NONE;
     }
     for (int i = 0; i < n; i++)
         if (read_task(r, i, PyList_GET_ITEM(seconds, i), PyList_GET_ITEM(waits, i), PyList_GET_ITEM(sorts, i)))
