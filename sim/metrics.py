@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from sim.graph.build import Built
 from sim.graph.engine import Times
 from sim.graph.template import COMPUTE
 from sim.plan import Plan
+from sim.prices.profile import Profile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -124,6 +126,17 @@ def source_shares(shares: dict[tuple[str, str, float], float]) -> dict[str, floa
     for (_, source, _), seconds in shares.items():
         out[source] = out.get(source, 0.0) + (seconds / total if total > 0 else 0.0)
     return out
+
+
+def provenance(profile: Profile, shares: dict[tuple[str, str, float], float]) -> dict[str, Any]:
+    """Where the prices of a result come from, as it says so."""
+    return {
+        "profile": profile.name,
+        "source": profile.source,
+        "date": profile.date,
+        "hardware": dict(profile.hardware),
+        "shares": source_shares(shares),
+    }
 
 
 def interval(step_time_s: float, shares: dict[tuple[str, str, float], float]) -> tuple[float, float]:

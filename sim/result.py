@@ -15,7 +15,7 @@ from sim.finished import FinishedStep
 from sim.folding import APART_RANKS
 from sim.graph.template import compile_program
 from sim.memory import CATEGORIES, MemoryCurve
-from sim.metrics import RankSeconds, critical_path, interval, mean, rank_seconds, source_shares, text_of
+from sim.metrics import RankSeconds, critical_path, interval, mean, provenance, rank_seconds, source_shares, text_of
 from sim.models.flops import model_flops_per_token
 from sim.program import Block, Compute
 
@@ -57,7 +57,7 @@ def make_result(sim: FinishedStep, lost: list[dict[str, Any]]) -> dict[str, Any]
         "waiting": waiting(sim) if disturbs(scenario) else [],
         "contention": _contention(sim),
         "communication": _communication(sim),
-        "provenance": _provenance(sim),
+        "provenance": provenance(sim.profile, sim.built.shares),
         "warnings": [*scenario.warnings, *_warnings(sim, peak, fits)],
         "engine": _engine(sim, begin),
     }
@@ -196,17 +196,6 @@ def _contention(sim: FinishedStep) -> dict[str, Any]:
         "lost_s": max(0.0, sim.step_time_s - sim.ran.alone_s) if slowed else 0.0,
         "links": sorted(sim.ran.links),
         "slowed": slowed,
-    }
-
-
-def _provenance(sim: FinishedStep) -> dict[str, Any]:
-    p = sim.profile
-    return {
-        "profile": p.name,
-        "source": p.source,
-        "date": p.date,
-        "hardware": dict(p.hardware),
-        "shares": source_shares(sim.built.shares),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -22,12 +22,12 @@ class Recompute(Written):
 
 def _recompute(value: Any) -> Any:
     if not isinstance(value, (str, dict, Recompute)):
-        raise ValueError("must be one of none, selective, selective_op, full, or a mapping with mode")
+        raise ValueError(f"must be one of {', '.join(get_args(RecomputeMode))}, or a mapping with mode")
     return {"mode": value} if isinstance(value, str) else value
 
 
 def _recompute_schema() -> WithJsonSchema:
-    modes = {"enum": ["none", "selective", "selective_op", "full"]}
+    modes = {"enum": list(get_args(RecomputeMode))}
     fields = {"mode": modes, "layers": {"type": ["integer", "null"]}, "every": {"type": ["integer", "null"]}}
     mapping = {"type": "object", "properties": fields, "required": ["mode"], "additionalProperties": False}
     return WithJsonSchema({"anyOf": [modes, mapping], "default": "none"})

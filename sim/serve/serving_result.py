@@ -13,7 +13,7 @@ import numpy as np
 from sim.faults import has_jitter
 from sim.inputs.scenario import Scenario
 from sim.memory import MemoryCurve
-from sim.metrics import interval, source_shares, text_of
+from sim.metrics import interval, provenance, source_shares, text_of
 from sim.prices.profile import Profile
 from sim.serve.clock import CacheState, Iteration, Replica
 from sim.serve.serving_costs import IterationCosts
@@ -107,7 +107,7 @@ def _make_result(sim: ServingSimulation) -> dict[str, Any]:
         "peak_memory_bytes": peak,
         "memory": memory,
         "fits_in_memory": fits,
-        "provenance": _provenance(sim, shares),
+        "provenance": provenance(sim.profile, shares),
         "warnings": [*sim.scenario.warnings, *_warnings(sim, fits, shares)],
         "engine": {"tasks": sum(len(r.iterations) for r in sim.replicas), "wall_s": sim.wall_s, "path": "serving"},
     }  # fmt: skip
@@ -208,17 +208,6 @@ def _classes(sim: ServingSimulation) -> list[RankClass]:
             first = r.index * mesh.strides["dp"] + i * mesh.strides["pp"]
             found.append(RankClass(first, tuple(mesh.along(["tp"], first)), i))
     return found
-
-
-def _provenance(sim: ServingSimulation, shares: dict[tuple[str, str, float], float]) -> dict[str, Any]:
-    p = sim.profile
-    return {
-        "profile": p.name,
-        "source": p.source,
-        "date": p.date,
-        "hardware": dict(p.hardware),
-        "shares": source_shares(shares),
-    }
 
 
 def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, float], float]) -> list[str]:

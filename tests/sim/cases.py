@@ -9,6 +9,16 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.plan import make_plan
 from sim.prices.profile import BlockPoint, Profile
 
+GOOD = """\
+name: good
+model: {layers: 8, hidden: 256, heads: 8, kv_heads: 4, vocab: 1000}
+training:
+  seq_len: 128
+  global_batch_size: 32
+parallelism:
+  dp: 2
+cluster: dgx-h100
+"""
 GPT = {
     "layers": 8,
     "hidden": 1024,

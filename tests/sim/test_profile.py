@@ -103,7 +103,7 @@ def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
     (("points", 0, "shape", 1), [1, 2, 3], r"points\[0\].shape\[1\]: found \[1, 2, 3\]; allowed: 4 whole"),
     (("points", 0, "shape", 1), [1, 2, 3, 4.5], r"points\[0\].shape\[1\]"),
     (("points", 0, "shape", 1), 7, r"points\[0\].shape\[1\]: found 7"),
-    (("points", 0, "shape"), [[1, 2, 3], [1, 2, 3]], r"shape\[0\]: found \[1, 2, 3\]; allowed: 4 whole numbers, 1 or more"),
+    (("points", 0, "shape"), [[1, 2, 3], [1, 2, 3]], r"shape\[0\]: found \[1, 2, 3\]; allowed: 4 whole numbers, 1 or"),
     (("points", 0, "shape", 1), [1, 0, 3, 4], r"shape\[1\]: found \[1, 0, 3, 4\]"),
     (("points", 0, "dtype"), "bf61", r"points\[0\].dtype: found 'bf61'; allowed: fp32"),
     (("points", 0, "seconds", 1), 1e-300, r"seconds\[1\]: found 1e-300; allowed: a number from 1e-30"),

@@ -8,17 +8,8 @@ import pytest
 
 from sim.errors import InputError
 from sim.inputs.scenario import load_scenario, parse_scenario
+from tests.sim.cases import GOOD
 
-GOOD = """\
-name: good
-model: {layers: 8, hidden: 256, heads: 8, kv_heads: 4, vocab: 1000}
-training:
-  seq_len: 128
-  global_batch_size: 32
-parallelism:
-  dp: 2
-cluster: dgx-h100
-"""
 MOE = "model.moe={experts: 8, top_k: 2, ffn: 64}"
 SERVE = ["training=null", "inference={requests: {prompt_len: 8, output_len: 8}}"]
 MLA = "model.mla={kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 4, v_head_dim: 8}"

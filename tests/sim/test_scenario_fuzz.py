@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 from sim.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-
-GOOD = """\
-name: good
-model: {layers: 8, hidden: 256, heads: 8, kv_heads: 4, vocab: 1000}
-training:
-  seq_len: 128
-  global_batch_size: 32
-parallelism:
-  dp: 2
-cluster: dgx-h100
-"""
+from tests.sim.cases import GOOD
 
 
 def refusal(load: Callable[[], Scenario]) -> Scenario | str:
