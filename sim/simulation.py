@@ -300,14 +300,19 @@ def _stages(
     t, p = s.training, s.parallelism
     assert t is not None
     gather = stage_input_bytes(plan) if p.p2p_scatter and p.tp > 1 and not p.sp else 0.0
+    works = [(part.embedding, part.head, tuple([layer_sort(s, n) for n in part.layers])) for part in plan.parts]
+    stages: list[list[int]] = [[] for _ in schedule.ranks]
+    for i, r in enumerate(schedule.rank_of_stage):
+        stages[r].append(i)
     out: list[dict[int, Stage]] = []
     for c in plan.classes:
         out.append({})
-        for i in (i for i, r in enumerate(schedule.rank_of_stage) if r == c.pipeline_rank):
-            part = plan.parts[schedule.part_of_stage[i]]
-            work = (part.embedding, part.head, tuple(layer_sort(s, n) for n in part.layers))
-            key: tuple[object, ...] = (i if named else work, plan.work_of(c.rank))
+        mine = plan.work_of(c.rank)
+        for i in stages[c.pipeline_rank]:
+            part = schedule.part_of_stage[i]
+            key: tuple[object, ...] = (i if named else works[part], mine)
             if key not in made:
-                made[key] = Stage(stage_blocks(plan, part, c.rank), dp, pricing.costs, t.activation_offload, gather)
+                blocks = stage_blocks(plan, plan.parts[part], c.rank)
+                made[key] = Stage(blocks, dp, pricing.costs, t.activation_offload, gather)
             out[-1][i] = made[key]
     return out

@@ -15,7 +15,8 @@ from sim.prices.pricing import Pricing
 from sim.timeline import Detail
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward
-Hops = dict[tuple[int, bool], Hop]  # by stage and forward
+FORWARD = {Kind.F: True, Kind.B: False, Kind.I: False, Kind.W: None}  # which way messages of an action go
+Hops = dict[tuple[int, bool | None], Hop]  # by stage and forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,11 +61,11 @@ class Messages:
 
     def needed_by(self, stage: int, kind: Kind) -> Hop | None:
         """The messages that a stage's actions of this kind need from another rank."""
-        return None if kind is Kind.W else self._needs.get((stage, kind is Kind.F))
+        return self._needs.get((stage, FORWARD[kind]))
 
     def result_of(self, stage: int, kind: Kind) -> Hop | None:
         """The messages by which their results go to another rank."""
-        return None if kind is Kind.W else self._gives.get((stage, kind is Kind.F))
+        return self._gives.get((stage, FORWARD[kind]))
 
     def wire(self, lane: int, hop: Hop) -> Wire:
         """The messages of a lane from one stage to another."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sim.actions import Action, Kind, Schedule
+from sim.actions import Action, Entry, Kind, Schedule, parts
 from sim.graph.data_parallel import DP
 from sim.graph.interleave import interleave
 from sim.graph.link_book import LinkBook
@@ -239,13 +239,20 @@ class Uses:
 
 def _ends(schedule: Schedule) -> set[Action]:
     """Of every stage, the forward that runs first and what ends its gradients."""
-    first: dict[int, Action] = {}
-    last: dict[int, Action] = {}
-    for entries in schedule.ranks:
-        for entry in entries:
-            for action in (entry,) if isinstance(entry, Action) else entry:
-                if action.kind is Kind.F:
-                    first.setdefault(action.stage, action)
-                elif action.kind is not Kind.I:
-                    last[action.stage] = action
-    return {*first.values(), *last.values()}
+    ends: set[Action] = set()
+    for rank, entries in enumerate(schedule.ranks):
+        stages = schedule.rank_of_stage.count(rank)
+        ends |= _first(entries, (Kind.F,), stages) | _first(reversed(entries), (Kind.B, Kind.W), stages)
+    return ends
+
+
+def _first(entries: Iterable[Entry], kinds: tuple[Kind, ...], stages: int) -> set[Action]:
+    """The first action of these kinds of each of so many stages."""
+    found: dict[int, Action] = {}
+    for entry in entries:
+        for action in parts(entry):
+            if action.kind in kinds:
+                found.setdefault(action.stage, action)
+        if len(found) == stages:
+            break
+    return set(found.values())

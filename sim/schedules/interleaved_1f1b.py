@@ -7,8 +7,10 @@ Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 and fig. 4 (bottom)
 
 from __future__ import annotations
 
+from itertools import chain
+
 from sim.actions import Action, Kind, Schedule
-from sim.schedules.layout import looped
+from sim.schedules.layout import actions, looped
 
 
 def interleaved_1f1b(p: int, m: int, v: int = 2) -> Schedule:
@@ -25,16 +27,12 @@ def interleaved_1f1b(p: int, m: int, v: int = 2) -> Schedule:
 
 
 def _rank(p: int, m: int, v: int, r: int) -> list[Action]:
-    def nth(kind: Kind, n: int) -> Action:
-        """The rank's n-th forward or backward; backwards take its stages from last to first."""
-        turn, place = divmod(n, p)
-        group, local = divmod(turn, v)
-        stage = (local if kind is Kind.F else v - 1 - local) * p + r
-        return Action(stage, kind, group * p + place)
-
-    total = m * v
-    warm_up = min(total, (v - 1) * p + 2 * (p - 1 - r))
-    entries = [nth(Kind.F, n) for n in range(warm_up)]
-    for n in range(total - warm_up):
-        entries += (nth(Kind.F, warm_up + n), nth(Kind.B, n))
-    return entries + [nth(Kind.B, n) for n in range(total - warm_up, total)]
+    """The rank's forwards, and its backwards, which take its stages from last to first."""
+    stages = range(r, v * p, p)
+    forwards, backwards = (
+        [a for first in range(0, m, p) for stage in turns for a in actions(stage, kind, range(first, first + p))]
+        for kind, turns in ((Kind.F, stages), (Kind.B, stages[::-1]))
+    )
+    warm_up = min(m * v, (v - 1) * p + 2 * (p - 1 - r))
+    steady = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
+    return [*forwards[:warm_up], *steady, *backwards[m * v - warm_up :]]

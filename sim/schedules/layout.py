@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 
 from sim.actions import Action, Entry, Kind, Overlap, Schedule
+
+_COUNTED = {Kind.F: Kind.F, Kind.B: Kind.I, Kind.I: Kind.I, Kind.W: Kind.W}  # B counts as I
 
 
 def looped(name: str, p: int, m: int, ranks: Iterable[Iterable[Entry]], v: int = 1) -> Schedule:
@@ -21,6 +24,11 @@ def v_shaped(name: str, p: int, m: int, ranks: Iterable[Iterable[Entry]]) -> Sch
     return Schedule(name, m, rank_of_stage, stages, (stages,), tuple(map(tuple, ranks)))
 
 
+def actions(stage: int, kind: Kind, micro_batches: Iterable[int]) -> Iterator[Action]:
+    """One action on each micro-batch; many at once take a third of the time that they take one by one."""
+    return map(Action._make, zip(repeat(stage), repeat(kind), micro_batches))
+
+
 class ListWriter:
     """Writes one rank's list; a stage takes its micro-batches in order, so only stage and kind are named.
 
@@ -30,13 +38,13 @@ class ListWriter:
     def __init__(self, first: dict[int, int] | None = None) -> None:
         self.entries: list[Entry] = []
         self._first = first or {}
-        self._taken: Counter[tuple[int, Kind]] = Counter()
+        self._taken: dict[tuple[int, Kind], int] = {}
         self._owed: deque[Action] = deque()
 
     def _next(self, stage: int, kind: Kind) -> Action:
-        counted = Kind.I if kind is Kind.B else kind
-        micro_batch = self._first.get(stage, 0) + self._taken[stage, counted]
-        self._taken[stage, counted] += 1
+        counted = (stage, _COUNTED[kind])
+        micro_batch = self._taken.get(counted, self._first.get(stage, 0))
+        self._taken[counted] = micro_batch + 1
         return Action(stage, kind, micro_batch)
 
     def repeat(self, times: int, *steps: tuple[int, Kind]) -> None:
@@ -45,8 +53,8 @@ class ListWriter:
             for stage, kind in steps:
                 action = self._next(stage, kind)
                 self.entries.append(action)
-                if kind is Kind.I:
-                    self._owed.append(action._replace(kind=Kind.W))
+                if kind == "I":
+                    self._owed.append(Action(stage, Kind.W, action.micro_batch))
 
     def overlap(self, forward: int, backward: int) -> None:
         """The next forward of one stage and the next full backward of another, at once."""
