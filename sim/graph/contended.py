@@ -63,7 +63,8 @@ def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) 
     number_of = np.full(len(built.graph.sorts), -1)
     number_of[list(of_sort)] = [numbers[id(flow)] for flow in of_sort.values()]
     columns = [np.array(column) for column in zip(*entries, strict=True)]
-    start, end, sort = (np.array(x) for x in (times.start_s, times.end_s, built.graph.sort))
+    start, end = np.fromiter(times.start_s, np.float64), np.fromiter(times.end_s, np.float64)
+    sort = np.fromiter(built.graph.sort, np.int64)
     of_task, blip_s = number_of.astype(np.min_scalar_type(-len(kinds)))[sort], BLIP * end.max()
     names: set[str] = set()  # no `unique` and `isin` here: numpy loads its masked arrays for them
     hiding: set[int] = set()
