@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from sim.dtypes import dtype_bytes, normalise_dtype
+from sim.dtypes import dtype_bytes
+from sim.errors import InputError
 from sim.program import Compute, Phase
 from sim.published.matmul_rows import EAGER, MATMUL_ROWS, matmul_items
 from sim.published.prediction import NotSimulated
-from sim.published.sizes import Sizes
+from sim.published.sizes import Sizes, dtype_of, pass_of
 
+MAX_BYTES = 1e18
 FLOPS_PER_BYTE = 150.0  # where a matmul takes as long as a stream: A100 and H100 in 16 bits, 153 and 295
 
 _OTHER_NAMES = {
@@ -73,8 +75,8 @@ def fused_kernel(op: str, data: Mapping[str, Any], measured: Collection[str] | N
         NotSimulated: an operator that is not known.
         InputError: a size that is missing or makes no sense.
     """
-    dtype = str(normalise_dtype(data.get("dtype") or ("bf16" if op.startswith("megatron") else "fp32")))
-    which, provider = str(data.get("pass", "forward")), str(data.get("provider") or "")
+    dtype = dtype_of(data, "bf16" if op.startswith("megatron") else "fp32")
+    which, provider = pass_of(data), str(data.get("provider") or "")
     op = _OTHER_NAMES.get(op, op)
     sizes = Sizes(op, data)
     if op in _ACTIVATIONS and not (sizes.has("width") and sizes.has("ffn")):
@@ -83,6 +85,8 @@ def fused_kernel(op: str, data: Mapping[str, Any], measured: Collection[str] | N
     if op in MATMUL_ROWS and measured is not None and name not in measured:
         return matmul_items(op, sizes, dtype, which, provider)
     moved = _bytes(op, sizes, dtype, which)
+    if moved > MAX_BYTES:
+        raise InputError(f"{op}: found {moved:.3g} bytes in all; allowed: at most {MAX_BYTES:g}")
     passes = _EAGER_PASSES.get(op, 1.0) if provider in EAGER else 1.0
     return [Compute(name, "elementwise", (int(moved),), dtype, moved, moved * passes, Phase.FORWARD)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sim.dtypes import dtype_bytes, normalise_dtype
+from sim.dtypes import dtype_bytes
 from sim.errors import InputError
 from sim.prices.costs import Cost
 from sim.prices.roofline import ATTENTION_DECODE, PREFILL, SERVED, shape_bytes, shape_flops
@@ -15,6 +15,7 @@ from sim.program import Compute, Phase
 from sim.published.fused_prices import fused_costs
 from sim.published.moe_rows import moe_layer
 from sim.published.prediction import NotSimulated, Prediction, Predictions, costs_of, spread
+from sim.published.sizes import dtype_of, pass_of
 from sim.published.tables import Row
 
 Data = Mapping[str, Any]
@@ -58,7 +59,7 @@ def _usual_names(data: Data) -> dict[str, Any]:
     op = _OTHER_NAMES.get(op, op)
     named = {name: data[other] for other, name in _SIZE_NAMES.items() if other in data and name not in data}
     if op == "attention":
-        op = _PASSES.get(str(data.get("pass", "forward")), op)
+        op = _PASSES[pass_of(data)]
     return {**data, **named, "op": op}
 
 
@@ -92,39 +93,35 @@ def _size(data: Data, name: str, default: int) -> int:
     return default if data.get(name) is None else _sizes(data, name)[0]
 
 
-def _dtype(data: Data) -> str:
-    return str(normalise_dtype(data.get("dtype", "bf16")))
-
-
 def _gemm(data: Data) -> list[Compute]:
     """`m`, `n`, `k` are those of the product itself: the result is `[m, n]`, whatever the layout."""
-    dtype, (m, n, k) = _dtype(data), _sizes(data, "m", "n", "k")
+    dtype, (m, n, k) = dtype_of(data, "bf16"), _sizes(data, "m", "n", "k")
     shape = (_size(data, "batch", 1), m, n, k)
     phase = PHASES.get(str(data.get("layout")), Phase.FORWARD)
-    item = _matmul("gemm", shape, dtype, data.get("out_dtype", dtype), bool(data.get("accumulate")), phase)
+    item = _matmul("gemm", shape, dtype, dtype_of(data, dtype, "out_dtype"), bool(data.get("accumulate")), phase)
     return [item if _as_in_training(data) else replace(item, name=SERVED)]
 
 
 def _grouped_gemm(data: Data) -> list[Compute]:
     """The forward's `m` (per group), `n`, `k` in all stages; the gradients are `[m, k]` and `[n, k]`."""
     rows = "m_per_group" if "m_per_group" in data else "m"
-    dtype, (groups, m, n, k) = _dtype(data), _sizes(data, "groups", rows, "n", "k")
+    dtype, (groups, m, n, k) = dtype_of(data, "bf16"), _sizes(data, "groups", rows, "n", "k")
     phase = PHASES.get(str(data.get("stage")), Phase.FORWARD)
     shape = {Phase.INPUT_GRAD: (m, k, n), Phase.WEIGHT_GRAD: (n, k, m)}.get(phase, (m, n, k))
-    out = data.get("grad_dtype", dtype) if phase is Phase.WEIGHT_GRAD else data.get("out_dtype", dtype)
+    out = dtype_of(data, dtype, "grad_dtype" if phase is Phase.WEIGHT_GRAD else "out_dtype")
     return [_matmul("grouped_gemm", (groups, *shape), dtype, out, bool(data.get("accumulate")), phase)]
 
 
-def _matmul(kind: str, shape: tuple[int, ...], dtype: str, out: object, accumulate: bool, phase: Phase) -> Compute:
+def _matmul(kind: str, shape: tuple[int, ...], dtype: str, out: str, accumulate: bool, phase: Phase) -> Compute:
     batch, m, n, k = shape
-    size, written = dtype_bytes(dtype), dtype_bytes(str(normalise_dtype(out)))
+    size, written = dtype_bytes(dtype), dtype_bytes(out)
     moved = batch * (size * (m * k + k * n) + written * m * n * (2.0 if accumulate else 1.0))
     return Compute(kind, kind, shape, dtype, shape_flops(kind, shape), moved, phase)
 
 
 def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
     def items(data: Data) -> list[Compute]:
-        dtype, (batch, heads, length) = _dtype(data), _sizes(data, "batch", "heads", "seq_len")
+        dtype, (batch, heads, length) = dtype_of(data, "bf16"), _sizes(data, "batch", "heads", "seq_len")
         (d,) = _sizes(data, "qk_head_dim" if "qk_head_dim" in data else "head_dim")
         v = _size(data, "v_head_dim", d)
         shape = (
@@ -147,7 +144,7 @@ def _attention(kinds: tuple[str, ...]) -> Callable[[Data], list[Compute]]:
 
 def _attention_decode(data: Data) -> list[Compute]:
     """One new token of each sequence against a cache of `kv_len` tokens."""
-    dtype, (batch, heads, kv_len, d) = _dtype(data), _sizes(data, "batch", "heads", "kv_len", "head_dim")
+    dtype, (batch, heads, kv_len, d) = dtype_of(data, "bf16"), _sizes(data, "batch", "heads", "kv_len", "head_dim")
     shape = (batch, heads, _size(data, "kv_heads", heads), kv_len, d)
     flops, moved = shape_flops(ATTENTION_DECODE, shape), shape_bytes(ATTENTION_DECODE, shape, dtype)
     return [Compute("attention", ATTENTION_DECODE, shape, dtype, flops, moved, Phase.FORWARD)]
@@ -160,7 +157,7 @@ def _optimizer(data: Data) -> list[Compute]:
     count = counts[0] if counts else None
     if isinstance(count, bool) or not isinstance(count, int | float) or not 1 <= count < 1e18:
         raise InputError(f"{data['op']}: elements: found {str(count)[:40]}; allowed: a number above 0")
-    dtype = str(normalise_dtype(data.get("dtype", "fp32")))
+    dtype = dtype_of(data, "fp32")
     moved = (7 if data["op"] == "adamw" else 3) * dtype_bytes(dtype) * count
     return [Compute(data["op"], "optimizer", (round(count),), dtype, float(count), moved, Phase.OPTIMIZER)]
 

@@ -120,9 +120,9 @@ _LAYOUT = ("dp", "tp", "cp", "ep", "pp", "expert_tp", "sp")
 
 def _scenario(row: Row, calibration: str) -> dict[str, Any]:
     """The row's own short words as a scenario of one layer."""
-    given, layout, training = (row.data.get(key) or {} for key in ("model", "parallelism", "training"))
+    given, layout, training = (_mapping(row.data, key) for key in ("model", "parallelism", "training"))
     model = {name: _size(given, name) for name in _NAMES}
-    layout = {"dp": _data_parallel(row.data.get("gpus"), layout)} | layout
+    layout = {"dp": _data_parallel(row.data.get("gpus"), layout), **layout}
     batch = training.get("micro_batch_size", 1)
     return {
         "name": row.id,
@@ -149,6 +149,13 @@ def _scenario(row: Row, calibration: str) -> dict[str, Any]:
         "cluster": cluster_of(row).model_dump(mode="json"),
         "calibration": calibration,
     }
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = data.get(key) or {}
+    if not isinstance(found, dict):
+        raise InputError(f"moe_layer: {key}: found {str(found)[:40]}; allowed: a mapping")
+    return found
 
 
 def _data_parallel(gpus: object, layout: Mapping[str, Any]) -> int:

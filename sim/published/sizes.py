@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sim.dtypes import dtype_bytes, normalise_dtype
 from sim.errors import InputError
 
 # The names under which tables give a size; the first that a row has counts.
@@ -24,6 +25,31 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "top_k": ("K", "experts_per_token", "top_k"),
     "tp": ("TP", "tp"),
 }
+
+
+_PASSES = {
+    "forward": "forward", "fwd": "forward", "backward": "backward", "bwd": "backward", "full": "full", "both": "full",
+    "fwd_bwd": "full", "forward_backward": "full",
+}  # fmt: skip
+
+
+def dtype_of(data: Mapping[str, Any], default: str, key: str = "dtype") -> str:
+    """The row's number format in its short name; InputError where there is no such format."""
+    found = str(normalise_dtype(data.get(key) or default))
+    try:
+        dtype_bytes(found)
+    except ValueError as error:
+        raise InputError(f"{data.get('op')}: {key}: {error}") from None
+    return found
+
+
+def pass_of(data: Mapping[str, Any]) -> str:
+    """forward, backward or full (both), forward where the row does not say; InputError where it says another."""
+    found = _PASSES.get(str(data.get("pass") or "forward"))
+    if found is None:
+        said = str(data["pass"])[:40]
+        raise InputError(f"{data.get('op')}: pass: found {said!r}; allowed: forward, backward, full")
+    return found
 
 
 class Sizes:

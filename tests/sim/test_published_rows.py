@@ -164,8 +164,8 @@ def test_other_names_of_matmuls_and_attention() -> None:
     assert rate == pytest.approx([2 * 4096**3 / s for s in (own.value, own.high, own.low)])
     mine = {"batch_size": 2, "num_heads": 32, "num_kv_heads": 8, "headdim": 128, "seqlen": 4096, "causal": True}
     own = {"batch": 2, "heads": 32, "kv_heads": 8, "head_dim": 128, "seq_len": 4096, "causal": True}
-    for which in ("forward", "backward"):
-        found = seconds("kernel", H100, op="attention", dtype="bf16", **mine, **{"pass": which})
+    for which, short in (("forward", "fwd"), ("backward", "bwd")):
+        found = seconds("kernel", H100, op="attention", dtype="bf16", **mine, **{"pass": short})
         assert found == seconds("kernel", H100, op=f"attention_{which}", dtype="bf16", **own)
 
 
@@ -175,6 +175,10 @@ def test_other_names_of_matmuls_and_attention() -> None:
         ({"op": "rms_norm", "rows": 8192, "hidden": -4096}, "rms_norm: hidden: found -4096; allowed: a number above 0"),
         ({"op": "swiglu", "rows": 8192}, "swiglu: ffn: not given; allowed: a number under one of"),
         ({"op": "rope", "rows": 8192, "heads": 8}, "rope: head_dim: not given"),
+        ({"op": "silu", "elements": 8, "dtype": "fp12"}, "silu: dtype: dtype 'fp12' is unknown; allowed: fp32"),
+        ({"op": "gemm", "m": 8, "n": 8, "k": 8, "out_dtype": "x"}, "gemm: out_dtype: dtype 'x' is unknown"),
+        ({"op": "silu", "elements": 8, "pass": "third"}, "silu: pass: found 'third'; allowed: forward, backward, full"),
+        ({"op": "moe_layer", "model": 3}, "moe_layer: model: found 3; allowed: a mapping"),
         ({"op": "adamw", "elements": "all"}, "adamw: elements: found all; allowed: a number above 0"),
         ({"op": "gemm", "m": 8, "n": 8, "k": 8, "batch": 0}, "gemm: batch: found 0; allowed: a whole number above 0"),
         ({"op": "attention", "batch": 1, "heads": 8, "head_dim": 64, "seq_len": 512, "kv_heads": True},
@@ -183,7 +187,7 @@ def test_other_names_of_matmuls_and_attention() -> None:
 )  # fmt: skip
 def test_sizes_that_make_no_sense_are_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        seconds("kernel", H100, dtype="bf16", **row)
+        seconds("kernel", H100, **{"dtype": "bf16"} | row)
 
 
 def test_steps_by_other_names() -> None:
