@@ -197,10 +197,11 @@ class Costs:
         """Under a sustained load the clock falls until the draw fits the power limit.
 
         Draw in parts of the reference GPU's limit: a memory-bound kernel `POWER_AT_REST`, more by the share u of
-        the matrix units' peak that is in use, `power_at_peak` at all of it. At the low voltages of a limited GPU the
-        energy of a flop stays about equal, so that time grows as draw / limit.
+        the matrix units' peak that is in use, `power_at_peak` at all of it (fp32 uses none). At the low voltages of a
+        limited GPU the energy of a flop stays about equal, so that time grows as draw / limit.
         """
-        if not self._power_at_peak or not op.flops or op.kind in MEMORY_BOUND or cost.seconds <= 0:
+        unlimited = not self._power_at_peak or op.kind in MEMORY_BOUND or op.dtype == "fp32"
+        if unlimited or not op.flops or cost.seconds <= 0:
             return cost
         used = op.flops / (cost.seconds * self._device.peak(op.dtype))
         draw = POWER_AT_REST + (self._power_at_peak - POWER_AT_REST) * used
