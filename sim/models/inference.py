@@ -21,7 +21,7 @@ from sim.dtypes import dtype_bytes, sixteen_bit
 from sim.models.dims import ceil_div
 from sim.models.moe import expert_load
 from sim.models.operators import F, collective, gemm, memory_op
-from sim.prices.roofline import ATTENTION_DECODE, PREFILL, attended_pairs, shape_flops
+from sim.prices.roofline import ATTENTION_DECODE, MOE_LAYER, PREFILL, attended_pairs, shape_flops
 from sim.program import Compute, Item, Program
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ServingDims:
 
     `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of
     their weights in memory, scales included; `kv_bytes`: per element of the cache; `dispatch_bytes`: of what is sent to
-    experts.
+    experts; `one_kernel`: experts are one operator, for which there are measured ones.
     """
 
     model: ModelConfig
@@ -58,6 +58,7 @@ class ServingDims:
     weight_bytes: float
     kv_bytes: float
     dispatch_bytes: float
+    one_kernel: bool = False
 
 
 class Weight(NamedTuple):
@@ -255,43 +256,64 @@ def active_experts(moe: MoeConfig, local: int, tokens: float) -> int:
 
 
 def _experts(d: ServingDims, moe: MoeConfig, tokens: int) -> list[Item]:
-    """Router, sorting, grouped matmuls over this rank's active experts, weighted sum; shared experts.
+    """Router, this rank's part of the routed experts, shared experts.
 
     Tokens are whole on every rank of a tp group, so experts split within it need no all-to-all: the sum over tp
     adds their parts. Experts split over more ranks than tp get their tokens by all-to-all from the other replicas.
     """
-    m, h = d.model, d.model.hidden
     span = d.ep * d.expert_tp / d.tp
     pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
     load = expert_load(moe, pooled, 0)
     local = ceil_div(moe.experts, d.ep)
     rows = max(1.0, max(sum(load[r * local : (r + 1) * local]) for r in range(d.ep)))
     groups = active_experts(moe, local, pooled)
+    sent = tokens * moe.top_k * d.model.hidden / d.tp
+    routed = [_moe_kernel(d, moe, rows, groups)] if d.one_kernel else _moe_kernels(d, moe, tokens, rows, groups)
+    if span > 1:
+        dispatch, combine = (
+            collective(name, "all_to_all", sent * size, F, group="ep")
+            for name, size in (("dispatch", d.dispatch_bytes), ("combine", d.act_bytes))
+        )
+        routed = [dispatch, *routed, combine]
+    shared = _mlp(d, moe.ffn * moe.shared_experts, tokens, "shared") if moe.shared_experts else []
+    return [gemm("router", F, tokens, moe.experts, d.model.hidden, d.act), *routed, *shared]
+
+
+def _moe_kernel(d: ServingDims, moe: MoeConfig, rows: float, groups: int) -> Item:
+    """All from the choice of experts to the weighted sum, as libraries were measured: by the tokens that give this rank
+    as many `rows` when spread evenly; of its experts `groups` have any."""
+    h, inner, matrices = d.model.hidden, ceil_div(moe.ffn, d.expert_tp), 3 if d.model.mlp == "swiglu" else 2
+    alike = max(1, round(rows * d.ep / moe.top_k))
+    shape = (alike, h, moe.ffn, moe.top_k, moe.experts, d.expert_tp, d.ep)
+    moved = groups * matrices * h * inner * d.weight_bytes + rows * (2 * h + matrices * inner) * d.act_bytes
+    return Compute("experts", MOE_LAYER, shape, experts_dtype(d), 2.0 * matrices * rows * h * inner, moved, F)
+
+
+def _moe_kernels(d: ServingDims, moe: MoeConfig, tokens: int, rows: float, groups: int) -> list[Item]:
+    """The same kernel by kernel, where nobody measured it."""
+    m, h = d.model, d.model.hidden
     ffn = ceil_div(moe.ffn, d.expert_tp)
     inner = ffn * (2 if m.mlp == "swiglu" else 1)
-    items: list[Item] = [gemm("router", F, tokens, moe.experts, h, d.act)]
-    items.append(memory_op("router_top_k", F, "softmax", tokens * moe.experts, 8.0 * tokens * moe.experts, d.act))
-    items.append(memory_op("permute", F, "permute", rows * h, 2 * rows * h * d.act_bytes, d.act))
-    sent = tokens * moe.top_k * h / d.tp
-    if span > 1:
-        items.append(collective("dispatch", "all_to_all", sent * d.dispatch_bytes, F, group="ep"))
-    items.append(_grouped(d, "experts_up", groups, rows, inner, h))
     moved = (inner // ffn + 1) * rows * ffn * d.act_bytes
-    items.append(memory_op(f"experts_{m.mlp}", F, "elementwise", rows * ffn, moved, d.act))
-    items.append(_grouped(d, "experts_down", groups, rows, h, ffn))
-    if span > 1:
-        items.append(collective("combine", "all_to_all", sent * d.act_bytes, F, group="ep"))
-    items.append(memory_op("unpermute", F, "permute", rows * h, (rows + tokens) * h * d.act_bytes, d.act))
-    if moe.shared_experts:
-        items += _mlp(d, moe.ffn * moe.shared_experts, tokens, "shared")
-    return items
+    return [
+        memory_op("router_top_k", F, "softmax", tokens * moe.experts, 8.0 * tokens * moe.experts, d.act),
+        memory_op("permute", F, "permute", rows * h, 2 * rows * h * d.act_bytes, d.act),
+        _grouped(d, "experts_up", groups, rows, inner, h),
+        memory_op(f"experts_{m.mlp}", F, "elementwise", rows * ffn, moved, d.act),
+        _grouped(d, "experts_down", groups, rows, h, ffn),
+        memory_op("unpermute", F, "permute", rows * h, (rows + tokens) * h * d.act_bytes, d.act),
+    ]
+
+
+def experts_dtype(d: ServingDims) -> str:
+    """In which the experts' matmuls run."""
+    return d.linear if d.linear != "int8" else d.act
 
 
 def _grouped(d: ServingDims, name: str, groups: int, rows: float, n: int, k: int) -> Compute:
-    dtype = d.linear if d.linear != "int8" else d.act
     moved = rows * (k + n) * d.act_bytes + groups * k * n * d.weight_bytes
     shape = (groups, max(1, round(rows / groups)), n, k)
-    return Compute(name, "grouped_gemm", shape, dtype, 2.0 * rows * n * k, moved, F)
+    return Compute(name, "grouped_gemm", shape, experts_dtype(d), 2.0 * rows * n * k, moved, F)
 
 
 def prefill_attention(d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:

@@ -16,7 +16,11 @@ MATMULS = ("gemm", "grouped_gemm")
 ATTENTION = ("attention_forward", "attention_backward")
 SERVED = "served linear"  # name of a matmul as serving libraries run it: from a 16-bit input on
 PREFILL = "prefill"  # name of an attention as serving libraries run it: those of the measured points, not training's
+# A rank's routed experts as serving libraries run them, from the choice of experts to the weighted sum: (tokens,
+# hidden, ffn, top_k, experts, expert_tp, ep) of a gated layer, its experts spread over ep ranks, each over expert_tp.
+MOE_LAYER = "moe_layer"
 ATTENTION_DECODE = "attention_decode"  # (batch, heads, kv_heads, kv_len, head_dim): one query a sequence
+ACTIVATION_BYTES = 2.0  # of served layers, whatever their weights are kept in
 # Several kernels of these read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
 MEMORY_BOUND = (
     "norm",
@@ -68,7 +72,7 @@ class Device:
 
 
 def shape_flops(kind: str, shape: tuple[int, ...]) -> float:
-    """Floating-point operations of a matmul or attention of this shape (see `sim.program.Compute`); else 0.
+    """Floating-point operations of a matmul, attention or served experts of this shape; else 0.
 
     Attention: QKᵀ and PV forward; backward recomputes QKᵀ and has dP, dV, dQ, dK (FlashAttention-2, 3.1).
 
@@ -85,6 +89,9 @@ def shape_flops(kind: str, shape: tuple[int, ...]) -> float:
     if kind == ATTENTION_DECODE:
         batch, heads, _, kv_len, d = shape
         return 4.0 * batch * heads * kv_len * d
+    if kind == MOE_LAYER:
+        tokens, hidden, ffn, top_k, _, expert_tp, ep = shape
+        return 6.0 * tokens * top_k / ep * hidden * ffn / expert_tp
     return 0.0
 
 
@@ -113,4 +120,10 @@ def shape_bytes(kind: str, shape: tuple[int, ...], dtype: str) -> float:
     if kind == ATTENTION_DECODE:
         batch, heads, kv_heads, kv_len, d = shape
         return 2.0 * dtype_bytes(dtype) * batch * d * (heads + kv_heads * kv_len)
+    if kind == MOE_LAYER:
+        tokens, hidden, ffn, top_k, experts, expert_tp, ep = shape
+        rows = tokens * top_k / ep  # spread evenly, as they were measured: no expert gets a second before all have one
+        read = min(experts / ep, max(1.0, rows))
+        inner = ffn / expert_tp
+        return read * 3 * hidden * inner * dtype_bytes(dtype) + rows * (2 * hidden + 3 * inner) * ACTIVATION_BYTES
     return float(shape[0])

@@ -21,6 +21,7 @@ from sim.models.inference import (
     ServingDims,
     decode_attention,
     embedding_tokens,
+    experts_dtype,
     head_samples,
     layer_tokens,
     prefill_attention,
@@ -28,15 +29,16 @@ from sim.models.inference import (
 )
 from sim.plan import Plan, make_plan
 from sim.prices.costs import REPEAT_UNCERTAINTY, Costs
+from sim.prices.kernels import kernel_file
 from sim.prices.pricing import Pricing
 from sim.prices.profile import Profile
-from sim.prices.roofline import ATTENTION_DECODE, MATMULS, Device, shape_bytes, shape_flops
+from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
 from sim.program import Comm, Compute, Program, Wait
 from sim.serve.serving_measured import MeasuredParts, measured_parts
 from sim.serve.weight_only import WeightOnly, weight_only
 from topology.network import Network
 
-SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE)
+SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE, MOE_LAYER)
 EXACT_TOKENS = 256
 FEW_ROWS = 64  # of one expert: less than a tile
 Key = tuple[str, int, int, int]
@@ -271,18 +273,27 @@ def _as_dense(op: Compute) -> Compute:
 def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     """Prices for `scenario` out of `profile`."""
     plan = make_plan(scenario)
-    costs = Costs(profile, scenario.cluster.gpu)
+    kept = {name: c for name, c in profile.coefficients.items() if name != "group_launch_s"}  # experts share a launch
+    costs = Costs(replace(profile, coefficients=kept), scenario.cluster.gpu)
     gpu = scenario.cluster.gpu
     peaks = {d: costs.coefficient(f"peak_{d}_flops_per_s", peak) for d, peak in gpu.peak_flops_per_s.items()}
     bandwidth = costs.coefficient("memory_bandwidth_bytes_per_s", gpu.memory_bandwidth_bytes_per_s)
     parts = measured_parts(profile, scenario.model) if scenario.parallelism.ranks == 1 else None
     dims, device = serving_dims(scenario), Device(gpu.name, peaks, bandwidth)
+    dims = replace(dims, one_kernel=_experts_measured(profile, dims))
     formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
     engine_s = 0.0 if parts is None else parts.engine
     return IterationCosts(
         plan, Pricing(plan, costs, Network(scenario.cluster)), dims, _stages(plan), engine_s, device,
         bandwidth * costs.coefficient("memory_efficiency", 1.0), formats, parts,
     )  # fmt: skip
+
+
+def _experts_measured(profile: Profile, dims: ServingDims) -> bool:
+    """Whether the profile has whole layers of experts in their format."""
+    dtype = experts_dtype(dims)
+    alike = {"fp16": "bf16", "mxfp8": "fp8"}.get(dtype, dtype)
+    return bool(profile.kernels) and (MOE_LAYER, alike) in kernel_file(profile.kernels).tables
 
 
 def _stages(plan: Plan) -> tuple[StageLayers, ...]:
