@@ -60,14 +60,17 @@ def saved_element_bytes(d: Dims) -> float:
     return min(d.act_bytes, d.linear_bytes)
 
 
-def casts(d: Dims, name: str, phase: Phase, elements: float) -> Program:
-    """Quantizing a 16-bit tensor for an 8-bit matmul: read once, written twice (rows and columns scaled
-    apart).
+def casts(d: Dims, name: str, phase: Phase, elements: float, times: float = 1.0) -> Program:
+    """Quantizing a 16-bit tensor for an 8- or 4-bit matmul: read once, written twice (rows and columns scaled apart).
+
+    nvfp4 reads it once more before: beside a scale for 16 elements it has one for the tensor, of its largest value.
+    `times` a micro-batch.
     """
     if not d.quantized:
         return ()
-    moved = elements * (d.act_bytes + 2.0 * d.linear_bytes)
-    return (memory_op(f"{name}_cast", phase, "cast", elements, moved, d.act),)
+    reads = 2 if d.linear == "nvfp4" else 1
+    moved = elements * (reads * d.act_bytes + 2.0 * d.linear_bytes) * times
+    return (memory_op(f"{name}_cast", phase, "cast", elements, moved, d.act, reads),)
 
 
 def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
@@ -79,10 +82,7 @@ def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
 
 def weight_casts(d: Dims, name: str, size: int) -> Program:
     """Weights are quantized once a step, in its first micro-batch: counted at 1/micro-batches in each."""
-    if not d.quantized:
-        return ()
-    moved = size * (d.act_bytes + 2.0 * d.linear_bytes) / d.micro_batches
-    return (memory_op(f"{name}_weight_cast", F, "cast", size, moved, d.act),)
+    return casts(d, f"{name}_weight", F, size, 1.0 / d.micro_batches)
 
 
 def _chunks(d: Dims, spec: Linear) -> int:

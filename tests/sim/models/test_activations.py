@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_programs import GPT, LLAMA, make, saved_bytes
 
+from sim.inputs.scenario import parse_scenario
 from sim.models import embedding_block, head_block, layer_block
 
 UNFUSED = {"precision": "fp16", "attention": "unfused"}
@@ -168,3 +169,16 @@ def test_simumax_peaks():
     kept = 4 * saved_bytes(layer.saved) + saved_bytes(head.saved) + saved_bytes(embedding.saved)
     peak = 18 * params + kept + layer.workspace_bytes + head.backward_peak_bytes
     assert peak == pytest.approx(41_418_589_696, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("precision", "an_element"), [("fp8", 2 + 2), ("mxfp8", 2 + 2 * 33 / 32), ("nvfp4", 4 + 2 * 9 / 16)]
+)
+def test_quantizing_reads_once_and_writes_rows_and_columns(precision, an_element):
+    """nvfp4 looks for the tensor's largest value before; weights are quantized once a step."""
+    for batches in (1, 4):
+        training = {"seq_len": S, "micro_batch_size": B, "global_batch_size": B * batches, "precision": precision}
+        block = layer_block(parse_scenario({"model": LLAMA, "training": training, "cluster": "dgx-b200"}), 0)
+        found = {c.name: c for c in block.forward if getattr(c, "kind", "") == "cast"}
+        assert found["qkv_cast"].bytes == pytest.approx(an_element * S * B * H)
+        assert found["attention_out_weight_cast"].bytes == pytest.approx(an_element * H * H / batches)
