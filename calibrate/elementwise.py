@@ -209,6 +209,7 @@ def _host_copy(bench: Bench) -> list[Record]:
 
 def optimizer_cases(bench: Bench) -> list[Case]:
     """Steps over a layer's 12 h² parameters. Real runs take the fused AdamW: that is `optimizer:adamw`."""
+    hidden: tuple[int, ...]
     if bench.device == "cpu":
         hidden = (128, 256, 512) if bench.quick else (64, 128, 256, 512, 1024)
     else:

@@ -209,7 +209,7 @@ class _Chunked(torch.autograd.Function):
         return total / rows
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         grad_x, grad_weight = ctx.saved_tensors
         return grad_x * grad.to(grad_x.dtype), grad_weight * grad.to(grad_weight.dtype), None
 
@@ -263,7 +263,7 @@ def peak_bytes(device: str, work: Callable[[], object]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
         work()
     now = peak = 0
-    events = (e for e in found.profiler.kineto_results.events() if e.name() == "[memory]")  # type: ignore[union-attr]
+    events = (e for e in found.profiler.kineto_results.events() if e.name() == "[memory]")
     for event in sorted(events, key=lambda e: e.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)

@@ -68,6 +68,9 @@ def _fp8_cases(bench: Bench) -> list[Case]:
 
 def linear_shapes(bench: Bench) -> list[tuple[int, int, int]]:
     """(tokens, outputs, inputs) of query-key-value, projection, both MLP layers and the output layer."""
+    hidden: tuple[int, ...]
+    rows: tuple[int, ...]
+    vocab: tuple[int, ...]
     if bench.device == "cpu":
         hidden = (256, 512, 768) if bench.quick else (64, 128, 256, 512, 768, 1024, 2048)
         rows = (256, 1024) if bench.quick else (64, 128, 256, 512, 1024, 2048, 4096)

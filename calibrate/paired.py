@@ -84,13 +84,13 @@ def _blocks(logs: Sequence[Log], chosen: Sequence[int]) -> tuple[BlockPoint, ...
             clock = 0 if log.calibrations[i].foreign_cores <= QUIET_CORES else 1
             for key, values in log.calibrations[i].blocks.items():
                 own[key] += [v[clock] for v in values]
-        for key, values in own.items():
-            by_rank[key].append(values)
+        for sample, times in own.items():
+            by_rank[sample].append(times)
     points = []
-    for (key, phase, run), ranks in by_rank.items():
-        medians = [median_and_spread(values) for values in ranks]
+    for (block, phase, run), ranks in by_rank.items():
+        medians = [median_and_spread(times) for times in ranks]
         seconds, spread = (statistics.fmean(column) for column in zip(*medians, strict=True))
-        points.append(BlockPoint(key, phase, run, seconds, spread))
+        points.append(BlockPoint(block, phase, run, seconds, spread))
     return _apart(points)
 
 
@@ -147,8 +147,8 @@ def _within_blocks(logs: Sequence[Log], chosen: Sequence[int]) -> Times:
             for members, times in groups.items():
                 by_group.setdefault(sort, {}).setdefault(members, []).append(times)
     out: Times = defaultdict(lambda: defaultdict(list))
-    for (kind, ranks, size), groups in by_group.items():
-        out[kind, ranks][size] += [t for members in groups.values() for t in min(members, key=statistics.median)]
+    for (kind, ranks, size), seen_by in by_group.items():
+        out[kind, ranks][size] += [t for members in seen_by.values() for t in min(members, key=statistics.median)]
     return out
 
 

@@ -102,7 +102,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
     facts = {
         "hardware": machine.hardware(device),
         "software": machine.software(device),
-        "settings": machine.settings(device, quick) | ({"clock": "CPU time"} if cpu_seconds else {}),
+        "settings": {**machine.settings(device, quick), **({"clock": "CPU time"} if cpu_seconds else {})},
     }
     busy = machine.busy_cores()
     if busy > START_BELOW_CORES:

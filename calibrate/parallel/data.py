@@ -155,7 +155,7 @@ class DataParallel:
         self.flat = flat_gradients(params)
         self.silent = False
         self.traffic = Traffic()
-        self.works: list[dist.Work] = []
+        self.works: list[tuple[dist.Work, Sent, int]] = []  # and when it was started
         self.records: list[Record] = []
         self.slices: list[Tensor] = [self.flat]
         self.bucket_of: dict[int, int] = {}

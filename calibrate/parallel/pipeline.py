@@ -60,9 +60,9 @@ class Links:
         self.made: dict[Message, int] = {}  # by which action of its giver
         self.needed: dict[Message, int] = {}  # by which action of its taker
         for entries in schedule.ranks:
-            for i, a in enumerate(a for entry in entries for a in parts(entry)):
-                self.made |= {m: i for m in [self.gives(a)] if m is not None}
-                self.needed |= {m: i for m in [self.takes(a)] if m is not None}
+            for i, action in enumerate(a for entry in entries for a in parts(entry)):
+                self.made |= {m: i for m in [self.gives(action)] if m is not None}
+                self.needed |= {m: i for m in [self.takes(action)] if m is not None}
 
     def takes(self, a: Action) -> Message | None:
         """The message that an action needs, or None."""

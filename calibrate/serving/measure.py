@@ -158,7 +158,7 @@ def _prompts(requests: tuple[Request, ...], vocab: int) -> list[Prompt]:
     out = []
     for r in requests:
         own = tuple(torch.randint(0, vocab, (r.prompt_tokens,), generator=draw).tolist())
-        beginning = ()
+        beginning: tuple[int, ...] = ()
         if r.prefix_id:
             if r.prefix_id not in shared:
                 shared[r.prefix_id] = tuple(torch.randint(0, vocab, (longest,), generator=draw).tolist())
