@@ -23,12 +23,12 @@ Signature = tuple[int, ...]  # the sorts of a stage's blocks, first to last
 
 
 class Blocks:
-    """The blocks of one way to run a layer (sp, micro-batch size, recomputation), with sums by stage."""
+    """The blocks of one way to run a layer (sp, micro-batch size, recomputation) on a rank, with sums by stage."""
 
-    def __init__(self, scenario: Scenario, prices: GridPrices, lane: int) -> None:
+    def __init__(self, scenario: Scenario, prices: GridPrices, rank: int) -> None:
         plan, p = prices.plan, scenario.parallelism
         self.prices, self.scenario = prices, scenario
-        shard = _shard(prices, lane)
+        shard = _shard(prices, rank)
         paired = p.ep_overlap and p.schedule.startswith("dualpipe")
         self.sorts: dict[int, Sort] = {}
         numbers: dict[tuple[object, ...], int] = {}
@@ -86,11 +86,10 @@ class Blocks:
         return done, max(0.0, stream - done)
 
 
-def _shard(prices: GridPrices, lane: int) -> Shard:
-    """The context- and expert-parallel place of a class of the first stage."""
+def _shard(prices: GridPrices, rank: int) -> Shard:
+    """The context- and expert-parallel place of a rank of the first stage."""
     plan = prices.plan
     p = plan.scenario.parallelism
-    rank = plan.classes[lane].rank
     position = plan.mesh.along(["tp", "cp", "dp"], rank).index(rank) if p.ep > 1 else 0
     return Shard(plan.mesh.coordinate("cp", rank), expert_rank(p, position))
 

@@ -313,7 +313,7 @@ class GridSearch:
     # --- what layouts share
 
     def blocks(self, x: Layout) -> list[Blocks]:
-        """The blocks of a layout, for each lane that is bounded."""
+        """The blocks of a layout, for each rank that is bounded."""
         s, p = self.space, self.space.base.parallelism
         paired = bool(s.fixed.get("ep_overlap")) and x.schedule.startswith("dualpipe")
         by_stage = s.recomputes[x.recompute].layers is not None
@@ -330,7 +330,7 @@ class GridSearch:
         )
         if key not in self._blocks:
             scenario = scenario_of(s, x)
-            self._blocks[key] = [Blocks(scenario, self.prices, lane) for lane in self.prices.lanes]
+            self._blocks[key] = [Blocks(scenario, self.prices, rank) for rank in self.prices.bounded_ranks]
         return self._blocks[key]
 
     def stages(self, blocks: Blocks, form: Form) -> list[Signature]:

@@ -103,29 +103,33 @@ class GridPrices:
     """Prices on one mesh: operators, and messages at the cheapest of the places that stages have."""
 
     def __init__(self, space: Space, grid: Grid, costs: Costs, network: Network) -> None:
-        self.space, self.grid, self.costs = space, grid, costs
+        self.costs = costs
         x = Layout(grid.tp, False, grid.cp, grid.pp, grid.dp, grid.ep, 0, "1f1b", 1, 1, "none")
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)
         self._dps: dict[int, DataParallel] = {}
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float], float] = {}
-        self.lanes = self._lanes()
+        self._stage_classes = self.plan.classes[: len(self.plan.classes) // grid.pp]
+        self.bounded_ranks = self._bounded_ranks()
         cluster = self.plan.scenario.cluster
         self._period = period_of(cluster) or cluster.gpus_per_node * cluster.nodes + 1
         self._places = list({c.rank % self._period: c.rank for c in self.plan.classes}.values())  # alike: once
-        classes = self.plan.classes[: len(self.plan.classes) // grid.pp]
-        self._lanes_alike = list({c.rank % self._period: lane for lane, c in enumerate(classes)}.values())
+        self._lanes_alike = list({c.rank % self._period: i for i, c in enumerate(self._stage_classes)}.values())
 
-    def _lanes(self) -> list[int]:
-        """The heaviest places within a stage, as far as that is known: the first class, and the last if they differ."""
-        per_stage = len(self.plan.classes) // self.grid.pp
-        return sorted({0, per_stage - 1})
+    def _bounded_ranks(self) -> list[int]:
+        """Ranks of a stage whose work is bounded: that of the first class, and that of the last where it differs. Of
+        equal work the first rank's shapes are simulated."""
+        first: dict[tuple[int, int], int] = {}
+        for c in self._stage_classes:
+            first.setdefault(self.plan.work_of(c.rank), c.rank)
+        ends = (self._stage_classes[0], self._stage_classes[-1])
+        return list(dict.fromkeys(first[self.plan.work_of(c.rank)] for c in ends))
 
     @property
     def alike(self) -> bool:
         """Whether all ranks of a stage do the same, and all stages lie alike on nodes."""
-        return self.lanes == [0] and len(self._places) == 1
+        return len(self._stage_classes) == 1 == len(self._places)
 
     def price(self, item: Compute | Comm) -> Priced:
         """As `Pricing.on`; a communication's least over all stages."""
@@ -150,7 +154,7 @@ class GridPrices:
         """A message between two pipeline ranks, at the cheapest lane."""
         if source == target:
             return 0.0
-        per_stage = len(self.plan.classes) // self.grid.pp
+        per_stage = len(self._stage_classes)
         ends = [
             (self.plan.classes[source * per_stage + lane].rank, self.plan.classes[target * per_stage + lane].rank)
             for lane in self._lanes_alike

@@ -75,6 +75,19 @@ def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
         assert found.memory_bytes(x, True) <= o.peak_memory_bytes, x
 
 
+def test_of_equal_work_the_first_rank_s_shapes_are_bounded_as_they_are_simulated() -> None:
+    """Groups of three and six lie unlike on nodes of four: ranks have classes of their own, and all the same work."""
+    model = {"layers": 2, "heads": 12, "hidden": 768, "kv_heads": 6, "ffn": 3072}
+    training = {"seq_len": 576, "global_batch_size": 6, "attention": "unfused"}
+    cluster = {"preset": "gb200-nvl72", "gpus_per_node": 4}
+    space = varied({"model": model, "cluster": cluster, "calibration": "gb200", "training": training}, 12)
+    for tp, dp in ((3, 2), (6, 1)):
+        x = Layout(tp, False, 2, 1, dp, 1, 0, "1f1b", 1, 1, "none")
+        step = simulate(scenario_of(space, x))
+        assert len(step.plan.classes) > 1
+        assert grid_search(space, x).bound_s(x) <= step.step_time_s
+
+
 def test_bound_is_exact_for_even_1f1b() -> None:
     """Where nothing but equal stages of layers runs, the bound is the time: it is no trivial one."""
     x = Layout(1, False, 1, 4, 1, 1, 0, "1f1b", 1, 1, "none")
