@@ -26,7 +26,6 @@ from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
-from sim.models.moe import is_moe_layer
 from sim.models.mtp import mtp_block
 from sim.models.operators import rerun
 from sim.models.optimizer import clip_items, gradient_buffer_items, optimizer_items
@@ -65,7 +64,7 @@ def stage_blocks(plan: Plan, part: Part, rank: int) -> tuple[Block, ...]:
 
 def layer_sort(scenario: Scenario, layer: int) -> tuple[object, ...]:
     """What a layer's program depends on besides its rank; experts of uneven load differ from layer to layer."""
-    moe = is_moe_layer(scenario, layer)
+    moe = scenario.model.is_moe_layer(layer)
     uneven = moe and scenario.model.moe is not None and scenario.model.moe.imbalance != "balanced"
     first = layer == 0 and scenario.training is not None and scenario.training.lora is not None
     return moe, mode_of_layer(scenario, layer), layer if uneven else 0, first

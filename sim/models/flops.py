@@ -17,7 +17,8 @@ def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = 
     attention term is the PaLM paper's (Chowdhery 2022, appendix B); MLA's query-key and value widths take the
     place of 2·head_dim.
     """
-    attention = 6.0 * _attention_layers(model) * model.heads * sum(attention_widths(model)) * seq_len
+    layers = model.layers + model.mtp_layers
+    attention = 6.0 * layers * model.heads * sum(attention_widths(model)) * seq_len
     return (4.0 if frozen else 6.0) * matmul_params_per_token(model) + attention * (0.5 if causal_half else 1.0)
 
 
@@ -32,25 +33,15 @@ def matmul_params_per_token(model: ModelConfig) -> float:
     """Weights that a token is multiplied by: attention, MLP or its active experts and router, output (and
     MTP).
     """
-    dense, sparse = layer_counts(model)
-    total = (dense + sparse) * attention_matmul_params(model) + dense * mlp_matmul_params(model, model.ffn)
-    total += sparse * moe_active_params(model) + model.hidden * model.vocab
-    for _ in range(model.mtp_layers):
-        mlp = moe_active_params(model) if model.moe else mlp_matmul_params(model, model.ffn)
-        total += 2 * model.hidden**2 + attention_matmul_params(model) + mlp + model.hidden * model.vocab
-    return float(total)
-
-
-def layer_counts(model: ModelConfig) -> tuple[int, int]:
-    """Dense layers and expert layers, MTP modules apart."""
-    if model.moe is None:
-        return model.layers, 0
-    dense = min(model.layers, model.moe.dense_layers)
-    return dense, model.layers - dense
-
-
-def _attention_layers(model: ModelConfig) -> int:
-    return int(model.layers + model.mtp_layers)
+    attention, dense, sparse = (
+        attention_matmul_params(model),
+        mlp_matmul_params(model, model.ffn),
+        moe_active_params(model),
+    )
+    output = model.hidden * model.vocab
+    mlps = (model.layers - model.moe_layers) * dense + model.moe_layers * sparse
+    further = 2 * model.hidden**2 + attention + (sparse if model.moe else dense) + output
+    return float(model.layers * attention + mlps + output + model.mtp_layers * further)
 
 
 def attention_matmul_params(model: ModelConfig) -> int:

@@ -12,7 +12,7 @@ from sim.models.elementwise import branch_sum, norm, residual
 from sim.models.lora import frozen, only_behind_adapters
 from sim.models.mla import mla_core, mla_parts
 from sim.models.mlp import mlp_parts
-from sim.models.moe import is_moe_layer, moe_parts
+from sim.models.moe import moe_parts
 from sim.models.operators import Part, quantized_weight_bytes, workspace
 from sim.models.recompute import as_block, keep, mode_of_layer, stops_early
 from sim.program import Block
@@ -41,7 +41,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Part, ...]:
     """The layer's operators in forward order."""
     m = scenario.model
-    moe = is_moe_layer(scenario, layer)
+    moe = m.is_moe_layer(layer)
     mlp = moe_parts(scenario, d, layer, shard) if moe else mlp_parts(d, m)
     bias_after = m.bias and d.tp > 1
     return (
@@ -78,7 +78,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())
     if d.cp > 1:
         text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"
-    if is_moe_layer(scenario, layer) and m.moe is not None:
+    if m.is_moe_layer(layer) and m.moe is not None:
         text += f" moe={m.moe.experts},{m.moe.top_k},{m.moe.ffn},{m.moe.shared_experts} ep={p.ep}/{p.expert_tp}"
         if m.moe.imbalance != "balanced":  # every layer and rank has a load of its own
             text += f" layer={layer} ep_rank={shard.ep_rank}"

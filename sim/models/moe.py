@@ -54,11 +54,6 @@ class Routing:
     wire: float
 
 
-def is_moe_layer(scenario: Scenario, layer: int) -> bool:
-    """Whether layer `layer` (from 0) has experts in place of the dense MLP."""
-    return scenario.model.is_moe_layer(layer)
-
-
 def expert_load(moe: MoeConfig, tokens: int, layer: int) -> tuple[float, ...]:
     """Token copies of each expert, out of `tokens` · top_k in all.
 
