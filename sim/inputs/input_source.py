@@ -68,7 +68,7 @@ def show(value: Any) -> str:
     elif isinstance(value, Mapping):
         text = "a mapping"
     elif isinstance(value, (list, tuple)):
-        text = f"a list of {len(value)}"
+        text = f"a list of {len(value)}" if value else "an empty list"
     else:
         text = str(value) if not isinstance(value, int) or abs(value) < 10**40 else "a very long number"
     return one_line(text)

@@ -109,7 +109,7 @@ def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
     (("points", 0, "seconds", 1), 1e-300, r"seconds\[1\]: found 1e-300; allowed: a number from 1e-30"),
     (("coefficients", "launch_overhead_s", "value"), 1e300, "launch_overhead_s.value: found 1e.300"),
     (("coefficients", "matmul_efficiency"), {"value": 0}, "matmul_efficiency.value: found 0; allowed: a number from"),
-    (("points", 0), [], r"points\[0\]: found a list of 0; allowed: a mapping"),
+    (("points", 0), [], r"points\[0\]: found an empty list; allowed: a mapping"),
     (("blocks", 0, "phase"), "forwards", r"blocks\[0\].phase: found 'forwards'; allowed: forward, backward"),
     (("blocks", 0, "seconds"), -1, r"blocks\[0\].seconds: found -1"),
     (("collectives", 0, "bytes"), [16, 8], r"collectives\[0\].bytes: .* larger than the one before"),
@@ -131,7 +131,7 @@ def test_each_mistake_is_named(path: tuple, value: object, message: str) -> None
     ("{", "p.json:1: not JSON"),
     ('{"format": "profile/1",\n "name": NaN}', "found NaN; only finite numbers"),
     ("[" * 100_000, "nested too deeply"),
-    ("[]", "found a list of 0; allowed: a mapping"),
+    ("[]", "found an empty list; allowed: a mapping"),
     ("1" * 5000, "p.json"),
     ("\ud800", "p.json:1: is not UTF-8"),
 ])  # fmt: skip
