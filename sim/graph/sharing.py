@@ -129,7 +129,7 @@ class Sharing:
         return known
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def fractions(key: bytes) -> bytes:
     """`shared_fractions` for the compiled loop, in doubles: how many links are full and what each can carry; by flow
     its loads on them, each behind the link's number, and -1. The same few patterns of flows meet over and over."""
