@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from sim.errors import InputError
+from sim.files import read_text
 from sim.inputs.workloads import RequestPattern, RequestTrace
 
 MAX_TRACE_BYTES = 256 * 2**20
@@ -58,16 +60,9 @@ def read_trace(path: str | Path) -> tuple[Request, ...]:
     Raises:
         InputError: naming the line and the column.
     """
+    text = read_text(Path(path), MAX_TRACE_BYTES)
     try:
-        size = Path(path).stat().st_size
-        if size > MAX_TRACE_BYTES:
-            raise InputError(f"{path}: has {size:,} bytes; a trace may have at most {MAX_TRACE_BYTES:,}")
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            found = list(_rows(csv.reader(file, strict=True), str(path)))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no UTF-8 text (byte {error.start})") from None
+        found = list(_rows(csv.reader(io.StringIO(text, newline=""), strict=True), str(path)))
     except csv.Error as error:
         raise InputError(f"{path}: is no CSV: {error}") from None
     if not found:
@@ -80,19 +75,19 @@ def _rows(reader: Iterator[list[str]], path: str) -> Iterator[Request]:
     allowed = (*REQUIRED, *OPTIONAL)
     for name in REQUIRED:
         if name not in header:
-            raise InputError(f"{path}: line 1: column {name} is missing; found {_shown(', '.join(header))}")
+            raise InputError(f"{path}:1: column {name} is missing; found {_shown(', '.join(header))}")
     if len(set(header)) != len(header):
-        raise InputError(f"{path}: line 1: a column stands there twice: {_shown(', '.join(header))}")
+        raise InputError(f"{path}:1: a column stands there twice: {_shown(', '.join(header))}")
     for count, row in enumerate(reader):
         line = count + 2
         if not row:
             continue
         if len(row) != len(header):
-            raise InputError(f"{path}: line {line}: has {len(row)} values; the header has {len(header)} columns")
+            raise InputError(f"{path}:{line}: has {len(row)} values; the header has {len(header)} columns")
         if count >= MAX_REQUESTS:
-            raise InputError(f"{path}: line {line}: a trace may hold at most {MAX_REQUESTS:,} requests")
+            raise InputError(f"{path}:{line}: a trace may hold at most {MAX_REQUESTS:,} requests")
         cells = {name: text.strip() for name, text in zip(header, row, strict=True) if name in allowed}
-        yield _request(cells, f"{path}: line {line}")
+        yield _request(cells, f"{path}:{line}")
 
 
 def _request(cells: dict[str, str], where: str) -> Request:
