@@ -61,6 +61,7 @@ class Overlap(NamedTuple):
 
 
 Entry = Action | Overlap
+Step = tuple[Action, ...]  # what a rank runs at once: one action, or a pair
 
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)", re.ASCII)
 _OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")

@@ -130,12 +130,13 @@ def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None
     simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
     if {key[0] for key in simulated} - {key[0] for key in recorded}:
         return None
-    graph, kinds, stage = built.graph, tuple(built.graph.kinds), built.graph.stages
+    graph, kinds = built.graph, tuple(built.graph.kinds)
     seconds = list(graph.seconds)
     slots = sorted(graph.slot_table().tolist(), key=lambda slot: simulation.times.start_s[slot[0]])
     spans = [
-        Span(graph.classes[c].rank, "", kinds[k], stage[i], graph.micro_batch[i], i, i, Detail(""))
+        Span(graph.classes[c].rank, "", kinds[k], stage, micro_batch, i, i, Detail(""))
         for i, c, _, k in slots
+        for stage, _, micro_batch in graph.step[i][:1]
     ]
     for (task, *_), (key, _) in zip(slots, _keyed(spans), strict=True):
         if key in recorded and simulated[key] > 0:

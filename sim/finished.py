@@ -105,7 +105,7 @@ def make_timeline(built: Built, times: Times) -> Timeline:
         kind=slots[:, 3],
         detail=detail[task],
         stage=np.array(graph.stages, dtype=np.int64)[task],
-        micro_batch=np.array(graph.micro_batch, dtype=np.int64)[task],
+        micro_batch=np.array(graph.micro_batches, dtype=np.int64)[task],
         flow=np.where(message, task, -1),
         start_s=np.array(times.start_s)[task],
         end_s=np.array(times.end_s)[task],
@@ -114,12 +114,12 @@ def make_timeline(built: Built, times: Times) -> Timeline:
 
 def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArray[np.int64]]:
     """All details, and by task which; one that others on its links slowed says how long it takes alone."""
-    sort, alone_s = np.array(graph.sort, dtype=np.int64), np.array(graph.seconds)
-    slowed = np.array(times.end_s) - np.array(times.start_s) > alone_s * (1 + SLOWED)
-    details = {d: i for i, d in enumerate(dict.fromkeys(s.detail for s in graph.sorts))}
-    detail = np.array([details[s.detail] for s in graph.sorts], dtype=np.int64)[sort]
+    slowed = np.array(times.end_s) - np.array(times.start_s) > np.array(graph.seconds) * (1 + SLOWED)
+    each = graph.details()
+    details = {d: i for i, d in enumerate(dict.fromkeys(each))}
+    detail = np.array([details[d] for d in each], dtype=np.int64)
     for task in np.flatnonzero(slowed).tolist():
-        plain = graph.sorts[graph.sort[task]].detail
+        plain = each[task]
         note = f"{plain.note}; {graph.seconds[task] * 1e3:.3g} ms if alone on its links".removeprefix("; ")
         detail[task] = details.setdefault(plain._replace(note=note), len(details))
     return tuple(details), detail

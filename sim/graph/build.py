@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from sim.actions import Action, Overlap, Schedule
+from sim.actions import Action, Kind, Overlap, Schedule
 from sim.faults import Jitter, jitter_of
 from sim.graph.data_parallel import DP
 from sim.graph.link_book import LinkBook
@@ -25,7 +25,7 @@ from sim.graph.messages import Messages, Wire
 from sim.graph.stages import Stage, epilogue
 from sim.graph.taskgraph import TaskGraph
 from sim.graph.template import COMPUTE, LocalTask, Template
-from sim.graph.uses import Ends, Kept, Step, Use, Uses
+from sim.graph.uses import Ends, Fit, Kept, Step, Use, Uses
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.program import Program
@@ -70,7 +70,7 @@ class _Rank:
     steps: list[Step] = field(default_factory=list)
     first: list[int] = field(default_factory=list)  # task of each step
     final: list[int] = field(default_factory=list)
-    sorts: dict[tuple[Template, str, int, float], list[int]] = field(default_factory=dict)
+    sorts: dict[tuple[Template, str, float], list[int]] = field(default_factory=dict)
     jitter: Jitter | None = None
 
     def ended(self) -> list[int]:
@@ -173,7 +173,7 @@ class Build:
             yield from self._once(rank, ("prologue", id(what)), what.prologue, "ALL_GATHER", stage)
         steps = rank.steps = steps_of(self.schedule.ranks[pipeline_rank], self.pair)
         uses = self.uses.of(rank.index, steps)
-        rank.placed += [use.template for use in uses]
+        rank.placed += [use.fit.template for use in uses]
         go = self._go_overlapped if self.overlap else self._go_blocking
         yield from go(rank, steps, uses)
         rank.waits += rank.open.values()
@@ -193,15 +193,14 @@ class Build:
                 while tasks[key] < 0:
                     yield key
                 rank.waits.append(tasks[key])
-            if (apart and apart(rank, use, step)) or not self._act_alone(rank, use, step[0]):
-                yield from self._act(rank, use, step[0])
+            if (apart and apart(rank, use, step)) or not self._act_alone(rank, use.fit, step):
+                yield from self._act(rank, use.fit, step)
             for i, wire in use.outputs:
-                queue, micro_batch = wire.queue, step[i][2]
+                queue, key = wire.queue, wire.first_key + step[i][2]
                 waits = [last[COMPUTE], *rank.waits]
                 if queue in last:
                     waits.append(last[queue])
-                key = wire.first_key + micro_batch
-                tasks[key] = last[queue] = add(wire.seconds, waits, wire.sort, micro_batch)
+                tasks[key] = last[queue] = add(wire.seconds, waits, wire.sort, step[i : i + 1])
                 if key in waiting:
                     self._go_on(key)
 
@@ -210,8 +209,8 @@ class Build:
         before: tuple[Step, Ends] = ((), ())
         for step, use in zip(steps, uses, strict=True):
             yield from self._exchange(rank, *before, step, use.inputs)
-            if self._apart(rank, use, step) or not self._act_alone(rank, use, step[0]):
-                yield from self._act(rank, use, step[0])
+            if self._apart(rank, use, step) or not self._act_alone(rank, use.fit, step):
+                yield from self._act(rank, use.fit, step)
             before = (step, use.outputs)
         yield from self._exchange(rank, *before, (), ())
 
@@ -249,7 +248,8 @@ class Build:
             self.posted[key] = waits
             return
         waits = self.posted.pop(key) + waits
-        self.messages.tasks[key] = self.graph.add(wire.seconds, waits, wire.sort, micro_batch)
+        step = (Action(wire.stage, Kind.F, micro_batch),)
+        self.messages.tasks[key] = self.graph.add(wire.seconds, waits, wire.sort, step)
         self._go_on(key)
 
     def _once(
@@ -260,43 +260,43 @@ class Build:
         if template.tasks:
             rank.placed.append(template)
             ids: list[int] = []
-            yield from self._expand(rank, template, kind, stage, -1, ids)
+            yield from self._expand(rank, template, kind, (Action(stage, Kind.F, -1),), ids)
             rank.handles.update(((stage, handle), ids[i]) for handle, i in template.open)
 
     def _apart(self, rank: _Rank, use: Use, step: Step) -> bool:
         """Whether an action's communications share links with others, so that each needs its own task."""
-        return self.links is not None and self.links.places_apart(rank.index, step[0], use.template)
+        return self.links is not None and self.links.places_apart(rank.index, step[0], use.fit.template)
 
-    def _act_alone(self, rank: _Rank, use: Use, action: Action) -> bool:
-        """Put an action at the end of what the rank does, as one task where that comes to the same as all of them."""
-        template, fit, stamp = use.template, use.fit, use.stamp
-        before, waits = rank.last, rank.waits
-        if not fit.alone or (fit.early and waits) or not rank.open.keys().isdisjoint(template.joined):
+    def _act_alone(self, rank: _Rank, fit: Fit, step: Step) -> bool:
+        """Put a step at the end of what the rank does, as one task where that comes to the same as all of them."""
+        before, waits, stamp = rank.last, rank.waits, fit.stamp
+        if not fit.alone or (fit.early and waits) or not rank.open.keys().isdisjoint(fit.template.joined):
             return False
         if COMPUTE in before:
             waits.append(before[COMPUTE])
         if fit.external:
-            waits += [rank.handles.pop((action[0], h)) for h in fit.external if (action[0], h) in rank.handles]
+            stage = step[0][0]
+            waits += [rank.handles.pop((stage, h)) for h in fit.external if (stage, h) in rank.handles]
         rank.waits, rank.tail = [], ()
-        task = before[COMPUTE] = self.graph.place(stamp, waits, before, action[2])
+        task = before[COMPUTE] = self.graph.place(stamp, waits, before, step)
         for stream in stamp.streams:
             rank.open[stream] = before[stream]
         rank.first.append(task)
         rank.final.append(task)
         return True
 
-    def _act(self, rank: _Rank, use: Use, action: Action) -> Walk:
-        """Put an action at the end of what the rank does, task by task."""
-        template = use.template
+    def _act(self, rank: _Rank, fit: Fit, step: Step) -> Walk:
+        """Put a step at the end of what the rank does, task by task."""
+        template = fit.template
         ids: list[int] = []
-        rooted = yield from self._expand(rank, template, use.fit.name, action.stage, action.micro_batch, ids)
+        rooted = yield from self._expand(rank, template, fit.name, step, ids)
         ends = [i for i in rooted if i in template.tail or template.tasks[i].stream == COMPUTE]  # gathers end before
         last = max(ends, key=template.ends_s.__getitem__, default=-1)
         rank.first.append(ids[next(iter(rooted), 0)])
         rank.final.append(ids[last])
 
     def _expand(
-        self, rank: _Rank, template: Template, kind: str, stage: int, micro_batch: int, ids: list[int]
+        self, rank: _Rank, template: Template, kind: str, step: Step, ids: list[int]
     ) -> Generator[Key, None, dict[int, None]]:
         """Add every task of a template, to `ids` too. Parameter gathers (stream "dp") need no input of this
         micro-batch; the rest does: these are returned, in order."""
@@ -304,9 +304,8 @@ class Build:
         rank.waits = []
         rooted: dict[int, None] = {}
         factor = rank.jitter.draw() if rank.jitter is not None else 1.0
-        for i, (local, sort) in enumerate(
-            zip(template.tasks, self._sorts(rank, template, kind, stage, factor), strict=True)
-        ):
+        stage, sorts = step[0].stage, self._sorts(rank, template, kind, factor)
+        for i, (local, sort) in enumerate(zip(template.tasks, sorts, strict=True)):
             stream, deps = local.stream, local.deps
             waits = [ids[d] for d in deps] if deps else before[:]
             if local.external:
@@ -318,10 +317,10 @@ class Build:
             if stream in last:
                 waits.append(last[stream])
             if sort < 0:
-                task = yield from self._meet(rank, local, waits, stage, micro_batch)
+                task = yield from self._meet(rank, local, waits, step)
             else:
                 seconds = local.seconds * factor if stream == COMPUTE else local.seconds
-                task = graph.add(seconds, waits, sort, micro_batch)
+                task = graph.add(seconds, waits, sort, step)
             last[stream] = task
             ids.append(task)
         for _, i in template.open:
@@ -330,27 +329,25 @@ class Build:
         rank.tail = tuple(rank.waits)
         return rooted
 
-    def _sorts(self, rank: _Rank, template: Template, kind: str, stage: int, factor: float) -> list[int]:
+    def _sorts(self, rank: _Rank, template: Template, kind: str, factor: float) -> list[int]:
         """The sort of each of a template's tasks; -1 where other simulated ranks take part."""
-        key = (template, kind, stage, factor)
+        key = (template, kind, factor)
         if key not in rank.sorts:
             meet = {g for g in template.groups if self.uses.members(rank.index, g)}
             rank.sorts[key] = [
-                -1 if local.group in meet else self._sort(rank, local, kind, stage, factor) for local in template.tasks
+                -1 if local.group in meet else self._sort(rank, local, kind, factor) for local in template.tasks
             ]
         return rank.sorts[key]
 
-    def _sort(self, rank: _Rank, local: LocalTask, kind: str, stage: int, factor: float) -> int:
+    def _sort(self, rank: _Rank, local: LocalTask, kind: str, factor: float) -> int:
         computes = local.stream == COMPUTE
         row = self.graph.row(rank.index, local.stream, kind if computes else local.kind)
-        sort = self.graph.new_sort(local.detail, (row,), stage, local.seconds * factor if computes else 0.0)
+        sort = self.graph.new_sort(local.detail, (row,), local.seconds * factor if computes else 0.0)
         if self.links is not None and local.group:
             self.links.collective(sort, (rank.index,), local)
         return sort
 
-    def _meet(
-        self, rank: _Rank, local: LocalTask, waits: list[int], stage: int, micro_batch: int
-    ) -> Generator[Key, None, int]:
+    def _meet(self, rank: _Rank, local: LocalTask, waits: list[int], step: Step) -> Generator[Key, None, int]:
         """A collective with other simulated ranks: one task for all of them, made when the last has arrived."""
         group, members = local.group, self.uses.members(rank.index, local.group)
         count = rank.collectives.get((group, members), 0)
@@ -364,11 +361,11 @@ class Build:
             return self.shared[key]
         arrived.sort(key=lambda a: a.class_index)
         rows = tuple(self.graph.row(a.class_index, local.stream, local.kind) for a in arrived)
-        sort = self.graph.new_sort(arrived[0].local.detail, rows, stage)
+        sort = self.graph.new_sort(arrived[0].local.detail, rows)
         if self.links is not None:
             self.links.collective(sort, members, local)
         waits = [w for a in arrived for w in a.waits]
-        task = self.graph.add(max(a.local.seconds for a in arrived), waits, sort, micro_batch)
+        task = self.graph.add(max(a.local.seconds for a in arrived), waits, sort, step)
         self.shared[key] = task
         self._go_on(key)
         return task

@@ -21,8 +21,9 @@ Hops = dict[tuple[int, bool | None], Hop]  # by stage and forward
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wire:
-    """The messages from a stage to the next, in one lane; `first_key` + micro-batch numbers them."""
+    """The messages from `stage` to the next, in one lane; `first_key` + micro-batch numbers them."""
 
+    stage: int
     first_key: int
     seconds: float
     sort: int
@@ -86,12 +87,12 @@ class Messages:
         way = self._ways.get(key) or self._new_way(*key)
         self.shares[way.share] = self.shares.get(way.share, 0.0) + way.total_s
         detail = Detail(f"stage {source} to {target}", self._bytes, way.bus_bandwidth_bytes_per_s, way.share[1])
-        sort = self.graph.new_sort(detail, way.rows, source)
+        sort = self.graph.new_sort(detail, way.rows)
         if self.links is not None:
             self.links.message(sort, *way.ends, self._bytes, way.seconds)
         first_key = len(self.tasks)
         self.tasks += [-1] * self.schedule.micro_batches
-        return Wire(first_key, way.seconds, sort, way.queue)
+        return Wire(source, first_key, way.seconds, sort, way.queue)
 
     def _new_way(self, lane: int, source: int, target: int, forward: bool) -> _Way:
         """The way from a pipeline rank to another."""

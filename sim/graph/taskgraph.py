@@ -15,15 +15,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.actions import Action, Kind, Step
 from sim.timeline import Detail, RankClass
 
+NO_STEP: Step = (Action(-1, Kind.F, -1),)
+SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 Ints = NDArray[np.int64]
 Row = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind (indices into `streams` and `kinds`)
 
 
 class Sort(NamedTuple):
     """What tasks of one sort share. `rows`: those of the timeline that each occupies; a collective of several simulated
-    ranks and a message have more than one. `compute_s`, `exposed_s`: of an action that stands as one task."""
+    ranks and a message have more than one. `compute_s`, `exposed_s`: of an action that stands as one task; the name in
+    its `detail` is empty, for it is the step's."""
 
     detail: Detail
     rows: tuple[Row, ...]
@@ -51,7 +55,8 @@ class Stamp:
 
 @dataclass(slots=True)
 class TaskGraph:
-    """Columns by task: `seconds`, `waits` (tasks that must have ended), `sort`, `micro_batch` (-1: none).
+    """Columns by task: `seconds`, `waits` (tasks that must have ended), `sort`, and the `step` that it is part of, of
+    which a message and what runs once a step have stage and micro-batch alone (-1: none).
 
     `launched`: by task, what starts so long after it has started; a task is launched by one other at most.
     """
@@ -60,25 +65,24 @@ class TaskGraph:
     seconds: list[float] = field(default_factory=list)
     waits: list[list[int]] = field(default_factory=list)
     sort: list[int] = field(default_factory=list)
-    micro_batch: list[int] = field(default_factory=list)
+    step: list[Step] = field(default_factory=list)
     launched: dict[int, list[Launched]] = field(default_factory=dict)
     sorts: list[Sort] = field(default_factory=list)
-    stage_of_sort: list[int] = field(default_factory=list)  # -1: none
     streams: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def add(self, seconds: float, waits: list[int], sort: int, micro_batch: int = -1) -> int:
+    def add(self, seconds: float, waits: list[int], sort: int, step: Step = NO_STEP) -> int:
         """Append a task; returns its index."""
         self.seconds.append(seconds)
         self.waits.append(waits)
         self.sort.append(sort)
-        self.micro_batch.append(micro_batch)
+        self.step.append(step)
         return len(self.seconds) - 1
 
-    def place(self, stamp: Stamp, waits: list[int], last: dict[str, int], micro_batch: int) -> int:
+    def place(self, stamp: Stamp, waits: list[int], last: dict[str, int], step: Step) -> int:
         """Append a stamp's tasks, each behind the one before it on its stream; `last`: of each stream, kept up to date
         but for the first task's. Returns that one's index."""
         column, launched = self.waits, stamp.launched
@@ -87,9 +91,9 @@ class TaskGraph:
         self.seconds += stamp.seconds
         self.sort += stamp.sorts
         if not launched:
-            self.micro_batch.append(micro_batch)
+            self.step.append(step)
         else:
-            self.micro_batch += [micro_batch] * len(stamp.seconds)
+            self.step += [step] * len(stamp.seconds)
             self.launched[task] = launched
             for stream, (offset, lags_s) in zip(stamp.streams, launched, strict=True):
                 column.append([last[stream]] if stream in last else [])
@@ -107,7 +111,27 @@ class TaskGraph:
     @property
     def stages(self) -> list[int]:
         """The stage of every task; -1: none."""
-        return list(map(self.stage_of_sort.__getitem__, self.sort))
+        return [step[0][0] for step in self.step]
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """The micro-batch of every task; -1: none."""
+        return [step[0][2] for step in self.step]
+
+    def details(self) -> list[Detail]:
+        """The detail of every task."""
+        named: dict[tuple[int, ...], Detail] = {}
+        out = []
+        for sort, step in zip(self.sort, self.step, strict=True):
+            detail = self.sorts[sort].detail
+            if not detail.name:
+                key = (sort, *[action[0] for action in step])
+                if key not in named:
+                    name = " and ".join(f"{SHOWN[action.kind]} of stage {action.stage}" for action in step)
+                    named[key] = detail._replace(name=name)
+                detail = named[key]
+            out.append(detail)
+        return out
 
     def row(self, class_index: int, stream: str, kind: str) -> Row:
         """A row of the timeline: a class of ranks, a stream, and the kind shown there."""
@@ -118,24 +142,11 @@ class TaskGraph:
         )
 
     def new_sort(
-        self,
-        detail: Detail,
-        rows: tuple[Row, ...] = (),
-        stage: int = -1,
-        compute_s: float = 0.0,
-        exposed_s: float = 0.0,
+        self, detail: Detail, rows: tuple[Row, ...] = (), compute_s: float = 0.0, exposed_s: float = 0.0
     ) -> int:
         """Index of a new sort of tasks."""
         self.sorts.append(Sort(detail, rows, compute_s, exposed_s))
-        self.stage_of_sort.append(stage)
         return len(self.sorts) - 1
-
-    def new_sorts(self, sorts: list[Sort], stage: int) -> list[int]:
-        """Indices of new sorts of tasks."""
-        first = len(self.sorts)
-        self.sorts += sorts
-        self.stage_of_sort += [stage] * len(sorts)
-        return list(range(first, len(self.sorts)))
 
     def slot_table(self) -> Ints:
         """The rows of the timeline that tasks occupy, as [rows, 4]: task, class, stream, kind; by task."""
@@ -150,10 +161,10 @@ class TaskGraph:
 
     def describe(self, task: int) -> str:
         """A task in words, for error messages."""
-        streams, kinds, number = tuple(self.streams), tuple(self.kinds), self.sort[task]
-        sort, stage = self.sorts[number], self.stage_of_sort[number]
-        where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in sort.rows)
-        return f"stage {stage}, micro-batch {self.micro_batch[task]}: {sort.detail.name} ({where})"
+        streams, kinds, rows = tuple(self.streams), tuple(self.kinds), self.sorts[self.sort[task]].rows
+        where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in rows)
+        stage, _, micro_batch = self.step[task][0]
+        return f"stage {stage}, micro-batch {micro_batch}: {self.details()[task].name} ({where})"
 
     def successors(self) -> list[list[int]]:
         """Who waits for each task; a wait listed twice stands twice."""

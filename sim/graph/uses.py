@@ -6,53 +6,44 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from sim.actions import Action, Entry, Kind, Schedule, parts
+from sim.actions import Step as Step
 from sim.graph.data_parallel import DP
 from sim.graph.interleave import interleave
 from sim.graph.link_book import LinkBook
 from sim.graph.messages import Hop, Messages, Wire
 from sim.graph.sharing import Flow
 from sim.graph.stages import Stage
-from sim.graph.taskgraph import Launched, Row, Sort, Stamp, TaskGraph
+from sim.graph.taskgraph import SHOWN, Launched, Stamp, TaskGraph
 from sim.graph.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.program import Program
 from sim.timeline import Detail
 
-Step = tuple[Action, ...]  # one action, or a pair that runs at once
 Ends = tuple[tuple[int, Wire], ...]  # messages, each with the number of its action in the step
 ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks
-SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """What all uses of a template by one class of ranks have in common. `alone`: one task stands for it, with
-    those that it leaves running, and waits for the gathers in `external`; `early`: part of it needs no input, so one
-    task does so only where there is none to wait for. `hides`: links that it shares with others; `rows` of the
-    timeline; `seconds`, `streams`, `launched` as in `Stamp`; `sorts` and `flows` of what it leaves running."""
+    """How a template fits a class of ranks. `alone`: one task stands for it, with those that it leaves running a
+    `stamp`, and waits for the gathers in `external`; `early`: part of it needs no input, so one task does so only where
+    there is none to wait for."""
 
+    template: Template
+    name: str
     alone: bool
     early: bool
-    hides: bool
     external: tuple[str, ...]
-    name: str
-    rows: tuple[Row]
-    seconds: list[float]
-    streams: list[str]
-    launched: list[Launched]
-    sorts: list[Sort]
-    flows: list[Flow | None]
+    stamp: Stamp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """A template as one class of ranks uses it, as a `stamp` where it is `fit.alone`. `inputs` and `outputs`: the
-    messages before and after it, each with the number of its action in the pair."""
+    """What a step of a class of ranks runs. `inputs` and `outputs`: the messages before and after it, each with the
+    number of its action in the step."""
 
-    template: Template
     fit: Fit
-    stamp: Stamp
     inputs: Ends
     outputs: Ends
 
@@ -134,57 +125,51 @@ class Uses:
 
     def _use(self, class_index: int, step: Step) -> Use:
         """What a step uses; the first or last of a stage is often as any other."""
-        needs = [self.messages.needed_by(a.stage, a.kind) for a in step]
+        messages, lane = self.messages, class_index % self.lanes
+        needs = [messages.needed_by(a.stage, a.kind) for a in step]
         template = self._template(class_index, step, needs)
         key = (class_index, template, *[a[:2] for a in step])
         if key not in self._uses:
-            self._uses[key] = self._new_use(class_index, step, template, needs)
+            gives = [messages.result_of(a.stage, a.kind) for a in step]
+            fit = self._fits.get((class_index, template)) or self._new_fit(class_index, template, step)
+            inputs, outputs = (
+                tuple([(i, messages.wire(lane, hop)) for i, hop in enumerate(hops) if hop]) for hops in (needs, gives)
+            )
+            self._uses[key] = Use(fit, inputs, outputs)
         return self._uses[key]
-
-    def _new_use(self, class_index: int, step: Step, template: Template, needs: list[Hop | None]) -> Use:
-        messages, lane, links = self.messages, class_index % self.lanes, self.links
-        gives = [messages.result_of(a.stage, a.kind) for a in step]
-        fit = self._fits.get((class_index, template)) or self._new_fit(class_index, template, step)
-        text = " and ".join([f"{SHOWN[a.kind]} of stage {a.stage}" for a in step])
-        detail = Detail(text, source=template.source, note=template.detail)
-        whole = Sort(detail, fit.rows, template.compute_s, template.exposed_s)
-        sorts = self.graph.new_sorts([whole, *fit.sorts], step[0].stage)
-        if links is not None:
-            if fit.hides:
-                links.whole_actions[sorts[0]] = (class_index, template)
-            for sort, flow in zip(sorts[1:], fit.flows, strict=True):
-                if flow is not None:
-                    links.add(sort, flow)
-        inputs, outputs = (
-            tuple([(i, messages.wire(lane, hop)) for i, hop in enumerate(hops) if hop]) for hops in (needs, gives)
-        )
-        return Use(template, fit, Stamp(fit.seconds, sorts, fit.streams, fit.launched), inputs, outputs)
 
     def _new_fit(self, class_index: int, template: Template, step: Step) -> Fit:
         """How the template of a step fits a class of ranks."""
-        graph, links, streams = self.graph, self.links, dict[str, Launched]()
+        name = "+".join([SHOWN[a.kind] for a in step])
+        alone = template.alone and not self._meets_others(class_index, template)
+        fit = self._fits[class_index, template] = Fit(
+            template,
+            name,
+            alone and (not self.expand or not template.tasks),  # an empty stage still has its action
+            DP in template.first_streams,
+            template.external,
+            self._stamp(class_index, template, name),
+        )
+        return fit
+
+    def _stamp(self, class_index: int, template: Template, name: str) -> Stamp:
+        """A template as tasks: its own, and those that it leaves running."""
+        graph, links = self.graph, self.links
         launches: list[tuple[Launch, Flow | None]] = [(launch, None) for launch in template.launches]
         if links is not None:
             launches = links.launched(class_index, template)
-        for i, (launch, _) in enumerate(launches, 1):
-            streams.setdefault(launch.stream, Launched(i, [])).lags_s.append(launch.lag_s)
-        sorts = [Sort(x.detail, (graph.row(class_index, x.stream, x.kind),)) for x, _ in launches]
-        name = "+".join([SHOWN[a.kind] for a in step])
-        fit = self._fits[class_index, template] = Fit(
-            template.alone and not self._meets_others(class_index, template)
-            and (not self.expand or not template.tasks),  # an empty stage still has its action
-            DP in template.first_streams,
-            links is not None and links.hides(class_index, template),
-            template.external,
-            name,
-            (graph.row(class_index, COMPUTE, name),),
-            [template.makespan_s, *[x.seconds for x, _ in launches]],
-            list(streams),
-            list(streams.values()),
-            sorts,
-            [flow for _, flow in launches],
-        )  # fmt: skip
-        return fit
+        seconds, sorts, streams = [template.makespan_s], [-1], dict[str, Launched]()
+        for launch, flow in launches:
+            streams.setdefault(launch.stream, Launched(len(sorts), [])).lags_s.append(launch.lag_s)
+            seconds.append(launch.seconds)
+            sorts.append(graph.new_sort(launch.detail, (graph.row(class_index, launch.stream, launch.kind),)))
+            if flow is not None and links is not None:
+                links.add(sorts[-1], flow)
+        row, detail = graph.row(class_index, COMPUTE, name), Detail("", source=template.source, note=template.detail)
+        sorts[0] = graph.new_sort(detail, (row,), template.compute_s, template.exposed_s)
+        if links is not None and links.hides(class_index, template):
+            links.whole_actions[sorts[0]] = (class_index, template)
+        return Stamp(seconds, sorts, list(streams), list(streams.values()))
 
     def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
         """The compiled program of a step."""

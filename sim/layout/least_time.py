@@ -123,7 +123,7 @@ class _Walk:
         """An action's program, and the messages before and after it."""
         if len(actions) > 1:
             (use,) = self.uses.of(rank.index, [actions])
-            return timed_template(use.template), use.inputs, use.outputs
+            return timed_template(use.fit.template), use.inputs, use.outputs
         action, lane = actions[0], rank.index % self.plan.lanes
         stage = self.stages[rank.index][action.stage]
         reduces_alike = action.kind is not Kind.F and stage.dp.each_micro_batch  # the last backward as any other

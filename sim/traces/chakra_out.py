@@ -14,6 +14,7 @@ from pathlib import Path
 from sim.errors import InputError
 from sim.files import write_bytes, write_text
 from sim.simulation import Simulation
+from sim.timeline import Detail
 from sim.traces.chakra import (
     COLLECTIVES,
     INT32,
@@ -57,6 +58,7 @@ class Export:
     simulation: Simulation
     groups: dict[tuple[int, ...], int] = field(default_factory=dict)
     rows: list[list[tuple[int, Slot]]] = field(default_factory=list)  # by class: task, slot
+    details: list[Detail] = field(default_factory=list)  # of every task
     ends: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a message: class that sends, that receives
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class Export:
         if graph.launched:
             raise ValueError("the step was simulated without expand=True; its actions hide what their streams do")
         streams, kinds = list(graph.streams), list(graph.kinds)
-        self.rows = [[] for _ in graph.classes]
+        self.rows, self.details = [[] for _ in graph.classes], graph.details()
         for task, index, stream, kind in graph.slot_table().tolist():
             self.rows[index].append((task, (streams[stream], kinds[kind])))
             if kinds[kind] in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
@@ -91,7 +93,7 @@ class Export:
     def _node(self, rank: int, index: int, task: int, slot: Slot, deps: tuple[int, ...]) -> Iterator[ChakraNode]:
         graph, times = self.simulation.built.graph, self.simulation.times
         nanos = round(graph.seconds[task] * 1e9)
-        detail, (stream, kind) = graph.sorts[graph.sort[task]].detail, slot
+        detail, (stream, kind) = self.details[task], slot
         shared = [int64(NANOS, nanos), string("kind", kind), boolean("is_cpu_op", False)]
         start, duration = round(times.start_s[task] * 1e6), round(nanos / 1000)
 

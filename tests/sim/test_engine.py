@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.actions import Action, Kind
 from sim.graph import engine
 from sim.graph.engine import Times, run_contended, run_simpy, run_static
 from sim.graph.sharing import Flow, Flows, Sharing
@@ -17,12 +18,14 @@ from sim.graph.taskgraph import Launched, Stamp, TaskGraph
 from sim.timeline import Detail, RankClass
 from topology.contention import shared_fractions
 
+STEP = (Action(0, Kind.F, 0),)
+
 
 def graph_of(seconds: list[float], waits: list[list[int]]) -> TaskGraph:
     graph = TaskGraph((RankClass(0, (0,), 0),))
-    sort = graph.new_sort(Detail("work"), (graph.row(0, "compute", "F"),), stage=0)
+    sort = graph.new_sort(Detail("work"), (graph.row(0, "compute", "F"),))
     for s, w in zip(seconds, waits, strict=True):
-        graph.add(s, w, sort, 0)
+        graph.add(s, w, sort, STEP)
     return graph
 
 
@@ -151,7 +154,7 @@ class Ranks:
         if "compute" in last:
             waits.append(last["compute"])
         self.inbox[rank] = []
-        last["compute"] = self.graph.place(Stamp(seconds, sorts, names, launched), waits, last, 0)
+        last["compute"] = self.graph.place(Stamp(seconds, sorts, names, launched), waits, last, STEP)
 
     def talk(self, draw: st.DrawFn, rank: int, stream: str, waits: list[int], links: list[int]) -> int:
         """A communication of its own: a message, or a collective among those that actions leave running."""

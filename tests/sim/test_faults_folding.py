@@ -23,11 +23,12 @@ SMALL = {"layers": 4, "hidden": 512, "heads": 12, "kv_heads": 12, "head_dim": 64
 def spans_of_ranks(simulation: Simulation) -> dict[int, list[tuple[str, str, int, int, float, float]]]:
     """Every rank's spans in order of start, whichever class stands for it."""
     graph, times = simulation.built.graph, simulation.times
-    kinds, streams, stages = tuple(graph.kinds), tuple(graph.streams), graph.stages
+    kinds, streams = tuple(graph.kinds), tuple(graph.streams)
     rows: dict[int, list[tuple[str, str, int, int, float, float]]] = {i: [] for i in range(len(graph.classes))}
     for task, c, stream, kind in graph.slot_table().tolist():
-        rows[c].append((streams[stream], kinds[kind], stages[task], graph.micro_batch[task],
-                        times.start_s[task], times.end_s[task]))  # fmt: skip
+        stage, _, micro_batch = graph.step[task][0]
+        span = (streams[stream], kinds[kind], stage, micro_batch, times.start_s[task], times.end_s[task])
+        rows[c].append(span)
     return {rank: sorted(rows[i]) for i, c in enumerate(graph.classes) for rank in c.ranks}
 
 
