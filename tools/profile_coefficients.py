@@ -87,9 +87,11 @@ A100_FLASH = (
     | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
     | _flash("flash2", (0.651, 0.735, 0), 284, 0.85, _FLASH)
 )
-A100_MEGATRON = _flash("megatron", (0.651, 0.735, 0), 284, 0.85, _TE.format("flash2")) | {
-    f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "flash2")
-}
+A100_FLASH2 = (
+    _flash("megatron", (0.651, 0.735, 0), 284, 0.85, _TE.format("flash2"))
+    | _flash("compiled", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
+    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "compiled", "flash2")}
+)
 H100_FLASH = (
     _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
     | _flash("flash2", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
@@ -139,8 +141,8 @@ def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficien
 
 COEFFICIENTS: dict[str, Coefficients] = {
     "v100": _gpu("v100", 1.25, A100_FLASH),
-    "a100-sxm": _gpu("a100", 1.25, A100_FLASH | A100_MEGATRON),
-    "a100-pcie": _gpu("a100", 1.25, A100_FLASH | A100_MEGATRON),
+    "a100-sxm": _gpu("a100", 1.25, A100_FLASH | A100_FLASH2),
+    "a100-pcie": _gpu("a100", 1.25, A100_FLASH | A100_FLASH2),
     "h100-sxm": _gpu("h100", 1.25, H100_FLASH),
     "h200-sxm": _gpu("h200", 1.25, H100_FLASH),
     "b200-sxm": _gpu("b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),

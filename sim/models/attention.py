@@ -15,7 +15,7 @@ from sim.models.elementwise import MASK_BYTES, norm, rope
 from sim.models.linear import linear
 from sim.models.mlp import separate_matmuls
 from sim.models.operators import F, I, Linear, Part, gemm, memory_op
-from sim.prices.flash import MEGATRON
+from sim.prices.flash import BY_STYLE
 from sim.program import Compute, Program, Saved
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _fused(d: Dims, c: Core, name: str, kind: str, factor: float, moved: float) 
     flops = factor * 2.0 * d.batch * c.heads * c.visible * (c.head_dim + c.v_head_dim)
     shape = (d.batch, c.heads, c.kv_heads, c.q_len, c.kv_len, c.head_dim, c.v_head_dim, int(c.causal))
     phase = F if kind == "attention_forward" else I
-    kernel = d.attention_kernel or (MEGATRON if d.style == "megatron" else "")
+    kernel = d.attention_kernel or (d.style if d.style in BY_STYLE else "")
     name = f"{name}:{kernel}" if kernel else name
     return Compute(name, kind, shape, d.act, flops, moved, phase, 1 if kind == "attention_forward" else 3)
 

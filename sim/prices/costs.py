@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.errors import InputError
-from sim.prices.flash import MEGATRON, flash_seconds
+from sim.prices.flash import BY_STYLE, flash_seconds
 from sim.prices.flash import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.kernels import Table, bounds, kernel_file, lookup, make_table
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
@@ -185,9 +185,9 @@ class Costs:
     def _check_kernel(self, op: Compute) -> None:
         """That the profile knows the attention kernel that a scenario names; to the bare roofline all are one."""
         wanted, end = op.name.partition(":")[2], "_efficiency_128"
-        if wanted == MEGATRON or self.profile.name == "roofline":
+        if wanted in BY_STYLE or self.profile.name == "roofline":
             return
-        known = {n.removesuffix(end) for n in self.profile.coefficients if n.endswith(end)} - {"attention", MEGATRON}
+        known = {n.removesuffix(end) for n in self.profile.coefficients if n.endswith(end)} - {"attention", *BY_STYLE}
         known |= {kernel for op, _ in self._raw if (kernel := op.partition("attention_forward:")[2])}
         if wanted not in known:
             found = ", ".join(sorted(known)) or "none by name"

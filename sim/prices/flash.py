@@ -13,7 +13,7 @@ is the efficiency of a head size, interpolated between 64, 128 and 256 over log2
 e. Coefficients are those of an implementation (`flash2_efficiency_128`, ...); `attention_...` are those of the one that
 training uses, `megatron_...` of the one that Transformer Engine picks, where that is another: cuDNN's on Hopper,
 FlashAttention-2 on Ampere (`get_attention_backend` in its dot_product_attention/utils.py: "FusedAttention preference on
-Hopper+ for performance reasons").
+Hopper+ for performance reasons"); `compiled_...` on Ampere FlashAttention-2, which torch has had since 2.2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from topology.spec import GpuSpec
 TILE = 128.0
 OVERLAP = 1.2
 SIZES = (64, 128, 256)
-MEGATRON = "megatron"  # the kernel that Transformer Engine picks, where the profile has it; else the usual one
+BY_STYLE = ("megatron", "compiled")  # these have a kernel of their own where the profile says so, else the usual one
 LAUNCH_S = 4e-6
 UNCERTAINTY = 0.08  # held-out rows of the published charts
 
