@@ -114,8 +114,13 @@ class GridPrices:
         self.bounded_ranks = self._bounded_ranks()
         cluster = self.plan.scenario.cluster
         self._period = period_of(cluster) or cluster.gpus_per_node * cluster.nodes + 1
-        self._places = list({c.rank % self._period: c.rank for c in self.plan.classes}.values())  # alike: once
+        self._places = self._distinct_places()
         self._lanes_alike = list({c.rank % self._period: i for i, c in enumerate(self._stage_classes)}.values())
+
+    def _distinct_places(self) -> list[int]:
+        """Ranks whose groups lie differently: a lane's are moved from stage to stage, and are alike a period on."""
+        lanes = len(self._stage_classes)
+        return list({(i % lanes, c.rank % self._period): c.rank for i, c in enumerate(self.plan.classes)}.values())
 
     def _bounded_ranks(self) -> list[int]:
         """Ranks of a stage whose work is bounded: that of the first class, and that of the last where it differs. Of
