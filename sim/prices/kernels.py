@@ -90,7 +90,8 @@ class Table:
         """Measured seconds and spread of this very shape."""
         if len(shape) != self.shapes.shape[1]:
             return None
-        found = np.flatnonzero((self.shapes == shape).all(axis=1))
+        columns = zip(self.shapes.T, shape, strict=True)  # rows of a few numbers are slow to compare
+        found = np.flatnonzero(np.logical_and.reduce([column == size for column, size in columns]))
         return (float(self.seconds[found[-1]]), float(self.spread[found[-1]])) if len(found) else None
 
 
@@ -131,7 +132,7 @@ def bounds(kind: str, shapes: NDArray[np.int64], dtype: str, device: Device) -> 
     """What efficiency is relative to: the roofline's seconds."""
     if kind not in MATMULS:
         return np.array([device.shape_seconds(kind, tuple(row), dtype) for row in shapes.tolist()])
-    batch, m, n, k = shapes.T.astype(np.float64)
+    batch, m, n, k = (column.astype(np.float64) for column in shapes.T)
     moved = dtype_bytes(dtype) * batch * (m * k + k * n + m * n) / device.bandwidth_bytes_per_s
     return np.asarray(np.maximum(2 * batch * m * n * k / device.peak(dtype), moved), dtype=np.float64)
 
@@ -146,7 +147,7 @@ def waves(kind: str, shapes: NDArray[np.int64], sm_count: int) -> NDArray[np.flo
     """
     if kind not in MATMULS or not sm_count:
         return None
-    batch, m, n, _ = shapes.T.astype(np.float64)
+    batch, m, n, _ = (column.astype(np.float64) for column in shapes.T)
     columns = []
     for rows, width in TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / width)
@@ -161,12 +162,12 @@ def coordinates(kind: str, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
     key heads, mean length and mean head size. Weights from leaving a fifth of the points out: of attention 2 for the
     head size (it decides which kernel runs), 0.3 for key heads.
     """
-    sizes = np.log2(np.maximum(shapes, 1).astype(np.float64))
+    sizes = np.log2(np.maximum(shapes.T, 1), order="C")  # dimension by dimension, as distances are summed
     if kind in MATMULS:
-        return np.asarray(sizes * (1.0, 1.0, 1.0, 0.5))
+        sizes[3] *= 0.5
     if kind not in ATTENTION:
-        return sizes
-    batch, heads, kv_heads, q_len, kv_len, d, dv = sizes[:, :7].T
+        return sizes.T
+    batch, heads, kv_heads, q_len, kv_len, d, dv = sizes[:7]
     return np.column_stack((batch, heads, 0.3 * kv_heads, (q_len + kv_len) / 2, d + dv))
 
 
