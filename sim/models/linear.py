@@ -49,7 +49,7 @@ def linear(d: Dims, spec: Linear) -> Part:
         params=spec.k * spec.n + bias,
         weights=tuple((n, spec.k) for n in spec.outs),
         tensors=(*(n * spec.k for n in spec.outs), *(spec.outs if spec.bias else ())),
-        forward_bytes=gathered * d.act_bytes,
+        forward_bytes=gathered * gathered_element_bytes(d),
         backward_bytes=gradients + weight_gradient_bytes(d, spec.k * max(spec.outs)),
     )
     return part if d.lora is None else with_adapters(d, spec, part)
@@ -58,6 +58,19 @@ def linear(d: Dims, spec: Linear) -> Part:
 def saved_element_bytes(d: Dims) -> float:
     """A linear layer keeps its input in the dtype its weight gradient reads (8 bits where matmuls do)."""
     return min(d.act_bytes, d.linear_bytes)
+
+
+def gathered_element_bytes(d: Dims) -> float:
+    """Of what sequence parallelism gathers. Transformer Engine quantizes before it gathers, whatever the format
+    (`gather_along_first_dim` with a quantizer, transformer_engine/pytorch/distributed.py)."""
+    return saved_element_bytes(d) if d.style == "megatron" else d.act_bytes
+
+
+def _gather_casts(d: Dims, name: str, phase: Phase, elements: int) -> tuple[Program, Program]:
+    """What quantizes `elements` before they are gathered, a rank's own, and after."""
+    if d.style == "megatron":
+        return casts(d, name, phase, ceil_div(elements, d.tp)), ()
+    return (), casts(d, name, phase, elements)
 
 
 def casts(d: Dims, name: str, phase: Phase, elements: float, times: float = 1.0) -> Program:
@@ -90,20 +103,17 @@ def _chunks(d: Dims, spec: Linear) -> int:
 
 
 def _column_forward(d: Dims, spec: Linear) -> Program:
-    before = casts(d, spec.name, F, spec.rows * spec.k) + weight_casts(d, spec.name, spec.k * spec.n)
+    weights = weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
-        return before + _gemms(d, spec, spec.rows)
-    size = spec.rows * spec.k * d.act_bytes
+        return casts(d, spec.name, F, spec.rows * spec.k) + weights + _gemms(d, spec, spec.rows)
+    own, whole = _gather_casts(d, spec.name, F, spec.rows * spec.k)
+    size = spec.rows * spec.k * gathered_element_bytes(d)
     chunks = _chunks(d, spec)
     if chunks == 1:
-        return (
-            collective(f"{spec.name}_gather", "all_gather", size, F),
-            *before,
-            *_gemms(d, spec, spec.rows),
-        )
+        gather = collective(f"{spec.name}_gather", "all_gather", size, F)
+        return (*own, gather, *whole, *weights, *_gemms(d, spec, spec.rows))
     names = [f"{spec.name}_gather{c}" for c in range(chunks)]
-    items: list[Item] = [collective(x, "all_gather", size / chunks, F, x) for x in names]
-    items += before
+    items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, F, x) for x in names), *whole, *weights]
     for c, name in enumerate(names):
         items += (Wait(name, F), *_gemms(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
     return tuple(items)
@@ -163,13 +173,13 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     cast = casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
     if d.tp == 1 or spec.mode == "plain":
         return cast + _input_gradient(d, spec, spec.rows) + _weight_gradients(d, spec)
-    size = spec.rows * spec.k * d.act_bytes
+    size, size_again = spec.rows * spec.k * d.act_bytes, spec.rows * spec.k * gathered_element_bytes(d)
     kind = "reduce_scatter" if d.sp else "all_reduce"
     name, again = f"{spec.name}_dgrad_{kind}", f"{spec.name}_regather"
     blocking = d.tp_overlap == "none"
     items: list[Item] = []
     if d.sp and not blocking:
-        items.append(collective(again, "all_gather", size, W, again))
+        items.append(collective(again, "all_gather", size_again, W, again))
     items += cast
     chunks = _chunks(d, spec)
     names = [name if chunks == 1 else f"{name}{c}" for c in range(chunks)]
@@ -177,24 +187,24 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
         items += _input_gradient(d, spec, ceil_div(spec.rows, chunks), "" if chunks == 1 else f"_chunk{c}")
         items.append(collective(handle, kind, size / chunks, I, "" if blocking else handle))
     if d.sp:
-        items.append(collective(again, "all_gather", size, W) if blocking else Wait(again, W))
+        items.append(collective(again, "all_gather", size_again, W) if blocking else Wait(again, W))
     items += _weight_gradients(d, spec)
     return tuple(items) if blocking else (*items, *(Wait(h, I) for h in names))
 
 
 def _row_backward(d: Dims, spec: Linear) -> Program:
-    cast = casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
     if d.tp == 1 or not d.sp:
+        cast = casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
         return cast + _input_gradient(d, spec, spec.rows) + _weight_gradients(d, spec)
-    size = spec.rows * spec.n * d.act_bytes
+    own, whole = _gather_casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
+    size = spec.rows * spec.n * gathered_element_bytes(d)
     chunks = _chunks(d, spec)
     name = f"{spec.name}_grad_gather"
     if chunks == 1:
         gather = collective(name, "all_gather", size, I)
-        return (gather, *cast, *_input_gradient(d, spec, spec.rows), *_weight_gradients(d, spec))
+        return (*own, gather, *whole, *_input_gradient(d, spec, spec.rows), *_weight_gradients(d, spec))
     names = [f"{name}{c}" for c in range(chunks)]
-    items: list[Item] = [collective(x, "all_gather", size / chunks, I, x) for x in names]
-    items += cast
+    items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, I, x) for x in names), *whole]
     for c, handle in enumerate(names):
         items += (Wait(handle, I), *_input_gradient(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
     return (*items, *_weight_gradients(d, spec))
