@@ -158,8 +158,8 @@ def _cards(result: Result) -> str:
         ]
     else:
         cards.append(card("Best step", "none", "no legal layout fits", "bad"))
-    cards.append(card("Legal layouts", count(c["legal"]), f"{count(c['pruned_by_memory'])} need too much memory"))
-    slow = count(c["pruned_by_bound"] + c["beaten"])
+    large, slow = count(c["pruned_by_memory"] + c["too_large"]), count(c["pruned_by_bound"] + c["beaten"])
+    cards.append(card("Legal layouts", count(c["legal"]), f"{large} need too much memory"))
     cards.append(card("Simulated", count(c["simulated"]), f"{slow} cannot be better"))
     cards.append(
         card("Search", seconds(result["wall_s"]), f"{count(result['cores'])} core{'s' * (result['cores'] != 1)}")

@@ -23,7 +23,7 @@ def result(rows: list[dict[str, Any]], name: str = "small") -> dict[str, Any]:
     return {
         "format": "sim-search/1", "name": name, "gpus": 8, "memory_limit_bytes": 80 * 2.0**30, "best": rows[:2],
         "pareto": rows, "evaluated": rows, "wall_s": 1.5, "cores": 2,
-        "counts": {"legal": 100, "pruned_by_memory": 10, "pruned_by_bound": 70, "beaten": 13, "simulated": 7},
+        "counts": {"legal": 102, "pruned_by_memory": 10, "too_large": 2, "pruned_by_bound": 70, "beaten": 13, "simulated": 7},
     }  # fmt: skip
 
 
@@ -31,6 +31,7 @@ def test_page_shows_layouts_and_counts() -> None:
     html = search_page(result([row(0.5, 2.0**33), row(0.7, 2.0**32, schedule="zb_v", virtual_stages=2)]))
     assert "tp 2 with sp, pp 2, dp 2, ZeRO-1" in html
     assert "500.0 ms" in html
+    assert "<dd>102<small>12 need too much memory</small>" in html
     assert "<dd>7<small>83 cannot be better</small>" in html
     assert "zb_v, 2 stages a rank" in html
     assert "https://cdn" not in html
