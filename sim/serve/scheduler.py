@@ -130,9 +130,9 @@ class Scheduler:
                 continue
             tokens = min(sequence.remaining, budget)
             while not self._grow(sequence, tokens):
-                victim = self._victim()
+                victim = self._victim(sequence)
                 preempted = True
-                if victim is None:
+                if victim is None:  # it waits for those under way
                     break
                 self._preempt(victim, now_s)
                 if victim is sequence:
@@ -222,8 +222,11 @@ class Scheduler:
         self.cache.tokens += tokens  # their places are taken from now on
         return Piece(sequence, tokens, tokens == sequence.remaining)
 
-    def _victim(self) -> Sequence | None:
-        return next((s for s in reversed(self.running) if not s.in_flight), None)
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """Who makes room for `sequence`: the youngest after it, itself if there is none, nobody while all after it are
+        under way. So the oldest always goes on, and every request ends."""
+        younger = self.running[self.running.index(sequence) + 1 :]
+        return next((s for s in reversed(younger) if not s.in_flight), None if younger else sequence)
 
     def _preempt(self, victim: Sequence, now_s: float) -> None:
         self.counts.preemptions += 1

@@ -226,6 +226,19 @@ def test_too_little_cache_preempts_the_youngest() -> None:
     finished(sim)
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_the_oldest_goes_on_while_the_others_are_under_way(preemption: str) -> None:
+    """Three stages, room for the longest request alone: who needs a block waits for the younger ones, or all would put
+    each other out for ever."""
+    inference = {"requests": {"prompt_len": 60, "output_len": 40, "count": 8}, "max_batch_tokens": 1,
+                 "kv_cache": {"block_tokens": 1}, "preemption": preemption}  # fmt: skip
+    sim = simulate_serving(serving(inference, gpu={"memory_bytes": 1e6}, parallelism={"pp": 3}))
+    assert sim.capacity.blocks == 99
+    assert sim.result["kv_cache"]["preemptions"] > 0
+    assert sim.replicas[0].sequences[0].preemptions == 0
+    finished(sim)
+
+
 def two_in_too_little_room(preemption: str) -> ServingSimulation:
     """Two requests of 64 and 64 tokens; the cache has room for one: two blocks of 64."""
     inference = {"requests": {"prompt_len": 64, "output_len": 64, "count": 2}, "preemption": preemption,
