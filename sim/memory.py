@@ -12,8 +12,9 @@ Workspaces of cuBLAS are buffers, always there. Left out: NCCL's buffers, the CU
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -144,10 +145,11 @@ def memory_curve(
     What an action claims and frees is placed at its start and end, or (`fine`) block by block within it; the peak is
     the same.
     """
-    numbers: dict[tuple[int, Kind], int] = {}
-    sort = np.array([numbers.setdefault(a[:2], len(numbers)) for a in done.actions], dtype=np.int64)
-    tables = _tables(stages, numbers, fine)
-    action, row = ragged(np.array([len(t) for t in tables], dtype=np.int64), sort)
+    sorts = [action[:2] for action in done.actions]
+    numbers = {sort: i for i, sort in enumerate(dict.fromkeys(sorts))}
+    tables = [_table(stages[number], kind, fine) for number, kind in numbers]
+    counts = np.array([len(t) for t in tables], dtype=np.int64)
+    action, row = ragged(counts, np.array([numbers[sort] for sort in sorts], dtype=np.int64))
     share, claimed, buffered = np.concatenate([*tables, np.zeros((0, 3))])[row].T
     start, end = start_s[done.first][action], end_s[done.last][action]
     time = np.append(0.0, np.where(share < 1.0, start + share * (end - start), end))
@@ -171,14 +173,10 @@ def peak_bytes(stages: dict[int, Stage], steps: Sequence[Step], held: States) ->
     return float(memory_curve(0, stages, Acted(actions, number, number), clock, clock + 1.0, held).total.max())
 
 
-def _tables(stages: dict[int, Stage], sorts: Iterable[tuple[int, Kind]], fine: bool) -> list[Bytes]:
-    """The changes of each sort of action, worked out once for equal stages."""
-    made: dict[tuple[Stage, Kind], Bytes] = {}
-    for number, kind in sorts:
-        stage = stages[number]
-        if (stage, kind) not in made:
-            made[stage, kind] = np.array(_changes(stage, kind, fine and not stage.offload)).reshape(-1, 3)
-    return [made[stages[number], kind] for number, kind in sorts]
+@lru_cache(maxsize=256)
+def _table(stage: Stage, kind: Kind, fine: bool) -> Bytes:
+    """`_changes` as rows; equal stages are one object."""
+    return np.array(_changes(stage, kind, fine and not stage.offload)).reshape(-1, 3)
 
 
 Change = tuple[float, float, float]  # fraction of the action that has passed, bytes of activations, bytes of buffers
