@@ -50,7 +50,7 @@ def test_better_hardware_is_never_slower(scenario: dict[str, Any]) -> None:
 @given(scenario=scenarios())
 def test_more_tokens_take_longer_and_more_cache(scenario: dict[str, Any]) -> None:
     base, cache = run(**scenario), 0
-    # measured kernels have their steps; on two stages those decode together whose prompts ended together: 9 + 1 or 5 + 5
+    # measured kernels have steps; on two stages those decode together whose prompts ended together: 9 + 1 or 5 + 5
     prompt_loss = 0.98 if scenario["parallelism"]["pp"] == 1 else 0.9
     for key, loss in (("prompt_len", prompt_loss), ("output_len", 1.0), ("count", 0.95)):
         more = vary(scenario, **{f"inference__requests__{key}": 2 * scenario["inference"]["requests"][key]})
