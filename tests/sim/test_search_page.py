@@ -23,7 +23,8 @@ def result(rows: list[dict[str, Any]], name: str = "small") -> dict[str, Any]:
     return {
         "format": "sim-search/1", "name": name, "gpus": 8, "memory_limit_bytes": 80 * 2.0**30, "best": rows[:2],
         "pareto": rows, "evaluated": rows, "wall_s": 1.5, "cores": 2,
-        "counts": {"legal": 102, "pruned_by_memory": 10, "too_large": 2, "pruned_by_bound": 70, "beaten": 13, "simulated": 7},
+        "counts": {"legal": 102, "pruned_by_memory": 10, "too_large": 2, "pruned_by_bound": 70, "beaten": 13,
+                   "simulated": 7},
     }  # fmt: skip
 
 
