@@ -53,7 +53,7 @@ class Dims:
     fused_attention: bool
     attention_kernel: str  # training.attention_kernel, or "" for the profile's
     tp_overlap: str
-    micro_batches: int
+    quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     accumulated: int
     lora: Lora | None = None
 
@@ -115,7 +115,7 @@ def dims(scenario: Scenario) -> Dims:
         fused_attention=t.attention == "fused",
         attention_kernel=t.attention_kernel or "",
         tp_overlap=p.tp_overlap,
-        micro_batches=micro_batches,
+        quantized_for=1 if p.zero == 3 and p.reshard_after_forward else micro_batches,
         accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,
         lora=t.lora,
     )

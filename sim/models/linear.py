@@ -94,8 +94,11 @@ def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
 
 
 def weight_casts(d: Dims, name: str, size: int) -> Program:
-    """Weights are quantized once a step, in its first micro-batch: counted at 1/micro-batches in each."""
-    return casts(d, f"{name}_weight", F, size, 1.0 / d.micro_batches)
+    """Weights are quantized once a step, in its first micro-batch: counted at 1/micro-batches in each.
+
+    What ZeRO-3 gathers in 16 bits for each micro-batch is quantized as often.
+    """
+    return casts(d, f"{name}_weight", F, size, 1.0 / d.quantized_for)
 
 
 def _chunks(d: Dims, spec: Linear) -> int:

@@ -182,3 +182,8 @@ def test_quantizing_reads_once_and_writes_rows_and_columns(precision, an_element
         found = {c.name: c for c in block.forward if getattr(c, "kind", "") == "cast"}
         assert found["qkv_cast"].bytes == pytest.approx(an_element * S * B * H)
         assert found["attention_out_weight_cast"].bytes == pytest.approx(an_element * H * H / batches)
+    for reshard in (True, False):  # what ZeRO-3 gathers anew is quantized anew
+        sharded = make(LLAMA, {"precision": "fp8", "global_batch_size": 2 * B * 4}, dp=2, zero=3,
+                       reshard_after_forward=reshard)  # fmt: skip
+        found = {c.name: c for c in layer_block(sharded, 0).forward if getattr(c, "kind", "") == "cast"}
+        assert found["attention_out_weight_cast"].bytes == 4 * H * H / (1 if reshard else 4)
