@@ -91,7 +91,8 @@ def columns(folder: Path, short: str) -> Columns:
         for dtype, rows in by_dtype(read(folder / f"{short}_{file}.csv.gz")).items():
             if file == "moe":  # the flattest distribution of tokens over experts that was measured
                 flattest = min({r["distribution"] for r in rows})
-                rows = [r for r in rows if r["distribution"] == flattest]
+                even = flattest == "balanced"  # else a rank of several was timed with more than its share of the tokens
+                rows = [r for r in rows if r["distribution"] == flattest and (even or r["ep"] == "1")]
             shapes = shape(rows)
             seconds = np.array([float(r["seconds"]) for r in rows], dtype=np.float32)
             out[f"{op}|{dtype}|shapes"], out[f"{op}|{dtype}|seconds"] = shapes, seconds

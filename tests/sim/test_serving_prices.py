@@ -131,6 +131,16 @@ def test_experts_between_measured_sizes_are_met() -> None:
     assert np.quantile(errors, 0.9) < 0.35
 
 
+def test_an_evenly_chosen_part_of_the_experts_takes_its_part_of_the_time() -> None:
+    """An A100's layers were measured with uneven tokens: a rank of eight with the most popular experts took a third."""
+    found = {}
+    for ep in (1, 8):
+        changes = {"model": "mixtral-8x7b", "parallelism": {"tp": ep, "ep": ep}}
+        costs = costs_of(changes, "a100-sxm", "dgx-a100")
+        _, found[ep] = operator(costs, layer_tokens(costs.dims, True, 4096), "experts")
+    assert found[8] == pytest.approx(found[1] / 8, rel=0.1)
+
+
 def test_experts_that_nobody_chose_are_not_read() -> None:
     """32 tokens of 8 experts each choose 163 of 256, E·(1 − (1 − k/E)^T); measured were all, evenly."""
     costs = costs_of({"parallelism": {"tp": 8, "ep": 8}, "inference": {"quantization": "fp8"}})
