@@ -137,14 +137,18 @@ class GridPrices:
         return len(self._stage_classes) == 1 == len(self._places)
 
     def price(self, item: Compute | Comm) -> Priced:
-        """As `Pricing.on`; a communication's least over all stages."""
+        """As `Pricing.on`; a communication's least over all stages, in seconds and in what it slows: the two may differ
+        in where they are least."""
         if isinstance(item, Compute):
             return self.pricing.compute(item)
         key = (item.kind, item.group, item.bytes)
         found = self._comms.get(key)
         if found is None:
-            found = min((self.pricing.comm(item, r) for r in self._places), key=lambda p: p.seconds)
-            self._comms[key] = found
+            each = [self.pricing.comm(item, r) for r in self._places]
+            quickest = min(each, key=lambda p: p.seconds)
+            found = self._comms[key] = quickest._replace(
+                host_s=min(p.host_s for p in each), slows=min(p.slows for p in each)
+            )
         return found
 
     def program_s(self, program: Program) -> float:
