@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from functools import cached_property
 
@@ -98,11 +99,15 @@ class Pricing:
         if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus or cluster.gpu.sm_count <= 1:
             return 1.0
         inter = cluster.inter_node
-        here = sum(r // cluster.gpus_per_node == ranks[0] // cluster.gpus_per_node for r in ranks)
-        channels = 2 * max(1, here * inter.nics_per_node // cluster.gpus_per_node)
+        channels = 2 * max(1, self._in_first_node(ranks) * inter.nics_per_node // cluster.gpus_per_node)
         if inter.nic_bandwidth_bytes_per_s > FAST_NIC_BYTES_PER_S and channels < FEW_CHANNELS:
             channels *= 2
         return min(1.0, channels / CHANNELS_IN_NODE)
+
+    def _in_first_node(self, ranks: list[int]) -> int:
+        """How many of a group, which is ascending, are in its first member's node."""
+        per_node = self.plan.scenario.cluster.gpus_per_node
+        return bisect_left(ranks, (ranks[0] // per_node + 1) * per_node)
 
     def context(self, rank: int) -> tuple[object, ...]:
         """Ranks of equal context pay equal prices: of one speed, and lying alike in their nodes."""
@@ -145,13 +150,12 @@ class Pricing:
 
     def collective(self, kind: str, ranks: list[int], size: float) -> Priced:
         """Measured if the profile has this collective for as many ranks and these share a node; else from the links."""
-        per_node = self.plan.scenario.cluster.gpus_per_node
-        here = sum(r // per_node == ranks[0] // per_node for r in ranks)
+        here = self._in_first_node(ranks)
         measured = self.costs.collective(kind, here, size) if here > 1 else None
         if measured is not None and self._reference is not None:
             there = self._reference.collective(kind, list(range(here)), size).seconds
-            near = [r for r in ranks if r // per_node == ranks[0] // per_node]
-            measured = _slowed(measured, self.healthy.network.collective(kind, near, size).seconds, there)
+            near = self.healthy.network.collective(kind, ranks[:here], size).seconds
+            measured = _slowed(measured, near, there)
         if measured is not None and self._links:
             lost = self.network.collective(kind, ranks, size).seconds
             measured = _slowed(measured, lost, self.healthy.network.collective(kind, ranks, size).seconds)
