@@ -162,8 +162,10 @@ def _generate(
     assert t is not None
     prompt = d.prompt_len or max(1, t.seq_len // 2)
     if prompt >= t.seq_len:
-        raise InputError(f"{scenario.name}: distillation.prompt_len: found {prompt}; must be below training.seq_len "
-                         f"({t.seq_len}), as the teacher writes the rest")
+        raise InputError(
+            f"{scenario.name}: distillation.prompt_len: found {prompt}; must be below training.seq_len "
+            f"({t.seq_len}), as the teacher writes the rest"
+        )
     own = teacher_scenario(scenario, d)
     precision = sixteen_bit(t.precision)
     pattern = RequestPattern(prompt_len=prompt, output_len=t.seq_len - prompt, count=t.global_batch_size)

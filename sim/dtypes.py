@@ -10,9 +10,7 @@ SPELLINGS: dict[str, str] = {
     **dict.fromkeys(("fp32", "float32", "float", "f32", "single"), "fp32"),
     **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
     **dict.fromkeys(("fp16", "float16", "half", "f16"), "fp16"),
-    **dict.fromkeys(
-        ("fp8", "float8", "fp8_e4m3", "float8_e4m3fn", "e4m3", "fp8_e5m2", "float8_e5m2", "e5m2"), "fp8"
-    ),
+    **dict.fromkeys(("fp8", "float8", "fp8_e4m3", "float8_e4m3fn", "e4m3", "fp8_e5m2", "float8_e5m2", "e5m2"), "fp8"),
     "mxfp8": "mxfp8",
     **dict.fromkeys(("nvfp4", "fp4"), "nvfp4"),
 }

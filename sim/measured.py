@@ -63,10 +63,7 @@ def to_timeline(actions: Sequence[MeasuredAction], scenario: Scenario) -> Timeli
     ranks = sorted({a.rank for a in actions} | set(range(scenario.parallelism.ranks)))
     classes = [RankClass(r, (r,), mesh.coordinate("pp", r)) for r in ranks]
     detail = Detail("measured", source="recorded")
-    spans = [
-        Span(a.rank, _stream(a.kind), a.kind, a.stage, a.micro_batch, a.start_s, a.end_s, detail)
-        for a in actions
-    ]
+    spans = [Span(a.rank, _stream(a.kind), a.kind, a.stage, a.micro_batch, a.start_s, a.end_s, detail) for a in actions]
     lane = {r: tuple(mesh.coordinate(d, r) for d in mesh.sizes if d != "pp") for r in ranks}
     return from_spans(spans, classes, _flows(actions, lane))
 
