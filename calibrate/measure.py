@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_ranks(command, scenario.parallelism.ranks, HANGS_AFTER_S)
         return 0
     except InputError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except RankError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -122,7 +122,7 @@ def _rank_main(scenario: Scenario, args: argparse.Namespace) -> int:
         dist.barrier()
         return 0
     except ProofError as error:
-        print(error, file=sys.stderr, flush=True)  # on every rank: what the first to end wrote is shown
+        print(f"error: {error}", file=sys.stderr, flush=True)  # on every rank: what the first to end wrote is shown
         return 1
     finally:
         dist.destroy_process_group()

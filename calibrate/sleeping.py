@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             write_json(Path(args.json), {"rows": rows})
     except InputError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
