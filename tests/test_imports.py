@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[1]
+DATA_AND_ITS_READER = {"sim.prices.profile", "sim.prices.profile_input"}
 FORBIDDEN = {"topology": ("sim", "calibrate", "torch"), "sim": ("calibrate", "torch"), "calibrate": ()}
 
 
@@ -29,6 +31,23 @@ def test_packages_depend_one_way(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
         wrong = imported(path) & set(FORBIDDEN[package])
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_modules_do_not_need_each_other_in_a_circle() -> None:
+    """Imports inside functions and those for types alone count."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in FORBIDDEN
+        for path in (ROOT / package).rglob("*.py")
+    }
+    needs = nx.DiGraph()
+    for module, path in files.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                needs.add_edges_from((module, name) for name in names & files.keys() - {module, "sim"})
+    circles = [part for part in nx.strongly_connected_components(needs) if len(part) > 1]
+    assert all(part <= DATA_AND_ITS_READER for part in circles), circles
 
 
 def test_a_simulation_loads_no_torch_and_nothing_heavy() -> None:
