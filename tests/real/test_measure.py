@@ -135,7 +135,7 @@ def test_refused(override: dict[str, Any], key: str, tmp_path: Path, capsys: pyt
     path.write_text(yaml.safe_dump(data))
     assert measure([str(path), "--out", str(tmp_path / "m.json")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"{path}: {key}")
+    assert error.startswith(f"error: {path}: {key}")
     assert error.count("\n") == 1
 
 
