@@ -24,6 +24,7 @@ from sim.faults import compute_scales, disturbs, has_jitter, link_scales
 from sim.inputs.scenario import Parallelism, Scenario
 from sim.mesh import Mesh
 from topology.network import Network
+from topology.shares import crossings
 from topology.spec import ClusterSpec
 
 Ints = NDArray[np.int64]
@@ -122,7 +123,8 @@ def period_of(cluster: ClusterSpec) -> int:
 
 
 class Places:
-    """Where groups and messages lie, as far as their prices depend on it: equal numbers, equal prices."""
+    """Where groups and messages lie, as far as their prices and what they put on links depend on it: equal numbers,
+    equal prices and loads. (Two ways may cost the same and one of them lead above the leaves.)"""
 
     def __init__(self, cluster: ClusterSpec, network: Network, faulty_nodes: Iterable[int]) -> None:
         self.cluster, self.network = cluster, network
@@ -137,13 +139,14 @@ class Places:
 
     def of_groups(self, table: Ints) -> Ints:
         """A number for each row of ranks."""
-        return self._numbers(table, lambda ranks: (self.network.group(ranks), self._together(ranks)))
+        return self._numbers(table, lambda r: (self.network.group(r), self._together(r), crossings(self.network, r)))
 
     def of_messages(self, sources: Ints, targets: Ints) -> Ints:
         """A number for each pair of a source and a target."""
         per_node = self.cluster.gpus_per_node
         return self._numbers(
-            np.stack([sources, targets], axis=1), lambda r: (self.network.way(*r), r[0] // per_node == r[1] // per_node)
+            np.stack([sources, targets], axis=1),
+            lambda r: (self.network.way(*r), r[0] // per_node == r[1] // per_node, crossings(self.network, r)),
         )
 
     def _numbers(self, table: Ints, key_of: Callable[[tuple[int, ...]], object]) -> Ints:

@@ -145,6 +145,12 @@ def _has_spine(cluster: ClusterSpec) -> bool:
     return cluster.inter_node.oversubscription > 1.0 and cluster.inter_node.kind != "torus"
 
 
+def crossings(network: Network, ranks: Sequence[int]) -> tuple[float, ...]:
+    """All that loads depend on besides the group: the part above the leaves of rings, exchanges and all others."""
+    group = network.group(ranks)
+    return tuple(_crossing(network.cluster, each, ranks, group) for each in ("ring", "pairwise", "tree"))
+
+
 def _crossing(cluster: ClusterSpec, algorithm: str, ranks: Sequence[int], group: Group) -> float:
     """The part of a GPU's bytes on NICs that goes above the leaves, as `Network` counts it: of a ring's domains under
     one leaf only the last sends there; of an exchange what leaves the leaf; all of trees and shifts."""

@@ -147,3 +147,15 @@ def test_groups_that_lie_unlike_in_their_nodes_are_told_apart() -> None:
     plan = make_plan(case({"tp": 3, "dp": 8}, {"global_batch_size": 8}, model))
     crossing = [c.ranks for c in plan.classes if any(len({r // 8 for r in plan.group("tp", k)}) > 1 for k in c.ranks)]
     assert sorted(r for ranks in crossing for r in ranks) == [6, 7, 8, 15, 16, 17]
+
+
+def test_messages_of_one_price_above_the_leaves_and_below_are_told_apart() -> None:
+    """NVLink slower than what is left above the leaves: those that a rail's other GPU relays cost the same anywhere."""
+    cluster = {
+        "preset": "dgx-h100", "gpus_per_node": 2, "nvlink_domain": 2, "intra_node": {"bandwidth_bytes_per_s": 5e9},
+        "inter_node": {"nics_per_node": 2, "nic_bandwidth_bytes_per_s": 50e9, "oversubscription": 3.0,
+                       "nodes_per_leaf": 2},
+    }  # fmt: skip
+    parallelism = {"dp": 3, "pp": 4, "zero": 2, "schedule": "zb_v", "bucket_bytes": 10**6}
+    folded = assert_equal(case(parallelism, {"global_batch_size": 24}, {"layers": 4, "ffn": 1024}, cluster))
+    assert "spine" in folded.ran.links
