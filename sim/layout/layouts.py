@@ -27,6 +27,7 @@ SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_sta
 DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
 RECOMPUTE = ("none", "selective", "selective_op", "full")
 EXTRA_STAGES = 2
+MOST_GPUS = 1_000_000
 
 
 class Layout(NamedTuple):
@@ -88,11 +89,13 @@ def make_space(source: Source, gpus: int | None, name: str, only: Mapping[str, S
     """The space of a scenario as it stands in its file (`sim.inputs.scenario.read_source`); `name`: as in `resolve`.
 
     Raises:
-        InputError: if the scenario is no training step, or wrong in a key that no layout changes.
+        InputError: if the scenario is no training step, or wrong in a key that no layout changes; for too many GPUs.
     """
     data = source.data
     if gpus is None:
         gpus = resolve(source, name).parallelism.ranks
+    if gpus > MOST_GPUS:
+        raise InputError(f"{source.label}: a search lays out at most {MOST_GPUS:,} GPUs; found {gpus:,}")
     section = {} if data.get("parallelism") is None else data["parallelism"]
     given = validate(Parallelism, section, source, ("parallelism",))
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}

@@ -224,6 +224,7 @@ def test_errors_name_the_line(tmp_path: Path, written: str, problem: str, gpus: 
         ({"memory_limit": "lots"}, "--memory-limit"),
         ({"memory_limit": "-5"}, "--memory-limit"),
         ({"objective": "joy"}, "--objective"),
+        ({"gpus": 1_000_001}, "at most 1,000,000 GPUs; found 1,000,001"),
         ({"dask": "tcp://127.0.0.1:9"}, "--dask"),
     ],
 )
