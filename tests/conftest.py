@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
+# The same examples each time, so that a change fails by its own fault; `--hypothesis-profile=default` draws new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
+
 
 def pytest_configure() -> None:
     """Ctrl-C reaches what tests start also where this run itself is in the background, for which shells ignore it."""
