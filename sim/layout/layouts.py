@@ -129,7 +129,7 @@ def layouts_of(space: Space, grid: Grid) -> Iterator[Layout]:
     """The layouts of one mesh, legal or not; few are not, once `grid_is_legal`."""
     tp, cp, pp, dp, ep = grid
     batch = space.training.global_batch_size
-    sizes = [b for b in divisors(batch // dp) if space.allows("micro_batch_size", b)] if batch % dp == 0 else []
+    sizes = [b for b in divisors(batch // dp) if space.allows("micro_batch_size", b)]
     zeros = [z for z in ((0, 1, 2, 3) if dp * cp > 1 else (0,)) if space.allows("zero", z)]
     forms = [
         f for f in schedule_forms(space, pp) if space.allows("schedule", f[0]) and space.allows("virtual_stages", f[1])
@@ -173,6 +173,8 @@ def grid_is_legal(space: Space, grid: Grid) -> bool:
         if (moe.ffn * moe.shared_experts) % tp or moe.experts % ep or pool % (ep * expert_tp) or moe.ffn % expert_tp:
             return False
     elif ep > 1 or space.fixed.get("expert_tp", 1) > 1 or space.fixed.get("ep_overlap"):
+        return False
+    if space.training.global_batch_size % dp:
         return False
     seq_len = space.training.seq_len
     if seq_len % (2 * cp if base.cp_split == "zigzag" and base.cp_method != "all_to_all" and cp > 1 else cp):
