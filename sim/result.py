@@ -13,6 +13,7 @@ from sim.blame import ROUNDING, waiting
 from sim.faults import disturbs, has_jitter
 from sim.finished import FinishedStep
 from sim.folding import APART_RANKS
+from sim.garbage import no_collection
 from sim.graph.template import compile_program
 from sim.memory import CATEGORIES, MemoryCurve
 from sim.metrics import RankSeconds, critical_path, interval, mean, provenance, rank_seconds, source_shares, text_of
@@ -23,6 +24,7 @@ ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large se
 MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")
 
 
+@no_collection()
 def make_result(sim: FinishedStep, lost: list[dict[str, Any]]) -> dict[str, Any]:
     """Everything that `sim.run --json` prints; `lost`: to each fault, as `sim.blame.blame` has it."""
     scenario = sim.scenario
