@@ -57,6 +57,7 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             PARENT: str(os.getpid()),
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",  # torch makes it, compiling or not
         }
     )
     env.pop("MASTER_ADDR", None)
