@@ -1,0 +1,118 @@
+"""Print how far the shipped profiles are off on published rows that no fit saw (docs/accuracy.md, "What was fitted").
+
+    python -m sim.validate scenarios/published/*.json --json errors.json
+    python tools/held_out.py errors.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from sim.published.kernel_rows import IMPLEMENTATIONS, UNFUSED
+from sim.published.tables import Row, read_table
+
+PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published"
+LARGE_FLOPS = 1e12  # matmuls from here on last long enough for the power limit
+
+
+class Split(NamedTuple):
+    """Rows of a table that were not fitted, in a line of the output."""
+
+    title: str
+    table: str
+    left: Callable[[list[Row]], list[Row]]
+    by_group: bool = False
+
+
+def others(rows: Sequence[Row], every: int) -> list[Row]:
+    """All rows but the first of each `every`."""
+    return [row for i, row in enumerate(rows) if i % every]
+
+
+def configurations(rows: list[Row]) -> list[Row]:
+    """All but every fifth configuration, by name."""
+    names = others(sorted({row.group for row in rows}), 5)  # type: ignore[type-var]
+    return [row for row in rows if row.group in names]
+
+
+def fused(rows: list[Row]) -> list[Row]:
+    """Every second row of each implementation on each GPU."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if "attention" in str(row.data.get("op")) and row.data.get("impl") not in UNFUSED:
+            name = str(row.data.get("impl", "attention"))
+            groups.setdefault((str(row.scenario["calibration"]), IMPLEMENTATIONS.get(name, name)), []).append(row)
+    return [row for group in groups.values() for row in others(group, 2)]
+
+
+def of_each_gpu(rows: list[Row]) -> list[Row]:
+    """Every second row of the GPUs whose profiles have the others as points, all rows of other GPUs."""
+    gpus = {str(row.scenario["calibration"]): [r for r in rows if r.measured.get("seconds")] for row in rows}
+    split = {gpu: [r for r in each if r.scenario["calibration"] == gpu] for gpu, each in gpus.items()}
+    return [r for gpu, each in split.items() for r in (others(each, 2) if gpu in ("a100-sxm", "h100-sxm") else each)]
+
+
+def flops(row: Row) -> float:
+    """Of a matmul's row."""
+    return 2.0 * np.prod([float(row.data.get(key) or 1) for key in ("batch", "m", "n", "k")])
+
+
+def matmuls(op: str, least_flops: float) -> Callable[[list[Row]], list[Row]]:
+    """Rows of an operator, without every second of those that were fitted: the large ones."""
+
+    def left(rows: list[Row]) -> list[Row]:
+        mine = [row for row in rows if row.data.get("op") == op]
+        large = [row for row in mine if flops(row) >= LARGE_FLOPS]
+        small = [row for row in mine if flops(row) < LARGE_FLOPS] if least_flops < LARGE_FLOPS else []
+        return small + others(large, 2)
+
+    return left
+
+
+def grouped(rows: list[Row]) -> list[Row]:
+    """Every second grouped matmul."""
+    return others([row for row in rows if row.data.get("op") == "grouped_gemm"], 2)
+
+
+SPLITS = (
+    Split("vTrain on one node, by configuration", "vtrain_single_node", configurations, True),
+    Split("MPT", "mosaic_mpt_a100_80gb", lambda rows: others(rows, 5)),
+    Split("Megatron's table 1", "megatron_sc21_table1", lambda rows: others(rows, 2)),
+    Split("fused attention", "flash_attention", fused),
+    Split("Liger's kernels", "liger_kernels", of_each_gpu),
+    Split("B200 matmuls", "b200_kernels", matmuls("gemm", 0.0)),
+    Split("B200 matmuls from 1e12 flops on", "b200_kernels", matmuls("gemm", LARGE_FLOPS)),
+    Split("B200 grouped matmuls", "b200_kernels", grouped),
+)
+
+
+def main() -> None:
+    tables = {t["name"]: t for t in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["tables"]}
+    for title, name, left, by_group in SPLITS:
+        ids = {row.id for row in left(list(read_table(PUBLISHED / f"{name}.json").rows))}
+        off: dict[str, list[float]] = {}
+        for e in tables[name]["errors"]:
+            if e["id"] in ids:
+                off.setdefault(e["group"] if by_group else e["id"], []).append(abs(e["error"]))
+        each = [float(np.mean(values)) for values in off.values()]
+        print(f"{title}: {len(each)}, mean {np.mean(each):.1%}, median {np.median(each):.1%}")
+    inside = [inside_interval(e) for t in tables.values() if t["kind"] == "training_step" for e in t["errors"]]
+    print(f"training tables' values in the 90 % intervals: {np.mean(inside):.0%} of {len(inside)}")
+
+
+def inside_interval(e: dict[str, Any]) -> bool:
+    """Whether a measured value lies in its interval."""
+    low, high = e["interval"]
+    return bool(low <= e["measured"] <= high)
+
+
+if __name__ == "__main__":
+    main()
