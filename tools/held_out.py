@@ -1,7 +1,7 @@
 """Print how far the shipped profiles are off on published rows that no fit saw (docs/accuracy.md, "What was fitted").
 
-    python -m sim.validate scenarios/published/*.json --json errors.json
-    python tools/held_out.py errors.json
+python -m sim.validate scenarios/published/*.json --json errors.json
+python tools/held_out.py errors.json
 """
 
 from __future__ import annotations
