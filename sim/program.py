@@ -61,7 +61,8 @@ class Comm:
     `group`: tp, cp, ep, dp, ... (names of `sim.plan`). `bytes` as nccl-tests counts them: the full buffer
     (all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; send_recv: the
     message).
-    `stream`: where it queues; by default a stream named after the group.
+    `stream`: where it queues; by default a stream named after the group. `after`: the handle of an asynchronous one
+    on another stream that it waits for, too.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Comm:
     blocking: bool = True
     handle: str = ""
     stream: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)

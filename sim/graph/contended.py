@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sim.actions import Schedule
 from sim.graph.build import Built
-from sim.graph.data_parallel import DP
+from sim.graph.data_parallel import DP, REPLICA
 from sim.graph.engine import Times, run_contended, run_simpy, run_static
 from sim.graph.link_book import IN, OUT, LinkBook, Place
 from sim.graph.sharing import FULL, Flow, Flows
@@ -156,11 +156,11 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
 def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
     """Those of a rank's collectives; after the last backward each has the links to itself."""
     plan = pricing.plan
-    data = ("dp_cp",) if plan.scenario.parallelism.zero == 0 else ("shard", "replica")
-    streams = {"tp": "tp", "cp": "cp", **dict.fromkeys(data, DP)}
+    data = {"dp_cp": DP} if plan.scenario.parallelism.zero == 0 else {"shard": DP, "replica": REPLICA}
+    streams = {"tp": "tp", "cp": "cp", **data}
     if plan.scenario.model.moe is not None:
-        experts = ("dp",) if plan.scenario.parallelism.zero == 0 else data
-        streams |= {"ep": "ep", "expert_tp": "expert_tp", **{f"expert_{name}": DP for name in experts}}
+        experts = {"dp": DP} if plan.scenario.parallelism.zero == 0 else data
+        streams |= {"ep": "ep", "expert_tp": "expert_tp", **{f"expert_{name}": s for name, s in experts.items()}}
     return {
         (link, way, stream)
         for name, stream in streams.items()

@@ -11,7 +11,8 @@ reduce-scatter and an all-gather, a pass of Ψ each), with k micro-batches a ste
 
 Hybrid sharding (`shard_size` below dp·cp) adds an all-reduce of the reduced shard over the replicas
 (Zhao et al. 2023, PyTorch FSDP, section 3.2). Experts do the same over the ranks that hold the same experts.
-All of a rank's data-parallel traffic queues on one stream, "dp", as it shares one set of links.
+All of a rank's data-parallel traffic queues on one stream, "dp", but for that all-reduce: shards lie within nodes and
+replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
 
 Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
 it. Left out: layer-norm gradients' all-reduce over tp under sequence parallelism.
@@ -27,7 +28,7 @@ from sim.models.operators import memory_op
 from sim.plan import Plan
 from sim.program import Block, Comm, Compute, Item, Phase, Program, Wait
 
-DP = "dp"
+DP, REPLICA = "dp", "replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,19 @@ class DataParallel:
             ("", params, self.shard, self.replica),
             ("expert_", experts, self.expert_shard, self.expert_replica),
         ):
-            size, kind = elements * b, "reduce_scatter" if sharded else "all_reduce"
-            steps = [(kind, f"{prefix}shard", size, shard), ("all_reduce", f"{prefix}replica", size / shard, replica)]
-            if not sharded:
-                whole = f"{prefix}dp" if prefix else "dp_cp"
-                steps = [("all_reduce", whole, size, shard * replica)]
-            out += [
-                Comm(f"{name} gradients", k, group, nbytes, phase, not handle, handle and f"{handle}{prefix}{i}", DP)
-                for i, (k, group, nbytes, n) in enumerate(steps)
-                if nbytes > 0 and n > 1
+            size = elements * b
+            steps = [
+                ("reduce_scatter", f"{prefix}shard", size, shard, DP),
+                ("all_reduce", f"{prefix}replica", size / shard, replica, REPLICA),
             ]
+            if not sharded:
+                steps = [("all_reduce", f"{prefix}dp" if prefix else "dp_cp", size, shard * replica, DP)]
+            after = ""
+            for kind, group, nbytes, n, stream in steps:
+                if nbytes > 0 and n > 1:
+                    own = handle and f"{handle}{group}"
+                    out.append(Comm(f"{name} gradients", kind, group, nbytes, phase, not handle, own, stream, after))
+                    after = own
         return out
 
 

@@ -84,9 +84,11 @@ class _Side:
             return clock
         stream = item.stream or item.group
         start = max(streams.get(stream, 0.0), self.ready_s if item.blocking else self.compute_end_s)
+        start = max(start, self.ends.get(item.after, 0.0))
         streams[stream] = end = start + price(item).seconds
         handle = item.handle or f"{self.position}"
-        merged.append(replace(item, blocking=False, handle=self.tag + handle))
+        after = item.after and self.tag + item.after
+        merged.append(replace(item, blocking=False, handle=self.tag + handle, after=after))
         self.ends[handle] = end
         if item.blocking:
             self.pending.append(self.tag + handle)

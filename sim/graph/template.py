@@ -225,6 +225,7 @@ class _Compiler:
         wire = (item.kind, item.group)
         self.traffic[wire] = self.traffic.get(wire, 0.0) + item.bytes
         deps = (self.last_compute, *self.waiting) if self.last_compute >= 0 else tuple(self.waiting)
+        deps += (self.handles[item.after],) if item.after else ()
         detail = Detail(item.name, item.bytes, priced.bus_bandwidth_bytes_per_s, priced.source, priced.algorithm)
         index, stream = len(self.tasks), item.stream or item.group
         late_s = together_s(priced.host_s, priced.seconds) - priced.seconds
@@ -318,6 +319,7 @@ def compile_program(program: Program, price: Price) -> Template:
     tasks, open_tasks = c.tasks, frozenset(c.handles.values())
     left = {tasks[i].stream for i in open_tasks}
     apart = all(t.stream not in left or i in open_tasks for i, t in enumerate(tasks))
+    apart = apart and all(open_tasks.isdisjoint(t.deps) for t in tasks)  # what is left running waits for none of it
     known = not c.external and not any(t.external for t in tasks[1:])
     if known and tasks and tasks[0].external:  # what all the rest comes after
         known = all(t.deps for t in tasks[1:])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sim.actions import Kind
 from sim.folding import expert_rank
-from sim.graph.data_parallel import DataParallel
+from sim.graph.data_parallel import DP, DataParallel
 from sim.graph.stages import layer_sort, stage_input_bytes
 from sim.inputs.scenario import Scenario
 from sim.layout.grid_prices import GridPrices, Sort
@@ -80,9 +80,8 @@ class Blocks:
             done = max(done, here) + block.action_s(kind, True)
             arrived = stream
             if reduces:
-                stream = max(stream, done) + self.prices.comms_s(
-                    dp.reduce("", block.block.params, block.block.expert_params, "r")
-                )
+                reduced = dp.reduce("", block.block.params, block.block.expert_params, "r")
+                stream = max(stream, done) + self.prices.comms_s([c for c in reduced if c.stream == DP])
         return done, max(0.0, stream - done)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from sim.actions import Kind
 from sim.faults import compute_scales, has_jitter, link_scales
-from sim.graph.data_parallel import DataParallel, gather_units
+from sim.graph.data_parallel import DP, DataParallel, gather_units
 from sim.graph.stages import Stage, epilogue
 from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import Scenario
@@ -257,8 +257,9 @@ class GridSearch:
                 self._memo[key] = (0.0, 0.0)
             else:
                 sizes, left = bucket_sizes(dp, [blocks.sorts[s] for s in reversed(stage)])
-                seconds = [self.prices.comms_s(dp.reduce("", a, b, "g")) for a, b in sizes]
-                self._memo[key] = (sum(seconds), seconds[-1] if left else 0.0)
+                each = [dp.reduce("", a, b, "g") for a, b in sizes]
+                queued_s = sum(self.prices.comms_s([c for c in comms if c.stream == DP]) for comms in each)
+                self._memo[key] = (queued_s, self.prices.comms_s(each[-1]) if left else 0.0)
         kept: tuple[float, float] = self._memo[key]
         return kept
 

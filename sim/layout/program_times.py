@@ -169,6 +169,7 @@ class _Run:
     def _communicate(self, item: Comm, priced: Priced) -> None:
         self._flush()
         deps = (self.last_compute, *self.waiting) if self.last_compute >= 0 else tuple(self.waiting)
+        deps += (self.handles[item.after],) if item.after else ()
         stream = item.stream or item.group
         end_s = self._add(Task(stream, together_s(priced.host_s, priced.seconds), deps, tuple(self.external)))
         if item.blocking:

@@ -134,13 +134,14 @@ class Export:
         plan = self.simulation.plan
         p = plan.scenario.parallelism
         name = stream
-        if stream == "dp":
+        if stream in ("dp", "replica"):
             if plan.scenario.model.moe is not None and p.ep * p.expert_tp > 1:
                 raise InputError(
                     "Chakra: gradients of experts and of the rest share a stream with ep or expert_tp above 1; "
                     "such a step cannot be written"
                 )
-            name = ("dp_cp" if p.zero == 0 else "replica") if kind == "ALL_REDUCE" else "shard"
+            if stream == "dp":
+                name = "dp_cp" if kind == "ALL_REDUCE" else "shard"
         return tuple(plan.group(name, rank))
 
 

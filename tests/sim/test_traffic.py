@@ -100,6 +100,23 @@ def test_hybrid_sharding_adds_an_all_reduce_of_the_shard() -> None:
     assert passes({"zero": 3, "shard_size": 4}) == pytest.approx(3 + 2 / 4)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_replicas_reduce_beside_what_shards_send(zero: int) -> None:
+    """Each all-reduce over slow links between nodes follows its shard at once, or the all-reduce before it; neither
+    gathers nor reductions within a node wait for it."""
+    slow = {"preset": "dgx-h100", "inter_node": {"nic_bandwidth_bytes_per_s": 1e9}}
+    layout = {"dp": 16, "zero": zero, "shard_size": 8, "dp_sync": "per_parameter"}
+    spans = list(simulate(case(layout, {"global_batch_size": 16}, cluster=slow), expand=True).timeline.spans())
+    shards = [s for s in spans if s.kind == "REDUCE_SCATTER"]
+    replicas = [s for s in spans if s.stream == "replica"]
+    assert len(shards) == len(replicas) > LAYERS
+    free_s = 0.0
+    for shard, replica in zip(shards, replicas, strict=True):
+        assert replica.start_s == pytest.approx(max(free_s, shard.end_s), rel=1e-9)
+        free_s = replica.end_s
+    assert replicas[2].start_s > shards[3].end_s  # the links between nodes are what is slow, and nothing waits for them
+
+
 def test_tensor_parallel_all_reduces() -> None:
     """4 all-reduces of [tokens, hidden] a layer and micro-batch, 6 with full recompute; and one for the embedding's
     output, one for the head's input gradient, three of a number a token for the loss (Shoeybi 2019, section 3)."""
@@ -156,6 +173,7 @@ def test_expert_parallel_all_to_all_volume() -> None:
         {"cp": 4, "cp_split": "contiguous"},
         {"pp": 4, "dp": 2, "zero": 1},
         {"tp": 2, "pp": 2, "dp": 2, "zero": 2},
+        {"dp": 8, "zero": 2, "shard_size": 4},
     ],
 )
 def test_one_task_for_an_action_gives_the_same_times(parallelism: dict[str, Any]) -> None:
