@@ -86,8 +86,10 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
     Unfused: logits to fp32 (e+4), maximum (4), subtract (8), exponential (8), sum (4), divide (8), of which
     the fp32 softmax stays: 4·s·b·v/t (Korthikanti 2022, section 4.3); backward subtracts one at the target,
     scales (8) and converts (4+e); torch's own writes a dense gradient of the loss before (4) and reads it
-    back, Megatron's works in place. Transient: 2·tokens·vocab·4. Fused: logits read twice, gradient written over
-    them (3e), later scaled in place (2e).
+    back. Transient: that and the logits' own gradient, 2·tokens·vocab·4. Megatron's works in place, so that beside the
+    fp32 logits, which become the softmax and then the gradient, there are only the 16-bit ones, or their gradient: 6
+    bytes a logit at the most for torch's 12 (core/tensor_parallel/cross_entropy.py). Fused: logits read twice, gradient
+    written over them (3e), later scaled in place (2e).
     """
     n, e = float(d.tokens * vocab), d.act_bytes
     fused = _training(scenario).cross_entropy == "fused"
@@ -107,13 +109,16 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
     back = (4 + e if compiled else (8 if megatron else 16) + copy) * n
     backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, kernels[1])
     saved = Saved("head", "log-softmax in fp32", FP32_BYTES * n, False)
+    held = (e + (FP32_BYTES if copy else 0.0), 2 * FP32_BYTES)
+    if megatron:
+        held = (e, e) if copy else (0.0, 0.0)
     return Part(
         "cross_entropy",
         tuple(forward),
         (*_per_token(d, I), backward),
         (saved,),
-        forward_bytes=(e + (FP32_BYTES if copy else 0.0)) * n,
-        backward_bytes=2 * FP32_BYTES * n,
+        forward_bytes=held[0] * n,
+        backward_bytes=held[1] * n,
     )
 
 

@@ -88,6 +88,25 @@ def test_embedding_and_head():
     assert saved_bytes(split.saved) == pytest.approx((4 * S * B * H + 4 * S * B * 51200) / 8, rel=1e-12)
 
 
+@pytest.mark.parametrize(("style", "precision", "bytes_a_logit"), [
+    ("eager", "bf16", 12), ("megatron", "bf16", 6), ("eager", "fp32", 12), ("megatron", "fp32", 4),
+])  # fmt: skip
+def test_what_the_loss_holds_of_a_logit(style, precision, bytes_a_logit):
+    """torch: log-softmax, the loss's gradient and its own, in fp32. Megatron's: fp32 in place, and the 16 bits outside.
+
+    Megatron-LM, core/tensor_parallel/cross_entropy.py: `VocabParallelCrossEntropy`, forward `out=exp_logits`, `div_`;
+    backward `grad_input = softmax`, `mul_`.
+    """
+    from sim.models.dims import dims
+    from sim.models.head import cross_entropy
+
+    scenario = make(LLAMA, {"precision": precision, "elementwise": style})
+    loss = cross_entropy(scenario, dims(scenario), 32000)
+    kept = saved_bytes(loss.saved)
+    most = max(kept + loss.backward_bytes, kept + loss.forward_bytes)
+    assert most == bytes_a_logit * S * B * 32000
+
+
 @pytest.mark.parametrize(("style", "bytes_a_logit", "kernels"), [("eager", 60, 11), ("megatron", 52, 36)])
 def test_the_loss_s_traffic_and_launches(style, bytes_a_logit, kernels):
     """Megatron's, from its source: in place, and 28 launches on a number a token."""
