@@ -138,10 +138,10 @@ def tree_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     """An all-reduce up and down two trees: 2(g-1) hops inside a domain, 2⌈log2 d⌉ between domains."""
     kernel, fabric = group.timing.ring, group.fabric
     start_s, step_s = _start(group, kernel, protocol)
-    inside = _slow(group, kernel)
     near, far = 2 * (group.members_max - 1), 2 * math.ceil(math.log2(group.domains))
     if group.domains == 1:
-        return AlphaBeta(start_s + near * step_s, size_bytes * _wire(kernel, protocol) / inside.chain_bytes_per_s)
+        chain = _slow(group, kernel).chain_bytes_per_s
+        return AlphaBeta(start_s + near * step_s, size_bytes * _wire(kernel, protocol) / chain)
     share = group.members * group.inter_tree_bytes_per_s * NETWORK_SHARE
     lines = protocol == "LL128" and fabric.lines
     if protocol != "LL" and not lines:
@@ -149,13 +149,18 @@ def tree_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     far_step_s = {"LL": fabric.ll_step_s}.get(protocol, fabric.ll128_step_s if lines else fabric.step_s)
     latency_s = start_s + near * step_s + far * _far(group, far_step_s)
     window = min(size_bytes, LL_WINDOW_BYTES if protocol == "LL" else LINES_WINDOW_BYTES if lines else WINDOW_BYTES)
-    near_bytes, far_bytes = (kernel.ll_bytes, fabric.ll_bytes) if protocol == "LL" else (WINDOW_FILL, WINDOW_FILL)
-    fill_s = window * (near * near_bytes / group.ring_bytes_per_s + far * far_bytes / share)
+    wire = _wire(kernel, protocol if lines or protocol == "LL" else "")
+    fill_s = window * far * (fabric.ll_bytes if protocol == "LL" else WINDOW_FILL) / share
+    chain = group.chain_bytes_per_s * min(1.0, kernel.share)  # shares above 1 are rings'
+    if protocol == "LL" or lines:  # GPUs of a domain pass words and lines on as they arrive
+        fill_s = max(fill_s, window * wire / chain)
+    else:
+        fill_s += window * near * WINDOW_FILL / group.ring_bytes_per_s
     if protocol == "LL" and size_bytes >= RENDEZVOUS_BYTES:
         fill_s += far * _far(group, fabric.rendezvous_s)
     flow = 1.0 if group.domains == 2 else 2 / TREE_SHARE
-    rest = (size_bytes - window) * _wire(kernel, protocol if lines or protocol == "LL" else "")
-    return AlphaBeta(latency_s, fill_s + max(rest * flow / share, rest / inside.chain_bytes_per_s))
+    rest = (size_bytes - window) * wire
+    return AlphaBeta(latency_s, fill_s + max(rest * flow / share, rest / chain))
 
 
 def in_switch(bare: Callable[[Group, float], AlphaBeta]) -> Callable[[Group, str, float], AlphaBeta]:

@@ -114,7 +114,8 @@ _US = 1e-6
 # Fitted by the rule of docs/collectives.md. V100: the vTrain all-reduce table; A100, H100 with H200, B200, GB200:
 # NVIDIA AIConfigurator's NCCL tables (16-bit). V100's exchanges are A100's, untested. GB200's NVLS is B200's start with
 # the share of two GB300 rows; GB300's exchanges, three rows. A100's exchanges in Simple are measured from 1 MiB a
-# message on only, so their start is LL's by H100's ratio. NVLS of B200 is poor: 20 % off on either half.
+# message on only, so their start is LL's by H100's ratio. NVLS of B200 is poor: 20 % off on either half. Hopper's and
+# Blackwell's step in LL128 is NCCL's (1.9 µs, tuning.cc), for no row of theirs shows that protocol.
 
 
 def _kernel(
@@ -142,7 +143,7 @@ _H100 = Timing(
     nvls_share=0.829,
 )
 _B200 = Timing(
-    ring=_kernel(8.05, 1.31, 12.3, 6.21, 1.05, 0.765, 7.45),
+    ring=_kernel(8.05, 1.31, 12.3, 6.21, 1.05, 0.765),
     direct=_exchange(10.2, 16.2, 0.807, 0.722, 82.9),
     nvls_start_s=32.2 * _US,
     nvls_share=0.703,

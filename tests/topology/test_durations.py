@@ -10,7 +10,17 @@ from topology.durations import duration
 from topology.network import Network
 from topology.presets import CLUSTERS
 from topology.spec import ClusterSpec, InterNode, IntraNode
-from topology.timing import HOST, MATCHED, POSTED, RENDEZVOUS_BYTES, WINDOW_BYTES, fabric_of, timing_of
+from topology.timing import (
+    HOST,
+    MATCHED,
+    NETWORK_SHARE,
+    POSTED,
+    RENDEZVOUS_BYTES,
+    WINDOW_BYTES,
+    WINDOW_FILL,
+    fabric_of,
+    timing_of,
+)
 
 SLINGSHOT = ClusterSpec(
     gpu=CLUSTERS["dgx-h100"].gpu,
@@ -108,3 +118,25 @@ def test_large_blocks_hide_the_latency_of_a_ring_with_one_gpu_a_node() -> None:
     sizes = [1 << i for i in range(16, 34)]
     seconds = [network.collective("reduce_scatter", ranks, size).seconds for size in sizes]
     assert seconds == sorted(seconds)
+
+
+def test_lines_pass_through_a_domain_as_they_arrive() -> None:
+    """LL and LL128 forward words and lines, so a deep domain costs a tree its hops' latency and no stores."""
+    where = group(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 16}), range(128))
+    size, share = float(1 << 20), 8 * 48e9 * NETWORK_SHARE
+    for protocol, stored in (("LL", 2.0), ("LL128", WINDOW_FILL)):  # bytes of a byte at each of 8 hops between nodes
+        cost = duration("all_reduce", "tree", protocol, where, size)
+        assert cost.transfer_s == pytest.approx(8 * stored * size / share)
+    deep = replace(where, members=64, members_max=64, ranks=64 * where.domains)
+    cost = duration("all_reduce", "tree", "LL", deep, size)
+    assert cost.transfer_s == pytest.approx(2 * size / (where.chain_bytes_per_s * where.timing.ring.share))
+
+
+def test_blackwells_rings_over_nodes_step_as_hoppers_do_on_the_same_nics() -> None:
+    """Their hops in LL128 inside a node are NVLink's on both (1.9 µs in NCCL's tuning.cc)."""
+    b200, h100 = (
+        Network(CLUSTERS[name].model_copy(update={"nodes": 128})).collective("all_gather", range(1024), 256 << 20)
+        for name in ("dgx-b200", "dgx-h100")
+    )
+    assert b200.algorithm == h100.algorithm == "ring LL128"
+    assert b200.seconds == pytest.approx(h100.seconds, rel=0.05)
