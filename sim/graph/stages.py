@@ -187,13 +187,14 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     blocks = tuple(b for s in stages for b in s.blocks)
     dp = stages[0].dp
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
-    out: list[Item] = [*gradient_buffer_items(dense + experts, scenario), *after_backward(blocks, dp)]
+    sharded = (-(-dense // dp.shard), -(-experts // dp.expert_shard)) if dp.zero >= 1 else (dense, experts)
+    buffered = sum(sharded) if dp.each_micro_batch else dense + experts
+    out: list[Item] = [*gradient_buffer_items(buffered, scenario), *after_backward(blocks, dp)]
     if tied:
         m, p = scenario.model, scenario.parallelism
         size = m.padded_vocab(p.tp) * m.hidden / p.tp * dp.gradient_bytes
         out.append(Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER))
-    if dp.zero >= 1:
-        dense, experts = -(-dense // dp.shard), -(-experts // dp.expert_shard)
+    dense, experts = sharded
     if plan.group_size("copies") > 1:
         size = (dense + experts) * dp.gradient_bytes
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))

@@ -56,7 +56,8 @@ def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
     """What Megatron does to its whole gradient buffer besides reducing it (`elementwise: megatron`).
 
     It reads it for a norm that shows NaNs, scales it to the mean over data-parallel ranks before it is reduced, and
-    zeroes it for the next step (megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`).
+    zeroes it for the next step (megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`). Where
+    each micro-batch's gradients are reduced (ZeRO-2 and -3) no more is kept than a shard: `n_params` are those of it.
 
     Elsewhere gradients are freed rather than zeroed, and NCCL averages.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from sim.inputs.scenario import parse_scenario
 from sim.models.optimizer import gradient_buffer_items
 from sim.simulation import simulate
@@ -22,14 +24,15 @@ def test_megatron_checks_averages_and_zeroes_its_gradient_buffer() -> None:
 
 
 def test_the_buffer_is_whole_where_states_are_sharded() -> None:
-    """ZeRO-1 cuts the optimizer's traffic by dp, not that of the gradient buffer."""
+    """ZeRO-1 cuts the optimizer's traffic by dp, not that of the gradient buffer. ZeRO-2 and -3 keep whole gradients
+    only if they reduce them once a step."""
 
-    def optimizer_s(zero: int) -> float:
+    def optimizer_s(zero: int, whole: bool = False) -> float:
         scenario = parse_scenario(
             {
                 "model": "llama3-8b",
                 "training": {"seq_len": 1024, "global_batch_size": 8, "elementwise": "megatron"},
-                "parallelism": {"dp": 8, "zero": zero, "dp_sync": "after_backward"},
+                "parallelism": {"dp": 8, "zero": zero, "dp_sync": "after_backward", "accumulate_unsharded": whole},
                 "cluster": "dgx-b200",
             },
             "test",
@@ -38,3 +41,6 @@ def test_the_buffer_is_whole_where_states_are_sharded() -> None:
 
     whole_s = 16.0 * 8.03e9 / 8e12
     assert whole_s < optimizer_s(1) < optimizer_s(0)
+    for zero in (2, 3):
+        assert optimizer_s(zero, whole=True) == pytest.approx(optimizer_s(1), rel=1e-5)
+        assert optimizer_s(zero) == pytest.approx(optimizer_s(0) / 8, rel=0.02)
