@@ -68,6 +68,7 @@ class Network:
         inter = cluster.inter_node
         self._full = cluster.intra_node.usable_bytes_per_s
         self._protocols = cluster.intra_node.kind != "pcie"
+        self._switched = cluster.intra_node.kind == "nvswitch"
         self._share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
         self._shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
         self._groups: dict[tuple[int, ...] | range, Group] = {}
@@ -161,7 +162,7 @@ class Network:
             inter_exchange_bytes_per_s=exchange,
             inter_pair_bytes_per_s=pair,
             inter_latency_s=self.cluster.inter_node.latency_s,
-            nvls_share=self.cluster.intra_node.nvls_efficiency,
+            nvls_share=self.cluster.intra_node.nvls_efficiency if self._switched else 0.0,
             protocols=self._protocols,
             timing=timing_of(self.cluster.gpu.name),
             fabric=fabric_of(self.cluster.inter_node),

@@ -21,8 +21,8 @@ _PEAK_NAMES = (*dict.fromkeys(SPELLINGS.values()), "tf32", "fp4", "int8", "int4"
 def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cluster",)) -> ClusterSpec:
     """The cluster that `value` describes; where it names no `nodes`, as many as hold `ranks`.
 
-    Left out of a full description, NICs are one per GPU, all else is as in ClusterSpec. A preset's
-    larger domains give what `_of_each_domain` says.
+    Left out of a full description, NICs are one per GPU, links inside nodes as `_intra_node` says, all else is as in
+    ClusterSpec. A preset's larger domains give what `_of_each_domain` says.
     """
     given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
     if not isinstance(given, dict):
@@ -33,6 +33,7 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
         if "nvlink_domain" not in given and "nvlink_domain" in data:
             data["nvlink_domain"] = _of_each_domain(data["nvlink_domain"], ranks)
     data["gpu"] = _gpu(data.get("gpu"), source, (*path, "gpu"))
+    data["intra_node"] = _intra_node(given, data)
     per_node = data.get("gpus_per_node", ClusterSpec.model_fields["gpus_per_node"].default)
     if isinstance(per_node, int):
         inter_node = data.get("inter_node", {})
@@ -41,6 +42,24 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
         if per_node >= 1:
             data.setdefault("nodes", max(1, -(-ranks // per_node)))
     return validate(ClusterSpec, data, source, path)
+
+
+def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+    """The links inside a node; what is left out is the preset's, or that of the machine that comes with the GPU.
+
+    Over PCIe a GPU sends no faster than its own PCIe link (its sheet's `host_bandwidth_bytes_per_s`).
+    """
+    stated, gpu = given.get("intra_node", {}), data["gpu"]
+    if not isinstance(stated, dict):
+        return stated
+    name, preset = str(gpu["name"]), given.get("preset")
+    homes = [c.intra_node for c in CLUSTERS.values() if (c.name == preset if preset else name.startswith(c.gpu.name))]
+    kind = stated.get("kind", homes[0].kind if homes else "pcie" if name.endswith("-pcie") else "nvswitch")
+    if homes and (kind == homes[0].kind or (preset and kind != "pcie")):
+        return {**homes[0].model_dump(), **stated}
+    if kind == "pcie" and "host_bandwidth_bytes_per_s" in gpu:
+        return {"kind": kind, "bandwidth_bytes_per_s": gpu["host_bandwidth_bytes_per_s"], **stated}
+    return {**({"bandwidth_bytes_per_s": homes[0].bandwidth_bytes_per_s} if homes else {}), **stated}
 
 
 def _of_each_domain(domain_gpus: int, ranks: int) -> int:

@@ -210,6 +210,28 @@ def test_full_cluster_description_with_its_defaults() -> None:
     assert any("no profile for GPU 'custom'" in warning for warning in s.warnings)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "kind", "gb_per_s", "nvls"),
+    [
+        ({"gpu": "a100-sxm"}, "nvswitch", 300, 0.0),
+        ({"gpu": "a100-sxm-40g", "gpus_per_node": 4}, "nvswitch", 300, 0.0),
+        ({"gpu": "b200-sxm"}, "nvswitch", 900, 0.74),
+        ({"gpu": "v100"}, "nvlink_mesh", 150, 0.0),
+        ({"gpu": "v100", "intra_node": {"kind": "nvswitch"}}, "nvswitch", 150, 0.0),
+        ({"gpu": "a100-pcie"}, "pcie", 31.5, 0.0),
+        ({"gpu": "h100-sxm", "intra_node": {"kind": "pcie"}}, "pcie", 63, 0.0),
+        ({"preset": "dgx-h100", "intra_node": {"kind": "pcie"}}, "pcie", 63, 0.0),
+        ({"preset": "dgx-h100", "intra_node": {"bandwidth_bytes_per_s": 200e9}}, "nvswitch", 200, 0.85),
+        ({"preset": "gb200-nvl72", "intra_node": {"kind": "nvswitch"}}, "nvswitch", 900, 0.74),
+    ],
+)
+def test_links_in_a_node_that_are_left_out_are_those_of_its_gpus(
+    cluster: dict[str, Any], kind: str, gb_per_s: float, nvls: float
+) -> None:
+    intra = parse_scenario({**small(training={"precision": "fp16"}), "cluster": cluster}).cluster.intra_node
+    assert (intra.kind, intra.bandwidth_bytes_per_s / 1e9, intra.nvls_efficiency) == (kind, gb_per_s, nvls)
+
+
 def test_gpu_overrides_keep_the_other_peaks() -> None:
     gpu = {"preset": "h100-sxm", "peak_flops_per_s": {"fp16": 1e14}}
     s = parse_scenario({**small(), "cluster": {"preset": "dgx-a100", "gpu": gpu}})

@@ -279,3 +279,10 @@ def test_placing_16384_ranks_costs_little_beside_a_step() -> None:
     start = time.perf_counter()
     Network(CLUSTERS["dgx-h100"]).collective("all_gather", ranks, 1e9)
     assert time.perf_counter() - start < reading_s
+
+
+def test_only_switches_reduce() -> None:
+    preset = CLUSTERS["dgx-h100"]
+    pcie = preset.intra_node.model_copy(update={"kind": "pcie"})
+    cost = Network(preset.model_copy(update={"intra_node": pcie})).collective("all_reduce", range(8), SIZE)
+    assert cost.algorithm == "ring"
