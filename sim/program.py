@@ -39,7 +39,7 @@ class Compute:
     memory;
     block: a whole measured part of the model, shape () and `name` its profile key.
     `flops` counts a multiply-add as 2; `bytes` is what is read from and written to device memory;
-    `kernels` is how many launches it takes.
+    `kernels` is how many launches it takes; 0: they are counted with another operator, which issues them too.
     """
 
     name: str

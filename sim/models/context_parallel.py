@@ -126,20 +126,23 @@ def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[
 
 def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple[Item, ...]:
     """Keys and values go round once more (cp − 1 messages), their gradients behind them and home (cp
-    messages).
+    messages). The sum of two such gradients waits for a message, but not for the host, which issues it with the
+    attention before it.
     """
     items: list[Item] = []
-    last, size = len(blocks) - 1, kv_bytes(d, own)
+    last, size, sum_kernels = len(blocks) - 1, kv_bytes(d, own), 2
     for step, block in enumerate(blocks):
         if step < last:
             items.append(_shift(f"ring_backward_kv{step}", size, I))
         if block:
-            items += core_backward(d, block, f"attention_backward{step}")
+            *before, kernel = core_backward(d, block, f"attention_backward{step}")
+            assert isinstance(kernel, Compute)
+            items += [*before, replace(kernel, kernels=kernel.kernels + sum_kernels) if step else kernel]
         if step:
             items.append(Wait(f"ring_dkv{step - 1}", I))
         if block and step:
             n = size / d.act_bytes
-            items.append(memory_op(f"attention_dkv_sum{step}", I, "elementwise", n, 3 * size, d.act, 2))
+            items.append(memory_op(f"attention_dkv_sum{step}", I, "elementwise", n, 3 * size, d.act, 0))
         if step < last:
             items.append(Wait(f"ring_backward_kv{step}", I))
         items.append(_shift(f"ring_dkv{step}", size, I))

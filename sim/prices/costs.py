@@ -112,7 +112,7 @@ class Costs:
         """
         if op.kind == "optimizer":
             return self._host_step_s
-        return max(op.kernels, 1) * (self._host_operator_eager_s if plain else self._host_operator_s)
+        return op.kernels * (self._host_operator_eager_s if plain else self._host_operator_s)
 
     def pace(self, ranks: int) -> float:
         """How much slower than the usual GPU's is the slowest clock of `ranks` GPUs under their power limit.

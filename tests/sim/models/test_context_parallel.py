@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_programs import LLAMA, comm_bytes, comms, flops, make
 
+from sim.inputs.scenario import parse_scenario
 from sim.models import Shard, layer_block
 from sim.models.attention import Core
 from sim.models.context_parallel import gathered_blocks, ring_blocks
 from sim.program import Comm, Compute, Wait
+from sim.simulation import simulate
 
 CORES = ("attention_forward",)
 KV = 2 * 2 * 256 * 2 * 4 * 64  # bytes: 16 bits, micro-batch 2, 512/2 tokens, k and v, 4 heads of 64
@@ -62,6 +64,20 @@ def test_ring_sends_beside_its_compute():
         between = items[at[0] : waits[0]]
         assert not items[at[0]].blocking
         assert any(isinstance(i, Compute) and i.kind == "attention_forward" for i in between)
+
+
+def test_sums_of_ring_gradients_take_their_bytes():
+    """3 times dK, dV at 0.85 of 3.35 TB/s: the host issues a sum before the attention that it waits for has ended."""
+    training = {"seq_len": 65536, "global_batch_size": 1, "elementwise": "megatron"}
+    layout = {"tp": 8, "cp": 8, "sp": True}
+    sim = simulate(
+        parse_scenario({"model": "llama3-70b", "cluster": "dgx-h100", "training": training, "parallelism": layout}),
+        expand=True,
+    )
+    sums = [s for s in sim.timeline.spans() if "attention_dkv_sum" in s.detail.name]
+    assert len(sums) == 80 * 7
+    want_s = 3 * (2 * 8192 * 128 * 2) / (0.85 * 3.35e12)
+    assert all(want_s < s.end_s - s.start_s < want_s + 5e-6 for s in sums)  # and a launch
 
 
 def test_contiguous_ranks_wait_for_keys_they_do_not_use():
