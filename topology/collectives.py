@@ -54,6 +54,7 @@ class Group:
     inter_exchange_bytes_per_s: float
     inter_pair_bytes_per_s: float
     inter_latency_s: float
+    nics: float  # of the domain with the fewest members, those that its members own together, at least one
     nvls_share: float  # of the ring's bandwidth, under in-switch reduction; 0: the switch has none
     protocols: bool  # NCCL's apply
     timing: Timing  # what its machine takes, for `durations`

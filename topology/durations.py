@@ -44,6 +44,7 @@ from topology.timing import (
     USUAL_LATENCY_S,
     WINDOW_BYTES,
     WINDOW_FILL,
+    WINDOW_NICS,
     Fabric,
     Kernel,
     Timing,
@@ -148,7 +149,8 @@ def tree_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
         step_s = fabric.near_step_s * _near(group)
     far_step_s = {"LL": fabric.ll_step_s}.get(protocol, fabric.ll128_step_s if lines else fabric.step_s)
     latency_s = start_s + near * step_s + far * _far(group, far_step_s)
-    window = min(size_bytes, LL_WINDOW_BYTES if protocol == "LL" else LINES_WINDOW_BYTES if lines else WINDOW_BYTES)
+    window = LL_WINDOW_BYTES if protocol == "LL" else LINES_WINDOW_BYTES if lines else WINDOW_BYTES
+    window = min(size_bytes, window * min(1.0, group.nics / WINDOW_NICS))
     wire = _wire(kernel, protocol if lines or protocol == "LL" else "")
     fill_s = window * far * (fabric.ll_bytes if protocol == "LL" else WINDOW_FILL) / share
     chain = group.chain_bytes_per_s * min(1.0, kernel.share)  # shares above 1 are rings'

@@ -162,6 +162,7 @@ class Network:
             inter_exchange_bytes_per_s=exchange,
             inter_pair_bytes_per_s=pair,
             inter_latency_s=self.cluster.inter_node.latency_s,
+            nics=max(1.0, fewest * self.cluster.inter_node.nics_per_node / self.cluster.gpus_per_node),
             nvls_share=self.cluster.intra_node.nvls_efficiency if self._switched else 0.0,
             protocols=self._protocols,
             timing=timing_of(self.cluster.gpu.name),

@@ -85,6 +85,7 @@ RENDEZVOUS_BYTES = 4096.0
 WINDOW_BYTES = float(16 << 20)  # a buffer step of 1 MiB on each of 16 channels: fills a tree before it flows
 LL_WINDOW_BYTES = float(1 << 20)  # LL: half of a step's 64 KiB of lines is data, on up to 32 channels
 LINES_WINDOW_BYTES = float(2 << 20)  # LL128: chunks of 128 KiB (NCCL, src/enqueue.cc) on as many channels
+WINDOW_NICS = 4  # whose channels these windows are (GH200's node); fewer NICs have fewer (NCCL, src/graph/connect.cc)
 WINDOW_FILL = 0.686  # of the passage of what fills a tree at each hop, what the next hop does not hide
 NETWORK_SHARE = 0.983  # of what NICs leave for data, what rings and trees sustain
 TREE_SHARE = 0.673  # of the NICs, where a node has more than one neighbour in a tree

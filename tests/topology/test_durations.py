@@ -16,6 +16,7 @@ from topology.timing import (
     NETWORK_SHARE,
     POSTED,
     RENDEZVOUS_BYTES,
+    TREE_SHARE,
     WINDOW_BYTES,
     WINDOW_FILL,
     fabric_of,
@@ -140,3 +141,16 @@ def test_blackwells_rings_over_nodes_step_as_hoppers_do_on_the_same_nics() -> No
     )
     assert b200.algorithm == h100.algorithm == "ring LL128"
     assert b200.seconds == pytest.approx(h100.seconds, rel=0.05)
+
+
+def test_one_adapter_fills_a_tree_with_the_channels_that_it_has() -> None:
+    """A data-parallel group beside tensor parallelism: a quarter of the window over a quarter of the NICs."""
+    cluster = CLUSTERS["dgx-a100"].model_copy(update={"nodes": 16})
+    where, whole = group(cluster, range(0, 128, 8)), group(cluster, range(128))
+    size, share = 2.0 * (1 << 20), 24e9 * NETWORK_SHARE
+    cost = duration("all_reduce", "tree", "LL128", where, size)
+    stored, rest = 8 * WINDOW_FILL * size / 4, 0.75 * size * 128 / 120 * 2 / TREE_SHARE
+    assert cost.transfer_s == pytest.approx((stored + rest) / share)
+    assert whole.nics == 8
+    four = replace(whole, nics=4.0)
+    assert duration("all_reduce", "tree", "Simple", whole, 1e9) == duration("all_reduce", "tree", "Simple", four, 1e9)
