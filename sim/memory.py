@@ -12,7 +12,7 @@ Workspaces of cuBLAS are buffers, always there. Left out: NCCL's buffers, the CU
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -81,15 +81,12 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     optimizer = (8.0 if t.optimizer == "adamw" else 0.0) + (4.0 if kept < 4 else 0.0)
     held = (sharded + frozen / dp.shard if dp.zero == 3 else whole + frozen) * kept
     gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
-    largest = max((b.params + b.expert_params for b in blocks), default=0)
     shared, gathered = max(dp.shard, dp.expert_shard) > 1, 0.0
     if dp.zero == 3 and shared:
         sizes = sorted((b.held_params + b.expert_params for b in blocks), reverse=True)
         gathered = sum(sizes[:2] if dp.reshard else sizes) * dp.parameter_bytes
     elif kept > compute_bytes(t.precision):
         gathered = max((b.held_params + b.expert_params for b in blocks), default=0) * dp.parameter_bytes
-    if gradients_sharded and shared:
-        gathered += largest * dp.gradient_bytes
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)  # of what is gathered, where it is
     gathered += max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, experts > 0)
@@ -190,15 +187,12 @@ def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
     blocks = stage.blocks if kind is Kind.F else stage.blocks[::-1]
     saved = [sum(s.bytes for s in b.saved) for b in blocks]
     if stage.offload:
-        return _offloaded_changes(stage.blocks, kind)
+        return _offloaded_changes(stage, kind)
     if kind is Kind.F:
         steps = [(size, b.forward_peak_bytes, 0.0) for b, size in zip(blocks, saved, strict=True)]
     else:
-        steps = []
-        for b, size in zip(blocks, saved, strict=True):
-            late = 0.0 if kind is Kind.B else late_bytes(b)
-            freed = late if kind is Kind.W else size - late
-            steps.append((0.0, 0.0 if kind is Kind.W else b.backward_peak_bytes, freed))
+        freed_bytes = [_freed_bytes(b, kind) for b in blocks]
+        steps = [(0.0, peak, freed) for peak, freed in zip(_backward_peaks(stage, kind), freed_bytes, strict=True)]
     if fine and blocks:
         return _block_by_block(stage, kind, steps)
     claimed, freed = sum(x[0] for x in steps), sum(x[2] for x in steps)
@@ -208,6 +202,41 @@ def _changes(stage: Stage, kind: Kind, fine: bool) -> list[Change]:
         peak = max(peak, now + transient - claimed)
         now -= free
     return [(0.0, claimed, peak), (1.0, -freed, -peak)]
+
+
+def _freed_bytes(block: Block, kind: Kind) -> float:
+    """Saved bytes that a block's backward, whole or a half of it, frees."""
+    late = 0.0 if kind is Kind.B else late_bytes(block)
+    return late if kind is Kind.W else sum(s.bytes for s in block.saved) - late
+
+
+def _backward_peaks(stage: Stage, kind: Kind) -> list[float]:
+    """Transient bytes of each block's backward, last block first, beyond what is saved.
+
+    With ZeRO-2 and -3 a block's gradients, once it has them all, are copied into the buffer that is reduced, and freed;
+    the buffer stays until the next block's is needed (torch's FSDP2: `post_backward` in `_fsdp_param_group.py`).
+    """
+    dp, out, sent = stage.dp, [], 0.0
+    reduces = dp.zero >= 2 and dp.each_micro_batch and max(dp.shard, dp.expert_shard) > 1 and kind is not Kind.I
+    for b in stage.blocks[::-1]:
+        inner = 0.0 if kind is Kind.W else b.backward_peak_bytes
+        elements = (b.params + b.expert_params) if reduces else 0
+        at_end = elements * (dp.parameter_bytes + dp.gradient_bytes) - _freed_bytes(b, kind)
+        out.append(max(inner + sent, at_end, 0.0))
+        sent = elements * dp.gradient_bytes
+    return out
+
+
+def stranded_bytes(stages: Iterable[Stage], segment_bytes: float) -> float:
+    """By how much a freed segment that the loss cannot use raises what torch's allocator reserves at the most.
+
+    Nothing where another block's backward allocates so much more than the head's that it has room for the segment.
+    """
+    for stage in stages:
+        if stage.blocks and stage.blocks[-1].name == "head":
+            at_most = _changes(stage, Kind.B, False)[0][2]
+            return max(0.0, _backward_peaks(stage, Kind.B)[0] + segment_bytes - at_most)
+    return 0.0
 
 
 def on_device(saved: Sequence[float]) -> list[float]:
@@ -222,16 +251,18 @@ def on_device(saved: Sequence[float]) -> list[float]:
     return [mine + before for mine, before in zip(saved, (0.0, *saved), strict=False)]
 
 
-def _offloaded_changes(blocks: tuple[Block, ...], kind: Kind) -> list[Change]:
+def _offloaded_changes(stage: Stage, kind: Kind) -> list[Change]:
     """The two changes of an action whose activations are in host memory before and after it.
 
     What a split backward's weight half needs is not fetched again, so it stays on the device between both halves.
     """
+    blocks = stage.blocks
     late = [late_bytes(b) if kind in (Kind.I, Kind.W) else 0.0 for b in blocks]
     left = sum(late)
     if kind is Kind.W:
-        return [(0.0, 0.0, 0.0), (1.0, -left, 0.0)]
-    peaks = [b.forward_peak_bytes if kind is Kind.F else b.backward_peak_bytes for b in blocks]
+        peak = max(_backward_peaks(stage, kind), default=0.0)
+        return [(0.0, 0.0, peak), (1.0, -left, -peak)]
+    peaks = [b.forward_peak_bytes for b in blocks] if kind is Kind.F else _backward_peaks(stage, kind)[::-1]
     moments, stays = [(left, 0.0)], 0.0
     present = on_device([sum(s.bytes for s in b.saved) for b in blocks])
     for here, peak, later in zip(present[::-1], peaks[::-1], late[::-1], strict=True):

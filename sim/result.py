@@ -15,9 +15,10 @@ from sim.finished import FinishedStep
 from sim.folding import APART_RANKS
 from sim.garbage import no_collection
 from sim.graph.template import compile_program
-from sim.memory import CATEGORIES, MemoryCurve
+from sim.memory import CATEGORIES, MemoryCurve, stranded_bytes
 from sim.metrics import RankSeconds, critical_path, interval, mean, provenance, rank_seconds, source_shares, text_of
 from sim.models.flops import model_flops_per_token
+from sim.models.head import stranded_logits_bytes
 from sim.program import Block, Compute
 
 ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large segments up to this
@@ -159,6 +160,7 @@ def _memory_row(sim: FinishedStep, index: int, curve: MemoryCurve) -> dict[str, 
     at_most = {k: float(getattr(curve, k).max()) for k in CATEGORIES}
     peak = float(curve.total.max())
     reserved = peak + ALLOCATOR_SEGMENT_BYTES * sum((-v / ALLOCATOR_SEGMENT_BYTES) % 1.0 for v in at_most.values())
+    reserved += stranded_bytes(sim.stages[index].values(), stranded_logits_bytes(sim.scenario))
     return {
         "ranks": text_of(c.ranks),
         "rank": c.rank,

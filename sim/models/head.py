@@ -122,6 +122,17 @@ def cross_entropy(scenario: Scenario, d: Dims, vocab: int) -> Part:
     )
 
 
+def stranded_logits_bytes(scenario: Scenario) -> float:
+    """Memory of the 16-bit logits, freed before torch's loss peaks and of no use to it.
+
+    torch keeps large segments apart (c10/cuda/CUDACachingAllocator.cpp: what exceeds 10 MiB gets one of its own). The
+    fp32 copy's serves the loss's gradient, the logits' own is half as large as what log-softmax's backward asks for.
+    """
+    t, d = _training(scenario), dims(scenario)
+    apart = t.cross_entropy == "unfused" and d.style != "megatron" and d.act_bytes < FP32_BYTES
+    return d.act_bytes * d.tokens * scenario.model.padded_vocab(d.tp) / d.tp if apart else 0.0
+
+
 def _per_token(d: Dims, phase: Phase) -> list[Item]:
     """What Megatron's loss launches on one number a token: next to no time for a GPU, but not for its host.
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sim.actions import Kind
 from sim.inputs.model_config import count_parameters
-from sim.memory import on_device, over_steps, states
+from sim.memory import _backward_peaks, on_device, over_steps, states
 from sim.plan import make_plan
 from sim.program import BLOCK_END, Comm, Compute, Program, Wait
 from sim.simulation import simulate
@@ -87,6 +87,38 @@ def test_zero_shards(zero: int, n: int) -> None:
 def test_unsharded_accumulation_keeps_whole_gradients() -> None:
     m = memory({"dp": 8, "zero": 3, "accumulate_unsharded": True}, grad_dtype="bf16")
     assert (m["parameters"], m["gradients"]) == pytest.approx((2 * PSI / 8, 2 * PSI))
+
+
+@pytest.mark.parametrize(("zero", "each"), [(1, True), (2, True), (3, True), (3, False)])
+def test_gradients_on_their_way_are_held_until_the_next_blocks(zero: int, each: bool) -> None:
+    """FSDP2: 4 bytes a parameter beside the next block's backward, 4 + 2 while a block's own are copied there."""
+    layout = {"dp": 2, "zero": zero, "accumulate_unsharded": not each}
+    stage = simulate(case(layout, {"global_batch_size": 2, "seq_len": 256, "micro_batch_size": 1})).stages[0][0]
+    order = stage.blocks[::-1]
+    alone = [b.backward_peak_bytes for b in order]
+    held = [sum(s.bytes for s in b.saved) for b in order]
+    if zero == 1 or not each:
+        assert _backward_peaks(stage, Kind.B) == alone
+        return
+    before = [0, *(4 * b.params for b in order)]
+    copied = [6 * b.params - size for b, size in zip(order, held, strict=True)]
+    assert _backward_peaks(stage, Kind.B) == [max(a + b, c) for a, b, c in zip(alone, before, copied, strict=False)]
+    assert copied[1] > alone[1] + before[1]  # few tokens: a layer's end is its worst moment
+    assert _backward_peaks(stage, Kind.I) == alone
+
+
+@pytest.mark.parametrize(
+    ("training", "bytes_a_logit"),
+    [({}, 2), ({"precision": "fp32"}, 0), ({"elementwise": "megatron"}, 0), ({"cross_entropy": "fused"}, 0)],
+)
+def test_the_logits_own_segment_is_of_no_use_at_the_loss(training: dict[str, Any], bytes_a_logit: int) -> None:
+    """torch's loss: 2 bytes a logit freed, then 4 asked for where the fp32 copy's 4 are taken already."""
+    vocab, tokens = 128_000, 4096
+    scenario = case(None, {"global_batch_size": 1, "seq_len": tokens, **training}, {"vocab": vocab})
+    r = simulate(scenario).result
+    rounding = 5 * 2 * 2**20
+    stranded = r["peak_reserved_bytes"] - r["peak_memory_bytes"]
+    assert bytes_a_logit * tokens * vocab <= stranded < bytes_a_logit * tokens * vocab + rounding
 
 
 def test_hybrid_sharding_divides_by_the_shard_group() -> None:
