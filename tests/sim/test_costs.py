@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from sim.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.costs import Costs
-from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
+from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile, load_profile
 from sim.prices.roofline import attended_pairs, shape_flops
 from sim.program import Compute, Phase
 from sim.simulation import simulate
@@ -366,3 +367,12 @@ def test_an_rms_norm_in_separate_kernels_is_priced_by_such_kernels() -> None:
     fused, chain = (Compute("norm", "norm", (), "bf16", 1.0, k * 2.0**24, Phase.FORWARD, k) for k in (1, 8))
     assert costs.compute(fused).seconds == pytest.approx(4e-6)
     assert costs.compute(chain).seconds == pytest.approx(8 * 12e-6)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 512, 16384, 10_000_000])
+def test_the_slowest_of_many_gpus_by_bloms_approximation(ranks: int) -> None:
+    costs = Costs(load_profile("h100-sxm"), H100)
+    expected = statistics.NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    spread = costs.coefficient("power_spread", 0.0)
+    assert spread > 0
+    assert costs.pace(ranks) == pytest.approx(1 + spread * expected, rel=1e-12)
