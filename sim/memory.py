@@ -2,7 +2,8 @@
 
 States per parameter (Rajbhandari et al. 2020, section 3.1): stored parameter, gradient in `grad_dtype`, and for AdamW
 two fp32 moments, with an fp32 master copy where parameters are kept in 16 bits: 2+2+12 with 16-bit gradients, 2+4+12
-with fp32 ones, 4+4+8 in fp32. ZeRO-1 shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters.
+with fp32 ones, 4+4+8 in fp32. Of fp32 parameters that are cast on use, FSDP frees a layer's 16-bit copies after it;
+elsewhere (torch.autocast) each layer's backward needs its own, and all but the embedding's are there. ZeRO-1 shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters.
 
 A forward's saved bytes count from its start, a backward's until its end; after a split backward's input half, what the
 weight half needs is left: the inputs of linear layers and the gradients of their outputs. Buffers are transient: what
@@ -86,7 +87,9 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
         sizes = sorted((b.held_params + b.expert_params for b in blocks), reverse=True)
         gathered = sum(sizes[:2] if dp.reshard else sizes) * dp.parameter_bytes
     elif kept > compute_bytes(t.precision):
-        gathered = max((b.held_params + b.expert_params for b in blocks), default=0) * dp.parameter_bytes
+        casts = [b.held_params + b.expert_params for b in blocks if dp.zero == 3 or b.name != "embedding"]
+        tied = tied_params(plan.scenario) if any(b.name == "head" for b in blocks) else 0
+        gathered = (max(casts, default=0) if dp.zero == 3 else sum(casts) + tied) * dp.parameter_bytes
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)  # of what is gathered, where it is
     gathered += max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, experts > 0)

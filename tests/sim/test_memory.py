@@ -59,6 +59,19 @@ def test_cublas_workspaces(cluster: str, style: str, mib: float) -> None:
     assert states(make_plan(scenario), stages).gathered - empty == mib * 2**20
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_copies_that_autocast_makes_stay_for_the_backward(tied: bool) -> None:
+    """2 bytes of every matmul's weight beside the fp32 parameters; looked-up tables are not cast."""
+
+    def buffers(param_dtype: str) -> float:
+        training = {"param_dtype": param_dtype, "global_batch_size": 1}
+        scenario = case(None, training, {"tied_embeddings": tied})
+        return states(make_plan(scenario), list(simulate(scenario).stages[0].values())).gathered
+
+    table = 1024 * 1024
+    assert buffers("fp32") - buffers("bf16") == 2 * (PSI - table)
+
+
 @pytest.mark.parametrize(("zero", "reshard", "layers"), [(0, True, 8), (2, True, 8), (3, True, 2), (3, False, 8)])
 def test_quantized_weights_are_kept_for_the_step(zero: int, reshard: bool, layers: int) -> None:
     """Those of every layer; with ZeRO-3 of the layers that are gathered."""
