@@ -215,12 +215,13 @@ Duration = Callable[[Group, str, float], AlphaBeta]
 @dataclass(frozen=True, slots=True)
 class Way:
     """Between two ranks: latencies of the steps within domains and between them, how many of the latter, and the
-    narrowest link's share."""
+    narrowest link's share; `alone`: how many times a GPU's fair share of the NICs the sender has of them."""
 
     latency_s: float
     inter_latency_s: float
     bytes_per_s: float
     hops: int = 0
+    alone: float = 1.0
 
 
 DURATIONS: Mapping[str, Mapping[str, Duration]] = {

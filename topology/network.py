@@ -104,7 +104,8 @@ class Network:
         """What lies between two ranks.
 
         Between nodes one network step, or one a hop on a torus; on rails, a message to another local index
-        first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step.
+        first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step. Of a node whose GPUs all send
+        as many ranks on, as pipelines do, no more messages leave than that: they share its NICs, one each at most.
         """
         intra, inter = self.cluster.intra_node, self.cluster.inter_node
         gpus = self.cluster.gpus_per_node
@@ -112,14 +113,18 @@ class Network:
         if src // self.domain_gpus == dst // self.domain_gpus:
             return Way(self._latency(src, dst), 0.0, scale * self._pair(src, dst))
         latency_s, hops, share = 0.0, 1, self._share
+        senders = min(gpus, abs(dst - src))  # of a node, if all send as far
+        alone = max(1.0, min(gpus / senders, inter.usable_bytes_per_s / share))
         if self._shape:
+            alone = 1.0
             hops = max(1, torus_hops(src // gpus, dst // gpus, self._shape))
             share = self._torus_link(hops)
         elif self._leaf(src) != self._leaf(dst):
             share /= inter.oversubscription
+        share *= alone
         if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
             latency_s, share = intra.latency_s, min(share, self._full)
-        return Way(latency_s, inter.latency_s * hops, scale * share, hops)
+        return Way(latency_s, inter.latency_s * hops, scale * share, hops, alone)
 
     def left_inside(self, rank: int) -> float:
         """What a fault leaves of the bandwidth of the links inside a rank's node."""
@@ -218,12 +223,13 @@ class Network:
         share, over = self._share, self.cluster.inter_node.oversubscription
         if self._shape:
             return share, share, share / max(1.0, mean_hops(self._shape)), self._torus_link(1)
+        pair = share * max(1.0, min(fewest, self.cluster.inter_node.usable_bytes_per_s / share))  # one leaves a domain
         if over == 1.0:
-            return share, share, share, share
+            return share, share, share, pair
         span = self.cluster.inter_node.nodes_per_leaf * self.cluster.gpus_per_node
         leaves = ranks // span
         if leaves.min() == leaves.max():
-            return share, share, share, share
+            return share, share, share, pair
         _, per_leaf = np.unique(leaves, return_counts=True)
         per_leaf_domains = np.unique(leaves * (1 + int(domains.max())) + domains) // (1 + int(domains.max()))
         together = int(np.unique(per_leaf_domains, return_counts=True)[1].min())
@@ -232,7 +238,7 @@ class Network:
             share * min(1.0, together / over),
             share / over,
             share / max(1.0, min(1.0, above) * over),
-            share / over,
+            pair / over,
         )
 
     def _scale(self, node: int, other: int) -> float:

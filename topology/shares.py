@@ -106,7 +106,7 @@ def message_load(network: Network, src: int, dst: int, size_bytes: float) -> Loa
     if not way.hops:
         return _load(flowing, size_bytes, 0.0, 0.0)
     span = cluster.gpus_per_node * cluster.inter_node.nodes_per_leaf
-    near, far = size_bytes if _relayed(cluster, src, dst) else 0.0, size_bytes * way.hops
+    near, far = size_bytes if _relayed(cluster, src, dst) else 0.0, size_bytes * way.hops / way.alone
     return _load(flowing, near, far, float(_has_spine(cluster) and src // span != dst // span))
 
 
@@ -134,7 +134,7 @@ def _sent_bytes(kind: str, algorithm: str, group: Group, size_bytes: float) -> t
     if algorithm == "pairwise" or kind in ("gather", "scatter"):
         return (near - 1) * size_bytes / n, (n - far) * size_bytes / n if across else 0.0
     if kind == "send_recv":
-        return size_bytes if near > 1 else 0.0, size_bytes if across else 0.0
+        return size_bytes if near > 1 else 0.0, size_bytes / max(1.0, far / group.nics) if across else 0.0
     passes = {"all_reduce": 2 * (n - 1) / n, "all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n}
     sent = size_bytes * passes.get(kind, 1.0)
     return (sent * (near - 1) / near, sent / far) if across else (sent, 0.0)

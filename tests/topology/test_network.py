@@ -286,3 +286,23 @@ def test_only_switches_reduce() -> None:
     pcie = preset.intra_node.model_copy(update={"kind": "pcie"})
     cost = Network(preset.model_copy(update={"intra_node": pcie})).collective("all_reduce", range(8), SIZE)
     assert cost.algorithm == "ring"
+
+
+def test_a_message_shares_the_nics_with_those_that_leave_its_node_with_it() -> None:
+    """Stages of one GPU each: one message leaves a node of four, through all of its NIC; of two GPUs each, two."""
+    one_nic = {"nics_per_node": 1, "nic_bandwidth_bytes_per_s": 12.5e9, "efficiency": 0.96}
+    network = Network(
+        CLUSTERS["dgx-a100"].model_copy(
+            update={"gpus_per_node": 4, "nvlink_domain": 4, "nodes": 4, "inter_node": InterNode(**one_nic)}
+        )
+    )
+    assert [network.way(src, dst).bytes_per_s for src, dst in ((3, 4), (2, 4), (0, 4), (4, 3))] == [
+        12e9,
+        6e9,
+        3e9,
+        12e9,
+    ]
+    ring, apart = network.group(range(8)), network.group(range(0, 16, 4))  # context parallelism: one leaves each node
+    assert (ring.inter_pair_bytes_per_s, apart.inter_pair_bytes_per_s) == (12e9, 3e9)
+    nics = Network(CLUSTERS["dgx-v100"].model_copy(update={"nodes": 2}))
+    assert [nics.way(7, 8).bytes_per_s, nics.way(0, 8).bytes_per_s] == [12e9, 6e9]  # one NIC of four, half of one
