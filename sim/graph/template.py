@@ -145,38 +145,57 @@ def together_s(host_s: float, device_s: float) -> float:
 
 
 class _Run(NamedTuple):
-    """Computations that follow each other: their seconds on the device, and those for which it waits for the host."""
+    """Computations that follow each other: their seconds on the device, and the host's and device's of each block."""
 
     items: list[Compute]
     cuts: list[int]
     seconds: float
-    late_s: float
+    blocks: list[tuple[float, float]]
     detail: Detail
     shares: dict[tuple[str, str, float], float]
     parts: dict[str, float]
 
 
 def _price_run(items: list[Compute], cuts: list[int], price: Price) -> _Run:
-    """The kernels of a run, issued by the host while the device executes those before them.
-
-    Block by block: what the host is ahead by at the end of one is not credited to the next (vTrain's are sums).
-    """
+    """The kernels of a run."""
     priced = [price(op) for op in items]
     shares: dict[tuple[str, str, float], float] = {}
     parts: dict[str, float] = {}
     for op, p in zip(items, priced, strict=True):
         _add(shares, (op.kind, p.source, p.uncertainty), p.seconds)
         _add(parts, op.name.partition(".")[0].partition(" ")[0], p.seconds)
-    seconds = late_s = 0.0
-    for start, end in pairwise((0, *cuts, len(items))):
-        host_s = sum(p.host_s for p in priced[start:end])
-        device_s = sum(p.seconds for p in priced[start:end])
-        seconds += device_s
-        late_s += together_s(host_s, device_s) - device_s
+    blocks = [
+        (sum(p.host_s for p in priced[start:end]), sum(p.seconds for p in priced[start:end]))
+        for start, end in pairwise((0, *cuts, len(items)))
+    ]
     first, last = (op.name.partition(" ")[0] for op in (items[0], items[-1]))  # a measured block's name is its key
     name = first if len(items) == 1 else f"{first} … {last}"
     sources = "+".join(dict.fromkeys(p.source for p in priced))
-    return _Run(items, cuts, seconds, late_s, Detail(name, source=sources), shares, parts)
+    seconds = sum(device_s for _, device_s in blocks)
+    return _Run(items, cuts, seconds, blocks, Detail(name, source=sources), shares, parts)
+
+
+class Host:
+    """Issues kernels while the device executes those before them, and makes it wait where it is late.
+
+    What it is ahead by is credited as long as it only starts communications (`ahead`), but not from block to block
+    (vTrain's times are sums of theirs), nor across one that is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A block or what follows a wait."""
+        self.host_s = self.device_s = self.late_s = 0.0
+
+    def issue(self, host_s: float, device_s: float) -> float:
+        """Seconds for which the device waits for these kernels."""
+        self.host_s += host_s
+        self.device_s += device_s
+        late_s = max(0.0, together_s(self.host_s, self.device_s) - self.device_s - self.late_s)
+        self.late_s += late_s
+        return late_s
 
 
 def _add(total: dict[K, float], key: K, value: float) -> None:
@@ -196,6 +215,7 @@ class _Compiler:
         self.run: list[Compute] = []  # computations not yet put into a task
         self.cuts: list[int] = []  # where blocks end among them
         self.known: dict[Compute, list[_Run]] = {}  # by their first computation
+        self.host = Host()
         self.ends: list[float] = []  # of the tasks, with all streams free at zero
         self.free: dict[str, float] = {}
         self.beside: list[tuple[float, float, float, str]] = []  # start, end, `slows`, stream of what is not waited for
@@ -212,9 +232,11 @@ class _Compiler:
             self.cuts.append(len(self.run))
         elif item.handle in self.handles:
             self.flush()
+            self.host.start()
             self.waiting.append(self.handles.pop(item.handle))
         else:
             self.flush()
+            self.host.start()
             self.external.append(item.handle)
 
     def _communicate(self, item: Comm) -> None:
@@ -246,6 +268,7 @@ class _Compiler:
             )
         )
         if item.blocking:
+            self.host.start()
             self.waiting.append(index)
         else:
             self.handles[item.handle] = index
@@ -260,8 +283,13 @@ class _Compiler:
             _add(self.shares, key, part_s)
         for name, part_s in run.parts.items():
             _add(self.parts, name, part_s)
-        self._wait_for_host(run.late_s)
-        seconds = run.seconds + run.late_s
+        late_s = 0.0
+        for i, (host_s, device_s) in enumerate(run.blocks):
+            if i > 0:
+                self.host.start()
+            late_s += self.host.issue(host_s, device_s)
+        self._wait_for_host(late_s)
+        seconds = run.seconds + late_s
         seconds += self._shared_s(self._start(COMPUTE, deps), seconds)
         self._end(COMPUTE, deps, seconds)
         self.last_compute = len(self.tasks)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sim.graph.data_parallel import DP
-from sim.graph.template import COMPUTE, Price, Priced, Template, together_s
+from sim.graph.template import COMPUTE, Host, Price, Priced, Template, together_s
 from sim.program import BLOCK_END, Comm, Compute, Program
 
 NEVER = float("-inf")
@@ -142,7 +142,7 @@ class _Run:
     def walk(self, program: Program) -> None:
         """All of it."""
         known: dict[int, Priced] = {}  # by identity: layers share their items
-        host_s = device_s = 0.0  # of the computations of a block that follow each other
+        host, host_s, device_s = Host(), 0.0, 0.0  # of the computations of a block that follow each other
         running = False
         for item in program:
             if isinstance(item, Compute):
@@ -152,8 +152,10 @@ class _Run:
                 running = True
                 continue
             if running:
-                self.seconds = max(self.seconds, 0.0) + together_s(host_s, device_s)
+                self.seconds = max(self.seconds, 0.0) + device_s + host.issue(host_s, device_s)
                 host_s, device_s, running = 0.0, 0.0, False
+            if not isinstance(item, Comm) or item.blocking:
+                host.start()
             if isinstance(item, Comm):
                 self._communicate(item, known.get(id(item)) or known.setdefault(id(item), self.price(item)))
             elif item is not BLOCK_END:
@@ -163,7 +165,7 @@ class _Run:
                 else:
                     self.external.append(item.handle)
         if running:
-            self.seconds = max(self.seconds, 0.0) + together_s(host_s, device_s)
+            self.seconds = max(self.seconds, 0.0) + device_s + host.issue(host_s, device_s)
         self._flush()
 
     def _communicate(self, item: Comm, priced: Priced) -> None:

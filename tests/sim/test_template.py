@@ -92,3 +92,16 @@ def test_the_host_gains_nothing_in_one_block_for_the_next() -> None:
     assert apart.makespan_s == pytest.approx(together_s(10, 1) + together_s(10, 30))
     assert compile_program((layer, head), hosted).makespan_s == pytest.approx(together_s(20, 31))
     assert len(apart.tasks) == 1
+
+
+@pytest.mark.parametrize("handle", ["h", ""])
+def test_a_communication_that_is_only_started_does_not_hold_up_the_host(handle: str) -> None:
+    """A bucket of gradients sent in the midst of a block: issued as if it were not there."""
+
+    def hosted(item: Compute | Comm) -> Priced:
+        return Priced(item.bytes, "measured", 0.0, host_s=10.0 if isinstance(item, Compute) else 0.0)
+
+    t = compile_program((work("matmul", 30), talk(1, handle), work("sum", 1), BLOCK_END), hosted)
+    apart_s = together_s(10, 30) + together_s(10, 1)
+    assert t.compute_s == pytest.approx(together_s(20, 31) if handle else apart_s)
+    assert together_s(20, 31) < 0.85 * apart_s
