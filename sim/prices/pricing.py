@@ -20,6 +20,7 @@ from topology.spec import ClusterSpec
 LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives reach 0.6 to 0.95 of them
 CHANNELS_IN_NODE = 24  # what `collective_sm_share` stands for
 FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
+BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # of S each rank gets its n-th: here's members only their part
 HOST_COPIES = ("offload", "reload")
 
 
@@ -151,10 +152,11 @@ class Pricing:
     def collective(self, kind: str, ranks: list[int], size: float) -> Priced:
         """Measured if the profile has this collective for as many ranks and these share a node; else from the links."""
         here = self._in_first_node(ranks)
-        measured = self.costs.collective(kind, here, size) if here > 1 else None
+        inside = size * here / len(ranks) if kind in BLOCKS_FOR_EACH else size
+        measured = self.costs.collective(kind, here, inside) if here > 1 else None
         if measured is not None and self._reference is not None:
-            there = self._reference.collective(kind, list(range(here)), size).seconds
-            near = self.healthy.network.collective(kind, ranks[:here], size).seconds
+            there = self._reference.collective(kind, list(range(here)), inside).seconds
+            near = self.healthy.network.collective(kind, ranks[:here], inside).seconds
             measured = _slowed(measured, near, there)
         if measured is not None and self._links:
             lost = self.network.collective(kind, ranks, size).seconds

@@ -94,3 +94,20 @@ def test_experts_of_every_rack_exchange_over_nvlink() -> None:
     sent = [pricing.comm(Comm("x", "all_to_all", "ep", 2e8, Phase.FORWARD), r).seconds for r in (0, 64, 128, 192)]
     assert len(set(sent)) == 1
     assert sent[0] == pytest.approx(2e8 * 63 / 64 / 900e9, rel=1.0)  # over NICs it would take nine times as long
+
+
+def test_experts_over_nodes_exchange_only_their_part_inside_each() -> None:
+    """To the same host go 7 of 128 blocks, not the 7 of 8 measured within one: over PCIe those would take longest."""
+    scenario = parse_scenario(
+        {
+            "model": "mixtral-8x7b",
+            "training": {"seq_len": 4096, "global_batch_size": 128},
+            "parallelism": {"dp": 128, "ep": 8},
+            "cluster": {"gpu": "h100-sxm", "intra_node": {"kind": "pcie", "bandwidth_bytes_per_s": 31.5e9}},
+        },
+        "test",
+    )
+    costs, network = Costs(load_profile(scenario.calibration), scenario.cluster.gpu), Network(scenario.cluster)
+    pricing, size = Pricing(make_plan(scenario), costs, network), float(1 << 28)
+    seconds = pricing.collective("all_to_all", list(range(128)), size).seconds
+    assert seconds == pytest.approx(120 / 128 * size / 48e9, rel=0.01)  # one NIC each
