@@ -190,10 +190,13 @@ _ADVICE: dict[str, tuple[tuple[str, object, str], ...]] = {
     "dp": (("dp_sync", "bucketed", "hides it under the backward passes"),
            ("param_gather_overlap", True, "gathers parameters under the next forward"),
            ("accumulate_unsharded", True, "reduces gradients once a step (ZeRO-2 and 3)")),
+    "replica": (("accumulate_unsharded", True, "reduces gradients once a step (ZeRO-2 and 3)"),),
     "send": (("p2p_overlap", True, "sends under the next computation instead of before it"),),
 }  # fmt: skip
 _ALWAYS = {
-    "dp": "More micro-batches between two reductions, or `grad_reduce_dtype: bf16`, shorten it.",
+    **dict.fromkeys(
+        ("dp", "replica"), "More micro-batches between two reductions, or `grad_reduce_dtype: bf16`, shorten it."
+    ),
     "ep": "Experts of one node, or of one NVLink domain, shorten it.",
     "send": "Fewer virtual stages, or faster links between stages, shorten it.",
     "host": "Recomputation instead of offloading removes it.",

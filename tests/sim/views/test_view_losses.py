@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import synthetic
 
+from sim.inputs.scenario import load_scenario
+from sim.simulation import simulate
 from sim.timeline import Detail, RankClass, Span, from_spans
 from sim.views.losses import exposed_by_stream, largest_losses, parts_of_step
 
@@ -40,6 +42,13 @@ def test_an_uneven_stage_is_named() -> None:
     advice = {p.key: text for p, text in largest_losses(result, timeline)}["bubble"]
     assert "ranks 56–63 compute 3" in advice
     assert "layers_per_stage" in advice
+
+
+def test_reductions_over_replicas_have_their_advice() -> None:
+    short = load_scenario("scenarios/hsdp_llama8b_dp64.yaml", ["training.seq_len=512"])
+    advice = {part.key: text for part, text in simulate(short).losses()}["communication"]
+    assert "`replica`" in advice
+    assert "`grad_reduce_dtype: bf16`" in advice
 
 
 def test_exposed_communication_is_what_no_computation_covers() -> None:
