@@ -29,9 +29,9 @@ import numpy as np
 from sim.errors import InputError
 from sim.prices.flash import BY_STYLE, flash_seconds
 from sim.prices.flash import UNCERTAINTY as FLASH_UNCERTAINTY
-from sim.prices.kernels import Table, bounds, kernel_file, lookup, make_table
+from sim.prices.kernels import Table, bounds, kernel_file, lookup, make_table, measured_bytes
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
-from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, SERVED, Device, shape_bytes
+from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, SERVED, Device
 from sim.program import Compute, Phase
 from topology.spec import GpuSpec
 
@@ -216,7 +216,7 @@ class Costs:
         groups, m, n, k = op.shape
         rows, n, k = (k, m, n) if op.phase is Phase.WEIGHT_GRAD else (m, n, k)
         shape = (1, groups * rows, n, k)
-        once = shape_bytes("gemm", shape, op.dtype)
+        once = measured_bytes(shape, op.dtype)
         whole = self.compute(Compute(op.name, "gemm", shape, op.dtype, op.flops, once, Phase.FORWARD), pace)
         bandwidth = self._device.bandwidth_bytes_per_s * self.coefficient("memory_efficiency", 1.0)
         seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
@@ -224,10 +224,10 @@ class Costs:
         return Cost(max(seconds, least), "interpolated", math.hypot(whole.uncertainty, GROUPED_UNCERTAINTY))
 
     def _result_seconds(self, op: Compute) -> float:
-        """What a matmul moves beyond its operands and one result (accumulating in fp32), as far as nothing hides it."""
+        """What a matmul moves beyond its points (accumulating in fp32), as far as nothing hides it."""
         if op.kind not in MATMULS or not self.profile.kernels:
             return 0.0
-        more = op.bytes - shape_bytes(op.kind, op.shape, op.dtype)
+        more = op.bytes - measured_bytes(op.shape, op.dtype)
         exposed = self.coefficient("result_exposed", EPILOGUE_EXPOSED)
         return max(0.0, exposed * more / self._device.bandwidth_bytes_per_s)
 

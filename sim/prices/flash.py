@@ -2,8 +2,9 @@
 
     work = flops x (1 + 128 / kv_len, if causal) x (1 + ramp / kv_len) / (peak x e)
     tail = flops of `tile_rows` queries over all keys / (peak x e / SMs)
-    seconds = launch + (work^x + tail^x)^(1/x)
+    seconds = launch + max((work^x + tail^x)^(1/x), bytes / bandwidth)
 
+Short sequences of many heads are bound by memory, at the bandwidth that streaming kernels reach.
 The diagonal's tiles of 128 are computed whole; a row of tiles pays a prologue and an epilogue, worth `ramp` keys. A
 thread block walks its queries' whole row of keys alone, so the longest row, of `tile_rows` queries, is a floor. How far
 the rest hides behind it is x: 1 adds them, infinity takes the longer. With a tile of 128 and 1.2 the times of serving
@@ -53,7 +54,9 @@ def flash_seconds(
     work_s = op.flops * (1.0 + TILE / kv_len * bool(causal)) * ramp / flops_per_s
     tail_s = passes * 2.0 * min(rows, q_len) * kv_len * (d + dv) / (flops_per_s / gpu.sm_count)
     x = coefficient(f"{prefix}_overlap", OVERLAP)
-    return LAUNCH_S + float((work_s**x + tail_s**x) ** (1.0 / x)) + _group_sums_s(op, gpu, prefix, coefficient)
+    moved_s = op.bytes / (gpu.memory_bandwidth_bytes_per_s * coefficient("memory_efficiency", 1.0))
+    kernel_s = max(float((work_s**x + tail_s**x) ** (1.0 / x)), moved_s)
+    return LAUNCH_S + kernel_s + _group_sums_s(op, gpu, prefix, coefficient)
 
 
 def _group_sums_s(op: Compute, gpu: GpuSpec, prefix: str, coefficient: Callable[[str, float], float]) -> float:

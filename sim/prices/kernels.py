@@ -9,7 +9,7 @@ operators that a run asks for are read. What is interpolated is the efficiency
 
 The 8- and 4-bit matmuls were measured through a serving framework's linear layer, which first quantizes its 16-bit
 input. What that takes, `OP|DTYPE|input_s` [seconds, seconds an element of the input], is taken off: a training step and
-a served one have that conversion as an operator of their own.
+a served one have that conversion as an operator of their own. Their result has 16 bits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from sim.dtypes import dtype_bytes
 from sim.errors import InputError
 from sim.prices.interpolation import Surface
 from sim.prices.profile import PointTable
-from sim.prices.roofline import ATTENTION, MATMULS, Device
+from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, Device
 
 BEST = 0.8  # what large matmuls reach of the peak, in 16 bits
+READ = 0.86  # what the longest decodes reach of an A100's bandwidth where each query head has keys of its own
 SHIPPED_KERNELS = Path(__file__).parents[1] / "presets" / "kernels"
 
 
@@ -105,6 +106,8 @@ def make_table(
     spread = np.concatenate([t.spread for t in points])
     if any(input_s):
         seconds = without_input(kind, shapes, seconds, dtype, device, input_s)
+    if floored and kind == ATTENTION_DECODE:
+        seconds = read_from_memory(shapes, seconds, dtype, device)
     floor_s = float(seconds.min()) if floored else 0.0
     log_efficiency = np.log((bounds(kind, shapes, dtype, device) + floor_s) / seconds)
     where, beside = coordinates(kind, shapes), waves(kind, shapes, device.sm_count)
@@ -126,6 +129,25 @@ def without_input(
     elements = (shapes[:, 0] * shapes[:, 1] * shapes[:, 3]).astype(np.float64)
     left = seconds - input_s[0] - input_s[1] * elements
     return np.maximum(left, np.maximum(bounds(kind, shapes, dtype, device) / BEST, 0.1 * seconds))
+
+
+def read_from_memory(
+    shapes: NDArray[np.int64], seconds: NDArray[np.float64], dtype: str, device: Device
+) -> NDArray[np.float64]:
+    """Measured decodes, no faster than memory, at `READ` of its bandwidth, where some are.
+
+    An A100's reach 1.7 of it, with 4 GB of keys and values: their pages were a few, read again from the L2 cache. On
+    other GPUs the fastest has 0.96, and all stand.
+    """
+    least = bounds(ATTENTION_DECODE, shapes, dtype, device)
+    return np.maximum(seconds, least / READ) if (seconds < least).any() else seconds
+
+
+def measured_bytes(shape: tuple[int, ...], dtype: str) -> float:
+    """Bytes that a measured matmul moved: operands in `dtype`, the result in 16 bits at least."""
+    batch, m, n, k = shape
+    size = dtype_bytes(dtype)
+    return batch * (size * (m * k + k * n) + max(size, 2.0) * m * n)
 
 
 def bounds(kind: str, shapes: NDArray[np.int64], dtype: str, device: Device) -> NDArray[np.float64]:

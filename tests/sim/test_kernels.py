@@ -208,6 +208,40 @@ def test_attention_of_few_heads_loses_as_much_as_it_does_where_it_was_measured(g
         assert 0.7 < per_head(heads) / per_head(64) < 1.2
 
 
+@pytest.mark.parametrize("gpu", ["h100-sxm", "b200-sxm", "gb200"])
+def test_short_attention_of_many_heads_streams_its_operands(gpu: str) -> None:
+    """4,096 heads of 128 queries: at the peak 17 us on an H100, moving q, k, v and the result at its bandwidth 160."""
+    spec, costs = GPUS[gpu], Costs(load_profile(gpu), GPUS[gpu])
+    for kind in ("attention_forward", "attention_backward"):
+        for length, dim in ((128, 128), (192, 64)):
+            shape = (32, 128, 128, length, length, dim, dim, 1)
+            moved = shape_bytes(kind, shape, "bf16")
+            op = Compute("core:megatron", kind, shape, "bf16", shape_flops(kind, shape), moved, Phase.FORWARD)
+            assert costs.compute(op).seconds > moved / (0.85 * spec.memory_bandwidth_bytes_per_s)
+
+
+@pytest.mark.parametrize("name", HOME)
+def test_no_decode_reads_its_cache_faster_than_memory(name: str) -> None:
+    costs, spec = Costs(load_profile(HOME[name]), GPUS[HOME[name]]), GPUS[HOME[name]]
+    for batch, heads, kv_heads, length in ((16, 32, 8, 32768), (64, 32, 8, 8192), (64, 64, 8, 4096), (4, 8, 4, 131072)):
+        shape = (batch, heads, kv_heads, length, 128)
+        flops, moved = shape_flops("attention_decode", shape), shape_bytes("attention_decode", shape, "bf16")
+        op = Compute("x", "attention_decode", shape, "bf16", flops, moved, Phase.FORWARD)
+        assert costs.compute(op).seconds > 1.04 * moved / spec.memory_bandwidth_bytes_per_s
+
+
+def test_an_8_or_4_bit_product_has_its_16_bit_result_in_its_points() -> None:
+    """A serving framework's linear layer leaves 16 bits: no second byte is paid for again, a sum kept in fp32 is."""
+    costs, (m, n, k) = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"]), (8192, 6144, 4096)
+    for dtype in ("fp8", "nvfp4"):
+        operands = shape_bytes("gemm", (1, m, n, k), dtype) * (m * k + k * n) / (m * k + k * n + m * n)
+        alone, in_16_bits, summed = (
+            costs.compute(gemm(m, n, k, dtype, out=operands + size * m * n)).seconds for size in (0.0, 2.0, 8.0)
+        )
+        assert in_16_bits == alone
+        assert summed - in_16_bits == pytest.approx(1.1 * 6 * m * n / 8e12, rel=0.01)
+
+
 def test_microscaled_products_have_the_efficiency_that_their_shape_has_in_8_bits() -> None:
     costs = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"])
     for size in (512, 2048, 8192):
