@@ -261,7 +261,8 @@ def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> 
         return _profile_named(data["calibration"], source), ()
     if cluster.gpu.name in GPUS:
         return PROFILE_OF.get(cluster.gpu.name, cluster.gpu.name), ()
-    return "roofline", (f"calibration: no profile for GPU '{cluster.gpu.name}', so roofline is used",)
+    said = f"calibration: no profile for GPU '{cluster.gpu.name}', so roofline is used"
+    return "roofline", (f"{said}; h100-sxm, named here, would be scaled to this GPU",)
 
 
 def _profile_named(name: str, source: Source) -> str:
