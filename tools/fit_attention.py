@@ -5,6 +5,7 @@ others: `python tools/fit_attention.py flash_attention.json b200_kernels.json`. 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sim.prices.costs import Costs
 from sim.prices.profile import Coefficient, load_profile
-from sim.published.kernel_rows import _MATMULS_AND_ATTENTION, IMPLEMENTATIONS, UNFUSED
+from sim.published.kernel_rows import IMPLEMENTATIONS, OPERATORS, UNFUSED
 from sim.published.tables import Row, read_table
 from topology.presets import GPUS
 
@@ -29,19 +30,24 @@ def errors(rows: list[Row], gpu: str, name: str, p: np.ndarray) -> np.ndarray:
     base = load_profile(gpu)
     fitted = {f"{name}_{n}": Coefficient(float(v), "") for n, v in zip(NAMES, np.exp(p), strict=True)}
     costs = Costs(replace(base, coefficients={**base.coefficients, **fitted}), GPUS[gpu])
-    seconds = [sum(costs.compute(i).seconds for i in _MATMULS_AND_ATTENTION[r.data["op"]](r.data)) for r in rows]
+    seconds = [sum(costs.compute(i).seconds for i in OPERATORS[r.data["op"]](r.data)) for r in rows]
     return np.log(np.array(seconds) / [r.measured["seconds"] for r in rows])
 
 
-def main() -> None:
+def by_implementation(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Rows of fused attention by GPU and implementation; the first of every two is fitted."""
     groups: dict[tuple[str, str], list[Row]] = {}
-    for path in sys.argv[1:]:
-        for row in read_table(Path(path)).rows:
-            if "attention" in str(row.data.get("op")) and row.data.get("impl") not in UNFUSED:
-                name = str(row.data.get("impl", "attention"))
-                gpu = str(row.scenario["calibration"])
-                groups.setdefault((gpu, IMPLEMENTATIONS.get(name, name)), []).append(row)
-    for (gpu, name), rows in sorted(groups.items()):
+    for row in rows:
+        if "attention" in str(row.data.get("op")) and row.data.get("impl") not in UNFUSED:
+            name = str(row.data.get("impl", "attention"))
+            gpu = str(row.scenario["calibration"])
+            groups.setdefault((gpu, IMPLEMENTATIONS.get(name, name)), []).append(row)
+    return groups
+
+
+def main() -> None:
+    all_rows = [row for path in sys.argv[1:] for row in read_table(Path(path)).rows]
+    for (gpu, name), rows in sorted(by_implementation(all_rows).items()):
         width = np.array([1.0, 1.0, 0.2, 1.0, 0.05 if name != "attention" else 1.0])
 
         def residuals(

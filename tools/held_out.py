@@ -16,7 +16,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from sim.published.kernel_rows import IMPLEMENTATIONS, UNFUSED
+from fit_attention import by_implementation
+
 from sim.published.tables import Row, read_table
 
 PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published"
@@ -45,12 +46,7 @@ def configurations(rows: list[Row]) -> list[Row]:
 
 def fused(rows: list[Row]) -> list[Row]:
     """Every second row of each implementation on each GPU."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if "attention" in str(row.data.get("op")) and row.data.get("impl") not in UNFUSED:
-            name = str(row.data.get("impl", "attention"))
-            groups.setdefault((str(row.scenario["calibration"]), IMPLEMENTATIONS.get(name, name)), []).append(row)
-    return [row for group in groups.values() for row in others(group, 2)]
+    return [row for group in by_implementation(rows).values() for row in others(group, 2)]
 
 
 def of_each_gpu(rows: list[Row]) -> list[Row]:

@@ -34,9 +34,9 @@ def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
     if op == "moe_layer":
         return moe_layer(row, calibration)
     costs = costs_of(row, calibration, burst=not _as_in_training(data))
-    parts = [costs.compute(item) for item in _OPERATORS[op](data)] if op in _OPERATORS else fused_costs(op, data, costs)
+    parts = [costs.compute(item) for item in OPERATORS[op](data)] if op in OPERATORS else fused_costs(op, data, costs)
     found = total(parts)
-    flops = 2.0 * math.prod(_OPERATORS[op](data)[0].shape) if op in ("gemm", "grouped_gemm") else 0.0
+    flops = 2.0 * math.prod(OPERATORS[op](data)[0].shape) if op in ("gemm", "grouped_gemm") else 0.0
     rate = {"flops_per_s": Prediction(*(flops / s for s in (found.value, found.high, found.low)))} if flops else {}
     return {"seconds": found, **rate}
 
@@ -217,7 +217,7 @@ def _unfused(shape: tuple[int, ...], dtype: str, kinds: tuple[str, ...]) -> list
     return out
 
 
-_OPERATORS: Mapping[str, Callable[[Data], list[Compute]]] = {
+OPERATORS: Mapping[str, Callable[[Data], list[Compute]]] = {
     "gemm": _gemm,
     "grouped_gemm": _grouped_gemm,
     "attention_forward": _attention(("attention_forward",)),
