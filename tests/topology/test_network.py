@@ -30,9 +30,9 @@ def with_fabric(name: str, nodes: int = 4, **inter_node: object) -> ClusterSpec:
 @pytest.mark.parametrize(
     ("name", "kind", "times"),
     [
-        ("dgx-a100", "all_reduce", 1.1),
+        ("dgx-a100", "all_reduce", 1.14),
         ("dgx-h100", "all_reduce", 1.2),
-        ("dgx-b200", "all_reduce", 0.95),
+        ("dgx-b200", "all_reduce", 1.0),
         ("dgx-a100", "all_gather", 1.15),
         ("dgx-h100", "all_gather", 0.9),
         ("dgx-b200", "reduce_scatter", 1.7),
