@@ -97,15 +97,15 @@ class _Waits:
     """A finished step, asked at each computation what its rank has waited for. Classes of ranks by index."""
 
     def __init__(self, step: FinishedStep) -> None:
-        self.graph, times = step.built.graph, step.times
-        self.start, self.end = times.start_s, times.end_s
-        self.members: list[list[int]] = [[] for _ in self.graph.seconds]
+        graph, times = step.built.graph, step.times
+        self.waits, self.start, self.end = graph.waits_of, times.start_s.tolist(), times.end_s.tolist()
+        self.members: list[list[int]] = [[] for _ in self.waits]
         self.computes: dict[int, None] = {}
         self.sender: dict[int, int] = {}  # of messages
         self.lost: dict[tuple[int, int], float] = {}  # seconds, by who waits for whom
-        compute = self.graph.streams.get(COMPUTE, -1)
-        messages = {i for name, i in self.graph.kinds.items() if name.startswith(("SEND_F", "SEND_B"))}
-        for task, c, stream, kind in self.graph.slot_table().tolist():
+        compute = graph.streams.get(COMPUTE, -1)
+        messages = {i for name, i in graph.kinds.items() if name.startswith(("SEND_F", "SEND_B"))}
+        for task, c, stream, kind in graph.slot_table().tolist():
             self.members[task].append(c)
             if stream == compute:
                 self.computes[task] = None
@@ -115,7 +115,7 @@ class _Waits:
     def stall(self, task: int) -> None:
         """Go back from a computation through the messages and collectives it waited for, until its rank computed."""
         me = self.members[task][0]
-        waits = self.graph.waits[task]
+        waits = self.waits[task]
         since_s = max((self.end[w] for w in waits if w in self.computes), default=0.0)
         while True:
             task = max(waits, key=self.end.__getitem__, default=-1)
@@ -126,10 +126,10 @@ class _Waits:
             ready = {c: self._ready(task, c) for c in self.members[task]}
             last = max(ready, key=ready.__getitem__)
             self._lose(me, last, self.start[task] - max(ready.get(me, 0.0), since_s))
-            waits = [w for w in self.graph.waits[task] if me in self.members[w]]
+            waits = [w for w in self.waits[task] if me in self.members[w]]
 
     def _ready(self, task: int, c: int) -> float:
-        return max((self.end[w] for w in self.graph.waits[task] if c in self.members[w]), default=0.0)
+        return max((self.end[w] for w in self.waits[task] if c in self.members[w]), default=0.0)
 
     def _lose(self, who: int, whom: int, seconds: float) -> None:
         if seconds > 0 and who != whom:

@@ -125,24 +125,23 @@ def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None
     built = simulation.built
     if simulation.teacher is not None:
         return None
-    if not simulation.expanded and any(acted.first != acted.last for acted in built.actions):
+    if not simulation.expanded and any((acted.first != acted.last).any() for acted in built.actions):
         return None
     simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
     if {key[0] for key in simulated} - {key[0] for key in recorded}:
         return None
     graph, kinds = built.graph, tuple(built.graph.kinds)
-    seconds = list(graph.seconds)
-    slots = sorted(graph.slot_table().tolist(), key=lambda slot: simulation.times.start_s[slot[0]])
+    seconds, stages, micro_batches = graph.seconds.copy(), graph.stages.tolist(), graph.micro_batches.tolist()
+    slots = sorted(graph.slot_table().tolist(), key=lambda slot: float(simulation.times.start_s[slot[0]]))
     spans = [
-        Span(graph.classes[c].rank, "", kinds[k], stage, micro_batch, i, i, Detail(""))
+        Span(graph.classes[c].rank, "", kinds[k], stages[i], micro_batches[i], i, i, Detail(""))
         for i, c, _, k in slots
-        for stage, _, micro_batch in graph.step[i][:1]
     ]
     for (task, *_), (key, _) in zip(slots, _keyed(spans), strict=True):
         if key in recorded and simulated[key] > 0:
             seconds[task] = graph.seconds[task] * recorded[key] / simulated[key]
-    again = run_static(replace(graph, seconds=seconds))
-    return _pair(max(again.end_s), measured.step_time_s)
+    again = run_static(replace(graph, columns=graph.columns._replace(seconds=seconds)))
+    return _pair(again.step_s, measured.step_time_s)
 
 
 def _class_rank(simulation: Simulation, rank: int) -> int:

@@ -53,14 +53,14 @@ class FinishedStep:
         """Start and end of every action, by class of ranks."""
         start, end = self.times.start_s, self.times.end_s
         return [
-            {a: (start[first], end[last]) for a, first, last in zip(*acted, strict=True)}
-            for acted in self.built.actions
+            dict(zip(actions, zip(start[first].tolist(), end[last].tolist(), strict=True), strict=True))
+            for actions, first, last in self.built.actions
         ]
 
     @cached_property
     def span_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Start and end of every task."""
-        return np.array(self.times.start_s), np.array(self.times.end_s)
+        return self.times.start_s, self.times.end_s
 
     @cached_property
     def slots(self) -> NDArray[np.int64]:
@@ -85,7 +85,7 @@ class FinishedStep:
     @cached_property
     def step_time_s(self) -> float:
         """End of the last task."""
-        return max(self.times.end_s, default=0.0)
+        return self.times.step_s
 
 
 def make_timeline(built: Built, times: Times) -> Timeline:
@@ -104,17 +104,17 @@ def make_timeline(built: Built, times: Times) -> Timeline:
         stream=slots[:, 2],
         kind=slots[:, 3],
         detail=detail[task],
-        stage=np.array(graph.stages, dtype=np.int64)[task],
-        micro_batch=np.array(graph.micro_batches, dtype=np.int64)[task],
+        stage=graph.stages[task],
+        micro_batch=graph.micro_batches[task],
         flow=np.where(message, task, -1),
-        start_s=np.array(times.start_s)[task],
-        end_s=np.array(times.end_s)[task],
+        start_s=times.start_s[task],
+        end_s=times.end_s[task],
     )
 
 
 def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArray[np.int64]]:
     """All details, and by task which; one that others on its links slowed says how long it takes alone."""
-    slowed = np.array(times.end_s) - np.array(times.start_s) > np.array(graph.seconds) * (1 + SLOWED)
+    slowed = times.end_s - times.start_s > graph.seconds * (1 + SLOWED)
     each = graph.details()
     details = {d: i for i, d in enumerate(dict.fromkeys(each))}
     detail = np.array([details[d] for d in each], dtype=np.int64)
@@ -128,4 +128,4 @@ def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArra
 def rows_of(built: Built, times: Times) -> NDArray[np.int64]:
     """The slots of all tasks, in order of start, then of class."""
     slots = built.graph.slot_table()
-    return slots[np.lexsort((slots[:, 1], np.array(times.start_s)[slots[:, 0]]))]
+    return slots[np.lexsort((slots[:, 1], times.start_s[slots[:, 0]]))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from sim.graph.build import Built
 from sim.graph.engine import Times
+from sim.graph.taskgraph import TaskGraph, ints
 from sim.graph.template import COMPUTE
 from sim.plan import Plan
 from sim.prices.profile import Profile
@@ -63,7 +63,7 @@ def rank_seconds(built: Built, slots: Ints, start_s: Floats, end_s: Floats) -> l
     place, spans = _runs(slots, len(graph.streams), start_s, end_s)
     computes = place[:, 1] == compute
     ends = np.searchsorted(place[:, 0], np.arange(len(ranks) + 1))
-    phase_end = max((float(end_s[a.last].max()) for a in built.actions if a.last), default=0.0)
+    phase_end = max((float(end_s[a.last].max()) for a in built.actions if len(a.last)), default=0.0)
     out = []
     for i, acted, (a, b) in zip(ranks, built.actions, pairwise(ends.tolist()), strict=True):
         talking, at_work = spans[a:b][~computes[a:b]], spans[a:b][computes[a:b]]
@@ -97,26 +97,27 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     graph = built.graph
     if not len(graph):
         return {}, []
-    start_s, end_s, waits = times.start_s, times.end_s, graph.waits
-    launchers: tuple[list[int], list[int]] | None = None
-    task = end_s.index(max(end_s))
+    task, before = int(times.end_s.argmax()), _deciding(graph, times).tolist()
     chain = [task]
-    while start_s[task] > 0.0 or waits[task]:
-        mine = waits[task]
-        before = mine[0] if len(mine) == 1 else max(mine, key=end_s.__getitem__, default=-1)
-        if before < 0 or end_s[before] < start_s[task]:  # then what launched it decides
-            launchers = launchers or graph.launchers()
-            before = launchers[1][bisect_right(launchers[0], task) - 1]
-        task = before
+    while (task := before[task]) >= 0:
         chain.append(task)
     chain.reverse()
-    seconds: dict[str, float] = {}
-    kinds = tuple(graph.kinds)
-    until = [*(start_s[t] for t in chain[1:]), end_s[chain[-1]]]
-    for t, until_s in zip(chain, until, strict=True):
-        kind = kinds[graph.sorts[graph.sort[t]].rows[0][2]]
-        seconds[kind] = seconds.get(kind, 0.0) + until_s - start_s[t]
-    return dict(sorted(seconds.items(), key=lambda kv: -kv[1])), chain
+    start_s = times.start_s[chain]
+    lasts_s = np.append(start_s[1:], times.end_s[chain[-1]]) - start_s
+    kinds = ints([s.rows[0][2] if s.rows else 0 for s in graph.sorts])[graph.sort[chain]]
+    seconds = np.bincount(kinds, lasts_s, len(graph.kinds)).tolist()
+    found = {name: seconds[i] for i, name in enumerate(graph.kinds) if (kinds == i).any()}
+    return dict(sorted(found.items(), key=lambda kv: -kv[1])), chain
+
+
+def _deciding(graph: TaskGraph, times: Times) -> Ints:
+    """By task that whose end, or else whose start, let it start: of several the first listed; -1: none."""
+    waits, launches, before = graph.columns.waits, graph.columns.launches, np.full(len(graph), -1)
+    launched = times.start_s[launches.first] + launches.lag_s == times.start_s[launches.second]
+    before[launches.second[launched]] = launches.first[launched]
+    decides = np.flatnonzero(times.end_s[waits.first] == times.start_s[waits.second])[::-1]
+    before[waits.second[decides]] = waits.first[decides]
+    return before
 
 
 def source_shares(shares: dict[tuple[str, str, float], float]) -> dict[str, float]:

@@ -23,11 +23,13 @@ from sim.errors import InputError
 from sim.faults import link_scales
 from sim.finished import FinishedStep, make_timeline, rows_of
 from sim.garbage import no_collection
-from sim.graph.build import Build, Built, Deadlock, steps_of
+from sim.graph.build import Build, Built
 from sim.graph.contended import run_alone, run_step
 from sim.graph.data_parallel import DataParallel, make_data_parallel
 from sim.graph.link_book import LinkBook
+from sim.graph.lists import steps_of
 from sim.graph.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
+from sim.graph.taskgraph import Deadlock
 from sim.graph.template import compile_program
 from sim.graph.uses import Kept
 from sim.inputs.scenario import Scenario
@@ -62,11 +64,8 @@ class Simulation(FinishedStep):
             before_s = self.teacher.own_s if self.teacher.placement == "same" else 0.0
         if steps == 1:
             return curves
-        graph = self.built.graph
-        start = min(
-            (self.times.start_s[t] for t, _, _, kind in self.slots.tolist() if kind == graph.kinds.get("OPTIMIZER")),
-            default=0.0,
-        )
+        ends = self.slots[self.slots[:, 3] == self.built.graph.kinds.get("OPTIMIZER", -1), 0]
+        start = float(self.times.start_s[ends].min()) if len(ends) else 0.0
         return [over_steps(c, before_s + self.step_time_s, before_s + start, steps) for c in curves]
 
     @cached_property

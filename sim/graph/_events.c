@@ -5,8 +5,8 @@
    have one order, (when, which). How full links are shared max-min fairly is not in here: topology.contention is
    asked, once for each pattern of flows that meet.
 
-   Reading runs no Python code (numbers are ints and floats, or refused), so no list changes while it is read; `fair`
-   and `fsum` are called when all has been copied. */
+   Columns are arrays of Python's, checked once and then read in place. Reading runs no Python code, so no dictionary
+   changes while it is read; `fair` and `fsum` are called when all has been read. */
 
 #include "_events_input.h"
 
@@ -43,16 +43,14 @@ static int push(Run *r, double when_s, int what)
 
 /* ---- tasks between flows: engine._walker ---- */
 
-/* What waits for this end of task `by`, or for a start (NONE). */
-static void follow(Run *r, int edge, double from_s, int by)
+/* What waits for an end or a start. */
+static void follow(Run *r, int edge, double from_s)
 {
     for (; edge != NONE; edge = r->edges.items[edge].next) {
         int to = r->edges.items[edge].to;
         double start_s = from_s + r->edges.items[edge].lag_s;
-        if (start_s > r->start_s[to]) {
+        if (start_s > r->start_s[to])
             r->start_s[to] = start_s;
-            r->started_by[to] = by;
-        }
         if (--r->missing[to] == 0)
             r->ready.items[r->ready.count++] = to;
     }
@@ -64,10 +62,10 @@ static int walk(Run *r)
     while (r->ready.count > 0) {
         int task = r->ready.items[--r->ready.count], flow = r->flow_of[task];
         double begin_s = r->start_s[task];
-        follow(r, r->on_start[task], begin_s, NONE);
+        follow(r, r->on_start[task], begin_s);
         if (flow == NONE) {
             r->end_s[task] = begin_s + r->seconds[task];
-            follow(r, r->on_end[task], r->end_s[task], task);
+            follow(r, r->on_end[task], r->end_s[task]);
         } else if (push(r, begin_s + r->paths[r->flows.items[flow].path].quiet_s, ~flow)) {
             return -1;
         }
@@ -289,7 +287,7 @@ static int run_events(Run *r, Py_ssize_t *events)
             if (now_s == f->due_s) {
                 leave(r, flow);
                 r->end_s[f->task] = now_s;
-                follow(r, r->on_end[f->task], now_s, f->task);
+                follow(r, r->on_end[f->task], now_s);
                 if (walk(r))
                     return -1;
             }
@@ -300,55 +298,67 @@ static int run_events(Run *r, Py_ssize_t *events)
     return 0;
 }
 
-/* Numbers as a list; where `same` is not NONE, the object at that place of `others` is the number. */
-static PyObject *as_list(const double *from, int count, const int *same, PyObject *others)
+enum { SECONDS, SORT, FIRST, SECOND, LAUNCHER, LAUNCHED, LAG_S, START_S, END_S, COLUMNS };
+
+/* Whether all columns hold 8 bytes an element and as many elements as each other where they must. */
+static int check_columns(const Py_buffer *columns, Py_ssize_t sorts, Py_ssize_t links)
 {
-    PyObject *list = PyList_New(count);
-    for (int i = 0; list != NULL && i < count; i++) {
-        PyObject *x = same != NULL && same[i] != NONE ? Py_NewRef(PyList_GET_ITEM(others, same[i]))
-                                                      : PyFloat_FromDouble(from[i]);
-        if (x == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, i, x);
-    }
-    return list;
+    for (int i = 0; i < COLUMNS; i++)
+        if (columns[i].len % 8 != 0 || columns[i].len / 8 >= INT_MAX / 2)
+            return PyErr_SetString(PyExc_ValueError, "columns have 8 bytes a row, and less than 2^30 rows"), -1;
+    if (columns[SORT].len != columns[SECONDS].len || columns[START_S].len != columns[SECONDS].len ||
+        columns[END_S].len != columns[SECONDS].len || columns[SECOND].len != columns[FIRST].len ||
+        columns[LAUNCHED].len != columns[LAUNCHER].len || columns[LAG_S].len != columns[LAUNCHER].len || sorts < 0 ||
+        sorts >= INT_MAX || links >= INT_MAX)
+        return PyErr_SetString(PyExc_ValueError, "columns of one length are needed, none of 2^31"), -1;
+    return 0;
+}
+
+static int read_all(Run *r, const Py_buffer *columns, PyObject *by_sort, PyObject *capacity, double over)
+{
+    int waits = (int)(columns[FIRST].len / 8), launches = (int)(columns[LAUNCHER].len / 8);
+    r->tasks = (int)(columns[SECONDS].len / 8);
+    r->seconds = columns[SECONDS].buf, r->start_s = columns[START_S].buf, r->end_s = columns[END_S].buf;
+    if (read_links(r, capacity, over) || read_paths(r, by_sort) || read_tasks(r, columns[SORT].buf) ||
+        MAKE(r->edges.items, waits + launches))
+        return -1;
+    return read_edges(r, r->on_end, columns[FIRST].buf, columns[SECOND].buf, NULL, waits) ||
+           read_edges(r, r->on_start, columns[LAUNCHER].buf, columns[LAUNCHED].buf, columns[LAG_S].buf, launches);
 }
 
 static PyObject *run(PyObject *module, PyObject *args)
 {
-    PyObject *seconds, *waits, *launched, *sort, *by_sort, *capacity, *start = NULL, *end = NULL, *answer = NULL;
+    PyObject *by_sort, *capacity, *answer = NULL;
+    Py_buffer c[COLUMNS];
     Py_ssize_t sorts, events = 0;
     double over;
     Run r = {0};
-    if (!PyArg_ParseTuple(args, "O!O!O!O!nO!O!dOO", &PyList_Type, &seconds, &PyList_Type, &waits, &PyDict_Type,
-                          &launched, &PyList_Type, &sort, &sorts, &PyDict_Type, &by_sort, &PyDict_Type, &capacity,
-                          &over, &r.fair, &r.fsum))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*y*w*w*nO!O!dOO", &c[SECONDS], &c[SORT], &c[FIRST], &c[SECOND], &c[LAUNCHER],
+                          &c[LAUNCHED], &c[LAG_S], &c[START_S], &c[END_S], &sorts, &PyDict_Type, &by_sort,
+                          &PyDict_Type, &capacity, &over, &r.fair, &r.fsum))
         return NULL;
-    Py_ssize_t tasks = PyList_GET_SIZE(seconds), links = PyDict_GET_SIZE(capacity);
-    if (tasks != PyList_GET_SIZE(waits) || tasks != PyList_GET_SIZE(sort) || tasks >= INT_MAX || links >= INT_MAX ||
-        sorts < 0 || sorts >= INT_MAX)
-        return PyErr_SetString(PyExc_ValueError, "columns of one length are needed, none of 2^31"), NULL;
-    r.tasks = (int)tasks, r.links = (int)links, r.sorts = (int)sorts;
-    if (!read_links(&r, capacity, over) && !read_paths(&r, by_sort) && !read_tasks(&r, seconds, waits, sort) &&
-        !read_launched(&r, launched)) {
-        for (int i = 0; i < r.tasks; i++)
-            if (r.missing[i] == 0)
-                r.ready.items[r.ready.count++] = i;
-        if (!walk(&r) && !run_events(&r, &events) && (end = as_list(r.end_s, r.tasks, NULL, NULL)) != NULL &&
-            (start = as_list(r.start_s, r.tasks, r.started_by, end)) != NULL)
-            answer = Py_BuildValue("OOn", start, end, events);
+    if (!check_columns(c, sorts, PyDict_GET_SIZE(capacity))) {
+        r.sorts = (int)sorts, r.links = (int)PyDict_GET_SIZE(capacity);
+        if (!read_all(&r, c, by_sort, capacity, over)) {
+            for (int i = 0; i < r.tasks; i++)
+                if (r.missing[i] == 0)
+                    r.ready.items[r.ready.count++] = i;
+            if (!walk(&r) && !run_events(&r, &events))
+                answer = PyLong_FromSsize_t(events);
+        }
     }
-    Py_XDECREF(start);
-    Py_XDECREF(end);
+    for (int i = 0; i < COLUMNS; i++)
+        PyBuffer_Release(&c[i]);
     release(&r);
     return answer;
 }
 
 static PyMethodDef methods[] = {
     {"run", run, METH_VARARGS,
-     "run(seconds, waits, launched, sort, sorts, flows by sort, capacity by link, over, fair, fsum)\n\n"
-     "Starts, ends (-1: never) and the number of events; a link asked for `over` times its capacity is full."},
+     "run(seconds, sort, waited for, waiting, launcher, launched, lag, start, end, sorts, flows by sort, capacity by\n"
+     "link, over, fair, fsum)\n\n"
+     "Fills in starts and ends (-1: never) and gives the number of events; columns are of doubles and 64-bit integers;\n"
+     "a link asked for `over` times its capacity is full."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,13 +1,18 @@
 from collections.abc import Callable
 
 from sim.graph.sharing import Flow
-from sim.graph.taskgraph import Launched
+from sim.graph.taskgraph import Floats, Ints
 
 def run(
-    seconds: list[float],
-    waits: list[list[int]],
-    launched: dict[int, list[Launched]],
-    sort: list[int],
+    seconds: Floats,
+    sort: Ints,
+    waited_for: Ints,
+    waiting: Ints,
+    launcher: Ints,
+    launched: Ints,
+    lag_s: Floats,
+    start_s: Floats,
+    end_s: Floats,
     sorts: int,
     by_sort: dict[int, Flow],
     capacity: dict[int, float],
@@ -15,4 +20,4 @@ def run(
     fair: Callable[[bytes], bytes],
     fsum: Callable[[bytes], float],
     /,
-) -> tuple[list[float], list[float], int]: ...
+) -> int: ...

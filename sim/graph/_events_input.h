@@ -48,9 +48,9 @@ typedef struct { double when_s; int what; } Event; /* flow `what` ends, or the b
 
 typedef struct {
     int tasks, links, sorts;
-    double *seconds, *start_s, *end_s;          /* by task, as the next: */
+    const double *seconds;                      /* by task, as all until `flow_of`; these three are Python's */
+    double *start_s, *end_s;
     int *missing, *on_end, *on_start, *flow_of; /* how many waits, first edges, flow or NONE */
-    int *started_by;                            /* the task at whose end it started, or NONE */
     int *path_of;                               /* by sort, or NONE */
     Path *paths;
     Link *link;
@@ -87,8 +87,7 @@ static void *larger(void *old, int *room, size_t size)
 
 static void release(Run *r)
 {
-    void *all[] = {r->seconds, r->start_s, r->end_s, r->missing, r->on_end, r->on_start, r->flow_of, r->started_by,
-                   r->path_of, r->paths, r->edges.items, r->places.items, r->flows.items, r->ready.items,
+    void *all[] = {r->missing, r->on_end, r->on_start, r->flow_of, r->path_of, r->paths, r->edges.items, r->places.items, r->flows.items, r->ready.items,
                    r->heap.items, r->changed.items, r->full.items, r->moved.items, r->key.items};
     for (int i = 0; r->link != NULL && i < r->links; i++)
         PyMem_Free(r->link[i].users.items);
@@ -167,70 +166,43 @@ static int read_paths(Run *r, PyObject *by_sort)
     return 0;
 }
 
-static int add_edge(Run *r, int *first, Py_ssize_t to, double lag_s)
+static int within(int64_t x, int below, const char *what)
 {
-    if (ADD(r->edges, (Edge){(int)to, *first, lag_s}))
-        return -1;
-    *first = r->edges.count - 1;
-    r->missing[to]++;
-    return 0;
-}
-
-static int read_task(Run *r, int task, PyObject *seconds, PyObject *waits, PyObject *sort_of)
-{
-    Py_ssize_t other, sort;
-    if (check(PyList_Check(waits), "waits is a list of lists") || as_double(seconds, &r->seconds[task]) ||
-        as_int(sort_of, 0, r->sorts, "a task's sort", &sort))
-        return -1;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waits); i++)
-        if (as_int(PyList_GET_ITEM(waits, i), 0, r->tasks, "what a task waits for", &other) ||
-            add_edge(r, &r->on_end[other], task, 0.0))
-            return -1;
-    if (r->path_of[sort] == NONE)
+    if (x >= 0 && x < below)
         return 0;
-    r->flow_of[task] = r->flows.count;
-    return ADD(r->flows, (Flow){task, r->path_of[sort], 0, 1.0, 0.0, 0.0, Py_NAN, Py_NAN});
+    return PyErr_Format(PyExc_IndexError, "%s is %lld, not from 0 to below %d", what, (long long)x, below), -1;
 }
 
-static int read_tasks(Run *r, PyObject *seconds, PyObject *waits, PyObject *sorts)
+static int read_tasks(Run *r, const int64_t *sort)
 {
     int n = r->tasks;
-    if (MAKE(r->seconds, n) || MAKE(r->start_s, n) || MAKE(r->end_s, n) || MAKE(r->missing, n) ||
-        MAKE(r->on_end, n) || MAKE(r->on_start, n) || MAKE(r->flow_of, n) || MAKE(r->started_by, n) ||
+    if (MAKE(r->missing, n) || MAKE(r->on_end, n) || MAKE(r->on_start, n) || MAKE(r->flow_of, n) ||
         MAKE(r->ready.items, n))
         return -1;
     for (int i = 0; i < n; i++) {
+        r->start_s[i] = 0.0;
         r->end_s[i] = -1.0;
-        r->on_end[i] = r->on_start[i] = r->flow_of[i] = r->started_by[i] = NONE;
-    }
-    for (int i = 0; i < n; i++)
-        if (read_task(r, i, PyList_GET_ITEM(seconds, i), PyList_GET_ITEM(waits, i), PyList_GET_ITEM(sorts, i)))
+        r->on_end[i] = r->on_start[i] = r->flow_of[i] = NONE;
+        if (within(sort[i], r->sorts, "a task's sort"))
             return -1;
+        if (r->path_of[sort[i]] == NONE)
+            continue;
+        r->flow_of[i] = r->flows.count;
+        if (ADD(r->flows, (Flow){i, r->path_of[sort[i]], 0, 1.0, 0.0, 0.0, Py_NAN, Py_NAN}))
+            return -1;
+    }
     return MAKE(r->moved.items, r->flows.count);
 }
 
-static int read_launched(Run *r, PyObject *launched)
+/* Edges from each of `first`, in the list that starts at `heads`, to each of `second`; `lag_s` NULL: none lags. */
+static int read_edges(Run *r, int *heads, const int64_t *first, const int64_t *second, const double *lag_s, int count)
 {
-    Py_ssize_t at = 0, task, offset;
-    PyObject *key, *groups;
-    while (PyDict_Next(launched, &at, &key, &groups)) {
-        if (check(PyList_Check(groups), "launched has lists") || as_int(key, 0, r->tasks, "a launcher", &task))
+    for (int i = 0; i < count; i++) {
+        if (within(first[i], r->tasks, "what is waited for") || within(second[i], r->tasks, "what waits"))
             return -1;
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); i++) {
-            PyObject *group = PyList_GET_ITEM(groups, i), *lags_s;
-            if (check(PyTuple_Check(group) && PyTuple_GET_SIZE(group) == 2 && PyList_Check(PyTuple_GET_ITEM(group, 1)),
-                      "what is launched is an offset and a list"))
-                return -1;
-            lags_s = PyTuple_GET_ITEM(group, 1);
-            Py_ssize_t count = PyList_GET_SIZE(lags_s);
-            double lag_s;
-            if (as_int(PyTuple_GET_ITEM(group, 0), -task, r->tasks - task - count + 1, "an offset", &offset))
-                return -1;
-            for (Py_ssize_t k = 0; k < count; k++)
-                if (as_double(PyList_GET_ITEM(lags_s, k), &lag_s) ||
-                    add_edge(r, &r->on_start[task], task + offset + k, lag_s))
-                    return -1;
-        }
+        r->edges.items[r->edges.count] = (Edge){(int)second[i], heads[first[i]], lag_s == NULL ? 0.0 : lag_s[i]};
+        heads[first[i]] = r->edges.count++;
+        r->missing[second[i]]++;
     }
     return 0;
 }

@@ -63,8 +63,7 @@ def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) 
     number_of = np.full(len(built.graph.sorts), -1)
     number_of[list(of_sort)] = [numbers[id(flow)] for flow in of_sort.values()]
     columns = [np.array(column) for column in zip(*entries, strict=True)]
-    start, end = np.fromiter(times.start_s, np.float64), np.fromiter(times.end_s, np.float64)
-    sort = np.fromiter(built.graph.sort, np.int64)
+    start, end, sort = times.start_s, times.end_s, built.graph.sort
     of_task, blip_s = number_of.astype(np.min_scalar_type(-len(kinds)))[sort], BLIP * end.max()
     names: set[str] = set()  # no `unique` and `isin` here: numpy loads its masked arrays for them
     hiding: set[int] = set()
@@ -73,7 +72,7 @@ def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) 
         over = _over_seconds(link[entry], start[task] + quiet_s[entry], end[task], load[entry], blip_s) > 0
         names |= {LINKS[i] for i in set((link[entry[over]] // 2 % len(LINKS)).tolist())}
         if hidden:
-            hiding = {t for t in set(task[over].tolist()) if built.graph.sort[t] in hidden}
+            hiding = {t for t in set(task[over].tolist()) if int(sort[t]) in hidden}
         elif names == book.shared:
             break
     return Crowd(frozenset(names), _places(built, hiding))
@@ -96,7 +95,7 @@ def _places(built: Built, tasks: set[int]) -> set[Place]:
     return {
         (i, action)
         for i, acted in enumerate(built.actions if tasks else ())
-        for action, first in zip(acted.actions, acted.first, strict=True)
+        for action, first in zip(acted.actions, acted.first.tolist(), strict=True)
         if first in tasks
     }
 
@@ -185,7 +184,7 @@ def run_alone(make: Callable[[LinkBook | None], Built], simpy: bool) -> Ran:
     """Build a step and run it as if links carried everything at once: never slower than `run_step`."""
     built = make(None)
     times = run_simpy(built.graph) if simpy else run_static(built.graph)
-    return Ran(built, times, max(times.end_s, default=0.0), frozenset(), None)
+    return Ran(built, times, times.step_s, frozenset(), None)
 
 
 def run_step(make: Callable[[LinkBook | None], Built], pricing: Pricing, schedule: Schedule, simpy: bool) -> Ran:
@@ -194,7 +193,7 @@ def run_step(make: Callable[[LinkBook | None], Built], pricing: Pricing, schedul
     book = LinkBook(pricing, shared, set()) if shared else None
     built = make(book)
     times = run_simpy(built.graph) if simpy else run_static(built.graph)
-    alone_s = max(times.end_s, default=0.0)
+    alone_s = times.step_s
     crowd = crowded(book, built, times) if book else Crowd(frozenset(), set())
     if book is None or not crowd.links:
         return Ran(built, times, alone_s, frozenset(), None)

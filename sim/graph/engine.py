@@ -10,12 +10,15 @@ wherever it could be compiled.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from math import fsum
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from sim.graph.sharing import FULL, Flows, Sharing, fractions
-from sim.graph.taskgraph import TaskGraph
+from sim.graph.taskgraph import Deadlock, Floats, TaskGraph, grouped
 
 try:
     from sim.graph import _events
@@ -25,25 +28,38 @@ except ImportError:
 Coming = tuple[float, int]  # when, and the task that ends, or ~task for one whose bytes begin to flow
 
 
-class Times(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Times:
     """Start and end of every task in seconds, how the run was done and the events it took."""
 
-    start_s: list[float]
-    end_s: list[float]
+    start_s: Floats
+    end_s: Floats
     path: str
     events: int
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to the last bit."""
+        if not isinstance(other, Times) or (self.path, self.events) != (other.path, other.events):
+            return False
+        return np.array_equal(self.start_s, other.start_s) and np.array_equal(self.end_s, other.end_s)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def step_s(self) -> float:
+        """End of the last task."""
+        return float(self.end_s.max(initial=0.0))
 
 
 def run_simpy(graph: TaskGraph, flows: Flows | None = None) -> Times:
     """Replay a graph on SimPy's clock; with `flows`, tasks that share links slow each other down.
 
     Raises:
-        ValueError: if tasks wait for each other in a circle; names some that never ran.
+        Deadlock: if tasks wait for each other in a circle; names some that never ran.
     """
     run = _OnSimpy(graph, flows or Flows())
     run.run()
-    _all_ran(graph, run.end)
-    return Times(run.start, run.end, "simpy", run.events)
+    return _ran(graph, run.start, run.end, "simpy", run.events)
 
 
 class _OnSimpy:
@@ -53,8 +69,9 @@ class _OnSimpy:
 
         self.env = simpy.Environment()
         self.last = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1
-        self.graph, self.flows, self.sharing = graph, flows.by_sort, Sharing(flows, graph.sort)
-        self.missing, self.after, self.lagging = _missing(graph), graph.successors(), _lagging(graph)
+        self.seconds, self.sort, self.flows = graph.seconds.tolist(), graph.sort.tolist(), flows.by_sort
+        self.sharing, self.missing = Sharing(flows, self.sort), _missing(graph)
+        self.after, self.launched = _after(graph), _launched(graph)
         self.start = [-1.0] * len(graph)
         self.end = [-1.0] * len(graph)
         self.events = 0
@@ -74,23 +91,23 @@ class _OnSimpy:
 
     def _begin(self, task: int) -> None:
         self.start[task] = self.env.now
-        flow = self.flows.get(self.graph.sort[task])
+        flow = self.flows.get(self.sort[task])
         if flow is not None:
             self._after(flow.quiet_s, task, self._arrive)
-        self.ends[task] = self._after(self.graph.seconds[task], task, self._finish)
-        for other, lag_s in self.lagging.get(task, ()):
+        self.ends[task] = self._after(self.seconds[task], task, self._finish)
+        for other, lag_s in self.launched.get(task, ()):
             self._after(lag_s, other, self._release)
 
     def _arrive(self, event: Any) -> None:
         task = event.value
-        self.sharing.arrive(task, self.env.now, self.start[task] + self.graph.seconds[task])
+        self.sharing.arrive(task, self.env.now, self.start[task] + self.seconds[task])
         self._settle_soon()
 
     def _finish(self, event: Any) -> None:
         task = event.value
         if event is not self.ends[task]:
             return
-        if self.graph.sort[task] in self.flows:
+        if self.sort[task] in self.flows:
             self.sharing.leave(task)
             self._settle_soon()
         self.end[task] = self.env.now
@@ -123,7 +140,7 @@ def run_static(graph: TaskGraph) -> Times:
     """The same times without a clock: start = latest end of what a task waits for, end = start + seconds.
 
     Raises:
-        ValueError: as `run_simpy`.
+        Deadlock: as `run_simpy`.
     """
     return run_contended(graph, Flows())
 
@@ -132,17 +149,20 @@ def run_contended(graph: TaskGraph, flows: Flows) -> Times:
     """The same times as `run_simpy` with `flows`: passes as `run_static`'s from one arrival or departure to the next.
 
     Raises:
-        ValueError: as `run_simpy`.
+        Deadlock: as `run_simpy`.
     """
-    start, end, events = (_in_python if _events is None else _compiled)(graph, flows)
-    _all_ran(graph, end)
-    return Times(start, end, "static", events)
+    run = _in_python if _events is None else _compiled
+    start, end, events = run(graph, flows)
+    return _ran(graph, start, end, "static", events)
 
 
-def _compiled(graph: TaskGraph, flows: Flows) -> tuple[list[float], list[float], int]:
+def _compiled(graph: TaskGraph, flows: Flows) -> tuple[Floats, Floats, int]:
+    start, end = np.empty(len(graph)), np.empty(len(graph))
+    waits, launches = graph.columns.waits, graph.columns.launches
+    columns = (graph.seconds, graph.sort, *waits, *launches, start, end)
     by_sort, capacity = flows.by_sort, flows.capacity_bytes_per_s
-    columns = (graph.seconds, graph.waits, graph.launched, graph.sort)
-    return _events.run(*columns, len(graph.sorts), by_sort, capacity, FULL, fractions, _fsum_of_bytes)
+    events = _events.run(*columns, len(graph.sorts), by_sort, capacity, FULL, fractions, _fsum_of_bytes)
+    return start, end, events
 
 
 def _fsum_of_bytes(doubles: bytes) -> float:
@@ -150,11 +170,11 @@ def _fsum_of_bytes(doubles: bytes) -> float:
 
 
 def _in_python(graph: TaskGraph, flows: Flows) -> tuple[list[float], list[float], int]:
-    sharing, n = Sharing(flows, graph.sort), len(graph)
+    sharing, n = Sharing(flows, graph.sort.tolist()), len(graph)
     start, end, coming = [0.0] * n, [-1.0] * n, list[Coming]()
     release, start_first = _walker(graph, flows, start, end, coming)
     start_first()
-    return start, end, _run_events(graph.seconds, sharing, start, end, coming, release)
+    return start, end, _run_events(graph.seconds.tolist(), sharing, start, end, coming, release)
 
 
 def _run_events(
@@ -203,11 +223,11 @@ def _walker(
 ) -> tuple[Callable[[int, float], None], Callable[[], None]]:
     """Two functions that fill in `start` and `end` up to the next flows, whose arrivals lie ahead: one goes on from a
     flow that has ended, the other from the beginning of the step."""
-    seconds, after, missing, launched = graph.seconds, graph.successors(), _missing(graph), graph.launched
+    seconds, after, missing, launched = graph.seconds.tolist(), _after(graph), _missing(graph), _launched(graph)
     of_sort = [-1.0] * len(graph.sorts)
     for sort, flow in flows.by_sort.items():
         of_sort[sort] = flow.quiet_s
-    quiet_s = list(map(of_sort.__getitem__, graph.sort))  # -1: no flow
+    quiet_s = list(map(of_sort.__getitem__, graph.sort.tolist()))  # -1: no flow
 
     def release(task: int, now_s: float) -> None:
         end[task] = now_s
@@ -225,13 +245,12 @@ def _walker(
         for task in ready:  # grows while it is walked
             begin = start[task]
             if task in launched:
-                for offset, lags_s in launched[task]:
-                    for s, lag_s in enumerate(lags_s, task + offset):
-                        if begin + lag_s > start[s]:
-                            start[s] = begin + lag_s
-                        missing[s] -= 1
-                        if not missing[s]:
-                            ready.append(s)
+                for s, lag_s in launched[task]:
+                    if begin + lag_s > start[s]:
+                        start[s] = begin + lag_s
+                    missing[s] -= 1
+                    if not missing[s]:
+                        ready.append(s)
             if quiet_s[task] >= 0.0:
                 heappush(coming, (begin + quiet_s[task], ~task))
                 continue
@@ -248,24 +267,33 @@ def _walker(
 
 def _missing(graph: TaskGraph) -> list[int]:
     """How many things each task still waits for."""
-    missing = list(map(len, graph.waits))
-    for launcher, groups in graph.launched.items():
-        for offset, lags_s in groups:
-            for task in range(launcher + offset, launcher + offset + len(lags_s)):
-                missing[task] += 1
+    everything = np.concatenate([graph.columns.waits.second, graph.columns.launches.second])
+    missing: list[int] = np.bincount(everything, minlength=len(graph)).tolist()
     return missing
 
 
-def _lagging(graph: TaskGraph) -> dict[int, list[tuple[int, float]]]:
+def _after(graph: TaskGraph) -> list[list[int]]:
+    """Who waits for each task; a wait listed twice stands twice."""
+    return grouped(*graph.columns.waits, len(graph))
+
+
+def _launched(graph: TaskGraph) -> dict[int, list[tuple[int, float]]]:
     """By task: who may start how long after it has started."""
-    return {
-        task: [each for offset, lags_s in groups for each in enumerate(lags_s, task + offset)]
-        for task, groups in graph.launched.items()
-    }
+    out: dict[int, list[tuple[int, float]]] = {}
+    for task, other, lag_s in zip(*(column.tolist() for column in graph.columns.launches), strict=True):
+        out.setdefault(task, []).append((other, lag_s))
+    return out
 
 
-def _all_ran(graph: TaskGraph, end: list[float]) -> None:
-    if len(end) and min(end) < 0:
-        stuck = [i for i, t in enumerate(end) if t < 0]
+def _ran(graph: TaskGraph, start: list[float] | Floats, end: list[float] | Floats, path: str, events: int) -> Times:
+    """The times of all tasks.
+
+    Raises:
+        Deadlock: if some never ran.
+    """
+    times = Times(np.asarray(start, dtype=np.float64), np.asarray(end, dtype=np.float64), path, events)
+    stuck = np.flatnonzero(times.end_s < 0).tolist()
+    if stuck:
         shown = "; ".join(graph.describe(t) for t in stuck[:5])
-        raise ValueError(f"deadlock: {len(stuck)} of {len(graph)} tasks never start, the first are: {shown}")
+        raise Deadlock(f"deadlock: {len(stuck)} of {len(graph)} tasks never start, the first are: {shown}")
+    return times

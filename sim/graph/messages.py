@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sim.actions import Kind, Schedule
 from sim.graph.link_book import LinkBook
 from sim.graph.stages import stage_input_bytes
-from sim.graph.taskgraph import Row, TaskGraph
+from sim.graph.taskgraph import Row, Sorts
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.timeline import Detail
@@ -44,16 +44,16 @@ class _Way(NamedTuple):
 
 
 class Messages:
-    """All messages of a step. `tasks`: by key, -1 where it is not under way; `shares`: their seconds by (kind, source,
-    uncertainty), over all ranks."""
+    """All messages of a step. `count`: how many keys there are; `shares`: their seconds by (kind, source, uncertainty),
+    over all ranks."""
 
     def __init__(
-        self, plan: Plan, schedule: Schedule, pricing: Pricing, graph: TaskGraph, links: LinkBook | None = None
+        self, plan: Plan, schedule: Schedule, pricing: Pricing, graph: Sorts, links: LinkBook | None = None
     ) -> None:
         self.plan, self.schedule, self.pricing, self.graph = plan, schedule, pricing, graph
         self.links = links
         self.shares: dict[tuple[str, str, float], float] = {}
-        self.tasks: list[int] = []
+        self.count = 0
         p = plan.scenario.parallelism
         self._bytes = stage_input_bytes(plan) / (p.tp if p.p2p_scatter and not p.sp else 1)
         self._needs, self._gives = _hops(schedule)
@@ -90,8 +90,8 @@ class Messages:
         sort = self.graph.new_sort(detail, way.rows)
         if self.links is not None:
             self.links.message(sort, *way.ends, self._bytes, way.seconds)
-        first_key = len(self.tasks)
-        self.tasks += [-1] * self.schedule.micro_batches
+        first_key = self.count
+        self.count += self.schedule.micro_batches
         return Wire(source, first_key, way.seconds, sort, way.queue)
 
     def _new_way(self, lane: int, source: int, target: int, forward: bool) -> _Way:

@@ -1,4 +1,4 @@
-"""Tasks, the streams they run on and what they wait for: a static program of the whole step.
+"""Tasks, what they wait for and the streams they are shown on: a static program of the whole step.
 
 A task starts when everything it waits for has ended; a stream's order and a collective's rendezvous are waits
 like any other (the previous task on the stream; one task shared by all members), so a program without contention
@@ -8,20 +8,28 @@ has ten thousands of tasks and evaluating them takes less than making objects of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.actions import Action, Kind, Step
+from sim.actions import Kind, Step
 from sim.timeline import Detail, RankClass
 
-NO_STEP: Step = (Action(-1, Kind.F, -1),)
 SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Row = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind (indices into `streams` and `kinds`)
+NO_INTS: Ints = np.zeros(0, dtype=np.int64)
+NO_FLOATS: Floats = np.zeros(0)
+
+
+class Deadlock(ValueError):
+    """Tasks wait for each other in a circle, or for what never comes."""
 
 
 class Sort(NamedTuple):
@@ -35,103 +43,13 @@ class Sort(NamedTuple):
     exposed_s: float = 0.0
 
 
-class Launched(NamedTuple):
-    """Tasks that start no earlier than so many seconds each (`lags_s`) after another has started; the first of them
-    stands `offset` behind that one."""
-
-    offset: int
-    lags_s: list[float]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Stamp:
-    """A task and those that it launches: columns of them all. Those of each of `streams` stand together."""
+class Sorts:
+    """The sorts of a step's tasks, and the streams and kinds that they are shown as, each with its index."""
 
-    seconds: list[float]
-    sorts: list[int]
-    streams: list[str]
-    launched: list[Launched]
-
-
-@dataclass(slots=True)
-class TaskGraph:
-    """Columns by task: `seconds`, `waits` (tasks that must have ended), `sort`, and the `step` that it is part of, of
-    which a message and what runs once a step have stage and micro-batch alone (-1: none).
-
-    `launched`: by task, what starts so long after it has started; a task is launched by one other at most.
-    """
-
-    classes: tuple[RankClass, ...]
-    seconds: list[float] = field(default_factory=list)
-    waits: list[list[int]] = field(default_factory=list)
-    sort: list[int] = field(default_factory=list)
-    step: list[Step] = field(default_factory=list)
-    launched: dict[int, list[Launched]] = field(default_factory=dict)
     sorts: list[Sort] = field(default_factory=list)
     streams: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def add(self, seconds: float, waits: list[int], sort: int, step: Step = NO_STEP) -> int:
-        """Append a task; returns its index."""
-        self.seconds.append(seconds)
-        self.waits.append(waits)
-        self.sort.append(sort)
-        self.step.append(step)
-        return len(self.seconds) - 1
-
-    def place(self, stamp: Stamp, waits: list[int], last: dict[str, int], step: Step) -> int:
-        """Append a stamp's tasks, each behind the one before it on its stream; `last`: of each stream, kept up to date
-        but for the first task's. Returns that one's index."""
-        column, launched = self.waits, stamp.launched
-        task = len(column)
-        column.append(waits)
-        self.seconds += stamp.seconds
-        self.sort += stamp.sorts
-        if not launched:
-            self.step.append(step)
-        else:
-            self.step += [step] * len(stamp.seconds)
-            self.launched[task] = launched
-            for stream, (offset, lags_s) in zip(stamp.streams, launched, strict=True):
-                column.append([last[stream]] if stream in last else [])
-                first = task + offset
-                last[stream] = end = first + len(lags_s) - 1
-                if end > first:
-                    column += [[i] for i in range(first, end)]
-        return task
-
-    def launchers(self) -> tuple[list[int], list[int]]:
-        """The first of each group that is launched together, ascending, and what launches it."""
-        pairs = sorted((other + x.offset, other) for other, groups in self.launched.items() for x in groups)
-        return [first for first, _ in pairs], [other for _, other in pairs]
-
-    @property
-    def stages(self) -> list[int]:
-        """The stage of every task; -1: none."""
-        return [step[0][0] for step in self.step]
-
-    @property
-    def micro_batches(self) -> list[int]:
-        """The micro-batch of every task; -1: none."""
-        return [step[0][2] for step in self.step]
-
-    def details(self) -> list[Detail]:
-        """The detail of every task."""
-        named: dict[tuple[int, ...], Detail] = {}
-        out = []
-        for sort, step in zip(self.sort, self.step, strict=True):
-            detail = self.sorts[sort].detail
-            if not detail.name:
-                key = (sort, *[action[0] for action in step])
-                if key not in named:
-                    name = " and ".join(f"{SHOWN[action.kind]} of stage {action.stage}" for action in step)
-                    named[key] = detail._replace(name=name)
-                detail = named[key]
-            out.append(detail)
-        return out
 
     def row(self, class_index: int, stream: str, kind: str) -> Row:
         """A row of the timeline: a class of ranks, a stream, and the kind shown there."""
@@ -148,13 +66,107 @@ class TaskGraph:
         self.sorts.append(Sort(detail, rows, compute_s, exposed_s))
         return len(self.sorts) - 1
 
+
+class Waits(NamedTuple):
+    """Pairs of tasks, by column: the second waits for the end of the first. Any order; a pair may stand twice."""
+
+    first: Ints
+    second: Ints
+
+
+class Launches(NamedTuple):
+    """Pairs of tasks, by column: the second starts no earlier than `lag_s` after the first has started."""
+
+    first: Ints = NO_INTS
+    second: Ints = NO_INTS
+    lag_s: Floats = NO_FLOATS
+
+
+class Columns(NamedTuple):
+    """By task its seconds, its sort and the step that it is part of, an index of `steps` (-1: none), of which a message
+    and what runs once a step have stage and micro-batch alone (-1: none)."""
+
+    seconds: Floats
+    sort: Ints
+    step: Ints
+    steps: list[Step]
+    waits: Waits
+    launches: Launches
+
+
+@dataclass(frozen=True, eq=False)
+class TaskGraph:
+    """The tasks of these classes of ranks, and what is shown of them."""
+
+    classes: tuple[RankClass, ...]
+    shown: Sorts
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.columns.seconds)
+
+    @property
+    def seconds(self) -> Floats:
+        """See `Columns`."""
+        return self.columns.seconds
+
+    @property
+    def sort(self) -> Ints:
+        """See `Columns`."""
+        return self.columns.sort
+
+    @property
+    def sorts(self) -> list[Sort]:
+        """See `Sorts`."""
+        return self.shown.sorts
+
+    @property
+    def streams(self) -> dict[str, int]:
+        """See `Sorts`."""
+        return self.shown.streams
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """See `Sorts`."""
+        return self.shown.kinds
+
+    @cached_property
+    def waits_of(self) -> list[list[int]]:
+        """What each task waits for."""
+        return grouped(self.columns.waits.second, self.columns.waits.first, len(self))
+
+    @property
+    def stages(self) -> Ints:
+        """The stage of every task; -1: none."""
+        return ints([*(step[0].stage for step in self.columns.steps), -1])[self.columns.step]
+
+    @property
+    def micro_batches(self) -> Ints:
+        """The micro-batch of every task; -1: none."""
+        return ints([*(step[0].micro_batch for step in self.columns.steps), -1])[self.columns.step]
+
+    def details(self) -> list[Detail]:
+        """The detail of every task."""
+        named: dict[tuple[int, ...], Detail] = {}
+        out = []
+        for sort, step in zip(self.sort.tolist(), self.columns.step.tolist(), strict=True):
+            detail = self.sorts[sort].detail
+            if not detail.name:
+                actions = self.columns.steps[step]
+                key = (sort, *[action[0] for action in actions])
+                if key not in named:
+                    name = " and ".join(f"{SHOWN[action.kind]} of stage {action.stage}" for action in actions)
+                    named[key] = detail._replace(name=name)
+                detail = named[key]
+            out.append(detail)
+        return out
+
     def slot_table(self) -> Ints:
         """The rows of the timeline that tasks occupy, as [rows, 4]: task, class, stream, kind; by task."""
         flat = chain.from_iterable([row for s in self.sorts for row in s.rows])
         rows = np.fromiter(flat, np.int64).reshape(-1, 3)
         counts = np.array([len(s.rows) for s in self.sorts], dtype=np.int64)
-        sort = np.array(self.sort, dtype=np.int64)
-        task, row = ragged(counts, sort)
+        task, row = ragged(counts, self.sort)
         table = np.empty((len(task), 4), dtype=np.int64)
         table[:, 0], table[:, 1:] = task, rows[row]
         return table
@@ -163,16 +175,45 @@ class TaskGraph:
         """A task in words, for error messages."""
         streams, kinds, rows = tuple(self.streams), tuple(self.kinds), self.sorts[self.sort[task]].rows
         where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in rows)
-        stage, _, micro_batch = self.step[task][0]
-        return f"stage {stage}, micro-batch {micro_batch}: {self.details()[task].name} ({where})"
+        name = self.details()[task].name
+        return f"stage {self.stages[task]}, micro-batch {self.micro_batches[task]}: {name} ({where})"
 
-    def successors(self) -> list[list[int]]:
-        """Who waits for each task; a wait listed twice stands twice."""
-        after: list[list[int]] = [[] for _ in self.seconds]
-        for task, waits in enumerate(self.waits):
-            for w in waits:
-                after[w].append(task)
-        return after
+
+class Draft:
+    """A graph task by task, for what is not made of actions."""
+
+    def __init__(self, classes: tuple[RankClass, ...]) -> None:
+        self.classes, self.shown = classes, Sorts()
+        self.seconds: list[float] = []
+        self.sort: list[int] = []
+        self.waits: list[list[int]] = []
+
+    def add(self, seconds: float, waits: list[int], sort: int) -> int:
+        """Append a task that starts when those of `waits`, which may still grow, have ended; returns its index."""
+        self.seconds.append(seconds)
+        self.waits.append(waits)
+        self.sort.append(sort)
+        return len(self.seconds) - 1
+
+    def graph(self) -> TaskGraph:
+        """What was drafted."""
+        counts = [len(waits) for waits in self.waits]
+        first = np.fromiter(chain.from_iterable(self.waits), np.int64, sum(counts))
+        waits = Waits(first, np.repeat(np.arange(len(counts)), counts))
+        seconds, no_step = np.array(self.seconds, dtype=np.float64), np.full(len(counts), -1)
+        return TaskGraph(self.classes, self.shown, Columns(seconds, ints(self.sort), no_step, [], waits, Launches()))
+
+
+def grouped(keys: Ints, values: Ints, count: int) -> list[list[int]]:
+    """For each key from 0 to below `count` its values, in their order.
+
+    >>> grouped(np.array([1, 0, 1]), np.array([7, 8, 9]), 3)
+    [[8], [7, 9], []]
+    """
+    out: list[list[int]] = [[] for _ in range(count)]
+    for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+        out[key].append(value)
+    return out
 
 
 def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
@@ -184,5 +225,10 @@ def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
     """
     many = counts[picks]
     pick = np.repeat(np.arange(len(picks)), many)
-    within = np.arange(len(pick)) - np.repeat(np.cumsum(many) - many, many)
-    return pick, (np.cumsum(counts) - counts)[picks[pick]] + within
+    shift = (np.cumsum(counts) - counts)[picks] - (np.cumsum(many) - many)
+    return pick, np.arange(len(pick)) + shift[pick]
+
+
+def ints(values: Sequence[int]) -> Ints:
+    """A column of numbers."""
+    return np.array(values, dtype=np.int64)

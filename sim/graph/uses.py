@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from sim.actions import Action, Entry, Kind, Schedule, parts
+from sim.actions import Action, Kind
 from sim.actions import Step as Step
 from sim.graph.data_parallel import DP
 from sim.graph.interleave import interleave
@@ -13,7 +14,7 @@ from sim.graph.link_book import LinkBook
 from sim.graph.messages import Hop, Messages, Wire
 from sim.graph.sharing import Flow
 from sim.graph.stages import Stage
-from sim.graph.taskgraph import SHOWN, Launched, Stamp, TaskGraph
+from sim.graph.taskgraph import SHOWN, Sorts
 from sim.graph.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
@@ -22,6 +23,24 @@ from sim.timeline import Detail
 
 Ends = tuple[tuple[int, Wire], ...]  # messages, each with the number of its action in the step
 ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks
+
+
+class Launched(NamedTuple):
+    """Tasks that start no earlier than so many seconds each (`lags_s`) after another has started; the first of them
+    stands `offset` behind that one."""
+
+    offset: int
+    lags_s: list[float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stamp:
+    """A task and those that it launches: columns of them all. Those of each of `streams` stand together."""
+
+    seconds: list[float]
+    sorts: list[int]
+    streams: list[str]
+    launched: list[Launched]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,10 +92,10 @@ class Uses:
     def __init__(
         self,
         plan: Plan,
-        schedule: Schedule,
+        ends: set[Action],
         pricing: Pricing,
         stages: list[dict[int, Stage]],
-        graph: TaskGraph,
+        graph: Sorts,
         messages: Messages,
         expand: bool,
         links: LinkBook | None,
@@ -84,31 +103,12 @@ class Uses:
     ) -> None:
         self.plan, self.pricing, self.stages, self.graph = plan, pricing, stages, graph
         self.messages, self.expand, self.lanes = messages, expand, plan.lanes
-        self.ends = _ends(schedule)
+        self.ends = ends
         self.links = links
         self._contexts: dict[int, tuple[object, ...]] = {}
         self._fits: dict[tuple[int, Template], Fit] = {}
         self._uses: dict[tuple[object, ...], Use] = {}
         self._kept, self._templates = kept, kept.templates
-
-    def of(self, class_index: int, steps: list[Step]) -> list[Use]:
-        """What each of a class's steps uses."""
-        ends = self.ends
-        found: dict[tuple[object, ...], Use] = {}
-        out = []
-        for step in steps:
-            key: tuple[object, ...] = step
-            if len(step) == 1:
-                action = step[0]
-                if action not in ends:
-                    key = action[:2]
-            elif ends.isdisjoint(step):
-                key = tuple([a[:2] for a in step])
-            use = found.get(key)
-            if use is None:
-                use = found[key] = self._use(class_index, step)
-            out.append(use)
-        return out
 
     def once(self, class_index: int, key: tuple[object, ...], program: Callable[[], Program]) -> Template:
         """A program that runs once a step; equal keys, equal programs."""
@@ -123,7 +123,7 @@ class Uses:
             return ()
         return self.pricing.member_classes(group, self.plan.classes[class_index].rank)
 
-    def _use(self, class_index: int, step: Step) -> Use:
+    def of(self, class_index: int, step: Step) -> Use:
         """What a step uses; the first or last of a stage is often as any other."""
         messages, lane = self.messages, class_index % self.lanes
         needs = [messages.needed_by(a.stage, a.kind) for a in step]
@@ -220,24 +220,3 @@ class Uses:
     def _planned(self, class_index: int) -> Price:
         """The prices by which overlapping actions are interleaved, the same for all lanes and with all faults off."""
         return self.pricing.healthy.on(self.plan.classes[class_index // self.lanes * self.lanes].rank)
-
-
-def _ends(schedule: Schedule) -> set[Action]:
-    """Of every stage, the forward that runs first and what ends its gradients."""
-    ends: set[Action] = set()
-    for rank, entries in enumerate(schedule.ranks):
-        stages = schedule.rank_of_stage.count(rank)
-        ends |= _first(entries, (Kind.F,), stages) | _first(reversed(entries), (Kind.B, Kind.W), stages)
-    return ends
-
-
-def _first(entries: Iterable[Entry], kinds: tuple[Kind, ...], stages: int) -> set[Action]:
-    """The first action of these kinds of each of so many stages."""
-    found: dict[int, Action] = {}
-    for entry in entries:
-        for action in parts(entry):
-            if action.kind in kinds:
-                found.setdefault(action.stage, action)
-        if len(found) == stages:
-            break
-    return set(found.values())

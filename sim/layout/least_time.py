@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from sim.actions import Kind
 from sim.faults import has_jitter
-from sim.graph.build import Build, steps_of
+from sim.graph.build import Build
+from sim.graph.lists import steps_of
 from sim.graph.messages import Wire
 from sim.graph.stages import epilogue
 from sim.graph.template import Price, Priced
@@ -122,7 +123,7 @@ class _Walk:
     def _of(self, rank: _Rank, actions: Step) -> tuple[Timed, Ends, Ends]:
         """An action's program, and the messages before and after it."""
         if len(actions) > 1:
-            (use,) = self.uses.of(rank.index, [actions])
+            use = self.uses.of(rank.index, actions)
             return timed_template(use.fit.template), use.inputs, use.outputs
         action, lane = actions[0], rank.index % self.plan.lanes
         stage = self.stages[rank.index][action.stage]

@@ -63,7 +63,7 @@ class Export:
 
     def __post_init__(self) -> None:
         graph = self.simulation.built.graph
-        if graph.launched:
+        if len(graph.columns.launches.first):
             raise ValueError("the step was simulated without expand=True; its actions hide what their streams do")
         streams, kinds = list(graph.streams), list(graph.kinds)
         self.rows, self.details = [[] for _ in graph.classes], graph.details()
@@ -81,13 +81,13 @@ class Export:
 
     def nodes(self, rank: int) -> Iterator[ChakraNode]:
         """The nodes of one rank, in the order of the graph; a task's number is its own plus one, times two."""
-        plan, graph = self.simulation.plan, self.simulation.built.graph
+        plan, waits = self.simulation.plan, self.simulation.built.graph.waits_of
         index = plan.class_of(rank)
         own = {task for task, _ in self.rows[index]}
         twice = {task for task, slot in self.rows[index] if slot[1] == "SEND_RECV"}
         for task, slot in sorted(self.rows[index]):
-            deps = [2 * w + 2 for w in dict.fromkeys(graph.waits[task]) if w in own]
-            deps += [2 * w + 3 for w in dict.fromkeys(graph.waits[task]) if w in twice]
+            deps = [2 * w + 2 for w in dict.fromkeys(waits[task]) if w in own]
+            deps += [2 * w + 3 for w in dict.fromkeys(waits[task]) if w in twice]
             yield from self._node(rank, index, task, slot, tuple(deps))
 
     def _node(self, rank: int, index: int, task: int, slot: Slot, deps: tuple[int, ...]) -> Iterator[ChakraNode]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.errors import InputError
 from sim.graph.engine import run_static
-from sim.graph.taskgraph import TaskGraph
+from sim.graph.taskgraph import Draft, TaskGraph
 from sim.metrics import Intervals, uncovered_s
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
 from sim.traces.recording import START, Node, Recording
@@ -42,19 +42,19 @@ class _Builder:
     def __init__(self, recording: Recording, change: Change) -> None:
         self.nodes, self.change = recording.nodes, change
         classes = tuple(RankClass(r, (r,), i) for i, r in enumerate(recording.ranks))
-        self.graph = TaskGraph(classes)
+        self.draft = Draft(classes)
         self.members = recording.members()
         self.first: list[int] = []
         self.last: list[int] = []
         self.sorts: dict[str, int] = {}
-        self.delay = self.graph.new_sort(Detail("delay"))
+        self.delay = self.draft.shown.new_sort(Detail("delay"))
 
     def build(self) -> TaskGraph:
         for node in self.nodes:
             self._add(node)
         for i, node in enumerate(self.nodes):
             self._wait(i, node)
-        return self.graph
+        return self.draft.graph()
 
     def _add(self, node: Node) -> None:
         if node.message is None:
@@ -70,8 +70,8 @@ class _Builder:
     def _task(self, node: Node, seconds: float) -> int:
         sort = self.sorts.get(node.name)
         if sort is None:
-            sort = self.sorts[node.name] = self.graph.new_sort(Detail(f"{node.name[:60]} on rank {node.rank}"))
-        return self.graph.add(seconds, [], sort)
+            sort = self.sorts[node.name] = self.draft.shown.new_sort(Detail(f"{node.name[:60]} on rank {node.rank}"))
+        return self.draft.add(seconds, [], sort)
 
     def _begun(self, node: Node) -> list[int]:
         """Members that this one can have waited for: itself, and those that began before it was done."""
@@ -81,21 +81,21 @@ class _Builder:
 
     def _wait(self, i: int, node: Node) -> None:
         if node.message is not None:
-            self.graph.waits[self.last[i]] += [self.first[m] for m in self._begun(node)]
+            self.draft.waits[self.last[i]] += [self.first[m] for m in self._begun(node)]
         edges = [(w, lag, node.start_ns - self.nodes[w].end_ns) for w, lag in node.waits]
         edges = [(w, min(lag, room), room) for w, lag, room in edges if room >= 0]
         if not edges:
             if node.start_ns:
-                self.graph.waits[self.first[i]].append(self._delay(node.start_ns, []))
+                self.draft.waits[self.first[i]].append(self._delay(node.start_ns, []))
             return
         binding = min(range(len(edges)), key=lambda k: edges[k][2] - edges[k][1])
         for k, (w, lag, room) in enumerate(edges):
             ns = room if k == binding else lag
             after = self.last[w]
-            self.graph.waits[self.first[i]].append(self._delay(ns, [after]) if ns else after)
+            self.draft.waits[self.first[i]].append(self._delay(ns, [after]) if ns else after)
 
     def _delay(self, ns: int, waits: list[int]) -> int:
-        return self.graph.add(ns * 1e-9, waits, self.delay)
+        return self.draft.add(ns * 1e-9, waits, self.delay)
 
 
 def replay(recording: Recording, change: Change | None = None) -> Replay:
@@ -110,12 +110,8 @@ def replay(recording: Recording, change: Change | None = None) -> Replay:
         times = run_static(graph)
     except ValueError as error:
         raise InputError(f"{recording.name}: {error}") from None
-    return Replay(
-        recording,
-        [times.start_s[t] for t in builder.first],
-        [times.start_s[t] for t in builder.last],
-        [times.end_s[t] for t in builder.last],
-    )
+    columns = (times.start_s[builder.first], times.start_s[builder.last], times.end_s[builder.last])
+    return Replay(recording, *(column.tolist() for column in columns))
 
 
 def recorded_times(recording: Recording) -> Replay:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,19 +16,31 @@ from sim.actions import Action, Kind
 from sim.graph import engine
 from sim.graph.engine import Times, run_contended, run_simpy, run_static
 from sim.graph.sharing import Flow, Flows, Sharing
-from sim.graph.taskgraph import Launched, Stamp, TaskGraph
+from sim.graph.taskgraph import Draft, Launches, TaskGraph, ints
 from sim.timeline import Detail, RankClass
 from topology.contention import shared_fractions
 
 STEP = (Action(0, Kind.F, 0),)
 
 
-def graph_of(seconds: list[float], waits: list[list[int]]) -> TaskGraph:
-    graph = TaskGraph((RankClass(0, (0,), 0),))
-    sort = graph.new_sort(Detail("work"), (graph.row(0, "compute", "F"),))
+Launch = tuple[int, int, float]  # the second starts no earlier than so many seconds after the first
+
+
+def drafted(draft: Draft, launches: list[Launch]) -> TaskGraph:
+    """The graph of a draft, of whose tasks some launch others."""
+    graph = draft.graph()
+    first, second, lag_s = ([launch[i] for launch in launches] for i in range(3))
+    lags = Launches(ints(first), ints(second), np.array(lag_s, dtype=np.float64))
+    steps = {"step": np.zeros(len(graph), dtype=np.int64), "steps": [STEP]}
+    return replace(graph, columns=graph.columns._replace(launches=lags, **steps))
+
+
+def graph_of(seconds: list[float], waits: list[list[int]], launches: list[Launch] | None = None) -> TaskGraph:
+    draft = Draft((RankClass(0, (0,), 0),))
+    sort = draft.shown.new_sort(Detail("work"), (draft.shown.row(0, "compute", "F"),))
     for s, w in zip(seconds, waits, strict=True):
-        graph.add(s, w, sort, STEP)
-    return graph
+        draft.add(s, w, sort)
+    return drafted(draft, launches or [])
 
 
 @st.composite
@@ -38,13 +52,12 @@ def programs(draw: st.DrawFn) -> TaskGraph:
     waits = [
         sorted(t for t in draw(st.sets(st.integers(0, n - 1), max_size=4)) if place[t] < place[i]) for i in range(n)
     ]
-    graph = graph_of(seconds, waits)
+    launches = []
     for task in draw(st.sets(st.integers(0, n - 1), max_size=5)):
         earlier = [t for t in range(n) if place[t] < place[task]]
         if earlier:
-            other, lag_s = draw(st.sampled_from(earlier)), draw(st.floats(0, 1e3, allow_nan=False))
-            graph.launched.setdefault(other, []).append(Launched(task - other, [lag_s]))
-    return graph
+            launches.append((draw(st.sampled_from(earlier)), task, draw(st.floats(0, 1e3, allow_nan=False))))
+    return graph_of(seconds, waits, launches)
 
 
 def in_python(graph: TaskGraph, flows: Flows) -> Times:
@@ -58,8 +71,8 @@ def assert_engines_agree(graph: TaskGraph, flows: Flows) -> None:
     and `test_compiled_events` is skipped."""
     reference, a, b = run_simpy(graph, flows), in_python(graph, flows), run_contended(graph, flows)
     assert a == b
-    assert a.start_s == reference.start_s
-    assert a.end_s == reference.end_s
+    assert np.array_equal(a.start_s, reference.start_s)
+    assert np.array_equal(a.end_s, reference.end_s)
 
 
 @settings(deadline=None, max_examples=300)
@@ -72,8 +85,8 @@ def test_static_pass_equals_simpy_to_the_last_bit(graph: TaskGraph) -> None:
 @given(programs())
 def test_no_task_starts_before_what_it_waits_for(graph: TaskGraph) -> None:
     t = run_static(graph)
-    lags = {other + x.offset: (other, x.lags_s[0]) for other, groups in graph.launched.items() for x in groups}
-    for task, waits in enumerate(graph.waits):
+    lags = {task: (other, lag_s) for other, task, lag_s in zip(*graph.columns.launches, strict=True)}
+    for task, waits in enumerate(graph.waits_of):
         ready = [t.end_s[w] for w in waits]
         if task in lags:
             other, lag_s = lags[task]
@@ -97,8 +110,8 @@ def with_flows(
     """The graph, and the given loads of some of its tasks."""
     flows = Flows(dict(enumerate(capacity)))
     for task, path in loads.items():
-        graph.sort[task] = graph.new_sort(Detail("flow"))
-        flows.by_sort[graph.sort[task]] = Flow(quiet_s.get(task, 0.0), path)
+        graph.sort[task] = sort = graph.shown.new_sort(Detail("flow"))
+        flows.by_sort[sort] = Flow(quiet_s.get(task, 0.0), path)
     return graph, flows
 
 
@@ -107,15 +120,14 @@ def sharing_programs(draw: st.DrawFn) -> Program:
     """Programs whose tasks load up to four links, few instants and round numbers among them, so that much coincides."""
     graph = draw(programs())
     if draw(st.booleans()):
-        graph.seconds[:] = [float(round(s) % 7) for s in graph.seconds]
-        for groups in graph.launched.values():
-            groups[:] = [Launched(x.offset, [float(round(lag_s) % 3) for lag_s in x.lags_s]) for x in groups]
+        graph.seconds[:] = np.round(graph.seconds) % 7
+        graph.columns.launches.lag_s[:] = np.round(graph.columns.launches.lag_s) % 3
     capacity = draw(st.lists(st.floats(1.0, 10.0), min_size=1, max_size=4))
     loads, quiet_s = {}, {}
     for task in draw(st.sets(st.integers(0, len(graph) - 1), max_size=30)):
         links = draw(st.sets(st.integers(0, len(capacity) - 1), min_size=1))
         loads[task] = {k: capacity[k] * draw(st.sampled_from([0.25, 0.5, 0.9, 1.0])) for k in sorted(links)}
-        quiet_s[task] = graph.seconds[task] * draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+        quiet_s[task] = float(graph.seconds[task]) * draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     return with_flows(graph, capacity, loads, quiet_s)
 
 
@@ -126,13 +138,14 @@ class Ranks:
     """Ranks that act, send to each other and leave gradients running, on links out (3r), in (3r + 1) and inside."""
 
     def __init__(self, capacity: list[float]) -> None:
-        self.graph = TaskGraph(tuple(RankClass(r, (r,), 0) for r in range(len(capacity) // 3)))
+        self.draft = Draft(tuple(RankClass(r, (r,), 0) for r in range(len(capacity) // 3)))
+        self.launches: list[Launch] = []
         self.flows = Flows(dict(enumerate(capacity)))
-        self.last: list[dict[str, int]] = [{} for _ in self.graph.classes]
-        self.inbox: list[list[int]] = [[] for _ in self.graph.classes]
+        self.last: list[dict[str, int]] = [{} for _ in self.draft.classes]
+        self.inbox: list[list[int]] = [[] for _ in self.draft.classes]
 
     def sort(self, draw: st.DrawFn, rank: int, stream: str, seconds: float, links: list[int]) -> int:
-        sort = self.graph.new_sort(Detail(stream), (self.graph.row(rank, stream, stream),))
+        sort = self.draft.shown.new_sort(Detail(stream), (self.draft.shown.row(rank, stream, stream),))
         if links:
             load = draw(st.sampled_from([0.25, 0.5, 0.9, 1.0]))
             quiet_s = seconds * draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
@@ -142,25 +155,22 @@ class Ranks:
 
     def act(self, draw: st.DrawFn, rank: int, parts: int, two_streams: bool) -> None:
         """Compute after what has arrived; what it leaves running goes on one stream or two, in any case on the NIC."""
-        seconds, launched = [draw(SECONDS)], []
-        sorts = [self.sort(draw, rank, "compute", seconds[0], [])]
-        names = ["dp", "ep"] if two_streams and parts > 1 else ["dp"] if parts else []
-        for name in names:
-            launched.append(Launched(len(seconds), [draw(SECONDS) for _ in range(parts // len(names))]))
-            for _ in launched[-1].lags_s:
-                seconds.append(draw(SECONDS))
-                sorts.append(self.sort(draw, rank, name, seconds[-1], [3 * rank, 3 * rank + 1]))
-        last, waits = self.last[rank], self.inbox[rank]
+        last, waits, seconds = self.last[rank], self.inbox[rank], draw(SECONDS)
+        self.inbox[rank] = []
         if "compute" in last:
             waits.append(last["compute"])
-        self.inbox[rank] = []
-        last["compute"] = self.graph.place(Stamp(seconds, sorts, names, launched), waits, last, STEP)
+        task = last["compute"] = self.draft.add(seconds, waits, self.sort(draw, rank, "compute", seconds, []))
+        names = ["dp", "ep"] if two_streams and parts > 1 else ["dp"] if parts else []
+        for name in names:
+            for _ in range(parts // len(names)):
+                lag_s, other = draw(SECONDS), self.talk(draw, rank, name, [], [3 * rank, 3 * rank + 1])
+                self.launches.append((task, other, lag_s))
 
     def talk(self, draw: st.DrawFn, rank: int, stream: str, waits: list[int], links: list[int]) -> int:
         """A communication of its own: a message, or a collective among those that actions leave running."""
         last, seconds = self.last[rank], draw(SECONDS)
         waits = [*waits, *([last[stream]] if stream in last else [])]
-        last[stream] = self.graph.add(seconds, waits, self.sort(draw, rank, stream, seconds, links), 0)
+        last[stream] = self.draft.add(seconds, waits, self.sort(draw, rank, stream, seconds, links))
         return last[stream]
 
 
@@ -188,7 +198,7 @@ def queueing_programs(draw: st.DrawFn) -> Program:
             ranks.inbox[rank].append(ranks.talk(draw, rank, "dp", [], [3 * rank, 3 * rank + 1]))
         elif "dp" in last:
             ranks.inbox[rank].append(last["dp"])
-    return ranks.graph, ranks.flows
+    return drafted(ranks.draft, ranks.launches), ranks.flows
 
 
 @settings(deadline=None, max_examples=400)
@@ -209,7 +219,8 @@ def test_links_that_carry_everything_at_once_change_no_bit(program: Program) -> 
     graph, flows = program
     flows.capacity_bytes_per_s = dict.fromkeys(flows.capacity_bytes_per_s, 1e4)
     a, b = run_contended(graph, flows), run_static(graph)
-    assert (a.start_s, a.end_s) == (b.start_s, b.end_s)
+    assert np.array_equal(a.start_s, b.start_s)
+    assert np.array_equal(a.end_s, b.end_s)
 
 
 @settings(deadline=None, max_examples=200)
@@ -279,7 +290,7 @@ def covered_s(intervals: list[tuple[float, float]]) -> float:
 def ends(seconds: list[float], loads: list[dict[int, float]], capacity: list[float], **more: dict[int, float]) -> Any:
     """When tasks end that start together, or after a quiet time."""
     graph = graph_of(seconds, [[] for _ in seconds])
-    return run_contended(*with_flows(graph, capacity, dict(enumerate(loads)), more.get("quiet_s", {}))).end_s
+    return run_contended(*with_flows(graph, capacity, dict(enumerate(loads)), more.get("quiet_s", {}))).end_s.tolist()
 
 
 def test_two_flows_on_one_link_take_twice_as_long() -> None:

@@ -24,9 +24,10 @@ def spans_of_ranks(simulation: Simulation) -> dict[int, list[tuple[str, str, int
     """Every rank's spans in order of start, whichever class stands for it."""
     graph, times = simulation.built.graph, simulation.times
     kinds, streams = tuple(graph.kinds), tuple(graph.streams)
+    stages, micro_batches = graph.stages.tolist(), graph.micro_batches.tolist()
     rows: dict[int, list[tuple[str, str, int, int, float, float]]] = {i: [] for i in range(len(graph.classes))}
     for task, c, stream, kind in graph.slot_table().tolist():
-        stage, _, micro_batch = graph.step[task][0]
+        stage, micro_batch = stages[task], micro_batches[task]
         span = (streams[stream], kinds[kind], stage, micro_batch, times.start_s[task], times.end_s[task])
         rows[c].append(span)
     return {rank: sorted(rows[i]) for i, c in enumerate(graph.classes) for rank in c.ranks}

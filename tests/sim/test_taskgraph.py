@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sim.actions import Action, Kind
-from sim.graph.taskgraph import TaskGraph
+from sim.graph.taskgraph import Draft, ints
 from sim.timeline import Detail, RankClass
 
 
 def test_a_task_for_a_whole_step_is_named_by_its_actions_and_others_by_their_sort() -> None:
-    graph = TaskGraph((RankClass(0, (0,), 0),))
-    row = (graph.row(0, "compute", "F"),)
-    whole, other = graph.new_sort(Detail("", source="measured"), row), graph.new_sort(Detail("stage 0 to 1"), row)
-    forward, pair = (Action(0, Kind.F, 2),), (Action(0, Kind.F, 3), Action(5, Kind.I, 1))
-    for sort, step in ((whole, forward), (whole, pair), (other, forward)):
-        graph.add(1.0, [], sort, step)
-    graph.add(1.0, [], other)
+    draft = Draft((RankClass(0, (0,), 0),))
+    row = (draft.shown.row(0, "compute", "F"),)
+    whole = draft.shown.new_sort(Detail("", source="measured"), row)
+    other = draft.shown.new_sort(Detail("stage 0 to 1"), row)
+    for sort in (whole, whole, other, other):
+        draft.add(1.0, [], sort)
+    steps = [(Action(0, Kind.F, 2),), (Action(0, Kind.F, 3), Action(5, Kind.I, 1))]
+    graph = draft.graph()
+    graph = replace(graph, columns=graph.columns._replace(steps=steps, step=ints([0, 1, 0, -1])))
 
     assert [d.name for d in graph.details()] == [
         "F of stage 0", "F of stage 0 and B of stage 5", "stage 0 to 1", "stage 0 to 1",
     ]  # fmt: skip
     assert {d.source for d in graph.details()[:2]} == {"measured"}
-    assert (graph.stages, graph.micro_batches) == ([0, 0, 0, -1], [2, 3, 2, -1])
+    assert (graph.stages.tolist(), graph.micro_batches.tolist()) == ([0, 0, 0, -1], [2, 3, 2, -1])
     assert "stage 0, micro-batch 3: F of stage 0 and B of stage 5 (rank 0 compute F)" in graph.describe(1)
