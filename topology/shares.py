@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from topology.collectives import Group, choose
-from topology.durations import duration
+from topology.durations import Way, duration
 from topology.network import Network
 from topology.spec import ClusterSpec
 from topology.torus import mean_hops, torus_shape
@@ -60,7 +60,7 @@ def links_of(network: Network, ranks: Sequence[int]) -> tuple[str, ...]:
 
 def links_between(network: Network, src: int, dst: int) -> tuple[str, ...]:
     """The links that a message may use."""
-    if not network.way(src, dst).hops:
+    if src // network.domain_gpus == dst // network.domain_gpus:
         return ("domain",)
     far = _far_links(network.cluster)
     return ("domain", *far) if _relayed(network.cluster, src, dst) else far
@@ -101,13 +101,20 @@ def message_load(network: Network, src: int, dst: int, size_bytes: float) -> Loa
     """A message's bytes on the sender's links, out, and on the receiver's, in."""
     if src == dst or size_bytes <= 0:
         return NOTHING
-    cluster, way = network.cluster, network.way(src, dst)
+    way, relayed, crosses = way_of(network, src, dst)
     flowing = 1.0 - network.send(src, dst, 0.0) / network.send(src, dst, size_bytes)
     if not way.hops:
         return _load(flowing, size_bytes, 0.0, 0.0)
+    return _load(flowing, size_bytes if relayed else 0.0, size_bytes * way.hops / way.alone, float(crosses))
+
+
+def way_of(network: Network, src: int, dst: int) -> tuple[Way, bool, bool]:
+    """All that a message's load depends on besides its size: its way, and whether it first crosses NVLink, and whether
+    it goes above the leaves."""
+    cluster = network.cluster
     span = cluster.gpus_per_node * cluster.inter_node.nodes_per_leaf
-    near, far = size_bytes if _relayed(cluster, src, dst) else 0.0, size_bytes * way.hops / way.alone
-    return _load(flowing, near, far, float(_has_spine(cluster) and src // span != dst // span))
+    crosses = _has_spine(cluster) and src // span != dst // span
+    return network.way(src, dst), _relayed(cluster, src, dst), crosses
 
 
 def copy_load(network: Network, size_bytes: float) -> Load:

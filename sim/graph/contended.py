@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,14 @@ from sim.actions import Schedule
 from sim.graph.build import Built
 from sim.graph.data_parallel import DP, REPLICA
 from sim.graph.engine import Times, run_contended, run_simpy, run_static
-from sim.graph.link_book import IN, OUT, LinkBook, Place
+from sim.graph.link_book import IN, OF_CLASS, OUT, LinkBook, Place
 from sim.graph.sharing import FULL, Flow, Flows
+from sim.graph.taskgraph import ragged
 from sim.prices.pricing import Pricing
 from topology.shares import LINKS, links_between, links_of
 
 Use = tuple[str, int, str]  # of a link: its name, direction, and the stream that uses it
+Row = tuple[int, float, int, float]  # a flow's number, when its bytes flow, a link, the part of it that they take
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 BLIP = 1e-12  # of a step: overlaps as short are the rounding of sums
@@ -51,25 +53,22 @@ def crowded(book: LinkBook, built: Built, times: Times) -> Crowd:
 def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) -> Crowd:
     """The same, given what actions that stand as one task put on links at most."""
     of_sort = {**book.flows.by_sort, **hidden}
-    kinds = {id(flow): flow for flow in of_sort.values()}
-    numbers = {key: i for i, key in enumerate(kinds)}
-    entries = [
-        (number, kinds[key].quiet_s, link, load / book.flows.capacity_bytes_per_s[link])
-        for key, number in numbers.items()
-        for link, load in kinds[key].path.items()
-    ]
-    if not entries:
-        return Crowd(frozenset(), set())
-    number_of = np.full(len(built.graph.sorts), -1)
+    kinds = list({id(flow): flow for flow in of_sort.values()}.values())
+    numbers = {id(flow): i for i, flow in enumerate(kinds)}
+    number_of = np.full(len(built.graph.sorts), len(kinds))
     number_of[list(of_sort)] = [numbers[id(flow)] for flow in of_sort.values()]
-    columns = [np.array(column) for column in zip(*entries, strict=True)]
     start, end, sort = times.start_s, times.end_s, built.graph.sort
-    of_task, blip_s = number_of.astype(np.min_scalar_type(-len(kinds)))[sort], BLIP * end.max()
+    of_task = number_of[sort]
     names: set[str] = set()  # no `unique` and `isin` here: numpy loads its masked arrays for them
     hiding: set[int] = set()
-    for number, quiet_s, link, load in _parts(columns, bool(hidden)):
-        entry, task = _join(number, of_task)
-        over = _over_seconds(link[entry], start[task] + quiet_s[entry], end[task], load[entry], blip_s) > 0
+    for rows in _parts(kinds, book.flows.capacity_bytes_per_s, bool(hidden)):
+        number, quiet_s, link, load = map(np.array, zip(*rows, strict=True))
+        counts = np.bincount(number, minlength=len(kinds) + 1)
+        task = np.flatnonzero(counts[of_task])
+        pick, entry = ragged(counts, of_task[task])
+        task = task[pick]
+        begin_s, until_s = start[task] + quiet_s[entry], end[task]
+        over = _over_seconds(link[entry], begin_s, until_s, load[entry], BLIP * end.max()) > 0
         names |= {LINKS[i] for i in set((link[entry[over]] // 2 % len(LINKS)).tolist())}
         if hidden:
             hiding = {t for t in set(task[over].tolist()) if int(sort[t]) in hidden}
@@ -78,16 +77,20 @@ def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) 
     return Crowd(frozenset(names), _places(built, hiding))
 
 
-def _parts(columns: list[NDArray[Any]], whole: bool) -> Iterator[list[NDArray[Any]]]:
-    """Rows of `columns` (the third: links) in parts that get larger, all rows of a link in one; or all at once. Where
-    nothing hides, the first few ranks mostly tell already which sorts of links are crowded."""
-    rank = columns[2] // (2 * len(LINKS))
-    begin, end = 0, int(rank.max()) + 1 if whole else 1
-    while begin <= rank.max():
-        mine = (begin <= rank) & (rank < end)
-        if mine.any():
-            yield [column[mine] for column in columns]
-        begin, end = end, end * PART
+def _parts(flows: list[Flow], capacity_bytes_per_s: dict[int, float], whole: bool) -> Iterator[list[Row]]:
+    """What flows put on links, in parts of more and more ranks, all rows of a link in one; or all at once.
+    Where nothing hides, the first few ranks mostly tell already which sorts of links are crowded."""
+    begin, end, links = 0, OF_CLASS, len(capacity_bytes_per_s)
+    while begin < links:
+        rows = [
+            (number, flow.quiet_s, link, load / capacity_bytes_per_s[link])
+            for number, flow in enumerate(flows)
+            for link, load in flow.path.items()
+            if whole or begin <= link < end
+        ]
+        if rows:
+            yield rows
+        begin, end = links if whole else end, end * PART
 
 
 def _places(built: Built, tasks: set[int]) -> set[Place]:
@@ -98,16 +101,6 @@ def _places(built: Built, tasks: set[int]) -> set[Place]:
         for action, first in zip(acted.actions, acted.first.tolist(), strict=True)
         if first in tasks
     }
-
-
-def _join(wanted: Ints, of_task: Ints) -> tuple[Ints, Ints]:
-    """Pairs of a row of `wanted` and a task of the same number, as two columns of indices."""
-    order = np.argsort(of_task, kind="stable")
-    ordered = of_task[order]
-    first, last = (np.searchsorted(ordered, wanted.astype(ordered.dtype), side) for side in ("left", "right"))
-    row = np.repeat(np.arange(len(wanted)), last - first)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
-    return row, order[first[row] + within]
 
 
 def _over_seconds(link: Ints, begin_s: Floats, until_s: Floats, load: Floats, blip_s: float) -> Floats:
@@ -138,13 +131,13 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
         if context not in alike:
             alike[context] = _group_uses(pricing, c.rank)
     uses = [set(alike[pricing.context(c.rank)]) for c in plan.classes]
-    for chain in schedule.chains:
-        for before, after in pairwise(schedule.rank_of_stage[s] for s in chain):
-            for lane in range(lanes if before != after else 0):
-                a, b = before * lanes + lane, after * lanes + lane
-                links = links_between(network, plan.classes[a].rank, plan.classes[b].rank)
-                uses[a] |= {u for n in links for u in ((n, OUT, f"to {b}"), (n, IN, f"from {b}"))}
-                uses[b] |= {u for n in links for u in ((n, IN, f"from {a}"), (n, OUT, f"to {a}"))}
+    of_stage = schedule.rank_of_stage  # virtual stages repeat the same pairs of ranks
+    pairs = {pair for chain in schedule.chains for pair in pairwise([of_stage[s] for s in chain]) if len({*pair}) > 1}
+    for before, after in pairs:
+        for a, b in ((before * lanes + lane, after * lanes + lane) for lane in range(lanes)):
+            links = links_between(network, plan.classes[a].rank, plan.classes[b].rank)
+            uses[a].update([u for n in links for u in ((n, OUT, f"to {b}"), (n, IN, f"from {b}"))])
+            uses[b].update([u for n in links for u in ((n, IN, f"from {a}"), (n, OUT, f"to {a}"))])
     for each in uses if offload else ():
         each |= {("host", OUT, "host"), ("host", IN, "host")}
     users = [Counter((link, way) for link, way, _ in each) for each in uses]

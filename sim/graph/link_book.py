@@ -7,16 +7,27 @@ share what lies above between GPUs; here what a GPU sends is compared with what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sim.actions import Action
 from sim.graph.sharing import Flow, Flows
 from sim.graph.template import COMPUTE, Launch, LocalTask, Template
 from sim.prices.pricing import HOST_COPIES, Pricing
-from topology.shares import LINKS, Load, capacities, collective_load, copy_load, links_of, message_load
+from topology.shares import LINKS, Load, capacities, collective_load, copy_load, links_of, message_load, way_of
 
 Place = tuple[int, Action]  # an action of a class of ranks
 OUT, IN = 0, 1
+OF_CLASS = 2 * len(LINKS)  # links of a class of ranks: each of `LINKS`, out and in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sent:
+    """What a communication does to the links of each class of ranks that it is of: `quiet_s` as in `Flow`, bytes/s by
+    the link's number among those of the class."""
+
+    quiet_s: float
+    rates: list[tuple[int, float]]
 
 
 class LinkBook:
@@ -34,16 +45,19 @@ class LinkBook:
         ]
         self.flows = Flows(dict(enumerate(each)))
         self.whole_actions: dict[int, tuple[int, Template]] = {}
-        self._contexts = [pricing.context(c.rank) for c in pricing.plan.classes]  # equal ones have equal loads
+        alike: dict[tuple[object, ...], int] = {}  # those of equal context have equal loads
+        self._alike = [alike.setdefault(pricing.context(c.rank), len(alike)) for c in pricing.plan.classes]
         self._known: dict[tuple[object, ...], Flow] = {}
-        self._loads: dict[tuple[object, ...], Load] = {}
-        self._sharing: dict[tuple[object, str], frozenset[str]] = {}
+        self._sent: dict[tuple[object, ...], _Sent] = {}  # equal for classes that are alike
+        self._launched: dict[tuple[int, Template], list[tuple[Launch, _Sent | None]]] = {}
+        self._waits: dict[tuple[int, Template], frozenset[str]] = {}
+        self._sharing: dict[tuple[int, str], frozenset[str]] = {}
 
     def placing_apart(self, more: set[Place] | None) -> LinkBook:
         """An empty book for the same step, with more actions to place task by task, or all."""
         book = LinkBook(self.pricing, self.shared, None if more is None or self.apart is None else self.apart | more)
-        book._known = self._known
-        book._loads, book._sharing = self._loads, self._sharing
+        book._known, book._sent, book._launched = self._known, self._sent, self._launched
+        book._waits, book._sharing = self._waits, self._sharing
         return book
 
     def places_apart(self, class_index: int, action: Action, template: Template) -> bool:
@@ -54,25 +68,35 @@ class LinkBook:
 
     def launched(self, class_index: int, template: Template) -> list[tuple[Launch, Flow | None]]:
         """What a template leaves running, stream by stream: one for each communication where these use shared links."""
+        key = (self._alike[class_index], template)
+        known = self._launched.get(key)
+        if known is None:
+            known = self._launched[key] = self._new_launched(class_index, template)
+        return [(x, None if sent is None else self._flow((class_index,), sent)) for x, sent in known]
+
+    def _new_launched(self, class_index: int, template: Template) -> list[tuple[Launch, _Sent | None]]:
         if not any(self._shares(class_index, local.group) for _, local in template.launches_apart):
             return [(launch, None) for launch in template.launches]
         apart = sorted(template.launches_apart, key=lambda x: x[0].stream)
         shares = [self._shares(class_index, local.group) for _, local in apart]
-        return [(x, self._of((class_index,), t) if s else None) for (x, t), s in zip(apart, shares, strict=True)]
+        return [(x, self._sent_by(class_index, t) if s else None) for (x, t), s in zip(apart, shares, strict=True)]
 
-    def message(self, sort: int, sender: int, receiver: int, size_bytes: float, seconds: float) -> None:
-        """Messages of this sort go from one class of ranks to another."""
-        key = ("message", sender, receiver, size_bytes, seconds)
-        if key not in self._known:
-            source, target = (self.pricing.plan.classes[i].rank for i in (sender, receiver))
-            load = message_load(self.pricing.network, source, target, size_bytes)
-            self._known[key] = self._flow(load, seconds, ((sender, OUT), (receiver, IN)))
-        self.add(sort, self._known[key])
+    def message(self, sender: int, receiver: int, size_bytes: float, seconds: float) -> Flow:
+        """What a message from one class of ranks to another does to links."""
+        network, classes = self.pricing.network, self.pricing.plan.classes
+        source, target = classes[sender].rank, classes[receiver].rank
+        key = ("message", *way_of(network, source, target), size_bytes, seconds)
+        sent = self._sent.get(key)
+        if sent is None:
+            load = message_load(network, source, target, size_bytes)
+            sent = self._sent[key] = self._at_once(load, seconds, (OUT, IN))
+        of_class = (OF_CLASS * sender, OF_CLASS * receiver)  # whose links lead out, and in: even numbers, and odd
+        return Flow(sent.quiet_s, {of_class[link % 2] + link: rate for link, rate in sent.rates})
 
-    def collective(self, sort: int, members: Sequence[int], local: LocalTask) -> None:
+    def collective(self, sort: int, members: tuple[int, ...], local: LocalTask) -> None:
         """Collectives of this sort are those of these classes of ranks."""
         if self._shares(members[0], local.group):
-            self.add(sort, self._of(members, local))
+            self.add(sort, self._flow(members, self._sent_by(members[0], local)))
 
     def hides(self, class_index: int, template: Template) -> bool:
         """Whether what a template waits for uses shared links, so that a task for all of it hides that."""
@@ -85,7 +109,7 @@ class LinkBook:
 
     def _shares(self, class_index: int, group: str) -> frozenset[str]:
         """The shared links that a class's group uses."""
-        key = (self._contexts[class_index], group)
+        key = (self._alike[class_index], group)
         if key not in self._sharing:
             rank = self.pricing.plan.classes[class_index].rank
             links = ("host",) if group == "host" else links_of(self.pricing.network, self.pricing.group(group, rank))
@@ -94,37 +118,44 @@ class LinkBook:
 
     def _inside(self, class_index: int, template: Template) -> frozenset[str]:
         """The shared links that a template uses for what it waits for."""
-        groups = {t.group for t in template.tasks if t.group and t.stream in template.joined}
-        return frozenset().union(*(self._shares(class_index, group) for group in groups))
+        key = (self._alike[class_index], template)
+        if key not in self._waits:
+            groups = {t.group for t in template.tasks if t.group and t.stream in template.joined}
+            self._waits[key] = frozenset().union(*(self._shares(class_index, group) for group in groups))
+        return self._waits[key]
 
-    def _of(self, members: Sequence[int], local: LocalTask) -> Flow:
-        """A collective of these classes."""
-        key = (members, local.group, local.kind, local.detail.bytes, local.seconds)
-        if key not in self._known:
+    def _sent_by(self, class_index: int, local: LocalTask) -> _Sent:
+        """What a collective does to the links of a class that takes part."""
+        key = (self._alike[class_index], local.group, local.kind, local.detail.bytes, local.detail.note, local.seconds)
+        sent = self._sent.get(key)
+        if sent is None:
             ways = {"OFFLOAD": (OUT,), "RELOAD": (IN,)}.get(local.kind, (OUT, IN))
-            load = self._load(members[0], local.kind.lower(), local.group, local.detail.bytes, local.detail.note)
-            self._known[key] = self._flow(load, local.seconds, [(c, way) for c in members for way in ways])
-        return self._known[key]
+            sent = self._sent[key] = self._at_once(self._load(class_index, local), local.seconds, ways)
+        return sent
 
-    def _load(self, class_index: int, kind: str, group: str, size_bytes: float, chosen: str) -> Load:
-        key = (self._contexts[class_index], kind, group, size_bytes, chosen)
-        if key not in self._loads:
-            network, rank = self.pricing.network, self.pricing.plan.classes[class_index].rank
-            if kind in HOST_COPIES:
-                self._loads[key] = copy_load(network, size_bytes)
-            else:
-                ranks = self.pricing.group(group, rank)
-                self._loads[key] = collective_load(network, kind, ranks, size_bytes, chosen)
-        return self._loads[key]
+    def _load(self, class_index: int, local: LocalTask) -> Load:
+        network, rank, kind = self.pricing.network, self.pricing.plan.classes[class_index].rank, local.kind.lower()
+        if kind in HOST_COPIES:
+            return copy_load(network, local.detail.bytes)
+        ranks = self.pricing.group(local.group, rank)
+        return collective_load(network, kind, ranks, local.detail.bytes, local.detail.note)
 
-    def _flow(self, load: Load, seconds: float, ends: Iterable[tuple[int, int]]) -> Flow:
-        """The load on the shared links of classes of ranks, at most what these carry."""
+    def _at_once(self, load: Load, seconds: float, ways: Iterable[int]) -> _Sent:
+        """The load on shared links, at most what these carry."""
         flowing_s = load.flowing * seconds
         if flowing_s <= 0:
-            return Flow(seconds, {})
+            return _Sent(seconds, [])
         sent = [(i, min(load.bytes[n] / flowing_s, self.capacity[n])) for i, n in enumerate(LINKS) if n in load.bytes]
         rates = [(i, rate) for i, rate in sent if LINKS[i] in self.shared]
-        return Flow(seconds - flowing_s, {2 * (len(LINKS) * c + i) + way: rate for c, way in ends for i, rate in rates})
+        return _Sent(seconds - flowing_s, [(2 * i + way, rate) for way in ways for i, rate in rates])
+
+    def _flow(self, members: tuple[int, ...], sent: _Sent) -> Flow:
+        """The same, of these classes."""
+        flow = self._known.get((members, sent))
+        if flow is None:
+            path = {OF_CLASS * c + link: rate for c in members for link, rate in sent.rates}
+            flow = self._known[members, sent] = Flow(sent.quiet_s, path)
+        return flow
 
     def most(self, class_index: int, template: Template) -> Flow:
         """The most that what a template waits for puts on each link at once, all streams free at its start."""
@@ -134,7 +165,7 @@ class LinkBook:
             changes: dict[int, list[tuple[float, float]]] = {}
             for task, end_s in zip(template.tasks, template.ends_s, strict=True):
                 if task.group and task.stream not in left and self._shares(class_index, task.group):
-                    flow = self._of((class_index,), task)
+                    flow = self._flow((class_index,), self._sent_by(class_index, task))
                     for link, load in flow.path.items():
                         changes.setdefault(link, []).append((end_s - task.seconds + flow.quiet_s, load))
                         changes[link].append((end_s, -load))
@@ -145,8 +176,10 @@ class LinkBook:
         """More than what a template waits for can put on links: all that they carry, where it uses one stream."""
         if len(template.joined - {COMPUTE}) > 1:
             return self.most(class_index, template)
-        load = Load(1.0, {name: self.capacity[name] for name in self._inside(class_index, template)})
-        return self._flow(load, 1.0, ((class_index, OUT), (class_index, IN)))
+        key = ("all", self._inside(class_index, template))
+        if key not in self._sent:
+            self._sent[key] = self._at_once(Load(1.0, {name: self.capacity[name] for name in key[1]}), 1.0, (OUT, IN))
+        return self._flow((class_index,), self._sent[key])
 
 
 def _highest(changes: list[tuple[float, float]]) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from sim.actions import Kind, Schedule
 from sim.graph.link_book import LinkBook
+from sim.graph.sharing import Flow
 from sim.graph.stages import stage_input_bytes
 from sim.graph.taskgraph import Row, Sorts
 from sim.plan import Plan
@@ -19,8 +19,7 @@ FORWARD = {Kind.F: True, Kind.B: False, Kind.I: False, Kind.W: None}  # which wa
 Hops = dict[tuple[int, bool | None], Hop]  # by stage and forward
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Wire:
+class Wire(NamedTuple):
     """The messages from `stage` to the next, in one lane; `first_key` + micro-batch numbers them."""
 
     stage: int
@@ -32,15 +31,15 @@ class Wire:
 
 class _Way(NamedTuple):
     """From a pipeline rank to another, in one lane; `share`: kind, source and uncertainty of `total_s`, the seconds of
-    all messages of a wire; `ends`: classes of ranks."""
+    all messages of a wire; `flow`: what one does to shared links."""
 
     seconds: float
     bus_bandwidth_bytes_per_s: float
     share: tuple[str, str, float]
     total_s: float
     queue: str
-    ends: tuple[int, int]
     rows: tuple[Row, ...]
+    flow: Flow | None
 
 
 class Messages:
@@ -84,33 +83,32 @@ class Messages:
         source, target, forward = hop
         rank_of = self.schedule.rank_of_stage
         key = (lane, rank_of[source], rank_of[target], forward)
-        way = self._ways.get(key) or self._new_way(*key)
-        self.shares[way.share] = self.shares.get(way.share, 0.0) + way.total_s
-        detail = Detail(f"stage {source} to {target}", self._bytes, way.bus_bandwidth_bytes_per_s, way.share[1])
-        sort = self.graph.new_sort(detail, way.rows)
-        if self.links is not None:
-            self.links.message(sort, *way.ends, self._bytes, way.seconds)
+        seconds, bus_bandwidth, share, total_s, queue, rows, flow = self._ways.get(key) or self._new_way(*key)
+        self.shares[share] = self.shares.get(share, 0.0) + total_s
+        sort = self.graph.new_sort(Detail(f"stage {source} to {target}", self._bytes, bus_bandwidth, share[1]), rows)
+        if flow is not None and self.links is not None:
+            self.links.add(sort, flow)
         first_key = self.count
         self.count += self.schedule.micro_batches
-        return Wire(source, first_key, way.seconds, sort, way.queue)
+        return Wire(source, first_key, seconds, sort, queue)
 
     def _new_way(self, lane: int, source: int, target: int, forward: bool) -> _Way:
         """The way from a pipeline rank to another."""
-        ends = [rank * self.plan.lanes + lane for rank in (source, target)]
-        sender, receiver = (self.plan.classes[i] for i in ends)
+        lanes, schedule, links, row = self.plan.lanes, self.schedule, self.links, self.graph.row
+        a, b, kind = source * lanes + lane, target * lanes + lane, "F" if forward else "B"
+        sender, receiver = self.plan.classes[a], self.plan.classes[b]
         priced = self.pricing.send(sender.rank, receiver.rank, self._bytes)
-        count = self.schedule.micro_batches // len(self.schedule.chains) * len(sender.ranks)
-        queue, kind = _channel(source, target, forward, len(self.schedule.ranks)), "F" if forward else "B"
-        names = (("send", f"SEND_{kind}"), ("recv", f"RECV_{kind}"))
-        rows = [self.graph.row(i, end + queue, name) for i, (end, name) in zip(ends, names, strict=True)]
+        count = schedule.micro_batches // len(schedule.chains) * len(sender.ranks)
+        queue = _channel(source, target, forward, len(schedule.ranks))
+        sent, received = row(a, "send" + queue, "SEND_" + kind), row(b, "recv" + queue, "RECV_" + kind)
         way = self._ways[lane, source, target, forward] = _Way(
             priced.seconds,
             priced.bus_bandwidth_bytes_per_s,
             ("send_recv", priced.source, priced.uncertainty),
             priced.seconds * count,
             queue,
-            (ends[0], ends[1]),
-            tuple(sorted(rows)),
+            (sent, received) if sent < received else (received, sent),
+            links.message(a, b, self._bytes, priced.seconds) if links is not None else None,
         )
         return way
 

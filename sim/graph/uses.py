@@ -159,12 +159,15 @@ class Uses:
         if links is not None:
             launches = links.launched(class_index, template)
         seconds, sorts, streams = [template.makespan_s], [-1], dict[str, Launched]()
-        for launch, flow in launches:
-            streams.setdefault(launch.stream, Launched(len(sorts), [])).lags_s.append(launch.lag_s)
-            seconds.append(launch.seconds)
-            sorts.append(graph.new_sort(launch.detail, (graph.row(class_index, launch.stream, launch.kind),)))
+        for (stream, kind, lag_s, launch_s, detail), flow in launches:
+            if stream not in streams:
+                streams[stream] = Launched(len(sorts), [])
+            streams[stream].lags_s.append(lag_s)
+            seconds.append(launch_s)
+            sort = graph.new_sort(detail, (graph.row(class_index, stream, kind),))
+            sorts.append(sort)
             if flow is not None and links is not None:
-                links.add(sorts[-1], flow)
+                links.add(sort, flow)
         row, detail = graph.row(class_index, COMPUTE, name), Detail("", source=template.source, note=template.detail)
         sorts[0] = graph.new_sort(detail, (row,), template.compute_s, template.exposed_s)
         if links is not None and links.hides(class_index, template):

@@ -23,16 +23,15 @@ def interleaved_1f1b(p: int, m: int, v: int = 2) -> Schedule:
         raise ValueError(f"schedule interleaved_1f1b: m={m} micro-batches must be a multiple of p={p}")
     if v < 2:
         raise ValueError(f"schedule interleaved_1f1b: v={v}: needs 2 or more stages per rank")
-    return looped("interleaved_1f1b", p, m, (_rank(p, m, v, r) for r in range(p)), v)
+    micro_batches = [i for first in range(0, m, p) for _ in range(v) for i in range(first, first + p)]
+    return looped("interleaved_1f1b", p, m, (_rank(p, m, v, r, micro_batches) for r in range(p)), v)
 
 
-def _rank(p: int, m: int, v: int, r: int) -> list[Action]:
+def _rank(p: int, m: int, v: int, r: int, micro_batches: list[int]) -> list[Action]:
     """The rank's forwards, and its backwards, which take its stages from last to first."""
-    stages = range(r, v * p, p)
-    forwards, backwards = (
-        [a for first in range(0, m, p) for stage in turns for a in actions(stage, kind, range(first, first + p))]
-        for kind, turns in ((Kind.F, stages), (Kind.B, stages[::-1]))
-    )
+    stages = [stage for stage in range(r, v * p, p) for _ in range(p)]  # of a round
+    forwards = actions(stages * (m // p), Kind.F, micro_batches)
+    backwards = actions(stages[::-1] * (m // p), Kind.B, micro_batches)
     warm_up = min(m * v, (v - 1) * p + 2 * (p - 1 - r))
     steady = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
     return [*forwards[:warm_up], *steady, *backwards[m * v - warm_up :]]

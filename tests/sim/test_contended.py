@@ -102,7 +102,8 @@ def test_where_no_link_is_crowded_no_bit_changes(scenario: Scenario) -> None:
 @given(crowded(), st.booleans())
 def test_a_few_ranks_tell_as_much_about_links_as_all_of_them(scenario: Scenario, fold: bool) -> None:
     sim = run(scenario, expand=True, fold=fold)
-    with patch.object(contended, "_parts", lambda columns, whole: [columns]):
+    parts = contended._parts
+    with patch.object(contended, "_parts", lambda flows, capacity, whole: parts(flows, capacity, True)):
         assert run(scenario, expand=True, fold=fold).ran.links == sim.ran.links
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.actions import Action, Kind, Schedule, grid, in_flight, parts, validate
+from sim.graph.uses import _ends
 from sim.schedules import NAMES, build
 from sim.schedules.unit_time import Timed, UnitTimes, evaluate, picture
 from sim.schedules.zb_search import zb_search
@@ -272,3 +273,13 @@ def test_every_schedule_does_the_same_work() -> None:
         for kinds in ((Kind.F,), (Kind.B, Kind.I), (Kind.B, Kind.W)):
             work = {(schedule.part_of_stage[s], m) for s, kind, m in actions if kind in kinds}
             assert work == {(part, m) for part in range(stages) for m in range(8)}, (name, kinds)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_every_stage_the_first_forward_and_what_ends_its_gradients(name: str) -> None:
+    schedule = build(name, 4, 8)
+    lists = [[a for entry in entries for a in parts(entry)] for entries in schedule.ranks]
+    forwards = {a.stage: a for actions in lists for a in reversed(actions) if a.kind is Kind.F}
+    backwards = {a.stage: a for actions in lists for a in actions if a.kind in (Kind.B, Kind.W)}
+    assert len(forwards) == len(backwards) == len(schedule.rank_of_stage)
+    assert _ends(schedule) == {*forwards.values(), *backwards.values()}

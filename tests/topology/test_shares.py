@@ -10,7 +10,17 @@ from tests.topology.link_flows import Links, Transfer, cluster, exchange_transfe
 from topology.loads import ring_transfers
 from topology.network import Network
 from topology.presets import CLUSTERS
-from topology.shares import LINKS, capacities, collective_load, copy_load, links_between, links_of, message_load
+from topology.shares import (
+    LINKS,
+    Load,
+    capacities,
+    collective_load,
+    copy_load,
+    links_between,
+    links_of,
+    message_load,
+    way_of,
+)
 
 RANKS = {"a node": range(8), "two nodes": range(16), "one a node": range(0, 64, 8), "four a node": range(0, 64, 2)}
 
@@ -84,3 +94,20 @@ def test_large_messages_fill_their_nic_and_copies_their_pcie() -> None:
     load = copy_load(network, 1e9)
     assert load.bytes["host"] / (load.flowing * network.host_copy(1e9)) == pytest.approx(carried["host"])
     assert set(carried) == set(LINKS)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_messages_of_equal_ways_have_equal_loads(name: str) -> None:
+    spec = CLUSTERS[name].model_copy(update={"nodes": 36})
+    inter = spec.inter_node.model_copy(update={"oversubscription": 2.0, "nodes_per_leaf": 2})
+    network = Network(spec.model_copy(update={"inter_node": inter}), {(0, 1): 0.5, (1, 1): 0.25})
+    known: dict[object, Load] = {}
+    for src in range(0, 5 * spec.gpus_per_node, 3):
+        for dst in range(1, 100, 7):
+            if src != dst:
+                load = message_load(network, src, dst, 1e7)
+                assert known.setdefault(way_of(network, src, dst), load) == load, (src, dst)
+                links = links_between(network, src, dst)
+                assert set(load.bytes) <= {*links, "host"}, (src, dst)
+                assert ("domain" in load.bytes) == ("domain" in links), (src, dst)
+    assert len(known) > 1
