@@ -10,7 +10,6 @@ from sim.faults import compute_scales, disturbs, has_jitter, link_scales
 from sim.finished import FinishedStep
 from sim.graph.template import COMPUTE
 from sim.inputs.scenario import Faults, Scenario
-from sim.metrics import text_of
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
 PAIRS = 12  # of ranks that wait for each other, the longest
@@ -87,10 +86,9 @@ def waiting(step: FinishedStep) -> list[dict[str, Any]]:
     waits = _Waits(step)
     for task in waits.computes:
         waits.stall(task)
-    names = [text_of(c.ranks) for c in step.built.graph.classes]
     least_s = ROUNDING * step.step_time_s
     rows = sorted(((s, a, b) for (a, b), s in waits.lost.items() if s > least_s), reverse=True)
-    return [{"ranks": names[a], "for": names[b], "seconds": s} for s, a, b in rows[:PAIRS]]
+    return [{"ranks": step.names[a], "for": step.names[b], "seconds": s} for s, a, b in rows[:PAIRS]]
 
 
 class _Waits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from sim.graph.engine import Times
 from sim.graph.stages import Stage
 from sim.graph.taskgraph import TaskGraph
 from sim.inputs.scenario import Scenario
-from sim.memory import MemoryCurve, States, memory_curve, states
+from sim.memory import Levels, MemoryCurve, States, levels, states
+from sim.metrics import Occupied, occupied, text_of
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.prices.profile import Profile
@@ -68,19 +69,30 @@ class FinishedStep:
         return self.built.graph.slot_table()
 
     @cached_property
+    def occupied(self) -> Occupied:
+        """The same, with equal rows once."""
+        return occupied(self.built.graph)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The ranks of every class in words."""
+        return [text_of(c.ranks) for c in self.plan.classes]
+
+    @cached_property
     def states(self) -> list[States]:
-        """Parameters, gradients and optimizer states of every class of ranks."""
-        return [states(self.plan, tuple(s.values())) for s in self.stages]
+        """Parameters, gradients and optimizer states of every class of ranks; equal stages are one object."""
+        of = cache(partial(states, self.plan))
+        return [of(tuple(s.values())) for s in self.stages]
+
+    @cached_property
+    def levels(self) -> Levels:
+        """Memory over time of all classes of ranks."""
+        return levels(self.stages, self.built.actions, *self.span_arrays, self.states, self.expanded)
 
     @cached_property
     def memory(self) -> list[MemoryCurve]:
         """Memory over time of every class of ranks."""
-        return [
-            memory_curve(
-                c.rank, self.stages[i], self.built.actions[i], *self.span_arrays, self.states[i], self.expanded
-            )
-            for i, c in enumerate(self.plan.classes)
-        ]
+        return [self.levels.curve(i, c.rank) for i, c in enumerate(self.plan.classes)]
 
     @cached_property
     def step_time_s(self) -> float:

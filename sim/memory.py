@@ -17,24 +17,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.actions import Kind
+from sim.actions import Action, Kind
 from sim.dtypes import dtype_bytes
 from sim.graph.build import Acted
 from sim.graph.data_parallel import compute_bytes
 from sim.graph.stages import Stage
 from sim.graph.taskgraph import ragged
 from sim.graph.uses import Step
+from sim.metrics import short
 from sim.models.head import tied_params
 from sim.plan import Plan
 from sim.program import Block, Compute, Phase
 from topology.spec import GpuSpec
 
 Bytes = NDArray[np.float64]
+Ints = NDArray[np.int64]
+KINDS = tuple(Kind)
+STAGE_AND_KIND = itemgetter(0, 1)  # of an action
 GROUPED_STREAMS = 4  # of Transformer Engine's grouped matmuls, each with a workspace
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
@@ -138,40 +144,97 @@ def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:
     return tied_params(plan.scenario)
 
 
-def memory_curve(
-    rank: int, stages: dict[int, Stage], done: Acted, start_s: Bytes, end_s: Bytes, held: States, fine: bool = False
-) -> MemoryCurve:
-    """The memory of one class of ranks over the step; `done` are its actions, `start_s` and `end_s` of all tasks.
+@dataclass(frozen=True, slots=True, eq=False)
+class Levels:
+    """Bytes of several classes of ranks over the step, class after class: the i-th holds `held[i]` throughout, and row
+    by row, from `first[i]` on, activations and buffers; `time_s` is when a row's begin to hold."""
+
+    held: Sequence[States]
+    first: Ints
+    time_s: Bytes
+    activations: Bytes
+    buffers: Bytes
+
+    def curve(self, i: int, rank: int) -> MemoryCurve:
+        """The memory of one class, whose lowest rank is `rank`."""
+        rows = slice(self.first[i], self.first[i + 1] if i + 1 < len(self.first) else None)
+        ones, held = np.ones(len(self.time_s[rows])), self.held[i]
+        return MemoryCurve(
+            rank, self.time_s[rows], ones * held.parameters, ones * held.gradients, ones * held.optimizer,
+            self.activations[rows], self.buffers[rows],
+        )  # fmt: skip
+
+    def at_most(self) -> list[dict[str, float]]:
+        """Each class's maximum of every category, and the `peak` of their sum."""
+        lasting = np.array([(x.parameters, x.gradients, x.optimizer) for x in self.held]).T
+        rows = np.diff(np.append(self.first, len(self.time_s)))
+        total = np.repeat(lasting[0] + lasting[1] + lasting[2], rows) + self.activations + self.buffers
+        varying = [np.maximum.reduceat(column, self.first) for column in (self.activations, self.buffers, total)]
+        names = (*CATEGORIES, "peak")
+        return [dict(zip(names, row, strict=True)) for row in np.stack([*lasting, *varying]).T.tolist()]
+
+
+def levels(
+    stages: Sequence[dict[int, Stage]],
+    done: Sequence[Acted],
+    start_s: Bytes,
+    end_s: Bytes,
+    held: Sequence[States],
+    fine: bool = False,
+) -> Levels:
+    """The memory of classes of ranks over the step; `done` are their actions, `start_s` and `end_s` of all tasks.
 
     What an action claims and frees is placed at its start and end, or (`fine`) block by block within it; the peak is
     the same.
     """
-    sorts = [action[:2] for action in done.actions]
-    numbers = {sort: i for i, sort in enumerate(dict.fromkeys(sorts))}
-    tables = [_table(stages[number], kind, fine) for number, kind in numbers]
-    counts = np.array([len(t) for t in tables], dtype=np.int64)
-    action, row = ragged(counts, np.array([numbers[sort] for sort in sorts], dtype=np.int64))
-    share, claimed, buffered = np.concatenate([*tables, np.zeros((0, 3))])[row].T
-    start, end = start_s[done.first][action], end_s[done.last][action]
-    time = np.append(0.0, np.where(share < 1.0, start + share * (end - start), end))
-    claimed, buffered = np.append(0.0, claimed), np.append(0.0, buffered)
-    order = np.lexsort((claimed + buffered > 0, time))  # what is freed at an instant comes first
-    time = time[order]
-    last = np.append(time[1:] != time[:-1], True)
-    activations, buffers = (np.cumsum(column[order])[last].clip(min=0.0) for column in (claimed, buffered))
-    ones = np.ones(len(activations))
-    return MemoryCurve(
-        rank, time[last], ones * held.parameters, ones * held.gradients, ones * held.optimizer, activations,
-        buffers + held.gathered,
-    )  # fmt: skip
+    table, counts, pick = _changes_of(stages, [x.actions for x in done], fine)
+    action, row = ragged(counts, pick)
+    share, claimed, buffered = table[:, row]
+    first, last = (np.concatenate([np.asarray(x[i], dtype=np.int64) for x in done]) for i in (1, 2))
+    start, end = start_s[first][action], end_s[last][action]
+    index = np.repeat(np.arange(len(done)), [len(x.actions) for x in done])[action]
+    nothing = np.zeros(len(done))  # at the beginning
+    time = np.append(nothing, np.where(share < 1.0, start + share * (end - start), end))
+    index = np.append(np.arange(len(done)), index)
+    changes = np.append([nothing, nothing], [claimed, buffered], axis=1)
+    order = np.lexsort((changes.sum(axis=0) > 0, time, short(index)))  # what is freed at an instant comes first
+    time, index, bytes_now = time[order], index[order], changes[:, order]
+    for a, b in pairwise(np.searchsorted(index, np.arange(len(done) + 1)).tolist()):
+        np.cumsum(bytes_now[:, a:b], axis=1, out=bytes_now[:, a:b])
+    last = np.flatnonzero(np.append((time[1:] != time[:-1]) | (index[1:] != index[:-1]), True))
+    index = index[last]
+    activations, buffers = bytes_now[:, last].clip(min=0.0)
+    buffers += np.array([x.gathered for x in held])[index]
+    return Levels(held, np.searchsorted(index, np.arange(len(done))), time[last], activations, buffers)
+
+
+def _changes_of(
+    stages: Sequence[dict[int, Stage]], done: Sequence[Sequence[Action]], fine: bool
+) -> tuple[Bytes, Ints, Ints]:
+    """What actions claim and free, [3, rows]; how many rows each sort of action has, and the sort of every action."""
+    sorts: dict[tuple[Stage, Kind], int] = {}  # equal stages are one object
+    picks = []
+    for mine, actions in zip(stages, done, strict=True):
+        number = {(i, kind): sorts.setdefault((stage, kind), len(sorts)) for i, stage in mine.items() for kind in KINDS}
+        numbers = map(number.__getitem__, map(STAGE_AND_KIND, actions))
+        picks.append(np.fromiter(numbers, np.int64, len(actions)))
+    pick = np.concatenate(picks)
+    used = np.bincount(pick, minlength=len(sorts)).tolist()
+    tables = [_table(*sort, fine) if use else np.zeros((0, 3)) for sort, use in zip(sorts, used, strict=True)]
+    return np.concatenate(tables).T, np.array([len(t) for t in tables]), pick
 
 
 def peak_bytes(stages: dict[int, Stage], steps: Sequence[Step], held: States) -> float:
-    """The peak of `memory_curve`, which takes no simulation: a rank's steps follow each other, whenever they run."""
-    actions = [action for step in steps for action in step]
-    number = [i for i, step in enumerate(steps) for _ in step]
-    clock = np.arange(len(steps), dtype=np.float64)
-    return float(memory_curve(0, stages, Acted(actions, number, number), clock, clock + 1.0, held).total.max())
+    """The peak of `levels`, which takes no simulation: a rank's steps follow each other, whenever they run, and each
+    needs the most when all of its actions have begun."""
+    table, counts, pick = _changes_of([stages], [[action for step in steps for action in step]], False)
+    begin = (np.cumsum(counts) - counts)[pick]
+    step = np.repeat(np.arange(len(steps)), [len(step) for step in steps])
+    order = np.argsort(np.append(2 * step, 2 * step + 1), kind="stable")
+    changes = table[1:, np.append(begin, begin + 1)[order]]
+    activations, buffers = np.cumsum(changes, axis=1)[:, order < len(step)].clip(min=0.0)
+    lasting = held.parameters + held.gradients + held.optimizer
+    return float((lasting + activations + (buffers + held.gathered)).max(initial=lasting + held.gathered))
 
 
 @lru_cache(maxsize=256)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.graph.build import Built
 from sim.graph.engine import Times
-from sim.graph.taskgraph import TaskGraph, ints
+from sim.graph.taskgraph import TaskGraph, ints, ragged
 from sim.graph.template import COMPUTE
 from sim.plan import Plan
 from sim.prices.profile import Profile
@@ -37,14 +36,43 @@ class RankSeconds:
     bubble_s: float
 
 
+class Spans(NamedTuple):
+    """Intervals of time, each of a group (such as a class of ranks): the group, start and end in seconds."""
+
+    group: Ints
+    start_s: Floats
+    end_s: Floats
+
+    def only(self, rows: Ints | NDArray[np.bool_]) -> Spans:
+        """Some of them."""
+        return Spans(self.group[rows], self.start_s[rows], self.end_s[rows])
+
+    def seconds(self, groups: int) -> Floats:
+        """How long those of each group are together."""
+        return _sums(self.group, self.end_s - self.start_s, groups)
+
+
+def merged(spans: Spans) -> Spans:
+    """The stretches that at least one interval of a group covers, by group and time."""
+    group, start, reach = spans.only(np.lexsort((spans.start_s, short(spans.group))))
+    switch = np.flatnonzero(group[1:] != group[:-1]) + 1
+    for a, b in pairwise([0, *switch.tolist(), len(group)]):
+        np.maximum.accumulate(reach[a:b], out=reach[a:b])
+    begins = np.append(len(group) > 0, start[1:] > reach[:-1])
+    begins[switch] = True
+    begin = np.flatnonzero(begins)
+    return Spans(group[begin], start[begin], reach[np.append(begin[1:] - 1, -1)[: len(begin)]])
+
+
+def joined(sets: Sequence[Sequence[Spans]], groups: int) -> Spans:
+    """The intervals of several sets: those of the i-th are of groups `i * groups` and up."""
+    apart = [(i * groups + each.group, each.start_s, each.end_s) for i, those in enumerate(sets) for each in those]
+    return Spans(*(np.concatenate(columns) for columns in zip(*apart, strict=True)))
+
+
 def union_s(intervals: Intervals) -> float:
     """Seconds covered by at least one interval."""
-    if not len(intervals):
-        return 0.0
-    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(ordered[:, 1])
-    begin = np.maximum(ordered[1:, 0], reach[:-1])
-    return float(ordered[0, 1] - ordered[0, 0] + np.maximum(0.0, ordered[1:, 1] - begin).sum())
+    return float(merged(Spans(np.zeros(len(intervals), dtype=np.int64), *intervals.T)).seconds(1)[0])
 
 
 def uncovered_s(what: Intervals, by: Intervals) -> float:
@@ -52,44 +80,84 @@ def uncovered_s(what: Intervals, by: Intervals) -> float:
     return max(0.0, union_s(np.concatenate([what, by])) - union_s(by))
 
 
-def rank_seconds(built: Built, slots: Ints, start_s: Floats, end_s: Floats) -> list[RankSeconds]:
-    """For every class of ranks; see `RankSeconds`. `slots`: the graph's table; `start_s`, `end_s`: of all tasks."""
-    graph, ranks = built.graph, range(len(built.actions))
-    compute = graph.streams.get(COMPUTE, -1)
-    mine = slots[slots[:, 2] == compute]
-    sort = np.array(graph.sort, dtype=np.int64)[mine[:, 0]]
-    alone = (np.array(each)[sort] for each in ([s.compute_s for s in graph.sorts], [s.exposed_s for s in graph.sorts]))
-    compute_s, inside_s = (np.bincount(mine[:, 1], column, len(ranks)).tolist() for column in alone)
-    place, spans = _runs(slots, len(graph.streams), start_s, end_s)
-    computes = place[:, 1] == compute
-    ends = np.searchsorted(place[:, 0], np.arange(len(ranks) + 1))
-    phase_end = max((float(end_s[a.last].max()) for a in built.actions if len(a.last)), default=0.0)
-    out = []
-    for i, acted, (a, b) in zip(ranks, built.actions, pairwise(ends.tolist()), strict=True):
-        talking, at_work = spans[a:b][~computes[a:b]], spans[a:b][computes[a:b]]
-        action = np.stack([start_s[acted.first], end_s[acted.last]], axis=1)
-        busy = union_s(action)
-        outside = union_s(np.concatenate([np.minimum(talking, phase_end), action])) - busy
-        exposed = uncovered_s(talking, at_work) + inside_s[i]
-        out.append(RankSeconds(compute_s[i], busy, exposed, max(0.0, phase_end - busy - max(0.0, outside))))
-    return out
+class Occupied(NamedTuple):
+    """What tasks occupy of the timeline: `task` and `row` of each place, by task; `rows` [rows, 3]: class of ranks,
+    stream, kind of each row."""
+
+    task: Ints
+    row: Ints
+    rows: Ints
 
 
-def _runs(slots: Ints, streams: int, start_s: Floats, end_s: Floats) -> tuple[Ints, Intervals]:
-    """Stretches of tasks that follow each other at once: class of ranks and stream, in this order; start and end."""
-    key = slots[:, 1] * streams + slots[:, 2]
-    order = np.argsort(key.astype(np.min_scalar_type(int(key.max(initial=0)))), kind="stable")  # short: by digits
-    key, task = key[order], slots[order, 0]
+def occupied(graph: TaskGraph) -> Occupied:
+    """The places of all tasks in the timeline; see `TaskGraph.slot_table`."""
+    rows = np.array([row for s in graph.sorts for row in s.rows], dtype=np.int64).reshape(-1, 3)
+    counts = np.array([len(s.rows) for s in graph.sorts], dtype=np.int64)
+    return Occupied(*ragged(counts, np.asarray(graph.sort, dtype=np.int64)), rows)
+
+
+def rank_seconds(built: Built, places: Occupied, start_s: Floats, end_s: Floats) -> list[RankSeconds]:
+    """For every class of ranks; see `RankSeconds`. `places`: of the graph; `start_s`, `end_s`: of all tasks."""
+    classes, compute = len(built.actions), built.graph.streams.get(COMPUTE, -1)
+    compute_s, inside_s = _alone(built.graph, places, compute, classes)
+    stream, runs = _runs(places, len(built.graph.streams), start_s, end_s)
+    at_work = runs.only(stream == compute)  # one stream, whose tasks follow each other
+    talking = merged(runs.only(stream != compute))
+    acting = merged(_actions(built, start_s, end_s))
+    phase_end = acting.end_s.max(initial=0.0)
+    early = Spans(talking.group, *(np.minimum(x, phase_end) for x in talking[1:]))
+    either, outside = merged(joined([(talking, at_work), (early, acting)], classes)).seconds(2 * classes).reshape(2, -1)
+    busy_s = acting.seconds(classes)
+    exposed_s = np.maximum(0.0, either - at_work.seconds(classes)) + inside_s
+    bubble_s = np.maximum(0.0, phase_end - np.maximum(busy_s, outside))
+    columns = (compute_s, busy_s, exposed_s, bubble_s)
+    return [RankSeconds(*row) for row in zip(*(x.tolist() for x in columns), strict=True)]
+
+
+def _alone(graph: TaskGraph, places: Occupied, compute: int, classes: int) -> tuple[Floats, Floats]:
+    """Seconds of computation and of exposed communication inside what stands as one task, of every class of ranks."""
+    mine = np.flatnonzero((places.rows[:, 1] == compute)[places.row])
+    index, sort = places.rows[places.row[mine], 0], np.asarray(graph.sort, dtype=np.int64)[places.task[mine]]
+    columns = [s.compute_s for s in graph.sorts], [s.exposed_s for s in graph.sorts]
+    compute_s, inside_s = (_sums(index, np.array(x, dtype=np.float64)[sort], classes) for x in columns)
+    return compute_s, inside_s
+
+
+def _actions(built: Built, start_s: Floats, end_s: Floats) -> Spans:
+    """The actions of every class of ranks."""
+    acted = built.actions
+    first, last = (np.concatenate([np.asarray(a[i], dtype=np.int64) for a in acted]) for i in (1, 2))
+    return Spans(np.repeat(np.arange(len(acted)), [len(a.actions) for a in acted]), start_s[first], end_s[last])
+
+
+def _runs(places: Occupied, streams: int, start_s: Floats, end_s: Floats) -> tuple[Ints, Spans]:
+    """Stretches of tasks that follow each other at once, by class of ranks, then by stream: the streams, the spans."""
+    key = short(places.rows[:, 0] * streams + places.rows[:, 1])[places.row]
+    order = np.argsort(key, kind="stable")
+    key, task = key[order], places.task[order]
     start, end = start_s[task], end_s[task]
-    first = np.append(True, (key[1:] != key[:-1]) | (start[1:] != end[:-1]))[: len(key)]
-    spans = np.stack([start[first], end[np.append(first[1:], True)[: len(key)]]], axis=1)
-    return np.stack(np.divmod(key[first], streams), axis=1), spans
+    first = np.flatnonzero(np.append(len(key) > 0, (key[1:] != key[:-1]) | (start[1:] != end[:-1])))
+    index, stream = np.divmod(key[first].astype(np.int64), streams)
+    return stream, Spans(index, start[first], end[np.append(first[1:] - 1, -1)[: len(first)]])
+
+
+def _sums(index: Ints, values: Floats, many: int) -> Floats:
+    """Values summed by index, which is below `many`, one after the other."""
+    return np.asarray(np.bincount(index, values, many), dtype=np.float64)
+
+
+def short(numbers: Ints) -> NDArray[np.integer[Any]]:
+    """Numbers from 0 on in as few bytes as hold them: short ones are sorted digit by digit."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def mean(values: Iterable[float], plan: Plan) -> float:
     """Mean over all ranks of a value per class, rounded once: the same however ranks are folded."""
+    ratios = [v.as_integer_ratio() for v in values]
+    whole = max(below for _, below in ratios)  # powers of two
     counts = [len(c.ranks) for c in plan.classes]
-    return float(sum(Fraction(v) * n for v, n in zip(values, counts, strict=True)) / sum(counts))
+    total = sum(n * above * (whole // below) for n, (above, below) in zip(counts, ratios, strict=True))
+    return total / (whole * sum(counts))
 
 
 def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[int]]:

@@ -15,8 +15,8 @@ from sim.finished import FinishedStep
 from sim.folding import APART_RANKS
 from sim.garbage import no_collection
 from sim.graph.template import compile_program
-from sim.memory import CATEGORIES, MemoryCurve, stranded_bytes
-from sim.metrics import RankSeconds, critical_path, interval, mean, provenance, rank_seconds, source_shares, text_of
+from sim.memory import CATEGORIES, stranded_bytes
+from sim.metrics import RankSeconds, critical_path, interval, mean, provenance, rank_seconds, source_shares
 from sim.models.flops import model_flops_per_token
 from sim.models.head import stranded_logits_bytes
 from sim.program import Block, Compute
@@ -31,11 +31,12 @@ def make_result(sim: FinishedStep, lost: list[dict[str, Any]]) -> dict[str, Any]
     scenario = sim.scenario
     t = scenario.training
     assert t is not None
-    step_s = sim.step_time_s
     begin = time.perf_counter()
-    seconds = rank_seconds(sim.built, sim.slots, *sim.span_arrays)
+    step_s = sim.step_time_s
+    seconds = rank_seconds(sim.built, sim.occupied, *sim.span_arrays)
     path, _ = critical_path(sim.built, sim.times)
-    memory = [_memory_row(sim, i, c) for i, c in enumerate(sim.memory)]
+    stranded = stranded_logits_bytes(scenario)
+    memory = [_memory_row(sim, i, most, stranded) for i, most in enumerate(sim.levels.at_most())]
     peak = max(m["peak"] for m in memory)
     reserved = max(m.pop("reserved") for m in memory)
     fits = peak <= scenario.cluster.gpu.memory_bytes
@@ -83,7 +84,7 @@ def _rank_rows(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> list[dict[s
     """Where the time of each class of ranks goes; `waiting_s` is what the others leave of the step."""
     return [
         {
-            "ranks": text_of(c.ranks),
+            "ranks": name,
             "rank": c.rank,
             "count": len(c.ranks),
             "pipeline_rank": c.pipeline_rank,
@@ -93,7 +94,7 @@ def _rank_rows(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> list[dict[s
             "bubble_s": r.bubble_s,
             "waiting_s": max(0.0, sim.step_time_s - r.compute_s - r.exposed_comm_s - r.bubble_s),
         }
-        for c, r in zip(sim.plan.classes, seconds, strict=True)
+        for name, c, r in zip(sim.names, sim.plan.classes, seconds, strict=True)
     ]
 
 
@@ -154,21 +155,13 @@ def _whole_backward(block: Block) -> tuple[Any, ...]:
     return (*block.recompute, *block.backward)
 
 
-def _memory_row(sim: FinishedStep, index: int, curve: MemoryCurve) -> dict[str, Any]:
-    """One class of ranks: each category at its maximum, and the peak of their sum."""
+def _memory_row(sim: FinishedStep, index: int, at_most: dict[str, float], segment_bytes: float) -> dict[str, Any]:
+    """One class of ranks: each category at its maximum, the peak of their sum, and what is reserved at the most."""
     c = sim.plan.classes[index]
-    at_most = {k: float(getattr(curve, k).max()) for k in CATEGORIES}
-    peak = float(curve.total.max())
-    reserved = peak + ALLOCATOR_SEGMENT_BYTES * sum((-v / ALLOCATOR_SEGMENT_BYTES) % 1.0 for v in at_most.values())
-    reserved += stranded_bytes(sim.stages[index].values(), stranded_logits_bytes(sim.scenario))
-    return {
-        "ranks": text_of(c.ranks),
-        "rank": c.rank,
-        "count": len(c.ranks),
-        **at_most,
-        "peak": peak,
-        "reserved": reserved,
-    }
+    reserved = ALLOCATOR_SEGMENT_BYTES * sum((-at_most[k] / ALLOCATOR_SEGMENT_BYTES) % 1.0 for k in CATEGORIES)
+    reserved += at_most["peak"]
+    reserved += stranded_bytes(sim.stages[index].values(), segment_bytes)
+    return {"ranks": sim.names[index], "rank": c.rank, "count": len(c.ranks), **at_most, "reserved": reserved}
 
 
 def _communication(sim: FinishedStep) -> list[dict[str, Any]]:
@@ -187,14 +180,15 @@ def _contention(sim: FinishedStep) -> dict[str, Any]:
     slowed: list[dict[str, Any]] = []
     if sim.ran.flows is not None:
         start_s, end_s = sim.span_arrays
-        slowed_s = end_s - start_s - np.array(graph.seconds)
-        rows = sim.slots[slowed_s[sim.slots[:, 0]] > ROUNDING * sim.step_time_s]
+        slowed_s = end_s - start_s - np.asarray(graph.seconds)
+        task, place, rows = sim.occupied
+        late = np.flatnonzero((slowed_s > ROUNDING * sim.step_time_s)[task])
         kinds = tuple(graph.kinds)
-        key = rows[:, 1] * len(kinds) + rows[:, 3]
-        counts, seconds = np.bincount(key), np.bincount(key, slowed_s[rows[:, 0]])
+        key = (rows[:, 0] * len(kinds) + rows[:, 2])[place[late]]
+        counts, seconds = np.bincount(key), np.bincount(key, slowed_s[task[late]])
         for i in np.flatnonzero(counts).tolist():
             c, kind = divmod(i, len(kinds))
-            row = {"ranks": text_of(graph.classes[c].ranks), "kind": kinds[kind]}
+            row = {"ranks": sim.names[c], "kind": kinds[kind]}
             slowed.append({**row, "count": int(counts[i]), "seconds": float(seconds[i])})
     return {
         "lost_s": max(0.0, sim.step_time_s - sim.ran.alone_s) if slowed else 0.0,

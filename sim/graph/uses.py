@@ -67,6 +67,15 @@ class Use:
     outputs: Ends
 
 
+class _Alike(NamedTuple):
+    """Steps of a class of ranks that differ in their micro-batches alone. `sort`: what their programs depend on besides
+    being first or last: the prices' context, stages and kinds, whether their inputs come from another rank."""
+
+    sort: tuple[object, ...]
+    needs: list[Hop | None]
+    uses: dict[Template, Use]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
     """Stages and compiled programs of steps that differ in their schedule alone: by what a stage holds; by the prices'
@@ -107,7 +116,7 @@ class Uses:
         self.links = links
         self._contexts: dict[int, tuple[object, ...]] = {}
         self._fits: dict[tuple[int, Template], Fit] = {}
-        self._uses: dict[tuple[object, ...], Use] = {}
+        self._alike: dict[tuple[object, ...], _Alike] = {}
         self._kept, self._templates = kept, kept.templates
 
     def once(self, class_index: int, key: tuple[object, ...], program: Callable[[], Program]) -> Template:
@@ -125,18 +134,32 @@ class Uses:
 
     def of(self, class_index: int, step: Step) -> Use:
         """What a step uses; the first or last of a stage is often as any other."""
-        messages, lane = self.messages, class_index % self.lanes
-        needs = [messages.needed_by(a.stage, a.kind) for a in step]
-        template = self._template(class_index, step, needs)
-        key = (class_index, template, *[a[:2] for a in step])
-        if key not in self._uses:
-            gives = [messages.result_of(a.stage, a.kind) for a in step]
-            fit = self._fits.get((class_index, template)) or self._new_fit(class_index, template, step)
-            inputs, outputs = (
-                tuple([(i, messages.wire(lane, hop)) for i, hop in enumerate(hops) if hop]) for hops in (needs, gives)
-            )
-            self._uses[key] = Use(fit, inputs, outputs)
-        return self._uses[key]
+        key = (class_index, *[a[:2] for a in step])
+        alike = self._alike.get(key)
+        if alike is None:
+            alike = self._alike[key] = self._new_alike(class_index, step)
+        template = self._template(class_index, step, alike)
+        use = alike.uses.get(template)
+        if use is None:
+            use = alike.uses[template] = self._new_use(class_index, step, alike, template)
+        return use
+
+    def _new_alike(self, class_index: int, step: Step) -> _Alike:
+        held, first = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
+        needs = [self.messages.needed_by(a.stage, a.kind) for a in step]
+        what = [(id(held[a.stage]), id(first[a.stage]), a.kind) for a in step]
+        return _Alike((self._context(class_index), *what, *[hop is None for hop in needs]), needs, {})
+
+    def _new_use(self, class_index: int, step: Step, alike: _Alike, template: Template) -> Use:
+        fit = self._fits.get((class_index, template)) or self._new_fit(class_index, template, step)
+        for other in alike.uses.values():
+            return Use(fit, other.inputs, other.outputs)
+        gives = [self.messages.result_of(a.stage, a.kind) for a in step]
+        return Use(fit, self._wires(class_index, alike.needs), self._wires(class_index, gives))
+
+    def _wires(self, class_index: int, hops: list[Hop | None]) -> Ends:
+        lane, wire = class_index % self.lanes, self.messages.wire
+        return tuple([(i, wire(lane, hop)) for i, hop in enumerate(hops) if hop is not None])
 
     def _new_fit(self, class_index: int, template: Template, step: Step) -> Fit:
         """How the template of a step fits a class of ranks."""
@@ -174,27 +197,26 @@ class Uses:
             links.whole_actions[sorts[0]] = (class_index, template)
         return Stamp(seconds, sorts, list(streams), list(streams.values()))
 
-    def _template(self, class_index: int, step: Step, needs: list[Hop | None]) -> Template:
+    def _template(self, class_index: int, step: Step, alike: _Alike) -> Template:
         """The compiled program of a step."""
-        held, first = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
-        what = [
-            (id(held[a.stage]), id(first[a.stage]), a.kind, a in self.ends, hop is None)
-            for a, hop in zip(step, needs, strict=True)
-        ]
-        key = (self._context(class_index), *what)
+        key = (*alike.sort, *[a in self.ends for a in step])
         found = self._templates.get(key)
         if found is None:
-            hops = [hop is not None for hop in needs]
-            programs = [self._program(held[a.stage], a, hop) for a, hop in zip(step, hops, strict=True)]
-
-            def make() -> Template:
-                if first is held:
-                    return self._compile(class_index, programs, programs)
-                leaders = [self._program(first[a.stage], a, hop) for a, hop in zip(step, hops, strict=True)]
-                return self._compile(class_index, programs, leaders)
-
-            found = self._templates[key] = self._kept.compiled((key[0], *[x[:3] for x in what]), programs, make)
+            found = self._templates[key] = self._new_template(class_index, step, alike)
         return found
+
+    def _new_template(self, class_index: int, step: Step, alike: _Alike) -> Template:
+        held, first = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
+        hops = [hop is not None for hop in alike.needs]
+        programs = [self._program(held[a.stage], a, hop) for a, hop in zip(step, hops, strict=True)]
+
+        def make() -> Template:
+            if first is held:
+                return self._compile(class_index, programs, programs)
+            leaders = [self._program(first[a.stage], a, hop) for a, hop in zip(step, hops, strict=True)]
+            return self._compile(class_index, programs, leaders)
+
+        return self._kept.compiled(alike.sort[: 1 + len(step)], programs, make)
 
     def _compile(self, class_index: int, programs: list[Program], leaders: list[Program]) -> Template:
         price = self.pricing.on(self.plan.classes[class_index].rank)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from sim.actions import Kind
 from sim.inputs.model_config import count_parameters
-from sim.memory import _backward_peaks, on_device, over_steps, states
+from sim.memory import CATEGORIES, _backward_peaks, levels, on_device, over_steps, states
 from sim.plan import make_plan
+from sim.prices.costs import Costs
+from sim.prices.profile import load_profile
 from sim.program import BLOCK_END, Comm, Compute, Program, Wait
-from sim.simulation import simulate
+from sim.simulation import prepare, simulate
 from tests.sim.cases import case
 
 
@@ -253,3 +255,32 @@ def test_block_by_block_has_the_same_peak(parallelism: dict[str, Any]) -> None:
         assert b.activations[-1] == pytest.approx(0.0, abs=1.0)
         assert len(b.time_s) > len(a.time_s)
         assert (np.diff(b.time_s) > 0).all()
+
+
+OVERLAPPED = {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipe", "ep_overlap": True}
+EXPERTS = {"moe": {"experts": 4, "top_k": 2, "ffn": 1024}}
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "model"),
+    [
+        ({"pp": 4, "virtual_stages": 2, "schedule": "interleaved_1f1b"}, {}),
+        ({"pp": 4, "schedule": "zb_h1"}, {}),
+        (OVERLAPPED, EXPERTS),
+    ],
+)
+@pytest.mark.parametrize("offload", [False, True])
+def test_classes_together_as_one_by_one_and_without_times(
+    parallelism: dict[str, Any], model: dict[str, Any], offload: bool
+) -> None:
+    """No class's bytes change by a bit for the others beside it; peaks are those of the curves, whenever steps run."""
+    scenario = case(parallelism, {"global_batch_size": 16, "activation_offload": offload}, model)
+    for expand in (False, True):
+        step = simulate(scenario, expand=expand)
+        for i, (curve, row) in enumerate(zip(step.memory, step.levels.at_most(), strict=True)):
+            alone = levels([step.stages[i]], [step.built.actions[i]], *step.span_arrays, [step.states[i]], expand)
+            names = ("time_s", *CATEGORIES)
+            assert all(np.array_equal(getattr(curve, k), getattr(alone.curve(0, 0), k)) for k in names)
+            assert row == {**{k: getattr(curve, k).max() for k in CATEGORIES}, "peak": curve.total.max()}
+    peak = prepare(scenario, Costs(load_profile("roofline"), scenario.cluster.gpu)).peak_bytes
+    assert peak == simulate(scenario).result["peak_memory_bytes"]
