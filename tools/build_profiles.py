@@ -2,8 +2,8 @@
 
 FOLDER holds GPU_gemm.csv.gz, GPU_attention_prefill.csv.gz, GPU_attention_decode.csv.gz, GPU_moe.csv.gz and
 GPU_nccl.csv.gz, as columns with `seconds` last (NVIDIA AIConfigurator's performance database). Writes
-sim/presets/kernels/GPU.npz and sim/presets/profiles/NAME.json. `profile_coefficients.py` holds the figures that no
-table has.
+sim/presets/kernels/GPU.safetensors and sim/presets/profiles/NAME.json. `profile_coefficients.py` holds the figures
+that no table has.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import io
 import json
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
 
 from sim.files import write_json  # noqa: E402
-from sim.prices.kernels import make_table  # noqa: E402
+from sim.prices.kernels import TYPES, Shapes, make_table  # noqa: E402
 from sim.prices.profile import PointTable, Profile  # noqa: E402
 from sim.prices.roofline import Device  # noqa: E402
 from sim.published.fused_rows import fused_kernel  # noqa: E402
@@ -137,12 +135,25 @@ def left_out_error(
 
 
 def save(path: Path, data: Columns) -> None:
-    """An npz with fixed dates: the same input gives the same bytes."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
-        for key, array in sorted(data.items()):
-            buffer = io.BytesIO()
-            np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
-            file.writestr(zipfile.ZipInfo(f"{key}.npy"), buffer.getvalue(), zipfile.ZIP_DEFLATED, 9)
+    """A file as `sim.prices.kernels` reads it."""
+    columns: Columns = {}
+    for key, array in data.items():
+        if key.endswith("|shapes"):
+            shapes, of = Shapes.of(array), key.removesuffix("shapes")
+            columns[f"{of}sizes"] = np.concatenate(shapes.sizes).astype(np.int32)
+            columns[f"{of}counts"] = np.array([len(sizes) for sizes in shapes.sizes], dtype=np.int32)
+            columns[f"{of}codes"] = shapes.codes.astype(np.uint8)
+        else:
+            columns[key] = np.atleast_1d(array)
+    names = {np.dtype(kind): name for name, kind in TYPES.items()}
+    header, end = {}, 0
+    for key, array in sorted(columns.items()):
+        start, end = end, end + array.nbytes
+        header[key] = {"dtype": names[array.dtype], "shape": array.shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that columns lie at multiples of 8 as far as their sizes let them
+    parts = [np.ascontiguousarray(array).tobytes() for _, array in sorted(columns.items())]
+    path.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *parts]))
 
 
 def collectives(folder: Path, short: str) -> list[dict[str, object]]:
@@ -247,7 +258,7 @@ def main() -> None:
     args = parser.parse_args()
     for short in MEASURED:
         if not args.coefficients_only:
-            save(ROOT / "sim" / "presets" / "kernels" / f"{short}.npz", columns(args.folder, short))
+            save(ROOT / "sim" / "presets" / "kernels" / f"{short}.safetensors", columns(args.folder, short))
     for name in COEFFICIENTS:
         short = next((s for s, gpu in MEASURED.items() if gpu == name), "")
         measured = collectives(args.folder, short) if short else []

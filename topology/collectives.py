@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from topology.protocols import PLAIN, PROTOCOLS, Protocol
 from topology.timing import Fabric, Timing
@@ -59,6 +59,28 @@ class Group:
     protocols: bool  # NCCL's apply
     timing: Timing  # what its machine takes, for `durations`
     fabric: Fabric
+    _kept: dict[tuple[str, float, float], Group] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def stepped(self, near: float, far: float) -> Group:
+        """The group with latencies that many times as long, inside domains and between them; kept for other sizes."""
+        key = ("stepped", near, far)
+        if key not in self._kept:
+            latency_s, inter_latency_s = self.latency_s * near, self.inter_latency_s * far
+            self._kept[key] = replace(self, latency_s=latency_s, inter_latency_s=inter_latency_s)
+        return self._kept[key]
+
+    def sustained(self, near: float, far: float) -> Group:
+        """The group with these shares of its bandwidths, inside domains and in rings between them; kept, too."""
+        key = ("sustained", near, far)
+        if key not in self._kept:
+            self._kept[key] = replace(
+                self,
+                ring_bytes_per_s=self.ring_bytes_per_s * near,
+                chain_bytes_per_s=self.chain_bytes_per_s * near,
+                exchange_bytes_per_s=self.exchange_bytes_per_s * near,
+                inter_ring_bytes_per_s=self.inter_ring_bytes_per_s * far,
+            )
+        return self._kept[key]
 
     @property
     def nodes_share_bytes_per_s(self) -> float:
@@ -240,8 +262,7 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 def with_protocol(algorithm: Algorithm, protocol: Protocol, group: Group, size_bytes: float) -> AlphaBeta:
     """An algorithm's cost under a protocol: its start, its steps, its share of the bandwidth."""
-    latency_s, inter_latency_s = group.latency_s * protocol.step, group.inter_latency_s * protocol.inter_step
-    cost = algorithm(replace(group, latency_s=latency_s, inter_latency_s=inter_latency_s), size_bytes)
+    cost = algorithm(group.stepped(protocol.step, protocol.inter_step), size_bytes)
     base_s = protocol.base * group.latency_s
     return AlphaBeta(base_s + cost.latency_s, cost.transfer_s / protocol.bandwidth)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from topology.collectives import (
     ALGORITHMS,
@@ -81,14 +81,7 @@ def _wire(kernel: Kernel, protocol: str) -> float:
 
 def _slow(group: Group, kernel: Kernel) -> Group:
     """The group with the bandwidth that kernels sustain inside a domain."""
-    share = kernel.share
-    return replace(
-        group,
-        ring_bytes_per_s=group.ring_bytes_per_s * share,
-        chain_bytes_per_s=group.chain_bytes_per_s * share,
-        exchange_bytes_per_s=group.exchange_bytes_per_s * share,
-        inter_ring_bytes_per_s=group.inter_ring_bytes_per_s * NETWORK_SHARE,
-    )
+    return group.sustained(kernel.share, NETWORK_SHARE)
 
 
 def _ring(group: Group, protocol: str, block_bytes: float, steps: int, bare: AlphaBeta) -> AlphaBeta:

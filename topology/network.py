@@ -8,11 +8,9 @@ training step do. Transfers that overlap otherwise are `contention`'s business.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
 
 from topology.collectives import Group, bus_factor, choose
 from topology.durations import Way, duration, message_seconds
@@ -56,7 +54,7 @@ class Network:
     >>> network = Network(CLUSTERS["dgx-a100"])
     >>> cost = network.collective("all_reduce", range(8), 1 << 30)
     >>> cost.algorithm, round(cost.bus_bandwidth_bytes_per_s / 1e9)
-    ('ring Simple', 238)
+    ('ring Simple', 215)
     """
 
     def __init__(self, cluster: ClusterSpec, link_scales: Mapping[tuple[int, int], float] | None = None) -> None:
@@ -140,18 +138,16 @@ class Network:
         """Where the ranks lie and what each may send; kept per sequence of ranks."""
         key = ranks if isinstance(ranks, range | tuple) else tuple(ranks)
         if key not in self._groups:
-            placed = np.asarray(key, dtype=np.int64)
-            group = self._place(placed)
-            self._groups[key] = self._degrade(group, placed) if self._scales else group
+            group = self._place(key)
+            self._groups[key] = self._degrade(group, key) if self._scales else group
         return self._groups[key]
 
-    def _place(self, ranks: NDArray[np.int64]) -> Group:
-        domains = ranks // self.domain_gpus
-        counts = np.bincount(domains - domains.min())
-        counts = counts[counts > 0]
-        fewest, most = int(counts.min()), int(counts.max())
+    def _place(self, ranks: Sequence[int]) -> Group:
+        domain_gpus = self.domain_gpus
+        counts = Counter([rank // domain_gpus for rank in ranks]).values()
+        fewest, most = min(counts), max(counts)
         inside = self._inside(ranks, most)
-        ring, tree, exchange, pair = self._between(ranks, domains, fewest)
+        ring, tree, exchange, pair = self._between(ranks, fewest)
         return Group(
             ranks=len(ranks),
             domains=len(counts),
@@ -174,7 +170,7 @@ class Network:
             fabric=fabric_of(self.cluster.inter_node),
         )
 
-    def _inside(self, ranks: NDArray[np.int64], most: int) -> _Inside:
+    def _inside(self, ranks: Sequence[int], most: int) -> _Inside:
         """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there
         are.
 
@@ -184,8 +180,10 @@ class Network:
         full = self._full
         if self.cluster.intra_node.kind != "nvlink_mesh" or most == 1:
             return _Inside(full, full / 2, full, full)
-        gpus, domains = self.cluster.gpus_per_node, ranks // self.domain_gpus
-        members = tuple(int(rank) for rank in ranks[domains == np.bincount(domains).argmax()] % gpus)
+        gpus, domains = self.cluster.gpus_per_node, [rank // self.domain_gpus for rank in ranks]
+        counts = Counter(domains)
+        fullest = max(sorted(counts), key=lambda domain: counts[domain])
+        members = tuple([rank % gpus for rank, domain in zip(ranks, domains, strict=True) if domain == fullest])
         lane = full / links_per_gpu(gpus)
         fit = rings(gpus, tuple(sorted(members)))
         following = zip(members, (*members[1:], members[0]), strict=True)
@@ -209,9 +207,7 @@ class Network:
         steps = len(relay(gpus, src % gpus, dst % gpus)) - 1 if intra.kind == "nvlink_mesh" else 1
         return intra.latency_s * steps
 
-    def _between(
-        self, ranks: NDArray[np.int64], domains: NDArray[np.int64], fewest: int
-    ) -> tuple[float, float, float, float]:
+    def _between(self, ranks: Sequence[int], fewest: int) -> tuple[float, float, float, float]:
         """A GPU's share of the NICs for rings, trees, exchanges and pairs.
 
         Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last
@@ -227,13 +223,12 @@ class Network:
         if over == 1.0:
             return share, share, share, pair
         span = self.cluster.inter_node.nodes_per_leaf * self.cluster.gpus_per_node
-        leaves = ranks // span
-        if leaves.min() == leaves.max():
+        leaves = [rank // span for rank in ranks]
+        if min(leaves) == max(leaves):
             return share, share, share, pair
-        _, per_leaf = np.unique(leaves, return_counts=True)
-        per_leaf_domains = np.unique(leaves * (1 + int(domains.max())) + domains) // (1 + int(domains.max()))
-        together = int(np.unique(per_leaf_domains, return_counts=True)[1].min())
-        above = (len(ranks) - int(per_leaf.min())) / max(1, len(ranks) - fewest)
+        domains = {(leaf, rank // self.domain_gpus) for leaf, rank in zip(leaves, ranks, strict=True)}
+        together = min(Counter([leaf for leaf, _ in domains]).values())
+        above = (len(ranks) - min(Counter(leaves).values())) / max(1, len(ranks) - fewest)
         return (
             share * min(1.0, together / over),
             share / over,
@@ -244,12 +239,12 @@ class Network:
     def _scale(self, node: int, other: int) -> float:
         return self._scales.get((min(node, other), max(node, other)), 1.0)
 
-    def _degrade(self, group: Group, ranks: NDArray[np.int64]) -> Group:
+    def _degrade(self, group: Group, ranks: Sequence[int]) -> Group:
         """The group with its links' faults: rings suffer from those between successive nodes.
 
         Trees are taken to use every degraded pair; of an exchange's bytes only those of the pair are slowed.
         """
-        nodes = (ranks // self.cluster.gpus_per_node).tolist()
+        nodes = [rank // self.cluster.gpus_per_node for rank in ranks]
         per_domain = self.domain_gpus // self.cluster.gpus_per_node
         steps = {(min(pair), max(pair)) for pair in zip(nodes, [*nodes[1:], nodes[0]], strict=True)}
         reached = set(nodes)

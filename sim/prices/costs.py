@@ -29,7 +29,7 @@ import numpy as np
 from sim.errors import InputError
 from sim.prices.flash import BY_STYLE, flash_seconds
 from sim.prices.flash import UNCERTAINTY as FLASH_UNCERTAINTY
-from sim.prices.kernels import Table, bounds, kernel_file, lookup, make_table, measured_bytes
+from sim.prices.kernels import Table, kernel_file, lookup, make_table, measured_bytes, table_of
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, PREFILL, SERVED, Device
 from sim.program import Compute, Phase
@@ -84,6 +84,7 @@ class Costs:
             op = f"{table.op}2" if table.op.endswith(":flash") else table.op  # torch's name of FlashAttention-2
             self._raw.setdefault((op, table.dtype), []).append(table)
         self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
+        self._ops = {op for op, _ in (*self._raw, *self._stored)}
         self._tables: dict[tuple[str, str], Table] = {}
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
         self._collectives: dict[tuple[str, int], CollectiveTable] = {(c.op, c.ranks): c for c in profile.collectives}
@@ -167,7 +168,7 @@ class Costs:
                 return self._throttled(op, Cost(seconds, "interpolated", FLASH_UNCERTAINTY), pace)
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
-        found = [cost for via in _candidates(op) if (cost := self._from_table(via, op, shape)) is not None]
+        found = [c for v in _candidates(op) if v.op in self._ops and (c := self._from_table(v, op, shape)) is not None]
         if not found:
             return self._throttled(op, self._roofline(op), pace)
         if op.name.startswith("output_unaligned"):
@@ -249,12 +250,11 @@ class Costs:
         table = self._table(via.op, dtype, kind)
         if table is None or not shape or shape[0] <= 0:
             return None
-        row = np.array([shape], dtype=np.int64)
-        here = float(bounds(kind, row, dtype, self._device)[0]) + table.floor_s
+        here = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
         before_s = table.quantizing_s(shape) if op.name == SERVED and any(table.input_s) else 0.0
         exact = table.exact(shape) if via.exact else None
         if exact is not None:
-            there = float(bounds(kind, row, dtype, self._reference)[0]) + table.floor_s
+            there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
             cost = _measured(exact[0] * (here / there) + before_s, exact[1])
             return cost if here == there else Cost(cost.seconds, "interpolated", ROOFLINE_UNCERTAINTY / 2)
         like, doubt = shape, via.uncertainty
@@ -305,8 +305,9 @@ def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) 
     from topology.presets import GPUS
 
     file = kernel_file(kernels)
-    points, error = file.table(op, dtype)
-    return make_table(kind, dtype, [points], _device(GPUS[reference]), True, error, file.input_s(op, dtype))
+    shapes, seconds, error = file.points(op, dtype)
+    spread, device = np.broadcast_to(0.0, len(seconds)), _device(GPUS[reference])
+    return table_of(kind, dtype, shapes, seconds, spread, device, True, error, file.input_s(op, dtype))
 
 
 def _candidates(op: Compute) -> list[_Candidate]:
@@ -336,19 +337,20 @@ def _like_dtypes(op: str, dtype: str, kind: str, known: dict[tuple[str, str], li
 
 
 def _collective(table: CollectiveTable, bytes_: float) -> Cost:
-    size, seconds = table.bytes, table.seconds
-    spread = float(table.spread[min(int(np.searchsorted(size, bytes_)), len(size) - 1)])
-    if bytes_ > size[-1]:
-        slope = (seconds[-1] - seconds[-2]) / (size[-1] - size[-2]) if len(size) > 1 else 0.0
+    size, seconds, last = table.bytes, table.seconds, len(table.bytes) - 1
+    above = int(size.searchsorted(bytes_))  # the first that is no less
+    spread = float(table.spread[min(above, last)])
+    if above > last:
+        slope = (seconds[-1] - seconds[-2]) / (size[-1] - size[-2]) if last > 0 else 0.0
         slope = slope if slope > 0 else seconds[-1] / size[-1]
         outside = math.log2(bytes_ / size[-1])
         error = math.hypot(0.05, _OUTSIDE_PER_OCTAVE * min(outside, 3.0), 1.4826 * spread)
         return Cost(float(seconds[-1] + slope * (bytes_ - size[-1])), "interpolated", error)
-    exact = np.flatnonzero(size == bytes_)
-    if len(exact):
-        return _measured(float(seconds[exact[0]]), spread)
-    if bytes_ < size[0]:
+    if size[above] == bytes_:
+        return _measured(float(seconds[above]), spread)
+    if above == 0:
         return Cost(float(seconds[0]), "interpolated", math.hypot(0.1, 1.4826 * spread))
+    size, seconds = size[above - 1 : above + 1], seconds[above - 1 : above + 1]
     inside = np.interp(math.log(bytes_), np.log(np.maximum(size, 1e-9)), np.log(seconds))
     return Cost(float(np.exp(inside)), "interpolated", math.hypot(0.05, 1.4826 * spread))
 

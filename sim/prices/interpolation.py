@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 SUPPORT_OCTAVES = 3.0  # a shape further than this from every measured one is not between them
 _LOO_POINTS = 64
+
+
+class OfPoints(Protocol):
+    """Numbers of points, asked for those of a few: an array, or what works them out when they are asked for."""
+
+    def __getitem__(self, points: NDArray[np.intp], /) -> NDArray[np.float64]: ...
 
 
 class Surface:
@@ -24,63 +32,84 @@ class Surface:
     def __init__(
         self,
         coordinates: NDArray[np.float64],
-        log_efficiency: NDArray[np.float64],
+        log_efficiency: OfPoints,
         error: float | None = None,
-        beside: NDArray[np.float64] | None = None,
+        beside: OfPoints | None = None,
+        besides: int = 0,
     ) -> None:
-        """`error`: what `leave_one_out_error` gives, where it is known."""
-        self._x = coordinates
+        """`coordinates` [points, dimensions]; `beside`: `besides` numbers a point. `error`: what `leave_one_out_error`
+        gives, where it is known."""
         self._columns = np.ascontiguousarray(coordinates.T)
         self._y = log_efficiency
-        self._beside = np.empty((len(coordinates), 0)) if beside is None else beside
-        self._low = coordinates.min(axis=0)
-        self._high = coordinates.max(axis=0)
+        self._beside = beside
+        self._low: list[float] = self._columns.min(axis=1).tolist()
+        self._high: list[float] = self._columns.max(axis=1).tolist()
+        self._slopes = len(self._columns) + besides
+        self._damping = np.diag([0.0, *[1e-3] * self._slopes])
         self._error = error
 
-    def at(self, query: NDArray[np.float64], beside: NDArray[np.float64] | None = None) -> tuple[float, float] | None:
+    def at(self, query: Iterable[float], beside: NDArray[np.float64] | None = None) -> tuple[float, float] | None:
         """Log efficiency and how many octaves `query` lies outside the measured range.
 
         Outside, the edge's efficiency holds (it saturates with size); None where no point is near.
         """
-        inside = np.clip(query, self._low, self._high)
+        limits = zip(query, self._low, self._high, strict=True)
+        ways = [(float(q), min(max(float(q), low), high)) for q, low, high in limits]
+        inside = np.array([edge for _, edge in ways])
         distance2 = self._distances2(inside)
-        if float(distance2.min()) > SUPPORT_OCTAVES**2:
+        near = self._near(distance2, len(distance2))
+        near2 = distance2[near]
+        if min(near2.tolist()) > SUPPORT_OCTAVES**2:
             return None
-        here = np.empty(0) if beside is None else beside
-        return self._fit(inside, here, distance2), float(np.abs(query - inside).max(initial=0.0))
+        return self._fit(inside, beside, near, near2), max([abs(q - edge) for q, edge in ways], default=0.0)
 
     def _distances2(self, query: NDArray[np.float64]) -> NDArray[np.float64]:
         """Squared distances from all points; dimension by dimension, as rows of a few numbers are slow to sum."""
-        total = np.zeros(len(self._y))
-        for column, q in zip(self._columns, query, strict=True):
-            total += (column - q) ** 2
-        return total
+        total = None
+        for column, q, low, high in zip(self._columns, query.tolist(), self._low, self._high, strict=True):
+            if low == high:  # of all points, and where every query is put
+                continue
+            apart = column - q
+            apart *= apart
+            total = apart if total is None else np.add(total, apart, out=total)
+        return np.zeros(self._columns.shape[1]) if total is None else total
 
     def leave_one_out_error(self) -> float:
         """Relative standard deviation of predictions at measured points, each left out (64 at most)."""
         if self._error is None:
-            self._error = self._leave_one_out() if len(self._y) > 2 else 0.3
+            self._error = self._leave_one_out() if self._columns.shape[1] > 2 else 0.3
         return self._error
 
     def _leave_one_out(self) -> float:
-        picks = np.unique(np.linspace(0, len(self._y) - 1, _LOO_POINTS).astype(int))
+        count = self._columns.shape[1]
+        picks = np.unique(np.linspace(0, count - 1, _LOO_POINTS).astype(int))
         errors = np.empty(len(picks))
-        for i, pick in enumerate(picks):
-            distance2 = self._distances2(self._x[pick])
+        for i in range(len(picks)):
+            pick = picks[i : i + 1]
+            query, beside = self._columns[:, pick[0]], None if self._beside is None else self._beside[pick][0]
+            distance2 = self._distances2(query)
             distance2[pick] = np.inf
-            errors[i] = abs(math.expm1(self._fit(self._x[pick], self._beside[pick], distance2) - self._y[pick]))
+            near = self._near(distance2, count - 1)
+            errors[i] = abs(math.expm1(self._fit(query, beside, near, distance2[near]) - float(self._y[pick][0])))
         return float(1.4826 * np.median(errors))
 
-    def _fit(self, query: NDArray[np.float64], beside: NDArray[np.float64], distance2: NDArray[np.float64]) -> float:
-        usable = int(np.isfinite(distance2).sum())
-        count = min(usable, 2 * (self._x.shape[1] + self._beside.shape[1] + 1))
-        near = np.argpartition(distance2, count - 1)[:count]
-        weight = 1.0 / (distance2[near] + 1e-9)
-        weight /= weight.sum()
-        rows = np.column_stack((np.ones(count), self._x[near] - query, self._beside[near] - beside))
+    def _near(self, distance2: NDArray[np.float64], usable: int) -> NDArray[np.intp]:
+        """The points that decide, of those that may."""
+        count = min(usable, 2 * (self._slopes + 1))
+        return np.argpartition(distance2, count - 1)[:count]
+
+    def _fit(
+        self, query: NDArray[np.float64], beside: NDArray[np.float64] | None, near: NDArray[np.intp],
+        distance2: NDArray[np.float64],
+    ) -> float:  # fmt: skip
+        weight = 1.0 / (distance2 + 1e-9)
+        weight /= np.add.reduce(weight)
+        dimensions, values = len(query), self._y[near]
+        rows = np.ones((len(near), 1 + self._slopes))
+        np.subtract(self._columns[:, near].T, query, out=rows[:, 1 : 1 + dimensions])
+        if self._beside is not None and beside is not None:
+            np.subtract(self._beside[near], beside, out=rows[:, 1 + dimensions :])
         weighted = rows * weight[:, None]
-        damping = np.full(rows.shape[1], 1e-3)
-        damping[0] = 0.0
-        solution = np.linalg.solve(rows.T @ weighted + np.diag(damping), weighted.T @ self._y[near])
-        values = self._y[near]
-        return float(np.clip(solution[0], values.min(), values.max()))
+        solution = np.linalg.solve(rows.T @ weighted + self._damping, weighted.T @ values)
+        known: list[float] = values.tolist()
+        return min(max(float(solution[0]), min(known)), max(known))

@@ -38,6 +38,7 @@ class Pricing:
         self._plain = training is not None and training.elementwise != "megatron"
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
+        self._simulated = frozenset([c.rank for c in plan.classes])
         self._computes: dict[Compute, Priced] = {}
         self._comms: dict[tuple[str, str, float, int], Priced] = {}
         self._sends: dict[tuple[int, int, float], Priced] = {}
@@ -128,18 +129,22 @@ class Pricing:
 
     def member_classes(self, name: str, rank: int) -> tuple[int, ...]:
         """The simulated classes that a rank's group reaches into; () if its own alone."""
-        key = (name, rank)
+        ranks = self.group(name, rank)
+        key = (name, ranks[0])
         if key not in self._members:
-            classes = sorted({self.plan.class_of(r) for r in self.group(name, rank)})
+            classes = sorted({self.plan.class_of(r) for r in ranks})
             self._members[key] = tuple(classes) if len(classes) > 1 else ()
         return self._members[key]
 
     def group(self, name: str, rank: int) -> list[int]:
         """The group's members; see `Plan.group`."""
         key = (name, rank)
-        if key not in self._groups:
-            self._groups[key] = self.plan.group(name, rank)
-        return self._groups[key]
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = self.plan.group(name, rank)
+            for member in self._simulated.intersection(found):
+                self._groups[name, member] = found
+        return found
 
     def _comm(self, comm: Comm, rank: int) -> Priced:
         if comm.kind in HOST_COPIES:

@@ -6,8 +6,12 @@ measured and kept in a profile, as an efficiency = roofline seconds / measured s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sim.dtypes import dtype_bytes
 from sim.errors import InputError
@@ -20,6 +24,7 @@ PREFILL = "prefill"  # name of an attention as serving libraries run it: those o
 # hidden, ffn, top_k, experts, expert_tp, ep) of a gated layer, its experts spread over ep ranks, each over expert_tp.
 MOE_LAYER = "moe_layer"
 ATTENTION_DECODE = "attention_decode"  # (batch, heads, kv_heads, kv_len, head_dim): one query a sequence
+COUNTED = (*MATMULS, *ATTENTION, ATTENTION_DECODE, MOE_LAYER)  # whose flops a shape tells
 ACTIVATION_BYTES = 2.0  # of served layers, whatever their weights are kept in
 # Several kernels of these read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
 MEMORY_BOUND = (
@@ -33,6 +38,8 @@ MEMORY_BOUND = (
     "cast",
     "copy",
 )
+N = TypeVar("N", float, NDArray[np.float64])  # of one shape or, column by column, of many
+M = TypeVar("M", int, float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Device:
         return self.seconds(kind, shape_flops(kind, shape), shape_bytes(kind, shape, dtype), dtype)
 
 
-def shape_flops(kind: str, shape: tuple[int, ...]) -> float:
+def shape_flops(kind: str, shape: Sequence[N]) -> N:
     """Floating-point operations of a matmul, attention or served experts of this shape; else 0.
 
     Attention: QKᵀ and PV forward; backward recomputes QKᵀ and has dP, dV, dQ, dK (FlashAttention-2, 3.1).
@@ -84,7 +91,7 @@ def shape_flops(kind: str, shape: tuple[int, ...]) -> float:
         return 2.0 * batch * m * n * k
     if kind in ATTENTION:
         batch, heads, _, q_len, kv_len, d, dv, causal = shape
-        pairs = float(batch * heads) * attended_pairs(q_len, kv_len, bool(causal))
+        pairs = 1.0 * batch * heads * attended_pairs(q_len, kv_len, causal)
         return 2 * pairs * (d + dv if kind == "attention_forward" else 3 * d + 2 * dv)
     if kind == ATTENTION_DECODE:
         batch, heads, _, kv_len, d = shape
@@ -92,23 +99,24 @@ def shape_flops(kind: str, shape: tuple[int, ...]) -> float:
     if kind == MOE_LAYER:
         tokens, hidden, ffn, top_k, _, expert_tp, ep = shape
         return 6.0 * tokens * top_k / ep * hidden * ffn / expert_tp
-    return 0.0
+    return 0.0 * shape[0]
 
 
-def attended_pairs(q_len: int, kv_len: int, causal: bool) -> int:
+def attended_pairs(q_len: M, kv_len: M, causal: M | bool) -> M:
     """Query-key pairs of one head; a causal query sees the keys up to its own place, aligned at the end.
 
-    >>> attended_pairs(4, 4, True), attended_pairs(1, 4, True), attended_pairs(4, 4, False)
-    (10, 4, 16)
+    >>> attended_pairs(4, 4, True), attended_pairs(1, 4, True), attended_pairs(4, 4, False), attended_pairs(4, 2, True)
+    (10, 4, 16, 3)
     """
-    if not causal:
-        return q_len * kv_len
-    if q_len > kv_len:
-        return kv_len * (kv_len + 1) // 2
-    return q_len * kv_len - q_len * (q_len - 1) // 2
+    pairs, shorter = q_len * kv_len, _least(q_len, kv_len)
+    return pairs - causal * (pairs - shorter * kv_len + shorter * (shorter - 1) // 2)
 
 
-def shape_bytes(kind: str, shape: tuple[int, ...], dtype: str) -> float:
+def _least(a: M, b: M) -> M:
+    return np.minimum(a, b) if isinstance(a, np.ndarray) else min(a, b)
+
+
+def shape_bytes(kind: str, shape: Sequence[N], dtype: str) -> N:
     """Bytes of operands and result, each moved once; of what is bound by memory, `shape` is (bytes,)."""
     if kind in MATMULS:
         batch, m, n, k = shape
@@ -123,7 +131,7 @@ def shape_bytes(kind: str, shape: tuple[int, ...], dtype: str) -> float:
     if kind == MOE_LAYER:
         tokens, hidden, ffn, top_k, experts, expert_tp, ep = shape
         rows = tokens * top_k / ep  # spread evenly, as they were measured: no expert gets a second before all have one
-        read = min(experts / ep, max(1.0, rows))
+        read = _least(experts / ep, -_least(-rows, rows * 0.0 - 1.0))
         inner = ffn / expert_tp
         return read * 3 * hidden * inner * dtype_bytes(dtype) + rows * (2 * hidden + 3 * inner) * ACTIVATION_BYTES
-    return float(shape[0])
+    return 1.0 * shape[0]

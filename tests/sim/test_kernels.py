@@ -9,7 +9,7 @@ from sim.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.costs import Costs
 from sim.prices.flash import flash_seconds
-from sim.prices.kernels import bounds, kernel_file, lookup, make_table
+from sim.prices.kernels import Shapes, bounds, kernel_file, lookup, make_table
 from sim.prices.profile import PointTable, load_profile
 from sim.prices.roofline import Device, shape_bytes, shape_flops
 from sim.program import Compute, Phase
@@ -37,7 +37,7 @@ def test_points_left_out_are_predicted(name: str, op: str) -> None:
     kept = PointTable(op, "bf16", points.shapes[~out], points.seconds[~out], points.spread[~out], points.samples[~out])
     table = make_table(op, "bf16", [kept], device, True)
     chosen = rng.permutation(np.flatnonzero(out))[:300]
-    roof = bounds(op, points.shapes[chosen], "bf16", device) + table.floor_s
+    roof = bounds(op, list(points.shapes[chosen].T.astype(np.float64)), "bf16", device) + table.floor_s
     errors = []
     for i, bound in zip(chosen, roof, strict=True):
         found = lookup(table, op, tuple(points.shapes[i].tolist()), gpu.sm_count)
@@ -247,6 +247,25 @@ def test_microscaled_products_have_the_efficiency_that_their_shape_has_in_8_bits
     for size in (512, 2048, 8192):
         plain, scaled = (costs.compute(gemm(size, size, size, d)).seconds for d in ("fp8", "mxfp8"))
         assert plain <= scaled < 1.1 * plain
+
+
+def test_shapes_kept_by_the_sizes_that_occur_are_the_same_shapes() -> None:
+    rows = np.array([[1, 8, 0], [2, 8, 1], [1, 16, 0], [1, 8, 0]])
+    shapes = Shapes.of(rows)
+    assert np.array_equal(np.column_stack(shapes.columns()), rows)
+    assert np.array_equal(np.column_stack(shapes.columns(np.array([2, 1]))), rows[[2, 1]])
+    assert [shapes.last(x) for x in ((1, 8, 0), (2, 8, 1), (2, 16, 0), (3, 8, 0))] == [3, 1, None, None]
+
+
+def test_the_roofline_of_many_shapes_is_that_of_each() -> None:
+    gpu, file = GPUS["h100-sxm"], kernel_file("h100")
+    device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s, gpu.sm_count)
+    for op, dtype in file.tables:
+        rows = file.table(op, dtype)[0].shapes[::97]
+        if op == "attention_forward":
+            rows[::2, -1], rows[::3, 3] = 0, 9  # neither causal nor as long as its keys
+        each = [device.shape_seconds(op, tuple(row), dtype) for row in rows.tolist()]
+        assert bounds(op, list(rows.T.astype(np.float64)), dtype, device).tolist() == each
 
 
 def test_kernel_files_are_plain_columns() -> None:
