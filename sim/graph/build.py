@@ -12,7 +12,8 @@ comes to the same as all of them (`template.Template.alone`), else one by one. `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -35,6 +36,7 @@ from sim.prices.pricing import Pricing
 from sim.program import Program
 
 K = TypeVar("K")
+Once = tuple[tuple[object, ...], Callable[[], Program], int]  # a program, by what decides it, and its stage
 
 
 class Acted(NamedTuple):
@@ -76,6 +78,7 @@ class Build:
         ends, expand = self.lists.first_and_last(), expand or jittery
         self.uses = Uses(plan, ends, pricing, stages, self.shown, self.messages, expand, links, kept or Kept())
         self.pieces = Pieces(list(self.lists.steps), self.lists.micro_batch)
+        self._draw: Callable[[], float] | None = None
         self._placed: dict[object, tuple[int, int]] = {}  # shape and place of the sorts, of what is listed already
         self._shapes: dict[object, int] = {}
         rank_of_use = np.searchsorted(self.lists.begin, self.lists.examples, "right") - 1
@@ -105,62 +108,57 @@ class Build:
     def _list(self, class_index: int) -> dict[Template, int]:
         """The pieces of one class of ranks; its templates, each with how often it runs."""
         pipeline_rank, held = self.plan.classes[class_index].pipeline_rank, self.stages[class_index]
-        pieces, templates = self.pieces, dict[Template, int]()
         jitter = jitter_of(self.plan.scenario, self.plan.classes[class_index].rank)
-        self._draw = jitter.draw if jitter is not None else lambda: 1.0
-        pieces.begin.append(pieces.count)
-        for stage, what in held.items():
-            self._once(class_index, ("prologue", id(what)), what.prologue, "ALL_GATHER", stage, templates)
-        self._steps(class_index, pipeline_rank, templates)
-        model = self.plan.scenario.model
-        tied = model.tied_embeddings and self.plan.scenario.parallelism.pp > 1
-        tied = tied and pipeline_rank in (0, self.plan.scenario.parallelism.pp - 1)
-        stages = tuple(held.values())
+        self._draw = jitter.draw if jitter is not None else None
+        self.pieces.begin.append(self.pieces.count)
+        programs = [(("prologue", id(what)), what.prologue, stage) for stage, what in held.items()]
+        before = self._once(class_index, "ALL_GATHER", programs)
+        counts = self._steps(class_index, pipeline_rank, before)
+        model, p, stages = self.plan.scenario.model, self.plan.scenario.parallelism, tuple(held.values())
+        tied = model.tied_embeddings and p.pp > 1 and pipeline_rank in (0, p.pp - 1)
         key = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
-        ends = self._once(class_index, key, lambda: epilogue(stages, self.plan, tied), "OPTIMIZER", -1, templates)
-        pieces.epilogue.append(pieces.count - 1 if ends else -1)
+        after = self._once(class_index, "OPTIMIZER", [(key, lambda: epilogue(stages, self.plan, tied), -1)])
+        self.pieces.epilogue.append(self.pieces.count - 1 if after else -1)
+        templates = Counter(before)
+        templates.update(counts)
+        templates.update(after)
         return templates
 
-    def _once(
-        self, class_index: int, key: tuple[object, ...], program: Callable[[], Program], kind: str, stage: int,
-        templates: dict[Template, int],
-    ) -> bool:  # fmt: skip
-        """A program that runs once a step, unless it is empty."""
-        template = self.uses.once(class_index, key, program)
-        if not template.tasks:
-            return False
-        templates[template] = templates.get(template, 0) + 1
-        shape, sorts_at = self._one_by_one(class_index, template, kind)
-        self.pieces.steps.append((Action(stage, Kind.F, -1),))
-        self.pieces.add([shape], [sorts_at], [len(self.pieces.steps) - 1], [NO_USE])
-        return True
+    def _once(self, class_index: int, name: str, programs: Sequence[Once]) -> list[Template]:
+        """Programs that run once a step, but for empty ones."""
+        templates, rows = list[Template](), list[tuple[int, ...]]()
+        for key, program, stage in programs:
+            template = self.uses.once(class_index, key, program)
+            if template.tasks:
+                templates.append(template)
+                rows.append((*self._one_by_one(class_index, template, name), len(self.pieces.steps), NO_USE))
+                self.pieces.steps.append((Action(stage, Kind.F, -1),))
+        self.pieces.add(ints(rows).reshape(-1, 4).T)
+        return templates
 
-    def _steps(self, class_index: int, rank: int, templates: dict[Template, int]) -> None:
-        """A class's actions; `templates`: what it has run before, to which theirs are added."""
+    def _steps(self, class_index: int, rank: int, before: list[Template]) -> dict[Template, int]:
+        """A class's actions; their templates, in the order in which they come up, each with how often it runs."""
         begin, end = self.lists.begin[rank : rank + 2]
-        before = list(templates)
-        number, mine = self.lists.alike[begin:end], self._uses_of_rank[rank]
-        uses = [self.uses.of(class_index, self.lists.steps[i]) for i in self.lists.examples[mine].tolist()]
-        counts = np.bincount(number, minlength=len(self.lists.examples))
-        for i in np.argsort(self.lists.examples[mine]).tolist():  # in the order in which they run
-            template = uses[i].fit.template
-            templates[template] = templates.get(template, 0) + int(counts[mine[i]])
-        place = np.empty(len(self.lists.examples), dtype=np.int64)
-        place[mine] = np.arange(len(mine))
-        pick, steps = place[number], range(begin, end)
-        alone = self._alone(class_index, uses, pick, steps, before)
-        fits, use_at = [use.fit for use in uses], len(self.pieces.uses) + pick
-        self.pieces.uses += uses
-        if alone is not None and not all(alone):
-            found = [
-                self._whole(fits[i]) if whole_ else self._one_by_one(class_index, fits[i].template, fits[i].name)
-                for i, whole_ in zip(pick.tolist(), alone, strict=True)
-            ]
-            shape, sorts_at = (ints(column) for column in zip(*found, strict=True))
+        mine, number = self._uses_of_rank[rank], np.empty(len(self.lists.examples), dtype=np.int64)
+        number[mine] = np.arange(len(mine))
+        pick, examples = number[self.lists.alike[begin:end]], self.lists.examples[mine]
+        uses = [self.uses.of(class_index, self.lists.steps[i]) for i in examples.tolist()]
+        fits, templates = [use.fit for use in uses], dict[Template, int]()
+        counts = np.bincount(pick).tolist()
+        for i in np.argsort(examples).tolist():
+            templates[fits[i].template] = templates.get(fits[i].template, 0) + counts[i]
+        alone = self._alone(class_index, uses, pick, range(begin, end), before)
+        if alone is None:
+            shape, sorts_at = ints([self._whole(fit) for fit in fits])[pick].T
+        elif self._draw is None and not any(alone):
+            shape, sorts_at = ints([self._one_by_one(class_index, fit.template, fit.name) for fit in fits])[pick].T
         else:
-            found = [self._whole(fit) for fit in fits]
-            shape, sorts_at = (ints(column)[pick] for column in zip(*found, strict=True))
-        self.pieces.add(shape, sorts_at, steps, use_at)
+            each = [(fits[i], apart) for i, apart in zip(pick.tolist(), alone, strict=True)]
+            found = [self._whole(x) if one else self._one_by_one(class_index, x.template, x.name) for x, one in each]
+            shape, sorts_at = ints(found).T
+        self.pieces.add(np.stack([shape, sorts_at, np.arange(begin, end), len(self.pieces.uses) + pick]))
+        self.pieces.uses += uses
+        return templates
 
     def _alone(
         self, class_index: int, uses: list[Use], pick: Ints, steps: Iterable[int], before: list[Template]
@@ -195,7 +193,7 @@ class Build:
 
     def _one_by_one(self, class_index: int, template: Template, name: str) -> tuple[int, int]:
         """The same, of a program task by task."""
-        factor = self._draw()
+        factor = self._draw() if self._draw is not None else 1.0
         key = (class_index, template, name, factor)
         found = self._placed.get(key)
         if found is None:

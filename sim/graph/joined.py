@@ -39,13 +39,13 @@ class Pieces:
         self.meetings: list[Meeting] = []
         self.begin: list[int] = []
         self.epilogue: list[int] = []
-        self.parts: list[tuple[Ints, ...]] = []
+        self.parts: list[Ints] = []
         self.count = 0
 
-    def add(self, *columns: Sequence[int] | Ints) -> None:
-        """Pieces that follow: shape, sorts, step and use."""
-        self.parts.append(tuple([np.asarray(column, dtype=np.int64) for column in columns]))
-        self.count += len(columns[0])
+    def add(self, part: Ints) -> None:
+        """Pieces that follow, [4, pieces]: shape, sorts, step and use of each."""
+        self.parts.append(part)
+        self.count += part.shape[1]
 
 
 class Joined:
@@ -58,7 +58,7 @@ class Joined:
 
     def __init__(self, pieces: Pieces, messages: Messages, blocking: bool) -> None:
         self.pieces, self.shapes, self.steps = pieces, pieces.shapes, pieces.steps
-        self.shape, self.sorts_at, self.step, self.use = (np.concatenate(c) for c in zip(*pieces.parts, strict=True))
+        self.shape, self.sorts_at, self.step, self.use = np.concatenate(pieces.parts, axis=1)
         self.class_index = np.repeat(np.arange(len(pieces.begin)), np.diff([*pieces.begin, pieces.count]))
         self.sizes = ints([len(s.seconds) for s in self.shapes])
         many = self.sizes[self.shape]
@@ -201,7 +201,7 @@ class Joined:
 
     def _steps_of(self, piece: Ints, side: Ints) -> Ints:
         """The steps of messages: their action alone."""
-        out = self.step[piece]
+        out: Ints = self.step[piece]
         if self.pieces.micro_batch.shape[1] > 1:
             for i, (step, which) in enumerate(zip(out.tolist(), side.tolist(), strict=True)):
                 if len(self.steps[step]) > 1:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import chain
 from operator import itemgetter
 
 import numpy as np
 
 from sim.actions import Action, Entry, Kind, Overlap, Schedule, Step
-from sim.graph.taskgraph import Ints
+from sim.graph.taskgraph import Ints, ints
 
 NUMBER = {kind: i for i, kind in enumerate(Kind)}
 
@@ -26,14 +26,15 @@ class Lists:
         lists = [steps_of(entries, pair) for entries in schedule.ranks]
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
-        single = np.fromiter(map(len, self.steps), np.int64, len(self.steps)) == 1
-        columns = [_columns(list(map(itemgetter(i), self.steps))) for i in ((0,) if single.all() else (0, -1))]
+        pairs = np.array([len(step) > 1 for step in self.steps]) if pair else np.zeros(len(self.steps), dtype=bool)
+        columns = [_columns(map(itemgetter(i), self.steps)) for i in ((0, -1) if pairs.any() else (0,))]
         stage, kind, self.micro_batch = (np.column_stack([c[i] for c in columns]) for i in range(3))
         self.ends = _ends(stage, kind, len(schedule.rank_of_stage))
-        self.ends[single] = self.ends[single].max(axis=1, keepdims=True)
+        if len(columns) == 2:
+            self.ends[~pairs] = self.ends[~pairs].max(axis=1, keepdims=True)
         number, _ = _numbered((stage * len(NUMBER) + kind) * 2 + self.ends)
         if len(columns) == 2:
-            number[:, 0] += (number.max() + 1) * np.where(single, 0, number[:, 1] + 1)
+            number[:, 0] += (number.max() + 1) * np.where(pairs, number[:, 1] + 1, 0)
         self.alike, self.examples = _numbered(number[:, 0])
 
     def first_and_last(self) -> set[Action]:
@@ -44,7 +45,7 @@ class Lists:
 def steps_of(entries: tuple[Entry, ...], pair: bool) -> list[Step]:
     """Entries as what runs together: pairs where they overlap (`pair`), else one action after the other."""
     if Overlap not in set(map(type, entries)):
-        return [(e,) for e in entries]  # type: ignore[misc]
+        return list(zip(entries))  # type: ignore[arg-type]
     out: list[Step] = []
     for e in entries:
         if not isinstance(e, Overlap):
@@ -56,12 +57,10 @@ def steps_of(entries: tuple[Entry, ...], pair: bool) -> list[Step]:
     return out
 
 
-def _columns(actions: Sequence[Action]) -> tuple[Ints, Ints, Ints]:
+def _columns(actions: Iterable[Action]) -> tuple[Ints, Ints, Ints]:
     """Stage, kind by `NUMBER`, and micro-batch."""
-    kinds = map(NUMBER.__getitem__, map(itemgetter(1), actions))
-    values = (map(itemgetter(0), actions), kinds, map(itemgetter(2), actions))
-    stage, kind, micro_batch = (np.fromiter(column, np.int64, len(actions)) for column in values)
-    return stage, kind, micro_batch
+    stage, kind, micro_batch = zip(*actions, strict=True)
+    return ints(stage), ints([*map(NUMBER.__getitem__, kind)]), ints(micro_batch)
 
 
 def _ends(stage: Ints, kind: Ints, stages: int) -> Ints:

@@ -229,6 +229,6 @@ def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
     return pick, np.arange(len(pick)) + shift[pick]
 
 
-def ints(values: Sequence[int]) -> Ints:
-    """A column of numbers."""
+def ints(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Ints:
+    """Numbers as a column, or as rows."""
     return np.array(values, dtype=np.int64)

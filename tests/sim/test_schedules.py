@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.actions import Action, Kind, Schedule, grid, in_flight, parts, validate
-from sim.graph.uses import _ends
+from sim.graph.lists import Lists
 from sim.schedules import NAMES, build
 from sim.schedules.unit_time import Timed, UnitTimes, evaluate, picture
 from sim.schedules.zb_search import zb_search
@@ -275,11 +275,25 @@ def test_every_schedule_does_the_same_work() -> None:
             assert work == {(part, m) for part in range(stages) for m in range(8)}, (name, kinds)
 
 
+@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_of_every_stage_the_first_forward_and_what_ends_its_gradients(name: str) -> None:
+def test_of_every_stage_the_first_forward_and_what_ends_its_gradients(name: str, pair: bool) -> None:
     schedule = build(name, 4, 8)
     lists = [[a for entry in entries for a in parts(entry)] for entries in schedule.ranks]
     forwards = {a.stage: a for actions in lists for a in reversed(actions) if a.kind is Kind.F}
     backwards = {a.stage: a for actions in lists for a in actions if a.kind in (Kind.B, Kind.W)}
     assert len(forwards) == len(backwards) == len(schedule.rank_of_stage)
-    assert _ends(schedule) == {*forwards.values(), *backwards.values()}
+    assert Lists(schedule, pair).first_and_last() == {*forwards.values(), *backwards.values()}
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_alike_that_differ_in_their_micro_batches_alone(name: str, pair: bool) -> None:
+    lists = Lists(build(name, 4, 8), pair)
+    ends = lists.first_and_last()
+    what = [tuple((a[:2], a in ends) for a in step) for step in lists.steps]
+    assert [what[lists.examples[i]] for i in lists.alike] == what
+    assert len(set(what)) == len(lists.examples)
+    assert [tuple(row[: len(step)]) for row, step in zip(lists.micro_batch, lists.steps, strict=True)] == [
+        tuple(a.micro_batch for a in step) for step in lists.steps
+    ]
