@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,9 +91,10 @@ class Occupied(NamedTuple):
 
 def occupied(graph: TaskGraph) -> Occupied:
     """The places of all tasks in the timeline; see `TaskGraph.slot_table`."""
-    rows = np.array([row for s in graph.sorts for row in s.rows], dtype=np.int64).reshape(-1, 3)
-    counts = np.array([len(s.rows) for s in graph.sorts], dtype=np.int64)
-    return Occupied(*ragged(counts, np.asarray(graph.sort, dtype=np.int64)), rows)
+    rows = [s.rows for s in graph.sorts]
+    counts = np.fromiter(map(len, rows), np.int64)
+    table = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64).reshape(-1, 3)
+    return Occupied(*ragged(counts, np.asarray(graph.sort, dtype=np.int64)), table)
 
 
 def rank_seconds(built: Built, places: Occupied, start_s: Floats, end_s: Floats) -> list[RankSeconds]:
