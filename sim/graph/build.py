@@ -13,7 +13,7 @@ comes to the same as all of them (`template.Template.alone`), else one by one. `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -21,16 +21,16 @@ import numpy as np
 
 from sim.actions import Action, Kind, Schedule
 from sim.faults import jitter_of
-from sim.graph.joined import NO_USE, Joined, Pieces
+from sim.graph.joined import Joined, Pieces
 from sim.graph.link_book import LinkBook
 from sim.graph.lists import Lists
 from sim.graph.meetings import Meeting, met
-from sim.graph.messages import Messages
+from sim.graph.messages import NO_HOP, Messages
 from sim.graph.shapes import Shape, one_by_one, whole
 from sim.graph.stages import Stage, epilogue
 from sim.graph.taskgraph import Ints, Sorts, TaskGraph, ints
 from sim.graph.template import COMPUTE, LocalTask, Template
-from sim.graph.uses import Fit, Kept, Use, Uses
+from sim.graph.uses import Fit, Kept, Uses
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.program import Program
@@ -77,12 +77,21 @@ class Build:
         self.messages = Messages(plan, schedule, pricing, self.shown, links)
         ends, expand = self.lists.first_and_last(), expand or jittery
         self.uses = Uses(plan, ends, pricing, stages, self.shown, self.messages, expand, links, kept or Kept())
-        self.pieces = Pieces(list(self.lists.steps), self.lists.micro_batch)
+        self.pieces = Pieces(self.lists)
         self._draw: Callable[[], float] | None = None
         self._placed: dict[object, tuple[int, int]] = {}  # shape and place of the sorts, of what is listed already
         self._shapes: dict[object, int] = {}
-        rank_of_use = np.searchsorted(self.lists.begin, self.lists.examples, "right") - 1
-        self._uses_of_rank = [np.flatnonzero(rank_of_use == r) for r in range(len(schedule.ranks))]
+        self._remote = self.messages.needs[self.lists.stage, self.lists.way] != NO_HOP
+        self._alike = [self._steps_of_lane(lane) for lane in range(plan.lanes)]
+
+    def _steps_of_lane(self, lane: int) -> tuple[Ints, list[list[int]]]:
+        """Which steps run the same; see `Lists.alike`."""
+        sorts, lanes = dict[tuple[int, int], int](), self.plan.lanes
+        sort_of_stage = []
+        for stage, rank in enumerate(self.schedule.rank_of_stage):
+            held, first = (self.stages[rank * lanes + i][stage] for i in (lane, 0))
+            sort_of_stage.append(sorts.setdefault((id(held), id(first)), len(sorts)))
+        return self.lists.alike(ints(sort_of_stage), self._remote)
 
     def run(self) -> Built:
         """The whole step.
@@ -91,18 +100,17 @@ class Build:
             Deadlock: if an action waits for what never comes; names some. A circle is found when the graph runs.
         """
         placed = [self._list(i) for i in range(len(self.plan.classes))]
-        shares, traffic = dict[tuple[str, str, float], float](), list[dict[tuple[str, str], float]]()
-        _add_times(shares, self.messages.shares, 1)
-        for c, templates in zip(self.plan.classes, placed, strict=True):
-            traffic.append({})
-            for template, count in templates.items():
-                _add_times(shares, template.shares, count * len(c.ranks))
-                _add_times(traffic[-1], template.traffic, count)
         joined, now = Joined(self.pieces, self.messages, self.blocking), None
         columns = joined.columns
         if self.pieces.meetings:
             columns, now = met(columns, self.pieces.meetings, self.shown, self.links)
         graph = TaskGraph(self.plan.classes, self.shown, columns)
+        shares, traffic = dict(self.messages.shares), list[dict[tuple[str, str], float]]()
+        for c, templates in zip(self.plan.classes, placed, strict=True):
+            traffic.append({})
+            for template, count in templates.items():
+                _add_times(shares, template.shares, count * len(c.ranks))
+                _add_times(traffic[-1], template.traffic, count)
         return Built(graph, shares, traffic, [Acted(*columns) for columns in joined.actions(now)])
 
     def _list(self, class_index: int) -> dict[Template, int]:
@@ -131,7 +139,7 @@ class Build:
             template = self.uses.once(class_index, key, program)
             if template.tasks:
                 templates.append(template)
-                rows.append((*self._one_by_one(class_index, template, name), len(self.pieces.steps), NO_USE))
+                rows.append((*self._one_by_one(class_index, template, name), len(self.pieces.steps), 0))
                 self.pieces.steps.append((Action(stage, Kind.F, -1),))
         self.pieces.add(ints(rows).reshape(-1, 4).T)
         return templates
@@ -139,15 +147,14 @@ class Build:
     def _steps(self, class_index: int, rank: int, before: list[Template]) -> dict[Template, int]:
         """A class's actions; their templates, in the order in which they come up, each with how often it runs."""
         begin, end = self.lists.begin[rank : rank + 2]
-        mine, number = self._uses_of_rank[rank], np.empty(len(self.lists.examples), dtype=np.int64)
-        number[mine] = np.arange(len(mine))
-        pick, examples = number[self.lists.alike[begin:end]], self.lists.examples[mine]
-        uses = [self.uses.of(class_index, self.lists.steps[i]) for i in examples.tolist()]
-        fits, templates = [use.fit for use in uses], dict[Template, int]()
-        counts = np.bincount(pick).tolist()
-        for i in np.argsort(examples).tolist():
+        alike, examples_of = self._alike[class_index % self.plan.lanes]
+        examples = examples_of[rank]
+        pick = alike[begin:end] - alike[examples[0]]  # a rank's numbers follow each other
+        fits = [self.uses.of(class_index, self.lists.steps[i]) for i in examples]
+        counts, templates = np.bincount(pick).tolist(), dict[Template, int]()
+        for i in sorted(range(len(fits)), key=examples.__getitem__):
             templates[fits[i].template] = templates.get(fits[i].template, 0) + counts[i]
-        alone = self._alone(class_index, uses, pick, range(begin, end), before)
+        alone = self._alone(class_index, fits, pick, range(begin, end), before)
         if alone is None:
             shape, sorts_at = ints([self._whole(fit) for fit in fits])[pick].T
         elif self._draw is None and not any(alone):
@@ -156,15 +163,14 @@ class Build:
             each = [(fits[i], apart) for i, apart in zip(pick.tolist(), alone, strict=True)]
             found = [self._whole(x) if one else self._one_by_one(class_index, x.template, x.name) for x, one in each]
             shape, sorts_at = ints(found).T
-        self.pieces.add(np.stack([shape, sorts_at, np.arange(begin, end), len(self.pieces.uses) + pick]))
-        self.pieces.uses += uses
+        self.pieces.add(np.stack([shape, sorts_at, np.arange(begin, end), np.ones(len(pick), dtype=np.int64)]))
         return templates
 
     def _alone(
-        self, class_index: int, uses: list[Use], pick: Ints, steps: Iterable[int], before: list[Template]
+        self, class_index: int, fits: list[Fit], pick: Ints, steps: range, before: list[Template]
     ) -> list[bool] | None:
         """Which steps stand as one task; None: all. `before`: what the class runs before."""
-        fits, links = [use.fit for use in uses], self.links
+        links = self.links
         apart = links is not None and links.apart != set()
         left = {stream for template in before for stream in _left(template)}
         ever = left.union(*(fit.stamp.streams for fit in fits))
@@ -173,14 +179,15 @@ class Build:
         if not any(fit.alone for fit in fits):
             return [False] * len(pick)
         out, waits = list[bool](), bool(before and before[-1].tail)
-        for i, step in zip(pick.tolist(), steps, strict=True):
-            use, fit = uses[i], fits[i]
-            waits = waits or bool(use.inputs)
+        gives = self.messages.gives[self.lists.stage[steps], self.lists.way[steps]] != NO_HOP
+        takes, gives = self._remote[steps].any(axis=1), self.blocking & gives.any(axis=1)
+        for i, step, input_, output in zip(pick.tolist(), steps, takes.tolist(), gives.tolist(), strict=True):
+            fit, waits = fits[i], waits or input_
             alone = fit.alone and not (fit.early and waits) and left.isdisjoint(fit.template.joined)
             if alone and apart and links is not None:
                 alone = not links.places_apart(class_index, self.lists.steps[step][0], fit.template)
             left.update(fit.stamp.streams if alone else _left(fit.template))
-            waits = bool(self.blocking and use.outputs) or not (alone or not fit.template.tail)
+            waits = output or not (alone or not fit.template.tail)
             out.append(alone)
         return out
 

@@ -11,15 +11,15 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from sim.actions import Action, Step
+from sim.actions import Action
+from sim.graph.lists import Lists
 from sim.graph.meetings import Meeting
-from sim.graph.messages import Messages
+from sim.graph.messages import NO_HOP, Messages
 from sim.graph.shapes import Shape
 from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits, ints, ragged
 from sim.graph.template import COMPUTE
-from sim.graph.uses import Ends, Use
 
-NO_USE, NO_TASK = -1, -1
+NO_TASK = -1
 
 
 class Pieces:
@@ -27,15 +27,14 @@ class Pieces:
     that ends its step, -1 if nothing does.
 
     By piece, in stretches of `parts`: its shape (of `shapes`), where in `sorts` those of its tasks begin, its step (of
-    `steps`, whose first have the micro-batches `micro_batch`) and what it uses (of `uses`; NO_USE: it has no messages).
-    A sort below zero is a meeting's, ~sort of `meetings`.
+    `steps`, those of the lists first), and whether it is one of the lists', 1 or 0. A sort below zero is a meeting's,
+    ~sort of `meetings`.
     """
 
-    def __init__(self, steps: list[Step], micro_batch: Ints) -> None:
-        self.steps, self.micro_batch = steps, micro_batch
+    def __init__(self, lists: Lists) -> None:
+        self.lists, self.steps = lists, list(lists.steps)
         self.shapes: list[Shape] = []
         self.sorts: list[int] = []
-        self.uses: list[Use] = []
         self.meetings: list[Meeting] = []
         self.begin: list[int] = []
         self.epilogue: list[int] = []
@@ -43,7 +42,7 @@ class Pieces:
         self.count = 0
 
     def add(self, part: Ints) -> None:
-        """Pieces that follow, [4, pieces]: shape, sorts, step and use of each."""
+        """Pieces that follow, [4, pieces]: shape, sorts, step, and whether it is of the lists."""
         self.parts.append(part)
         self.count += part.shape[1]
 
@@ -58,7 +57,7 @@ class Joined:
 
     def __init__(self, pieces: Pieces, messages: Messages, blocking: bool) -> None:
         self.pieces, self.shapes, self.steps = pieces, pieces.shapes, pieces.steps
-        self.shape, self.sorts_at, self.step, self.use = np.concatenate(pieces.parts, axis=1)
+        self.shape, self.sorts_at, self.step, self.acts = np.concatenate(pieces.parts, axis=1)
         self.class_index = np.repeat(np.arange(len(pieces.begin)), np.diff([*pieces.begin, pieces.count]))
         self.sizes = ints([len(s.seconds) for s in self.shapes])
         many = self.sizes[self.shape]
@@ -80,14 +79,14 @@ class Joined:
         """By class its actions, in order, and the first and last task of each; `now`: where tasks stand by now."""
         out = []
         acts = [ints([s.acts[i] for s in self.shapes]) for i in (0, 1)]
-        of_action = np.flatnonzero(self.use != NO_USE)
+        of_action = np.flatnonzero(self.acts)
         ends = np.searchsorted(self.class_index[of_action], np.arange(len(self.pieces.begin) + 1))
         for a, b in pairwise(ends.tolist()):
             piece = of_action[a:b]
             steps = self.steps[self.step[piece[0]] : self.step[piece[-1]] + 1] if a < b else []
             tasks = [self.base[piece] + x[self.shape[piece]] for x in acts]
             tasks = tasks if now is None else [now[x] for x in tasks]
-            if self.pieces.micro_batch.shape[1] > 1:
+            if self.pieces.lists.stage.shape[1] > 1:
                 tasks = [np.repeat(x, [len(step) for step in steps]) for x in tasks]
             out.append((list(chain.from_iterable(steps)), *tasks))
         return out
@@ -162,12 +161,12 @@ class Joined:
 
     def _communicate(self, messages: Messages, blocking: bool, tasks: int) -> tuple[Floats, Ints, Ints]:
         """Joins pieces by messages, which are numbered from `tasks` on: their seconds, sorts and steps."""
-        outputs = [use.outputs for use in self.pieces.uses]
-        sent, sent_key, side, row = self._messages(outputs)
-        got, got_key, _, _ = self._messages([use.inputs for use in self.pieces.uses])
-        wires = [wire for ends in outputs for _, wire in ends]
+        wires, many = messages.wires(), messages.schedule.micro_batches
+        sent, sent_key, side = self._messages(messages, messages.gives)
+        got, got_key, _ = self._messages(messages, messages.needs)
+        wire = sent_key // many
         message = tasks + np.arange(len(sent))
-        of_key = np.full(messages.count, NO_TASK)
+        of_key = np.full(len(wires) * many, NO_TASK)
         of_key[sent_key] = message
         got_message = of_key[got_key]
         if (got_message < 0).any():
@@ -175,7 +174,7 @@ class Joined:
             raise Deadlock(f"deadlock: nobody sends {', '.join(messages.describe(key) for key in missing)}")
         self._after(message, sent)
         queues: dict[str, int] = {}
-        queue = ints([queues.setdefault(w.queue, len(queues)) for w in wires])[row]
+        queue = ints([queues.setdefault(w.queue, len(queues)) for w in wires])[wire]
         queue += self.class_index[sent] * len(queues)
         order = np.argsort(queue, kind="stable")
         same = queue[order[1:]] == queue[order[:-1]]
@@ -187,22 +186,22 @@ class Joined:
             self._take(sent[again] + 1, message[again])
         self._take(got, got_message)
         seconds = np.array([w.seconds for w in wires], dtype=np.float64)
-        return seconds[row], ints([w.sort for w in wires])[row], self._steps_of(sent, side)
+        return seconds[wire], ints([w.sort for w in wires])[wire], self._steps_of(sent, side)
 
-    def _messages(self, ends: list[Ends]) -> tuple[Ints, Ints, Ints, Ints]:
-        """Messages at these ends of all pieces' uses: piece, key, number of its action in the step, and place in
-        `ends`."""
-        piece = np.flatnonzero(self.use != NO_USE)
-        pick, row = ragged(ints([len(x) for x in ends]), self.use[piece])
-        flat = list(chain.from_iterable(ends))
-        side, first_key = ints([i for i, _ in flat])[row], ints([w.first_key for _, w in flat])[row]
-        piece = piece[pick]
-        return piece, first_key + self.pieces.micro_batch[self.step[piece], side], side, row
+    def _messages(self, messages: Messages, hops: Ints) -> tuple[Ints, Ints, Ints]:
+        """Messages of all pieces over these hops, by stage and way: piece, key, number of its action in the step."""
+        lists, acting = self.pieces.lists, np.flatnonzero(self.acts)
+        step = self.step[acting]
+        hop = hops[lists.stage[step], lists.way[step]]
+        row, side = np.nonzero(hop != NO_HOP)
+        piece, step = acting[row], step[row]
+        wire = self.class_index[piece] % messages.plan.lanes * len(messages.hops) + hop[row, side]
+        return piece, wire * messages.schedule.micro_batches + lists.micro_batch[step, side], side
 
     def _steps_of(self, piece: Ints, side: Ints) -> Ints:
         """The steps of messages: their action alone."""
         out: Ints = self.step[piece]
-        if self.pieces.micro_batch.shape[1] > 1:
+        if self.pieces.lists.stage.shape[1] > 1:
             for i, (step, which) in enumerate(zip(out.tolist(), side.tolist(), strict=True)):
                 if len(self.steps[step]) > 1:
                     self.steps.append(self.steps[step][which : which + 1])
@@ -224,8 +223,8 @@ class Joined:
         late, soon = list[int](), list[int]()
         concerned = [bool(s.external or s.handles) for s in self.shapes]
         at = np.flatnonzero(np.array(concerned)[self.shape])
-        columns = (x[at].tolist() for x in (self.shape, self.base, self.class_index, self.step, self.use))
-        for number, base, class_index, step, use in zip(*columns, strict=True):
+        columns = (x[at].tolist() for x in (self.shape, self.base, self.class_index, self.step, self.acts))
+        for number, base, class_index, step, acts in zip(*columns, strict=True):
             shape, stage = self.shapes[number], self.steps[step][0].stage
             for i, handles in shape.external:
                 for handle in handles:
@@ -233,6 +232,6 @@ class Joined:
                     if task != NO_TASK:
                         late.append(base + i)
                         soon.append(task)
-            if use == NO_USE:
+            if not acts:
                 known.update({(class_index, stage, handle): base + i for handle, i in shape.handles})
         self._wait(ints(late), ints(soon))

@@ -7,39 +7,54 @@ from itertools import chain
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.actions import Action, Entry, Kind, Overlap, Schedule, Step
+from sim.graph.messages import NEITHER, WAYS
 from sim.graph.taskgraph import Ints, ints
 
 NUMBER = {kind: i for i, kind in enumerate(Kind)}
+WAY = ints([WAYS[kind] for kind in Kind])
+Bools = NDArray[np.bool_]
 
 
 class Lists:
     """What all ranks of the pipeline run: rank r has `steps[begin[r] : begin[r + 1]]`.
 
-    `micro_batch` and `ends` [steps, 1 or 2] are those of a step's actions, twice those of the only one: whether it is
-    the first forward of its stage or the last that makes gradients of its weights. Steps of equal `alike` [steps]
-    differ in their micro-batches alone; the first of each number is at `examples[number]`.
+    Of a step's actions, [steps, 1 or 2] (of a step with only one of two, the second column repeats it): `stage`, `kind`
+    (by `NUMBER`), `micro_batch`, `way` (which its messages go, NEITHER where it is a repetition), and `ends`, whether
+    it is the first forward of its stage or the last that makes gradients of its weights.
     """
 
     def __init__(self, schedule: Schedule, pair: bool) -> None:
         lists = [steps_of(entries, pair) for entries in schedule.ranks]
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
-        pairs = np.array([len(step) > 1 for step in self.steps]) if pair else np.zeros(len(self.steps), dtype=bool)
-        columns = [_columns(map(itemgetter(i), self.steps)) for i in ((0, -1) if pairs.any() else (0,))]
-        stage, kind, self.micro_batch = (np.column_stack([c[i] for c in columns]) for i in range(3))
-        self.ends = _ends(stage, kind, len(schedule.rank_of_stage))
+        self._pairs = np.array([pair and len(step) > 1 for step in self.steps])
+        columns = [_columns(map(itemgetter(i), self.steps)) for i in ((0, -1) if self._pairs.any() else (0,))]
+        self.stage, self.kind, self.micro_batch = (np.column_stack([c[i] for c in columns]) for i in range(3))
+        self.way, self.ends = WAY[self.kind], _ends(self.stage, self.kind, len(schedule.rank_of_stage))
         if len(columns) == 2:
-            self.ends[~pairs] = self.ends[~pairs].max(axis=1, keepdims=True)
-        number, _ = _numbered((stage * len(NUMBER) + kind) * 2 + self.ends)
-        if len(columns) == 2:
-            number[:, 0] += (number.max() + 1) * np.where(pairs, number[:, 1] + 1, 0)
-        self.alike, self.examples = _numbered(number[:, 0])
+            self.way[~self._pairs, 1] = NEITHER
+            self.ends[~self._pairs] = self.ends[~self._pairs].max(axis=1, keepdims=True)
 
     def first_and_last(self) -> set[Action]:
         """Of every stage, the forward that runs first and what ends its gradients."""
         return {self.steps[i][min(side, len(self.steps[i]) - 1)] for i, side in np.argwhere(self.ends).tolist()}
+
+    def alike(self, sort_of_stage: Ints, remote: Bools) -> tuple[Ints, list[list[int]]]:
+        """Numbers steps such that those of a rank with one number run the same, and says for each rank where in `steps`
+        the first of each of its numbers is. `remote`: of actions, whether their input comes from another rank."""
+        number, _ = _numbered(((sort_of_stage[self.stage] * len(NUMBER) + self.kind) * 2 + self.ends) * 2 + remote)
+        if number.shape[1] == 2:
+            number[:, 0] += (number.max() + 1) * np.where(self._pairs, number[:, 1] + 1, 0)
+        ranks = len(self.begin) - 1
+        rank = np.repeat(np.arange(ranks), np.diff(self.begin))
+        examples = [list[int]() for _ in range(ranks)]
+        number, first = _numbered(rank * (number[:, 0].max() + 1) + number[:, 0])
+        for i in first.tolist():
+            examples[rank[i]].append(i)
+        return number, examples
 
 
 def steps_of(entries: tuple[Entry, ...], pair: bool) -> list[Step]:

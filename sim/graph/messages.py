@@ -5,18 +5,21 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from sim.actions import Kind, Schedule
 from sim.graph.link_book import LinkBook
 from sim.graph.sharing import Flow
 from sim.graph.stages import stage_input_bytes
-from sim.graph.taskgraph import Row, Sorts
+from sim.graph.taskgraph import Ints, Row, Sorts
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.timeline import Detail
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward
-FORWARD = {Kind.F: True, Kind.B: False, Kind.I: False, Kind.W: None}  # which way messages of an action go
-Hops = dict[tuple[int, bool | None], Hop]  # by stage and forward
+BACKWARD, FORWARD, NEITHER = 0, 1, 2  # which way messages of an action go
+WAYS = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.I: BACKWARD, Kind.W: NEITHER}
+NO_HOP = -1
 
 
 class Wire(NamedTuple):
@@ -43,58 +46,53 @@ class _Way(NamedTuple):
 
 
 class Messages:
-    """All messages of a step. `count`: how many keys there are; `shares`: their seconds by (kind, source, uncertainty),
-    over all ranks."""
+    """All messages of a step. `needs`, `gives`: numbers of the hops that bring what actions need and take what they
+    give, by stage and way, NO_HOP where that stays on a rank; `shares`: seconds of the messages by (kind, source,
+    uncertainty), over all ranks."""
 
     def __init__(
-        self, plan: Plan, schedule: Schedule, pricing: Pricing, graph: Sorts, links: LinkBook | None = None
+        self, plan: Plan, schedule: Schedule, pricing: Pricing, shown: Sorts, links: LinkBook | None = None
     ) -> None:
-        self.plan, self.schedule, self.pricing, self.graph = plan, schedule, pricing, graph
-        self.links = links
+        self.plan, self.schedule, self.pricing, self.shown, self.links = plan, schedule, pricing, shown, links
         self.shares: dict[tuple[str, str, float], float] = {}
-        self.count = 0
         p = plan.scenario.parallelism
         self._bytes = stage_input_bytes(plan) / (p.tp if p.p2p_scatter and not p.sp else 1)
-        self._needs, self._gives = _hops(schedule)
+        self.hops, self.needs, self.gives = _hops(schedule)
         self._ways: dict[tuple[int, int, int, bool], _Way] = {}
-        self._wires: dict[tuple[int, Hop], Wire] = {}
+        self._wires: dict[tuple[int, int], Wire] = {}
 
-    def needed_by(self, stage: int, kind: Kind) -> Hop | None:
-        """The messages that a stage's actions of this kind need from another rank."""
-        return self._needs.get((stage, FORWARD[kind]))
-
-    def result_of(self, stage: int, kind: Kind) -> Hop | None:
-        """The messages by which their results go to another rank."""
-        return self._gives.get((stage, FORWARD[kind]))
-
-    def wire(self, lane: int, hop: Hop) -> Wire:
-        """The messages of a lane from one stage to another."""
+    def wire(self, lane: int, hop: int) -> Wire:
+        """The messages of a lane over the hop of this number."""
         found = self._wires.get((lane, hop))
         if found is None:
             found = self._wires[lane, hop] = self._new_wire(lane, hop)
         return found
 
+    def wires(self) -> list[Wire]:
+        """All, lane by lane; the n-th one's first key is n times the micro-batches."""
+        return [self.wire(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
+
     def describe(self, key: int) -> str:
         """A message in words, for error messages."""
-        wire = next(w for w in self._wires.values() if 0 <= key - w.first_key < self.schedule.micro_batches)
-        return f"message {self.graph.sorts[wire.sort].detail.name} of micro-batch {key - wire.first_key}"
+        number, micro_batch = divmod(key, self.schedule.micro_batches)
+        source, target, _ = self.hops[number % len(self.hops)]
+        return f"message stage {source} to {target} of micro-batch {micro_batch}"
 
-    def _new_wire(self, lane: int, hop: Hop) -> Wire:
-        source, target, forward = hop
+    def _new_wire(self, lane: int, hop: int) -> Wire:
+        source, target, forward = self.hops[hop]
         rank_of = self.schedule.rank_of_stage
         key = (lane, rank_of[source], rank_of[target], forward)
         seconds, bus_bandwidth, share, total_s, queue, rows, flow = self._ways.get(key) or self._new_way(*key)
         self.shares[share] = self.shares.get(share, 0.0) + total_s
-        sort = self.graph.new_sort(Detail(f"stage {source} to {target}", self._bytes, bus_bandwidth, share[1]), rows)
+        sort = self.shown.new_sort(Detail(f"stage {source} to {target}", self._bytes, bus_bandwidth, share[1]), rows)
         if flow is not None and self.links is not None:
             self.links.add(sort, flow)
-        first_key = self.count
-        self.count += self.schedule.micro_batches
+        first_key = (lane * len(self.hops) + hop) * self.schedule.micro_batches
         return Wire(source, first_key, seconds, sort, queue)
 
     def _new_way(self, lane: int, source: int, target: int, forward: bool) -> _Way:
         """The way from a pipeline rank to another."""
-        lanes, schedule, links, row = self.plan.lanes, self.schedule, self.links, self.graph.row
+        lanes, schedule, links, row = self.plan.lanes, self.schedule, self.links, self.shown.row
         a, b, kind = source * lanes + lane, target * lanes + lane, "F" if forward else "B"
         sender, receiver = self.plan.classes[a], self.plan.classes[b]
         priced = self.pricing.send(sender.rank, receiver.rank, self._bytes)
@@ -119,12 +117,14 @@ def _channel(source: int, target: int, forward: bool, p: int) -> str:
     return ("_f" if forward else "_b") + ("" if usual else "_back")
 
 
-def _hops(schedule: Schedule) -> tuple[Hops, Hops]:
-    """The messages that the forwards and backwards of every stage need and give."""
-    needs, gives, rank_of = Hops(), Hops(), schedule.rank_of_stage
+def _hops(schedule: Schedule) -> tuple[list[Hop], Ints, Ints]:
+    """From stage to stage on another rank, both ways; the numbers of those that stages need and give."""
+    hops, rank_of = list[Hop](), schedule.rank_of_stage
+    needs, gives = np.full((2, len(rank_of), len((BACKWARD, FORWARD, NEITHER))), NO_HOP)
     for chain in schedule.chains:
         for a, b in pairwise(chain):
             if rank_of[a] != rank_of[b]:
-                needs[b, True] = gives[a, True] = (a, b, True)
-                needs[a, False] = gives[b, False] = (b, a, False)
-    return needs, gives
+                needs[b, FORWARD] = gives[a, FORWARD] = len(hops)
+                needs[a, BACKWARD] = gives[b, BACKWARD] = len(hops) + 1
+                hops += [(a, b, True), (b, a, False)]
+    return hops, needs, gives

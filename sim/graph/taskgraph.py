@@ -225,8 +225,9 @@ def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
     """
     many = counts[picks]
     pick = np.repeat(np.arange(len(picks)), many)
-    shift = (np.cumsum(counts) - counts)[picks] - (np.cumsum(many) - many)
-    return pick, np.arange(len(pick)) + shift[pick]
+    row = ((np.cumsum(counts) - counts)[picks] - (np.cumsum(many) - many))[pick]
+    row += np.arange(len(pick))
+    return pick, row
 
 
 def ints(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Ints:

@@ -11,7 +11,7 @@ from sim.actions import Step as Step
 from sim.graph.data_parallel import DP
 from sim.graph.interleave import interleave
 from sim.graph.link_book import LinkBook
-from sim.graph.messages import Hop, Messages, Wire
+from sim.graph.messages import NO_HOP, WAYS, Messages
 from sim.graph.sharing import Flow
 from sim.graph.stages import Stage
 from sim.graph.taskgraph import SHOWN, Sorts
@@ -21,7 +21,6 @@ from sim.prices.pricing import Pricing
 from sim.program import Program
 from sim.timeline import Detail
 
-Ends = tuple[tuple[int, Wire], ...]  # messages, each with the number of its action in the step
 ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks
 
 
@@ -58,25 +57,6 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Use:
-    """What a step of a class of ranks runs. `inputs` and `outputs`: the messages before and after it, each with the
-    number of its action in the step."""
-
-    fit: Fit
-    inputs: Ends
-    outputs: Ends
-
-
-class _Alike(NamedTuple):
-    """Steps of a class of ranks that differ in their micro-batches alone. `sort`: what their programs depend on besides
-    being first or last: the prices' context, stages and kinds, whether their inputs come from another rank."""
-
-    sort: tuple[object, ...]
-    needs: list[Hop | None]
-    uses: dict[Template, Use]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Kept:
     """Stages and compiled programs of steps that differ in their schedule alone: by what a stage holds; by the prices'
     context, the stage and the action; and the programs that templates were compiled from."""
@@ -104,19 +84,18 @@ class Uses:
         ends: set[Action],
         pricing: Pricing,
         stages: list[dict[int, Stage]],
-        graph: Sorts,
+        shown: Sorts,
         messages: Messages,
         expand: bool,
         links: LinkBook | None,
         kept: Kept,
     ) -> None:
-        self.plan, self.pricing, self.stages, self.graph = plan, pricing, stages, graph
+        self.plan, self.pricing, self.stages, self.shown = plan, pricing, stages, shown
         self.messages, self.expand, self.lanes = messages, expand, plan.lanes
         self.ends = ends
         self.links = links
         self._contexts: dict[int, tuple[object, ...]] = {}
         self._fits: dict[tuple[int, Template], Fit] = {}
-        self._alike: dict[tuple[object, ...], _Alike] = {}
         self._kept, self._templates = kept, kept.templates
 
     def once(self, class_index: int, key: tuple[object, ...], program: Callable[[], Program]) -> Template:
@@ -132,34 +111,10 @@ class Uses:
             return ()
         return self.pricing.member_classes(group, self.plan.classes[class_index].rank)
 
-    def of(self, class_index: int, step: Step) -> Use:
-        """What a step uses; the first or last of a stage is often as any other."""
-        key = (class_index, *[a[:2] for a in step])
-        alike = self._alike.get(key)
-        if alike is None:
-            alike = self._alike[key] = self._new_alike(class_index, step)
-        template = self._template(class_index, step, alike)
-        use = alike.uses.get(template)
-        if use is None:
-            use = alike.uses[template] = self._new_use(class_index, step, alike, template)
-        return use
-
-    def _new_alike(self, class_index: int, step: Step) -> _Alike:
-        held, first = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
-        needs = [self.messages.needed_by(a.stage, a.kind) for a in step]
-        what = [(id(held[a.stage]), id(first[a.stage]), a.kind) for a in step]
-        return _Alike((self._context(class_index), *what, *[hop is None for hop in needs]), needs, {})
-
-    def _new_use(self, class_index: int, step: Step, alike: _Alike, template: Template) -> Use:
-        fit = self._fits.get((class_index, template)) or self._new_fit(class_index, template, step)
-        for other in alike.uses.values():
-            return Use(fit, other.inputs, other.outputs)
-        gives = [self.messages.result_of(a.stage, a.kind) for a in step]
-        return Use(fit, self._wires(class_index, alike.needs), self._wires(class_index, gives))
-
-    def _wires(self, class_index: int, hops: list[Hop | None]) -> Ends:
-        lane, wire = class_index % self.lanes, self.messages.wire
-        return tuple([(i, wire(lane, hop)) for i, hop in enumerate(hops) if hop is not None])
+    def of(self, class_index: int, step: Step) -> Fit:
+        """What a step runs; the first or last of a stage is often as any other."""
+        template = self._template(class_index, step)
+        return self._fits.get((class_index, template)) or self._new_fit(class_index, template, step)
 
     def _new_fit(self, class_index: int, template: Template, step: Step) -> Fit:
         """How the template of a step fits a class of ranks."""
@@ -177,7 +132,7 @@ class Uses:
 
     def _stamp(self, class_index: int, template: Template, name: str) -> Stamp:
         """A template as tasks: its own, and those that it leaves running."""
-        graph, links = self.graph, self.links
+        shown, links = self.shown, self.links
         launches: list[tuple[Launch, Flow | None]] = [(launch, None) for launch in template.launches]
         if links is not None:
             launches = links.launched(class_index, template)
@@ -187,36 +142,37 @@ class Uses:
                 streams[stream] = Launched(len(sorts), [])
             streams[stream].lags_s.append(lag_s)
             seconds.append(launch_s)
-            sort = graph.new_sort(detail, (graph.row(class_index, stream, kind),))
+            sort = shown.new_sort(detail, (shown.row(class_index, stream, kind),))
             sorts.append(sort)
             if flow is not None and links is not None:
                 links.add(sort, flow)
-        row, detail = graph.row(class_index, COMPUTE, name), Detail("", source=template.source, note=template.detail)
-        sorts[0] = graph.new_sort(detail, (row,), template.compute_s, template.exposed_s)
+        row, detail = shown.row(class_index, COMPUTE, name), Detail("", source=template.source, note=template.detail)
+        sorts[0] = shown.new_sort(detail, (row,), template.compute_s, template.exposed_s)
         if links is not None and links.hides(class_index, template):
             links.whole_actions[sorts[0]] = (class_index, template)
         return Stamp(seconds, sorts, list(streams), list(streams.values()))
 
-    def _template(self, class_index: int, step: Step, alike: _Alike) -> Template:
+    def _template(self, class_index: int, step: Step) -> Template:
         """The compiled program of a step."""
-        key = (*alike.sort, *[a in self.ends for a in step])
+        held, first = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
+        remote = [bool(self.messages.needs[a.stage, WAYS[a.kind]] != NO_HOP) for a in step]
+        what = [
+            (id(held[a.stage]), id(first[a.stage]), a.kind, a in self.ends, far)
+            for a, far in zip(step, remote, strict=True)
+        ]
+        key = (self._context(class_index), *what)
         found = self._templates.get(key)
         if found is None:
-            found = self._templates[key] = self._new_template(class_index, step, alike)
+            programs = [self._program(held[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
+
+            def make() -> Template:
+                if first is held:
+                    return self._compile(class_index, programs, programs)
+                leaders = [self._program(first[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
+                return self._compile(class_index, programs, leaders)
+
+            found = self._templates[key] = self._kept.compiled((key[0], *[x[:3] for x in what]), programs, make)
         return found
-
-    def _new_template(self, class_index: int, step: Step, alike: _Alike) -> Template:
-        held, first = self.stages[class_index], self.stages[class_index // self.lanes * self.lanes]
-        hops = [hop is not None for hop in alike.needs]
-        programs = [self._program(held[a.stage], a, hop) for a, hop in zip(step, hops, strict=True)]
-
-        def make() -> Template:
-            if first is held:
-                return self._compile(class_index, programs, programs)
-            leaders = [self._program(first[a.stage], a, hop) for a, hop in zip(step, hops, strict=True)]
-            return self._compile(class_index, programs, leaders)
-
-        return self._kept.compiled(alike.sort[: 1 + len(step)], programs, make)
 
     def _compile(self, class_index: int, programs: list[Program], leaders: list[Program]) -> Template:
         price = self.pricing.on(self.plan.classes[class_index].rank)

@@ -15,8 +15,9 @@ from sim.actions import Kind
 from sim.faults import has_jitter
 from sim.graph.build import Build
 from sim.graph.lists import steps_of
-from sim.graph.messages import Wire
+from sim.graph.messages import NO_HOP, WAYS, Wire
 from sim.graph.stages import epilogue
+from sim.graph.taskgraph import Ints
 from sim.graph.template import Price, Priced
 from sim.graph.uses import Step
 from sim.layout.program_times import NONE, Timed, ends_s, timed, timed_template
@@ -122,25 +123,26 @@ class _Walk:
 
     def _of(self, rank: _Rank, actions: Step) -> tuple[Timed, Ends, Ends]:
         """An action's program, and the messages before and after it."""
+        needs, gives = (self._ends(rank, actions, hops) for hops in (self.messages.needs, self.messages.gives))
         if len(actions) > 1:
-            use = self.uses.of(rank.index, actions)
-            return timed_template(use.fit.template), use.inputs, use.outputs
-        action, lane = actions[0], rank.index % self.plan.lanes
-        stage = self.stages[rank.index][action.stage]
+            return timed_template(self.uses.of(rank.index, actions).template), needs, gives
+        action, stage = actions[0], self.stages[rank.index][actions[0].stage]
         reduces_alike = action.kind is not Kind.F and stage.dp.each_micro_batch  # the last backward as any other
         ends = action in self.uses.ends and not reduces_alike
-        need, give = (of(action.stage, action.kind) for of in (self.messages.needed_by, self.messages.result_of))
 
         def program() -> Program:
             if action.kind is Kind.F:
-                return stage.forward(ends, need is not None)
-            return stage.backward(action.kind, ends, need is not None)
+                return stage.forward(ends, bool(needs))
+            return stage.backward(action.kind, ends, bool(needs))
 
-        return (
-            self._timed(rank, (id(stage), action.kind, ends, need is None), program, (id(stage), action.kind)),
-            ((0, self.messages.wire(lane, need)),) if need else (),
-            ((0, self.messages.wire(lane, give)),) if give else (),
-        )
+        made = self._timed(rank, (id(stage), action.kind, ends, not needs), program, (id(stage), action.kind))
+        return made, needs, gives
+
+    def _ends(self, rank: _Rank, actions: Step, hops: Ints) -> Ends:
+        """The messages over these hops, by stage and way, each with the number of its action."""
+        found = [int(hops[a.stage, WAYS[a.kind]]) for a in actions]
+        lane, wire = rank.index % self.plan.lanes, self.messages.wire
+        return tuple([(i, wire(lane, hop)) for i, hop in enumerate(found) if hop != NO_HOP])
 
     def _last(self, rank: _Rank) -> Timed:
         """What a rank's step ends with."""
