@@ -69,6 +69,7 @@ class Network:
         self._switched = cluster.intra_node.kind == "nvswitch"
         self._share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
         self._shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
+        self._timing, self._fabric = timing_of(cluster.gpu.name), fabric_of(inter)
         self._groups: dict[tuple[int, ...] | range, Group] = {}
 
     def collective(self, kind: str, ranks: Sequence[int], size_bytes: float) -> CollectiveCost:
@@ -94,9 +95,7 @@ class Network:
         way, intra = self.way(src, dst), self.cluster.intra_node
         if not self._protocols:
             return way.latency_s + way.inter_latency_s + size_bytes / way.bytes_per_s
-        return message_seconds(
-            timing_of(self.cluster.gpu.name), fabric_of(self.cluster.inter_node), way, intra.latency_s, size_bytes
-        )
+        return message_seconds(self._timing, self._fabric, way, intra.latency_s, size_bytes)
 
     def way(self, src: int, dst: int) -> Way:
         """What lies between two ranks.
@@ -166,8 +165,8 @@ class Network:
             nics=max(1.0, fewest * self.cluster.inter_node.nics_per_node / self.cluster.gpus_per_node),
             nvls_share=self.cluster.intra_node.nvls_efficiency if self._switched else 0.0,
             protocols=self._protocols,
-            timing=timing_of(self.cluster.gpu.name),
-            fabric=fabric_of(self.cluster.inter_node),
+            timing=self._timing,
+            fabric=self._fabric,
         )
 
     def _inside(self, ranks: Sequence[int], most: int) -> _Inside:

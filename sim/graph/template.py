@@ -75,7 +75,7 @@ class Template:
     given that the streams it joins are free and it waits for `external`. `joined`: those streams. `shares` are
     (operator kind, source, uncertainty) → seconds; `parts` seconds per part of the model; `exposed_s` is communication
     with no computation beside it, when placed alone; `traffic` bytes per (kind, group); `groups` whose collectives it
-    runs.
+    runs; `ends_s` when each task ends with all streams free at zero.
     """
 
     tasks: tuple[LocalTask, ...]
@@ -91,6 +91,7 @@ class Template:
     shares: dict[tuple[str, str, float], float]
     parts: dict[str, float]
     traffic: dict[tuple[str, str], float]
+    ends_s: list[float]
 
     @cached_property
     def detail(self) -> str:
@@ -107,11 +108,6 @@ class Template:
     def external(self) -> tuple[str, ...]:
         """Handles of communications started by earlier actions that the first task waits for."""
         return self.tasks[0].external if self.tasks else ()
-
-    @cached_property
-    def ends_s(self) -> list[float]:
-        """End of each task with all streams free at zero."""
-        return _alone(self.tasks, set())[0]
 
     @cached_property
     def launches_apart(self) -> tuple[tuple[Launch, LocalTask], ...]:
@@ -140,7 +136,7 @@ def together_s(host_s: float, device_s: float) -> float:
     """
     if host_s <= 0 or device_s <= 0:
         return device_s + host_s
-    small, large = sorted((host_s, device_s))
+    small, large = (host_s, device_s) if host_s < device_s else (device_s, host_s)
     return float(large * (1.0 + (small / large) ** UNEVEN) ** (1.0 / UNEVEN))
 
 
@@ -162,16 +158,17 @@ def _price_run(items: list[Compute], cuts: list[int], price: Price) -> _Run:
     shares: dict[tuple[str, str, float], float] = {}
     parts: dict[str, float] = {}
     for op, p in zip(items, priced, strict=True):
-        _add(shares, (op.kind, p.source, p.uncertainty), p.seconds)
-        _add(parts, op.name.partition(".")[0].partition(" ")[0], p.seconds)
+        source, part = (op.kind, p.source, p.uncertainty), op.name.partition(".")[0].partition(" ")[0]
+        shares[source] = shares.get(source, 0.0) + p.seconds
+        parts[part] = parts.get(part, 0.0) + p.seconds
     blocks = [
-        (sum(p.host_s for p in priced[start:end]), sum(p.seconds for p in priced[start:end]))
+        (sum([p.host_s for p in priced[start:end]]), sum([p.seconds for p in priced[start:end]]))
         for start, end in pairwise((0, *cuts, len(items)))
     ]
     first, last = (op.name.partition(" ")[0] for op in (items[0], items[-1]))  # a measured block's name is its key
     name = first if len(items) == 1 else f"{first} … {last}"
-    sources = "+".join(dict.fromkeys(p.source for p in priced))
-    seconds = sum(device_s for _, device_s in blocks)
+    sources = "+".join(dict.fromkeys([source for _, source, _ in shares]))
+    seconds = sum([device_s for _, device_s in blocks])
     return _Run(items, cuts, seconds, blocks, Detail(name, source=sources), shares, parts)
 
 
@@ -251,7 +248,7 @@ class _Compiler:
         detail = Detail(item.name, item.bytes, priced.bus_bandwidth_bytes_per_s, priced.source, priced.algorithm)
         index, stream = len(self.tasks), item.stream or item.group
         late_s = together_s(priced.host_s, priced.seconds) - priced.seconds
-        self._end(stream, deps, priced.seconds + late_s)
+        self._end(stream, self._start(stream, deps), priced.seconds + late_s)
         if priced.slows and not item.blocking:
             end_s = self.ends[-1]
             self.beside.append((end_s - priced.seconds, end_s, priced.slows, stream))
@@ -290,8 +287,9 @@ class _Compiler:
             late_s += self.host.issue(host_s, device_s)
         self._wait_for_host(late_s)
         seconds = run.seconds + late_s
-        seconds += self._shared_s(self._start(COMPUTE, deps), seconds)
-        self._end(COMPUTE, deps, seconds)
+        start_s = self._start(COMPUTE, deps)
+        seconds += self._shared_s(start_s, seconds)
+        self._end(COMPUTE, start_s, seconds)
         self.last_compute = len(self.tasks)
         self.tasks.append(LocalTask(COMPUTE, "", seconds, tuple(deps), tuple(self.external), run.detail, ""))
         self.run, self.cuts, self.waiting, self.external = [], [], [], []
@@ -309,6 +307,8 @@ class _Compiler:
         """What computing takes longer for the communications beside it: those of a stream follow each other, of several
         streams the heaviest counts.
         """
+        if not self.beside:
+            return 0.0
         self.beside = [c for c in self.beside if c[1] > start_s]
         streams: dict[str, float] = {}
         for begin_s, end_s, slows, stream in self.beside:
@@ -328,10 +328,14 @@ class _Compiler:
 
     def _start(self, stream: str, deps: Sequence[int]) -> float:
         """When a task could start that queues on this stream, with all streams free at zero."""
-        return max((self.free.get(stream, 0.0), *(self.ends[d] for d in deps)))
+        start_s = self.free.get(stream, 0.0)
+        for d in deps:
+            if self.ends[d] > start_s:
+                start_s = self.ends[d]
+        return start_s
 
-    def _end(self, stream: str, deps: Sequence[int], seconds: float) -> None:
-        self.free[stream] = end_s = self._start(stream, deps) + seconds
+    def _end(self, stream: str, start_s: float, seconds: float) -> None:
+        self.free[stream] = end_s = start_s + seconds
         self.ends.append(end_s)
 
 
@@ -345,46 +349,38 @@ def compile_program(program: Program, price: Price) -> Template:
         c.add(item)
     c.flush()
     tasks, open_tasks = c.tasks, frozenset(c.handles.values())
+    streams = {t.stream for t in tasks}
     left = {tasks[i].stream for i in open_tasks}
-    apart = all(t.stream not in left or i in open_tasks for i, t in enumerate(tasks))
-    apart = apart and all(open_tasks.isdisjoint(t.deps) for t in tasks)  # what is left running waits for none of it
+    apart = not left or _apart(tasks, left, open_tasks)
     known = not c.external and not any(t.external for t in tasks[1:])
     if known and tasks and tasks[0].external:  # what all the rest comes after
         known = all(t.deps for t in tasks[1:])
-    ends, makespan_s = _alone(tasks, left if apart else set())
-    launches = tuple(_launch(tasks, s, ends) for s in sorted(left)) if apart else ()
-    compute_s = sum(t.seconds for t in tasks if t.stream == COMPUTE)
+    ended = (end_s for end_s, t in zip(c.ends, tasks, strict=True) if not apart or t.stream not in left)
+    makespan_s = max(ended, default=0.0)
+    compute_s = sum([t.seconds for t in tasks if t.stream == COMPUTE])
     return Template(
         tuple(tasks),
         tuple(c.waiting),
         tuple(c.handles.items()),
         known and apart,
-        launches,
-        frozenset(t.stream for t in tasks) - left,
-        frozenset(t.group for t in tasks if t.group),
+        tuple([_launch(tasks, s, c.ends) for s in sorted(left)]) if apart else (),
+        frozenset(streams - left),
+        frozenset([t.group for t in tasks if t.group]),
         makespan_s,
         compute_s,
         max(0.0, makespan_s - compute_s),
         c.shares,
         c.parts,
         c.traffic,
+        c.ends,
     )
 
 
-def _alone(tasks: Sequence[LocalTask], left: set[str]) -> tuple[list[float], float]:
-    """Ends of all tasks with all streams free at zero, and the last end on a stream that is not `left` running."""
-    ends: list[float] = []
-    free: dict[str, float] = {}
-    last = 0.0
-    for t in tasks:
-        start = free.get(t.stream, 0.0)
-        for d in t.deps:
-            start = max(start, ends[d])
-        free[t.stream] = end = start + t.seconds
-        ends.append(end)
-        if t.stream not in left:
-            last = max(last, end)
-    return ends, last
+def _apart(tasks: Sequence[LocalTask], left: set[str], open_tasks: frozenset[int]) -> bool:
+    """Whether what is left running has its streams for itself, and nothing waits for any of it."""
+    if any(t.stream in left and i not in open_tasks for i, t in enumerate(tasks)):
+        return False
+    return all(open_tasks.isdisjoint(t.deps) for t in tasks)
 
 
 def _launch(tasks: Sequence[LocalTask], stream: str, ends: Sequence[float]) -> Launch:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeGuard, TypeVar, cast
+from functools import lru_cache
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,9 +87,12 @@ def _points(data: object, where: str) -> PointTable:
     if not rows or len(rows) != len(seconds):
         raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {max(1, len(seconds))}, as in seconds")
     first = rows[0]
-    width = next((n for kind, n in DIMENSIONS.items() if op.startswith(kind)), len(first) if _is_list(first) else 1)
+    width = _dimensions(op) or (len(first) if _is_list(first) else 1)
+    flagged = op.startswith("attention")
     for i, row in enumerate(rows):
-        _shape(row, f"{where}.shape[{i}]", width, op.startswith("attention"))
+        if not _is_shape(row, width, flagged):
+            allowed = f"{width} whole numbers, 1 or more"
+            raise InputError(f"{where}.shape[{i}]: found {one_line(repr(row))}; allowed: {allowed}")
     n = len(seconds)
     return PointTable(
         op,
@@ -96,7 +100,7 @@ def _points(data: object, where: str) -> PointTable:
         np.array(rows, dtype=np.int64),
         seconds,
         _column(item.get("spread", 0.0), f"{where}.spread", count=n),
-        _column(item.get("samples", 1), f"{where}.samples", count=n).clip(max=2**53).astype(np.int64),
+        np.minimum(_column(item.get("samples", 1), f"{where}.samples", count=n), 2**53).astype(np.int64),
     )
 
 
@@ -104,12 +108,20 @@ def _is_list(value: object) -> TypeGuard[list[object]]:
     return isinstance(value, list)
 
 
-def _shape(row: object, where: str, width: int, flagged: bool) -> None:
-    """One point's dimensions; of attention the last may be 0: not causal."""
-    sizes = row[:-1] if _is_list(row) and flagged else row
-    ok = _is_list(row) and len(row) == width and all(type(x) is int and 0 <= x < 2**62 for x in row)
-    if not ok or 0 in cast(list[object], sizes):
-        raise InputError(f"{where}: found {one_line(repr(row))}; allowed: {width} whole numbers, 1 or more")
+@lru_cache(maxsize=256)
+def _dimensions(op: str) -> int:
+    """How many numbers a shape of this operator has; 0 where any do."""
+    return next((n for kind, n in DIMENSIONS.items() if op.startswith(kind)), 0)
+
+
+def _is_shape(row: object, width: int, flagged: bool) -> bool:
+    """Whether these are one point's dimensions; of attention the last may be 0: not causal."""
+    if not _is_list(row) or len(row) != width:
+        return False
+    for x in row:
+        if type(x) is not int or not 0 <= x < 2**62:
+            return False
+    return 0 not in (row[:-1] if flagged else row)
 
 
 def _block(data: object, where: str) -> BlockPoint:
@@ -131,7 +143,7 @@ def _collective(data: object, where: str) -> CollectiveTable:
     item = _mapping(data, where)
     _keys(item, where, ("op", "ranks", "bytes", "seconds", "spread"), ("op", "ranks", "bytes", "seconds"))
     size = _column(item["bytes"], f"{where}.bytes")
-    if not len(size) or np.any(np.diff(size) <= 0):
+    if not len(size) or (size[1:] <= size[:-1]).any():
         raise InputError(f"{where}.bytes: allowed: at least one size, each larger than the one before")
     return CollectiveTable(
         _text(item["op"], f"{where}.op"),
@@ -183,7 +195,20 @@ def _facts(data: object, where: str) -> Facts:
 
 
 def _number(data: object, where: str, positive: bool = False) -> float:
-    return float(_column([data], where, positive=positive, indexed=False)[0])
+    if not _is_number(data, positive):
+        raise InputError(f"{where}: found {show(data)}; allowed: {_rule(positive)}")
+    return float(data)
+
+
+def _is_number(value: object, positive: bool) -> TypeGuard[float]:
+    """Whether it is finite and not negative, nor 0 if it must be `positive`."""
+    if not isinstance(value, (int, float)) or value is True or value is False:
+        return False
+    return LEAST <= value <= MOST or (value == 0 and not positive)
+
+
+def _rule(positive: bool) -> str:
+    return f"a number from {LEAST} to {MOST}{'' if positive else ', or 0'}"
 
 
 def _count(data: object, where: str, least: int) -> int:
@@ -192,18 +217,14 @@ def _count(data: object, where: str, least: int) -> int:
     return data
 
 
-def _column(
-    data: object, where: str, count: int | None = None, positive: bool = False, indexed: bool = True
-) -> NDArray[np.float64]:
+def _column(data: object, where: str, count: int | None = None, positive: bool = False) -> NDArray[np.float64]:
     """Finite numbers, none negative; one number stands for `count` equal ones."""
     if count is not None and not isinstance(data, list):
         return np.full(count, _number(data, where))
     rows = _list(data, where)
-    rule = f"a number from {LEAST} to {MOST}{'' if positive else ', or 0'}"
     for i, value in enumerate(rows):
-        ok = isinstance(value, int | float) and not isinstance(value, bool)
-        if not ok or not (LEAST <= value <= MOST or (value == 0 and not positive)):  # type: ignore[operator]
-            raise InputError(f"{where}{f'[{i}]' if indexed else ''}: found {show(value)}; allowed: {rule}")
+        if not _is_number(value, positive):
+            raise InputError(f"{where}[{i}]: found {show(value)}; allowed: {_rule(positive)}")
     if count is not None and len(rows) != count:
         raise InputError(f"{where}: found {len(rows)} numbers; {count} are needed, one a point")
     return np.array(rows, dtype=np.float64)
