@@ -55,7 +55,7 @@ class FinishedStep:
         start, end = self.times.start_s, self.times.end_s
         return [
             dict(zip(actions, zip(start[first].tolist(), end[last].tolist(), strict=True), strict=True))
-            for actions, first, last in self.built.actions
+            for actions, _, first, last in self.built.actions
         ]
 
     @cached_property

@@ -18,19 +18,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.actions import Action, Kind
+from sim.actions import Kind
 from sim.dtypes import dtype_bytes
 from sim.graph.build import Acted
 from sim.graph.data_parallel import compute_bytes
+from sim.graph.lists import work_number
 from sim.graph.stages import Stage
 from sim.graph.taskgraph import ragged
-from sim.graph.uses import Step
 from sim.metrics import short
 from sim.models.head import tied_params
 from sim.plan import Plan
@@ -39,8 +38,6 @@ from topology.spec import GpuSpec
 
 Bytes = NDArray[np.float64]
 Ints = NDArray[np.int64]
-KINDS = tuple(Kind)
-STAGE_AND_KIND = itemgetter(0, 1)  # of an action
 GROUPED_STREAMS = 4  # of Transformer Engine's grouped matmuls, each with a workspace
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
@@ -187,10 +184,10 @@ def levels(
     What an action claims and frees is placed at its start and end, or (`fine`) block by block within it; the peak is
     the same.
     """
-    table, counts, pick = _changes_of(stages, [x.actions for x in done], fine)
+    table, counts, pick = _changes_of(stages, [x.work for x in done], fine)
     action, row = ragged(counts, pick)
     share, claimed, buffered = table[:, row]
-    first, last = (np.concatenate([np.asarray(x[i], dtype=np.int64) for x in done]) for i in (1, 2))
+    first, last = np.concatenate([x.first for x in done]), np.concatenate([x.last for x in done])
     start, end = start_s[first][action], end_s[last][action]
     index = np.repeat(np.arange(len(done)), [len(x.actions) for x in done])[action]
     nothing = np.zeros(len(done))  # at the beginning
@@ -209,27 +206,29 @@ def levels(
 
 
 def _changes_of(
-    stages: Sequence[dict[int, Stage]], done: Sequence[Sequence[Action]], fine: bool
+    stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine: bool
 ) -> tuple[Bytes, Ints, Ints]:
-    """What actions claim and free, [3, rows]; how many rows each sort of action has, and the sort of every action."""
+    """What actions claim and free, [3, rows]; how many rows each sort of action has, and the sort of every action.
+    `works`: what the actions compute, class by class (see `lists.work_number`)."""
     sorts: dict[tuple[Stage, Kind], int] = {}  # equal stages are one object
     picks = []
-    for mine, actions in zip(stages, done, strict=True):
-        number = {(i, kind): sorts.setdefault((stage, kind), len(sorts)) for i, stage in mine.items() for kind in KINDS}
-        numbers = map(number.__getitem__, map(STAGE_AND_KIND, actions))
-        picks.append(np.fromiter(numbers, np.int64, len(actions)))
+    for mine, work in zip(stages, works, strict=True):
+        number = np.zeros(work_number(max(mine) + 1, Kind.F), dtype=np.int64)
+        for i, stage in mine.items():
+            for kind in Kind:
+                number[work_number(i, kind)] = sorts.setdefault((stage, kind), len(sorts))
+        picks.append(number[work])
     pick = np.concatenate(picks)
     used = np.bincount(pick, minlength=len(sorts)).tolist()
     tables = [_table(*sort, fine) if use else np.zeros((0, 3)) for sort, use in zip(sorts, used, strict=True)]
     return np.concatenate(tables).T, np.array([len(t) for t in tables]), pick
 
 
-def peak_bytes(stages: dict[int, Stage], steps: Sequence[Step], held: States) -> float:
+def peak_bytes(stages: dict[int, Stage], work: Ints, step: Ints, held: States) -> float:
     """The peak of `levels`, which takes no simulation: a rank's steps follow each other, whenever they run, and each
-    needs the most when all of its actions have begun."""
-    table, counts, pick = _changes_of([stages], [[action for step in steps for action in step]], False)
+    needs the most when all of its actions have begun. `work`, `step`: as in `lists.RankList`."""
+    table, counts, pick = _changes_of([stages], [work], False)
     begin = (np.cumsum(counts) - counts)[pick]
-    step = np.repeat(np.arange(len(steps)), [len(step) for step in steps])
     order = np.argsort(np.append(2 * step, 2 * step + 1), kind="stable")
     changes = table[1:, np.append(begin, begin + 1)[order]]
     activations, buffers = np.cumsum(changes, axis=1)[:, order < len(step)].clip(min=0.0)

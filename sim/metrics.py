@@ -127,7 +127,7 @@ def _alone(graph: TaskGraph, places: Occupied, compute: int, classes: int) -> tu
 def _actions(built: Built, start_s: Floats, end_s: Floats) -> Spans:
     """The actions of every class of ranks."""
     acted = built.actions
-    first, last = (np.concatenate([np.asarray(a[i], dtype=np.int64) for a in acted]) for i in (1, 2))
+    first, last = np.concatenate([a.first for a in acted]), np.concatenate([a.last for a in acted])
     return Spans(np.repeat(np.arange(len(acted)), [len(a.actions) for a in acted]), start_s[first], end_s[last])
 
 

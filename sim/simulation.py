@@ -27,7 +27,7 @@ from sim.graph.build import Build, Built
 from sim.graph.contended import run_alone, run_step
 from sim.graph.data_parallel import DataParallel, make_data_parallel
 from sim.graph.link_book import LinkBook
-from sim.graph.lists import steps_of
+from sim.graph.lists import Lists
 from sim.graph.stages import Stage, layer_sort, stage_blocks, stage_input_bytes
 from sim.graph.taskgraph import Deadlock
 from sim.graph.template import compile_program
@@ -189,9 +189,9 @@ class Prepared:
     @property
     def peak_bytes(self) -> float:
         """The most memory that a rank needs, as `Simulation.memory` has it."""
-        pair, entries = self.plan.scenario.parallelism.ep_overlap, self.schedule.ranks
+        lists = Lists(self.schedule, self.plan.scenario.parallelism.ep_overlap)
         return max(
-            peak_bytes(held, steps_of(entries[c.pipeline_rank], pair), states(self.plan, tuple(held.values())))
+            peak_bytes(held, *lists.of_rank(c.pipeline_rank)[1:], states(self.plan, tuple(held.values())))
             for c, held in zip(self.plan.classes, self.stages, strict=True)
         )
 

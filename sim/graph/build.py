@@ -40,9 +40,11 @@ Once = tuple[tuple[object, ...], Callable[[], Program], int]  # a program, by wh
 
 
 class Acted(NamedTuple):
-    """The actions of a class of ranks, in order, and where each stands in the graph: its first and last task."""
+    """The actions of a class of ranks, in order, and by column what each computes (see `lists.work_number`) and where
+    it stands in the graph: its first and last task."""
 
     actions: list[Action]
+    work: Ints
     first: Ints
     last: Ints
 
@@ -111,7 +113,11 @@ class Build:
             for template, count in templates.items():
                 _add_times(shares, template.shares, count * len(c.ranks))
                 _add_times(traffic[-1], template.traffic, count)
-        return Built(graph, shares, traffic, [Acted(*columns) for columns in joined.actions(now)])
+        acted = []
+        for c, (first, last) in zip(self.plan.classes, joined.spans(now), strict=True):
+            actions, work, step = self.lists.of_rank(c.pipeline_rank)
+            acted.append(Acted(actions, work, first[step], last[step]))
+        return Built(graph, shares, traffic, acted)
 
     def _list(self, class_index: int) -> dict[Template, int]:
         """The pieces of one class of ranks; its templates, each with how often it runs."""

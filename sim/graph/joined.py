@@ -11,7 +11,6 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from sim.actions import Action
 from sim.graph.lists import Lists
 from sim.graph.meetings import Meeting
 from sim.graph.messages import NO_HOP, Messages
@@ -75,21 +74,13 @@ class Joined:
         seconds, sort, step = (np.concatenate(both) for both in zip((seconds, sort, step), sent, strict=True))
         self.columns = Columns(seconds, sort, step, self.steps, waits, launches)
 
-    def actions(self, now: Ints | None) -> list[tuple[list[Action], Ints, Ints]]:
-        """By class its actions, in order, and the first and last task of each; `now`: where tasks stand by now."""
-        out = []
-        acts = [ints([s.acts[i] for s in self.shapes]) for i in (0, 1)]
-        of_action = np.flatnonzero(self.acts)
-        ends = np.searchsorted(self.class_index[of_action], np.arange(len(self.pieces.begin) + 1))
-        for a, b in pairwise(ends.tolist()):
-            piece = of_action[a:b]
-            steps = self.steps[self.step[piece[0]] : self.step[piece[-1]] + 1] if a < b else []
-            tasks = [self.base[piece] + x[self.shape[piece]] for x in acts]
-            tasks = tasks if now is None else [now[x] for x in tasks]
-            if self.pieces.lists.stage.shape[1] > 1:
-                tasks = [np.repeat(x, [len(step) for step in steps]) for x in tasks]
-            out.append((list(chain.from_iterable(steps)), *tasks))
-        return out
+    def spans(self, now: Ints | None) -> list[tuple[Ints, Ints]]:
+        """By class the first and the last task of each of its steps; `now`: where tasks stand by now."""
+        piece = np.flatnonzero(self.acts)
+        sides = [self.base[piece] + ints([s.acts[i] for s in self.shapes])[self.shape[piece]] for i in (0, 1)]
+        first, last = sides if now is None else (now[side] for side in sides)
+        ends = np.searchsorted(self.class_index[piece], np.arange(len(self.pieces.begin) + 1))
+        return [(first[a:b], last[a:b]) for a, b in pairwise(ends.tolist())]
 
     def _tasks(self) -> tuple[Floats, Ints, Ints]:
         """Seconds, sort and step of all tasks but messages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,19 @@ from sim.graph.taskgraph import Ints, ints
 NUMBER = {kind: i for i, kind in enumerate(Kind)}
 WAY = ints([WAYS[kind] for kind in Kind])
 Bools = NDArray[np.bool_]
+
+
+class RankList(NamedTuple):
+    """The actions of a rank, in order: by column what each computes, a `work_number`, and its step, from 0 on."""
+
+    actions: list[Action]
+    work: Ints
+    step: Ints
+
+
+def work_number(stage: int, kind: Kind) -> int:
+    """What an action computes, as one number."""
+    return stage * len(NUMBER) + NUMBER[kind]
 
 
 class Lists:
@@ -30,6 +44,7 @@ class Lists:
         lists = [steps_of(entries, pair) for entries in schedule.ranks]
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
+        self._ranks: dict[int, RankList] = {}
         self._pairs = np.array([pair and len(step) > 1 for step in self.steps])
         columns = [_columns(map(itemgetter(i), self.steps)) for i in ((0, -1) if self._pairs.any() else (0,))]
         self.stage, self.kind, self.micro_batch = (np.column_stack([c[i] for c in columns]) for i in range(3))
@@ -41,6 +56,18 @@ class Lists:
     def first_and_last(self) -> set[Action]:
         """Of every stage, the forward that runs first and what ends its gradients."""
         return {self.steps[i][min(side, len(self.steps[i]) - 1)] for i, side in np.argwhere(self.ends).tolist()}
+
+    def of_rank(self, rank: int) -> RankList:
+        """What one rank runs."""
+        if rank not in self._ranks:
+            mine = slice(*self.begin[rank : rank + 2])
+            steps, single = self.steps[mine], ~self._pairs[mine]
+            work = self.stage[mine] * len(NUMBER) + self.kind[mine]
+            step = np.repeat(np.arange(len(steps)), 2 - single)
+            if work.shape[1] > 1:
+                work[single, 1] = -1
+            self._ranks[rank] = RankList(list(chain.from_iterable(steps)), work[work >= 0], step)
+        return self._ranks[rank]
 
     def alike(self, sort_of_stage: Ints, remote: Bools) -> tuple[Ints, list[list[int]]]:
         """Numbers steps such that those of a rank with one number run the same, and says for each rank where in `steps`
