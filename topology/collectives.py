@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from topology.protocols import PLAIN, PROTOCOLS, Protocol
+from topology.protocols import PLAIN, PROTOCOLS
 from topology.timing import Fabric, Timing
 
 P2P_PER_ROUND = 8 * 16
@@ -260,13 +260,6 @@ def bus_factor(kind: str, ranks: int) -> float:
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
-def with_protocol(algorithm: Algorithm, protocol: Protocol, group: Group, size_bytes: float) -> AlphaBeta:
-    """An algorithm's cost under a protocol: its start, its steps, its share of the bandwidth."""
-    cost = algorithm(group.stepped(protocol.step, protocol.inter_step), size_bytes)
-    base_s = protocol.base * group.latency_s
-    return AlphaBeta(base_s + cost.latency_s, cost.transfer_s / protocol.bandwidth)
-
-
 def choose(kind: str, group: Group, size_bytes: float) -> tuple[str, str]:
     """The algorithm and protocol that NCCL's own model finds quickest, as ("ring", "LL128").
 
@@ -280,10 +273,14 @@ def choose(kind: str, group: Group, size_bytes: float) -> tuple[str, str]:
         size = size_bytes if kind == "send_recv" else size_bytes / group.ranks
         return name, message_protocol(group.timing, group.domains > 1, size)
     usable = group.nvls_share > 0 and group.domains == 1
-    costs = {
-        (name, protocol.name): with_protocol(algorithm, protocol, group, size_bytes).seconds
-        for name, algorithm in ALGORITHMS[kind].items()
-        for protocol in (PROTOCOLS[name] if group.protocols else PLAIN)
-        if name != "nvls" or usable
-    }
-    return min(costs, key=lambda key: costs[key])
+    best, least_s = None, math.inf
+    for name, algorithm in ALGORITHMS[kind].items():
+        for protocol in PROTOCOLS[name] if group.protocols else PLAIN:
+            if name != "nvls" or usable:
+                cost = algorithm(group.stepped(protocol.step, protocol.inter_step), size_bytes)
+                start_s = protocol.base * group.latency_s
+                seconds = start_s + cost.latency_s + cost.transfer_s / protocol.bandwidth
+                if best is None or seconds < least_s:
+                    best, least_s = (name, protocol.name), seconds
+    assert best is not None
+    return best

@@ -76,7 +76,7 @@ def _start(group: Group, kernel: Kernel, protocol: str) -> tuple[float, float]:
 
 def _wire(kernel: Kernel, protocol: str) -> float:
     """Bytes sent for a byte of data: LL128 sends 120 of every 128."""
-    return {"LL": kernel.ll_bytes, "LL128": 128 / 120}.get(protocol, 1.0)
+    return kernel.ll_bytes if protocol == "LL" else 128 / 120 if protocol == "LL128" else 1.0
 
 
 def _slow(group: Group, kernel: Kernel) -> Group:

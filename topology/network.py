@@ -222,12 +222,12 @@ class Network:
         if over == 1.0:
             return share, share, share, pair
         span = self.cluster.inter_node.nodes_per_leaf * self.cluster.gpus_per_node
-        leaves = [rank // span for rank in ranks]
-        if min(leaves) == max(leaves):
+        leaves = Counter([rank // span for rank in ranks])
+        if len(leaves) == 1:
             return share, share, share, pair
-        domains = {(leaf, rank // self.domain_gpus) for leaf, rank in zip(leaves, ranks, strict=True)}
+        domains = {(rank // span, rank // self.domain_gpus) for rank in ranks}
         together = min(Counter([leaf for leaf, _ in domains]).values())
-        above = (len(ranks) - min(Counter(leaves).values())) / max(1, len(ranks) - fewest)
+        above = (len(ranks) - min(leaves.values())) / max(1, len(ranks) - fewest)
         return (
             share * min(1.0, together / over),
             share / over,

@@ -20,6 +20,7 @@ measured, and on a CPU the dispatch of an operator, as there the same core does 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -70,8 +71,7 @@ class Costs:
     """
 
     def __init__(self, profile: Profile, gpu: GpuSpec) -> None:
-        self.profile = profile
-        self.gpu = gpu
+        self.profile, self.gpu = profile, gpu
         self._device = _own_device(profile, gpu) if not profile.reference else _device(gpu)
         home = _gpu_named(profile) if profile.reference else gpu
         self._reference = _device(home) if profile.reference else self._device
@@ -168,7 +168,7 @@ class Costs:
                 return self._throttled(op, Cost(seconds, "interpolated", FLASH_UNCERTAINTY), pace)
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
-        found = [c for v in _candidates(op) if v.op in self._ops and (c := self._from_table(v, op, shape)) is not None]
+        found = [c for via in _candidates(op, self._ops) if (c := self._from_table(via, op, shape)) is not None]
         if not found:
             return self._throttled(op, self._roofline(op), pace)
         if op.name.startswith("output_unaligned"):
@@ -176,10 +176,10 @@ class Costs:
             found = [Cost(c.seconds * slower, c.source, math.hypot(c.uncertainty, doubt)) for c in found]
         if op.kind in MATMULS:
             speed = self._matmul_speed / (self._gradient_slowdown if op.dtype == "fp8" and "grad" in op.name else 1.0)
-            found = [c._replace(seconds=c.seconds / speed) for c in found]
+            found = [Cost(c.seconds / speed, c.source, c.uncertainty) for c in found]
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
-        cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
-        return cost._replace(seconds=cost.seconds + self._result_seconds(op))
+        cost = self._throttled(op, Cost(best.seconds * repeats, best.source, best.uncertainty), pace)
+        return Cost(cost.seconds + self._result_seconds(op), cost.source, cost.uncertainty)
 
     def _check_kernel(self, op: Compute) -> None:
         """That the profile knows the attention kernel that a scenario names; to the bare roofline all are one."""
@@ -206,7 +206,7 @@ class Costs:
         draw = POWER_AT_REST + (self._power_at_peak - POWER_AT_REST) * used
         slower = max(1.0, draw * pace / self._power_limit)
         error = math.hypot(cost.uncertainty, POWER_UNCERTAINTY * (slower - 1.0))
-        return cost._replace(seconds=cost.seconds * slower, uncertainty=error)
+        return Cost(cost.seconds * slower, cost.source, error)
 
     def _grouped(self, op: Compute, pace: float) -> Cost:
         """A matmul over the rows of all groups, then the weights (or the sums kept of their gradients) of all but one.
@@ -310,24 +310,24 @@ def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) 
     return table_of(kind, dtype, shapes, seconds, spread, device, True, error, file.input_s(op, dtype))
 
 
-def _candidates(op: Compute) -> list[_Candidate]:
-    """Tables that can price `op`; of equally sure ones the first is taken."""
+def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
+    """Tables that can price `op`, of those that there are; of equally sure ones the first is taken."""
     phase = f"_{op.phase.value}" if op.phase in (Phase.INPUT_GRAD, Phase.WEIGHT_GRAD) else ""
     found = []
     if op.kind in MEMORY_BOUND:
-        found.append(_Candidate(f"{op.kind}:{op.name}", True, 0.0))
+        found.append((f"{op.kind}:{op.name}", True, 0.0))
     if op.kind in ATTENTION and ":" in op.name:
-        found.append(_Candidate(f"{op.kind}:{op.name.partition(':')[2]}", True, 0.0))
+        found.append((f"{op.kind}:{op.name.partition(':')[2]}", True, 0.0))
     if op.kind == "norm" and op.kernels > NORM_KERNELS:
-        found.append(_Candidate(f"norm_eager{phase}", True, 0.0))
+        found.append((f"norm_eager{phase}", True, 0.0))
     if phase:
-        found.append(_Candidate(f"{op.kind}{phase}", True, 0.0))
-    found.append(_Candidate(op.kind, not phase or op.kind.startswith("attention"), 0.05 if phase else 0.0))
+        found.append((f"{op.kind}{phase}", True, 0.0))
+    found.append((op.kind, not phase or op.kind.startswith("attention"), 0.05 if phase else 0.0))
     if op.kind == "grouped_gemm":
-        found += [_Candidate(f"gemm{phase}", False, 0.15), _Candidate("gemm", False, 0.15)]
+        found += [(f"gemm{phase}", False, 0.15), ("gemm", False, 0.15)]
     if op.kind == "attention_backward":
-        found.append(_Candidate("attention_forward", False, 0.25))
-    return found
+        found.append(("attention_forward", False, 0.25))
+    return [_Candidate(*table) for table in found if table[0] in known]
 
 
 def _like_dtypes(op: str, dtype: str, kind: str, known: dict[tuple[str, str], list[PointTable]]) -> list[str]:
