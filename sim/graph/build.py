@@ -107,7 +107,9 @@ class Build:
         if self.pieces.meetings:
             columns, now = met(columns, self.pieces.meetings, self.shown, self.links)
         graph = TaskGraph(self.plan.classes, self.shown, columns)
-        shares, traffic = dict(self.messages.shares), list[dict[tuple[str, str], float]]()
+        shares, traffic = dict[tuple[str, str, float], float](), list[dict[tuple[str, str], float]]()
+        for way in self.messages.all_ways():
+            shares[way.share] = shares.get(way.share, 0.0) + way.total_s
         for c, templates in zip(self.plan.classes, placed, strict=True):
             traffic.append({})
             for template, count in templates.items():

@@ -152,12 +152,12 @@ class Joined:
 
     def _communicate(self, messages: Messages, blocking: bool, tasks: int) -> tuple[Floats, Ints, Ints]:
         """Joins pieces by messages, which are numbered from `tasks` on: their seconds, sorts and steps."""
-        wires, many = messages.wires(), messages.schedule.micro_batches
+        ways, many = messages.all_ways(), messages.schedule.micro_batches
         sent, sent_key, side = self._messages(messages, messages.gives)
         got, got_key, _ = self._messages(messages, messages.needs)
-        wire = sent_key // many
+        way = ints([w.number for w in ways])[sent_key // many]
         message = tasks + np.arange(len(sent))
-        of_key = np.full(len(wires) * many, NO_TASK)
+        of_key = np.full(len(ways) * many, NO_TASK)
         of_key[sent_key] = message
         got_message = of_key[got_key]
         if (got_message < 0).any():
@@ -165,7 +165,7 @@ class Joined:
             raise Deadlock(f"deadlock: nobody sends {', '.join(messages.describe(key) for key in missing)}")
         self._after(message, sent)
         queues: dict[str, int] = {}
-        queue = ints([queues.setdefault(w.queue, len(queues)) for w in wires])[wire]
+        queue = ints([queues.setdefault(w.queue, len(queues)) for w in messages.ways])[way]
         queue += self.class_index[sent] * len(queues)
         order = np.argsort(queue, kind="stable")
         same = queue[order[1:]] == queue[order[:-1]]
@@ -176,8 +176,8 @@ class Joined:
             again = np.append(self.follows[1:], False)[sent]
             self._take(sent[again] + 1, message[again])
         self._take(got, got_message)
-        seconds = np.array([w.seconds for w in wires], dtype=np.float64)
-        return seconds[wire], ints([w.sort for w in wires])[wire], self._steps_of(sent, side)
+        seconds = np.array([w.seconds for w in messages.ways], dtype=np.float64)
+        return seconds[way], ints([w.sort for w in messages.ways])[way], self._steps_of(sent, side)
 
     def _messages(self, messages: Messages, hops: Ints) -> tuple[Ints, Ints, Ints]:
         """Messages of all pieces over these hops, by stage and way: piece, key, number of its action in the step."""
@@ -186,8 +186,8 @@ class Joined:
         hop = hops[lists.stage[step], lists.way[step]]
         row, side = np.nonzero(hop != NO_HOP)
         piece, step = acting[row], step[row]
-        wire = self.class_index[piece] % messages.plan.lanes * len(messages.hops) + hop[row, side]
-        return piece, wire * messages.schedule.micro_batches + lists.micro_batch[step, side], side
+        number = self.class_index[piece] % messages.plan.lanes * len(messages.hops) + hop[row, side]
+        return piece, number * messages.schedule.micro_batches + lists.micro_batch[step, side], side
 
     def _steps_of(self, piece: Ints, side: Ints) -> Ints:
         """The steps of messages: their action alone."""

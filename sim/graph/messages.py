@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.actions import Kind, Schedule
+from sim.actions import Kind, Schedule, Step
 from sim.graph.link_book import LinkBook
-from sim.graph.sharing import Flow
 from sim.graph.stages import stage_input_bytes
-from sim.graph.taskgraph import Ints, Row, Sorts
+from sim.graph.taskgraph import Ints, Sorts
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.timeline import Detail
@@ -22,55 +21,50 @@ WAYS = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.I: BACKWARD, Kind.W: NEITHER}
 NO_HOP = -1
 
 
-class Wire(NamedTuple):
-    """The messages from `stage` to the next, in one lane; `first_key` + micro-batch numbers them."""
+class Way(NamedTuple):
+    """From a pipeline rank to another, in one lane, all messages of a sort; `share`: kind, source and uncertainty of
+    `total_s`, the seconds of all messages of a hop on it."""
 
-    stage: int
-    first_key: int
+    number: int
     seconds: float
-    sort: int
-    queue: str
-
-
-class _Way(NamedTuple):
-    """From a pipeline rank to another, in one lane; `share`: kind, source and uncertainty of `total_s`, the seconds of
-    all messages of a wire; `flow`: what one does to shared links."""
-
-    seconds: float
-    bus_bandwidth_bytes_per_s: float
     share: tuple[str, str, float]
     total_s: float
     queue: str
-    rows: tuple[Row, ...]
-    flow: Flow | None
+    sort: int
 
 
 class Messages:
     """All messages of a step. `needs`, `gives`: numbers of the hops that bring what actions need and take what they
-    give, by stage and way, NO_HOP where that stays on a rank; `shares`: seconds of the messages by (kind, source,
-    uncertainty), over all ranks."""
+    give, by stage and way, NO_HOP where that stays on a rank."""
 
     def __init__(
         self, plan: Plan, schedule: Schedule, pricing: Pricing, shown: Sorts, links: LinkBook | None = None
     ) -> None:
         self.plan, self.schedule, self.pricing, self.shown, self.links = plan, schedule, pricing, shown, links
-        self.shares: dict[tuple[str, str, float], float] = {}
         p = plan.scenario.parallelism
         self._bytes = stage_input_bytes(plan) / (p.tp if p.p2p_scatter and not p.sp else 1)
         self.hops, self.needs, self.gives = _hops(schedule)
-        self._ways: dict[tuple[int, int, int, bool], _Way] = {}
-        self._wires: dict[tuple[int, int], Wire] = {}
+        self._ways: dict[tuple[int, int, int, bool], Way] = {}
 
-    def wire(self, lane: int, hop: int) -> Wire:
-        """The messages of a lane over the hop of this number."""
-        found = self._wires.get((lane, hop))
-        if found is None:
-            found = self._wires[lane, hop] = self._new_wire(lane, hop)
-        return found
+    @property
+    def ways(self) -> list[Way]:
+        """Those that were asked for, by number."""
+        return list(self._ways.values())
 
-    def wires(self) -> list[Wire]:
-        """All, lane by lane; the n-th one's first key is n times the micro-batches."""
-        return [self.wire(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
+    def way(self, lane: int, hop: int) -> Way:
+        """The way that the messages of a hop take in a lane."""
+        source, target, forward = self.hops[hop]
+        rank_of = self.schedule.rank_of_stage
+        key = (lane, rank_of[source], rank_of[target], forward)
+        return self._ways.get(key) or self._new_way(*key)
+
+    def all_ways(self) -> list[Way]:
+        """Of all hops in all lanes, lane by lane."""
+        return [self.way(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
+
+    def first_key(self, lane: int, hop: int) -> int:
+        """Messages of a hop in a lane are numbered from here on by their micro-batches."""
+        return (lane * len(self.hops) + hop) * self.schedule.micro_batches
 
     def describe(self, key: int) -> str:
         """A message in words, for error messages."""
@@ -78,37 +72,26 @@ class Messages:
         source, target, _ = self.hops[number % len(self.hops)]
         return f"message stage {source} to {target} of micro-batch {micro_batch}"
 
-    def _new_wire(self, lane: int, hop: int) -> Wire:
-        source, target, forward = self.hops[hop]
-        rank_of = self.schedule.rank_of_stage
-        key = (lane, rank_of[source], rank_of[target], forward)
-        seconds, bus_bandwidth, share, total_s, queue, rows, flow = self._ways.get(key) or self._new_way(*key)
-        self.shares[share] = self.shares.get(share, 0.0) + total_s
-        sort = self.shown.new_sort(Detail(f"stage {source} to {target}", self._bytes, bus_bandwidth, share[1]), rows)
-        if flow is not None and self.links is not None:
-            self.links.add(sort, flow)
-        first_key = (lane * len(self.hops) + hop) * self.schedule.micro_batches
-        return Wire(source, first_key, seconds, sort, queue)
+    def _name(self, step: Step) -> str:
+        (stage, kind, _) = step[0]
+        source, target, _ = self.hops[self.gives[stage, WAYS[kind]]]
+        return f"stage {source} to {target}"
 
-    def _new_way(self, lane: int, source: int, target: int, forward: bool) -> _Way:
-        """The way from a pipeline rank to another."""
-        lanes, schedule, links, row = self.plan.lanes, self.schedule, self.links, self.shown.row
+    def _new_way(self, lane: int, source: int, target: int, forward: bool) -> Way:
+        lanes, schedule, row = self.plan.lanes, self.schedule, self.shown.row
         a, b, kind = source * lanes + lane, target * lanes + lane, "F" if forward else "B"
         sender, receiver = self.plan.classes[a], self.plan.classes[b]
-        priced = self.pricing.send(sender.rank, receiver.rank, self._bytes)
-        count = schedule.micro_batches // len(schedule.chains) * len(sender.ranks)
+        seconds, origin, uncertainty, _, bus_bandwidth, *_ = self.pricing.send(sender.rank, receiver.rank, self._bytes)
         queue = _channel(source, target, forward, len(schedule.ranks))
         sent, received = row(a, "send" + queue, "SEND_" + kind), row(b, "recv" + queue, "RECV_" + kind)
-        way = self._ways[lane, source, target, forward] = _Way(
-            priced.seconds,
-            priced.bus_bandwidth_bytes_per_s,
-            ("send_recv", priced.source, priced.uncertainty),
-            priced.seconds * count,
-            queue,
-            (sent, received) if sent < received else (received, sent),
-            links.message(a, b, self._bytes, priced.seconds) if links is not None else None,
-        )
-        return way
+        rows = (sent, received) if sent < received else (received, sent)
+        sort = self.shown.new_sort(Detail("", self._bytes, bus_bandwidth, origin), rows, named=self._name)
+        if self.links is not None:
+            self.links.add(sort, self.links.message(a, b, self._bytes, seconds))
+        total_s = seconds * (schedule.micro_batches // len(schedule.chains) * len(sender.ranks))
+        found = Way(len(self._ways), seconds, ("send_recv", origin, uncertainty), total_s, queue, sort)
+        self._ways[lane, source, target, forward] = found
+        return found
 
 
 def _channel(source: int, target: int, forward: bool, p: int) -> str:

@@ -8,7 +8,7 @@ has ten thousands of tasks and evaluating them takes less than making objects of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -34,13 +34,19 @@ class Deadlock(ValueError):
 
 class Sort(NamedTuple):
     """What tasks of one sort share. `rows`: those of the timeline that each occupies; a collective of several simulated
-    ranks and a message have more than one. `compute_s`, `exposed_s`: of an action that stands as one task; the name in
-    its `detail` is empty, for it is the step's."""
+    ranks and a message have more than one. `compute_s`, `exposed_s`: of an action that stands as one task. `named`: the
+    name of what belongs to a step, which its `detail` lacks."""
 
     detail: Detail
     rows: tuple[Row, ...]
     compute_s: float = 0.0
     exposed_s: float = 0.0
+    named: Callable[[Step], str] | None = None
+
+
+def named_actions(step: Step) -> str:
+    """What a step does, in words."""
+    return " and ".join(f"{SHOWN[action.kind]} of stage {action.stage}" for action in step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,10 +66,15 @@ class Sorts:
         )
 
     def new_sort(
-        self, detail: Detail, rows: tuple[Row, ...] = (), compute_s: float = 0.0, exposed_s: float = 0.0
+        self,
+        detail: Detail,
+        rows: tuple[Row, ...] = (),
+        compute_s: float = 0.0,
+        exposed_s: float = 0.0,
+        named: Callable[[Step], str] | None = None,
     ) -> int:
         """Index of a new sort of tasks."""
-        self.sorts.append(Sort(detail, rows, compute_s, exposed_s))
+        self.sorts.append(Sort(detail, rows, compute_s, exposed_s, named))
         return len(self.sorts) - 1
 
 
@@ -150,13 +161,12 @@ class TaskGraph:
         named: dict[tuple[int, ...], Detail] = {}
         out = []
         for sort, step in zip(self.sort.tolist(), self.columns.step.tolist(), strict=True):
-            detail = self.sorts[sort].detail
-            if not detail.name:
+            detail, name_of = self.sorts[sort].detail, self.sorts[sort].named
+            if name_of is not None:
                 actions = self.columns.steps[step]
                 key = (sort, *[action[0] for action in actions])
                 if key not in named:
-                    name = " and ".join(f"{SHOWN[action.kind]} of stage {action.stage}" for action in actions)
-                    named[key] = detail._replace(name=name)
+                    named[key] = detail._replace(name=name_of(actions))
                 detail = named[key]
             out.append(detail)
         return out

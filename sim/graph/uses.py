@@ -14,7 +14,7 @@ from sim.graph.link_book import LinkBook
 from sim.graph.messages import NO_HOP, WAYS, Messages
 from sim.graph.sharing import Flow
 from sim.graph.stages import Stage
-from sim.graph.taskgraph import SHOWN, Sorts
+from sim.graph.taskgraph import SHOWN, Sorts, named_actions
 from sim.graph.template import COMPUTE, Launch, Price, Template, compile_program
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
@@ -147,7 +147,7 @@ class Uses:
             if flow is not None and links is not None:
                 links.add(sort, flow)
         row, detail = shown.row(class_index, COMPUTE, name), Detail("", source=template.source, note=template.detail)
-        sorts[0] = shown.new_sort(detail, (row,), template.compute_s, template.exposed_s)
+        sorts[0] = shown.new_sort(detail, (row,), template.compute_s, template.exposed_s, named_actions)
         if links is not None and links.hides(class_index, template):
             links.whole_actions[sorts[0]] = (class_index, template)
         return Stamp(seconds, sorts, list(streams), list(streams.values()))

@@ -15,7 +15,7 @@ from sim.actions import Kind
 from sim.faults import has_jitter
 from sim.graph.build import Build
 from sim.graph.lists import steps_of
-from sim.graph.messages import NO_HOP, WAYS, Wire
+from sim.graph.messages import NO_HOP, WAYS, Way
 from sim.graph.stages import epilogue
 from sim.graph.taskgraph import Ints
 from sim.graph.template import Price, Priced
@@ -24,7 +24,7 @@ from sim.layout.program_times import NONE, Timed, ends_s, timed, timed_template
 from sim.program import Comm, Compute, Program
 from sim.simulation import Prepared
 
-Ends = tuple[tuple[int, Wire], ...]
+Ends = tuple[tuple[int, int, Way], ...]  # messages: number of the action in its step, first key, way
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +99,8 @@ class _Walk:
                 found[key] = self._of(rank, actions)
             program, inputs, outputs = found[key]
             input_s = rank.held_s
-            for i, wire in inputs:
-                message = wire.first_key + actions[i].micro_batch
+            for i, first_key, _ in inputs:
+                message = first_key + actions[i].micro_batch
                 while message not in arrived_s:
                     yield message
                 input_s = max(input_s, arrived_s[message])
@@ -113,10 +113,10 @@ class _Walk:
 
     def _send(self, rank: _Rank, actions: Step, outputs: Ends) -> None:
         """Send the results of an action; a channel carries one message after the other."""
-        for i, wire in outputs:
-            key = wire.first_key + actions[i].micro_batch
-            sent_s = max(rank.done_s, rank.channels_s.get(wire.queue, 0.0)) + wire.seconds
-            rank.channels_s[wire.queue] = self.arrived_s[key] = sent_s
+        for i, first_key, way in outputs:
+            key = first_key + actions[i].micro_batch
+            sent_s = max(rank.done_s, rank.channels_s.get(way.queue, 0.0)) + way.seconds
+            rank.channels_s[way.queue] = self.arrived_s[key] = sent_s
             self.freed.append(key)
             if self.blocking:
                 rank.held_s = sent_s
@@ -139,10 +139,10 @@ class _Walk:
         return made, needs, gives
 
     def _ends(self, rank: _Rank, actions: Step, hops: Ints) -> Ends:
-        """The messages over these hops, by stage and way, each with the number of its action."""
+        """The messages over these hops, by stage and way."""
         found = [int(hops[a.stage, WAYS[a.kind]]) for a in actions]
-        lane, wire = rank.index % self.plan.lanes, self.messages.wire
-        return tuple([(i, wire(lane, hop)) for i, hop in enumerate(found) if hop != NO_HOP])
+        lane, m = rank.index % self.plan.lanes, self.messages
+        return tuple([(i, m.first_key(lane, hop), m.way(lane, hop)) for i, hop in enumerate(found) if hop != NO_HOP])
 
     def _last(self, rank: _Rank) -> Timed:
         """What a rank's step ends with."""

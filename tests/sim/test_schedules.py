@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.actions import Action, Kind, Schedule, grid, in_flight, parts, validate
-from sim.graph.lists import Lists
+from sim.graph.lists import Lists, work_number
 from sim.schedules import NAMES, build
 from sim.schedules.unit_time import Timed, UnitTimes, evaluate, picture
 from sim.schedules.zb_search import zb_search
@@ -288,12 +290,31 @@ def test_of_every_stage_the_first_forward_and_what_ends_its_gradients(name: str,
 
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_are_alike_that_differ_in_their_micro_batches_alone(name: str, pair: bool) -> None:
-    lists = Lists(build(name, 4, 8), pair)
-    ends = lists.first_and_last()
-    what = [tuple((a[:2], a in ends) for a in step) for step in lists.steps]
-    assert [what[lists.examples[i]] for i in lists.alike] == what
-    assert len(set(what)) == len(lists.examples)
+def test_steps_are_alike_that_run_the_same_on_one_rank(name: str, pair: bool) -> None:
+    """Stages of odd and of even number are two sorts here, and even ones get their inputs from elsewhere."""
+    schedule = build(name, 4, 8)
+    lists = Lists(schedule, pair)
+    ends, stages = lists.first_and_last(), np.arange(len(schedule.rank_of_stage))
+    alike, examples = lists.alike(stages % 2, lists.stage % 2 == 0)
+    what = [
+        (schedule.rank_of_stage[step[0].stage], tuple((a.stage % 2, a.kind, a in ends) for a in step))
+        for step in lists.steps
+    ]
+    firsts = [i for each in examples for i in each]
+    assert [what[firsts[i]] for i in alike] == what
+    assert len(set(what)) == len(firsts)
+    assert firsts == sorted(firsts, key=lambda i: alike[i])
     assert [tuple(row[: len(step)]) for row, step in zip(lists.micro_batch, lists.steps, strict=True)] == [
         tuple(a.micro_batch for a in step) for step in lists.steps
     ]
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_rank_has_its_actions_by_column_too(name: str, pair: bool) -> None:
+    lists = Lists(build(name, 4, 8), pair)
+    for rank, (begin, end) in enumerate(pairwise(lists.begin)):
+        actions, work, step = lists.of_rank(rank)
+        assert actions == [a for step in lists.steps[begin:end] for a in step]
+        assert work.tolist() == [work_number(a.stage, a.kind) for a in actions]
+        assert step.tolist() == [i for i, step in enumerate(lists.steps[begin:end]) for _ in step]
