@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
 from topology.collectives import Group, bus_factor, choose
 from topology.durations import Way, duration, message_seconds
@@ -71,6 +72,10 @@ class Network:
         self._shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
         self._timing, self._fabric = timing_of(cluster.gpu.name), fabric_of(inter)
         self._groups: dict[tuple[int, ...] | range, Group] = {}
+        leaves_matter = inter.oversubscription != 1.0 and not self._shape
+        leaf_gpus = inter.nodes_per_leaf * cluster.gpus_per_node if leaves_matter else 1
+        self._alike = lcm(leaf_gpus, self.domain_gpus)  # groups so far apart differ in nothing
+        self._placed: dict[tuple[int, ...], Group] = {}
 
     def collective(self, kind: str, ranks: Sequence[int], size_bytes: float) -> CollectiveCost:
         """Cost of one collective over `ranks` (in ring order); `size_bytes` as nccl-tests counts it.
@@ -136,10 +141,15 @@ class Network:
     def group(self, ranks: Sequence[int]) -> Group:
         """Where the ranks lie and what each may send; kept per sequence of ranks."""
         key = ranks if isinstance(ranks, range | tuple) else tuple(ranks)
-        if key not in self._groups:
-            group = self._place(key)
-            self._groups[key] = self._degrade(group, key) if self._scales else group
-        return self._groups[key]
+        found = self._groups.get(key)
+        if found is None:
+            start = key[0] // self._alike * self._alike
+            like = tuple([rank - start for rank in key])  # lies in domains and leaves as these do
+            if like not in self._placed:
+                self._placed[like] = self._place(like)
+            found = self._placed[like]
+            found = self._groups[key] = self._degrade(found, key) if self._scales else found
+        return found
 
     def _place(self, ranks: Sequence[int]) -> Group:
         domain_gpus = self.domain_gpus

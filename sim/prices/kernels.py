@@ -95,6 +95,8 @@ class KernelFile:
     def __init__(self, name: str) -> None:
         self._path = SHIPPED_KERNELS / f"{name}.safetensors"
         try:
+            if self._path.parent != SHIPPED_KERNELS:
+                raise FileNotFoundError(name)
             with self._path.open("rb") as file:
                 self._start = 8 + int.from_bytes(file.read(8), "little")
                 self._columns = json.loads(file.read(self._start - 8))

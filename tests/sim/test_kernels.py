@@ -271,8 +271,9 @@ def test_the_roofline_of_many_shapes_is_that_of_each() -> None:
 def test_kernel_files_are_plain_columns() -> None:
     tables = kernel_file("h100").tables
     assert {("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16")} <= tables
-    with pytest.raises(InputError, match="allowed: a100"):
-        kernel_file("../h100")
+    for name in ("../h100", "../kernels/h100", "h100.safetensors", "", "x" * 400, "a\0b"):
+        with pytest.raises(InputError, match="allowed: a100"):
+            kernel_file(name)
 
 
 @pytest.mark.parametrize(("gpu", "style", "kernel"), [

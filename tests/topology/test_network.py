@@ -204,6 +204,18 @@ def test_a_faster_nic_never_slows_messages(preset: str, kind: str) -> None:
         assert fast.seconds <= slow.seconds
 
 
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-v100", "gb200-nvl72"])
+@given(
+    ranks=st.sets(st.integers(0, 700), min_size=2, max_size=24),
+    over=st.sampled_from([1.0, 3.0]),
+    leaf=st.integers(1, 5),
+)
+def test_a_group_is_placed_as_those_that_lie_alike(name: str, ranks: set[int], over: float, leaf: int) -> None:
+    cluster = with_fabric(name, nodes=400, oversubscription=over, nodes_per_leaf=leaf)
+    group = sorted(ranks)
+    assert Network(cluster).group(group) == Network(cluster)._place(group)
+
+
 def test_oversubscription_slows_what_crosses_leaves_only() -> None:
     plain, scarce = (Network(with_fabric("dgx-h100", oversubscription=over)) for over in (1.0, 4.0))
     shared = Network(with_fabric("dgx-h100", oversubscription=4.0, nodes_per_leaf=4))
