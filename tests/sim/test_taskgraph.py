@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.actions import Action, Kind
-from sim.graph.taskgraph import Draft, ints
+from sim.graph.taskgraph import Draft, ints, named_actions
 from sim.timeline import Detail, RankClass
 
 
 def test_a_task_for_a_whole_step_is_named_by_its_actions_and_others_by_their_sort() -> None:
     draft = Draft((RankClass(0, (0,), 0),))
     row = (draft.shown.row(0, "compute", "F"),)
-    whole = draft.shown.new_sort(Detail("", source="measured"), row)
+    whole = draft.shown.new_sort(Detail("", source="measured"), row, named=named_actions)
     other = draft.shown.new_sort(Detail("stage 0 to 1"), row)
     for sort in (whole, whole, other, other):
         draft.add(1.0, [], sort)
