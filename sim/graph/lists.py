@@ -74,11 +74,12 @@ class Lists:
         the first of each of its numbers is. `remote`: of actions, whether their input comes from another rank."""
         number, _ = _numbered(((sort_of_stage[self.stage] * len(NUMBER) + self.kind) * 2 + self.ends) * 2 + remote)
         if number.shape[1] == 2:
-            number[:, 0] += (number.max() + 1) * np.where(self._pairs, number[:, 1] + 1, 0)
+            second = np.where(self._pairs, number[:, 1] + 1, 0)
+            number, _ = _numbered(number[:, :1] + (number.max() + 1) * second[:, None])
         ranks = len(self.begin) - 1
         rank = np.repeat(np.arange(ranks), np.diff(self.begin))
         examples = [list[int]() for _ in range(ranks)]
-        number, first = _numbered(rank * (number[:, 0].max() + 1) + number[:, 0])
+        number, first = _numbered(rank * (number.max() + 1) + number[:, 0])
         for i in first.tolist():
             examples[rank[i]].append(i)
         return number, examples
