@@ -166,7 +166,7 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     graph = built.graph
     if not len(graph):
         return {}, []
-    task, before = int(times.end_s.argmax()), _deciding(graph, times).tolist()
+    task, before = int(times.end_s.argmax()), _deciding(graph, times).data
     chain = [task]
     while (task := before[task]) >= 0:
         chain.append(task)

@@ -45,7 +45,9 @@ class Lists:
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
         self._ranks: dict[int, RankList] = {}
-        self._pairs = np.array([pair and len(step) > 1 for step in self.steps])
+        self._pairs = np.zeros(len(self.steps), dtype=bool)
+        if pair:
+            self._pairs[:] = [len(step) > 1 for step in self.steps]
         columns = [_columns(map(itemgetter(i), self.steps)) for i in ((0, -1) if self._pairs.any() else (0,))]
         self.stage, self.kind, self.micro_batch = (np.column_stack([c[i] for c in columns]) for i in range(3))
         self.way, self.ends = WAY[self.kind], _ends(self.stage, self.kind, len(schedule.rank_of_stage))
