@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from sim.actions import Action, Kind, Schedule
-from sim.faults import jitter_of
+from sim.faults import has_jitter, jitter_of
 from sim.graph.joined import Joined
 from sim.graph.link_book import LinkBook
 from sim.graph.lists import Lists
@@ -69,17 +69,17 @@ class Build:
         schedule: Schedule,
         pricing: Pricing,
         stages: list[dict[int, Stage]],
+        lists: Lists,
         expand: bool,
-        links: LinkBook | None = None,
-        kept: Kept | None = None,
+        links: LinkBook | None,
+        kept: Kept,
     ) -> None:
         self.plan, self.schedule, self.pricing, self.stages, self.links = plan, schedule, pricing, stages, links
-        p, jittery = plan.scenario.parallelism, jitter_of(plan.scenario, 0) is not None
-        self.blocking, self.lists, self.shown = not p.p2p_overlap, Lists(schedule, p.ep_overlap), Sorts()
+        self.blocking, self.lists, self.shown = not plan.scenario.parallelism.p2p_overlap, lists, Sorts()
         self.messages = Messages(plan, schedule, pricing, self.shown, links)
-        ends, expand = self.lists.first_and_last(), expand or jittery
-        self.uses = Uses(plan, ends, pricing, stages, self.shown, self.messages, expand, links, kept or Kept())
-        self.pieces = Pieces(self.lists, self.uses)
+        ends, expand = lists.first_and_last, expand or has_jitter(plan.scenario)
+        self.uses = Uses(plan, ends, pricing, stages, self.shown, self.messages, expand, links, kept)
+        self.pieces = Pieces(lists, self.uses)
         self._remote = self.messages.needs[self.lists.stage, self.lists.way] != NO_HOP
         self._alike = [self._steps_of_lane(lane) for lane in range(plan.lanes)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
@@ -55,6 +56,7 @@ class Lists:
             self.way[~self._pairs, 1] = NEITHER
             self.ends[~self._pairs] = self.ends[~self._pairs].max(axis=1, keepdims=True)
 
+    @cached_property
     def first_and_last(self) -> set[Action]:
         """Of every stage, the forward that runs first and what ends its gradients."""
         return {self.steps[i][min(side, len(self.steps[i]) - 1)] for i, side in np.argwhere(self.ends).tolist()}
