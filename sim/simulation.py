@@ -38,7 +38,8 @@ from sim.metrics import critical_path
 from sim.plan import Plan, make_plan
 from sim.prices.costs import Costs
 from sim.prices.pricing import Pricing
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.result import make_result
 from sim.schedules.unit_time import UnitTimes
 from sim.timeline import Timeline
