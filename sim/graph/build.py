@@ -23,7 +23,7 @@ from sim.actions import Action, Kind, Schedule
 from sim.faults import has_jitter, jitter_of
 from sim.graph.joined import Joined
 from sim.graph.link_book import LinkBook
-from sim.graph.lists import Lists
+from sim.graph.lists import Lists, RankList
 from sim.graph.meetings import met
 from sim.graph.messages import NO_HOP, Messages
 from sim.graph.pieces import Pieces
@@ -40,11 +40,9 @@ Once = tuple[tuple[object, ...], Callable[[], Program], int]  # a program, by wh
 
 
 class Acted(NamedTuple):
-    """The actions of a class of ranks, in order, and by column what each computes (see `lists.work_number`) and where
-    it stands in the graph: its first and last task."""
+    """What a class of ranks ran, and where each of its actions stands in the graph: its first and last task."""
 
-    actions: list[Action]
-    work: Ints
+    listed: RankList
     first: Ints
     last: Ints
 
@@ -114,8 +112,8 @@ class Build:
                 _add_times(traffic[-1], template.traffic, count)
         acted = []
         for c, (first, last) in zip(self.plan.classes, joined.spans(now), strict=True):
-            actions, work, step = self.lists.of_rank(c.pipeline_rank)
-            acted.append(Acted(actions, work, first[step], last[step]))
+            listed = self.lists.of_rank(c.pipeline_rank)
+            acted.append(Acted(listed, first[listed.step], last[listed.step]))
         return Built(graph, shares, traffic, acted)
 
     def _list(self, class_index: int) -> dict[Template, int]:

@@ -94,7 +94,7 @@ def _places(built: Built, tasks: set[int]) -> set[Place]:
     return {
         (i, action)
         for i, acted in enumerate(built.actions if tasks else ())
-        for action, first in zip(acted.actions, acted.first.tolist(), strict=True)
+        for action, first in zip(acted.listed.actions, acted.first.tolist(), strict=True)
         if first in tasks
     }
 

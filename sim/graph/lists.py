@@ -21,11 +21,16 @@ Bools = NDArray[np.bool_]
 
 
 class RankList(NamedTuple):
-    """The actions of a rank, in order: by column what each computes, a `work_number`, and its step, from 0 on."""
+    """What a rank runs; of its actions, in order, what each computes, a `work_number`, and its step, from 0 on."""
 
-    actions: list[Action]
+    steps: list[Step]
     work: Ints
     step: Ints
+
+    @property
+    def actions(self) -> list[Action]:
+        """All of them."""
+        return list(chain.from_iterable(self.steps))
 
 
 def work_number(stage: int, kind: Kind) -> int:
@@ -65,12 +70,11 @@ class Lists:
         """What one rank runs."""
         if rank not in self._ranks:
             mine = slice(*self.begin[rank : rank + 2])
-            steps, single = self.steps[mine], ~self._pairs[mine]
             work = self.stage[mine] * len(NUMBER) + self.kind[mine]
-            step = np.repeat(np.arange(len(steps)), 2 - single)
+            actions = np.ones(work.shape, dtype=bool)
             if work.shape[1] > 1:
-                work[single, 1] = -1
-            self._ranks[rank] = RankList(list(chain.from_iterable(steps)), work[work >= 0], step)
+                actions[:, 1] = self._pairs[mine]
+            self._ranks[rank] = RankList(self.steps[mine], work[actions], np.nonzero(actions)[0])
         return self._ranks[rank]
 
     def alike(self, sort_of_stage: Ints, remote: Bools) -> tuple[Ints, list[list[int]]]:

@@ -314,7 +314,8 @@ def test_steps_are_alike_that_run_the_same_on_one_rank(name: str, pair: bool) ->
 def test_each_rank_has_its_actions_by_column_too(name: str, pair: bool) -> None:
     lists = Lists(build(name, 4, 8), pair)
     for rank, (begin, end) in enumerate(pairwise(lists.begin)):
-        actions, work, step = lists.of_rank(rank)
+        listed = lists.of_rank(rank)
+        actions, work, step = listed.actions, listed.work, listed.step
         assert actions == [a for step in lists.steps[begin:end] for a in step]
         assert work.tolist() == [work_number(a.stage, a.kind) for a in actions]
         assert step.tolist() == [i for i, step in enumerate(lists.steps[begin:end]) for _ in step]
