@@ -68,6 +68,11 @@ class Teacher:
         """What it takes by itself."""
         return self.forward_s + self.generate_s + self.send_s
 
+    @property
+    def held_bytes(self) -> float:
+        """The most that a GPU of its own needs."""
+        return self.parameter_bytes + self.buffer_bytes + self.cache_bytes
+
     def step_s(self, student_s: float) -> float:
         """The whole step around a student's of `student_s`."""
         return max(self.own_s, student_s) if self.placement == "other" else self.own_s + student_s
@@ -225,8 +230,11 @@ def with_teacher(result: dict[str, Any], teacher: Teacher, scenario: Scenario) -
         out["peak_reserved_bytes"] = result["peak_reserved_bytes"] + peak - result["peak_memory_bytes"]
         out["peak_memory_bytes"] = peak
         out["fits_in_memory"] = out["peak_memory_bytes"] <= scenario.cluster.gpu.memory_bytes
+    elif teacher.held_bytes > scenario.cluster.gpu.memory_bytes:
+        out["fits_in_memory"] = False
     if not out["fits_in_memory"] and result["fits_in_memory"]:
-        out["warnings"] = [*result["warnings"], "does not fit in memory: the student alone would, with the teacher not"]
+        beside = "with the teacher not" if teacher.placement == "same" else "the teacher on its own GPUs does not"
+        out["warnings"] = [*result["warnings"], f"does not fit in memory: the student alone would, {beside}"]
     out["distillation"] = {**asdict(teacher), "student_step_s": student_s}
     return out
 

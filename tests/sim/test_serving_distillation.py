@@ -62,6 +62,15 @@ def test_apart_the_longer_decides() -> None:
     assert r["tokens_per_s_per_gpu"] == pytest.approx(r["tokens_per_s"] / 16)
 
 
+def test_a_teacher_must_fit_on_its_own_gpus() -> None:
+    """70.6 billion parameters of 2 bytes on two GPUs of 80 GiB, or on one."""
+    two, one = (result("distill_logits_apart", "cluster=dgx-h100", f"distillation.teacher_parallelism.tp={tp}")
+                for tp in (2, 1))  # fmt: skip
+    assert two["fits_in_memory"]
+    assert not one["fits_in_memory"]
+    assert one["warnings"][-1].endswith("the teacher on its own GPUs does not")
+
+
 def test_logits_take_the_links_between_teacher_and_student() -> None:
     """Of 32 × 4,096 × 128,256 logits of 2 bytes, bytes that a GPU receives or sends, by hand, over what its link takes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from sim.inputs.scenario import load_scenario
 from sim.replay import load
 from sim.simulation import simulate
 from sim.traces.chakra_out import write_chakra
+from sim.traces.kineto import read_kineto
+from sim.traces.matching import join
 from sim.traces.recording import Message, Node, Recording
 from sim.traces.replay import replay
 from sim.traces.whatif import MATMUL, Change, doubts, dp_change, gpu_pair
+from tests.sim.traces import programs as p
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 
@@ -44,6 +48,18 @@ def test_a_device_is_the_preset_of_its_own_name(device: str, preset: str) -> Non
 )  # fmt: skip
 def test_generated_elementwise_kernels_are_no_matmuls(kernel: str, arithmetic: bool) -> None:
     assert bool(MATMUL.search(kernel)) == arithmetic
+
+
+def test_an_unknown_collective_is_no_computation() -> None:
+    """Traces of before torch 2.2 do not say what a kernel of NCCL carries out."""
+    _, traces = p.run([[p.Kernel(1000, 1000, 50_000, 7), p.Kernel(1000, 1000, 20_000, 20, True)]])
+    for event in traces[0]["traceEvents"]:
+        event.get("args", {}).pop("Collective name", None)
+    recording = join([read_kineto("rank0.json", 0, json.dumps(traces[0]).encode())])
+    device = [n for n in recording.nodes if n.name.startswith(("ampere", "nccl"))]
+    assert [(n.name.split("_")[0], n.message, n.compute) for n in device] == [
+        ("ampere", None, True), ("ncclDevKernel", None, False),
+    ]  # fmt: skip
 
 
 def two_by_two() -> Recording:
