@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sim.actions import Action
 from sim.graph.sharing import Flow, Flows
-from sim.graph.template import COMPUTE, Launch, LocalTask, Template
+from sim.graph.template import Launch, LocalTask, Template
 from sim.prices.pricing import HOST_COPIES, Pricing
 from topology.shares import LINKS, Load, capacities, collective_load, copy_load, links_of, message_load, way_of
 
@@ -171,15 +171,6 @@ class LinkBook:
                         changes[link].append((end_s, -load))
             self._known[key] = Flow(0.0, {link: _highest(each) for link, each in changes.items()})
         return self._known[key]
-
-    def full(self, class_index: int, template: Template) -> Flow:
-        """More than what a template waits for can put on links: all that they carry, where it uses one stream."""
-        if len(template.joined - {COMPUTE}) > 1:
-            return self.most(class_index, template)
-        key = ("all", self._inside(class_index, template))
-        if key not in self._sent:
-            self._sent[key] = self._at_once(Load(1.0, {name: self.capacity[name] for name in key[1]}), 1.0, (OUT, IN))
-        return self._flow((class_index,), self._sent[key])
 
 
 def _highest(changes: list[tuple[float, float]]) -> float:
