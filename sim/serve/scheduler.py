@@ -29,8 +29,8 @@ from sim.serve.requests import Request
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request on its way. `computed` tokens are in the cache, `private` blocks are its own, the first `shared`
-    tokens lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted."""
+    """A request on its way. `computed` tokens are in the cache, `private` blocks are its own, `shared` of the tokens
+    lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted."""
 
     request: Request
     index: int
@@ -41,7 +41,7 @@ class Sequence:
     swapped: int = 0
     running: bool = False
     in_flight: bool = False
-    uses_prefix: bool = False
+    reads: int | None = None  # blocks of its prefix that stay for it; None where it reads none and extends none
     ready_s: float = 0.0  # when its prefix, or all of its cache, has come from the host's memory
     first_token_s: float = -1.0
     finish_s: float = -1.0
@@ -142,7 +142,7 @@ class Scheduler:
                 budget -= tokens
                 continue
             break
-        if not preempted:
+        if not preempted or not self.running:  # the only one, put out by blocks that it and its prefix both have
             self._admit(pieces, budget, now_s)
         return Batch(tuple(pieces), self.out_free_s)
 
@@ -154,8 +154,7 @@ class Scheduler:
             tokens = min(sequence.remaining - hit - loaded, budget)
             shared_blocks = hit // self.cache.block_tokens
             if hit:
-                self.cache.use(sequence.request.prefix_id, hit)  # before room is made: not to be evicted for it
-                sequence.uses_prefix = True
+                self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
             needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
             if not self.cache.take(needed):
                 self._release_prefix(sequence)
@@ -172,9 +171,8 @@ class Scheduler:
             self.counts.hit_tokens += hit + loaded
         sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded
         self.cache.tokens += loaded
-        if self.share_on_gpu and sequence.request.prefix_id and not sequence.uses_prefix:
-            self.cache.use(sequence.request.prefix_id, 0)
-            sequence.uses_prefix = True
+        if self.share_on_gpu and sequence.request.prefix_id and sequence.reads is None:
+            self._read_prefix(sequence, 0)
         if loaded:
             self.host_free_s = self._copy(
                 max(now_s, self.host_free_s), loaded, "SWAP_IN" if sequence.swapped else "RELOAD"
@@ -251,10 +249,14 @@ class Scheduler:
         self._release_prefix(sequence)
         sequence.private = sequence.shared = 0
 
+    def _read_prefix(self, sequence: Sequence, blocks: int) -> None:
+        self.cache.use(sequence.request.prefix_id, blocks)
+        sequence.reads = blocks
+
     def _release_prefix(self, sequence: Sequence) -> None:
-        if sequence.uses_prefix:
-            self.cache.release(sequence.request.prefix_id)
-            sequence.uses_prefix = False
+        if sequence.reads is not None:
+            self.cache.release(sequence.request.prefix_id, sequence.reads)
+            sequence.reads = None
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""
@@ -290,8 +292,11 @@ class Scheduler:
             return
         if self.host is not None:
             self.counts.stored_tokens += self.host.store(request.prefix_id, blocks * self.cache.block_tokens)
-        elif self.cache.prefixes[request.prefix_id].blocks * self.cache.block_tokens <= sequence.shared:
-            added = self.cache.share(request.prefix_id, blocks)
+        else:
+            assert sequence.reads is not None
+            added = self.cache.share(request.prefix_id, sequence.reads, blocks)
+            if added:
+                sequence.reads = blocks
             sequence.private -= added
             sequence.shared += added * self.cache.block_tokens
 
