@@ -39,6 +39,7 @@ class Sequence:
     private: int = 0
     shared: int = 0
     swapped: int = 0
+    lost: int = 0  # tokens that were computed when it was preempted
     running: bool = False
     in_flight: bool = False
     reads: int | None = None  # blocks of its prefix that stay for it; None where it reads none and extends none
@@ -168,7 +169,10 @@ class Scheduler:
     def _start(self, sequence: Sequence, hit: int, loaded: int, blocks: int, now_s: float) -> None:
         if not sequence.preemptions:
             self.counts.prompt_tokens += sequence.request.prompt_tokens
-            self.counts.hit_tokens += hit + loaded
+        found = hit + loaded - sequence.lost
+        self.counts.hit_tokens += max(0, found)
+        self.counts.recomputed_tokens += max(0, -found)
+        sequence.lost = 0
         sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded
         self.cache.tokens += loaded
         if self.share_on_gpu and sequence.request.prefix_id and sequence.reads is None:
@@ -229,13 +233,12 @@ class Scheduler:
     def _preempt(self, victim: Sequence, now_s: float) -> None:
         self.counts.preemptions += 1
         victim.preemptions += 1
+        victim.lost = victim.computed
         if 0 < victim.computed <= self.swap_tokens:
             self.out_free_s = self._copy(max(now_s, self.out_free_s, victim.ready_s), victim.computed, "SWAP_OUT")
             self.counts.swapped_tokens += victim.computed
             self.swap_tokens -= victim.computed
             victim.swapped = victim.computed
-        else:
-            self.counts.recomputed_tokens += victim.computed - victim.shared
         self._free(victim)
         victim.computed = 0
         victim.ready_s = 0.0

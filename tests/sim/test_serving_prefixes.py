@@ -13,8 +13,10 @@ from sim.serve.serving_result import ServingSimulation
 from tests.sim.test_serving import finished, serving
 
 
-def served(requests: list[Request], memory_bytes: float = 8e10, max_batch_tokens: int = 8192) -> ServingSimulation:
-    inference = {"prefix_cache": "gpu", "kv_cache": {"block_tokens": 1}, "max_batch_tokens": max_batch_tokens}
+def served(
+    requests: list[Request], memory_bytes: float = 8e10, max_batch_tokens: int = 8192, prefix_cache: str = "gpu"
+) -> ServingSimulation:
+    inference = {"prefix_cache": prefix_cache, "kv_cache": {"block_tokens": 1}, "max_batch_tokens": max_batch_tokens}
     sim = simulate_serving(serving(inference, gpu={"memory_bytes": memory_bytes}), requests=tuple(requests))
     finished(sim)
     return sim
@@ -65,10 +67,16 @@ def test_a_sequence_alone_gets_every_block(requests: list[Request], max_batch_to
         min_size=1, max_size=6,
     ),
     st.sampled_from([1, 2, 4, 8192]),
+    st.sampled_from(["gpu", "cpu"]),
 )  # fmt: skip
-def test_prefixes_are_served_in_the_least_cache(
-    drawn: list[tuple[float, int, int, str, int]], max_batch_tokens: int
+def test_every_token_is_computed_found_or_computed_again(
+    drawn: list[tuple[float, int, int, str, int]], max_batch_tokens: int, prefix_cache: str
 ) -> None:
+    """In the least cache that there may be, however often sequences are preempted."""
     requests = sorted(Request(t, p, o, name, min(p, shared)) for t, p, o, name, shared in drawn)
-    sim = served(requests, 1e6, max_batch_tokens)
-    assert sim.result["kv_cache"]["blocks_used"] <= sim.capacity.blocks
+    sim = served(requests, 1e6, max_batch_tokens, prefix_cache)
+    kv = sim.result["kv_cache"]
+    assert kv["blocks_used"] <= sim.capacity.blocks
+    computed = sum(i.load.tokens * i.steps for i in sim.replicas[0].iterations)
+    needed = sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)
+    assert computed == needed - kv["prefix_hit_tokens"] + kv["recomputed_tokens"]
