@@ -17,7 +17,8 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.layout.best_first import BestFirst
 from sim.layout.executors import local_workers
 from sim.layout.layouts import make_space
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.simulation import simulate
 
 LLAMA_405B: dict[str, Any] = {

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from sim.command import bad_input_exits, run_main
 from sim.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.prices.profile import Coefficient, Profile, load_profile
+from sim.prices.profile import Coefficient, Profile
+from sim.prices.profiles import load_profile
 from sim.published.tables import Row, Table, read_table
 
 Vector = NDArray[np.float64]

@@ -23,7 +23,8 @@ from sim.command import end_on_sigterm
 from sim.errors import InputError
 from sim.files import write_json
 from sim.inputs.scenario import Scenario, load_scenario
-from sim.prices.profile import Facts, Profile, load_profile
+from sim.prices.profile import Facts, Profile
+from sim.prices.profiles import load_profile
 from sim.program import Block
 
 STEPS = 10

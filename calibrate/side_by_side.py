@@ -155,7 +155,7 @@ def main(
     from sim.command import bad_input_exits
     from sim.errors import InputError
     from sim.files import write_text
-    from sim.prices.profile import load_profile
+    from sim.prices.profiles import load_profile
 
     with bad_input_exits():
         rows = rows_of(load_profile(str(profile)))

@@ -23,7 +23,8 @@ from sim.graph.engine import run_static
 from sim.inputs.measured_run import MeasuredRun, load_measured
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.measured import own_profile, own_schedule, parsed_scenario, to_timeline
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.simulation import Simulation, simulate
 from sim.timeline import Detail, Span, Timeline
 

@@ -24,6 +24,7 @@ from sim.graph.stages import replace_runs, stage_blocks
 from sim.graph.template import compile_program
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Scenario
+from sim.inputs.training_config import Training
 from sim.inputs.workloads import Distillation, Inference, RequestPattern
 from sim.memory import MemoryCurve
 from sim.models.dims import dims
@@ -46,7 +47,7 @@ class Teacher:
     """What the teacher adds. Seconds of a step; bytes on a rank that holds it.
 
     `forward_s`: of all its micro-batches; `loss_s`: comparing both distributions, within the student's step; `send_s`:
-    logits to the student's GPUs where they are elsewhere; `generate_s`: sequence mode's generation; `cache_bytes`: of
+    logits to the ranks that compare them; `generate_s`: sequence mode's generation; `cache_bytes`: of
     keys and values meanwhile.
     """
 
@@ -66,6 +67,11 @@ class Teacher:
     def own_s(self) -> float:
         """What it takes by itself."""
         return self.forward_s + self.generate_s + self.send_s
+
+    @property
+    def held_bytes(self) -> float:
+        """The most that a GPU of its own needs."""
+        return self.parameter_bytes + self.buffer_bytes + self.cache_bytes
 
     def step_s(self, student_s: float) -> float:
         """The whole step around a student's of `student_s`."""
@@ -93,12 +99,31 @@ def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) ->
         return Teacher(d.mode, d.placement, gpus, 0.0, 0.0, 0.0, generate_s, weights, buffers, cache, tokens)
     micro = -(-share // t.micro_batch_size)
     loss_s = _loss_s(scenario, profile)
-    send_s = 0.0
-    if d.placement == "other" or scenario.parallelism.pp > 1:
-        size = t.micro_batch_size * t.seq_len * d.teacher.vocab * dtype_bytes(sixteen_bit(t.precision)) / tp
-        network = Network(scenario.cluster)
-        send_s = micro * network.send(0, max(1, scenario.cluster.nodes * scenario.cluster.gpus_per_node - 1), size)
+    send_s = _send_s(scenario, t, d, micro)
     return Teacher(d.mode, d.placement, gpus, micro * forward_s, loss_s, send_s, 0.0, weights, buffers, 0.0, 0)
+
+
+def _send_s(scenario: Scenario, t: Training, d: Distillation, messages: int) -> float:
+    """Seconds in which a step's logits reach the ranks of the student's last stage, each its tokens' and its part of
+    the vocabulary.
+
+    A teacher elsewhere (on the GPUs after the student's) sends all of them over its own links or the receivers',
+    whichever are fewer. On the student's ranks what one has computed itself stays: of 1/(teacher's tp) of the
+    vocabulary, for tp/ranks of the tokens, the part that it needs.
+    """
+    p, tp = scenario.parallelism, d.teacher_parallelism.tp
+    receivers = p.ranks // p.pp
+    size = float(t.global_batch_size * t.seq_len * d.teacher.vocab * dtype_bytes(sixteen_bit(t.precision)))
+    if d.placement == "other":
+        size, far = size / min(tp, receivers), p.ranks
+    else:
+        own = min(tp, p.tp * p.pp) / (p.pp * max(tp, p.tp))
+        size, far = size / receivers * (1.0 - own), (p.ranks if p.pp > 1 else max(tp, p.tp)) - 1
+    if not size:
+        return 0.0
+    cluster = scenario.cluster
+    nodes = max(cluster.nodes, far // cluster.gpus_per_node + 1)
+    return messages * Network(cluster.model_copy(update={"nodes": nodes})).send(0, far, size / messages)
 
 
 def teacher_scenario(scenario: Scenario, d: Distillation) -> Scenario:
@@ -205,8 +230,11 @@ def with_teacher(result: dict[str, Any], teacher: Teacher, scenario: Scenario) -
         out["peak_reserved_bytes"] = result["peak_reserved_bytes"] + peak - result["peak_memory_bytes"]
         out["peak_memory_bytes"] = peak
         out["fits_in_memory"] = out["peak_memory_bytes"] <= scenario.cluster.gpu.memory_bytes
+    elif teacher.held_bytes > scenario.cluster.gpu.memory_bytes:
+        out["fits_in_memory"] = False
     if not out["fits_in_memory"] and result["fits_in_memory"]:
-        out["warnings"] = [*result["warnings"], "does not fit in memory: the student alone would, with the teacher not"]
+        beside = "with the teacher not" if teacher.placement == "same" else "the teacher on its own GPUs does not"
+        out["warnings"] = [*result["warnings"], f"does not fit in memory: the student alone would, {beside}"]
     out["distillation"] = {**asdict(teacher), "student_step_s": student_s}
     return out
 

@@ -54,8 +54,8 @@ class FinishedStep:
         """Start and end of every action, by class of ranks."""
         start, end = self.times.start_s, self.times.end_s
         return [
-            dict(zip(actions, zip(start[first].tolist(), end[last].tolist(), strict=True), strict=True))
-            for actions, _, first, last in self.built.actions
+            dict(zip(listed.actions, zip(start[first].tolist(), end[last].tolist(), strict=True), strict=True))
+            for listed, first, last in self.built.actions
         ]
 
     @cached_property

@@ -66,7 +66,7 @@ class Weeks:
 
 
 def job_of(scenario: Scenario, days: float) -> Job:
-    """The job that a scenario's `faults.failures` describes, on all its ranks.
+    """The job that a scenario's `faults.failures` describes, on all its GPUs.
 
     Raises:
         InputError: without that section, or for days that are none.
@@ -78,10 +78,10 @@ def job_of(scenario: Scenario, days: float) -> Job:
         )
     if not 0 < days <= 36500:
         raise InputError(f"--days: found {days:g}; must be above 0 and at most 36,500")
-    ranks = scenario.parallelism.ranks
+    gpus = _gpus(scenario)
     kinds = tuple(
-        (ranks / k.mtbf_s_per_gpu, f.restart_s if k.restart_s is None else k.restart_s, k.takes_node) for k in f.kinds
-    ) or ((ranks / f.mtbf_s_per_gpu, f.restart_s, True),)
+        (gpus / k.mtbf_s_per_gpu, f.restart_s if k.restart_s is None else k.restart_s, k.takes_node) for k in f.kinds
+    ) or ((gpus / f.mtbf_s_per_gpu, f.restart_s, True),)
     job = Job(kinds, f.checkpoint_interval_s, f.checkpoint_s, f.spare_nodes, f.repair_s, days * DAY_S)
     if job.horizon_s / job.mtbf_s > 1e6:
         raise InputError(
@@ -89,6 +89,13 @@ def job_of(scenario: Scenario, days: float) -> Job:
             "at most 1,000,000 are simulated"
         )
     return job
+
+
+def _gpus(scenario: Scenario) -> int:
+    """GPUs whose failures stop the job: its ranks, and a teacher's of its own."""
+    d = scenario.distillation
+    apart = d.teacher_parallelism.tp if d is not None and d.placement == "other" else 0
+    return scenario.parallelism.ranks + apart
 
 
 def young_s(job: Job) -> float:
@@ -189,7 +196,7 @@ def goodput(
     work = [(replace(job, interval_s=w), runs if i == 0 else few) for i, w in enumerate(intervals)]
     found = _run_all(work, scenario.faults.failures.seed, jobs, progress)
     return {
-        "days": days, "runs": runs, "gpus": scenario.parallelism.ranks, "mtbf_s": job.mtbf_s,
+        "days": days, "runs": runs, "gpus": _gpus(scenario), "mtbf_s": job.mtbf_s,
         "checkpoint_interval_s": job.interval_s, "checkpoint_s": job.checkpoint_s, "restart_s": job.restart_s,
         **_summary(job, found[0], step_time_s, scenario),
         "closed_form": effective(job, job.interval_s),

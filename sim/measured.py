@@ -12,6 +12,7 @@ from sim.inputs.measured_run import MeasuredAction, MeasuredRun
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.mesh import make_mesh
 from sim.prices.profile import Profile
+from sim.prices.profile_input import profile_from
 from sim.schedules import build
 from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
 
@@ -54,7 +55,7 @@ def own_profile(run: MeasuredRun, where: str) -> Profile:
     """
     if run.profile is None:
         raise InputError(f"{where}: profile: missing; name a calibration instead (--calibration)")
-    return Profile.from_json(run.profile, f"{where}: profile")
+    return profile_from(run.profile, f"{where}: profile")
 
 
 def to_timeline(actions: Sequence[MeasuredAction], scenario: Scenario) -> Timeline:

@@ -27,7 +27,6 @@ from sim.actions import Kind
 from sim.dtypes import dtype_bytes
 from sim.graph.build import Acted
 from sim.graph.data_parallel import compute_bytes
-from sim.graph.lists import work_number
 from sim.graph.stages import Stage
 from sim.graph.taskgraph import ragged
 from sim.metrics import short
@@ -184,12 +183,12 @@ def levels(
     What an action claims and frees is placed at its start and end, or (`fine`) block by block within it; the peak is
     the same.
     """
-    table, counts, pick = _changes_of(stages, [x.work for x in done], fine)
+    table, counts, pick = _changes_of(stages, [x.listed.work for x in done], fine)
     action, row = ragged(counts, pick)
     share, claimed, buffered = table[:, row]
     first, last = np.concatenate([x.first for x in done]), np.concatenate([x.last for x in done])
     start, end = start_s[first][action], end_s[last][action]
-    index = np.repeat(np.arange(len(done)), [len(x.actions) for x in done])[action]
+    index = np.repeat(np.arange(len(done)), [len(x.first) for x in done])[action]
     nothing = np.zeros(len(done))  # at the beginning
     time = np.append(nothing, np.where(share < 1.0, start + share * (end - start), end))
     index = np.append(np.arange(len(done)), index)
@@ -210,15 +209,14 @@ def _changes_of(
 ) -> tuple[Bytes, Ints, Ints]:
     """What actions claim and free, [3, rows]; how many rows each sort of action has, and the sort of every action.
     `works`: what the actions compute, class by class (see `lists.work_number`)."""
-    sorts: dict[tuple[Stage, Kind], int] = {}  # equal stages are one object
+    numbers: dict[Stage, int] = {}  # equal stages are one object
     picks = []
     for mine, work in zip(stages, works, strict=True):
-        number = np.zeros(work_number(max(mine) + 1, Kind.F), dtype=np.int64)
-        for i, stage in mine.items():
-            for kind in Kind:
-                number[work_number(i, kind)] = sorts.setdefault((stage, kind), len(sorts))
-        picks.append(number[work])
+        number = np.zeros(max(mine) + 1, dtype=np.int64)
+        number[list(mine)] = [numbers.setdefault(stage, len(numbers)) for stage in mine.values()]
+        picks.append(number[work // len(Kind)] * len(Kind) + work % len(Kind))
     pick = np.concatenate(picks)
+    sorts = [(stage, kind) for stage in numbers for kind in Kind]
     used = np.bincount(pick, minlength=len(sorts)).tolist()
     tables = [_table(*sort, fine) if use else np.zeros((0, 3)) for sort, use in zip(sorts, used, strict=True)]
     return np.concatenate(tables).T, np.array([len(t) for t in tables]), pick

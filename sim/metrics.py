@@ -128,7 +128,7 @@ def _actions(built: Built, start_s: Floats, end_s: Floats) -> Spans:
     """The actions of every class of ranks."""
     acted = built.actions
     first, last = np.concatenate([a.first for a in acted]), np.concatenate([a.last for a in acted])
-    return Spans(np.repeat(np.arange(len(acted)), [len(a.actions) for a in acted]), start_s[first], end_s[last])
+    return Spans(np.repeat(np.arange(len(acted)), [len(a.first) for a in acted]), start_s[first], end_s[last])
 
 
 def _runs(places: Occupied, streams: int, start_s: Floats, end_s: Floats) -> tuple[Ints, Spans]:
@@ -166,7 +166,7 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     graph = built.graph
     if not len(graph):
         return {}, []
-    task, before = int(times.end_s.argmax()), _deciding(graph, times).tolist()
+    task, before = int(times.end_s.argmax()), _deciding(graph, times).data
     chain = [task]
     while (task := before[task]) >= 0:
         chain.append(task)

@@ -18,6 +18,7 @@ from sim.traces.recording import Recording
 from sim.traces.replay import Replay, rank_times, recorded_times, replay, timeline
 from sim.traces.whatif import (
     Change,
+    doubts,
     dp_change,
     gpu_pair,
     kernel_scales,
@@ -68,6 +69,7 @@ def main(
             "scale_kernels": scale_kernels or [], "straggler": straggler or [], "dp": dp, "dp_group": dp_group,
         }  # fmt: skip
         change = make_change(recording, asked)
+        recording.warnings += doubts(recording, change)
         unchanged, changed = replay(recording), replay(recording, change)
         result = make_result(unchanged, changed, asked)
         _write(result, changed, json, html, trace)

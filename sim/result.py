@@ -128,7 +128,7 @@ def _recomputed_flops(sim: FinishedStep, class_index: int) -> float:
     }
     if not any(per_stage.values()):
         return 0.0
-    return sum(per_stage[a.stage] for a in sim.built.actions[class_index].actions if a.kind in (Kind.B, Kind.I))
+    return sum(per_stage[a.stage] for a in sim.built.actions[class_index].listed.actions if a.kind in (Kind.B, Kind.I))
 
 
 def _middle_layer(sim: FinishedStep) -> dict[str, float]:

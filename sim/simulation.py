@@ -38,7 +38,8 @@ from sim.metrics import critical_path
 from sim.plan import Plan, make_plan
 from sim.prices.costs import Costs
 from sim.prices.pricing import Pricing
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.result import make_result
 from sim.schedules.unit_time import UnitTimes
 from sim.timeline import Timeline
@@ -186,12 +187,16 @@ class Prepared:
     kept: Kept
     begin_s: float
 
+    @cached_property
+    def lists(self) -> Lists:
+        """The schedule by column."""
+        return Lists(self.schedule, self.plan.scenario.parallelism.ep_overlap)
+
     @property
     def peak_bytes(self) -> float:
         """The most memory that a rank needs, as `Simulation.memory` has it."""
-        lists = Lists(self.schedule, self.plan.scenario.parallelism.ep_overlap)
         return max(
-            peak_bytes(held, *lists.of_rank(c.pipeline_rank)[1:], states(self.plan, tuple(held.values())))
+            peak_bytes(held, *self.lists.of_rank(c.pipeline_rank)[1:], states(self.plan, tuple(held.values())))
             for c, held in zip(self.plan.classes, self.stages, strict=True)
         )
 
@@ -200,7 +205,7 @@ class Prepared:
         plan, schedule, pricing, simpy = self.plan, self.schedule, self.pricing, engine == "simpy"
 
         def build(links: LinkBook | None) -> Built:
-            return Build(plan, schedule, pricing, self.stages, self.expand, links, self.kept).run()
+            return Build(plan, schedule, pricing, self.stages, self.lists, self.expand, links, self.kept).run()
 
         try:
             ran = run_step(build, pricing, schedule, simpy) if share_links else run_alone(build, simpy)

@@ -104,7 +104,7 @@ def main(
     with bad_input_exits():
         read = [_changed(read_table(path, limit), set_ or ()) for path in tables]
         if calibration is not None:
-            from sim.prices.profile import load_profile
+            from sim.prices.profiles import load_profile
 
             load_profile(calibration, "--calibration")
         done = validate_tables(read, calibration, jobs, progress=sys.stderr.isatty())

@@ -24,7 +24,8 @@ from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
 
 from sim.files import write_json  # noqa: E402
 from sim.prices.kernels import TYPES, Shapes, make_table  # noqa: E402
-from sim.prices.profile import PointTable, Profile  # noqa: E402
+from sim.prices.profile import PointTable  # noqa: E402
+from sim.prices.profile_input import profile_from  # noqa: E402
 from sim.prices.roofline import Device  # noqa: E402
 from sim.published.fused_rows import fused_kernel  # noqa: E402
 from sim.published.tables import read_table  # noqa: E402
@@ -244,7 +245,7 @@ def profile(
         "collectives": measured if relative == name else [],
         "kernels": kernels,
     }
-    Profile.from_json(json.loads(json.dumps(data)), name)
+    profile_from(json.loads(json.dumps(data)), name)
     return data
 
 

@@ -15,7 +15,8 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sim.prices.costs import Costs
-from sim.prices.profile import Coefficient, load_profile
+from sim.prices.profile import Coefficient
+from sim.prices.profiles import load_profile
 from sim.published.kernel_rows import IMPLEMENTATIONS, OPERATORS, UNFUSED
 from sim.published.tables import Row, read_table
 from topology.presets import GPUS

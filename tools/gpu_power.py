@@ -119,7 +119,7 @@ def _shown(seconds: float, flops: float) -> str:
 
 def _shipped(x: dict[str, Any]) -> list[float]:
     from sim.prices.costs import Costs
-    from sim.prices.profile import load_profile
+    from sim.prices.profiles import load_profile
     from sim.program import Compute, Phase
     from sim.published.prediction import without
     from topology.presets import GPUS

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from gpu_power import STORED, show  # noqa: E402
 
 from sim.prices.costs import Costs  # noqa: E402
-from sim.prices.profile import load_profile  # noqa: E402
+from sim.prices.profiles import load_profile  # noqa: E402
 from sim.prices.roofline import shape_bytes, shape_flops  # noqa: E402
 from sim.program import Compute, Phase  # noqa: E402
 from topology.presets import GPUS  # noqa: E402

@@ -114,6 +114,12 @@ class Titan(Emission):
                 more and p.dp * p.cp > 1,
             )
             return p.dp, 1
+        # Its pipeline stages reduce FSDP's gradients after the last micro-batch (`backward_maybe_with_nosync` of
+        # torch.distributed.pipelining.stage); what it accumulates by itself it reduces in each (`train_step`).
+        once, differs = p.pp > 1, self.scenario.micro_batches > 1 and p.accumulate_unsharded != (p.pp > 1)
+        self.refuse("parallelism.accumulate_unsharded", str(p.accumulate_unsharded).lower(),
+                    f"reduces gradients once a {'step' if once else 'micro-batch'} at pp {p.pp}",
+                    differs and not alone)  # fmt: skip
         shards = max(1, p.shard_size // p.cp)
         self.refuse("parallelism.shard_size", p.shard_size, "is a multiple of cp", bool(p.shard_size % p.cp))
         return max(1, p.dp // shards), shards

@@ -20,16 +20,16 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from sim.actions import Action, Kind, Schedule
-from sim.faults import jitter_of
-from sim.graph.joined import Joined, Pieces
+from sim.faults import has_jitter, jitter_of
+from sim.graph.joined import Joined
 from sim.graph.link_book import LinkBook
-from sim.graph.lists import Lists
-from sim.graph.meetings import Meeting, met
+from sim.graph.lists import Lists, RankList
+from sim.graph.meetings import met
 from sim.graph.messages import NO_HOP, Messages
-from sim.graph.shapes import Shape, one_by_one, whole
+from sim.graph.pieces import Pieces
 from sim.graph.stages import Stage, epilogue
 from sim.graph.taskgraph import Ints, Sorts, TaskGraph, ints
-from sim.graph.template import COMPUTE, LocalTask, Template
+from sim.graph.template import Template
 from sim.graph.uses import Fit, Kept, Uses
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
@@ -40,11 +40,9 @@ Once = tuple[tuple[object, ...], Callable[[], Program], int]  # a program, by wh
 
 
 class Acted(NamedTuple):
-    """The actions of a class of ranks, in order, and by column what each computes (see `lists.work_number`) and where
-    it stands in the graph: its first and last task."""
+    """What a class of ranks ran, and where each of its actions stands in the graph: its first and last task."""
 
-    actions: list[Action]
-    work: Ints
+    listed: RankList
     first: Ints
     last: Ints
 
@@ -69,20 +67,17 @@ class Build:
         schedule: Schedule,
         pricing: Pricing,
         stages: list[dict[int, Stage]],
+        lists: Lists,
         expand: bool,
-        links: LinkBook | None = None,
-        kept: Kept | None = None,
+        links: LinkBook | None,
+        kept: Kept,
     ) -> None:
         self.plan, self.schedule, self.pricing, self.stages, self.links = plan, schedule, pricing, stages, links
-        p, jittery = plan.scenario.parallelism, jitter_of(plan.scenario, 0) is not None
-        self.blocking, self.lists, self.shown = not p.p2p_overlap, Lists(schedule, p.ep_overlap), Sorts()
+        self.blocking, self.lists, self.shown = not plan.scenario.parallelism.p2p_overlap, lists, Sorts()
         self.messages = Messages(plan, schedule, pricing, self.shown, links)
-        ends, expand = self.lists.first_and_last(), expand or jittery
-        self.uses = Uses(plan, ends, pricing, stages, self.shown, self.messages, expand, links, kept or Kept())
-        self.pieces = Pieces(self.lists)
-        self._draw: Callable[[], float] | None = None
-        self._placed: dict[object, tuple[int, int]] = {}  # shape and place of the sorts, of what is listed already
-        self._shapes: dict[object, int] = {}
+        ends, expand = lists.first_and_last, expand or has_jitter(plan.scenario)
+        self.uses = Uses(plan, ends, pricing, stages, self.shown, self.messages, expand, links, kept)
+        self.pieces = Pieces(lists, self.uses)
         self._remote = self.messages.needs[self.lists.stage, self.lists.way] != NO_HOP
         self._alike = [self._steps_of_lane(lane) for lane in range(plan.lanes)]
 
@@ -117,16 +112,14 @@ class Build:
                 _add_times(traffic[-1], template.traffic, count)
         acted = []
         for c, (first, last) in zip(self.plan.classes, joined.spans(now), strict=True):
-            actions, work, step = self.lists.of_rank(c.pipeline_rank)
-            acted.append(Acted(actions, work, first[step], last[step]))
+            listed = self.lists.of_rank(c.pipeline_rank)
+            acted.append(Acted(listed, first[listed.step], last[listed.step]))
         return Built(graph, shares, traffic, acted)
 
     def _list(self, class_index: int) -> dict[Template, int]:
         """The pieces of one class of ranks; its templates, each with how often it runs."""
         pipeline_rank, held = self.plan.classes[class_index].pipeline_rank, self.stages[class_index]
-        jitter = jitter_of(self.plan.scenario, self.plan.classes[class_index].rank)
-        self._draw = jitter.draw if jitter is not None else None
-        self.pieces.begin.append(self.pieces.count)
+        self.pieces.begin_class(class_index, jitter_of(self.plan.scenario, self.plan.classes[class_index].rank))
         programs = [(("prologue", id(what)), what.prologue, stage) for stage, what in held.items()]
         before = self._once(class_index, "ALL_GATHER", programs)
         counts = self._steps(class_index, pipeline_rank, before)
@@ -134,7 +127,7 @@ class Build:
         tied = model.tied_embeddings and p.pp > 1 and pipeline_rank in (0, p.pp - 1)
         key = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
         after = self._once(class_index, "OPTIMIZER", [(key, lambda: epilogue(stages, self.plan, tied), -1)])
-        self.pieces.epilogue.append(self.pieces.count - 1 if after else -1)
+        self.pieces.end_class(bool(after))
         templates = Counter(before)
         templates.update(counts)
         templates.update(after)
@@ -147,7 +140,7 @@ class Build:
             template = self.uses.once(class_index, key, program)
             if template.tasks:
                 templates.append(template)
-                rows.append((*self._one_by_one(class_index, template, name), len(self.pieces.steps), 0))
+                rows.append((*self.pieces.one_by_one(template, name), len(self.pieces.steps), 0))
                 self.pieces.steps.append((Action(stage, Kind.F, -1),))
         self.pieces.add(ints(rows).reshape(-1, 4).T)
         return templates
@@ -163,27 +156,24 @@ class Build:
         for i in sorted(range(len(fits)), key=examples.__getitem__):
             templates[fits[i].template] = templates.get(fits[i].template, 0) + counts[i]
         alone = self._alone(class_index, fits, pick, range(begin, end), before)
-        if alone is None:
-            shape, sorts_at = ints([self._whole(fit) for fit in fits])[pick].T
-        elif self._draw is None and not any(alone):
-            shape, sorts_at = ints([self._one_by_one(class_index, fit.template, fit.name) for fit in fits])[pick].T
+        if all(alone) or not (any(alone) or self.pieces.jitter):
+            shape, sorts_at = ints([self.pieces.step(fit, alone[0]) for fit in fits])[pick].T
         else:
-            each = [(fits[i], apart) for i, apart in zip(pick.tolist(), alone, strict=True)]
-            found = [self._whole(x) if one else self._one_by_one(class_index, x.template, x.name) for x, one in each]
-            shape, sorts_at = ints(found).T
+            each = zip(pick.tolist(), alone, strict=True)
+            shape, sorts_at = ints([self.pieces.step(fits[i], one) for i, one in each]).T
         self.pieces.add(np.stack([shape, sorts_at, np.arange(begin, end), np.ones(len(pick), dtype=np.int64)]))
         return templates
 
     def _alone(
         self, class_index: int, fits: list[Fit], pick: Ints, steps: range, before: list[Template]
-    ) -> list[bool] | None:
-        """Which steps stand as one task; None: all. `before`: what the class runs before."""
+    ) -> list[bool]:
+        """Whether each step stands as one task. `before`: what the class runs before."""
         links = self.links
         apart = links is not None and links.apart != set()
         left = {stream for template in before for stream in _left(template)}
         ever = left.union(*(fit.stamp.streams for fit in fits))
         if not apart and all(fit.alone and not fit.early and ever.isdisjoint(fit.template.joined) for fit in fits):
-            return None
+            return [True] * len(pick)
         if not any(fit.alone for fit in fits):
             return [False] * len(pick)
         out, waits = list[bool](), bool(before and before[-1].tail)
@@ -199,65 +189,10 @@ class Build:
             out.append(alone)
         return out
 
-    def _whole(self, fit: Fit) -> tuple[int, int]:
-        """Shape and place of its sorts, of a step as one task."""
-        found = self._placed.get(fit)
-        if found is None:
-            found = self._place(fit, self._shape(fit, lambda: whole(fit)), fit.stamp.sorts)
-        return found
-
-    def _one_by_one(self, class_index: int, template: Template, name: str) -> tuple[int, int]:
-        """The same, of a program task by task."""
-        factor = self._draw() if self._draw is not None else 1.0
-        key = (class_index, template, name, factor)
-        found = self._placed.get(key)
-        if found is None:
-            shape = self._shape((template, factor), lambda: _scaled(one_by_one(template), template, factor))
-            found = self._place(key, shape, self._sorts(class_index, template, name, factor))
-        return found
-
-    def _place(self, key: object, shape: int, sorts: list[int]) -> tuple[int, int]:
-        found = self._placed[key] = (shape, len(self.pieces.sorts))
-        self.pieces.sorts += sorts
-        return found
-
-    def _shape(self, key: object, make: Callable[[], Shape]) -> int:
-        if key not in self._shapes:
-            self._shapes[key] = len(self.pieces.shapes)
-            self.pieces.shapes.append(make())
-        return self._shapes[key]
-
-    def _sorts(self, class_index: int, template: Template, name: str, factor: float) -> list[int]:
-        """The sort of each of a template's tasks; of those that other simulated ranks take part in a meeting's."""
-        out = []
-        members = {g: self.uses.members(class_index, g) for g in template.groups}
-        for local in template.tasks:
-            if members.get(local.group):
-                self.pieces.meetings.append(Meeting(class_index, members[local.group], local))
-                out.append(-len(self.pieces.meetings))
-            else:
-                out.append(self._sort(class_index, local, name, factor))
-        return out
-
-    def _sort(self, class_index: int, local: LocalTask, name: str, factor: float) -> int:
-        computes = local.stream == COMPUTE
-        row = self.shown.row(class_index, local.stream, name if computes else local.kind)
-        sort = self.shown.new_sort(local.detail, (row,), local.seconds * factor if computes else 0.0)
-        if self.links is not None and local.group:
-            self.links.collective(sort, (class_index,), local)
-        return sort
-
 
 def _left(template: Template) -> set[str]:
     """Streams on which a program placed task by task leaves something running."""
     return {template.tasks[i].stream for _, i in template.open}
-
-
-def _scaled(shape: Shape, template: Template, factor: float) -> Shape:
-    """With computations that take so many times as long."""
-    if factor == 1.0:
-        return shape
-    return shape._replace(seconds=[t.seconds * factor if t.stream == COMPUTE else t.seconds for t in template.tasks])
 
 
 def _add_times(total: dict[K, float], each: dict[K, float], count: int) -> None:

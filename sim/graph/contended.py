@@ -43,15 +43,9 @@ class Crowd(NamedTuple):
 
 
 def crowded(book: LinkBook, built: Built, times: Times) -> Crowd:
-    """Where links are asked for more than they carry, were all flows as fast as alone."""
-    found = _crowd(book, built, times, {s: book.full(*what) for s, what in book.whole_actions.items()})
-    if not found.hiding:
-        return found
-    return _crowd(book, built, times, {s: book.most(*what) for s, what in book.whole_actions.items()})
-
-
-def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) -> Crowd:
-    """The same, given what actions that stand as one task put on links at most."""
+    """Where links are asked for more than they carry, were all flows as fast as alone; actions that stand as one task
+    put on links the most that they can."""
+    hidden = {s: book.most(*what) for s, what in book.whole_actions.items()}
     of_sort = {**book.flows.by_sort, **hidden}
     kinds = list({id(flow): flow for flow in of_sort.values()}.values())
     numbers = {id(flow): i for i, flow in enumerate(kinds)}
@@ -60,7 +54,9 @@ def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) 
     start, end, sort = times.start_s, times.end_s, built.graph.sort
     of_task = number_of[sort]
     names: set[str] = set()  # no `unique` and `isin` here: numpy loads its masked arrays for them
-    hiding: set[int] = set()
+    hiding = np.zeros(len(sort), dtype=bool)
+    hides = np.zeros(len(number_of), dtype=bool)
+    hides[list(hidden)] = True
     for rows in _parts(kinds, book.flows.capacity_bytes_per_s, bool(hidden)):
         number, quiet_s, link, load = map(np.array, zip(*rows, strict=True))
         counts = np.bincount(number, minlength=len(kinds) + 1)
@@ -69,12 +65,12 @@ def _crowd(book: LinkBook, built: Built, times: Times, hidden: dict[int, Flow]) 
         task = task[pick]
         begin_s, until_s = start[task] + quiet_s[entry], end[task]
         over = _over_seconds(link[entry], begin_s, until_s, load[entry], BLIP * end.max()) > 0
-        names |= {LINKS[i] for i in set((link[entry[over]] // 2 % len(LINKS)).tolist())}
-        if hidden:
-            hiding = {t for t in set(task[over].tolist()) if int(sort[t]) in hidden}
-        elif names == book.shared:
+        crowds = np.bincount(link[entry[over]] // 2 % len(LINKS), minlength=len(LINKS))
+        names |= {name for name, count in zip(LINKS, crowds.tolist(), strict=True) if count}
+        hiding[task[over]] = hides[sort[task[over]]]
+        if not hidden and names == book.shared:
             break
-    return Crowd(frozenset(names), _places(built, hiding))
+    return Crowd(frozenset(names), _places(built, set(np.flatnonzero(hiding).tolist())))
 
 
 def _parts(flows: list[Flow], capacity_bytes_per_s: dict[int, float], whole: bool) -> Iterator[list[Row]]:
@@ -98,7 +94,7 @@ def _places(built: Built, tasks: set[int]) -> set[Place]:
     return {
         (i, action)
         for i, acted in enumerate(built.actions if tasks else ())
-        for action, first in zip(acted.actions, acted.first.tolist(), strict=True)
+        for action, first in zip(acted.listed.actions, acted.first.tolist(), strict=True)
         if first in tasks
     }
 

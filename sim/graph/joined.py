@@ -11,39 +11,12 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from sim.graph.lists import Lists
-from sim.graph.meetings import Meeting
 from sim.graph.messages import NO_HOP, Messages
-from sim.graph.shapes import Shape
+from sim.graph.pieces import Pieces
 from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits, ints, ragged
 from sim.graph.template import COMPUTE
 
 NO_TASK = -1
-
-
-class Pieces:
-    """What the classes of ranks run, one after the other; class c's begin at `begin[c]`, and `epilogue[c]` is the one
-    that ends its step, -1 if nothing does.
-
-    By piece, in stretches of `parts`: its shape (of `shapes`), where in `sorts` those of its tasks begin, its step (of
-    `steps`, those of the lists first), and whether it is one of the lists', 1 or 0. A sort below zero is a meeting's,
-    ~sort of `meetings`.
-    """
-
-    def __init__(self, lists: Lists) -> None:
-        self.lists, self.steps = lists, list(lists.steps)
-        self.shapes: list[Shape] = []
-        self.sorts: list[int] = []
-        self.meetings: list[Meeting] = []
-        self.begin: list[int] = []
-        self.epilogue: list[int] = []
-        self.parts: list[Ints] = []
-        self.count = 0
-
-    def add(self, part: Ints) -> None:
-        """Pieces that follow, [4, pieces]: shape, sorts, step, and whether it is of the lists."""
-        self.parts.append(part)
-        self.count += part.shape[1]
 
 
 class Joined:

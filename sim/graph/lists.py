@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
@@ -20,11 +21,16 @@ Bools = NDArray[np.bool_]
 
 
 class RankList(NamedTuple):
-    """The actions of a rank, in order: by column what each computes, a `work_number`, and its step, from 0 on."""
+    """What a rank runs; of its actions, in order, what each computes, a `work_number`, and its step, from 0 on."""
 
-    actions: list[Action]
+    steps: list[Step]
     work: Ints
     step: Ints
+
+    @property
+    def actions(self) -> list[Action]:
+        """All of them."""
+        return list(chain.from_iterable(self.steps))
 
 
 def work_number(stage: int, kind: Kind) -> int:
@@ -45,7 +51,9 @@ class Lists:
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
         self._ranks: dict[int, RankList] = {}
-        self._pairs = np.array([pair and len(step) > 1 for step in self.steps])
+        self._pairs = np.zeros(len(self.steps), dtype=bool)
+        if pair:
+            self._pairs[:] = [len(step) > 1 for step in self.steps]
         columns = [_columns(map(itemgetter(i), self.steps)) for i in ((0, -1) if self._pairs.any() else (0,))]
         self.stage, self.kind, self.micro_batch = (np.column_stack([c[i] for c in columns]) for i in range(3))
         self.way, self.ends = WAY[self.kind], _ends(self.stage, self.kind, len(schedule.rank_of_stage))
@@ -53,6 +61,7 @@ class Lists:
             self.way[~self._pairs, 1] = NEITHER
             self.ends[~self._pairs] = self.ends[~self._pairs].max(axis=1, keepdims=True)
 
+    @cached_property
     def first_and_last(self) -> set[Action]:
         """Of every stage, the forward that runs first and what ends its gradients."""
         return {self.steps[i][min(side, len(self.steps[i]) - 1)] for i, side in np.argwhere(self.ends).tolist()}
@@ -61,12 +70,11 @@ class Lists:
         """What one rank runs."""
         if rank not in self._ranks:
             mine = slice(*self.begin[rank : rank + 2])
-            steps, single = self.steps[mine], ~self._pairs[mine]
             work = self.stage[mine] * len(NUMBER) + self.kind[mine]
-            step = np.repeat(np.arange(len(steps)), 2 - single)
+            actions = np.ones(work.shape, dtype=bool)
             if work.shape[1] > 1:
-                work[single, 1] = -1
-            self._ranks[rank] = RankList(list(chain.from_iterable(steps)), work[work >= 0], step)
+                actions[:, 1] = self._pairs[mine]
+            self._ranks[rank] = RankList(self.steps[mine], work[actions], np.nonzero(actions)[0])
         return self._ranks[rank]
 
     def alike(self, sort_of_stage: Ints, remote: Bools) -> tuple[Ints, list[list[int]]]:
@@ -74,11 +82,12 @@ class Lists:
         the first of each of its numbers is. `remote`: of actions, whether their input comes from another rank."""
         number, _ = _numbered(((sort_of_stage[self.stage] * len(NUMBER) + self.kind) * 2 + self.ends) * 2 + remote)
         if number.shape[1] == 2:
-            number[:, 0] += (number.max() + 1) * np.where(self._pairs, number[:, 1] + 1, 0)
+            second = np.where(self._pairs, number[:, 1] + 1, 0)
+            number, _ = _numbered(number[:, :1] + (number.max() + 1) * second[:, None])
         ranks = len(self.begin) - 1
         rank = np.repeat(np.arange(ranks), np.diff(self.begin))
         examples = [list[int]() for _ in range(ranks)]
-        number, first = _numbered(rank * (number[:, 0].max() + 1) + number[:, 0])
+        number, first = _numbered(rank * (number.max() + 1) + number[:, 0])
         for i in first.tolist():
             examples[rank[i]].append(i)
         return number, examples

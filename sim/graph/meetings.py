@@ -24,17 +24,16 @@ class Meeting(NamedTuple):
 
 
 def met(columns: Columns, meetings: list[Meeting], shown: Sorts, links: LinkBook | None) -> tuple[Columns, Ints]:
-    """The columns with one task for each collective in place of those whose sort is below zero, ~sort of `meetings`;
-    and where each task now stands.
+    """The columns, which are used up, with one task for each collective in place of those whose sort is below zero,
+    ~sort of `meetings`; and where each task now stands.
 
     Raises:
         Deadlock: if members of a group run different numbers of its collectives.
     """
     at, part, begin = _together(columns.sort, meetings)
-    into, stays = np.arange(len(columns.sort)), np.ones(len(columns.sort), dtype=bool)
-    first = at[begin]
-    into[at], stays[at], stays[first] = np.repeat(first, np.diff(np.append(begin, len(at)))), False, True
-    seconds, sort = columns.seconds.copy(), columns.sort.copy()
+    seconds, sort, first = columns.seconds, columns.sort, at[begin]
+    stays = np.ones(len(sort), dtype=bool)
+    stays[at], stays[first] = False, True
     seconds[first] = np.maximum.reduceat(seconds[at], begin)
     sorts: dict[tuple[int, ...], int] = {}
     found, ends = part.tolist(), [*begin[1:].tolist(), len(part)]
@@ -43,7 +42,9 @@ def met(columns: Columns, meetings: list[Meeting], shown: Sorts, links: LinkBook
         if parts not in sorts:
             sorts[parts] = _new_sort([meetings[i] for i in parts], shown, links)
         sort[task] = sorts[parts]
-    now = (np.cumsum(stays) - 1)[into]
+    now = np.cumsum(stays)
+    now -= 1
+    now[at] = np.repeat(now[first], np.diff(np.append(begin, len(at))))
     waits, (launcher, launched, lag_s) = columns.waits, columns.launches
     return columns._replace(
         seconds=seconds[stays],
@@ -85,9 +86,8 @@ def _starts(*columns: Ints) -> Ints:
 
 def _new_sort(parts: list[Meeting], shown: Sorts, links: LinkBook | None) -> int:
     """The sort of a collective in which these parts meet, which are in the order of their classes."""
-    slowest = max(parts, key=lambda m: m.local.seconds)
     rows = tuple([shown.row(m.class_index, m.local.stream, m.local.kind) for m in parts])
     sort = shown.new_sort(parts[0].local.detail, rows)
     if links is not None:
-        links.collective(sort, slowest.members, slowest.local)
+        links.collective(sort, {m.class_index: m.local for m in parts})
     return sort

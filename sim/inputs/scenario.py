@@ -267,7 +267,7 @@ def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> 
 
 def _profile_named(name: str, source: Source) -> str:
     """A profile's name, or its path where the scenario is a file; one stored with a result may lie elsewhere."""
-    from sim.prices.profile import shipped_profiles
+    from sim.prices.profiles import shipped_profiles
 
     known = shipped_profiles()
     if name in known or not source.origins:

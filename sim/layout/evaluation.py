@@ -20,7 +20,8 @@ from sim.layout.grid_prices import GridPrices
 from sim.layout.layouts import Grid, Layout, Space, scenario_of
 from sim.layout.least_time import Known, least_step_s
 from sim.prices.costs import Costs
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.simulation import prepare
 from topology.network import Network
 

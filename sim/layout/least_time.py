@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sim.actions import Kind
+from sim.actions import Kind, Step
 from sim.faults import has_jitter
-from sim.graph.build import Build
-from sim.graph.lists import steps_of
-from sim.graph.messages import NO_HOP, WAYS, Way
+from sim.graph.messages import NO_HOP, WAYS, Messages, Way
 from sim.graph.stages import epilogue
-from sim.graph.taskgraph import Ints
+from sim.graph.taskgraph import Ints, Sorts
 from sim.graph.template import Price, Priced
-from sim.graph.uses import Step
+from sim.graph.uses import Uses
 from sim.layout.program_times import NONE, Timed, ends_s, timed, timed_template
 from sim.program import Comm, Compute, Program
 from sim.simulation import Prepared
@@ -60,12 +58,12 @@ class _Walk:
     """Walks all action lists; ranks of one pipeline rank stand for themselves, the first and the last of them."""
 
     def __init__(self, step: Prepared, known: Known) -> None:
-        self.plan, self.schedule, self.stages, self.known = step.plan, step.schedule, step.stages, known
+        self.plan, self.stages, self.known = step.plan, step.stages, known
         self.pricing = step.pricing
-        build = Build(step.plan, step.schedule, step.pricing, step.stages, False, None, step.kept)
-        self.uses, self.messages = build.uses, build.messages
-        p = step.plan.scenario.parallelism
-        self.blocking, self.pair = not p.p2p_overlap, p.ep_overlap
+        shown, ends = Sorts(), step.lists.first_and_last
+        self.messages = Messages(step.plan, step.schedule, step.pricing, shown)
+        self.uses = Uses(step.plan, ends, step.pricing, step.stages, shown, self.messages, False, None, step.kept)
+        self.lists, self.blocking = step.lists, not step.plan.scenario.parallelism.p2p_overlap
         lanes = step.plan.lanes
         self.ranks = [_Rank(i) for i in range(len(step.plan.classes)) if i % lanes in (0, lanes - 1)]
         self.arrived_s: dict[int, float] = {}
@@ -93,7 +91,7 @@ class _Walk:
             rank.stream_s = max([rank.stream_s, *ends])
         found: dict[tuple[object, ...], tuple[Timed, Ends, Ends]] = {}
         arrived_s, ends_of_stages = self.arrived_s, self.uses.ends
-        for actions in steps_of(self.schedule.ranks[pipeline_rank], self.pair):
+        for actions in self.lists.steps[slice(*self.lists.begin[pipeline_rank : pipeline_rank + 2])]:
             key = tuple([a if a in ends_of_stages else a[:2] for a in actions])
             if key not in found:
                 found[key] = self._of(rank, actions)

@@ -106,7 +106,7 @@ def _outcome(
 def ends_s(
     tasks: Sequence[Task], done_s: float, input_s: float, stream_s: float, handles_s: Mapping[str, float]
 ) -> list[float]:
-    """Ends of a program's tasks, as `build.Build` places them one by one."""
+    """Ends of a program's tasks, as `shapes.one_by_one` has them wait."""
     ends: list[float] = []
     free = {DP: stream_s}
     rooted: set[int] = set()

@@ -18,7 +18,8 @@ from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
 from sim.inputs.scenario import Scenario, parse_scenario, resolve
 from sim.prices.costs import Costs
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.simulation import Simulation, simulate
 from topology.spec import GpuSpec
 

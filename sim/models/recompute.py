@@ -3,7 +3,7 @@
 - none: everything is kept;
 - selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5);
 - selective_op: of the layer's matmuls every second runs again, and everything that is no matmul; outputs of
-  the other matmuls, of the attention and of reduce-scatters are kept (torchtitan's selective "op" policy);
+  the other matmuls, of fused attention and of reduce-scatters are kept (torchtitan's selective "op" policy);
 - full: the layer's forward runs again, communication included; only its input is kept. Under FSDP (`zero: 3`) by
   torch's checkpoint, which stops at the last tensor that the backward needs. `layers: n`: the first n layers of
   each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the model.
@@ -131,8 +131,9 @@ def _kept_outputs(d: Dims, parts: Sequence[Part]) -> list[Saved]:
     count = 0
     for part in parts:
         if part.core:
-            kept.append(Saved("attention", "attention output", part.output_bytes, False))
-            kept += [s for s in part.saved if s.name == "log-sum-exp"]
+            statistics = _statistics(part)
+            kept += [Saved("attention", "attention output", part.output_bytes, False)] if statistics else []
+            kept += statistics
             continue
         for item in part.forward:
             if isinstance(item, Compute) and item.kind in ("gemm", "grouped_gemm"):
@@ -146,11 +147,18 @@ def _kept_outputs(d: Dims, parts: Sequence[Part]) -> list[Saved]:
     return kept
 
 
+def _statistics(core: Part) -> list[Saved]:
+    """What a fused core's backward starts from beside its output; nothing of an unfused one, which runs again whole
+    (its batched matmuls are not among the operators whose outputs torchtitan's policy saves)."""
+    return [s for s in core.saved if s.name == "log-sum-exp"]
+
+
 def _not_kept(parts: Sequence[Part]) -> Program:
     items: list[Item] = []
     count = 0
     for part in parts:
         if part.core:
+            items += () if _statistics(part) else part.forward
             continue
         for item in part.forward:
             if isinstance(item, Compute) and item.kind in ("gemm", "grouped_gemm"):

@@ -26,11 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import InputError
-from sim.files import read_json, write_json
+from sim.files import write_json
 
 FORMAT = "profile/1"
-SHIPPED = Path(__file__).parents[1] / "presets" / "profiles"
 
 Facts = Mapping[str, str | int | float | bool]
 
@@ -100,7 +98,7 @@ class Profile:
     kernels: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps`; `from_json` reads it back unchanged."""
+        """Plain data, ready for `json.dumps`; `profile_input.profile_from` reads it back unchanged."""
         return {
             "format": FORMAT,
             "name": self.name,
@@ -136,52 +134,6 @@ class Profile:
             "kernels": self.kernels,
         }
 
-    @staticmethod
-    def from_json(data: object, where: str = "profile") -> Profile:
-        """Checks and reads plain data.
-
-        Raises:
-            InputError: naming `where`, the key, what was found and what is allowed.
-        """
-        from sim.prices.profile_input import profile_from
-
-        return profile_from(data, where)
-
     def save(self, path: str | Path) -> None:
         """Writes the file whole: beside it first, then renamed over it."""
         write_json(Path(path), self.to_json())
-
-
-def shipped_profiles() -> tuple[str, ...]:
-    """Names that `load_profile` knows, `roofline` first."""
-    return ("roofline", *sorted(p.stem for p in SHIPPED.glob("*.json")))
-
-
-def load_profile(name_or_path: str | Path, where: str = "calibration") -> Profile:
-    """A shipped profile's name, `roofline` (no measurement at all), or a file.
-
-    Raises:
-        InputError: unknown name, unreadable or invalid file. `where` names the key it came from.
-    """
-    text = str(name_or_path)
-    if len(text) > 4096 or "\0" in text or len(Path(text).name) > 240:
-        raise InputError(f"{where}: found {text[:60]!r}…; allowed: a path or a profile's name")
-    if text == "roofline":
-        return Profile("roofline", "data-sheet roofline: nothing measured")
-    shipped = SHIPPED / f"{text}.json"
-    if "/" not in text and shipped.is_file():
-        return read_profile(shipped)
-    path = Path(name_or_path)
-    if not path.is_file() and "/" not in text and not text.endswith(".json"):
-        names = ", ".join(shipped_profiles())
-        raise InputError(f"{where}: no profile {text!r}; allowed: a path or one of {names}")
-    return read_profile(path)
-
-
-def read_profile(path: Path) -> Profile:
-    """A profile from a file of at most 64 MiB.
-
-    Raises:
-        InputError: as `Profile.from_json`, and where the file cannot be read.
-    """
-    return Profile.from_json(read_json(path), str(path))

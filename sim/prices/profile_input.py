@@ -25,8 +25,12 @@ DIVISORS = ("efficiency", "_per_s", "backward_share", "overlap", "slowdown", "sp
 T = TypeVar("T")
 
 
-def profile_from(data: object, where: str) -> Profile:
-    """A profile from plain data; see `Profile.from_json`."""
+def profile_from(data: object, where: str = "profile") -> Profile:
+    """Checks and reads plain data.
+
+    Raises:
+        InputError: naming `where`, the key, what was found and what is allowed.
+    """
     top = _mapping(data, where)
     if top.get("format") != FORMAT:
         raise InputError(f"{where}: format: found {show(top.get('format'))}; allowed: {FORMAT!r}")

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from sim.errors import InputError
 from sim.prices.costs import Costs
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.published.tables import Row
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec

@@ -9,7 +9,8 @@ import time
 
 from sim.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.prices.profile import Profile, load_profile
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.serve.clock import Replica, Server
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request, make_requests

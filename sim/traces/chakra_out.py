@@ -91,8 +91,8 @@ class Export:
             yield from self._node(rank, index, task, slot, tuple(deps))
 
     def _node(self, rank: int, index: int, task: int, slot: Slot, deps: tuple[int, ...]) -> Iterator[ChakraNode]:
-        graph, times = self.simulation.built.graph, self.simulation.times
-        nanos = round(graph.seconds[task] * 1e9)
+        times = self.simulation.times
+        nanos = round((times.end_s[task] - times.start_s[task]) * 1e9)  # on links that it shares, not alone
         detail, (stream, kind) = self.details[task], slot
         shared = [int64(NANOS, nanos), string("kind", kind), boolean("is_cpu_op", False)]
         start, duration = round(times.start_s[task] * 1e6), round(nanos / 1000)

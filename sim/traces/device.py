@@ -94,7 +94,7 @@ class DeviceGraph:
             kernel.end_ns,
             waits,
             message,
-            message is None and kernel.category == "kernel",
+            message is None and kernel.category == "kernel" and "nccl" not in kernel.name.lower(),
         )
         self.node_of[position] = node
         self.last[kernel.thread] = position

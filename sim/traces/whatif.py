@@ -13,8 +13,13 @@ from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import GpuSpec
 
-# Kernels that arithmetic limits; all others are taken to be limited by memory.
-MATMUL = re.compile(r"gemm|cutlass|xmma|nvjet|flash|fmha|attention|matmul|conv|addmm|aten::(b?mm|linear)", re.I)
+# Kernels that arithmetic limits; all others are taken to be limited by memory. Inductor's generated ones, named after
+# the operators fused into them (triton_poi_…, _red_, _per_), hold no matmul: its templates do (triton_tem_fused_mm).
+MATMUL = re.compile(
+    r"^(?!triton_(?:poi|red|per)_).*(?:gemm|cutlass|xmma|nvjet|flash|fmha|attention|matmul|conv(?!ert)|addmm"
+    r"|triton_tem_|aten::(?:b?mm|linear))",
+    re.I | re.S,
+)
 MAX_PATTERN = 200
 
 
@@ -27,7 +32,7 @@ class Change:
     gpus: tuple[GpuSpec, GpuSpec] | None = None  # recorded on, replayed on
     network_scale: float = 1.0  # links so many times as fast
     network: Network | None = None  # prices every transfer anew
-    dp: tuple[str, int, int] | None = None  # process group, its recorded size, its new one
+    dp: tuple[frozenset[str], int, int] | None = None  # process groups, their recorded size, their new one
     stragglers: dict[int, float] = field(default_factory=dict)  # compute seconds of a rank times this
 
     def compute(self, node: Node) -> float:
@@ -44,7 +49,7 @@ class Change:
         message = node.message
         assert message is not None
         ranks, size = message.ranks, message.bytes
-        if self.dp is not None and message.group == self.dp[0]:
+        if self.dp is not None and message.group in self.dp[0]:
             _, old, new = self.dp
             seconds *= bus_factor_ratio(message.kind, old, new)
             stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
@@ -171,12 +176,21 @@ def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
 
 
 def _known_gpu(name: str) -> str:
-    """The preset of a device's name as CUDA gives it, e.g. NVIDIA H100 80GB HBM3."""
-    low = name.lower()
-    found = [key for key in GPUS if key != "cpu" and key.split("-")[0] in low]
-    if len(found) > 1:
-        found = [key for key in found if ("pcie" in key) == ("pcie" in low)] or found
-    return found[0] if found else ""
+    """The preset of a device's name as CUDA gives it; "" where there is none (a PCIe card is no SXM module).
+
+    >>> _known_gpu("NVIDIA H100 80GB HBM3"), _known_gpu("NVIDIA A100-SXM4-40GB"), _known_gpu("NVIDIA H100 PCIe")
+    ('h100-sxm', 'a100-sxm-40g', '')
+    """
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    found = (
+        key
+        for key in GPUS
+        if key != "cpu"
+        and key.split("-")[0] in words
+        and ("pcie" in key) == ("pcie" in words)
+        and key.endswith("-40g") == ("40gb" in words)
+    )
+    return "" if "nvl" in words else next(found, "")
 
 
 def network_of(preset: str, ranks: int) -> Network:
@@ -191,23 +205,62 @@ def network_of(preset: str, ranks: int) -> Network:
     return Network(spec.model_copy(update={"nodes": max(spec.nodes, -(-ranks // spec.gpus_per_node))}))
 
 
-def dp_change(recording: Recording, dp: int, group: str | None) -> tuple[str, int, int]:
-    """The process group that `--dp` changes: the one named, else that which reduces most bytes.
+def dp_change(recording: Recording, dp: int, group: str | None) -> tuple[frozenset[str], int, int]:
+    """The process groups that `--dp` changes: the one named, else that which reduces most bytes, and those alike.
 
     Raises:
         InputError: where no traced group reduces gradients, or the one named is not there.
     """
-    sizes: dict[str, float] = {}
-    members: dict[str, int] = {}
-    for node in recording.nodes:
-        m = node.message
-        if m is not None and m.kind in ("all_reduce", "reduce_scatter"):
-            sizes[m.group] = sizes.get(m.group, 0.0) + m.bytes
-            members[m.group] = max(members.get(m.group, 0), len(m.ranks))
+    sizes, members = _reducing(recording)
     known = ", ".join(f"'{g}'" for g in sorted(sizes))
     if group is not None and group not in sizes:
         raise InputError(f"--dp-group: found '{group[:60]}'; groups that reduce are: {known or 'none'}")
     chosen = group if group is not None else max(sizes, key=lambda g: sizes[g], default=None)
-    if chosen is None or members[chosen] < 2:
+    if chosen is None or len(members[chosen]) < 2:
         raise InputError("--dp: the traces hold no all-reduce or reduce-scatter over a known group of ranks")
-    return chosen, members[chosen], dp
+    alike = frozenset(g for g in sizes if g == chosen or _alike(members[g], members[chosen]))
+    return alike, len(members[chosen]), dp
+
+
+def _reducing(recording: Recording) -> tuple[dict[str, float], dict[str, tuple[int, ...]]]:
+    """Bytes that each process group reduces, of all traced ranks, and the group's ranks."""
+    sizes: dict[str, float] = {}
+    members: dict[str, tuple[int, ...]] = {}
+    for node in recording.nodes:
+        m = node.message
+        if m is not None and m.kind in ("all_reduce", "reduce_scatter"):
+            sizes[m.group] = sizes.get(m.group, 0.0) + m.bytes
+            members[m.group] = max(members.get(m.group, ()), m.ranks, key=len)
+    return sizes, members
+
+
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two groups lie side by side, as those of one dimension of a layout: no rank in both, equal distances.
+
+    >>> _alike((0, 2), (1, 3)), _alike((0, 2), (0, 1)), _alike((0, 1), (2, 3))
+    (True, False, True)
+    """
+    if not one or not other or set(one) & set(other):
+        return False
+    return [rank - one[0] for rank in one] == [rank - other[0] for rank in other]
+
+
+def doubts(recording: Recording, change: Change) -> list[str]:
+    """What a user should know of a what-if: which groups `--dp` took, computations that `--gpu` cannot tell apart."""
+    out = []
+    if change.dp is not None:
+        sizes, members = _reducing(recording)
+        others = sorted(g for g in sizes if g not in change.dp[0] and len(members[g]) > 1)
+        if others:
+            first, shown = min(change.dp[0]), ", ".join(f"'{g}'" for g in others[:8])
+            out.append(
+                f"--dp: changes the groups like '{first}' (ranks {', '.join(map(str, members[first][:8]))}); others "
+                f"reduce too, of which --dp-group takes one: {shown}"
+            )
+    runs = sum(n.compute and " … " in n.name for n in recording.nodes) if change.gpus is not None else 0
+    if runs:
+        out.append(
+            f"--gpu: {runs} computations stand for several operators each (A … B); their first and last names alone "
+            "decide whether peak FLOP/s or memory bandwidth scales them"
+        )
+    return out

@@ -13,7 +13,8 @@ import pytest
 from calibrate.fit import PRIORS, Case, cases_of, changed, fit, fitted_profile, folds
 from sim.errors import InputError
 from sim.inputs.scenario import parse_scenario
-from sim.prices.profile import Coefficient, Profile, load_profile
+from sim.prices.profile import Coefficient, Profile
+from sim.prices.profiles import load_profile
 from sim.published.tables import read_table
 from sim.simulation import simulate
 

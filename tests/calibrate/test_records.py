@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from calibrate.records import Collective, Constant, Partial, Point, from_json, make_profile, point, to_json
 from calibrate.timing import Bench, Timing, summarize
-from sim.prices.profile import Profile
+from sim.prices.profile_input import profile_from
 
 FACTS = {"hardware": {"device": "cpu"}, "software": {"torch": "2"}, "settings": {"quick": True}}
 RECORDS = [
@@ -29,7 +29,7 @@ def test_records_survive_json(record: Point | Collective | Constant) -> None:
 
 def test_a_profile_of_records_is_sorted_and_valid() -> None:
     profile = make_profile("node", FACTS, RECORDS)
-    assert Profile.from_json(profile.to_json()).to_json() == profile.to_json()
+    assert profile_from(profile.to_json()).to_json() == profile.to_json()
     tables = {t.op: t for t in profile.points}
     assert tables["gemm"].shapes.tolist() == [[1, 32, 64, 64], [1, 64, 64, 64]]
     assert tables["gemm"].seconds.tolist() == [1e-5, 2e-5]

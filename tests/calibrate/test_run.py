@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sim.prices.costs import Costs
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.program import Compute, Phase
 from topology.presets import GPUS
 

@@ -12,7 +12,7 @@ from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.measured import own_profile, parsed_scenario, to_timeline
 from sim.prices.costs import Costs
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.program import Compute, Phase
 from sim.published.tables import read_table
 from sim.replay import load as load_traces

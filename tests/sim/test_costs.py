@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sim.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.costs import Costs
-from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile, load_profile
+from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
+from sim.prices.profiles import load_profile
 from sim.prices.roofline import attended_pairs, shape_flops
 from sim.program import Compute, Phase
 from sim.simulation import simulate

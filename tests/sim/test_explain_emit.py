@@ -20,7 +20,8 @@ from sim.inputs.scenario import Scenario, parse_scenario
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LLAMA: dict[str, Any] = {
     "model": "llama3-70b", "cluster": "dgx-h100",
-    "parallelism": {"dp": 8, "tp": 8, "sp": True, "pp": 4, "zero": 3, "schedule": "interleaved_1f1b"},
+    "parallelism": {"dp": 8, "tp": 8, "sp": True, "pp": 4, "zero": 3, "schedule": "interleaved_1f1b",
+                    "accumulate_unsharded": True},
     "training": {"seq_len": 8192, "global_batch_size": 256, "param_dtype": "fp32", "recompute": "full"},
 }  # fmt: skip
 
@@ -127,7 +128,8 @@ def test_torchtitan_takes_the_same_layout() -> None:
     assert p["pipeline_parallel_split_points"] == [f"layers.{n}" for n in range(10, 80, 10)]
     assert tables["training"]["local_batch_size"] == 32  # 32 micro-batches of 1, all in one pipeline step
     assert tables["activation_checkpoint"] == {"mode": "full"}
-    hybrid = scenario(parallelism={"pp": 1, "cp": 2, "shard_size": 4, "virtual_stages": None})
+    alone = {"pp": 1, "virtual_stages": None, "accumulate_unsharded": False}
+    hybrid = scenario(parallelism=alone | {"cp": 2, "shard_size": 4})
     p = tomllib.loads(emit(hybrid, "torchtitan"))["parallelism"]
     assert (p["data_parallel_replicate_degree"], p["data_parallel_shard_degree"]) == (4, 2)
 
@@ -172,6 +174,8 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
     [
         ("torchtitan", {"parallelism": {"zero": 1}}, ["parallelism.zero 1: shards all (zero 3) or nothing"]),
         ("torchtitan", {"parallelism": {"sp": False}}, ["parallelism.sp false"]),
+        ("torchtitan", {"parallelism": {"accumulate_unsharded": False}}, ["reduces gradients once a step at pp 4"]),
+        ("torchtitan", {"parallelism": {"pp": 1, "virtual_stages": None}}, ["once a micro-batch at pp 1"]),
         ("torchtitan", {"training": {"param_dtype": None}}, ["training.param_dtype bf16"]),
         ("torchtitan", {"model": "llama2-7b"}, ["its llama3 flavors are 8B, 70B, 405B"]),
         ("torchtitan", {"parallelism": {"zero": 0}, "training": {"recompute": "selective"}},

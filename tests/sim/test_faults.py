@@ -18,7 +18,7 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.plan import make_plan
 from sim.prices.costs import Costs
 from sim.prices.pricing import Pricing
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.program import Comm, Phase
 from sim.schedules import NAMES
 from sim.serve.serving import simulate_serving

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sim.errors import InputError
 from sim.goodput import DAY_S, Job, daly_s, effective, goodput, job_of, many_runs, one_run, young_s
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from tests.sim.cases import case
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +91,13 @@ def test_kinds_have_rates_and_restarts_of_their_own() -> None:
     assert one.mtbf_s == pytest.approx(1 / 64 / (1 / 1e6 + 1 / 3e6))
     assert one.restart_s == pytest.approx(0.75 * 900 + 0.25 * 100)
     assert useful(replace(one, horizon_s=1e8), 4) == pytest.approx(effective(one, one.interval_s), rel=0.03)
+
+
+def test_a_teacher_on_gpus_of_its_own_fails_too() -> None:
+    keys = ["faults={failures: {mtbf_s_per_gpu: 1.6e7}}"]
+    names = ("distill_logits", "distill_logits_apart")
+    same, apart = (job_of(load_scenario(ROOT / "scenarios" / f"{name}.yaml", keys), 30).mtbf_s for name in names)
+    assert (same, apart) == (1.6e7 / 8, 1.6e7 / 16)
 
 
 def test_the_same_seed_gives_the_same_distribution_in_any_number_of_processes() -> None:

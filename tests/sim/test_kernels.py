@@ -10,7 +10,8 @@ from sim.inputs.scenario import parse_scenario
 from sim.prices.costs import Costs
 from sim.prices.flash import flash_seconds
 from sim.prices.kernels import Shapes, bounds, kernel_file, lookup, make_table
-from sim.prices.profile import PointTable, load_profile
+from sim.prices.profile import PointTable
+from sim.prices.profiles import load_profile
 from sim.prices.roofline import Device, shape_bytes, shape_flops
 from sim.program import Compute, Phase
 from sim.simulation import simulate

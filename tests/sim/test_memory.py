@@ -14,7 +14,7 @@ from sim.inputs.model_config import count_parameters
 from sim.memory import CATEGORIES, _backward_peaks, levels, on_device, over_steps, states
 from sim.plan import make_plan
 from sim.prices.costs import Costs
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.program import BLOCK_END, Comm, Compute, Program, Wait
 from sim.simulation import prepare, simulate
 from tests.sim.cases import case

@@ -12,7 +12,7 @@ from sim.models.layer import layer_block
 from sim.plan import make_plan
 from sim.prices.costs import Costs
 from sim.prices.pricing import Pricing
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.program import Comm, Compute, Phase, Wait
 from topology.network import Network
 

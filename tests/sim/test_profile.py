@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 
 from sim.errors import InputError
 from sim.files import write_json
-from sim.prices.profile import (
-    BlockPoint,
-    Coefficient,
-    CollectiveTable,
-    PointTable,
-    Profile,
-    load_profile,
-    shipped_profiles,
-)
+from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
+from sim.prices.profile_input import profile_from
+from sim.prices.profiles import load_profile, shipped_profiles
 from topology.presets import GPUS
 
 POSITIVE = st.floats(1e-9, 1e3)
@@ -74,12 +68,12 @@ def profiles(draw: st.DrawFn) -> Profile:
 @given(profiles())
 def test_what_is_written_is_read_back(profile: Profile) -> None:
     data = json.loads(json.dumps(profile.to_json()))
-    assert Profile.from_json(data).to_json() == data == profile.to_json()
+    assert profile_from(data).to_json() == data == profile.to_json()
 
 
 def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
-    profile = Profile.from_json(small())
+    profile = profile_from(small())
     profile.save(file)
     assert load_profile(file).to_json() == profile.to_json()
     with pytest.raises(ValueError, match="Out of range"):
@@ -124,7 +118,7 @@ def test_each_mistake_is_named(path: tuple, value: object, message: str) -> None
         inner = inner[key]
     inner[path[-1]] = value
     with pytest.raises(InputError, match=message):
-        Profile.from_json(data, "p.json")
+        profile_from(data, "p.json")
 
 
 @pytest.mark.parametrize(("text", "message"), [

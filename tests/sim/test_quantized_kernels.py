@@ -9,7 +9,7 @@ import pytest
 
 from sim.prices.costs import Costs
 from sim.prices.kernels import kernel_file
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.prices.roofline import SERVED, shape_bytes, shape_flops
 from sim.program import Compute, Phase
 from topology.presets import GPUS

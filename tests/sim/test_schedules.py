@@ -285,7 +285,7 @@ def test_of_every_stage_the_first_forward_and_what_ends_its_gradients(name: str,
     forwards = {a.stage: a for actions in lists for a in reversed(actions) if a.kind is Kind.F}
     backwards = {a.stage: a for actions in lists for a in actions if a.kind in (Kind.B, Kind.W)}
     assert len(forwards) == len(backwards) == len(schedule.rank_of_stage)
-    assert Lists(schedule, pair).first_and_last() == {*forwards.values(), *backwards.values()}
+    assert Lists(schedule, pair).first_and_last == {*forwards.values(), *backwards.values()}
 
 
 @pytest.mark.parametrize("pair", [False, True])
@@ -294,7 +294,7 @@ def test_steps_are_alike_that_run_the_same_on_one_rank(name: str, pair: bool) ->
     """Stages of odd and of even number are two sorts here, and even ones get their inputs from elsewhere."""
     schedule = build(name, 4, 8)
     lists = Lists(schedule, pair)
-    ends, stages = lists.first_and_last(), np.arange(len(schedule.rank_of_stage))
+    ends, stages = lists.first_and_last, np.arange(len(schedule.rank_of_stage))
     alike, examples = lists.alike(stages % 2, lists.stage % 2 == 0)
     what = [
         (schedule.rank_of_stage[step[0].stage], tuple((a.stage % 2, a.kind, a in ends) for a in step))
@@ -314,7 +314,8 @@ def test_steps_are_alike_that_run_the_same_on_one_rank(name: str, pair: bool) ->
 def test_each_rank_has_its_actions_by_column_too(name: str, pair: bool) -> None:
     lists = Lists(build(name, 4, 8), pair)
     for rank, (begin, end) in enumerate(pairwise(lists.begin)):
-        actions, work, step = lists.of_rank(rank)
+        listed = lists.of_rank(rank)
+        actions, work, step = listed.actions, listed.work, listed.step
         assert actions == [a for step in lists.steps[begin:end] for a in step]
         assert work.tolist() == [work_number(a.stage, a.kind) for a in actions]
         assert step.tolist() == [i for i, step in enumerate(lists.steps[begin:end]) for _ in step]

@@ -20,7 +20,7 @@ from sim.layout.evaluation import FATES, Outcome, evaluate, pack
 from sim.layout.executors import Workers, local_workers
 from sim.layout.layouts import Layout, Space, scenario_of
 from sim.prices.costs import Costs
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.search import main, run_search
 from sim.simulation import prepare, simulate
 from sim.sweep import run_sweep

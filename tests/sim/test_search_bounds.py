@@ -24,7 +24,7 @@ from sim.layout.memory_bound import forwards_first, searched_forwards
 from sim.layout.pipeline_bound import form_of
 from sim.layout.program_times import ends_s, timed, timed_template
 from sim.prices.costs import Costs
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.simulation import prepare, simulate
 from tests.sim.search_spaces import VARIANTS, all_outcomes, legal_layouts, space_of, varied
 from topology.network import Network

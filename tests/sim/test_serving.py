@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim.inputs.model_config import count_parameters
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.models.inference import active_experts, kv_bytes_per_token, serving_dims
-from sim.prices.profile import load_profile
+from sim.prices.profiles import load_profile
 from sim.serve.requests import Request
 from sim.serve.serving import simulate_serving
 from sim.serve.serving_costs import Load, iteration_costs

@@ -28,7 +28,7 @@ def test_on_the_same_gpus_times_add_up() -> None:
     alone = simulate(load_scenario(SCENARIOS / "distill_logits.yaml").model_copy(update={"distillation": None})).result
     assert t["student_step_s"] == pytest.approx(alone["step_time_s"] + t["loss_s"], rel=1e-3)
     assert t["student_step_s"] > alone["step_time_s"]
-    assert r["step_time_s"] == t["student_step_s"] + t["forward_s"]
+    assert r["step_time_s"] == t["student_step_s"] + t["forward_s"] + t["send_s"]
     assert r["mfu"] / alone["mfu"] == pytest.approx(alone["step_time_s"] / r["step_time_s"])
 
 
@@ -60,6 +60,35 @@ def test_apart_the_longer_decides() -> None:
     assert t["send_s"] > 0
     assert r["step_time_s"] == max(own, t["student_step_s"])
     assert r["tokens_per_s_per_gpu"] == pytest.approx(r["tokens_per_s"] / 16)
+
+
+def test_a_teacher_must_fit_on_its_own_gpus() -> None:
+    """70.6 billion parameters of 2 bytes on two GPUs of 80 GiB, or on one."""
+    two, one = (result("distill_logits_apart", "cluster=dgx-h100", f"distillation.teacher_parallelism.tp={tp}")
+                for tp in (2, 1))  # fmt: skip
+    assert two["fits_in_memory"]
+    assert not one["fits_in_memory"]
+    assert one["warnings"][-1].endswith("the teacher on its own GPUs does not")
+
+
+def test_logits_take_the_links_between_teacher_and_student() -> None:
+    """Of 32 × 4,096 × 128,256 logits of 2 bytes, bytes that a GPU receives or sends, by hand, over what its link takes.
+
+    An eighth of the vocabulary lies on each teacher's rank: on the student's own GPUs 7/8 of what each of 8 needs come
+    over NVLink (450 GB/s, 0.8 of it), to the last of eight stages 7/8 of all; from eight GPUs of a node of its own, an
+    eighth over each NIC (50 GB/s, 0.96). A teacher cut as the student is has them where they are needed.
+    """
+    every, nvlink, nic = 32 * 4096 * 128_256 * 2, 450e9 * 0.8, 50e9 * 0.96
+    pipeline = ("parallelism.dp=1", "parallelism.pp=8", "parallelism.zero=0")
+    for name, overrides, seconds in (
+        ("distill_logits", (), every / 8 * 7 / 8 / nvlink),
+        ("distill_logits", pipeline, every * 7 / 8 / nvlink),
+        ("distill_logits_apart", (), every / 8 / nic),
+        ("distill_logits_apart", pipeline, every / nic),
+    ):
+        sent = result(name, *overrides)["distillation"]["send_s"]
+        assert seconds < sent < 1.3 * seconds  # latencies, NVLink's protocol
+    assert result("distill_logits", "distillation.teacher_parallelism.tp=1")["distillation"]["send_s"] == 0
 
 
 def test_sequences_are_written_first() -> None:

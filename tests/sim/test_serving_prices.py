@@ -10,7 +10,8 @@ import pytest
 from sim.inputs.scenario import parse_scenario
 from sim.models.inference import decode_attention, embedding_tokens, layer_tokens
 from sim.prices.kernels import kernel_file, lookup, make_table
-from sim.prices.profile import Coefficient, PointTable, Profile, load_profile
+from sim.prices.profile import Coefficient, PointTable, Profile
+from sim.prices.profiles import load_profile
 from sim.prices.roofline import MOE_LAYER, Device, shape_bytes
 from sim.program import Comm, Compute
 from sim.published.tables import read_table

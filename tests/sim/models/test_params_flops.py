@@ -137,6 +137,14 @@ def test_selective_op_keeps_every_second_matmul():
     assert saved_bytes(block.saved) == expected
 
 
+def test_selective_op_runs_unfused_attention_again():
+    """Its batched matmuls and softmax are not among the operators whose outputs are saved, nor is its output kept."""
+    block = layer_block(make(GPT, {"recompute": "selective_op", "attention": "unfused"}), 0)
+    again = [i.name for i in block.recompute if isinstance(i, Compute) and i.kind in ("gemm", "softmax")]
+    assert again == ["attention_scores", "attention_softmax", "attention_context", "attention_out", "mlp_down"]
+    assert [s.name for s in block.saved] == ["input", "qkv output", "mlp_up output"]
+
+
 def test_mtp_module():
     scenario = make("deepseek-v3", {"seq_len": 128})
     block = mtp_block(scenario)

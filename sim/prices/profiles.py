@@ -1,0 +1,47 @@
+"""Profiles by name or file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sim.errors import InputError
+from sim.files import read_json
+from sim.prices.profile import Profile
+from sim.prices.profile_input import profile_from
+
+SHIPPED = Path(__file__).parents[1] / "presets" / "profiles"
+
+
+def shipped_profiles() -> tuple[str, ...]:
+    """Names that `load_profile` knows, `roofline` first."""
+    return ("roofline", *sorted(p.stem for p in SHIPPED.glob("*.json")))
+
+
+def load_profile(name_or_path: str | Path, where: str = "calibration") -> Profile:
+    """A shipped profile's name, `roofline` (no measurement at all), or a file.
+
+    Raises:
+        InputError: unknown name, unreadable or invalid file. `where` names the key it came from.
+    """
+    text = str(name_or_path)
+    if len(text) > 4096 or "\0" in text or len(Path(text).name) > 240:
+        raise InputError(f"{where}: found {text[:60]!r}…; allowed: a path or a profile's name")
+    if text == "roofline":
+        return Profile("roofline", "data-sheet roofline: nothing measured")
+    shipped = SHIPPED / f"{text}.json"
+    if "/" not in text and shipped.is_file():
+        return read_profile(shipped)
+    path = Path(name_or_path)
+    if not path.is_file() and "/" not in text and not text.endswith(".json"):
+        names = ", ".join(shipped_profiles())
+        raise InputError(f"{where}: no profile {text!r}; allowed: a path or one of {names}")
+    return read_profile(path)
+
+
+def read_profile(path: Path) -> Profile:
+    """A profile from a file of at most 64 MiB.
+
+    Raises:
+        InputError: as `profile_input.profile_from`, and where the file cannot be read.
+    """
+    return profile_from(read_json(path), str(path))

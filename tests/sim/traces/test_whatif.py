@@ -1,0 +1,99 @@
+"""Which kernels, devices and process groups a what-if means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.scenario import load_scenario
+from sim.replay import load
+from sim.simulation import simulate
+from sim.traces.chakra_out import write_chakra
+from sim.traces.kineto import read_kineto
+from sim.traces.matching import join
+from sim.traces.recording import Message, Node, Recording
+from sim.traces.replay import replay
+from sim.traces.whatif import MATMUL, Change, doubts, dp_change, gpu_pair
+from tests.sim.traces import programs as p
+
+SCENARIOS = Path(__file__).parents[3] / "scenarios"
+
+
+@pytest.mark.parametrize(
+    ("device", "preset"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H100 PCIe", ""), ("NVIDIA H100 NVL", ""),
+        ("NVIDIA H200", "h200-sxm"), ("NVIDIA GH200 480GB", ""), ("NVIDIA B200", "b200-sxm"), ("NVIDIA GB200", "gb200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm"), ("NVIDIA A100-SXM4-40GB", "a100-sxm-40g"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"), ("NVIDIA A100-PCIE-40GB", ""), ("Tesla V100-SXM2-16GB", "v100"),
+    ],
+)  # fmt: skip
+def test_a_device_is_the_preset_of_its_own_name(device: str, preset: str) -> None:
+    if preset:
+        assert gpu_pair("b300-sxm", device)[0].name == preset
+    else:
+        with pytest.raises(ValueError, match="is no preset; say --gpu FROM=b300-sxm"):
+            gpu_pair("b300-sxm", device)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arithmetic"),
+    [
+        ("sm90_xmma_gemm_bf16bf16", True), ("triton_tem_fused_mm_3", True), ("aten::convolution", True),
+        ("triton_poi_fused_addmm_relu_0", False), ("triton_red_fused_convert_element_type_3", False),
+        ("void at::native::convert_kernel", False),
+    ],
+)  # fmt: skip
+def test_generated_elementwise_kernels_are_no_matmuls(kernel: str, arithmetic: bool) -> None:
+    assert bool(MATMUL.search(kernel)) == arithmetic
+
+
+def test_an_unknown_collective_is_no_computation() -> None:
+    """Traces of before torch 2.2 do not say what a kernel of NCCL carries out."""
+    _, traces = p.run([[p.Kernel(1000, 1000, 50_000, 7), p.Kernel(1000, 1000, 20_000, 20, True)]])
+    for event in traces[0]["traceEvents"]:
+        event.get("args", {}).pop("Collective name", None)
+    recording = join([read_kineto("rank0.json", 0, json.dumps(traces[0]).encode())])
+    device = [n for n in recording.nodes if n.name.startswith(("ampere", "nccl"))]
+    assert [(n.name.split("_")[0], n.message, n.compute) for n in device] == [
+        ("ampere", None, True), ("ncclDevKernel", None, False),
+    ]  # fmt: skip
+
+
+def two_by_two() -> Recording:
+    """Ranks 0 to 3: tensor-parallel pairs (0, 1) and (2, 3) reduce 1 kB, then data-parallel (0, 2) and (1, 3) 1 MB."""
+    nodes = []
+    for rank in range(4):
+        tp, dp = (rank // 2 * 2, rank // 2 * 2 + 1), (rank % 2, rank % 2 + 2)
+        for at, (ranks, size) in enumerate(((tp, 1e3), (dp, 1e6))):
+            name = f"{ranks[0]}-{ranks[1]}"
+            message = Message("all_reduce", name, ranks, size, (name,))
+            waits = [(len(nodes) - 1, 0)] if at else []
+            nodes.append(Node(rank, "comm", "ALL_REDUCE", name, 1000 * at, 1000 * at + 1000, waits, message))
+    return Recording("by hand", (0, 1, 2, 3), nodes, 4)
+
+
+def test_all_data_parallel_groups_of_a_layout_change() -> None:
+    recording = two_by_two()
+    change = Change(dp=dp_change(recording, 4, None))
+    assert change.dp == (frozenset({"0-2", "1-3"}), 2, 4)
+    assert replay(recording, change).end_s[1::2] == pytest.approx([2.5e-6] * 4)  # 2·3/4 for 2·1/2, in every lane
+    fewer = replay(recording, Change(dp=dp_change(recording, 1, None)))
+    assert fewer.step_time_s == pytest.approx(1e-6)  # and no lane still reduces
+    assert dp_change(recording, 4, "2-3")[0] == {"0-1", "2-3"}
+    assert "others reduce too, of which --dp-group takes one: '0-1', '2-3'" in doubts(recording, change)[0]
+    assert doubts(recording, Change()) == []
+
+
+def test_a_written_step_takes_as_long_as_on_shared_links(tmp_path: Path) -> None:
+    keys = ["model.layers=2", "parallelism.dp=4", "parallelism.tp=2", "parallelism.sp=true"]
+    scenario = load_scenario(SCENARIOS / "zero3_llama8b_dp64.yaml", [*keys, "training.global_batch_size=4"])
+    simulation = simulate(scenario, expand=True)
+    assert simulation.step_time_s > simulate(scenario, share_links=False).step_time_s
+    *files, groups = write_chakra(simulation, tmp_path / "step")
+    recording = load(files, groups=groups)
+    assert recording.step_ns * 1e-9 == pytest.approx(simulation.step_time_s, abs=1e-6)
+    gpus = gpu_pair("h100-sxm=b200-sxm", "")
+    assert "stand for several operators each" in doubts(recording, Change(gpus=gpus))[0]
