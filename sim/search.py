@@ -25,6 +25,10 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 Objective = Annotated[
     str, typer.Option(help="what is best; of one number of GPUs both rank alike", metavar="|".join(OBJECTIVES))
 ]
+Gpus = Annotated[
+    int | None,
+    typer.Option(help="GPUs to lay out; default: the scenario's ranks, without parallelism its cluster's GPUs", min=1),
+]
 WholeFront = Annotated[
     bool,
     typer.Option(
@@ -36,9 +40,7 @@ WholeFront = Annotated[
 
 def main(
     scenario: Annotated[Path, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")],
-    gpus: Annotated[
-        int | None, typer.Option(help="GPUs to lay out; by default as many as the scenario's ranks", min=1)
-    ] = None,
+    gpus: Gpus = None,
     objective: Objective = "step_time",
     memory_limit: Annotated[
         str | None, typer.Option(help="bytes a GPU may use, such as 70GiB; by default all it has", metavar="BYTES")
@@ -111,17 +113,31 @@ def parse_only(options: Sequence[str]) -> dict[str, list[Any]]:
 
     >>> parse_only(["tp=4,8", "schedule=1f1b"])
     {'tp': [4, 8], 'schedule': ['1f1b']}
+
+    Raises:
+        InputError: for another key, or a value that the key never has.
     """
+    from sim.inputs.input_source import nearest
     from sim.inputs.yaml_input import parse_yaml
-    from sim.layout.layouts import Layout
+    from sim.layout.layouts import RECOMPUTE, Layout
+    from sim.schedules import NAMES
+
+    words = {"schedule": NAMES, "recompute": RECOMPUTE}
 
     out: dict[str, list[Any]] = {}
     for option in options:
         key, sign, text = option.partition("=")
         if not sign or key not in Layout._fields:
             raise InputError(f"--only {option}: must be KEY=VALUE,… with KEY one of {', '.join(Layout._fields)}")
-        plain = key in ("schedule", "recompute")
-        out[key] = [v.strip() if plain else parse_yaml(v, f"--only {option}")[0] for v in text.split(",")]
+        values = [v.strip() if key in words else parse_yaml(v, f"--only {option}")[0] for v in text.split(",")]
+        for value in values:
+            if key in words and value not in words[key]:
+                hint = nearest(value, words[key])
+                raise InputError(f"--only {option}: found '{value}'; must be one of {', '.join(words[key])}{hint}")
+            if key not in words and type(value) is not (bool if key == "sp" else int):
+                kind = "true or false" if key == "sp" else "integers"
+                raise InputError(f"--only {option}: found {value!r}; must be {kind}")
+        out[key] = values
     return out
 
 
@@ -249,13 +265,16 @@ def print_result(result: dict[str, Any]) -> None:
             str(x["micro_batch_size"]),
             x["recompute"],
         )
-    limit = result["memory_limit_bytes"]
-    console.print(f"{result['name']}: {result['gpus']:,} GPUs, at most {limit / 2**30:.4g} GiB each", highlight=False)
+    limit, gpus = result["memory_limit_bytes"], f"{result['gpus']:,} GPU" + "s" * (result["gpus"] != 1)
+    console.print(f"{result['name']}: {gpus}, at most {limit / 2**30:.4g} GiB each", highlight=False)
+    if not c["legal"]:
+        console.print(f"No layout is legal{' with these values of --only' * bool(result['only'])}.", highlight=False)
+        return
     if result["best"]:
         console.print(table)
     else:
         fits = "No legal layout fits in memory" + (" and can be simulated." if c["refused"] else ".")
-        console.print(fits if c["legal"] else "No layout is legal.", highlight=False)
+        console.print(fits, highlight=False)
     seconds = f"{result['wall_s']:.1f} s on {result['cores']} core" + "s" * (result["cores"] != 1)
     console.print(f"{_counts_words(c)}; {seconds}", highlight=False)
     for refusal in result["refusals"][:REFUSALS_SHOWN]:

@@ -77,7 +77,7 @@ def run_sweep(
     keys = parse_vary(vary)
     changes: list[Change] = [tuple(zip(keys, values, strict=True)) for values in itertools.product(*keys.values())]
     source = read_source(path, overrides)
-    packed = pack(source, path.stem, tuple(keys))
+    packed = pack(source, path.stem, changes)
     begin = time.perf_counter()
     first = attempt(packed, changes[0])  # what it takes tells whether other processes are worth their start
     much = (time.perf_counter() - begin) * len(changes) > POOL_FROM_S

@@ -354,8 +354,8 @@ static PyObject *run(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"run", run, METH_VARARGS,
-     "run(seconds, sort, waited for, waiting, launcher, launched, lag, start, end, sorts, flows by sort, capacity by\n"
+    {"run_columns", run, METH_VARARGS,
+     "run_columns(seconds, sort, waited for, waiting, launcher, launched, lag, start, end, sorts, flows by sort, capacity by\n"
      "link, over, fair, fsum)\n\n"
      "Fills in starts and ends (-1: never) and gives the number of events; columns are of doubles and 64-bit integers;\n"
      "a link asked for `over` times its capacity is full."},

@@ -3,7 +3,7 @@ from collections.abc import Callable
 from sim.graph.sharing import Flow
 from sim.graph.taskgraph import Floats, Ints
 
-def run(
+def run_columns(
     seconds: Floats,
     sort: Ints,
     waited_for: Ints,

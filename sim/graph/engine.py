@@ -24,6 +24,8 @@ try:
     from sim.graph import _events
 except ImportError:
     _events = None  # type: ignore[assignment]
+if not hasattr(_events, "run_columns"):  # compiled from an earlier version, whose arguments were others
+    _events = None  # type: ignore[assignment]
 
 Coming = tuple[float, int]  # when, and the task that ends, or ~task for one whose bytes begin to flow
 
@@ -161,7 +163,7 @@ def _compiled(graph: TaskGraph, flows: Flows) -> tuple[Floats, Floats, int]:
     waits, launches = graph.columns.waits, graph.columns.launches
     columns = (graph.seconds, graph.sort, *waits, *launches, start, end)
     by_sort, capacity = flows.by_sort, flows.capacity_bytes_per_s
-    events = _events.run(*columns, len(graph.sorts), by_sort, capacity, FULL, fractions, _fsum_of_bytes)
+    events = _events.run_columns(*columns, len(graph.sorts), by_sort, capacity, FULL, fractions, _fsum_of_bytes)
     return start, end, events
 
 

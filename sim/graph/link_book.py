@@ -7,7 +7,7 @@ share what lies above between GPUs; here what a GPU sends is compared with what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sim.actions import Action
@@ -72,7 +72,7 @@ class LinkBook:
         known = self._launched.get(key)
         if known is None:
             known = self._launched[key] = self._new_launched(class_index, template)
-        return [(x, None if sent is None else self._flow((class_index,), sent)) for x, sent in known]
+        return [(x, None if sent is None else self._flow((class_index, sent))) for x, sent in known]
 
     def _new_launched(self, class_index: int, template: Template) -> list[tuple[Launch, _Sent | None]]:
         if not any(self._shares(class_index, local.group) for _, local in template.launches_apart):
@@ -93,10 +93,14 @@ class LinkBook:
         of_class = (OF_CLASS * sender, OF_CLASS * receiver)  # whose links lead out, and in: even numbers, and odd
         return Flow(sent.quiet_s, {of_class[link % 2] + link: rate for link, rate in sent.rates})
 
-    def collective(self, sort: int, members: tuple[int, ...], local: LocalTask) -> None:
-        """Collectives of this sort are those of these classes of ranks."""
-        if self._shares(members[0], local.group):
-            self.add(sort, self._flow(members, self._sent_by(members[0], local)))
+    def collective(self, sort: int, parts: Mapping[int, LocalTask]) -> None:
+        """Collectives of this sort are those of these classes of ranks, each with its part in them: all take as long as
+        the slowest, and each has its own bytes on its own links."""
+        members = sorted(parts, key=lambda c: -parts[c].seconds)
+        seconds = parts[members[0]].seconds
+        members = [c for c in members if self._shares(c, parts[c].group)]
+        if members:
+            self.add(sort, self._flow(*((c, self._sent_by(c, parts[c]._replace(seconds=seconds))) for c in members)))
 
     def hides(self, class_index: int, template: Template) -> bool:
         """Whether what a template waits for uses shared links, so that a task for all of it hides that."""
@@ -149,12 +153,12 @@ class LinkBook:
         rates = [(i, rate) for i, rate in sent if LINKS[i] in self.shared]
         return _Sent(seconds - flowing_s, [(2 * i + way, rate) for way in ways for i, rate in rates])
 
-    def _flow(self, members: tuple[int, ...], sent: _Sent) -> Flow:
-        """The same, of these classes."""
-        flow = self._known.get((members, sent))
+    def _flow(self, *sent: tuple[int, _Sent]) -> Flow:
+        """The same, of these classes; bytes flow when those of the first do."""
+        flow = self._known.get(sent)
         if flow is None:
-            path = {OF_CLASS * c + link: rate for c in members for link, rate in sent.rates}
-            flow = self._known[members, sent] = Flow(sent.quiet_s, path)
+            path = {OF_CLASS * c + link: rate for c, each in sent for link, rate in each.rates}
+            flow = self._known[sent] = Flow(sent[0][1].quiet_s, path)
         return flow
 
     def most(self, class_index: int, template: Template) -> Flow:
@@ -165,7 +169,7 @@ class LinkBook:
             changes: dict[int, list[tuple[float, float]]] = {}
             for task, end_s in zip(template.tasks, template.ends_s, strict=True):
                 if task.group and task.stream not in left and self._shares(class_index, task.group):
-                    flow = self._flow((class_index,), self._sent_by(class_index, task))
+                    flow = self._flow((class_index, self._sent_by(class_index, task)))
                     for link, load in flow.path.items():
                         changes.setdefault(link, []).append((end_s - task.seconds + flow.quiet_s, load))
                         changes[link].append((end_s, -load))

@@ -86,9 +86,8 @@ def _starts(*columns: Ints) -> Ints:
 
 def _new_sort(parts: list[Meeting], shown: Sorts, links: LinkBook | None) -> int:
     """The sort of a collective in which these parts meet, which are in the order of their classes."""
-    slowest = max(parts, key=lambda m: m.local.seconds)
     rows = tuple([shown.row(m.class_index, m.local.stream, m.local.kind) for m in parts])
     sort = shown.new_sort(parts[0].local.detail, rows)
     if links is not None:
-        links.collective(sort, slowest.members, slowest.local)
+        links.collective(sort, {m.class_index: m.local for m in parts})
     return sort

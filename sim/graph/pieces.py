@@ -97,7 +97,7 @@ class Pieces:
         row = self._uses.shown.row(self._class_index, local.stream, name if computes else local.kind)
         sort = self._uses.shown.new_sort(local.detail, (row,), local.seconds * factor if computes else 0.0)
         if self._uses.links is not None and local.group:
-            self._uses.links.collective(sort, (self._class_index,), local)
+            self._uses.links.collective(sort, {self._class_index: local})
         return sort
 
 

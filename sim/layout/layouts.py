@@ -88,12 +88,16 @@ class Space:
 def make_space(source: Source, gpus: int | None, name: str, only: Mapping[str, Sequence[Any]] | None = None) -> Space:
     """The space of a scenario as it stands in its file (`sim.inputs.scenario.read_source`); `name`: as in `resolve`.
 
+    `gpus`: null for the scenario's ranks or, where it has no section `parallelism`, its cluster's GPUs.
+
     Raises:
         InputError: if the scenario is no training step, or wrong in a key that no layout changes; for too many GPUs.
     """
     data = source.data
     if gpus is None:
-        gpus = resolve(source, name).parallelism.ranks
+        as_written = resolve(source, name)
+        cluster = as_written.cluster
+        gpus = as_written.parallelism.ranks if data.get("parallelism") else cluster.nodes * cluster.gpus_per_node
     if gpus > MOST_GPUS:
         raise InputError(f"{source.label}: a search lays out at most {MOST_GPUS:,} GPUs; found {gpus:,}")
     section = {} if data.get("parallelism") is None else data["parallelism"]

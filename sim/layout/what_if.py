@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -49,21 +50,38 @@ class WhatIf(NamedTuple):
                 "refused": self.refused}  # fmt: skip
 
 
-def pack(source: Source, name: str, keys: tuple[str, ...]) -> bytes:
+def pack(source: Source, name: str, changes: Sequence[Change]) -> bytes:
     """A sweep's data for its workers, which need no files then. `name`: as in `sim.inputs.scenario.resolve`.
 
     Raises:
-        InputError: if the scenario as it stands in its file is wrong, or is no training step.
+        InputError: if the scenario is wrong as it stands in its file and with any of the changes, or no training step.
     """
-    base = resolve(source, name)
+    base = _first_legal(source, name, changes)
     if base.training is None:
         raise InputError(f"{source.label}: training: is missing; a sweep simulates training steps")
     data = source.data
     if isinstance(data["model"], str) and data["model"].endswith(".json"):
         data = {**data, "model": base.model.model_dump(mode="json")}
-    own = any(key.partition(".")[0] in ("calibration", "cluster") for key in keys)  # then each step has its own
+    keys = {key.partition(".")[0] for change in changes[:1] for key, _ in change}
+    own = bool(keys & {"calibration", "cluster"})  # then each step has its own
     profile = None if own else load_profile(base.calibration)
     return pickle.dumps((replace(source, data=data), name, profile))
+
+
+def _first_legal(source: Source, name: str, changes: Sequence[Change]) -> Scenario:
+    """The scenario as it stands or, where a varied key is what makes it legal, with the first change that does."""
+    try:
+        return resolve(source, name)
+    except InputError:
+        for change in changes:
+            with suppress(InputError):
+                return _changed(source, name, change)
+        raise
+
+
+def _changed(source: Source, name: str, change: Change) -> Scenario:
+    options = [f"{key}={json.dumps(value)}" for key, value in change]  # JSON is YAML
+    return resolve(with_overrides(source, options), name)
 
 
 @lru_cache(maxsize=2)
@@ -96,8 +114,7 @@ def attempt(packed: bytes, change: Change) -> WhatIf:
 
 def _simulated(packed: bytes, change: Change) -> WhatIf:
     source, name, _ = _given(packed)
-    options = [f"{key}={json.dumps(value)}" for key, value in change]  # JSON is YAML
-    scenario = resolve(with_overrides(source, options), name)
+    scenario = _changed(source, name, change)
     simulation = _step(packed, scenario)
     step_s, t = simulation.step_time_s, scenario.training
     assert t is not None

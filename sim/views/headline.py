@@ -9,6 +9,7 @@ from sim.views.units import count, n_bytes, percent, rate, seconds
 
 Result = Mapping[str, Any]
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
+PIPELINE_BUBBLE = "Pipeline bubble"
 LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
 
 
@@ -42,13 +43,19 @@ def _step(result: Result) -> list[Number]:
         ),
         Number("MFU", percent(result.get("mfu") or 0.0), f"HFU {percent(result.get('hfu') or 0.0)}, {flops}"),
         Number(
-            "Pipeline bubble",
+            bubble_name(result),
             percent(result.get("bubble_fraction") or 0.0),
             f"of the step; idle ÷ busy {result.get('bubble_ratio') or 0.0:.3f}",
         ),
         Number("Exposed communication", seconds(exposed), f"{percent(exposed / step)} of the step"),
         *_contention(result, step),
     ]
+
+
+def bubble_name(result: Result) -> str:
+    """What idle time within the passes is: of a pipeline its bubble; else ranks wait for each other at collectives."""
+    layout = result.get("scenario", {}).get("parallelism") or {}
+    return PIPELINE_BUBBLE if int(layout.get("pp") or 1) > 1 else "Waiting for ranks"
 
 
 def _contention(result: Result, step: float) -> list[Number]:

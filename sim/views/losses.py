@@ -7,7 +7,7 @@ The parts of the mean rank's step, which add up to it:
     below_peak    mfu/hfu · passes − useful           kernels slower than the peak
     optimizer     seconds in the optimizer
     communication exposed_comm_s                      nothing computes meanwhile
-    bubble        bubble_fraction · step              waiting for another stage's input
+    bubble        bubble_fraction · step              waiting for another stage, or for slower ranks
     teacher       step − student's step               distillation: the teacher's turn, or waiting for it
     other         what is left                        waiting outside the pipeline phase
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.timeline import Timeline
-from sim.views.headline import memory_limit_bytes, rank_seconds
+from sim.views.headline import PIPELINE_BUBBLE, bubble_name, memory_limit_bytes, rank_seconds
 from sim.views.palette import COMPUTE_KINDS
 from sim.views.rows import row_stream
 from sim.views.units import ranks_text, seconds
@@ -48,7 +48,7 @@ _LABELS = {
     "recompute": ("Recomputation", "#f0e442"),
     "optimizer": ("Optimizer", "#cc79a7"),
     "communication": ("Exposed communication", "#d55e00"),
-    "bubble": ("Pipeline bubble", "#aab4bf"),
+    "bubble": (PIPELINE_BUBBLE, "#aab4bf"),
     "teacher": ("Teacher", "#5d3a9b"),
     "other": ("Other waiting", "#d5dbe1"),
 }
@@ -76,7 +76,8 @@ def parts_of_step(result: Result, timeline: Timeline) -> tuple[Part, ...]:
     if result.get("distillation"):
         lengths["teacher"] = max(0.0, step - float(result["distillation"]["student_step_s"]))
     lengths["other"] = step - sum(lengths.values())
-    return tuple(Part(k, _LABELS[k][0], s, _LABELS[k][1]) for k, s in lengths.items() if s > 1e-4 * step)
+    labels = {k: label for k, (label, _) in _LABELS.items()} | {"bubble": bubble_name(result)}
+    return tuple(Part(k, labels[k], s, _LABELS[k][1]) for k, s in lengths.items() if s > 1e-4 * step)
 
 
 def _with_teachers(result: Result) -> float:
@@ -148,6 +149,8 @@ def _bubble(result: Result, timeline: Timeline) -> str:
     uneven = _uneven(result)
     if uneven:
         return uneven
+    if pp == 1:
+        return "Ranks wait at collectives for the last one to arrive, a different one at different times."
     if schedule == "naive":
         return text + ". The naive schedule runs one stage at a time: `1f1b` lets them all work."
     more = f" Twice as many ({2 * m}) would about halve its share" if m else " More micro-batches would shrink it"
@@ -172,6 +175,8 @@ def _uneven(result: Result) -> str:
         return ""
     who = ranks_text(entry.get("ranks", "?"))
     compute = "compute" if who.startswith("ranks") else "computes"
+    if bubble_name(result) != PIPELINE_BUBBLE:
+        return f"{who.capitalize()} {compute} {seconds(more_s)} longer than the mean; the others wait at collectives."
     return (
         f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for "
         "that. Fewer layers there (`layers_per_stage`) win most of it back; more micro-batches only the rest."
@@ -179,7 +184,7 @@ def _uneven(result: Result) -> str:
 
 
 _ADVICE: dict[str, tuple[tuple[str, object, str], ...]] = {
-    "tp": (("sp", True, "halves what the norms keep and lets it be chunked"),
+    "tp": (("sp", True, "shares out the norms and lets it be chunked"),
            ("tp_overlap", "full", "hides it beside its own matmuls"),
            ("tp", 1, "removes it; a smaller `tp`, inside one NVLink domain, shortens it")),
     "cp": (("cp_method", "ring", "hides it under attention"),
@@ -207,11 +212,14 @@ def _communication(result: Result, timeline: Timeline) -> str:
     """Advice for the most exposed stream: the options that the scenario has not taken yet."""
     stream = next(iter(exposed_by_stream(timeline)), "")
     layout = result.get("scenario", {}).get("parallelism") or {}
-    zero = int(layout.get("zero") or 0)
+    possible = {
+        "accumulate_unsharded": int(layout.get("zero") or 0) >= 2,
+        "ep_overlap": layout.get("schedule") in ("dualpipe", "dualpipe_v") and int(layout.get("pp") or 1) > 1,
+    }
     left = [
         f"`{key}: {str(value).lower()}` {what}"
         for key, value, what in _ADVICE.get(stream, ())
-        if layout.get(key) != value and (key != "accumulate_unsharded" or zero >= 2)
+        if layout.get(key) != value and possible.get(key, True)
     ]
     advice = "; ".join(left) + "." if left else ""
     always = _ALWAYS.get(stream, "" if left else "Overlapping it with computation, or faster links, would remove it.")
@@ -243,7 +251,8 @@ def _below_peak(result: Result, timeline: Timeline) -> str:
     scenario = result.get("scenario", {})
     training, layout = scenario.get("training") or {}, scenario.get("parallelism") or {}
     options = ["larger micro-batches"]
-    options += ["less `tp`"] if int(layout.get("tp") or 1) > 1 else []
+    if int(layout.get("tp") or 1) > 1:
+        options += ["less `tp`"] + ["`sp: true` (else every rank computes all norms)"] * (not layout.get("sp"))
     options += [f"`{k}: {v}`" for k, v in (("attention", "fused"), ("elementwise", "compiled"))
                 if training.get(k) != v]  # fmt: skip
     return ("Operators run below the device's peak: memory-bound kernels, small or odd matmuls. To raise it: "

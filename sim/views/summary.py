@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.views.headline import headline, layout_line, memory_limit_bytes, rank_seconds, shares_of
+from sim.views.palette import memory_styles
 from sim.views.units import count, n_bytes, percent, ranks_text, seconds
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ Result = Mapping[str, Any]
 RANKS_SHOWN = 12
 NAME_WIDTH = 22  # of classes of ranks; longer ones are cut
 BAR = (("compute", "blue", "█"), ("communication", "yellow", "▓"), ("bubble", "bright_black", "░"))
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
 def print_summary(result: Result, console: Console) -> None:
@@ -114,11 +114,12 @@ def _memory(result: Result, width: int) -> Table:
     name = ranks_text(worst.get("ranks", worst.get("rank", "?")))
     table = _table(f"memory of {name}", "", f"█ share of {n_bytes(whole)}")
     table.columns[2].justify = "left"
-    for category in (*CATEGORIES, "peak"):
+    names = {category: style.label for category, style in memory_styles(result).items()}
+    for category, label in {**names, "peak": "Peak"}.items():
         size = float(worst.get(category, 0.0))
         length = round(min(1.0, size / whole) * width)
         style = "red" if category == "peak" and size > whole else "cyan"
-        table.add_row(category, n_bytes(size), _solid(length, style))
+        table.add_row(label, n_bytes(size), _solid(length, style))
     return table
 
 

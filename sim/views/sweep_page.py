@@ -15,7 +15,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
 _HINT = (
     "Step time over the key with most values, a line for each choice of the others. Hover for a step's values, click a "
-    "name in the legend to hide its line."
+    "name in the legend to hide its line. Hollow dots do not fit in memory."
 )
 _PLOT = '<div class="plot" data-plot="sweep"></div>'
 _DASHED = " Dashed: the same steps without faults."
@@ -59,10 +59,14 @@ def memory_words(row: Row) -> str:
 
 def _cards(result: Result) -> str:
     done = [r for r in result["rows"] if not r["refused"]]
-    best, worst = (pick(done, key=lambda r: r["step_time_s"]) for pick in (min, max))
+    worst = max(done, key=lambda r: r["step_time_s"])
+    fitting = [r for r in done if r["fits_in_memory"]]
+    fastest = min(fitting or done, key=lambda r: r["step_time_s"])
     left = len(result["rows"]) - len(done)
     cards = [
-        card("Fastest step", seconds(best["step_time_s"]), words(best["values"]), "good"),
+        card("Fastest step that fits", seconds(fastest["step_time_s"]), words(fastest["values"]), "good")
+        if fitting
+        else card("Fastest step", seconds(fastest["step_time_s"]), f"{words(fastest['values'])}; none fits", "bad"),
         card("Slowest step", seconds(worst["step_time_s"]), words(worst["values"])),
         card("Steps", count(len(done)), f"{count(left)} cannot be simulated" if left else ""),
     ]
@@ -95,7 +99,7 @@ def _figure(result: Result) -> Any:
         if faults:
             plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
         plot.line("x", "y", line_width=2, **shown)
-        dots.append(plot.scatter("x", "y", size=8, **shown))
+        dots.append(plot.scatter("x", "y", size=8, fill_alpha="fits", **shown))
     plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP + _LOST * faults))
     plot.legend.click_policy = "hide"
     plot.add_layout(plot.legend[0], "right")
@@ -118,6 +122,7 @@ def _columns(rows: Sequence[Row], key: str, numbers: bool) -> dict[str, list[Any
         "x": [r["values"][key] if numbers else str(r["values"][key]) for r in ordered],
         "y": [r["step_time_s"] for r in ordered],
         "healthy": [r["healthy_s"] for r in ordered],
+        "fits": [float(r["fits_in_memory"]) for r in ordered],
         "words": [words(r["values"]) for r in ordered],
         "step": [seconds(r["step_time_s"]) for r in ordered],
         "lost": [lost_words(r) for r in ordered],

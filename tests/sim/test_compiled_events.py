@@ -97,7 +97,7 @@ def run_compiled(**changes: Any) -> Any:
         "fair": fractions,
         "fsum": engine._fsum_of_bytes,
     }
-    return engine._events.run(*{**program, **changes}.values())
+    return engine._events.run_columns(*{**program, **changes}.values())
 
 
 ODD = [

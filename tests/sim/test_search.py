@@ -170,6 +170,22 @@ def test_nothing_fits(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "No legal layout fits" in capsys.readouterr().out
 
 
+def test_nothing_is_legal(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(scenario_file, gpus=1, only=["tp=3"])
+    assert stop.value.code == 1
+    said = capsys.readouterr().out
+    assert "1 GPU," in said
+    assert said.endswith("No layout is legal with these values of --only.\n")
+
+
+def test_without_a_layout_the_whole_cluster_is_laid_out(scenario_file: Path) -> None:
+    scenario_file.write_text(json.dumps({k: v for k, v in BASE.items() if k != "parallelism"}), encoding="utf-8")
+    overrides = ["cluster={preset: dgx-h100, nodes: 2, gpus_per_node: 2}"]
+    only = ["schedule=1f1b", "recompute=none", "zero=0"]
+    assert run_search(scenario_file, overrides, None, None, 1, only, False, 1, None)["gpus"] == 4
+
+
 def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
     llama = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
              "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 1000, "hidden_act": "silu",
@@ -221,6 +237,11 @@ def test_errors_name_the_line(tmp_path: Path, written: str, problem: str, gpus: 
     ("options", "words"),
     [
         ({"only": ["depth=3"]}, "must be KEY=VALUE"),
+        ({"only": ["schedule=1f1b,zbv"]}, "found 'zbv'; must be one of naive, "),
+        ({"only": ["recompute=some"]}, "found 'some'; must be one of none, "),
+        ({"only": ["tp=2,x"]}, "found 'x'; must be integers"),
+        ({"only": ["tp=true"]}, "found True; must be integers"),
+        ({"only": ["sp=1"]}, "found 1; must be true or false"),
         ({"memory_limit": "lots"}, "--memory-limit"),
         ({"memory_limit": "-5"}, "--memory-limit"),
         ({"objective": "joy"}, "--objective"),

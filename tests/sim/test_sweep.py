@@ -52,6 +52,13 @@ def test_other_keys_have_their_own_healthy_step_and_what_is_illegal_is_a_row_tha
     assert all(r["step_time_s"] is None for r in refused)
 
 
+def test_a_varied_key_may_be_what_makes_the_scenario_legal() -> None:
+    found = run_sweep(FILE, ["parallelism.sp=true", "parallelism.pp=4"], ["parallelism.tp=1,2"])
+    assert [bool(row["refused"]) for row in found["rows"]] == [True, False]
+    with pytest.raises(InputError, match="sequence parallelism needs tp above 1"):
+        run_sweep(FILE, ["parallelism.sp=true"], ["parallelism.pp=4,8"])
+
+
 def test_links_and_presets_and_profiles_can_be_varied(tmp_path: Path) -> None:
     link = "faults.links.0={between: [node0, node0], bandwidth_scale: 0.25},{between: [node0, node0]}"
     found = run_sweep(FILE, ["faults.stragglers.0.rank=1"], [link, "cluster=dgx-a100,dgx-h100"])
@@ -80,6 +87,8 @@ def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pyte
     assert [row["fits_in_memory"] for row in found["rows"]] == [False, True]
     print_result(found)
     said = capsys.readouterr().out
+    assert "Fastest step that fits" in sweep_page(found)
+    assert "recompute none; none fits" in sweep_page({**found, "rows": found["rows"][:1]})
     assert said.count("✗") == sweep_page(found).count("✗") == 1
     assert "fault" not in said
     assert "aults" not in re.sub(r"<script.*?</script>", "", sweep_page(found), flags=re.S)
@@ -104,9 +113,9 @@ def test_other_processes_find_the_same_to_the_last_bit() -> None:
 
 def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="dask.distributed is not installed")
-    packed = pack(read_source(FILE), "steps", ())
     changes = [(("faults.stragglers.0.rank", r), ("faults.stragglers.0.compute_scale", 1 + s / 10))
                for r in range(8) for s in range(1, 11)]  # fmt: skip
+    packed = pack(read_source(FILE), "steps", changes)
     with local_workers(1) as here:
         expected = rows_of(packed, changes, here)
     with cluster(tmp_path) as (address, victim), dask_workers(address) as pool:

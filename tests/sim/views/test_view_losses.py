@@ -66,3 +66,29 @@ def test_exposed_communication_is_what_no_computation_covers() -> None:
 def test_a_serving_result_has_no_parts() -> None:
     _, timeline = example()
     assert parts_of_step({"format": "sim-result/1"}, timeline) == ()
+
+
+def test_without_stages_it_is_slower_ranks_that_others_wait_for() -> None:
+    found = simulate(load_scenario("scenarios/straggler_dp.yaml")).losses()
+    waiting = {part.label: text for part, text in found}["Waiting for ranks"]
+    assert waiting.startswith("Rank 5 computes ")
+    assert "tage" not in waiting
+
+
+@pytest.mark.parametrize(("layout", "offered"), [({}, False), ({"pp": 2, "schedule": "dualpipe"}, True)])
+def test_overlapped_experts_are_proposed_only_where_they_are_allowed(layout: dict[str, Any], offered: bool) -> None:
+    options = [f"parallelism.{key}={value}" for key, value in ({"dp": 8, "ep": 8} | layout).items()]
+    moe = load_scenario("scenarios/moe_mixtral.yaml", ["training.seq_len=512", "parallelism={}", *options])
+    spans = [Span(0, "ep", "ALL_TO_ALL", -1, -1, 0.0, 1.0, Detail("x"))]
+    result = {**simulate(moe).result, "exposed_comm_s": 1.0}
+    found = largest_losses(result, from_spans(spans, [RankClass(0, (0,), 0)]))
+    advice = {part.key: text for part, text in found}["communication"]
+    assert "`ep_dispatch_dtype: fp8`" in advice
+    assert ("`ep_overlap: true`" in advice) == offered
+
+
+def test_norms_on_every_rank_are_named_as_slow_kernels() -> None:
+    for sp in (False, True):
+        short = load_scenario("scenarios/tp8.yaml", ["training.seq_len=512", f"parallelism.sp={str(sp).lower()}"])
+        advice = {part.key: text for part, text in simulate(short).losses()}["below_peak"]
+        assert ("`sp: true`" in advice) == (not sp)
