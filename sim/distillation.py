@@ -20,6 +20,7 @@ import numpy as np
 
 from sim.dtypes import dtype_bytes, sixteen_bit
 from sim.errors import InputError
+from sim.faults import disturbs, link_scales
 from sim.graph.stages import replace_runs, stage_blocks
 from sim.graph.template import compile_program
 from sim.inputs.parallelism import Parallelism, split_layers
@@ -92,7 +93,7 @@ def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) ->
     replicas = 1 if d.placement == "other" else ranks // tp
     share = -(-t.global_batch_size // replicas)
     gpus = tp if d.placement == "other" else 0
-    weights, forward_s, buffers = _forward(scenario, d, profile)
+    weights, forward_s, buffers = _forward(scenario, d, profile, replicas)
     if d.mode == "sequence":
         held_bytes = held_bytes if d.placement == "same" else 0.0
         generate_s, tokens, buffers, cache = _generate(scenario, d, profile, replicas, held_bytes)
@@ -142,11 +143,21 @@ def teacher_blocks(scenario: Scenario, d: Distillation) -> tuple[Block, ...]:
     return stage_blocks(plan, plan.parts[0], 0)
 
 
-def _forward(scenario: Scenario, d: Distillation, profile: Profile) -> tuple[float, float, float]:
-    """Bytes of the teacher's weights on a rank, seconds of one micro-batch's forward, bytes that it needs meanwhile."""
-    own = teacher_scenario(scenario, d)
-    costs = Costs(profile, own.cluster.gpu)
-    pricing = Pricing(make_plan(own), costs, Network(own.cluster))
+def _with_faults(own: Scenario, scenario: Scenario, d: Distillation, replicas: int) -> Scenario:
+    """The teacher's scenario with the slow ranks and links of the student's, where it runs on its GPUs."""
+    if d.placement == "other" or scenario.faults is None or not disturbs(scenario):
+        return own
+    faults = scenario.faults.model_copy(update={"jitter": None})
+    layout = own.parallelism.model_copy(update={"dp": replicas})
+    return own.model_copy(update={"faults": faults, "parallelism": layout})
+
+
+def _forward(scenario: Scenario, d: Distillation, profile: Profile, replicas: int) -> tuple[float, float, float]:
+    """Bytes of the teacher's weights on a rank, seconds of one micro-batch's forward on the slowest, bytes that it
+    needs meanwhile."""
+    own = _with_faults(teacher_scenario(scenario, d), scenario, d, replicas)
+    costs, plan = Costs(profile, own.cluster.gpu), make_plan(own)
+    pricing = Pricing(plan, costs, Network(own.cluster, link_scales(own)))
     t = own.training
     assert t is not None
     blocks = teacher_blocks(scenario, d)
@@ -158,7 +169,8 @@ def _forward(scenario: Scenario, d: Distillation, profile: Profile) -> tuple[flo
     weights = sum(b.params + b.expert_params for b in blocks) * size
     logits = t.micro_batch_size * t.seq_len * d.teacher.padded_vocab(own.parallelism.tp) / own.parallelism.tp * size
     buffers = max(b.forward_peak_bytes for b in blocks) + logits
-    return weights, compile_program(tuple(items), pricing.on(0)).makespan_s, buffers
+    seconds = (compile_program(tuple(items), pricing.on(c.rank)).makespan_s for c in plan.classes)
+    return weights, max(seconds), buffers
 
 
 def _of_loss(item: Item) -> bool:
@@ -191,7 +203,7 @@ def _generate(
             f"{scenario.name}: distillation.prompt_len: found {prompt}; must be below training.seq_len "
             f"({t.seq_len}), as the teacher writes the rest"
         )
-    own = teacher_scenario(scenario, d)
+    own = _with_faults(teacher_scenario(scenario, d), scenario, d, replicas)
     precision = sixteen_bit(t.precision)
     pattern = RequestPattern(prompt_len=prompt, output_len=t.seq_len - prompt, count=t.global_batch_size)
     inference = Inference(requests=pattern)

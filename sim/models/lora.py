@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sim.dtypes import dtype_bytes
 from sim.models.dims import Dims
 from sim.models.operators import (
     F,
@@ -33,11 +34,14 @@ ADAPTER = "_lora"
 
 
 def frozen(part: Part) -> Part:
-    """A part whose parameters get no gradient: what its weight gradient alone needs is neither kept nor computed."""
+    """A part whose parameters get no gradient: what its weight gradient alone needs is neither kept nor computed.
+
+    A norm's input gradient needs its input as well, also where a compiler makes a linear layer's input of it again.
+    """
     return replace(
         part,
         backward=tuple(i for i in part.backward if i.phase is not W),
-        saved=tuple(s for s in part.saved if not s.weight_grad or s.part == "norm"),
+        saved=tuple(s for s in part.saved if not s.weight_grad or s.name.endswith("norm input")),
         params=0,
         frozen=part.params,
         weights=(),
@@ -45,11 +49,16 @@ def frozen(part: Part) -> Part:
 
 
 def with_adapters(d: Dims, spec: Linear, base: Part) -> Part:
-    """A linear layer frozen, with an adapter for each of its matrices where its name is among the targets."""
+    """A linear layer frozen, with an adapter for each of its matrices where its name is among the targets.
+
+    Without one the output projection still keeps its input: fused attention's backward reads its own output.
+    """
     unneeded = weight_gradient_bytes(d, spec.k * max(spec.outs))
     part = replace(frozen(base), backward_bytes=base.backward_bytes - unneeded)
     if d.lora is None or spec.name not in d.lora.targets:
-        return part
+        fused = d.fused_attention and spec.name == "attention_out"
+        output = Saved("attention", "output", spec.rows * spec.k * d.act_bytes, False)
+        return replace(part, saved=(*part.saved, output)) if fused else part
     r, rows, k, e = d.lora.rank, spec.rows, spec.k, d.act_bytes
     forward: list[Item] = []
     backward: list[Item] = []
@@ -86,8 +95,16 @@ def only_behind_adapters(parts: Sequence[Part]) -> tuple[Part, ...]:
     out = [replace(p, backward=(), saved=(), backward_bytes=0.0) for p in parts[:first]]
     for p in parts[first : first + 1]:
         needed = tuple(i for i in p.backward if i.phase is W or _of_adapter(i))
-        out.append(replace(p, backward=needed))
+        saved = p.saved if any(s.name == f"{p.name} input" for s in p.saved) else (_input(p), *p.saved)
+        out.append(replace(p, backward=needed, saved=saved))
     return (*out, *parts[first + 1 :])
+
+
+def _input(part: Part) -> Saved:
+    """What a compiler keeps for A's weight gradient where nothing that it could be made of again is kept."""
+    gradient = next(i for i in part.backward if isinstance(i, Compute) and i.name.endswith("_a_wgrad"))
+    _, _, k, rows = gradient.shape
+    return Saved(part.saved[-1].part, f"{part.name} input", k * rows * dtype_bytes(gradient.dtype), True)
 
 
 def _of_adapter(item: Item) -> bool:

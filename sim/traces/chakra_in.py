@@ -21,6 +21,9 @@ from sim.traces.recording import HOST, START, Message, Node, Recording
 
 _COMM = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 NANOS = "duration_nanos"  # an attribute of ours: the schema's whole microseconds are too coarse for kernels
+# Collectives whose `comm_size` is what each rank puts in, not what comes out: in ASTRA-sim an all-gather's
+# `final_data_size` is `data_size` times the ranks (system/collective/Ring.cc); torch's converter sums the inputs too.
+PUT_IN = ("all_gather", "gather")
 Groups = dict[str, tuple[int, ...]]
 
 
@@ -154,6 +157,7 @@ class _Build:
             number = node.whole("comm_type", 0)
             kind = COLLECTIVES[number] if 0 <= number < len(COLLECTIVES) else "all_reduce"
             ranks = self.groups.get(group) or tuple(range(world))
+            size *= len(ranks) if kind in PUT_IN else 1
             return Message(kind, group, ranks, size, self._count(rank, ("collective", group, ranks, kind)))
         sends = node.type == NodeType.COMM_SEND
         source = rank if sends else node.whole("comm_src", rank)

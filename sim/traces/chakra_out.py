@@ -27,7 +27,7 @@ from sim.traces.chakra import (
     int64,
     string,
 )
-from sim.traces.chakra_in import NANOS
+from sim.traces.chakra_in import NANOS, PUT_IN
 
 MAX_NODES = 5_000_000  # in all files together
 Slot = tuple[str, str]  # stream, kind
@@ -113,8 +113,11 @@ class Export:
             yield node(NodeType.COMM_SEND, [size, *_ends(rank, after, task)])
             yield node(NodeType.COMM_RECV, [size, *_ends(before, rank, task)], 1)
         elif kind.lower() in COLLECTIVES:
-            group = self.groups.setdefault(self._members(stream, kind, rank), len(self.groups) + 1)
+            members = self._members(stream, kind, rank)
+            group = self.groups.setdefault(members, len(self.groups) + 1)
             number = int64("comm_type", COLLECTIVES.index(kind.lower()))
+            if kind.lower() in PUT_IN:
+                size = int64("comm_size", round(detail.bytes / len(members)))
             yield node(NodeType.COMM_COLL, [number, size, string("pg_name", str(group))])
         elif kind in ("OFFLOAD", "RELOAD"):
             tensor = Attribute("tensor_size", UINT64, round(detail.bytes))

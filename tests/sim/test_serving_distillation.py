@@ -91,6 +91,23 @@ def test_logits_take_the_links_between_teacher_and_student() -> None:
     assert result("distill_logits", "distillation.teacher_parallelism.tp=1")["distillation"]["send_s"] == 0
 
 
+def test_a_slow_rank_slows_the_teacher_on_it() -> None:
+    """Its peers wait at every collective: s · compute + communication, as docs/faults.md has it for the student."""
+
+    def forward_s(name: str, scale: float, link: float = 1.0) -> float:
+        faults = (f"{{stragglers: [{{rank: 3, compute_scale: {scale}}}], "
+                  f"links: [{{between: [node0, node0], bandwidth_scale: {link}}}]}}")  # fmt: skip
+        return float(result(name, f"faults={faults}")["distillation"]["forward_s"])
+
+    once, twice, thrice = (forward_s("distill_logits", s) for s in (1.0, 2.0, 3.0))
+    assert once == result("distill_logits")["distillation"]["forward_s"]
+    assert thrice - twice == pytest.approx(twice - once, rel=0.01)  # some kernels wait for the host, as slow as ever
+    communication = 2 * once - twice
+    assert 0.2 * once < communication < 0.4 * once  # two all-reduces a layer
+    assert forward_s("distill_logits", 1.0, 0.5) == pytest.approx(once + communication, rel=0.05)
+    assert forward_s("distill_logits_apart", 2.0, 0.5) == once
+
+
 def test_sequences_are_written_first() -> None:
     r = result("distill_sequence")
     t = r["distillation"]

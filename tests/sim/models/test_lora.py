@@ -11,7 +11,7 @@ import pytest
 from sim.errors import InputError
 from sim.inputs.model_config import count_parameters
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-from sim.models import layer_block
+from sim.models import head_block, layer_block
 from sim.program import Compute, Program
 from sim.simulation import simulate
 
@@ -67,6 +67,23 @@ def test_what_is_kept() -> None:
     none = layer_block(scenario({"rank": RANK, "targets": ["attention_out"]}), 1)
     inputs = 2 * 128 * (HIDDEN + HIDDEN + FFN)  # of query-key-value, up and down
     assert sum(s.bytes for s in none.saved) == all_ - inputs + 2 * 128 * RANK
+
+
+@pytest.mark.parametrize("style", ["eager", "compiled"])
+def test_what_input_gradients_need_is_kept_without_an_adapter_there(style: str) -> None:
+    """Fused attention's backward reads its output; a norm's its input, the final one's too; A's gradient its input,
+    which compiled code makes of what it keeps again but for the first adapter's. By hand, bytes of 16 bits."""
+    tokens, training = 128, {"elementwise": style, "attention": "fused"}
+
+    def kept(layer: int, targets: list[str]) -> dict[str, float]:
+        made = scenario({"rank": RANK, "targets": targets}, **training)
+        return {s.name: s.bytes for s in (layer_block(made, layer) if layer >= 0 else head_block(made)).saved}
+
+    assert kept(1, ["qkv"])["output"] == 2 * tokens * HIDDEN
+    assert "output" not in kept(1, ["attention_out"])
+    assert kept(-1, ["qkv"])["final_norm input"] == 2 * tokens * HIDDEN
+    assert kept(0, ["qkv"])["qkv input"] == 2 * tokens * HIDDEN
+    assert kept(0, ["mlp_down"]) == {"mlp_down input": 2 * tokens * FFN, "mlp_down A x": 2 * tokens * RANK}
 
 
 @cache

@@ -17,6 +17,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from sim.traces.chakra import (
     BOOL,
+    COLLECTIVES,
     DOUBLE,
     INT32,
     INT64,
@@ -171,6 +172,25 @@ def coll(number: int, *deps: int, kind: int = 0) -> ChakraNode:
     """An all-reduce as ASTRA-sim's generator writes them: a size, no duration."""
     attributes = (boolean("is_cpu_op", False), int64("comm_type", kind), int64("comm_size", 1 << 26))
     return ChakraNode(number, "ar", NodeType.COMM_COLL, (), deps, 0, 0, None, None, attributes)
+
+
+def test_an_all_gathers_size_is_what_each_rank_puts_in(tmp_path: Path) -> None:
+    """As ASTRA-sim takes it: 64 MiB of each of two ranks are 128 MiB, a reduce-scatter's 64 MiB are all there is."""
+    network = network_of("dgx-h100", 2)
+    for name, whole in (("all_gather", 1 << 27), ("reduce_scatter", 1 << 26)):
+        file = encode_file([coll(2, kind=COLLECTIVES.index(name))])
+        priced = replay(load(["a.0.et", "a.1.et"], [file, file]), Change(network=network))
+        assert priced.step_time_s == pytest.approx(network.collective(name, range(2), whole).seconds)
+    scenario = parse_scenario({
+        "model": {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024}, "cluster": "dgx-h100",
+        "parallelism": {"dp": 4, "zero": 3}, "training": {"seq_len": 512, "global_batch_size": 4},
+    })  # fmt: skip
+    *files, groups = write_chakra(simulate(scenario, expand=True), tmp_path / "step")
+    parameters = 12 * 512**2 + 13 * 512  # of a layer, in 16 bits
+    sizes = [n.whole("comm_size") for n in read_chakra(files[0]).nodes if n.name == "layer 1 parameters"]
+    assert set(sizes) == {2 * parameters / 4}
+    read = load(files, [f.read_bytes() for f in files], read_groups(groups))
+    assert {n.message.bytes for n in read.nodes if n.message and n.name == "layer 1 parameters"} == {2.0 * parameters}
 
 
 def comp(number: int, micros: int, *deps: int) -> ChakraNode:
