@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sim.dtypes import dtype_bytes
+from sim.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import Scenario, json_schema, load_mapping, load_scenario, parse_scenario
