@@ -9,6 +9,7 @@ from functools import cached_property
 from sim.faults import compute_scales, link_scales
 from sim.folding import aligned
 from sim.graph.template import Price, Priced
+from sim.inputs.scenario import Scenario
 from sim.plan import Plan
 from sim.prices.costs import Cost, Costs
 from sim.prices.profile import Profile
@@ -33,7 +34,7 @@ class Pricing:
         self._links = bool(link_scales(plan.scenario))
         self._reference = _measured_on(costs.profile, plan.scenario.cluster)
         self._aligned = aligned(plan.scenario)
-        self._pace = costs.pace(plan.scenario.parallelism.ranks)
+        self._pace = costs.pace(_waiting_ranks(plan.scenario))
         training = plan.scenario.training
         self._plain = training is not None and training.elementwise != "megatron"
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -193,6 +194,14 @@ class Pricing:
             return Priced(*measured)
         seconds = self.network.send(src, dst, size)
         return Priced(seconds, "topology", LINK_UNCERTAINTY, "send", size / seconds if seconds > 0 else 0.0)
+
+
+def _waiting_ranks(scenario: Scenario) -> int:
+    """How many ranks wait for each other: in training all; replicas that serve do not, but where they share experts."""
+    p = scenario.parallelism
+    if scenario.inference is None:
+        return p.ranks
+    return p.pp * max(p.tp * p.cp, p.ep * p.expert_tp)
 
 
 def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:

@@ -168,3 +168,15 @@ def test_prompts_of_unlike_lengths_are_one_kernel() -> None:
     lengths = tuple((128 + n, 128 + n, 1) for n in range(-32, 33) if n)
     alike, unlike = (costs.stage_seconds(Load(8192, prefills=p))[0] for p in (((128, 128, 64),), lengths))
     assert unlike == pytest.approx(alike, rel=0.01)
+
+
+def test_replicas_wait_for_none_but_those_that_they_share_experts_with() -> None:
+    """The slowest clock of those that wait for each other counts (`Costs.pace`): of eight replicas each its own, of
+    eight ranks that send each other tokens all."""
+    load = Load(8192, prefills=((8192, 8192, 1),))
+    dense, mixture = ({"model": name, "parallelism": {"dp": 8}} for name in ("llama3-8b", "mixtral-8x7b"))
+    one = costs_of({"model": "llama3-8b"}, "h100-sxm", "dgx-h100").stage_seconds(load)
+    assert costs_of(dense, "h100-sxm", "dgx-h100").stage_seconds(load) == one
+    shared = costs_of({**mixture, "parallelism": {"dp": 8, "ep": 8}}, "h100-sxm", "dgx-h100")
+    apart = costs_of(mixture, "h100-sxm", "dgx-h100")
+    assert shared.pricing._pace > apart.pricing._pace == 1.0
