@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,16 @@ Trainer = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(help="say what a scenario key means; '' for all sections", metavar="KEY")]
 
+PlanBatch = Annotated[
+    bool, typer.Option("--plan-batch", help="cut the global batch into dp, micro-batches and accumulation")
+]
+CriticalBatch = Annotated[
+    float | None, typer.Option(help="with --plan-batch: critical batch size, sequences", min=1e-3, metavar="N")
+]
+Days = Annotated[
+    float | None, typer.Option(help="simulate DAYS days of failures and checkpoints (faults.failures)", metavar="DAYS")
+]
+
 
 def main(
     scenario: Annotated[Path | None, typer.Argument(help="scenario file", metavar="SCENARIO.yaml")] = None,
@@ -43,16 +54,9 @@ def main(
     chakra: Chakra = None,
     emit: Trainer = None,
     explain: Key = None,
-    plan_batch: Annotated[
-        bool, typer.Option("--plan-batch", help="cut the global batch into dp, micro-batches and accumulation")
-    ] = False,
-    critical_batch: Annotated[
-        float | None, typer.Option(help="with --plan-batch: critical batch size, sequences", min=1e-3, metavar="N")
-    ] = None,
-    days: Annotated[
-        float | None,
-        typer.Option(help="simulate DAYS days of failures and checkpoints (faults.failures)", metavar="DAYS"),
-    ] = None,
+    plan_batch: PlanBatch = False,
+    critical_batch: CriticalBatch = None,
+    days: Days = None,
     runs: Annotated[int, typer.Option(help="histories that --days draws", min=1, max=100_000)] = 200,
     schema: Annotated[bool, typer.Option("--schema", help="print a scenario's JSON Schema, for editors")] = False,
 ) -> None:
@@ -64,13 +68,26 @@ def main(
             return _describe(explain)
         if scenario is None:
             raise InputError("SCENARIO.yaml: is missing; give the scenario file to simulate (--help shows the options)")
+        if critical_batch is not None and not plan_batch:
+            raise InputError("--critical-batch: stands beside --plan-batch alone")
+        files = {"--html": html, "--trace": trace, "--topology": topology, "--chakra": chakra, "--days": days}
         if plan_batch:
+            _stands_alone("--plan-batch", {**files, "--emit": emit})
             return _plan_batch(scenario, json, set_ or [], critical_batch)
-        if emit is not None or chakra is not None:
-            return _export(scenario, set_ or [], emit, chakra)
-        if topology is not None:
-            _draw(scenario, set_ or [], topology)
+        if emit is not None:
+            _stands_alone("--emit", {**files, "--json": json})
+            return _emit(scenario, set_ or [], emit)
+        for target, write in ((topology, _draw), (chakra, _write_chakra)):
+            if target is not None:
+                write(scenario, set_ or [], target)
         _run(scenario, json, html, trace, set_ or [], steps, engine, None if days is None else (days, runs))
+
+
+def _stands_alone(option: str, others: Mapping[str, object]) -> None:
+    """Refuse what `option`, which simulates no step of its own, would not do."""
+    for other, value in others.items():
+        if value is not None:
+            raise InputError(f"{other}: cannot stand beside {option}")
 
 
 @no_collection()
@@ -90,7 +107,7 @@ def _run(
     scenario = load_scenario(path, overrides)
     if scenario.inference is not None:
         if days is not None:
-            raise InputError(f"{path}: --days: is for training; this scenario serves requests")
+            raise _no_training(path, "--days")
         return _serve(scenario, json, html, trace)
     simulation = simulate(scenario, engine=engine)
     if html is not None or trace is not None:
@@ -108,6 +125,10 @@ def _run(
         from sim.views.summary import print_summary
 
         print_summary(result, Console())
+
+
+def _no_training(path: Path, option: str) -> InputError:
+    return InputError(f"{path}: {option}: is for training; this scenario serves requests")
 
 
 def _serve(scenario: Scenario, json: str | None, html: Path | None, trace: Path | None) -> None:
@@ -133,7 +154,10 @@ def _draw(path: Path, overrides: list[str], target: Path) -> None:
     from sim.link_traffic import topology_drawing
     from sim.simulation import simulate
 
-    write_text(target, topology_drawing(simulate(load_scenario(path, overrides))))
+    scenario = load_scenario(path, overrides)
+    if scenario.training is None:
+        raise _no_training(path, "--topology")
+    write_text(target, topology_drawing(simulate(scenario)))
 
 
 def _plan_batch(path: Path, json: str | None, overrides: list[str], critical: float | None) -> None:
@@ -163,20 +187,24 @@ def _describe(key: str | None) -> None:
         print(explain(key))
 
 
-def _export(path: Path, overrides: list[str], trainer: str | None, chakra: Path | None) -> None:
-    """Print a trainer's flags; write the step as Chakra traces."""
+def _emit(path: Path, overrides: list[str], trainer: str) -> None:
+    """Print a trainer's flags."""
+    from sim.emit import emit
     from sim.inputs.scenario import load_scenario
 
+    print(emit(load_scenario(path, overrides), trainer))
+
+
+def _write_chakra(path: Path, overrides: list[str], prefix: Path) -> None:
+    """Write the step as Chakra traces."""
+    from sim.inputs.scenario import load_scenario
+    from sim.simulation import simulate
+    from sim.traces.chakra_out import write_chakra
+
     scenario = load_scenario(path, overrides)
-    if trainer is not None:
-        from sim.emit import emit
-
-        print(emit(scenario, trainer))
-    if chakra is not None:
-        from sim.simulation import simulate
-        from sim.traces.chakra_out import write_chakra
-
-        write_chakra(simulate(scenario, expand=True), chakra)
+    if scenario.training is None:
+        raise _no_training(path, "--chakra")
+    write_chakra(simulate(scenario, expand=True), prefix)
 
 
 def _write_views(simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int) -> None:

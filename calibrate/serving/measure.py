@@ -177,9 +177,9 @@ def _result(served: Served) -> dict[str, Any]:
     """The same figures as a simulated result's."""
     done = served.sequences
     output = sum(s.request.output_tokens for s in done)
-    end = max(s.finish_s for s in done)
+    seconds = max(s.finish_s for s in done) - min(s.request.arrival_s for s in done)
     return {
-        "output_tokens_per_s": output / end,
+        "output_tokens_per_s": output / seconds,
         "request_latency_s": percentiles([s.finish_s - s.request.arrival_s for s in done]),
         "time_to_first_token_s": percentiles([s.first_token_s - s.request.arrival_s for s in done]),
         "time_per_output_token_s": percentiles(

@@ -45,15 +45,16 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         raise source.error((*path, "preset"), f"found {show(preset)}; must be a preset's name or a path")
     if preset in model_presets():
         return _preset(preset)
-    if preset.endswith(".json") or "/" in preset or "\\" in preset:
+    found = _find(preset, source) if preset else None
+    if found is not None:
         from sim.inputs.huggingface import model_from_config
 
-        return model_from_config(_find(preset, source, path))
-    known = ", ".join(model_presets())
-    raise source.error(
-        path, f"found {show(preset)}; no such model preset{nearest(preset, model_presets())} "
-        f"(there are: {known}; or a path to a Hugging Face config.json, or a mapping)"
-    )  # fmt: skip
+        return model_from_config(found)
+    if preset.endswith(".json") or "/" in preset or "\\" in preset:
+        raise source.error(path, f"found {show(preset)}; no such file (a Hugging Face config.json was expected)")
+    hint = nearest(preset, model_presets())
+    others = "" if hint else f" (there are: {', '.join(model_presets())}; or a path to a Hugging Face config.json)"
+    raise source.error(path, f"found {show(preset)}; no such model preset{hint}{others}")
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -64,16 +65,16 @@ def _preset(name: str) -> dict[str, Any]:
     return _preset(data["preset"]) if "preset" in data else data
 
 
-def _find(name: str, source: Source, path: KeyPath) -> Path:
+def _find(name: str, source: Source) -> Path | None:
     for folder in dict.fromkeys((source.folder, "")):
         candidate = Path(folder, name)
         try:
             found = candidate / "config.json" if candidate.is_dir() else candidate
-            if found.exists():
+            if found.is_file():
                 return found
         except (OSError, ValueError):  # a name too long, or with a NUL byte
             break
-    raise source.error(path, f"found {show(name)}; no such file (a Hugging Face config.json was expected)")
+    return None
 
 
 def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:

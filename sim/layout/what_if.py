@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from sim.errors import InputError
 from sim.faults import disturbs
 from sim.inputs.input_source import Source
+from sim.inputs.model_input import model_presets
 from sim.inputs.overrides import with_overrides
 from sim.inputs.scenario import Scenario, parse_scenario, resolve
 from sim.prices.costs import Costs
@@ -60,7 +61,7 @@ def pack(source: Source, name: str, changes: Sequence[Change]) -> bytes:
     if base.training is None:
         raise InputError(f"{source.label}: training: is missing; a sweep simulates training steps")
     data = source.data
-    if isinstance(data["model"], str) and data["model"].endswith(".json"):
+    if isinstance(data["model"], str) and data["model"] not in model_presets():
         data = {**data, "model": base.model.model_dump(mode="json")}
     keys = {key.partition(".")[0] for change in changes[:1] for key, _ in change}
     own = bool(keys & {"calibration", "cluster"})  # then each step has its own

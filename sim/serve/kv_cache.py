@@ -10,17 +10,21 @@ sequence uses them, until room is needed; then the prefix that was not used for 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Prefix:
-    """Blocks of one prefix that are kept; `users` running sequences read the first `read` of them."""
+    """Blocks of one prefix that are kept. `readers`: running sequences by how many of the first blocks they read."""
 
     blocks: int = 0
-    users: int = 0
-    read: int = 0
+    readers: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def read(self) -> int:
+        """Blocks that somebody reads: only those behind them may go."""
+        return max(self.readers, default=0)
 
 
 @dataclass(slots=True)
@@ -73,36 +77,41 @@ class KvCache:
         found = self.prefixes.get(name)
         return 0 if found is None else min(found.blocks, wanted // self.block_tokens) * self.block_tokens
 
-    def use(self, name: str, tokens: int) -> None:
-        """A sequence begins to read a prefix's first `tokens` tokens, which therefore stay."""
+    def use(self, name: str, blocks: int) -> None:
+        """A sequence begins to read a prefix's first `blocks` blocks, which therefore stay."""
         prefix = self.prefixes.setdefault(name, Prefix())
-        prefix.users += 1
-        self._read(prefix, max(prefix.read, tokens // self.block_tokens))
+        self._read(prefix, blocks, 1)
         self.prefixes.move_to_end(name)
 
-    def release(self, name: str) -> None:
-        """The sequence has ended or was preempted."""
+    def release(self, name: str, blocks: int) -> None:
+        """A sequence that read so many has ended or was preempted."""
         prefix = self.prefixes[name]
-        prefix.users -= 1
-        if prefix.users == 0:
-            self._read(prefix, 0)
-            if not prefix.blocks:
-                del self.prefixes[name]
+        self._read(prefix, blocks, -1)
+        if not prefix.blocks and not prefix.readers:
+            del self.prefixes[name]
 
-    def share(self, name: str, blocks: int) -> int:
-        """Let a sequence's own blocks extend the prefix that it reads to `blocks`; the number that changed hands."""
+    def share(self, name: str, reads: int, blocks: int) -> int:
+        """Let a sequence, which `reads` so many blocks of its prefix, extend it to `blocks` by its own, which it reads
+        from now on; the number that changed hands. What others had computed meanwhile it has twice (as in vLLM)."""
         prefix = self.prefixes[name]
-        added = max(0, blocks - prefix.blocks)
-        prefix.blocks += added
+        added = blocks - prefix.blocks
+        if added <= 0:
+            return 0
+        prefix.blocks = blocks
         self.unused += added
-        self._read(prefix, max(prefix.read, blocks))
+        self._read(prefix, blocks, 1)
+        self._read(prefix, reads, -1)
         self.private -= added
         self.tokens -= added * self.block_tokens
         return added
 
-    def _read(self, prefix: Prefix, blocks: int) -> None:
-        self.unused += prefix.read - blocks
-        prefix.read = blocks
+    def _read(self, prefix: Prefix, blocks: int, more: int) -> None:
+        """One reader of so many blocks more, or (-1) one less."""
+        before = prefix.read
+        prefix.readers[blocks] += more
+        if not prefix.readers[blocks]:
+            del prefix.readers[blocks]
+        self.unused += before - prefix.read
 
     def _evict(self, count: int) -> None:
         name = next(name for name, prefix in self.prefixes.items() if prefix.blocks > prefix.read)
@@ -112,7 +121,7 @@ class KvCache:
         self.unused -= gone
         self.free += gone
         self.evicted += gone
-        if not prefix.blocks and not prefix.users:
+        if not prefix.blocks and not prefix.readers:
             del self.prefixes[name]
 
     @property

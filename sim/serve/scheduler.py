@@ -29,8 +29,8 @@ from sim.serve.requests import Request
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request on its way. `computed` tokens are in the cache, `private` blocks are its own, the first `shared`
-    tokens lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted."""
+    """A request on its way. `computed` tokens are in the cache, `private` blocks are its own, `shared` of the tokens
+    lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted."""
 
     request: Request
     index: int
@@ -39,9 +39,10 @@ class Sequence:
     private: int = 0
     shared: int = 0
     swapped: int = 0
+    lost: int = 0  # tokens that were computed when it was preempted
     running: bool = False
     in_flight: bool = False
-    uses_prefix: bool = False
+    reads: int | None = None  # blocks of its prefix that stay for it; None where it reads none and extends none
     ready_s: float = 0.0  # when its prefix, or all of its cache, has come from the host's memory
     first_token_s: float = -1.0
     finish_s: float = -1.0
@@ -142,7 +143,7 @@ class Scheduler:
                 budget -= tokens
                 continue
             break
-        if not preempted:
+        if not preempted or not self.running:  # the only one, put out by blocks that it and its prefix both have
             self._admit(pieces, budget, now_s)
         return Batch(tuple(pieces), self.out_free_s)
 
@@ -154,8 +155,7 @@ class Scheduler:
             tokens = min(sequence.remaining - hit - loaded, budget)
             shared_blocks = hit // self.cache.block_tokens
             if hit:
-                self.cache.use(sequence.request.prefix_id, hit)  # before room is made: not to be evicted for it
-                sequence.uses_prefix = True
+                self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
             needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
             if not self.cache.take(needed):
                 self._release_prefix(sequence)
@@ -169,12 +169,14 @@ class Scheduler:
     def _start(self, sequence: Sequence, hit: int, loaded: int, blocks: int, now_s: float) -> None:
         if not sequence.preemptions:
             self.counts.prompt_tokens += sequence.request.prompt_tokens
-            self.counts.hit_tokens += hit + loaded
+        found = hit + loaded - sequence.lost
+        self.counts.hit_tokens += max(0, found)
+        self.counts.recomputed_tokens += max(0, -found)
+        sequence.lost = 0
         sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded
         self.cache.tokens += loaded
-        if self.share_on_gpu and sequence.request.prefix_id and not sequence.uses_prefix:
-            self.cache.use(sequence.request.prefix_id, 0)
-            sequence.uses_prefix = True
+        if self.share_on_gpu and sequence.request.prefix_id and sequence.reads is None:
+            self._read_prefix(sequence, 0)
         if loaded:
             self.host_free_s = self._copy(
                 max(now_s, self.host_free_s), loaded, "SWAP_IN" if sequence.swapped else "RELOAD"
@@ -231,13 +233,12 @@ class Scheduler:
     def _preempt(self, victim: Sequence, now_s: float) -> None:
         self.counts.preemptions += 1
         victim.preemptions += 1
+        victim.lost = victim.computed
         if 0 < victim.computed <= self.swap_tokens:
             self.out_free_s = self._copy(max(now_s, self.out_free_s, victim.ready_s), victim.computed, "SWAP_OUT")
             self.counts.swapped_tokens += victim.computed
             self.swap_tokens -= victim.computed
             victim.swapped = victim.computed
-        else:
-            self.counts.recomputed_tokens += victim.computed - victim.shared
         self._free(victim)
         victim.computed = 0
         victim.ready_s = 0.0
@@ -251,10 +252,14 @@ class Scheduler:
         self._release_prefix(sequence)
         sequence.private = sequence.shared = 0
 
+    def _read_prefix(self, sequence: Sequence, blocks: int) -> None:
+        self.cache.use(sequence.request.prefix_id, blocks)
+        sequence.reads = blocks
+
     def _release_prefix(self, sequence: Sequence) -> None:
-        if sequence.uses_prefix:
-            self.cache.release(sequence.request.prefix_id)
-            sequence.uses_prefix = False
+        if sequence.reads is not None:
+            self.cache.release(sequence.request.prefix_id, sequence.reads)
+            sequence.reads = None
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""
@@ -290,8 +295,11 @@ class Scheduler:
             return
         if self.host is not None:
             self.counts.stored_tokens += self.host.store(request.prefix_id, blocks * self.cache.block_tokens)
-        elif self.cache.prefixes[request.prefix_id].blocks * self.cache.block_tokens <= sequence.shared:
-            added = self.cache.share(request.prefix_id, blocks)
+        else:
+            assert sequence.reads is not None
+            added = self.cache.share(request.prefix_id, sequence.reads, blocks)
+            if added:
+                sequence.reads = blocks
             sequence.private -= added
             sequence.shared += added * self.cache.block_tokens
 

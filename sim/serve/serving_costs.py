@@ -131,9 +131,8 @@ class IterationCosts:
             if count:
                 key = (name, _sizes_around(load.tokens)[0], 0, 0)
                 used[key] = used.get(key, 0.0) + times * count
-        for q, kv, alike in load.prefills:
-            key = ("prefill", q, kv, alike)
-            used[key] = used.get(key, 0.0) + times * layers
+        for key, part in _prefill_parts(load):
+            used[key] = used.get(key, 0.0) + times * layers * part
         if load.decodes:
             key = ("decode", load.decodes, _lengths_around(load.decode_kv / load.decodes)[0], 0)
             used[key] = used.get(key, 0.0) + times * layers
@@ -166,7 +165,7 @@ class IterationCosts:
         return first if share == 0.0 else first + share * (self._bill((name, high, 0, 0)).seconds - first)
 
     def _attention(self, load: Load) -> float:
-        seconds = sum(self._bill(("prefill", q, kv, alike)).seconds for q, kv, alike in load.prefills)
+        seconds = sum(self._bill(key).seconds * part for key, part in _prefill_parts(load))
         if load.decodes:
             mean = load.decode_kv / load.decodes
             knots = _lengths_around(mean)
@@ -253,6 +252,20 @@ class IterationCosts:
         fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
         found = self.formats.at(m, n, k) if fewer else None
         return None if found is None else Priced(found[0], "interpolated", found[1])
+
+
+def _prefill_parts(load: Load) -> list[tuple[Key, float]]:
+    """Attention of prompt chunks, which are one kernel however their lengths differ (vLLM: flash_attn_varlen_func):
+    each takes its part of what as many alike take as have the iteration's prompt tokens.
+
+    >>> _prefill_parts(Load(128, prefills=((32, 32, 4),)))
+    [(('prefill', 32, 32, 4), 1.0)]
+    >>> _prefill_parts(Load(128, prefills=((32, 32, 2), (64, 64, 1))))
+    [(('prefill', 32, 32, 4), 0.5), (('prefill', 64, 64, 2), 0.5)]
+    """
+    tokens = sum(q * alike for q, _, alike in load.prefills)
+    sizes = [(q, kv, alike, round(tokens / q)) for q, kv, alike in load.prefills]
+    return [(("prefill", q, kv, n), alike / n) for q, kv, alike, n in sizes]
 
 
 def _as_known(op: Compute) -> Compute:

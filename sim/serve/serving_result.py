@@ -39,6 +39,11 @@ class ServingSimulation:
     wall_s: float
 
     @cached_property
+    def start_s(self) -> float:
+        """When the first request arrived: a trace may begin at any time, and rates and means count from here."""
+        return min(s.request.arrival_s for r in self.replicas for s in r.sequences)
+
+    @cached_property
     def end_s(self) -> float:
         """When the last token came out."""
         return max(s.finish_s for r in self.replicas for s in r.sequences)
@@ -82,7 +87,7 @@ def _make_result(sim: ServingSimulation) -> dict[str, Any]:
     """Everything that `sim.run --json` prints."""
     sequences = [s for r in sim.replicas for s in r.sequences]
     output = sum(s.request.output_tokens for s in sequences)
-    rate = output / sim.end_s if sim.end_s > 0 else 0.0
+    rate = output / (sim.end_s - sim.start_s) if sim.end_s > sim.start_s else 0.0
     memory = _memory(sim)
     peak = max(m["peak"] for m in memory)
     fits = sim.capacity.blocks <= sim.capacity.blocks_fit and peak <= sim.scenario.cluster.gpu.memory_bytes
@@ -128,10 +133,10 @@ def _kv_cache(sim: ServingSimulation) -> dict[str, Any]:
         "capacity_tokens": capacity.blocks * block,
         "bytes_per_token": capacity.stage_token_bytes,
         "blocks_used": max(s.held for r in replicas for s in r.states),
-        "blocks_used_mean": _mean_over_time(replicas, "held"),
+        "blocks_used_mean": _mean_over_time(sim, "held"),
         "waste": _waste(replicas),
         "running_max": max(s.running for r in replicas for s in r.states),
-        "running_mean": _mean_over_time(replicas, "running"),
+        "running_mean": _mean_over_time(sim, "running"),
         "preemptions": sum(c.preemptions for c in counts),
         "recomputed_tokens": sum(c.recomputed_tokens for c in counts),
         "prefix_hit_rate": hits / prompts if prompts else 0.0,
@@ -150,12 +155,12 @@ def _copy_s(replicas: tuple[Replica, ...], kind: str) -> float:
     return sum(c.end_s - c.start_s for r in replicas for c in r.scheduler.copies if c.kind == kind)
 
 
-def _mean_over_time(replicas: tuple[Replica, ...], name: str) -> float:
-    """The mean of a state's value over time, and over replicas."""
+def _mean_over_time(sim: ServingSimulation, name: str) -> float:
+    """The mean of a state's value over time since the first request, and over replicas."""
     total, seconds = 0.0, 0.0
-    for r in replicas:
+    for r in sim.replicas:
         for before, after in pairwise(r.states):
-            width = after.time_s - before.time_s
+            width = max(after.time_s, sim.start_s) - max(before.time_s, sim.start_s)
             total += getattr(before, name) * width
             seconds += width
     return total / seconds if seconds > 0 else 0.0

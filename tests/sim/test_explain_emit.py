@@ -237,4 +237,5 @@ def test_chakra_files_are_written_beside_each_other(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = sorted(p.name for p in tmp_path.glob("step.*"))
     assert names == ["step.0.et", "step.1.et", "step.2.et", "step.3.et", "step.groups.json"]
+    assert "Step time" in done.stdout
     assert run(str(file), "--chakra", str(tmp_path / "none" / "step")).returncode == 2

@@ -134,6 +134,27 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     assert "folder.html" in r.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--emit", "megatron", "--html", "out.html"], "--html: cannot stand beside --emit"),
+        (["--emit", "megatron", "--chakra", "step"], "--chakra: cannot stand beside --emit"),
+        (["--plan-batch", "--trace", "out.json"], "--trace: cannot stand beside --plan-batch"),
+        (["--critical-batch", "8"], "--critical-batch: stands beside --plan-batch alone"),
+    ],
+)
+def test_no_option_is_dropped_in_silence(options: list[str], words: str) -> None:
+    done = run("scenarios/dp8.yaml", *options)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {words}\n")
+
+
+@pytest.mark.parametrize("option", ["--topology", "--chakra"])
+def test_what_only_training_has_is_refused_for_serving(option: str, tmp_path: Path) -> None:
+    done = run("scenarios/serve_batch1.yaml", option, str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"{option}: is for training; this scenario serves requests\n")
+
+
 def test_what_does_not_fit_still_runs() -> None:
     r = run(SCENARIO, "--set", "training.micro_batch_size=8", "--json", "-")
     assert r.returncode == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sim.dtypes import dtype_bytes
+from sim.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import Scenario, json_schema, load_mapping, load_scenario, parse_scenario
@@ -300,6 +301,11 @@ def test_files_are_looked_for_beside_the_scenario(tmp_path: Path) -> None:
     )
     s = load_scenario(file, ["model.layers=3"])
     assert (s.model.layers, s.model.hidden) == (3, 8)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "config.json").rename(tmp_path / "mine" / "config.json")
+    assert load_scenario(file, ["model=mine", "model.layers=3"]).model == s.model
+    with pytest.raises(InputError, match="no such model preset"):
+        load_scenario(file, ["model=''"])
     assert s.calibration == str(tmp_path / "profile.json")
     assert s.inference is not None
     assert s.inference.requests.model_dump() == {"trace": str(tmp_path / "requests.csv")}

@@ -328,6 +328,18 @@ def test_arrivals_are_waited_for() -> None:
     assert sim.replicas[0].sequences[0].finish_s < 1.0
 
 
+def test_rates_and_means_count_from_the_first_arrival() -> None:
+    """A slice of a longer trace, which begins at 1,000 s, is the same workload."""
+    early, late = (
+        simulate_serving(serving(), requests=tuple(Request(t + 0.001 * i, 64, 16) for i in range(20))).result
+        for t in (0.0, 1000.0)
+    )
+    for part, name in ((None, "output_tokens_per_s"), ("kv_cache", "running_mean"), ("kv_cache", "blocks_used_mean")):
+        a, b = (r[part][name] if part else r[name] for r in (early, late))
+        assert b == pytest.approx(a, rel=1e-6), name
+    assert late["duration_s"] == pytest.approx(1000 + early["duration_s"])
+
+
 def test_chunked_prefill_lets_decodes_go_on() -> None:
     """While a long prompt is computed in chunks, a running sequence gets a token in every iteration."""
     requests = (Request(0.0, 8, 40), Request(1e-6, 4000, 1))

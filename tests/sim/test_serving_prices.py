@@ -15,7 +15,7 @@ from sim.prices.profiles import load_profile
 from sim.prices.roofline import MOE_LAYER, Device, shape_bytes
 from sim.program import Comm, Compute
 from sim.published.tables import read_table
-from sim.serve.serving_costs import IterationCosts, iteration_costs
+from sim.serve.serving_costs import IterationCosts, Load, iteration_costs
 from topology.presets import GPUS
 
 
@@ -160,3 +160,11 @@ def test_without_measured_layers_experts_are_their_kernels_and_share_a_launch() 
     op, seconds = operator(costs, program, "experts_up")
     assert op.kind == "grouped_gemm"
     assert seconds < 32 * costs.pricing.costs.profile.coefficients.get("group_launch_s", Coefficient(9e-6, "")).value
+
+
+def test_prompts_of_unlike_lengths_are_one_kernel() -> None:
+    """64 prompts of 96 to 160 tokens take what 64 of 128 do: one launch of a layer's attention, not one a length."""
+    costs = costs_of({"model": "llama3-8b"}, "h100-sxm", "dgx-h100")
+    lengths = tuple((128 + n, 128 + n, 1) for n in range(-32, 33) if n)
+    alike, unlike = (costs.stage_seconds(Load(8192, prefills=p))[0] for p in (((128, 128, 64),), lengths))
+    assert unlike == pytest.approx(alike, rel=0.01)
