@@ -151,6 +151,9 @@ class Megatron(Emission):
         if p.zero == 1:
             out += [("num-distributed-optimizer-instances", hybrid)] if hybrid > 1 else []
             return out + ([("overlap-param-gather", "")] if p.param_gather_overlap else [])
+        # Of its FSDP's strategies the two that shard gradients reduce in every backward (`grad_reduce_every_bprop`).
+        self.refuse("parallelism.accumulate_unsharded", "true", "its FSDP reduces gradients once a micro-batch",
+                    p.accumulate_unsharded and self.scenario.micro_batches > 1)  # fmt: skip
         self.refuse("parallelism.pp", p.pp, f"zero {p.zero} (its FSDP) is for one pipeline stage here", p.pp > 1)
         self.refuse("parallelism.shard_size", p.shard_size, "its FSDP shards over all replicas here", hybrid > 1)
         self.refuse(

@@ -58,8 +58,10 @@ class Titan(Emission):
         shape = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn)
         found = next((name for name, sizes in _FLAVORS.items() if sizes == shape), "")
         llama = (
-            m.mlp == "swiglu" and m.norm == "rmsnorm" and m.positions == "rope" and not (m.bias or m.tied_embeddings)
-        )
+            m.mlp == "swiglu" and m.norm == "rmsnorm" and m.positions == "rope" and m.head_dim * m.heads == m.hidden
+            and not (m.bias or m.tied_embeddings or m.qkv_bias or m.qk_norm)
+        )  # fmt: skip
+        self.refuse("model.dropout", m.dropout, "has none", m.dropout > 0)
         same = found and llama and m.moe is None and m.mla is None and not m.mtp_layers and m.vocab == 128_256
         if not same:
             shown = f"{m.layers} layers of {m.hidden}, {m.heads} heads, vocabulary {m.vocab}"
@@ -85,7 +87,10 @@ class Titan(Emission):
             "keeps parameters in fp32 (param_dtype: fp32)",
             t.param_dtype != "fp32",
         )
+        self.refuse("training.grad_dtype", t.grad_dtype, "keeps gradients in fp32", t.grad_dtype != "fp32")
         self.refuse("training.grad_reduce_dtype", t.grad_reduce_dtype, "reduces in fp32", t.grad_reduce_dtype != "fp32")
+        self.refuse("training.cross_entropy", "fused", "fuses its loss by compiling it (elementwise: compiled)",
+                    t.cross_entropy == "fused" and t.elementwise != "compiled")  # fmt: skip
         self.refuse(
             "training.precision", t.precision, "has bf16, fp32, fp8 and mxfp8", t.precision in ("fp16", "nvfp4")
         )

@@ -164,7 +164,8 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
     assert (found["log-interval"], found["eval-iters"]) == ("1", "0")
     long = scenario(training={"param_dtype": None, "seq_len": 262_144}, parallelism={"zero": 1})
     assert int(flags(emit(long, "megatron"))["max-position-embeddings"]) >= 262_144
-    fsdp = emit(scenario(training={"param_dtype": None}, parallelism={"pp": 1, "virtual_stages": None}), "megatron")
+    alone = {"pp": 1, "virtual_stages": None, "accumulate_unsharded": False}
+    fsdp = emit(scenario(training={"param_dtype": None}, parallelism=alone), "megatron")
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in fsdp  # its FSDP refuses 1
     assert flags(fsdp)["ckpt-format"] == "fsdp_dtensor"
 
@@ -176,11 +177,15 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
         ("torchtitan", {"parallelism": {"sp": False}}, ["parallelism.sp false"]),
         ("torchtitan", {"parallelism": {"accumulate_unsharded": False}}, ["reduces gradients once a step at pp 4"]),
         ("torchtitan", {"parallelism": {"pp": 1, "virtual_stages": None}}, ["once a micro-batch at pp 1"]),
+        ("torchtitan", {"model": {"preset": "llama3-70b", "dropout": 0.1}}, ["model.dropout 0.1: has none"]),
+        ("torchtitan", {"model": {"preset": "llama3-70b", "qkv_bias": True}}, ["its llama3 flavors are 8B, 70B"]),
+        ("torchtitan", {"training": {"cross_entropy": "fused", "grad_dtype": "bf16", "grad_reduce_dtype": "fp32"}},
+         ["training.cross_entropy fused: fuses its loss by compiling", "training.grad_dtype bf16: keeps gradients"]),
         ("torchtitan", {"training": {"param_dtype": None}}, ["training.param_dtype bf16"]),
         ("torchtitan", {"model": "llama2-7b"}, ["its llama3 flavors are 8B, 70B, 405B"]),
         ("torchtitan", {"parallelism": {"zero": 0}, "training": {"recompute": "selective"}},
          ["parallelism.zero 0", "training.recompute selective"]),
-        ("megatron", {}, ["training.param_dtype fp32", "parallelism.pp 4"]),
+        ("megatron", {}, ["training.param_dtype fp32", "parallelism.pp 4", "accumulate_unsharded true: its FSDP"]),
         ("megatron", {"parallelism": {"schedule": "zb_v"}},
          ["parallelism.schedule zb_v: has 1f1b and interleaved_1f1b"]),
         ("megatron", {"training": {"elementwise": "compiled"}}, ["training.elementwise compiled"]),
