@@ -86,9 +86,8 @@ class Network:
             raise ValueError(f"{kind} of {size_bytes} bytes over {len(ranks)} ranks; it needs bytes ≥ 0, ranks ≥ 1")
         if len(ranks) == 1:
             return _NOTHING
-        group = self.group(ranks)
-        algorithm, protocol = choose(kind, group, size_bytes)
-        cost = duration(kind, algorithm, protocol, group, size_bytes)
+        algorithm, protocol = self.chosen(kind, ranks, size_bytes)
+        cost = duration(kind, algorithm, protocol, self.group(ranks), size_bytes)
         seconds = cost.seconds
         bus = size_bytes / seconds * bus_factor(kind, len(ranks)) if seconds else 0.0
         return CollectiveCost(seconds, f"{algorithm} {protocol}".rstrip(), bus, cost.latency_s)
@@ -143,13 +142,20 @@ class Network:
         key = ranks if isinstance(ranks, range | tuple) else tuple(ranks)
         found = self._groups.get(key)
         if found is None:
-            start = key[0] // self._alike * self._alike
-            like = tuple([rank - start for rank in key])  # lies in domains and leaves as these do
-            if like not in self._placed:
-                self._placed[like] = self._place(like)
-            found = self._placed[like]
+            found = self._healthy(key)
             found = self._groups[key] = self._degrade(found, key) if self._scales else found
         return found
+
+    def chosen(self, kind: str, ranks: Sequence[int], size_bytes: float) -> tuple[str, str]:
+        """Algorithm and protocol of a collective: those of links without faults, which nobody knows of beforehand."""
+        return choose(kind, self._healthy(ranks) if self._scales else self.group(ranks), size_bytes)
+
+    def _healthy(self, ranks: Sequence[int]) -> Group:
+        start = ranks[0] // self._alike * self._alike
+        like = tuple([rank - start for rank in ranks])  # lies in domains and leaves as these do
+        if like not in self._placed:
+            self._placed[like] = self._place(like)
+        return self._placed[like]
 
     def _place(self, ranks: Sequence[int]) -> Group:
         domain_gpus = self.domain_gpus

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topology.collectives import Group, choose
+from topology.collectives import Group
 from topology.durations import Way, duration
 from topology.network import Network
 from topology.spec import ClusterSpec
@@ -84,7 +84,7 @@ def collective_load(network: Network, kind: str, ranks: Sequence[int], size_byte
     if chosen:
         algorithm, _, protocol = chosen.partition(" ")
     else:
-        algorithm, protocol = choose(kind, group, size_bytes)
+        algorithm, protocol = network.chosen(kind, ranks, size_bytes)
     cost = duration(kind, algorithm, protocol, group, size_bytes)
     near, far = _sent_bytes(kind, algorithm, group, size_bytes)
     wire = _WIRE.get(protocol, 1.0)
