@@ -110,7 +110,10 @@ def attempt(packed: bytes, change: Change) -> WhatIf:
     try:
         return _simulated(packed, change)
     except InputError as error:
-        return WhatIf(dict(change), 0.0, 0.0, 0.0, 0.0, False, str(error))
+        why = str(error)
+        for key, _ in change:
+            why = why.replace(f"--set {key}:", f"--vary {key}:")  # which the user wrote
+        return WhatIf(dict(change), 0.0, 0.0, 0.0, 0.0, False, why)
 
 
 def _simulated(packed: bytes, change: Change) -> WhatIf:

@@ -109,6 +109,7 @@ def layout_line(result: Result) -> str:
         words.append(f"{model['layers']} layers of {model.get('hidden')}")
     degrees = [f"{k} {layout[k]}" for k in ("tp", "cp", "pp", "dp", "ep") if int(layout.get(k) or 1) > 1]
     words += degrees or ["one device"]
+    words += ["sp"] * bool(layout.get("sp"))
     inference = scenario.get("inference") or {}
     if int(layout.get("pp") or 1) > 1 and not inference:
         words.append(str(layout.get("schedule")))

@@ -74,6 +74,7 @@ def test_links_and_presets_and_profiles_can_be_varied(tmp_path: Path) -> None:
     ("parallelism.pp", "must be KEY=VALUE"), ("parallelism.pp=", "must be KEY=VALUE"), ("=3", "must be KEY=VALUE"),
     ("faults.stragglers.0.rank=0..99999999", "combinations"), ("faults.stragglers.0.rank=7..0", "combinations"),
     ("parallelism.pp=[1", "is not valid YAML"), ("faults.jiter.sigma=1", "did you mean 'jitter'"),
+    ("model.heads=7,9", "--vary model.heads: found 7; must"),
     ("parallelism.pp=*a", "anchors and aliases"), ("parallelism.tp=5,7", "none of the 2 combinations can be simulated"),
 ])  # fmt: skip
 def test_bad_options_are_one_message(vary: str, problem: str) -> None:
