@@ -32,7 +32,6 @@ _LAYERS = (
 _LINK_NAMES = {
     "nvlink": "NVLink",
     "peer": "GPU to GPU through the host",
-    "pcie": "PCIe",
     "nic": "NIC to switch",
     "fabric": "between switches",
 }
@@ -93,23 +92,29 @@ def _plot(loads: Loads | None) -> str:
 
 
 def _links(graph: Graph, loads: Loads | None) -> str:
-    """A row per kind and speed of link."""
+    """A row per kind and speed of link; of PCIe also per what it joins, since only some of it carries messages."""
     rows: dict[tuple[str, float, float], list[float]] = {}
     for a, b, each in _edges(graph):
-        key = (each.kind, each.bandwidth_bytes_per_s, each.latency_s)
+        name = _pcie_name(graph, a, b) if each.kind == "pcie" else _LINK_NAMES.get(each.kind, each.kind)
+        key = (name, each.bandwidth_bytes_per_s, each.latency_s)
         rows.setdefault(key, []).append(_busy(loads, a, b))
     head = ["Link", "Number", "One way", "Step", *(["Busiest", "Mean"] if loads is not None else [])]
     cells = [
         (
-            escape(_LINK_NAMES.get(kind, kind)),
+            escape(name),
             count(len(busy)),
             rate(bandwidth, "B/s"),
             seconds(latency_s),
             *((percent(max(busy)), percent(sum(busy) / len(busy))) if loads is not None else ()),
         )
-        for (kind, bandwidth, latency_s), busy in rows.items()
+        for (name, bandwidth, latency_s), busy in rows.items()
     ]
     return f"<section><h2>Kinds of links</h2>{table(head, cells)}</section>\n"
+
+
+def _pcie_name(graph: Graph, a: str, b: str) -> str:
+    ends = {graph.nodes[end]["kind"] for end in (a, b)}
+    return "PCIe: " + " to ".join(name for kind, name, _ in reversed(_LAYERS) if kind in ends)
 
 
 def _edges(graph: Graph) -> list[tuple[str, str, Link]]:

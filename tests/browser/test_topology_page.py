@@ -56,6 +56,9 @@ def test_links_are_coloured_by_how_busy_a_run_keeps_them(open_page: Any) -> None
     assert inside != idle == {"#e3e8ee"}
     assert all("busy" in text for text in colours)
     assert "Busiest" in page.locator("thead").inner_text()
+    rows = {row.split("\t")[0]: row for row in page.locator("tbody tr").all_inner_texts()}
+    assert rows["PCIe: PCIe switch to Host"].endswith("0.0 %")
+    assert not rows["PCIe: PCIe switch to NIC"].endswith("0.0 %")
 
 
 def test_of_a_large_cluster_the_page_says_what_it_draws(open_page: Any) -> None:
