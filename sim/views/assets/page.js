@@ -126,7 +126,7 @@
     const told = () => {
       const whole = range.start <= 0 && range.end >= data.end_s
       $("#view").textContent = (whole ? "the whole" : `${stepsim.seconds(range.start)} – ${stepsim.seconds(range.end)}`)
-        + (many ? (near ? ", every span" : ", too many spans to draw each") : "")
+        + (many && near ? ", every span" : "")
     }
     for (const property of [range.properties.start, range.properties.end]) property.change.connect(moved)
     if (plot.properties.inner_width) plot.properties.inner_width.change.connect(moved)
