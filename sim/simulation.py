@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from sim.distillation import Teacher
     from sim.views.losses import Part
 
+MOST_ACTIONS = 5_000_000  # of a pipeline: some 15 seconds and 5 GB
 EXPAND_UP_TO = 4000  # spans: expanding a step of so many for its advice takes well under a second
 
 
@@ -246,8 +247,12 @@ def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataPara
     Raises:
         InputError: if the schedule cannot run this many micro-batches.
     """
-    p = scenario.parallelism
-    m = scenario.micro_batches
+    p, m = scenario.parallelism, scenario.micro_batches
+    if (actions := 2 * p.stages * m) > MOST_ACTIONS:
+        raise InputError(
+            f"{scenario.name}: training.global_batch_size: {m:,} micro-batches through {p.stages} stages make "
+            f"{actions:,} forwards and backwards to simulate; at most {MOST_ACTIONS:,} (they repeat long before)"
+        )
     if p.pp == 1:
         return schedules.build("1f1b", 1, m)
     try:

@@ -118,3 +118,8 @@ def test_streams_run_one_task_at_a_time_and_messages_match(schedule: str, overla
 def test_blocking_messages_that_would_deadlock_are_refused() -> None:
     with pytest.raises(InputError, match="p2p_overlap"):
         run("dualpipe_v", 4, 8, p2p_overlap=False)
+
+
+def test_more_actions_than_can_be_held_are_refused_at_once() -> None:
+    with pytest.raises(InputError, match=r"global_batch_size: 400,000 micro-batches through 8 stages make 6,400,000"):
+        run("1f1b", 8, 400_000)
