@@ -16,7 +16,7 @@ from sim.graph.stages import Stage
 from sim.graph.taskgraph import TaskGraph
 from sim.inputs.scenario import Scenario
 from sim.memory import Levels, MemoryCurve, States, levels, states
-from sim.metrics import Occupied, occupied, text_of
+from sim.metrics import text_of
 from sim.plan import Plan
 from sim.prices.pricing import Pricing
 from sim.prices.profile import Profile
@@ -62,16 +62,6 @@ class FinishedStep:
     def span_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Start and end of every task."""
         return self.times.start_s, self.times.end_s
-
-    @cached_property
-    def slots(self) -> NDArray[np.int64]:
-        """The rows of the timeline that tasks occupy; see `TaskGraph.slot_table`."""
-        return self.built.graph.slot_table()
-
-    @cached_property
-    def occupied(self) -> Occupied:
-        """The same, with equal rows once."""
-        return occupied(self.built.graph)
 
     @cached_property
     def names(self) -> list[str]:

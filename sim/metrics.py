@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sim.graph.build import Built
 from sim.graph.engine import Times
-from sim.graph.taskgraph import TaskGraph, ints, ragged
+from sim.graph.taskgraph import Occupied, TaskGraph, ints
 from sim.graph.template import COMPUTE
 from sim.plan import Plan
 from sim.prices.profile import Profile
@@ -80,27 +80,10 @@ def uncovered_s(what: Intervals, by: Intervals) -> float:
     return max(0.0, union_s(np.concatenate([what, by])) - union_s(by))
 
 
-class Occupied(NamedTuple):
-    """What tasks occupy of the timeline: `task` and `row` of each place, by task; `rows` [rows, 3]: class of ranks,
-    stream, kind of each row."""
-
-    task: Ints
-    row: Ints
-    rows: Ints
-
-
-def occupied(graph: TaskGraph) -> Occupied:
-    """The places of all tasks in the timeline; see `TaskGraph.slot_table`."""
-    rows = [s.rows for s in graph.sorts]
-    counts = np.fromiter(map(len, rows), np.int64)
-    table = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64).reshape(-1, 3)
-    return Occupied(*ragged(counts, np.asarray(graph.sort, dtype=np.int64)), table)
-
-
-def rank_seconds(built: Built, places: Occupied, start_s: Floats, end_s: Floats) -> list[RankSeconds]:
-    """For every class of ranks; see `RankSeconds`. `places`: of the graph; `start_s`, `end_s`: of all tasks."""
-    classes, compute = len(built.actions), built.graph.streams.get(COMPUTE, -1)
-    compute_s, inside_s = _alone(built.graph, places, compute, classes)
+def rank_seconds(built: Built, start_s: Floats, end_s: Floats) -> list[RankSeconds]:
+    """For every class of ranks; see `RankSeconds`. `start_s`, `end_s`: of all tasks."""
+    classes, compute, places = len(built.actions), built.graph.streams.get(COMPUTE, -1), built.graph.occupied
+    compute_s, inside_s = _alone(built.graph, compute, classes)
     stream, runs = _runs(places, len(built.graph.streams), start_s, end_s)
     at_work = runs.only(stream == compute)  # one stream, whose tasks follow each other
     talking = merged(runs.only(stream != compute))
@@ -115,10 +98,11 @@ def rank_seconds(built: Built, places: Occupied, start_s: Floats, end_s: Floats)
     return [RankSeconds(*row) for row in zip(*(x.tolist() for x in columns), strict=True)]
 
 
-def _alone(graph: TaskGraph, places: Occupied, compute: int, classes: int) -> tuple[Floats, Floats]:
+def _alone(graph: TaskGraph, compute: int, classes: int) -> tuple[Floats, Floats]:
     """Seconds of computation and of exposed communication inside what stands as one task, of every class of ranks."""
-    mine = np.flatnonzero((places.rows[:, 1] == compute)[places.row])
-    index, sort = places.rows[places.row[mine], 0], np.asarray(graph.sort, dtype=np.int64)[places.task[mine]]
+    task, row, rows = graph.occupied
+    mine = np.flatnonzero((rows[:, 1] == compute)[row])
+    index, sort = rows[row[mine], 0], graph.sort[task[mine]]
     columns = [s.compute_s for s in graph.sorts], [s.exposed_s for s in graph.sorts]
     compute_s, inside_s = (_sums(index, np.array(x, dtype=np.float64)[sort], classes) for x in columns)
     return compute_s, inside_s

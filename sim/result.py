@@ -33,7 +33,7 @@ def make_result(sim: FinishedStep, lost: list[dict[str, Any]]) -> dict[str, Any]
     assert t is not None
     begin = time.perf_counter()
     step_s = sim.step_time_s
-    seconds = rank_seconds(sim.built, sim.occupied, *sim.span_arrays)
+    seconds = rank_seconds(sim.built, *sim.span_arrays)
     path, _ = critical_path(sim.built, sim.times)
     stranded = stranded_logits_bytes(scenario)
     memory = [_memory_row(sim, i, most, stranded) for i, most in enumerate(sim.levels.at_most())]
@@ -180,8 +180,8 @@ def _contention(sim: FinishedStep) -> dict[str, Any]:
     slowed: list[dict[str, Any]] = []
     if sim.ran.flows is not None:
         start_s, end_s = sim.span_arrays
-        slowed_s = end_s - start_s - np.asarray(graph.seconds)
-        task, place, rows = sim.occupied
+        slowed_s = end_s - start_s - graph.seconds
+        task, place, rows = graph.occupied
         late = np.flatnonzero((slowed_s > ROUNDING * sim.step_time_s)[task])
         kinds = tuple(graph.kinds)
         key = (rows[:, 0] * len(kinds) + rows[:, 2])[place[late]]

@@ -66,7 +66,8 @@ class Simulation(FinishedStep):
             before_s = self.teacher.own_s if self.teacher.placement == "same" else 0.0
         if steps == 1:
             return curves
-        ends = self.slots[self.slots[:, 3] == self.built.graph.kinds.get("OPTIMIZER", -1), 0]
+        task, place, rows = self.built.graph.occupied
+        ends = task[(rows[:, 2] == self.built.graph.kinds.get("OPTIMIZER", -1))[place]]
         start = float(self.times.start_s[ends].min()) if len(ends) else 0.0
         return [over_steps(c, before_s + self.step_time_s, before_s + start, steps) for c in curves]
 

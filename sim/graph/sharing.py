@@ -7,15 +7,11 @@ as fast as alone or max-min fairly beside others (`topology.contention.shared_fr
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from math import fsum
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from topology.contention import shared_fractions
 
@@ -45,7 +41,7 @@ class Sharing:
     last bit. All that happens at one instant is told first and settled once.
     """
 
-    def __init__(self, flows: Flows, sort: Sequence[int] | NDArray[np.int64]) -> None:
+    def __init__(self, flows: Flows, sort: list[int]) -> None:
         self.capacity = flows.capacity_bytes_per_s
         self.limit = {link: capacity * FULL for link, capacity in self.capacity.items()}
         self.users: dict[int, dict[int, None]] = {link: {} for link in self.capacity}
@@ -54,7 +50,6 @@ class Sharing:
         self.rate = [1.0] * len(sort)
         self.since_s = [0.0] * len(sort)  # when the rate last changed
         self.left_s = [0.0] * len(sort)  # to go from then on, at the rate of alone
-        sort = np.asarray(sort, dtype=np.int64).tolist()
         count = max(sort, default=0) + 1
         paths, like, number = list[dict[int, float]]([{}]) * count, [-1] * count, dict[object, int]()
         for s, flow in flows.by_sort.items():

@@ -105,6 +105,15 @@ class Columns(NamedTuple):
     launches: Launches
 
 
+class Occupied(NamedTuple):
+    """What tasks occupy of the timeline: `task` and `row` of each place, by task; `rows` [rows, 3]: class of ranks,
+    stream, kind of each row."""
+
+    task: Ints
+    row: Ints
+    rows: Ints
+
+
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
     """The tasks of these classes of ranks, and what is shown of them."""
@@ -171,15 +180,18 @@ class TaskGraph:
             out.append(detail)
         return out
 
+    @cached_property
+    def occupied(self) -> Occupied:
+        """What tasks occupy of the timeline."""
+        rows = [s.rows for s in self.sorts]
+        counts = np.fromiter(map(len, rows), np.int64)
+        table = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64).reshape(-1, 3)
+        return Occupied(*ragged(counts, self.sort), table)
+
     def slot_table(self) -> Ints:
-        """The rows of the timeline that tasks occupy, as [rows, 4]: task, class, stream, kind; by task."""
-        flat = chain.from_iterable([row for s in self.sorts for row in s.rows])
-        rows = np.fromiter(flat, np.int64).reshape(-1, 3)
-        counts = np.array([len(s.rows) for s in self.sorts], dtype=np.int64)
-        task, row = ragged(counts, self.sort)
-        table = np.empty((len(task), 4), dtype=np.int64)
-        table[:, 0], table[:, 1:] = task, rows[row]
-        return table
+        """The same as [places, 4]: task, class, stream, kind; by task."""
+        task, row, rows = self.occupied
+        return np.column_stack([task, rows[row]])
 
     def describe(self, task: int) -> str:
         """A task in words, for error messages."""
