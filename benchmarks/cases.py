@@ -11,17 +11,18 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.measure import child_seconds, shortest_s, slope
-from sim.graph import engine
-from sim.graph.engine import run_simpy, run_static
+from sim.engine import run as engine
+from sim.engine.on_simpy import run_simpy
+from sim.engine.run import run_static
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-from sim.layout.best_first import BestFirst
-from sim.layout.executors import local_workers
-from sim.layout.layouts import make_space
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.search.best_first import BestFirst
+from sim.search.space import make_space
 from sim.simulation import simulate
+from sim.studies.executors import local_workers
 
 LLAMA_405B: dict[str, Any] = {
     "model": "llama3-405b",

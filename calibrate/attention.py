@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
     @property
     def key(self) -> tuple[int, ...]:
-        """As `sim.program.Compute` writes it: causal, equal lengths and head sizes."""
+        """As `sim.core.program.Compute` writes it: causal, equal lengths and head sizes."""
         b, h, g, s, d = self
         return (b, h, g, s, s, d, d, 1)
 

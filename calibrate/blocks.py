@@ -11,7 +11,7 @@ and the optimizer are timed on their own right after, in the same surroundings.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from calibrate.block_cuts import Cuts, Elapsed, Transfer, pieces_between, sum_by_run, transfers
+from calibrate.linear import WeightGrads, WeightJob
 from calibrate.model import Embedding, Head, Layer
 from calibrate.parallel.comm import Clock, Entry, Tape
 from calibrate.parallel.recompute import keeping
 from calibrate.parallel.runner import Runner, make_batch
-from calibrate.pieces import Cuts, Elapsed, Transfer, pieces_between, sum_by_run, transfers
-from sim.actions import Action, Kind, parts
+from sim.core.actions import Action, Kind, parts
 
 RECOMPUTING = "recomputing"  # a backward (or input gradient) with what it recomputes
 Sample = tuple[str, str, int]  # block key, phase, run
@@ -49,7 +50,7 @@ class _InFlight:
 
     inputs: list[Tensor] = field(default_factory=list)
     edges: list[object] = field(default_factory=list)
-    jobs: list[list[object]] = field(default_factory=list)
+    jobs: list[list[WeightJob]] = field(default_factory=list)
     embedding_grad: Tensor | None = None
 
 
@@ -58,7 +59,7 @@ class Rehearsal:
     the simulator cuts them.
     """
 
-    def __init__(self, runner: Runner, keys: dict[int, Sequence[str]], cuts: dict[str, dict[str, Cuts]]) -> None:
+    def __init__(self, runner: Runner, keys: Mapping[int, Sequence[str]], cuts: dict[str, dict[str, Cuts]]) -> None:
         self.runner, self.keys, self.cuts = runner, keys, cuts
         self.samples: Samples = defaultdict(list)
         self.transfers: list[Transfer] = []
@@ -138,14 +139,14 @@ class Rehearsal:
                 state.embedding_grad = grad
                 continue
             if split:
-                self.runner.store.deferred = state.jobs[i]
+                stage.store.deferred = state.jobs[i]
             done = _nothing if split else stage.after_block
             work = (_backward, state.edges[i], grad, done, i)
             again = self._again(a) and self.runner.recomputes(blocks[i])
             pieces.append(self._time(keys[i], RECOMPUTING if again else phase, *work)[0])
             grad = state.inputs[i].grad
         if split:
-            self.runner.store.deferred = None
+            stage.store.deferred = None
         else:
             del self.flight[a.stage, a.micro_batch]
         self.walked.append((phase, pieces))
@@ -162,15 +163,11 @@ class Rehearsal:
         stage = self.runner.stages[a.stage]
         for i, (key, block) in enumerate(zip(self.keys[a.stage], stage.blocks, strict=True)):
             if isinstance(block, Embedding):
-                work, *args = _backward, state.edges[i], state.embedding_grad
+                work: tuple[Any, ...] = (_backward, state.edges[i], state.embedding_grad)
             else:
-                work, *args = self._run_jobs, state.jobs[i]
-            pieces.append(self._time(key, "weight_grad", work, *args, stage.after_block, i)[0])
+                work = (_run_jobs, stage.store, state.jobs[i])
+            pieces.append(self._time(key, "weight_grad", *work, stage.after_block, i)[0])
         self.walked.append(("weight_grad", pieces))
-
-    def _run_jobs(self, jobs: list[Any], done: Callable[[int], None], i: int) -> None:
-        self.runner.store.run(jobs)
-        done(i)
 
     def _sample(self, phase: str, pieces: Sequence[_Piece]) -> None:
         """Seconds of one action's blocks, the mean over equal ones, run by run.
@@ -203,6 +200,11 @@ def _at(moment: Callable[[Clock], Clock], piece: _Piece) -> _Piece:
 
 def _backward(edge: Any, grad: Tensor | None, done: Callable[[int], None], i: int) -> None:
     torch.autograd.backward(edge, grad)
+    done(i)
+
+
+def _run_jobs(store: WeightGrads, jobs: list[WeightJob], done: Callable[[int], None], i: int) -> None:
+    store.run(jobs)
     done(i)
 
 
@@ -247,7 +249,7 @@ class _Rehearsed:
     layer: nn.Module | None
     runner: Runner
 
-    def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, micro_batch: int, x: Tensor | None, targets: Tensor | None) -> Tensor:
         shape = self.runner.pipeline.shape
         out = torch.zeros(shape, dtype=self.runner.dtype, device=self.runner.device)
         with torch.no_grad():

@@ -5,15 +5,14 @@ Run by `calibrate.run` once for each number of ranks; as `python -m calibrate.co
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import click
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,6 +23,7 @@ from calibrate.machine import cores, gpu_ranks
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Record, from_json, to_json
 from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
+from sim.core.processes import python_module
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 MAX_CPU_RANKS = 8
@@ -57,7 +57,7 @@ def measure(bench: Bench, ranks: int, wanted: Sequence[str]) -> Iterator[tuple[s
         calibrate.launch.RankError: if a rank fails or they take many times longer than planned.
     """
     timeout_s = 120.0 + 20.0 * bench.limit_s * len(wanted)
-    command = [sys.executable, "-m", "calibrate.collectives", bench.device, "--parent", str(os.getpid())]
+    command = [*python_module("calibrate.collectives"), bench.device, "--parent", str(os.getpid())]
     command += ["--limit-s", str(bench.limit_s)]
     command += ["--quick"] * bench.quick + [x for key in wanted for x in ("--key", key)]
     for line in stream_ranks(command, ranks, timeout_s):
@@ -65,20 +65,19 @@ def measure(bench: Bench, ranks: int, wanted: Sequence[str]) -> Iterator[tuple[s
         yield key, [from_json(row) for row in rows]
 
 
-def main() -> None:
+@click.command()
+@click.argument("device", type=click.Choice(("cpu", "cuda")))
+@click.option("--parent", type=int, required=True)
+@click.option("--limit-s", type=float, required=True)
+@click.option("--quick", is_flag=True)
+@click.option("--key", "keys", multiple=True)
+def main(device: str, parent: int, limit_s: float, quick: bool, keys: tuple[str, ...]) -> None:
     """One rank: measures every key, rank 0 writes a line of JSON for each."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("device", choices=("cpu", "cuda"))
-    parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--limit-s", type=float, required=True)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--key", action="append", default=[])
-    args = parser.parse_args()
-    if os.getppid() != args.parent:
+    if os.getppid() != parent:
         return  # it died while this rank was starting
-    bench = Bench(args.device, args.quick, args.limit_s)
-    rank, _ = join(args.device)
-    for key in args.key:
+    bench = Bench(device, quick, limit_s)
+    rank, _ = join(device)
+    for key in keys:
         records = overlap.interference(bench) if key.startswith("overlap") else [_collective(bench, key)]
         if rank == 0:
             print(json.dumps([key, [to_json(r) for r in records]]), flush=True)

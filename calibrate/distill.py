@@ -1,10 +1,11 @@
-"""Short real runs of distillation on a small model: the student's loss falls under both modes.
+"""Short real runs of distillation on a small model: the student's loss falls under both modes; four ways compared.
 
     python -m calibrate.distill
 
 Logits: Hinton et al. 2015, arXiv 1503.02531, section 2: cross-entropy against the teacher's softened distribution,
 times T² so that gradients keep their size. Sequence: Kim and Rush 2016, arXiv 1606.07947, section 3.2: the teacher
-writes, here greedily through the bundled serving engine, and the student learns what was written.
+writes, here greedily through the bundled serving engine, and the student learns what was written. Their table 1 sets
+four students side by side: undistilled, taught by word, by sequence, and by both.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, perplexity, text, train
+from calibrate.model import Head
+from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, next_words, perplexity, text, train
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model
 from sim.inputs.scenario import ModelConfig
@@ -41,8 +44,9 @@ def logits_of(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
     x = tokens
     for block in blocks[:-1]:
         x = block(x)
-    head = blocks[-1]
-    return head.output(head.norm(x))
+    head = cast(Head, blocks[-1])
+    logits: Tensor = head.output(head.norm(x))
+    return logits
 
 
 def soft_loss(student: Tensor, teacher: Tensor, temperature: float = TEMPERATURE) -> Tensor:
@@ -105,8 +109,66 @@ def _run(
     return Distilled(tuple(losses), before, perplexity(student, held_out))
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A student on held-out text of the language: perplexity, and of what it writes greedily after prompts the share
+    of words that are the language's likeliest (the nearest to what BLEU counts for the one best translation)."""
+
+    kind: str
+    perplexity: float
+    likeliest: float
+
+
+def compare_kinds(teacher: list[nn.Module], steps: int = 300, rate: float = 6e-3) -> list[Compared]:
+    """The teacher, and students of four kinds with equal starts, steps and held-out text.
+
+    Undistilled learns the language's own text; word adds the teacher's distribution over each next word of it;
+    sequence learns what the teacher writes after the same prompts; both adds the teacher's distribution over that.
+    """
+    own = text(16 * BATCH, 60_000)
+    written = generate(teacher, own[:, : SEQ // 2], SEQ + 1 - SEQ // 2)[0]
+    students = {"undistilled": (own, False), "word": (own, True), "sequence": (written, False), "both": (written, True)}
+    held_out = text(64, 2)
+
+    def judged(kind: str, blocks: list[nn.Module], config: ModelConfig) -> Compared:
+        return Compared(kind, perplexity(blocks, held_out), likeliest_share(blocks, config, held_out))
+
+    found = [judged("teacher", teacher, SMALL)]
+    for kind, (tokens, word) in students.items():
+        student = make_small(1, STUDENT)
+        _run(student, steps, rate, _lesson(teacher, student, tokens, word), held_out)
+        found.append(judged(kind, student, STUDENT))
+    return found
+
+
+def _lesson(
+    teacher: list[nn.Module], student: list[nn.Module], tokens: Tensor, word: bool
+) -> Callable[[int], Tensor]:
+    """The loss of each step on these texts; `word`: half of it is the teacher's distribution."""
+
+    def step_loss(step: int) -> Tensor:
+        start = step * BATCH % len(tokens)
+        mine = tokens[start : start + BATCH]
+        hard = loss(student, mine)
+        if not word:
+            return hard
+        with torch.no_grad():
+            wanted = logits_of(teacher, mine[:, :-1])
+        return (hard + soft_loss(logits_of(student, mine[:, :-1]), wanted)) / 2
+
+    return step_loss
+
+
+def likeliest_share(blocks: list[nn.Module], config: ModelConfig, held_out: Tensor) -> float:
+    """Of the words that a model writes greedily after half a sentence, those that the language has as likeliest."""
+    half = SEQ // 2
+    written = generate(blocks, held_out[:, :half], SEQ - half, config)[0]
+    best = next_words()[written[:, half - 1 : -1], written[:, half - 2 : -2] % 8, 0]
+    return float((written[:, half:] == best).float().mean())
+
+
 def main() -> None:
-    """Train a teacher, distill both ways, print the losses."""
+    """Train a teacher, distill both ways, print the losses, and compare the kinds."""
     torch.set_num_threads(1)
     teacher = train(make_small(), 300)
     for name, run in (("logits", distill_logits), ("sequence", distill_sequence)):
@@ -115,6 +177,9 @@ def main() -> None:
             f"{name:10} loss {found.losses[0]:.3f} → {found.losses[-1]:.3f}, "
             f"perplexity on held-out text {found.before:.1f} → {found.after:.1f}"
         )
+    print(f"\n{'student':12} {'perplexity':>10} {'likeliest words':>16}")
+    for row in compare_kinds(teacher):
+        print(f"{row.kind:12} {row.perplexity:>10.1f} {row.likeliest:>16.1%}")
 
 
 if __name__ == "__main__":

@@ -90,6 +90,21 @@ def _accesses(count: float, kernels: int = 1) -> Traffic:
     return lambda size: (count * size, kernels)
 
 
+def _other(x: Tensor) -> torch.dtype:
+    """Another floating-point dtype, in which a sum with `x` comes out (of fp32: in fp32)."""
+    return torch.bfloat16 if x.dtype == torch.float32 else torch.float32
+
+
+def _mixed(size: int) -> tuple[float, int]:
+    """A 16-bit and an fp32 operand, an fp32 result."""
+    return 2.0 + 4.0 + 4.0, 1
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """As large as `x`, with neighbours of the last dimension far apart."""
+    return torch.ones(x.shape[1], x.shape[0], device=x.device, dtype=x.dtype).t()
+
+
 def _eager_forward(size: int) -> tuple[float, int]:
     """As the simulator counts them."""
     t = rms_norm_eager(size)
@@ -106,6 +121,15 @@ _OPS: dict[str, tuple[Traffic, Maker]] = {
     "elementwise": (_accesses(3), lambda x: partial(torch.add, x, torch.ones_like(x))),
     "elementwise:gelu": (_accesses(2), lambda x: partial(_gelu, x)),
     "elementwise:gelu_backward": (_accesses(3), partial(_grad, _gelu)),
+    "elementwise:unary": (_accesses(2), lambda x: partial(torch.mul, x, 1.5)),
+    "elementwise:broadcast": (_accesses(2), lambda x: partial(torch.add, x, x[0].clone())),
+    "elementwise:transposed": (_accesses(3), lambda x: partial(torch.add, x, _transposed(x))),
+    "elementwise:mixed": (_mixed, lambda x: partial(torch.add, x, torch.ones_like(x, dtype=_other(x)))),
+    "elementwise:tanh": (_accesses(2), lambda x: partial(torch.tanh, x)),
+    "elementwise:silu": (_accesses(2), lambda x: partial(F.silu, x)),
+    "elementwise:silu_backward": (_accesses(3), partial(_grad, F.silu)),
+    "elementwise:reduce_last": (_accesses(1), lambda x: partial(torch.sum, x, -1)),
+    "elementwise:reduce_first": (_accesses(1), lambda x: partial(torch.sum, x, 0)),
     "elementwise:swiglu": (_accesses(5, 2), lambda x: partial(lambda a, b: F.silu(a) * b, x, torch.ones_like(x))),
     "norm": (_accesses(2), _norm),
     "norm_input_grad": (_accesses(5, 2), _norm_grad),

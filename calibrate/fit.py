@@ -6,6 +6,9 @@ good rows), and a prior on each coefficient: its present value, within a stated 
 that a fit did not see: configurations are dealt into folds, and each fold is predicted with coefficients fitted to the
 others. Those refits start from the whole fit and keep its slopes, with priors and loss as before: Gauss-Newton steps,
 each from errors that were simulated at the coefficients of the last.
+
+With `--given N` only N rows are fitted, spread evenly over the table, with wider priors (`FEW_ROWS_WIDTH`), and the
+error is that on all the others: what a few steps of one's own say about the next.
 """
 
 from __future__ import annotations
@@ -13,21 +16,22 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date as today
 from pathlib import Path
-from typing import Annotated
 
+import click
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
-from sim.command import bad_input_exits, run_main
-from sim.errors import InputError
+from sim.commands.command import Command, run_command
+from sim.commands.options import FILE
+from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.prices.profile import Coefficient, Profile
+from sim.prices.coefficients import Coefficient
+from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.published.tables import Row, Table, read_table
+from sim.validation.tables import Row, Table, read_table
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -49,10 +53,17 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "power_at_peak": (1.2, 0.05),
     "matmul_speed": (1.0, 0.05),
     "unaligned_matmul_slowdown": (2.0, 0.5),
+    "attention_speed": (1.0, 0.05),
     "attention_efficiency_64": (0.5, 0.1),
     "attention_efficiency_128": (0.5, 0.1),
     "attention_backward_share": (0.85, 0.1),
 }
+
+
+# A few rows tell no part of a machine from another, so that those of all kernels take up what steps have in common.
+FEW_ROWS_WIDTH: Mapping[str, float] = {
+    "matmul_speed": 0.2, "attention_speed": 0.3, "memory_efficiency": 0.2, "host_operator_s": 1.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +77,8 @@ class Case:
         """log(predicted ÷ measured step time)."""
         from sim.simulation import simulate
 
-        return math.log(simulate(self.scenario, profile).step_time_s / self.row.measured["step_time_s"])
+        step = simulate(self.scenario, profile, engine="static")
+        return math.log(step.step_time_s / self.row.measured["step_time_s"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,7 @@ class _Problem:
     base: Profile
     names: tuple[str, ...]
     tick: Callable[[], None]
+    widths: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def start(self) -> Vector:
@@ -94,7 +107,7 @@ class _Problem:
 
     @property
     def width(self) -> Vector:
-        return np.array([PRIORS[name][1] for name in self.names])
+        return np.array([self.widths.get(name, PRIORS[name][1]) for name in self.names])
 
     def errors(self, x: Vector, which: Sequence[int] | None = None) -> Vector:
         """log(predicted ÷ measured) of all cases, or of `which`."""
@@ -117,15 +130,23 @@ class _Problem:
         return np.concatenate([self.slopes(x, here) / _soft_stretch(here)[:, None], np.diag(1.0 / self.width)])
 
 
-def fit(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: Callable[[], None] = lambda: None) -> Fit:
+def fit(
+    cases: Sequence[Case],
+    base: Profile,
+    names: Sequence[str],
+    tick: Callable[[], None] = lambda: None,
+    widths: Mapping[str, float] | None = None,
+) -> Fit:
     """Fit the named coefficients of `base`, of those that any case depends on; `tick` after each simulated step.
+
+    `widths`: of priors, in the place of those in `PRIORS`.
 
     Raises:
         InputError: if there is no such coefficient.
     """
     from scipy.optimize import least_squares
 
-    problem = _Problem(cases, base, tuple(names), tick)
+    problem = _Problem(cases, base, tuple(names), tick, widths or {})
     before = problem.errors(problem.start)
     matter = np.abs(problem.slopes(problem.start, before)).max(axis=0) > 0
     if not matter.any():
@@ -179,11 +200,11 @@ def folds(groups: Sequence[str]) -> list[list[int]]:
 def changed(base: Profile, names: Sequence[str], logs: Vector, source: str = "fit") -> Profile:
     """`base` with the named coefficients replaced."""
     new = {name: Coefficient(float(math.exp(v)), source) for name, v in zip(names, logs, strict=True)}
-    return replace(base, coefficients={**base.coefficients, **new})
+    return replace(base, coefficients=base.coefficients.changed(new))
 
 
 def _value(base: Profile, name: str) -> float:
-    found = base.coefficients.get(name)
+    found = base.coefficients.flat().get(name)
     return found.value if found is not None and found.value > 0 else PRIORS[name][0]
 
 
@@ -203,14 +224,29 @@ def cases_of(table: Table) -> list[Case]:
     return [Case(row, parse_scenario({**row.scenario, "name": row.id}, row.id)) for row in chosen]
 
 
+def given_and_rest(table: Table, base: Profile, count: int) -> tuple[list[Case], list[Case]]:
+    """`count` steps spread evenly over those of a table on the profile's GPU, and all the others.
+
+    Raises:
+        InputError: if there are not more.
+    """
+    rows = [row for row in table.rows if row.kind == "training_step" and "step_time_s" in row.measured]
+    cases = [Case(row, parse_scenario({**row.scenario, "name": row.id}, row.id)) for row in rows]
+    mine = [case for case in cases if case.scenario.calibration == base.reference] or cases
+    if len(mine) <= count:
+        raise InputError(f"{table.path}: --given: found {count}; the table has {len(mine)} steps that can be fitted")
+    chosen = {round(i * (len(mine) - 1) / max(1, count - 1)) for i in range(count)}
+    return [mine[i] for i in sorted(chosen)], [case for i, case in enumerate(mine) if i not in chosen]
+
+
 def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profile:
     """The base with fitted coefficients; each says what it was and what it was fitted to."""
     source = f"fitted to {table.name} ({count} steps); before: "
-    coefficients = dict(base.coefficients)
+    stated, fitted = base.coefficients.flat(), {}
     for name, value in found.coefficients.items():
-        old = base.coefficients.get(name)
+        old = stated.get(name)
         before = f"{old.value:.4g}, {old.source}" if old else "none"
-        coefficients[name] = Coefficient(value, source + before)
+        fitted[name] = Coefficient(value, source + before)
     history = f"{base.source}; coefficients {', '.join(found.coefficients)} fitted to {table.name} on {today.today()}"
     note = f"{float(np.mean(np.abs(np.expm1(found.held_out)))):.4f}"
     return replace(
@@ -218,50 +254,65 @@ def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profi
         name=f"{base.name} fitted to {table.name}",
         source=history,
         date=str(today.today()),
-        coefficients=coefficients,
+        coefficients=base.coefficients.changed(fitted),
         settings={**base.settings, "held_out_mean_abs_error": float(note)},
     )
 
 
-def main(
-    table: Annotated[Path, typer.Argument(help="table of measured training steps", metavar="TABLE.json")],
-    profile: Annotated[str, typer.Option(help="the profile to start from", metavar="BASE")],
-    out: Annotated[Path, typer.Option(help="the fitted profile", metavar="PROFILE.json")],
-    only: Annotated[list[str] | None, typer.Option(help="a coefficient to fit, repeatable; default: all")] = None,
-) -> None:
+@click.command("fit", cls=Command)
+@click.argument("table", type=FILE, metavar="TABLE.json")
+@click.option("--profile", required=True, metavar="BASE", help="the profile to start from")
+@click.option("--out", type=FILE, required=True, metavar="PROFILE.json", help="the fitted profile")
+@click.option("--given", type=click.IntRange(2), metavar="N", help="fit N rows alone, and predict the others")
+@click.option("--only", multiple=True, metavar="NAME", help="a coefficient to fit, repeatable; default: all")
+def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[str, ...]) -> None:
     """Fit PROFILE's physical coefficients to the step times of TABLE.json and print the cross-validated error."""
-    with bad_input_exits():
-        base = load_profile(profile, "--profile")
-        for name in only or ():
-            if name not in PRIORS:
-                raise InputError(f"--only: found {name!r}; allowed: {', '.join(PRIORS)}")
-        read = read_table(table)
-        cases = cases_of(read)
-        found = _with_progress(cases, base, tuple(only or PRIORS))
-        fitted_profile(base, read, found, len(cases)).save(out)
-        _report(base, found, len(cases), out)
+    base = load_profile(profile, "--profile")
+    for name in only:
+        if name not in PRIORS:
+            raise InputError(f"--only: found {name!r}; allowed: {', '.join(PRIORS)}")
+    read = read_table(table)
+    rest: list[Case] = []
+    if given is None:
+        cases, widths = cases_of(read), dict[str, float]()
+    else:
+        (cases, rest), widths = given_and_rest(read, base, given), dict(FEW_ROWS_WIDTH)
+    found = _with_progress(cases, base, only or tuple(PRIORS), widths)
+    if rest:
+        found = predicted_rest(found, base, rest)
+    fitted_profile(base, read, found, len(cases)).save(out)
+    _report(base, found, out)
 
 
-def _with_progress(cases: Sequence[Case], base: Profile, names: Sequence[str]) -> Fit:
+def predicted_rest(found: Fit, base: Profile, rest: Sequence[Case]) -> Fit:
+    """The fit with the errors on `rest` in the place of those of the folds, and before it those of `base`."""
+    fitted = changed(base, tuple(found.coefficients), np.log(list(found.coefficients.values())))
+    errors = [[case.log_error(profile) for case in rest] for profile in (base, fitted)]
+    return replace(found, before=np.array(errors[0]), held_out=np.array(errors[1]))
+
+
+def _with_progress(cases: Sequence[Case], base: Profile, names: Sequence[str], widths: Mapping[str, float]) -> Fit:
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("fitting", total=len(cases) * (3 + 6 * (len(names) + 1)))
-        return fit(cases, base, names, lambda: progress.advance(task))
+        return fit(cases, base, names, lambda: progress.advance(task), widths)
 
 
-def _report(base: Profile, found: Fit, count: int, out: Path) -> None:
+def _report(base: Profile, found: Fit, out: Path) -> None:
+    stated = base.coefficients.flat()
     for name, value in found.coefficients.items():
-        old = base.coefficients.get(name)
+        old = stated.get(name)
         print(f"{name:28s} {old.value if old else float('nan'):10.4g} -> {value:.4g}")
     for title, logs in (("before", found.before), ("fitted rows", found.after), ("rows not fitted", found.held_out)):
         off = np.abs(np.expm1(logs))
         print(
-            f"{title:16s} mean {off.mean():6.1%}  median {np.median(off):6.1%}  max {off.max():6.1%}  ({count} steps)"
+            f"{title:16s} mean {off.mean():6.1%}  median {np.median(off):6.1%}  max {off.max():6.1%}"
+            f"  ({len(off)} steps)"
         )
     print(f"wrote {out}")
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_command(main)

@@ -246,9 +246,13 @@ def _loss(bench: Bench, dtype: str, shape: tuple[int, int, int]) -> list[Record]
     for how, function in ways.items():
         op = f"linear_cross_entropy:{how}"
         name = f"{op} {dtype} {'x'.join(map(str, shape))} peak_bytes"
-        peak = peak_bytes(bench.device, lambda f=function: torch.autograd.grad(f(*sets[0]), sets[0][:2]))
+        peak = peak_bytes(bench.device, partial(_gradients, function, sets[0]))
         out.append(Constant(name, float(peak), "most bytes allocated at once by forward and backward"))
     return out
+
+
+def _gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> object:
+    return torch.autograd.grad(function(*inputs), inputs[:2])
 
 
 def peak_bytes(device: str, work: Callable[[], object]) -> int:

@@ -131,19 +131,22 @@ def _sorts(runner: Runner) -> Iterator[_Sort]:
 
 
 def _all_reduce(x: Tensor, group: dist.ProcessGroup, n: int) -> dist.Work:
-    return dist.all_reduce(x[:n], group=group, async_op=True)
+    work: dist.Work = dist.all_reduce(x[:n], group=group, async_op=True)
+    return work
 
 
 def _reduce_scatter(part: Tensor, x: Tensor, group: dist.ProcessGroup, n: int) -> dist.Work:
     share = n // (x.numel() // part.numel())
     whole = share * (x.numel() // part.numel())
-    return reduce_scatter(part[:share], x[:whole], group=group, async_op=True)
+    work: dist.Work = reduce_scatter(part[:share], x[:whole], group=group, async_op=True)
+    return work
 
 
 def _all_gather(x: Tensor, part: Tensor, group: dist.ProcessGroup, n: int) -> dist.Work:
     share = n // (x.numel() // part.numel())
     whole = share * (x.numel() // part.numel())
-    return all_gather(x[:whole], part[:share], group=group, async_op=True)
+    work: dist.Work = all_gather(x[:whole], part[:share], group=group, async_op=True)
+    return work
 
 
 def time_collectives(runner: Runner) -> list[Timed]:
@@ -231,5 +234,5 @@ def is_async(runner: Runner) -> bool:
     """Whether the step sends gradients or gathers parameters beside computation."""
     p = runner.scenario.parallelism
     if p.zero == 0:
-        return runner.place.data_group is not None and p.dp_sync != "after_backward"
+        return runner.place.data_group is not None and p.dp_sync not in ("after_backward", "reduce_broadcast")
     return p.zero >= 2 or p.dp_sync != "after_backward" or bool(p.param_gather_overlap)

@@ -1,7 +1,7 @@
 """What the host takes to issue a training step's kernels, where a GPU waits for nothing else.
 
 The bundled model, so narrow that every kernel ends before the next is issued: its time is the host's. Divided by the
-kernels that the simulator counts in it, that is `host_operator_s` (`sim.graph.template`); an optimizer's step on as
+kernels that the simulator counts in it, that is `host_operator_s` (`sim.programs.compile`); an optimizer's step on as
 narrow a model is `host_step_s`.
 """
 
@@ -12,10 +12,10 @@ import torch
 from calibrate.model import Build, Head, make_blocks
 from calibrate.records import Constant, Record
 from calibrate.timing import Bench
-from sim.graph.stages import stage_blocks
+from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.plan import make_plan
-from sim.program import Compute
+from sim.programs.stages import stage_blocks
+from sim.ranks.plan import make_plan
 
 LAYERS = 8
 SEQ_LEN = 128

@@ -11,7 +11,7 @@ they meet: a layer's forward from its call to its return, its backward between g
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,15 @@ from torch import Tensor, nn
 
 from calibrate.blocks import Samples
 from calibrate.gradient_times import Timed
+from calibrate.linear import gradient
+from calibrate.machine_load import Window
 from calibrate.parallel.memory import saved_storages, storages
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, make_batch
-from calibrate.quiet import Window
-from calibrate.rounds import Calibration
-from sim.errors import InputError
+from calibrate.timed_rounds import Calibration
+from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
+from sim.models.frameworks import framework_of
 
 TARGETS = {  # of the simulator's linear layers, in Transformers' models
     "qkv": ("q_proj", "k_proj", "v_proj", "c_attn", "query_key_value"),
@@ -61,7 +63,7 @@ def check_model(path: str, scenario: Scenario, same: Scenario) -> None:
         ("dropout", scenario.model.dropout > 0), ("training.precision other than fp32", t.precision != "fp32"),
         ("recomputation", t.recompute.mode != "none"), ("training.cross_entropy other than unfused",
                                                         t.cross_entropy != "unfused"),
-        ("training.elementwise other than eager", t.elementwise != "eager"),
+        (f"training.framework {t.framework}", not framework_of(t).measurable),
         ("a teacher", scenario.distillation is not None),
     ):  # fmt: skip
         if bad:
@@ -92,11 +94,12 @@ def load_model(path: str, scenario: Scenario, device: str) -> nn.Module:
         names = [n for target in t.lora.targets for n in TARGETS[target]]
         wanted = [n for n, m in model.named_modules() if isinstance(m, nn.Module) and n.endswith(tuple(names))]
         model = get_peft_model(model, LoraConfig(r=t.lora.rank, lora_alpha=2 * t.lora.rank, target_modules=wanted))
-    return model.to(device).train()
+    built: nn.Module = model.to(device).train()
+    return built
 
 
 class Imported:
-    """A Transformers model on one rank, with what `calibrate.rounds` needs of a runner."""
+    """A Transformers model on one rank, with what `calibrate.timed_rounds` needs of a runner."""
 
     def __init__(self, scenario: Scenario, path: str, device: str) -> None:
         t = scenario.training
@@ -112,6 +115,14 @@ class Imported:
         self.optimizer = torch.optim.AdamW(self.trained, lr=LEARNING_RATE, fused=True)
         self.micro_batches = t.global_batch_size // (t.micro_batch_size * ranks)
         self.total = 0.0
+
+    def _apart(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients stay on their rank until the last micro-batch."""
+        model = self.model
+        if last or not isinstance(model, nn.parallel.DistributedDataParallel):
+            return nullcontext()
+        apart: AbstractContextManager[None] = model.no_sync()
+        return apart
 
     def batch(self, number: int) -> Tensor:
         """The global batch of a step, the same on every rank."""
@@ -140,8 +151,8 @@ class Imported:
         """Forward and backward of every micro-batch, clipping, optimizer; gradients are zeroed."""
         records, pieces = [], self.own(batch)
         for i, tokens in enumerate(pieces):
-            last = i == len(pieces) - 1 or self.model is self.inner
-            with nullcontext() if last else self.model.no_sync():
+            last = i == len(pieces) - 1
+            with self._apart(last):
                 start = self.now()
                 loss = self.forward(tokens)
                 middle = self.now()
@@ -154,7 +165,7 @@ class Imported:
         """Norm of the gradients, scaling, AdamW."""
         times = [self.now()]
         if self.training.gradient_clipping:
-            grads = [p.grad for p in self.trained]
+            grads = [gradient(p) for p in self.trained]
             norm = nn.utils.get_total_norm(grads)
             times.append(self.now())
             nn.utils.clip_grads_with_norm_(self.trained, CLIP_NORM, norm)
@@ -186,7 +197,7 @@ class Imported:
         state = [x.clone() for x in self._state()]
         window = Window.enter()
         samples: Samples = {}
-        with nullcontext() if self.model is self.inner else self.model.no_sync():
+        with self._apart(False):
             for tokens in self.own(self.batch(0)):
                 self._time_blocks(tokens, keys, samples)
         collectives = self._collectives()

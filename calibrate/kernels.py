@@ -163,21 +163,12 @@ def _launch(bench: Bench) -> list[Record]:
     host runs ahead, and this is the shortest time from one launch to the next.
     """
     x = _random(bench, "fp32", 8).requires_grad_()
-    linear = torch.nn.Linear(8, 8, device=bench.device)
-    rows = _random(bench, "fp32", 8, 8).requires_grad_()
-    out, ones = linear(rows), _random(bench, "fp32", 8, 8)
-    inputs = (rows, *linear.parameters())
     add = bench.time([partial(torch.add, x, x)]).seconds
-    forward = bench.time([partial(linear, rows)]).seconds
-    grad = partial(torch.autograd.grad, out, inputs, ones, retain_graph=True)
-    records: list[Record] = [
-        Constant("linear_forward_overhead_s", forward, "torch.nn.Linear of 8 x 8, forward with autograd"),
-        Constant("linear_backward_overhead_s", bench.time([grad]).seconds, "its backward"),
-    ]
+    how = "torch.add of 8 elements, recorded by autograd"
     if bench.device == "cpu":
-        records.append(Constant("launch_overhead_s", 0.0, "a CPU does not queue kernels: see kernel_gap_s"))
-        return [*records, Constant("kernel_gap_s", add, "torch.add of 8 elements, recorded by autograd")]
-    return [*records, Constant("launch_overhead_s", add, "torch.add of 8 elements, recorded by autograd")]
+        none = Constant("launch_overhead_s", 0.0, "a CPU does not queue kernels: see kernel_gap_s")
+        return [none, Constant("kernel_gap_s", add, how)]
+    return [Constant("launch_overhead_s", add, how)]
 
 
 def _random(bench: Bench, dtype: str, *shape: int) -> Tensor:

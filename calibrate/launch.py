@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -66,6 +67,16 @@ def rank_environment(rank: int, ranks: int, folder: str) -> dict[str, str]:
     return env
 
 
+def need_torch() -> None:
+    """Fail at once, and not in every rank, where torch is not installed.
+
+    Raises:
+        ModuleNotFoundError: which a command prints as one line.
+    """
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+
 def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None) -> None:
     """Run `command` once for each rank and wait for all.
 
@@ -74,6 +85,7 @@ def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None
     Raises:
         RankError: saying which rank failed and the last it wrote on standard error.
     """
+    need_torch()
     with tempfile.TemporaryDirectory(prefix="stepsim-") as folder:
         logs = [Path(folder) / f"rank{r}.err" for r in range(ranks)]
         processes: list[subprocess.Popen[bytes]] = []

@@ -60,6 +60,12 @@ class WeightGrads:
                     listen(p)
 
 
+def gradient(p: Tensor) -> Tensor:
+    """The gradient of what has one."""
+    assert p.grad is not None
+    return p.grad
+
+
 class _SplitLinear(torch.autograd.Function):
     """A linear layer whose backward gives the input gradient and leaves the weight gradient to
     `WeightGrads`.
@@ -90,7 +96,8 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.store is None:
             return F.linear(x, self.weight, self.bias)
-        return _SplitLinear.apply(x, self.weight, self.bias, self.store)
+        out: Tensor = _SplitLinear.apply(x, self.weight, self.bias, self.store)
+        return out
 
     def deferred_parameters(self) -> list[nn.Parameter]:
         """Those whose gradients a store takes, not autograd."""

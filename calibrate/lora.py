@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calibrate.linear import Linear
 from calibrate.model import Layer
 from sim.inputs.training_config import Lora
 
@@ -19,7 +20,7 @@ ALPHA = 2.0  # over the rank: what the adapter's output is multiplied by
 class Adapted(nn.Module):
     """W x + alpha / rank · B A x; B starts at zero, so nothing changes at first."""
 
-    def __init__(self, base: nn.Module, rank: int) -> None:
+    def __init__(self, base: Linear, rank: int) -> None:
         super().__init__()
         n, k = base.weight.shape
         self.base = base

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from calibrate.quiet import machine_busy_s
+from calibrate.machine_load import machine_busy_s
 from sim.prices.profile import Facts
 
 RANKS_SHARING = 2  # of an H200, by way of the multi-process service; four hung in an all-reduce of 4 MiB
@@ -49,7 +49,7 @@ def software(device: str) -> Facts:
     }
     if device == "cuda":
         facts["cuda"] = str(torch.version.cuda)
-        facts["nccl"] = ".".join(str(x) for x in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+        facts["nccl"] = ".".join(str(x) for x in torch.cuda.nccl.version())
     return facts
 
 

@@ -9,97 +9,134 @@ proof failed, 2 bad input.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
+
 from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
-from sim.command import end_on_sigterm
-from sim.errors import InputError
-from sim.files import write_json
+from sim.commands.command import Command, run_command
+from sim.commands.options import FILE, overrides_option, scenario_argument
+from sim.core.errors import InputError
+from sim.core.files import write_json
+from sim.core.processes import python_module
+from sim.core.program import Block, Compute
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profile import Facts, Profile
 from sim.prices.profiles import load_profile
-from sim.program import Block
 
 STEPS = 10
 BUDGET_S = 35.0
 HANGS_AFTER_S = 600.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
-    args = _parser().parse_args(argv)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    scenario: str
+    out: Path
+    steps: int
+    profile: str | None
+    budget_s: float
+    huggingface: str | None
+    program: str | None
+    overrides: tuple[str, ...]
+
+    def arguments(self) -> list[str]:
+        """The command line again, for ranks."""
+        named = {"--profile": self.profile, "--huggingface": self.huggingface, "--program": self.program}
+        return [
+            *(self.scenario, "--out", str(self.out), "--steps", str(self.steps), "--budget", repr(self.budget_s)),
+            *(word for option, value in named.items() if value is not None for word in (option, value)),
+            *(word for override in self.overrides for word in ("--set", override)),
+        ]
+
+
+@click.command("measure", cls=Command)
+@scenario_argument
+@click.option("--out", type=FILE, required=True, metavar="MEASURED.json", help="measured run to write")
+@click.option("--steps", type=int, default=STEPS, help="quiet steps wanted")
+@click.option("--profile", metavar="NAME", help="embed this profile instead of calibrating between the steps")
+@click.option(
+    "--budget",
+    "budget_s",
+    type=float,
+    default=BUDGET_S,
+    metavar="SECONDS",
+    help="for the rounds, 3 times as long if nothing is quiet",
+)
+@click.option(
+    "--huggingface",
+    metavar="PATH",
+    help="run this Transformers model (a local folder or config.json) in place of the bundled one",
+)
+@click.option(
+    "--program", metavar="WHAT", help="run what the scenario's captured program came from: as in calibrate.capture"
+)
+@overrides_option
+def main(
+    scenario: Path,
+    out: Path,
+    steps: int,
+    profile: str | None,
+    budget_s: float,
+    huggingface: str | None,
+    program: str | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Run SCENARIO for real, with a calibration taken between its steps."""
+    wanted = Wanted(str(scenario), out, steps, profile, budget_s, huggingface, program, overrides)
+    loaded = _checked(wanted)
     try:
-        scenario = _checked(args)
         if is_rank():
-            return _rank_main(scenario, args)
-        end_on_sigterm()
-        command = [sys.executable, "-m", "calibrate.measure", *(sys.argv[1:] if argv is None else argv)]
-        _say(f"{scenario.name}: {scenario.parallelism.ranks} ranks, until {args.steps} steps were quiet")
-        run_ranks(command, scenario.parallelism.ranks, HANGS_AFTER_S)
+            return _rank_main(loaded, wanted)
+        _say(f"{loaded.name}: {loaded.parallelism.ranks} ranks, until {steps} steps were quiet")
+        command = [*python_module("calibrate.measure"), *wanted.arguments()]
+        run_ranks(command, loaded.parallelism.ranks, HANGS_AFTER_S)
         return 0
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except RankError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return error.code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m calibrate.measure", description=__doc__.split("\n")[0])
-    parser.add_argument("scenario", help="scenario file (YAML)")
-    parser.add_argument("--out", required=True, help="measured run to write (JSON)")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"quiet steps wanted (default {STEPS})")
-    parser.add_argument("--profile", help="embed this profile instead of calibrating between the steps")
-    parser.add_argument(
-        "--budget",
-        type=float,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help=f"for the rounds, 3 times as long if nothing is quiet (default {BUDGET_S:g})",
-    )
-    parser.add_argument(
-        "--huggingface",
-        metavar="PATH",
-        help="run this Transformers model (a local folder or config.json) in place of the bundled one",
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
-    return parser
-
-
-def _checked(args: argparse.Namespace) -> Scenario:
+def _checked(wanted: Wanted) -> Scenario:
     """The scenario, after everything a user may have got wrong was looked at."""
-    scenario = load_scenario(args.scenario, args.set)
-    if args.huggingface is None:
-        check_runnable(scenario, args.scenario)
+    scenario = load_scenario(wanted.scenario, wanted.overrides)
+    if wanted.program is not None:
+        from calibrate.capture.what import Options, maker
+        from calibrate.measure_program import check_program
+
+        if wanted.huggingface is not None:
+            raise InputError("--program: stands beside --huggingface; one of the two runs")
+        check_program(scenario, wanted.scenario)
+        maker(wanted.program, Options())
+    elif wanted.huggingface is None:
+        check_runnable(scenario, wanted.scenario)
     elif scenario.training is None:
-        raise InputError(f"{args.scenario}: inference: only training steps can be run for real")
+        raise InputError(f"{wanted.scenario}: inference: only training steps can be run for real")
     else:
         from calibrate.huggingface import check_model, config_file
 
-        model = f"model={config_file(args.huggingface).resolve()}"
-        check_model(args.huggingface, scenario, load_scenario(args.scenario, [*args.set, model]))
-    if not 1 <= args.steps <= 1000:
-        raise InputError(f"--steps: found {args.steps}; allowed: 1 to 1000")
-    if not 0 < args.budget <= 3600:
-        raise InputError(f"--budget: found {args.budget:g}; allowed: above 0, at most 3600 seconds")
-    if args.profile is not None:
-        load_profile(args.profile, "--profile")
-    folder = Path(args.out).resolve().parent
+        model = f"model={config_file(wanted.huggingface).resolve()}"
+        check_model(wanted.huggingface, scenario, load_scenario(wanted.scenario, [*wanted.overrides, model]))
+    if not 1 <= wanted.steps <= 1000:
+        raise InputError(f"--steps: found {wanted.steps}; allowed: 1 to 1000")
+    if not 0 < wanted.budget_s <= 3600:
+        raise InputError(f"--budget: found {wanted.budget_s:g}; allowed: above 0, at most 3600 seconds")
+    if wanted.profile is not None:
+        load_profile(wanted.profile, "--profile")
+    folder = wanted.out.resolve().parent
     if not folder.is_dir():
-        raise InputError(f"--out: found {args.out}; the folder {folder} does not exist")
-    if Path(args.out).is_dir():
-        raise InputError(f"--out: found {args.out}; this is a folder, not a file")
+        raise InputError(f"--out: found {wanted.out}; the folder {folder} does not exist")
+    if wanted.out.is_dir():
+        raise InputError(f"--out: found {wanted.out}; this is a folder, not a file")
     return scenario
 
 
@@ -107,7 +144,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _rank_main(scenario: Scenario, args: argparse.Namespace) -> int:
+def _rank_main(scenario: Scenario, wanted: Wanted) -> int:
     """What one rank does; rank 0 writes the file."""
     import torch.distributed as dist
 
@@ -115,11 +152,10 @@ def _rank_main(scenario: Scenario, args: argparse.Namespace) -> int:
     rank, ranks = join(device)
     try:
         if ranks != scenario.parallelism.ranks:
-            raise InputError(f"{args.scenario}: needs {scenario.parallelism.ranks} ranks; found {ranks}")
-        measure = _measure if args.huggingface is None else _measure_huggingface
-        measured = measure(scenario, rank, device, args)
+            raise InputError(f"{wanted.scenario}: needs {scenario.parallelism.ranks} ranks; found {ranks}")
+        measured = _how(wanted)(scenario, rank, device, wanted)
         if measured is not None:
-            write_json(Path(args.out), measured)
+            write_json(wanted.out, measured)
         dist.barrier()
         return 0
     except ProofError as error:
@@ -129,24 +165,31 @@ def _rank_main(scenario: Scenario, args: argparse.Namespace) -> int:
         dist.destroy_process_group()
 
 
+def _how(wanted: Wanted) -> Callable[[Scenario, int, str, Wanted], dict[str, Any] | None]:
+    """What runs: the bundled model, a Transformers model in its place, or a captured program's own code."""
+    if wanted.program is not None:
+        return _measure_program
+    return _measure if wanted.huggingface is None else _measure_huggingface
+
+
 class ProofError(RuntimeError):
     """The parallel run did not compute what one device computes."""
 
 
 def device_of(scenario: Scenario) -> str:
     """cpu for a host's cores, cuda for GPUs."""
-    return "cpu" if scenario.cluster.gpu.name == "cpu" else "cuda"
+    return "cpu" if scenario.cluster.gpu.architecture == "cpu" else "cuda"
 
 
-def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespace) -> dict[str, Any] | None:
+def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
     """Proof, memory, rounds; the measured run on rank 0, None on the others."""
+    from calibrate.block_cuts import block_cuts
     from calibrate.blocks import Rehearsal
+    from calibrate.distillation_step import Lesson, Pupil
     from calibrate.parallel.memory import SavedBytes, allocated_peak
-    from calibrate.pieces import block_cuts
-    from calibrate.pupil import Lesson, Pupil
-    from calibrate.rounds import Limits, calibrate, run_rounds
+    from calibrate.timed_rounds import Limits, calibrate, run_rounds
 
-    runner, proof = _proven(scenario, rank, device, args.scenario)
+    runner, proof = _proven(scenario, rank, device, wanted.scenario)
     batch = runner.batch(0)
     runner.step(batch)  # the optimizer's state appears
     memory = {
@@ -158,13 +201,13 @@ def _measure(scenario: Scenario, rank: int, device: str, args: argparse.Namespac
     keys = {s: [b.key for b in own] for s, own in blocks.items()}
     cuts = {b.key: block_cuts(b) for own in blocks.values() for b in own}
     rehearsal = (Lesson if isinstance(runner, Pupil) else Rehearsal)(runner, keys, cuts)
-    limits = Limits(args.steps, args.budget, args.profile is None)
+    limits = Limits(wanted.steps, wanted.budget_s, wanted.profile is None)
     log = run_rounds(runner, lambda: calibrate(runner, rehearsal), limits)
     logs, memories, epilogues = _from_all_ranks(log, memory, epilogue)
     if rank != 0:
         return None
     facts = environment(device)
-    given = load_profile(args.profile) if args.profile else None
+    given = load_profile(wanted.profile) if wanted.profile else None
     profile = given or _paired(scenario, logs, epilogues, runner, facts)
     lists = [[str(entry) for entry in entries] for entries in runner.schedule.ranks]
     proven = {
@@ -184,9 +227,9 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     """
     import torch
 
+    from calibrate.distillation_step import Pupil
     from calibrate.parallel.proof import prove, to_prove
     from calibrate.parallel.runner import Runner, make_place
-    from calibrate.pupil import Pupil
 
     place, student = make_place(scenario, rank, device), _student(scenario)
     wanted = to_prove(student, device)
@@ -203,15 +246,16 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     return Runner(scenario, make_place(scenario, rank, device), dtype, device), proof
 
 
-def _measure_huggingface(scenario: Scenario, rank: int, device: str, args: argparse.Namespace) -> dict[str, Any] | None:
+def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
     """The same of a Transformers model; what is proven is that it has as many parameters as the simulated one."""
 
     from calibrate.fused import peak_bytes
     from calibrate.huggingface import Imported
-    from calibrate.paired import make_profile
-    from calibrate.rounds import Limits, run_rounds
+    from calibrate.profile_from_steps import make_profile
+    from calibrate.timed_rounds import Limits, run_rounds
 
-    runner = Imported(scenario, args.huggingface, device)
+    assert wanted.huggingface is not None
+    runner = Imported(scenario, wanted.huggingface, device)
     blocks, epilogue = simulated_blocks(scenario, {0: list(range(scenario.model.layers + 2))}, [0], rank)
     batch = runner.batch(0)
     runner.step(batch)  # the optimizer's state appears
@@ -222,17 +266,38 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, args: argpa
         "allocated_peak_bytes": sum(x.nbytes for x in held) + peak_bytes(device, lambda: runner.step(batch)),
     }  # fmt: skip
     keys = [b.key for b in blocks[0]]
-    log = run_rounds(runner, lambda: runner.calibrate(keys), Limits(args.steps, args.budget, args.profile is None))
+    limits = Limits(wanted.steps, wanted.budget_s, wanted.profile is None)
+    log = run_rounds(runner, lambda: runner.calibrate(keys), limits)
     logs, memories, epilogues = _from_all_ranks(log, memory, epilogue)
     if rank != 0:
         return None
     facts = environment(device)
-    profile = load_profile(args.profile) if args.profile else make_profile(
+    profile = load_profile(wanted.profile) if wanted.profile else make_profile(
         f"paired with {scenario.name}", datetime.now(UTC).strftime("%Y-%m-%d"), logs, epilogues, 4,
         scenario.parallelism, facts["hardware"], facts["software"])  # fmt: skip
     proof = {"parameters": sum(p.numel() for p in runner.inner.parameters()),
              "simulated_parameters": sum(b.held_params for b in blocks[0])}  # fmt: skip
     return _assemble(scenario, logs, memories, proof, profile, facts)
+
+
+def _measure_program(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
+    """The same of a captured program's code on one rank; what is proven is that it runs the captured operators."""
+    from calibrate.measure_program import ProgramRunner, check_program, differences
+    from calibrate.timed_rounds import Limits, run_rounds
+
+    program = check_program(scenario, wanted.scenario)
+    assert wanted.program is not None
+    runner = ProgramRunner(scenario, program, wanted.program, device)
+    runner.step(runner.batch(0))  # the optimizer's state appears
+    memory = {"rank": rank, "allocated_peak_bytes": runner.peak_bytes()}
+    log = run_rounds(runner, lambda: None, Limits(wanted.steps, wanted.budget_s, False))  # type: ignore[arg-type, return-value]
+    operators = runner.operators()
+    different = differences(program, operators, scenario.micro_batches)
+    for name, more in different.items():
+        _say(f"{scenario.name}: {name}: {abs(more)} launches {'more' if more > 0 else 'fewer'} than captured")
+    profile = load_profile(wanted.profile) if wanted.profile else None
+    proof = {"operators": sum(row["count"] for row in operators), "launches_beyond_captured": different}
+    return _assemble(scenario, [log], [memory], proof, profile, environment(device)) | {"operators": operators}
 
 
 def _from_all_ranks(log: Any, memory: Any, epilogue: Any) -> tuple[list[Any], list[Any], list[Any]]:
@@ -254,9 +319,9 @@ def simulated_blocks(
     scenario: Scenario, numbers: dict[int, list[int]], part_of_stage: Sequence[int], rank: int
 ) -> tuple[dict[int, tuple[Block, ...]], list[tuple[str, int]]]:
     """What the simulator asks the profile for: stages' blocks, and (op, bytes) of what ends a step."""
-    from sim.graph.stages import stage_blocks
     from sim.models.optimizer import clip_items, optimizer_items
-    from sim.plan import make_plan
+    from sim.programs.stages import stage_blocks
+    from sim.ranks.plan import make_plan
 
     plan = make_plan(scenario)
     blocks = {s: stage_blocks(plan, plan.parts[part_of_stage[s]], rank) for s in numbers}
@@ -265,8 +330,9 @@ def simulated_blocks(
     params = sum(b.params + b.expert_params for own in blocks.values() for b in own)
     if scenario.parallelism.zero:
         params = -(-params // plan.group_size("shard"))
-    clip = clip_items(params, scenario) if scenario.training.gradient_clipping else ()
-    items = [(f"{i.kind}:{i.name}", round(i.bytes)) for i in (*clip, *optimizer_items(params, scenario))]
+    clip = clip_items(params, scenario) if scenario.for_training.gradient_clipping else ()
+    ends = (*clip, *optimizer_items(params, scenario))
+    items = [(f"{i.kind}:{i.kernel}", round(i.bytes)) for i in ends if isinstance(i, Compute)]
     return blocks, items
 
 
@@ -280,7 +346,7 @@ def environment(device: str) -> dict[str, Facts]:
 def _paired(scenario: Scenario, logs: list[Any], epilogues: list[Any], runner: Any, facts: Any) -> Profile:
     import math
 
-    from calibrate.paired import make_profile
+    from calibrate.profile_from_steps import make_profile
 
     message = math.prod(runner.pipeline.shape) * runner.dtype.itemsize
     return make_profile(
@@ -300,12 +366,12 @@ def _assemble(
     logs: list[Any],
     memories: list[dict[str, int]],
     proof: dict[str, Any],
-    profile: Profile,
+    profile: Profile | None,
     facts: Any,
 ) -> dict[str, Any]:
     """The measured run, `measured-run/1`."""
-    from calibrate.paired import chosen_rounds, representative
-    from calibrate.quiet import QUIET_CORES
+    from calibrate.machine_load import QUIET_CORES
+    from calibrate.profile_from_steps import chosen_rounds, representative
 
     steps = logs[0].steps
     chosen = [i for r in chosen_rounds(logs[0]) for i in (2 * r, 2 * r + 1)]
@@ -329,7 +395,7 @@ def _assemble(
         "memory": memories,
         "losses": [steps[i].loss for i in chosen],
         "proof": proof,
-        "profile": profile.to_json(),
+        **({} if profile is None else {"profile": profile.to_json()}),
     }
 
 
@@ -351,4 +417,4 @@ def _actions(logs: list[Any], step: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main() if is_rank() else run_command(main)  # a rank's end is its parent's business

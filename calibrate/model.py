@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from calibrate.linear import Linear, WeightGrads
 from calibrate.norm import Norm
-from sim.inputs.scenario import ModelConfig, Training
+from sim.inputs.model_config import ModelConfig, MoeConfig
+from sim.inputs.scenario import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,14 @@ class Expert(nn.Module):
         self.down = Linear(ffn, m.hidden, m.bias, store)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(activation(self.mlp, self.up(x)))
+        out: Tensor = self.down(activation(self.mlp, self.up(x)))
+        return out
+
+
+def moe_of(m: ModelConfig) -> MoeConfig:
+    """The experts of a model that has some."""
+    assert m.moe is not None
+    return m.moe
 
 
 class Router(nn.Module):
@@ -86,8 +94,9 @@ class Router(nn.Module):
 
     def __init__(self, m: ModelConfig, store: WeightGrads | None) -> None:
         super().__init__()
-        self.experts, self.top_k = m.moe.experts, m.moe.top_k
-        self.matrix = Linear(m.hidden, m.moe.experts, False, store)
+        moe = moe_of(m)
+        self.experts, self.top_k = moe.experts, moe.top_k
+        self.matrix = Linear(m.hidden, moe.experts, False, store)
 
     def forward(self, x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """[tokens, h], [tokens] → weights and experts, [tokens, top_k] both."""
@@ -108,7 +117,7 @@ class Experts(nn.Module):
     def __init__(self, m: ModelConfig, store: WeightGrads | None) -> None:
         super().__init__()
         self.router = Router(m, store)
-        self.experts = nn.ModuleDict({str(e): Expert(m, m.moe.ffn, store) for e in range(m.moe.experts)})
+        self.experts = nn.ModuleDict({str(e): Expert(m, moe_of(m).ffn, store) for e in range(moe_of(m).experts)})
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -133,8 +142,8 @@ class Layer(nn.Module):
         self.qkv = Linear(m.hidden, heads + 2 * kv, m.bias, store)
         self.proj = Linear(heads, m.hidden, m.bias, store)
         self.norm2 = Norm(m)
-        self.moe = Experts(m, store) if moe else None
-        ffn = m.moe.ffn * m.moe.shared_experts if moe else m.ffn
+        self.moe: nn.Module | None = Experts(m, store) if moe else None
+        ffn = moe_of(m).ffn * moe_of(m).shared_experts if moe else m.ffn
         if ffn:
             self.up = Linear(m.hidden, ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
             self.down = Linear(ffn, m.hidden, m.bias, store)
@@ -146,11 +155,13 @@ class Layer(nn.Module):
 
     def mlp(self, x: Tensor) -> Tensor:
         """The dense MLP, or routed experts and the shared ones that see every token."""
-        y = None if self.moe is None else self.moe(x)
-        if self.dense:
-            z = self.down(self.activation(self.up(x)))
-            return z if y is None else y + z
-        return y
+        routed: Tensor | None = None if self.moe is None else self.moe(x)
+        dense: Tensor | None = self.down(self.activation(self.up(x))) if self.dense else None
+        if routed is not None and dense is not None:
+            return routed + dense
+        out = dense if routed is None else routed
+        assert out is not None  # a layer has one of the two
+        return out
 
     def activation(self, x: Tensor) -> Tensor:
         return activation(self.m.mlp, x)
@@ -237,11 +248,13 @@ def make_blocks(m: ModelConfig, t: Training, wanted: Sequence[int], build: Build
         blocks.append(block)
     if m.tied_embeddings and m.layers + 1 in wanted:
         head = blocks[wanted.index(m.layers + 1)]
+        (first,) = [blocks[wanted.index(0)]] if 0 in wanted else make_blocks(m, t, [0], build)
+        assert isinstance(head, Head)
+        assert isinstance(first, Embedding)
         if 0 in wanted:
-            head.output.weight = blocks[wanted.index(0)].weight
+            head.output.weight = first.weight
         else:  # a copy, as the embedding on another rank begins
-            (embedding,) = make_blocks(m, t, [0], build)
-            head.output.weight.data = embedding.weight.data
+            head.output.weight.data = first.weight.data
     return blocks
 
 

@@ -17,12 +17,14 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.model import Build, make_blocks
+from calibrate.linear import Linear
+from calibrate.model import Build, Layer, make_blocks
 from sim.inputs.scenario import ModelConfig, Training
 
 OUTLIER_THRESHOLD = 6.0  # section 3.2: a feature with any value of this magnitude is multiplied in 16 bits
@@ -110,6 +112,11 @@ def llm_int8(x: Tensor, w: Tensor) -> Tensor:
     return _decomposed(x, w, vector_wise)
 
 
+def llm_int8_zero_point(x: Tensor, w: Tensor) -> Tensor:
+    """LLM.int8() with zero points: vector-wise and asymmetric, outliers apart."""
+    return _decomposed(x, w, zero_point_vector_wise)
+
+
 def int8_weight_only(x: Tensor, w: Tensor) -> Tensor:
     """Weights in 8 bits with a scale per output column, converted back before the product."""
     scale = _scale(w, 1)
@@ -133,8 +140,8 @@ def fp8(x: Tensor, w: Tensor) -> Tensor:
 
 
 METHODS: Mapping[str, Product] = {f.__name__: f for f in (
-    absmax, row_wise, vector_wise, zero_point, zero_point_vector_wise, row_wise_decomposed, llm_int8, int8_weight_only,
-    int4_weight_only, fp8,
+    absmax, row_wise, vector_wise, zero_point, zero_point_vector_wise, row_wise_decomposed, llm_int8,
+    llm_int8_zero_point, int8_weight_only, int4_weight_only, fp8,
 )}  # fmt: skip
 WEIGHT_BITS: Mapping[str, float] = {**dict.fromkeys(METHODS, 8.0), "int4_weight_only": 4 + 16 / INT4_GROUP}
 
@@ -142,7 +149,7 @@ WEIGHT_BITS: Mapping[str, float] = {**dict.fromkeys(METHODS, 8.0), "int4_weight_
 class QuantizedLinear(nn.Module):
     """A linear layer whose product is one of `METHODS`."""
 
-    def __init__(self, linear: nn.Module, product: Product) -> None:
+    def __init__(self, linear: Linear, product: Product) -> None:
         super().__init__()
         self.weight, self.bias, self.product = linear.weight, linear.bias, product
 
@@ -154,16 +161,21 @@ class QuantizedLinear(nn.Module):
 def quantized(blocks: list[nn.Module], product: Product) -> list[nn.Module]:
     """A copy of a model with the layers' linear layers quantized; embedding and output stay as they are."""
     out = copy.deepcopy(blocks)
-    for layer in out[1:-1]:
+    for layer in cast(list[Layer], out[1:-1]):
         for name in ("qkv", "proj", "up", "down"):
             setattr(layer, name, QuantizedLinear(getattr(layer, name), product))
     return out
 
 
+def next_words(vocab: int = SMALL.vocab) -> Tensor:
+    """Of the made-up language, after each last token and each class of the one before, four next ones [vocab, 8, 4]:
+    the likeliest first."""
+    return torch.randint(0, vocab, (vocab, 8, 4), generator=torch.Generator().manual_seed(12345))
+
+
 def text(rows: int, seed: int, vocab: int = SMALL.vocab, length: int = SEQ + 1) -> Tensor:
     """Sentences of a made-up language [rows, length]: the next token depends on the last two, with 4 likely choices."""
-    rules = torch.Generator().manual_seed(12345)
-    choices = torch.randint(0, vocab, (vocab, 8, 4), generator=rules)
+    choices = next_words(vocab)
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocab, (rows, length), generator=draw)
     chance = torch.tensor([0.6, 0.25, 0.1, 0.05])
@@ -178,7 +190,8 @@ def loss(blocks: list[nn.Module], tokens: Tensor) -> Tensor:
     x = tokens[:, :-1]
     for block in blocks[:-1]:
         x = block(x)
-    return blocks[-1](x, tokens[:, 1:].contiguous())
+    found: Tensor = blocks[-1](x, tokens[:, 1:].contiguous())
+    return found
 
 
 @torch.no_grad()
@@ -216,12 +229,14 @@ def plant_outliers(
     weights for it are divided and the shift taken off its bias, so nothing changes in exact arithmetic.
     """
     out = copy.deepcopy(blocks)
-    for layer in out[1:-1]:
+    for layer in cast(list[Layer], out[1:-1]):
         for norm, linear in ((layer.norm1, layer.qkv), (layer.norm2, layer.up)):
+            assert norm.bias is not None
+            assert linear.bias is not None
             for j in range(features):
                 norm.weight[j] *= factor
                 norm.bias[j] = norm.bias[j] * factor + shift * factor
-                linear.bias -= linear.weight[:, j] * shift
+                linear.bias.sub_(linear.weight[:, j] * shift)
                 linear.weight[:, j] /= factor
     return out
 
@@ -258,15 +273,19 @@ def torchao_rows(blocks: list[nn.Module], held_out: Tensor) -> list[Row]:
     for name in ao.configs():
         made = ao.quantized_by_torchao(blocks, name)
         bits = 4 + 16 / ao.GROUP if "int4" in name else 8.0
-        error = product_error(blocks, held_out, lambda x, w, layer=made[1].qkv: layer(x) - layer.bias)
+        error = product_error(blocks, held_out, _without_bias(cast(Layer, made[1]).qkv))
         rows.append(Row(name, bits, perplexity(made, held_out), error))
     return rows
+
+
+def _without_bias(layer: nn.Module) -> Product:
+    return lambda x, w: layer(x) - layer.bias
 
 
 @torch.no_grad()
 def product_error(blocks: list[nn.Module], tokens: Tensor, product: Product) -> float:
     """Relative error (Frobenius) of the first layer's query-key-value product on real activations."""
-    layer = blocks[1]
+    layer = cast(Layer, blocks[1])
     x = layer.norm1(blocks[0](tokens[:, :-1])).flatten(0, 1)
     exact = x @ layer.qkv.weight.T
     return float((product(x, layer.qkv.weight) - exact).norm() / exact.norm())

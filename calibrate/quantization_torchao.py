@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from calibrate.linear import Linear
+
 ABSENT = "torchao: skipped, it is not installed (pip install 'stepsim[torchao]')"
 GROUP = 64
 SAME_AS = {"torchao_int8_weight_only": "int8_weight_only", "torchao_int8_dynamic": "vector_wise"}
@@ -34,15 +36,17 @@ def configs() -> Mapping[str, Callable[[], Any]]:
         "torchao_int8_dynamic": q.Int8DynamicActivationInt8WeightConfig,
         "torchao_float8_weight_only": q.Float8WeightOnlyConfig,
         "torchao_int4_weight_only": lambda: q.IntxWeightOnlyConfig(
-            weight_dtype=torch.int4, granularity=q.PerGroup(GROUP)),
+            weight_dtype=torch.int4,  # type: ignore[attr-defined]
+             granularity=q.PerGroup(GROUP)),
     }  # fmt: skip
 
 
-def plain_linear(layer: nn.Module) -> nn.Linear:
+def plain_linear(layer: Linear) -> nn.Linear:
     """A linear layer of `calibrate.model` as torch's own, sharing its parameters."""
     n, k = layer.weight.shape
     out = nn.Linear(k, n, bias=layer.bias is not None, device="meta")
-    out.weight, out.bias = layer.weight, layer.bias
+    out.weight = layer.weight
+    out.register_parameter("bias", layer.bias)
     return out
 
 

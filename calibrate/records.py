@@ -13,16 +13,17 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.timing import Timing
-from sim.errors import InputError
-from sim.files import read_json, write_json
-from sim.prices.profile import Coefficient, CollectiveTable, Facts, PointTable, Profile
+from sim.core.errors import InputError
+from sim.core.files import read_json, write_json
+from sim.prices.coefficients import Coefficient, coefficients_from
+from sim.prices.profile import CollectiveTable, Facts, PointTable, Profile
 
 FORMAT = "profile-partial/1"
 STALE_S = 60.0
 
 
 class Point(NamedTuple):
-    """A measured kernel; `op` and `shape` as in `sim.prices.costs`."""
+    """A measured kernel; `op` and `shape` as in `sim.prices.operator_prices`."""
 
     op: str
     dtype: str
@@ -143,7 +144,7 @@ def make_profile(name: str, facts: Mapping[str, Facts], records: Iterable[Record
         hardware=facts["hardware"],
         software=facts["software"],
         settings=facts["settings"],
-        coefficients=coefficients,
+        coefficients=coefficients_from(coefficients),
         points=tuple(_point_table(op, dtype, rows) for (op, dtype), rows in points.items()),
         collectives=tuple(_collective_table(op, ranks, rows) for (op, ranks), rows in groups.items()),
     )

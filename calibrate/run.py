@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from sim.command import end_on_sigterm
-from sim.errors import InputError
+from sim.commands.command import Command, run_command
+from sim.commands.options import FILE
+from sim.core.errors import InputError
 
 if TYPE_CHECKING:
     from calibrate.kernels import Case
@@ -31,37 +32,28 @@ DEFAULT_OUT = Path("profile.json")
 Step = tuple[str, "list[Record]"]
 
 
-Out = Annotated[Path, typer.Option(help="profile to write; an existing one is replaced")]
-Device = Annotated[str, typer.Option(help="cpu or cuda; without it cuda where there is one")]
-Quick = Annotated[bool, typer.Option("--quick", help="fewer shapes and repetitions: a minute on a CPU")]
-Only = Annotated[list[str], typer.Option(help=f"one of {', '.join(GROUPS)}; may be repeated")]
-
-
-CpuSeconds = Annotated[bool, typer.Option("--cpu-seconds", help="on a CPU, for busy machines: count CPU time alone")]
-
-
-def main(
-    out: Out = DEFAULT_OUT,
-    device: Device = "",
-    quick: Quick = False,
-    only: Only = [],  # noqa: B006
-    cpu_seconds: CpuSeconds = False,
-) -> None:
-    """Measures matmuls, attention, elementwise kernels, memory, optimizer, launches and collectives."""
-    end_on_sigterm()
+@click.command("calibrate", cls=Command)
+@click.option("--out", type=FILE, default=DEFAULT_OUT, metavar="FILE", help="profile to write; it replaces one there")
+@click.option("--device", default="", metavar="cpu|cuda", help="without it cuda where there is one")
+@click.option("--quick", is_flag=True, help="fewer shapes and repetitions: a minute on a CPU")
+@click.option("--only", multiple=True, metavar="GROUP", help=f"one of {', '.join(GROUPS)}; may be repeated")
+@click.option("--cpu-seconds", is_flag=True, help="on a CPU, for busy machines: count CPU time alone")
+def main(out: Path, device: str, quick: bool, only: tuple[str, ...], cpu_seconds: bool) -> int:
+    """Measure matmuls, attention, elementwise kernels, memory, optimizer, launches and collectives."""
+    groups = _groups(only)
+    _check_out(out)
     try:
-        groups = _groups(only)
-        _check_out(out)
         _calibrate(out, _device(device), quick, groups, cpu_seconds)
-    except InputError as error:
-        _fail(error, 2)
     except RuntimeError as error:  # a rank that failed, memory that ran out
-        _fail(f"{error}\nthe same command goes on from what {out}.partial holds", 1)
+        print(f"error: {error}\nthe same command goes on from what {out}.partial holds", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        _fail(f"interrupted; the same command goes on from what {out}.partial holds", 130)
+        print(f"interrupted; the same command goes on from what {out}.partial holds", file=sys.stderr)
+        return 130
+    return 0
 
 
-def _groups(names: list[str]) -> list[str]:
+def _groups(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in GROUPS:
             raise InputError(f"--only: found {name!r}; allowed: {', '.join(GROUPS)}")
@@ -91,7 +83,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
     import torch
 
     from calibrate import machine
-    from calibrate.quiet import START_BELOW_CORES
+    from calibrate.machine_load import START_BELOW_CORES
     from calibrate.records import Partial, make_profile
     from calibrate.side_by_side import print_rows, rows_of
     from calibrate.timing import Bench
@@ -119,7 +111,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
         print_rows(rows)
     points = sum(len(t.seconds) for t in profile.points)
     sizes = sum(len(t.seconds) for t in profile.collectives)
-    print(f"{out}: {points} kernels, {sizes} collectives, {len(profile.coefficients)} coefficients")
+    print(f"{out}: {points} kernels, {sizes} collectives, {len(profile.coefficients.flat())} coefficients")
     if "collectives" in groups and not sizes:
         print("no collectives: this machine can form no group of two ranks", file=sys.stderr)
 
@@ -187,11 +179,6 @@ def _progress(total: int, done: int) -> Iterator[Callable[[str], None]]:
         yield lambda key: bar.update(task, advance=1, description=key)
 
 
-def _fail(message: object, code: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(code)
-
-
 def _keep_memory() -> None:
     """Starts again, in the same process, with the allocator set as for the ranks of a real run."""
     from calibrate.launch import MALLOC
@@ -203,4 +190,4 @@ def _keep_memory() -> None:
 
 if __name__ == "__main__":
     _keep_memory()
-    typer.run(main)
+    run_command(main)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
+from sim.models.frameworks import FRAMEWORKS, framework_of
+from sim.schedules import FORMS, ScheduleForm
 
 RANKS_PER_CORE = 4
-ONE_WAY = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_search")  # head on the last rank
-WHOLE = ("naive", "gpipe", "1f1b", "interleaved_1f1b")  # schedules that never split a backward
 
 
 def check_runnable(scenario: Scenario, where: str) -> None:
@@ -35,18 +35,26 @@ def check_runnable(scenario: Scenario, where: str) -> None:
 Problem = tuple[str, object, str]
 
 
+def _names(which: Callable[[ScheduleForm], bool]) -> str:
+    return ", ".join(name for name, form in FORMS.items() if which(form))
+
+
 def _model(s: Scenario) -> Iterator[Problem]:
     m = s.model
+    if m.program is not None:
+        yield "model.program", m.program, "described models; --program runs what a program was captured from"
     if m.qkv_bias or m.qk_norm:
         yield "model", "qkv_bias or qk_norm", "bias on all linear layers or none, no norms of queries and keys"
+    for key, value in m.variations.items():
+        yield f"model.{key}", value, "layers as those of GPT and Llama, without this key"
     if m.mla is not None:
         yield "model.mla", "latent attention", "multi-head and grouped-query attention"
     if m.mtp_layers:
         yield "model.mtp_layers", m.mtp_layers, "0"
     p = s.parallelism
-    if m.tied_embeddings and p.pp > 1 and (p.schedule not in ONE_WAY or p.zero):
+    if m.tied_embeddings and p.pp > 1 and (not p.form.ends_on_last_rank or p.zero):
         found = f"true with schedule {p.schedule}, zero {p.zero}"
-        yield "model.tied_embeddings", found, f"at pp > 1: {', '.join(ONE_WAY)}; zero 0"
+        yield "model.tied_embeddings", found, f"at pp > 1: {_names(lambda f: f.ends_on_last_rank)}; zero 0"
     if s.training is not None and s.training.lora is not None:
         yield "training.lora", "adapters", "all parameters trained; adapters with --huggingface"
     if s.faults is not None:
@@ -65,8 +73,9 @@ def _distillation(s: Scenario) -> Iterator[Problem]:
     if d.teacher_parallelism.tp > 1:
         yield "distillation.teacher_parallelism.tp", d.teacher_parallelism.tp, "1"
     t = d.teacher
-    if t.moe is not None or t.mla is not None or t.qkv_bias or t.qk_norm or t.dropout > 0:
-        yield "distillation.teacher", "experts, latent attention or dropout", "a dense model without dropout"
+    if t.moe is not None or t.mla is not None or t.qkv_bias or t.qk_norm or t.variations or t.dropout > 0:
+        found = "experts, latent attention, dropout or a newer family's keys"
+        yield "distillation.teacher", found, "a dense model as GPT or Llama without dropout"
     if d.mode == "sequence" and t.vocab != s.model.vocab:
         yield "distillation.teacher.vocab", t.vocab, f"the student's, {s.model.vocab}"
 
@@ -82,6 +91,12 @@ def _training(s: Scenario) -> Iterator[Problem]:
     for name in ("param_dtype", "grad_dtype", "grad_reduce_dtype"):
         if getattr(t, name) != t.precision:
             yield f"training.{name}", getattr(t, name), f"{t.precision}, as precision"
+    if t.optimizer_dtype != "fp32":
+        yield "training.optimizer_dtype", t.optimizer_dtype, "fp32"
+    if t.master_weights is False and t.param_dtype != "fp32":
+        yield "training.master_weights", "false", "null (an fp32 copy of 16-bit parameters)"
+    if t.zero_grad == "set_to_none":
+        yield "training.zero_grad", t.zero_grad, "null, keep"
     if t.recompute.mode == "selective_op":
         yield "training.recompute", t.recompute.mode, "none, selective, full"
     if t.activation_offload:
@@ -90,8 +105,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.attention", f"fused, dropout {s.model.dropout:g}", "fused without dropout, or unfused"
     if t.attention_kernel is not None:
         yield "training.attention_kernel", t.attention_kernel, "null (the kernel that torch picks)"
-    if t.elementwise != "eager":
-        yield "training.elementwise", t.elementwise, "eager"
+    if not framework_of(t).measurable:
+        yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
     if t.cross_entropy != "unfused":
         yield "training.cross_entropy", t.cross_entropy, "unfused"
 
@@ -104,9 +119,9 @@ def _layout(s: Scenario) -> Iterator[Problem]:
         found = list(p.layers_per_stage)
         yield "parallelism.layers_per_stage", found, "at least one layer on stages in the middle"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)
-    if s.cluster.gpu.name == "cpu" and p.ranks > most:
+    if s.cluster.gpu.architecture == "cpu" and p.ranks > most:
         yield "parallelism", f"{p.ranks} ranks", f"at most {most} on this machine ({RANKS_PER_CORE} a core)"
-    if s.cluster.gpu.name != "cpu":
+    if s.cluster.gpu.architecture != "cpu":
         from calibrate.machine import gpu_ranks
 
         if gpu_ranks() < p.ranks:
@@ -123,8 +138,9 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
         yield "training.attention", f"{t.attention} with cp {p.cp}", "fused"
     if p.tp > 1 and p.p2p_scatter and p.pp > 1:
         yield "parallelism.p2p_scatter", "true", "false"
-    if p.tp > 1 and (p.tp_overlap == "full" or (p.tp_overlap == "wgrad" and p.pp > 1 and p.schedule not in WHOLE)):
-        yield "parallelism.tp_overlap", p.tp_overlap, f"none; at pp 1 and with schedules {', '.join(WHOLE)} wgrad too"
+    if p.tp > 1 and (p.tp_overlap == "full" or (p.tp_overlap == "wgrad" and p.form.backward != "whole")):
+        whole = _names(lambda f: f.backward == "whole")
+        yield "parallelism.tp_overlap", p.tp_overlap, f"none; at pp 1 and with schedules {whole} wgrad too"
 
 
 def _experts(s: Scenario) -> Iterator[Problem]:

@@ -11,11 +11,16 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import typer
+import click
 
+from sim.commands.command import Command, run_command
+from sim.commands.options import FILE
+from sim.core.errors import InputError
+from sim.core.files import write_text
 from sim.prices.profile import PointTable, Profile
+from sim.prices.profiles import load_profile
 
 UNFUSED = ("unfused", "eager")
 _CHAIN = re.compile(r"elementwise:(\w+)_(eager|compiled|liger)(_backward)?")
@@ -55,9 +60,8 @@ def rows_of(profile: Profile) -> list[Row]:
             continue
         for how in sorted(ways, key=lambda how: (how not in UNFUSED, how)):
             forward_s, backward_s = (ways[how].get(backward, math.nan) for backward in (False, True))
-            peak = profile.coefficients.get(f"{what}:{how} {dtype} {'x'.join(map(str, shape))} peak_bytes")
-            rows.append(Row(what, dtype, _size(what, shape), how, forward_s, backward_s,
-                            peak.value if peak else math.nan))  # fmt: skip
+            peak = profile.coefficients.peak_bytes.get(f"{what}:{how} {dtype} {'x'.join(map(str, shape))}", math.nan)
+            rows.append(Row(what, dtype, _size(what, shape), how, forward_s, backward_s, peak))
     return rows
 
 
@@ -146,31 +150,23 @@ def svg(rows: Sequence[Row]) -> str:
     return "\n".join([head, key, *parts, "</svg>"]) + "\n"
 
 
-def main(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE.json", help="as calibrate.run writes it")],
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="print a Markdown table")] = False,
-    picture: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="write the picture")] = None,
-) -> None:
+@click.command("side-by-side", cls=Command)
+@click.argument("profile", type=FILE, metavar="PROFILE.json")
+@click.option("--markdown", "as_markdown", is_flag=True, help="print a Markdown table")
+@click.option("--svg", "picture", type=FILE, metavar="FILE", help="write the picture")
+def main(profile: Path, as_markdown: bool, picture: Path | None) -> None:
     """Show unfused and fused kernels of PROFILE.json side by side."""
-    from sim.command import bad_input_exits
-    from sim.errors import InputError
-    from sim.files import write_text
-    from sim.prices.profiles import load_profile
-
-    with bad_input_exits():
-        rows = rows_of(load_profile(str(profile)))
-        if not rows:
-            raise InputError(f"{profile}: holds nothing measured unfused and fused; run calibrate.run with --only "
-                             "attention --only fused")  # fmt: skip
-        if as_markdown:
-            print(markdown(rows), end="")
-        else:
-            print_rows(rows)
-        if picture is not None:
-            write_text(str(picture), svg(rows))
+    rows = rows_of(load_profile(str(profile)))
+    if not rows:
+        raise InputError(f"{profile}: holds nothing measured unfused and fused; run calibrate.run with --only "
+                         "attention --only fused")  # fmt: skip
+    if as_markdown:
+        print(markdown(rows), end="")
+    else:
+        print_rows(rows)
+    if picture is not None:
+        write_text(str(picture), svg(rows))
 
 
 if __name__ == "__main__":
-    from sim.command import run_main
-
-    run_main(main)
+    run_command(main)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from sim.core.normal import SIGMA_PER_MAD
+
 SAMPLE_S = 0.5e-3  # shorter work is repeated within one sample: the clock and its reading cost 0.1 us
 STANDARD_ERROR = 0.01  # of the median, at which repeating stops
 MIN_SAMPLES, MAX_SAMPLES = 5, 400
@@ -93,10 +95,10 @@ def summarize(samples: Sequence[float]) -> Timing:
 
 
 def _settled(samples: list[float]) -> bool:
-    """Whether the median's standard error, 1.2533 sigma / sqrt(n) with sigma = 1.4826 MAD, is small."""
+    """Tell if the median's standard error, 1.2533 sigma / sqrt(n), is small."""
     if len(samples) < MIN_SAMPLES:
         return False
     if len(samples) >= MAX_SAMPLES:
         return True
     spread = summarize(samples).spread
-    return 1.2533 * 1.4826 * spread / math.sqrt(len(samples)) < STANDARD_ERROR
+    return 1.2533 * SIGMA_PER_MAD * spread / math.sqrt(len(samples)) < STANDARD_ERROR

@@ -12,10 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+import pytest
+
 ROOT = Path(__file__).parents[1]
 MARK = "STEPSIM_TEST_MARK"
 ALL_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}
+
+
+def exit_code(command: click.Command, *arguments: str) -> int:
+    """The exit code of a command that runs in this process."""
+    with pytest.raises(SystemExit) as end:
+        command(arguments)
+    assert isinstance(end.value.code, int)
+    return end.value.code
 
 
 @dataclass

@@ -49,14 +49,24 @@ def test_modules_do_not_need_each_other_in_a_circle() -> None:
     assert not circles, circles
 
 
-def test_a_simulation_loads_no_torch_and_nothing_heavy() -> None:
+def test_building_a_graph_knows_nothing_of_running_it() -> None:
+    for folder in ("programs", "graph"):
+        for path in (ROOT / "sim" / folder).glob("*.py"):
+            modules = [n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+            assert not [m for m in modules if m.startswith("sim.engine")], path
+
+
+@pytest.mark.parametrize(("scenario", "engine"), [("1f1b_pp8", "simpy"), ("llama3_405b_16k", "static")])
+def test_a_simulation_loads_no_torch_and_nothing_heavy(scenario: str, engine: str) -> None:
+    """SimPy for small steps alone."""
+    loaded = {"simpy"} if engine == "simpy" else set()
     code = (
         "import sys, runpy\n"
-        "sys.argv = ['sim.run', 'scenarios/1f1b_pp8.yaml', '--json', '-']\n"
+        f"sys.argv = ['sim.run', 'scenarios/{scenario}.yaml', '--json', '-']\n"
         "try:\n    runpy.run_module('sim.run', run_name='__main__')\n"
         "except SystemExit as e:\n    assert not e.code, e.code\n"
         "heavy = {'torch', 'bokeh', 'scipy', 'networkx', 'simpy', 'numba', 'pandas', 'calibrate'} & set(sys.modules)\n"
         "print('HEAVY', sorted(heavy), file=sys.stderr)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "HEAVY []" in run.stderr
+    assert f"HEAVY {sorted(loaded)}" in run.stderr

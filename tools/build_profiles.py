@@ -22,18 +22,18 @@ sys.path.insert(0, str(ROOT))
 
 from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
 
-from sim.files import write_json  # noqa: E402
-from sim.prices.kernels import TYPES, Shapes, make_table  # noqa: E402
+from sim.core.files import write_json  # noqa: E402
+from sim.prices.kernel_tables import TYPES, Shapes, make_table  # noqa: E402
 from sim.prices.profile import PointTable  # noqa: E402
 from sim.prices.profile_input import profile_from  # noqa: E402
 from sim.prices.roofline import Device  # noqa: E402
-from sim.published.fused_rows import fused_kernel  # noqa: E402
-from sim.published.tables import read_table  # noqa: E402
+from sim.validation.fused_rows import fused_kernel  # noqa: E402
+from sim.validation.tables import read_table  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
 
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
-QUANTIZED = ("fp8", "nvfp4")  # measured from a 16-bit input on: sim.prices.kernels
+QUANTIZED = ("fp8", "nvfp4")  # measured from a 16-bit input on: sim.prices.kernel_tables
 SUSTAINED = ("all_reduce", "all_gather", "reduce_scatter")
 SUSTAINED_BYTES = 32 << 20  # the published lines' latency is none of a small message
 COLLECTIVES = {"alltoall": "all_to_all"}
@@ -136,7 +136,7 @@ def left_out_error(
 
 
 def save(path: Path, data: Columns) -> None:
-    """A file as `sim.prices.kernels` reads it."""
+    """A file as `sim.prices.kernel_tables` reads it."""
     columns: Columns = {}
     for key, array in data.items():
         if key.endswith("|shapes"):
@@ -200,12 +200,12 @@ def sustained(
 
 
 def fused_points(table: Path, gpu: str) -> list[dict[str, object]]:
-    """Every second row of Liger-Kernel's own measurements, as points of the operators of `sim.published.fused_rows`."""
+    """Every second row of Liger-Kernel's own measurements, as points of the operators of `validation.fused_rows`."""
     groups: dict[tuple[str, str], list[tuple[int, float]]] = {}
     rows = [r for r in read_table(table).rows if r.measured.get("seconds") and r.scenario["calibration"] == gpu]
     for row in rows[::2]:
         (item,) = fused_kernel(str(row.data["op"]), row.data)
-        groups.setdefault((f"elementwise:{item.name}", item.dtype), []).append(
+        groups.setdefault((f"elementwise:{item.kernel}", item.dtype), []).append(
             (int(item.bytes), row.measured["seconds"])
         )
     out = []
@@ -236,7 +236,7 @@ def profile(
         "source": source,
         "date": date,
         "reference": relative,
-        "hardware": {"device": "cpu" if name == "cpu" else "cuda", "gpu": name},
+        "hardware": {"device": "cpu" if GPUS[name].architecture == "cpu" else "cuda", "gpu": name},
         "software": {},
         "settings": {},
         "coefficients": {k: {"value": v, "source": s} for k, (v, s) in COEFFICIENTS[name].items()},

@@ -14,11 +14,11 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from sim.prices.costs import Costs
-from sim.prices.profile import Coefficient
+from sim.prices.coefficients import Coefficient
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.published.kernel_rows import IMPLEMENTATIONS, OPERATORS, UNFUSED
-from sim.published.tables import Row, read_table
+from sim.validation.kernel_rows import IMPLEMENTATIONS, OPERATORS, UNFUSED
+from sim.validation.tables import Row, read_table
 from topology.presets import GPUS
 
 FORWARD_SHARE = 0.85  # backward by forward: what FlashAttention-2's H100 rows of both kinds say together
@@ -30,7 +30,7 @@ def errors(rows: list[Row], gpu: str, name: str, p: np.ndarray) -> np.ndarray:
     """log(predicted / measured), priced as the product does (power limit included); `p`: logs of `NAMES`."""
     base = load_profile(gpu)
     fitted = {f"{name}_{n}": Coefficient(float(v), "") for n, v in zip(NAMES, np.exp(p), strict=True)}
-    costs = Costs(replace(base, coefficients={**base.coefficients, **fitted}), GPUS[gpu])
+    costs = Costs(replace(base, coefficients=base.coefficients.changed(fitted)), GPUS[gpu])
     seconds = [sum(costs.compute(i).seconds for i in OPERATORS[r.data["op"]](r.data)) for r in rows]
     return np.log(np.array(seconds) / [r.measured["seconds"] for r in rows])
 

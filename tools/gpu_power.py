@@ -118,10 +118,10 @@ def _shown(seconds: float, flops: float) -> str:
 
 
 def _shipped(x: dict[str, Any]) -> list[float]:
-    from sim.prices.costs import Costs
+    from sim.core.program import Compute, Phase
+    from sim.prices.coefficients import PriceOptions
+    from sim.prices.operator_prices import Costs
     from sim.prices.profiles import load_profile
-    from sim.program import Compute, Phase
-    from sim.published.prediction import without
     from topology.presets import GPUS
 
     if not x["loop"].startswith("matmul"):
@@ -129,7 +129,8 @@ def _shipped(x: dict[str, Any]) -> list[float]:
     m, n, k = (int(s) for s in x["loop"].removeprefix("matmul ").split(" x "))
     op = Compute("linear", "gemm", (1, m, n, k), "bf16", x["flops"], 2.0 * (m * n + n * k + m * k), Phase.FORWARD)
     profile = load_profile("h200-sxm")
-    return [Costs(p, GPUS["h200-sxm"]).compute(op).seconds for p in (without(profile, "power_at_peak"), profile)]
+    gpu, limits = GPUS["h200-sxm"], (PriceOptions(power=False), PriceOptions())
+    return [Costs(profile, gpu, options).compute(op).seconds for options in limits]
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 from gpu_power import STORED, show  # noqa: E402
 
-from sim.prices.costs import Costs  # noqa: E402
+from sim.core.program import Compute, Phase  # noqa: E402
+from sim.prices.operator_prices import Costs  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402
 from sim.prices.roofline import shape_bytes, shape_flops  # noqa: E402
-from sim.program import Compute, Phase  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -82,13 +82,14 @@ def kernels() -> list[str]:
             continue
         phase = Phase.INPUT_GRAD if op.endswith(("backward", "input_grad")) else Phase.FORWARD
         phase = Phase.WEIGHT_GRAD if op.endswith("weight_grad") else phase
-        name = f"{kind}:{NAMED[backend]}" if backend else "linear"
+        kernel = NAMED[backend] if backend else ""
+        name = f"{kind}:{kernel}" if backend else "matmul"
         for row, seconds in zip(table.shapes.tolist(), table.seconds.tolist(), strict=True):
             if seconds >= LEAST_S:
                 shape = tuple(row)
                 flops, moved = shape_flops(kind, shape), shape_bytes(kind, shape, table.dtype)
-                priced = costs.compute(Compute(name, kind, shape, table.dtype, flops, moved, phase))
-                ratios[f"{name if backend else 'matmul'}, {table.dtype}"].append(priced.seconds / seconds)
+                priced = costs.compute(Compute(name, kind, shape, table.dtype, flops, moved, phase, kernel=kernel))
+                ratios[f"{name}, {table.dtype}"].append(priced.seconds / seconds)
     return [KERNELS, *(_line(name, np.array(found)) for name, found in ratios.items() if len(found) >= 10)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from topology.presets import GPUS
+
 SOURCE = (
     "kernels and collectives: NVIDIA AIConfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0, commit 095f58a), "
     "its performance database; coefficients as each of them says"
@@ -73,15 +75,19 @@ NEWER_HOST: Coefficients = {
     "unaligned_matmul_slowdown": (2.0, _HOST),
 }
 _TWICE = (
-    "assumption: gradients' sums leave the matrix units every 128 steps to be added in fp32 (Transformer Engine: "
+    "computed: gradients' sums leave the matrix units every 128 steps to be added in fp32 (Transformer Engine: "
     "_2X_ACC_DGRAD, _2X_ACC_WGRAD; CUTLASS: 4 instructions of 32): a tile of 128 x 128 takes 128 clocks of 128 lanes "
-    "beside 512 of the matrix units; half is taken to be hidden"
+    "beside 512 of the matrix units, which wait meanwhile"
 )
 HOPPER: Coefficients = {
-    "fp8_gradient_slowdown": (1.125, _TWICE),
+    "fp8_gradient_slowdown": (1.25, _TWICE),
     "memory_efficiency_optimizer": (0.72, f"fused AdamW from 60 to 800 million parameters, {_H200}"),
 }
 _SUMS = "1: dK and dV of query heads that share a key head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
+_BUNDLED = (
+    "the FlashAttention-2 that torch bundles: 0.84 of the published one's speed, the median of 67 forwards and of 93 "
+    "backwards that calibrate.run measured on an H200 (scenarios/cuda/h200.json)"
+)
 A100_FLASH = (
     _flash("attention", (0.345, 0.341, 0), 82, 0.873, _TRITON)
     | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
@@ -90,13 +96,17 @@ A100_FLASH = (
 A100_FLASH2 = (
     _flash("megatron", (0.651, 0.735, 0), 284, 0.85, _TE.format("flash2"))
     | _flash("compiled", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
-    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "compiled", "flash2")}
+    | _flash("torch_2024", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
+    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "compiled", "flash2", "torch_2024")}
 )
 H100_FLASH = (
     _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
     | _flash("flash2", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
-    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("attention", "flash2")}
+    | _flash("torch_2024", (0.278, 0.324, 0.315), 170, 0.85, _BUNDLED)
+    | _flash("compiled", (0.417, 0.621, 0.621), 140, 0.85, "cudnn, which torch's attention picks on Hopper")
+    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("attention", "flash2", "torch_2024")}
     | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
+    | _flash("flash_2022", (0.185, 0.161, 0), 53, 0.85, "flash1, which trainers had before FlashAttention-2")
     | _flash("flash3", (0.51, 0.698, 0.791), 283, 0.85, _FLASH)
     | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)
     | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))
@@ -116,10 +126,13 @@ B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
 
 
 _SHARE = "a collective's channels by the GPU's SMs: NCCL runs 24 channels, one SM each, within a node"
-_SMS = {"v100": 80, "a100": 108, "h100": 132, "h200": 132, "b200": 148, "b300": 148, "gb200": 152, "gb300": 152}
+_OLDER = ("volta", "ampere")  # their hosts are those of 2022-23
 
 
-def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficients:
+def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -> Coefficients:
+    """Coefficients of a shipped GPU; `power`: whose measurement tells its draw."""
+    gpu = GPUS[name]
+    older = gpu.architecture in _OLDER
     return {
         "launch_overhead_s": (5e-6, _LAUNCH),
         "memory_efficiency": (0.85, _STREAM),
@@ -127,28 +140,25 @@ def _gpu(name: str, power_at_peak: float, attention: Coefficients) -> Coefficien
         "memory_latency_s": (2e-6, _RAMP),
         "matmul_efficiency": (0.75, _FALLBACK),
         "group_launch_s": (9e-6, _GROUPS),
-        "power_at_peak": (
-            power_at_peak,
-            _POWER[{"v": "a100", "a": "a100", "h": "h100", "b": "b200", "g": "gb200"}[name[0]]],
-        ),
-        **({} if name in ("v100", "a100") else {"power_spread": (0.015, _SPREAD)}),
-        "collective_sm_share": (round(24 / _SMS[name], 3), _SHARE),
+        "power_at_peak": (power_at_peak, _POWER[power]),
+        **({} if older else {"power_spread": (0.015, _SPREAD)}),
+        "collective_sm_share": (round(24 / gpu.sm_count, 3), _SHARE),
         **attention,
-        **(A100_HOST if name in ("v100", "a100") else NEWER_HOST),
-        **(HOPPER if name in ("h100", "h200") else {}),
+        **(A100_HOST if older else NEWER_HOST),
+        **(HOPPER if gpu.architecture == "hopper" else {}),
     }
 
 
 COEFFICIENTS: dict[str, Coefficients] = {
-    "v100": _gpu("v100", 1.25, A100_FLASH),
-    "a100-sxm": _gpu("a100", 1.25, A100_FLASH | A100_FLASH2),
-    "a100-pcie": _gpu("a100", 1.25, A100_FLASH | A100_FLASH2),
-    "h100-sxm": _gpu("h100", 1.25, H100_FLASH),
-    "h200-sxm": _gpu("h200", 1.25, H100_FLASH),
-    "b200-sxm": _gpu("b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
-    "b300-sxm": _gpu("b300", 1.79, B200_FLASH | BLACKWELL_MEMORY),
-    "gb200": _gpu("gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),
-    "gb300": _gpu("gb300", 1.61, B200_FLASH | BLACKWELL_MEMORY),
+    "v100": _gpu("v100", "a100", 1.25, A100_FLASH),
+    "a100-sxm": _gpu("a100-sxm", "a100", 1.25, A100_FLASH | A100_FLASH2),
+    "a100-pcie": _gpu("a100-pcie", "a100", 1.25, A100_FLASH | A100_FLASH2),
+    "h100-sxm": _gpu("h100-sxm", "h100", 1.25, H100_FLASH),
+    "h200-sxm": _gpu("h200-sxm", "h100", 1.25, H100_FLASH),
+    "b200-sxm": _gpu("b200-sxm", "b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
+    "b300-sxm": _gpu("b300-sxm", "b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
+    "gb200": _gpu("gb200", "gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),
+    "gb300": _gpu("gb300", "gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),
         "kernel_gap_s": (2.5e-6, "torch 2.13 on an AMD Zen 5 core: an elementwise operator on a tiny tensor, forward"),

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from topology.protocols import PLAIN, PROTOCOLS
 from topology.timing import Fabric, Timing
@@ -260,10 +261,24 @@ def bus_factor(kind: str, ranks: int) -> float:
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
-def choose(kind: str, group: Group, size_bytes: float) -> tuple[str, str]:
-    """The algorithm and protocol that NCCL's own model finds quickest, as ("ring", "LL128").
+class Choice(NamedTuple):
+    """What NCCL runs for one collective: an algorithm and a protocol; the protocol is "" on hosts without NCCL.
 
-    Sends and receives have no model but a rule: see `message_protocol`. The protocol is "" on hosts without NCCL.
+    >>> str(Choice("ring", "LL128")), str(Choice("ring"))
+    ('ring LL128', 'ring')
+    """
+
+    algorithm: str
+    protocol: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.algorithm} {self.protocol}".rstrip()
+
+
+def choose(kind: str, group: Group, size_bytes: float) -> Choice:
+    """The algorithm and protocol that NCCL's own model finds quickest.
+
+    Sends and receives have no model but a rule: see `message_protocol`.
     Raises `ValueError` for an unknown kind.
     """
     if kind not in ALGORITHMS:
@@ -271,7 +286,7 @@ def choose(kind: str, group: Group, size_bytes: float) -> tuple[str, str]:
     if kind in MESSAGES and group.protocols:
         (name,) = ALGORITHMS[kind]
         size = size_bytes if kind == "send_recv" else size_bytes / group.ranks
-        return name, message_protocol(group.timing, group.domains > 1, size)
+        return Choice(name, message_protocol(group.timing, group.domains > 1, size))
     usable = group.nvls_share > 0 and group.domains == 1
     best, least_s = None, math.inf
     for name, algorithm in ALGORITHMS[kind].items():
@@ -281,6 +296,6 @@ def choose(kind: str, group: Group, size_bytes: float) -> tuple[str, str]:
                 start_s = protocol.base * group.latency_s
                 seconds = start_s + cost.latency_s + cost.transfer_s / protocol.bandwidth
                 if best is None or seconds < least_s:
-                    best, least_s = (name, protocol.name), seconds
+                    best, least_s = Choice(name, protocol.name), seconds
     assert best is not None
     return best

@@ -1,20 +1,19 @@
-"""The cluster as a graph: GPUs, NVSwitches or mesh links, PCIe switches, hosts, NICs, leaf and spine
-switches.
+"""The network that a `ClusterSpec` describes: GPUs, NVSwitches or mesh links, PCIe switches, hosts, NICs, switches.
 
-Every link is two directed edges, one a direction, each with a typed `Link`. What a vendor bundles is one node
-here: the NVSwitch chips of a domain, the spine switches of the fabric; neither blocks, for each is wired to
-carry all it can receive. The closed forms of `network` do without the graph; tests hold the two together.
+What a vendor bundles is one part here: the NVSwitch chips of a domain, the spine switches of the fabric; neither
+blocks, for each is wired to carry all it can receive. `network` needs none of this for a regular cluster: its closed
+forms are what this graph gives, and tests hold the two together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
 from topology.mesh import links, links_per_gpu
 from topology.spec import ClusterSpec
 from topology.torus import torus_position, torus_shape
+from topology.wiring import Ends, Link, Part, Wiring, link_word
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -22,32 +21,36 @@ if TYPE_CHECKING:
     Graph = nx.DiGraph[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One direction of a link. `kind`: nvlink, peer (GPU to GPU over PCIe), pcie, nic or fabric."""
-
-    kind: str
-    bandwidth_bytes_per_s: float
-    latency_s: float
-
-
 def gpu(rank: int) -> str:
     """Name of a rank's GPU in the graph."""
     return f"gpu{rank}"
 
 
-def build_graph(cluster: ClusterSpec) -> Graph:
-    """The graph of `cluster.nodes` nodes; edge attribute `link` is a `Link`, node attribute `kind` a word.
+def wiring_of(cluster: ClusterSpec) -> Wiring:
+    """Parts and links of `cluster.nodes` nodes: as they were read, or else as the description says."""
+    return cluster.topology or described(cluster)
 
-    Kinds: gpu, nvswitch, pcie, host, nic, leaf, spine, router (of a torus's node).
-    """
+
+def described(cluster: ClusterSpec) -> Wiring:
+    """Parts and links of a cluster's description, all regular."""
+    made = _Made()
+    for node in range(cluster.nodes):
+        _add_node(made, cluster, node)
+        _add_nvlink(made, cluster, node)
+    {"torus": _add_torus}.get(cluster.inter_node.kind, _add_tree)(made, cluster)
+    return Wiring(made.parts, made.links, cluster.name, cluster.source)
+
+
+def build_graph(cluster: ClusterSpec) -> Graph:
+    """The same as a networkx graph: nodes have the fields of `Part`, directed edges a `link` and its `kind`."""
     import networkx as nx
 
+    wiring = wiring_of(cluster)
     graph: Graph = nx.DiGraph()
-    for node in range(cluster.nodes):
-        _add_node(graph, cluster, node)
-        _add_nvlink(graph, cluster, node)
-    {"torus": _add_torus}.get(cluster.inter_node.kind, _add_tree)(graph, cluster)
+    for name, part in wiring.parts.items():
+        graph.add_node(name, **part._asdict())
+    for (a, b), each in wiring.links.items():
+        graph.add_edge(a, b, link=each, kind=link_word(wiring.kind(a), wiring.kind(b)))
     return graph
 
 
@@ -58,86 +61,104 @@ def link(graph: Graph, src: str, dst: str) -> Link:
     return found
 
 
-def _join(graph: Graph, ends: tuple[str, str], kind: str, bandwidth: float, latency_s: float) -> None:
-    for src, dst in (ends, ends[::-1]):
-        graph.add_edge(src, dst, link=Link(kind, bandwidth, latency_s))
+class _Made:
+    """Parts and links so far."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Part] = {}
+        self.links: dict[Ends, Link] = {}
+
+    def add(self, part: Part) -> str:
+        self.parts[part.name] = part
+        return part.name
+
+    def join(self, a: str, b: str, bandwidth: float, latency_s: float = 0.0, efficiency: float = 1.0) -> None:
+        self.links[a, b] = self.links[b, a] = Link(bandwidth, latency_s, efficiency)
 
 
-def _add(graph: Graph, name: str, kind: str) -> str:
-    graph.add_node(name, kind=kind)
-    return name
-
-
-def _add_node(graph: Graph, cluster: ClusterSpec, node: int) -> None:
+def _add_node(made: _Made, cluster: ClusterSpec, node: int) -> None:
     """GPUs and NICs of a node under PCIe switches, one a NIC (at most one a GPU), those under the host.
 
     A GPU reaches its NIC at PCIe speed, or at the NIC's where that is faster: such NICs hold a switch of a
     newer generation, to which the GPU is wired (ConnectX-8 on HGX B300).
     """
     gpus, inter = cluster.gpus_per_node, cluster.inter_node
-    host = _add(graph, f"host{node}", "host")
+    host = made.add(Part(f"host{node}", "cpu"))
     switches = min(gpus, inter.nics_per_node)
     per_gpu = max(cluster.gpu.host_bandwidth_bytes_per_s, inter.usable_bytes_per_s)
     for index in range(switches):
-        switch = _add(graph, f"pcie{node}.{index}", "pcie")
-        _join(graph, (switch, host), "pcie", cluster.gpu.host_bandwidth_bytes_per_s, 0.0)
+        switch = made.add(Part(f"pcie{node}.{index}", "pcie"))
+        made.join(switch, host, cluster.gpu.host_bandwidth_bytes_per_s)
     for index in range(gpus):
-        name = _add(graph, gpu(node * gpus + index), "gpu")
-        _join(graph, (name, f"pcie{node}.{index * switches // gpus}"), "pcie", per_gpu, 0.0)
+        rank = node * gpus + index
+        name = made.add(Part(gpu(rank), "gpu", cluster.gpu.name, rank))
+        made.join(name, f"pcie{node}.{index * switches // gpus}", per_gpu)
     for index in range(inter.nics_per_node):
-        nic = _add(graph, f"nic{node}.{index}", "nic")
+        nic = made.add(
+            Part(
+                f"nic{node}.{index}", "nic", rendezvous=inter.rendezvous, transport=inter.transport, spread=inter.spread
+            )
+        )
         switch = f"pcie{node}.{index * switches // inter.nics_per_node}"
-        _join(graph, (switch, nic), "pcie", inter.usable_bytes_per_s, 0.0)
+        made.join(switch, nic, inter.nic_bandwidth_bytes_per_s, 0.0, inter.efficiency)
 
 
-def _add_nvlink(graph: Graph, cluster: ClusterSpec, node: int) -> None:
+def _add_nvlink(made: _Made, cluster: ClusterSpec, node: int) -> None:
     """The node's fast links: to the domain's NVSwitch, between GPUs, or (kind pcie) through the host."""
     gpus, intra = cluster.gpus_per_node, cluster.intra_node
     ranks = range(node * gpus, (node + 1) * gpus)
     if intra.kind == "nvlink_mesh":
-        lane = intra.usable_bytes_per_s / links_per_gpu(gpus)
+        lane = intra.bandwidth_bytes_per_s / links_per_gpu(gpus)
         for a, b in product(range(gpus), repeat=2):
             if a < b and links(gpus)[a][b]:
-                ends = (gpu(ranks[a]), gpu(ranks[b]))
-                _join(graph, ends, "nvlink", lane * links(gpus)[a][b], intra.latency_s)
+                ends = gpu(ranks[a]), gpu(ranks[b])
+                made.join(*ends, lane * links(gpus)[a][b], intra.latency_s, intra.efficiency)
         return
-    nvswitch = intra.kind == "nvswitch"
-    hub = _add(graph, f"nvswitch{ranks[0] // cluster.domain_gpus}", "nvswitch") if nvswitch else f"host{node}"
-    kind = "nvlink" if nvswitch else "peer"
+    hub = f"host{node}"
+    if intra.kind == "nvswitch":
+        name = f"nvswitch{ranks[0] // cluster.domain_gpus}"
+        hub = made.add(Part(name, "nvswitch", nvls_efficiency=intra.nvls_efficiency))
     for rank in ranks:
-        _join(graph, (gpu(rank), hub), kind, intra.usable_bytes_per_s, intra.latency_s / 2)
+        made.join(gpu(rank), hub, intra.bandwidth_bytes_per_s, intra.latency_s / 2, intra.efficiency)
 
 
-def _add_tree(graph: Graph, cluster: ClusterSpec) -> None:
-    """Leaf switches under one spine: a leaf a group of nodes, or on rails one a group and local NIC."""
+def _add_tree(made: _Made, cluster: ClusterSpec) -> None:
+    """Leaf switches under one spine: a leaf a group of nodes, or on rails one a group and local NIC.
+
+    Where one group holds all nodes there is no spine: one switch, or rails alone.
+    """
     inter = cluster.inter_node
     rails = inter.kind == "rail_optimized"
-    spine = _add(graph, "spine", "spine")
+    below: dict[str, int] = {}
     for node, nic in product(range(cluster.nodes), range(inter.nics_per_node)):
         group = node // inter.nodes_per_leaf
-        leaf = _add(graph, f"leaf{group}.{nic}" if rails else f"leaf{group}", "leaf")
-        _join(graph, (f"nic{node}.{nic}", leaf), "nic", inter.usable_bytes_per_s, inter.latency_s / 2)
-    leaves = [name for name in graph if graph.nodes[name]["kind"] == "leaf"]
-    for leaf in leaves:
-        below = graph.out_degree(leaf) * inter.usable_bytes_per_s
-        _join(graph, (leaf, spine), "fabric", below / inter.oversubscription, 0.0)
+        leaf = made.add(Part(f"leaf{group}.{nic}" if rails else f"leaf{group}", "switch", tier="leaf"))
+        made.join(f"nic{node}.{nic}", leaf, inter.nic_bandwidth_bytes_per_s, inter.latency_s / 2, inter.efficiency)
+        below[leaf] = below.get(leaf, 0) + 1
+    if cluster.nodes <= inter.nodes_per_leaf:
+        return
+    spine = made.add(Part("spine", "switch", tier="spine"))
+    for leaf, nics in below.items():
+        up = nics * inter.nic_bandwidth_bytes_per_s / inter.oversubscription
+        made.join(leaf, spine, up, 0.0, inter.efficiency)
 
 
-def _add_torus(graph: Graph, cluster: ClusterSpec) -> None:
+def _add_torus(made: _Made, cluster: ClusterSpec) -> None:
     """A router a node, its NICs shared evenly among the directions; two ways round a side of 2 are one
     link."""
     inter = cluster.inter_node
     shape = torus_shape(cluster.nodes, inter.nics_per_node)
-    a_link = inter.usable_bytes_per_s * inter.nics_per_node / (2 * len(shape))
+    a_link = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / (2 * len(shape))
     routers = {torus_position(node, shape): f"router{node}" for node in range(cluster.nodes)}
-    for node, (position, router) in enumerate(routers.items()):
-        _add(graph, router, "router")
+    for node, router in enumerate(routers.values()):
+        made.add(Part(router, "switch", tier="router"))
         for nic in range(inter.nics_per_node):
-            _join(graph, (f"nic{node}.{nic}", router), "nic", inter.usable_bytes_per_s, 0.0)
+            made.join(f"nic{node}.{nic}", router, inter.nic_bandwidth_bytes_per_s, 0.0, inter.efficiency)
+    for position, router in routers.items():
         for axis, side in enumerate(shape):
             if side == 1:
                 continue
             place = list(position)
             place[axis] = (position[axis] + 1) % side
-            other = routers[tuple(place)]
-            _join(graph, (router, other), "fabric", a_link * (2 if side == 2 else 1), inter.latency_s)
+            ends = router, routers[tuple(place)]
+            made.join(*ends, a_link * (2 if side == 2 else 1), inter.latency_s, inter.efficiency)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
 
-from topology.graph import link
-from topology.routing import Route, route
+from topology.graph import wiring_of
+from topology.routes import Routes
 from topology.spec import ClusterSpec
-
-if TYPE_CHECKING:
-    from topology.graph import Graph
+from topology.wiring import Ends
 
 _PASSES = {"all_reduce": 2.0}
 _EXCHANGES = ("all_to_all", "gather", "scatter")
@@ -29,23 +25,21 @@ class Traffic:
     times: int = 1
 
 
-def link_loads(
-    graph: Graph, cluster: ClusterSpec, traffic: Iterable[Traffic], step_time_s: float
-) -> dict[tuple[str, str], float]:
-    """Part of the step for which each directed edge would be busy at its bandwidth.
+def link_loads(cluster: ClusterSpec, traffic: Iterable[Traffic], step_time_s: float) -> dict[Ends, float]:
+    """Part of the step for which each link would be busy at its bandwidth.
 
     Rings as NCCL lays them (one a member of the domain, each leaving it at another), exchanges pair by pair, messages
-    from each rank to the next. In-switch reduction is counted as a ring. Ranks that the graph lacks are left out.
+    from each rank to the next. In-switch reduction is counted as a ring. Ranks that the network lacks are left out.
     """
-    ways = cache(lambda src, dst: route(graph, cluster, src, dst))
-    carried: dict[tuple[str, str], float] = {}
+    wiring = wiring_of(cluster)
+    routes = Routes(wiring, cluster)
+    carried: dict[Ends, float] = {}
     for each in traffic:
-        ranks = tuple(rank for rank in each.ranks if f"gpu{rank}" in graph)
+        ranks = tuple(rank for rank in each.ranks if rank < len(wiring.ranks))
         for src, dst, size in _transfers(cluster, each, ranks):
-            way: Route = ways(src, dst)
-            for hop in way.hops:
-                carried[hop] = carried.get(hop, 0.0) + size * each.times
-    return {(a, b): size / link(graph, a, b).bandwidth_bytes_per_s / step_time_s for (a, b), size in carried.items()}
+            for ends, part in routes.passage(src, dst).loads.items():
+                carried[ends] = carried.get(ends, 0.0) + size * each.times * part
+    return {ends: size / wiring.links[ends].usable_bytes_per_s / step_time_s for ends, size in carried.items()}
 
 
 def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> list[tuple[int, int, float]]:

@@ -4,6 +4,9 @@ Rank r is GPU r of the cluster: node r // gpus_per_node. GPUs of a domain (a nod
 reach each other over NVLink (or the host's PCIe); others over the NICs, of which every GPU owns
 nics_per_node / gpus_per_node: its fair share while all GPUs of its node communicate alike, as the ranks of a
 training step do. Transfers that overlap otherwise are `contention`'s business.
+
+A network that was read and is not regular (`ClusterSpec.topology`) keeps the closed forms of its description, each with
+the ratio that its own routes leave (`uneven`).
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import lcm
+from math import exp, lcm
+from typing import TYPE_CHECKING
 
-from topology.collectives import Group, bus_factor, choose
+from topology.collectives import Choice, Group, bus_factor, choose
 from topology.durations import Way, duration, message_seconds
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
 from topology.spec import ClusterSpec
-from topology.timing import fabric_of, timing_of
+from topology.timing import TREE_SHARE, fabric_of, timing_of
 from topology.torus import mean_hops, torus_hops, torus_shape
+
+if TYPE_CHECKING:
+    from topology.uneven import Uneven
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +37,30 @@ class CollectiveCost:
     """
 
     seconds: float
-    algorithm: str
+    choice: Choice
     bus_bandwidth_bytes_per_s: float
     latency_s: float
 
+    @property
+    def algorithm(self) -> str:
+        """The choice in words: "ring LL128"."""
+        return str(self.choice)
 
-_NOTHING = CollectiveCost(0.0, "none", 0.0, 0.0)
+
+_NOTHING = CollectiveCost(0.0, Choice("none"), 0.0, 0.0)
+
+
+def left_by_others(spread: float, nodes: int) -> float:
+    """The median of the least of `nodes` draws of exp(σz): what other jobs leave a collective; 1 for one node.
+
+    >>> [round(left_by_others(0.8, n), 2) for n in (1, 2, 16)]
+    [1.0, 0.65, 0.25]
+    """
+    if not spread or nodes < 2:
+        return 1.0
+    from statistics import NormalDist  # takes 10 ms to load
+
+    return exp(spread * NormalDist().inv_cdf(1 - 0.5 ** (1 / nodes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +83,18 @@ class Network:
     ('ring Simple', 215)
     """
 
-    def __init__(self, cluster: ClusterSpec, link_scales: Mapping[tuple[int, int], float] | None = None) -> None:
-        """`link_scales`: what is left of the bandwidth between two nodes (or, (n, n), inside node n) by a
-        fault."""
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        link_scales: Mapping[tuple[int, int], float] | None = None,
+        nic_scales: Mapping[int, float] | None = None,
+    ) -> None:
+        """`link_scales`: what is left of the bandwidth between two nodes (or, (n, n), inside node n) by a fault;
+        `nic_scales`: and of all of a node's NICs, by other jobs."""
         self.cluster = cluster
         self._scales = {(min(pair), max(pair)): scale for pair, scale in (link_scales or {}).items()}
+        self._nics = dict(nic_scales or {})
+        self._spread = cluster.inter_node.spread
         self.domain_gpus = cluster.domain_gpus
         inter = cluster.inter_node
         self._full = cluster.intra_node.usable_bytes_per_s
@@ -70,12 +102,17 @@ class Network:
         self._switched = cluster.intra_node.kind == "nvswitch"
         self._share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
         self._shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
-        self._timing, self._fabric = timing_of(cluster.gpu.name), fabric_of(inter)
+        self._timing, self._fabric = timing_of(cluster.gpu), fabric_of(inter)
         self._groups: dict[tuple[int, ...] | range, Group] = {}
         leaves_matter = inter.oversubscription != 1.0 and not self._shape
         leaf_gpus = inter.nodes_per_leaf * cluster.gpus_per_node if leaves_matter else 1
         self._alike = lcm(leaf_gpus, self.domain_gpus)  # groups so far apart differ in nothing
         self._placed: dict[tuple[int, ...], Group] = {}
+        self._uneven: Uneven | None = None
+        if cluster.topology is not None:
+            from topology.uneven import Uneven
+
+            self._uneven = Uneven(cluster)
 
     def collective(self, kind: str, ranks: Sequence[int], size_bytes: float) -> CollectiveCost:
         """Cost of one collective over `ranks` (in ring order); `size_bytes` as nccl-tests counts it.
@@ -86,11 +123,11 @@ class Network:
             raise ValueError(f"{kind} of {size_bytes} bytes over {len(ranks)} ranks; it needs bytes ≥ 0, ranks ≥ 1")
         if len(ranks) == 1:
             return _NOTHING
-        algorithm, protocol = self.chosen(kind, ranks, size_bytes)
-        cost = duration(kind, algorithm, protocol, self.group(ranks), size_bytes)
+        choice = self.chosen(kind, ranks, size_bytes)
+        cost = duration(kind, *choice, self.group(ranks), size_bytes)
         seconds = cost.seconds
         bus = size_bytes / seconds * bus_factor(kind, len(ranks)) if seconds else 0.0
-        return CollectiveCost(seconds, f"{algorithm} {protocol}".rstrip(), bus, cost.latency_s)
+        return CollectiveCost(seconds, choice, bus, cost.latency_s)
 
     def send(self, src: int, dst: int, size_bytes: float) -> float:
         """Seconds of one message: α + S/B of its way, under the protocol that suits its size."""
@@ -102,7 +139,24 @@ class Network:
         return message_seconds(self._timing, self._fabric, way, intra.latency_s, size_bytes)
 
     def way(self, src: int, dst: int) -> Way:
-        """What lies between two ranks.
+        """What lies between two ranks."""
+        found = self._usual_way(src, dst)
+        if self._spread and found.hops:
+            found = replace(found, bytes_per_s=found.bytes_per_s * left_by_others(self._spread, 2))
+        if self._uneven is not None:
+            found = self._uneven.way(found, src, dst)
+        if self._nics and found.hops:
+            left = min(self._nics.get(rank // self.cluster.gpus_per_node, 1.0) for rank in (src, dst))
+            found = replace(found, bytes_per_s=found.bytes_per_s * left)
+        return found
+
+    @property
+    def nics_differ(self) -> bool:
+        """Whether other jobs leave nodes unlike parts of their NICs."""
+        return bool(self._nics)
+
+    def _usual_way(self, src: int, dst: int) -> Way:
+        """The way between two ranks of a regular network.
 
         Between nodes one network step, or one a hop on a torus; on rails, a message to another local index
         first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step. Of a node whose GPUs all send
@@ -132,10 +186,20 @@ class Network:
         node = rank // self.cluster.gpus_per_node
         return self._scale(node, node)
 
-    def host_copy(self, size_bytes: float) -> float:
+    def own_links_left(self, rank: int) -> Mapping[str, float]:
+        """What is left of a GPU's own links, by the names of `shares.LINKS`; of those not named, all."""
+        left = {} if self._uneven is None else dict(self._uneven.of_rank(rank))
+        inside, nics = self.left_inside(rank), self._nics.get(rank // self.cluster.gpus_per_node, 1.0)
+        for name, part in (("domain", inside), ("nic", nics)):
+            if part != 1.0:
+                left[name] = left.get(name, 1.0) * part
+        return left
+
+    def host_copy(self, size_bytes: float, rank: int = 0) -> float:
         """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
         gpu = self.cluster.gpu
-        return gpu.launch_overhead_s + size_bytes / gpu.host_bandwidth_bytes_per_s
+        left = 1.0 if self._uneven is None else self._uneven.of_rank(rank)["host"]
+        return gpu.launch_overhead_s + size_bytes / (gpu.host_bandwidth_bytes_per_s * left)
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Where the ranks lie and what each may send; kept per sequence of ranks."""
@@ -143,14 +207,19 @@ class Network:
         found = self._groups.get(key)
         if found is None:
             found = self._healthy(key)
-            found = self._groups[key] = self._degrade(found, key) if self._scales else found
+            found = self._groups[key] = self._with_others(found, key) if self._lessened else found
         return found
 
-    def chosen(self, kind: str, ranks: Sequence[int], size_bytes: float) -> tuple[str, str]:
+    def chosen(self, kind: str, ranks: Sequence[int], size_bytes: float) -> Choice:
         """Algorithm and protocol of a collective: those of links without faults, which nobody knows of beforehand."""
-        return choose(kind, self._healthy(ranks) if self._scales else self.group(ranks), size_bytes)
+        return choose(kind, self._healthy(ranks) if self._lessened else self.group(ranks), size_bytes)
 
     def _healthy(self, ranks: Sequence[int]) -> Group:
+        if self._uneven is not None:
+            key = tuple(ranks)
+            if key not in self._placed:
+                self._placed[key] = self._uneven.group(self._place(key), key)
+            return self._placed[key]
         start = ranks[0] // self._alike * self._alike
         like = tuple([rank - start for rank in ranks])  # lies in domains and leaves as these do
         if like not in self._placed:
@@ -249,6 +318,31 @@ class Network:
             share / over,
             share / max(1.0, min(1.0, above) * over),
             pair / over,
+        )
+
+    @property
+    def _lessened(self) -> bool:
+        """Whether faults or other jobs take a part of what links carry, of which NCCL knows nothing."""
+        return bool(self._scales or self._nics or self._spread)
+
+    def _with_others(self, group: Group, ranks: Sequence[int]) -> Group:
+        """The group with the faults of links, and with what other jobs leave of its nodes' NICs.
+
+        Of the node that has least; a tree over more than two domains uses no more than `TREE_SHARE` of them anyway.
+        """
+        left = left_by_others(self._spread, group.domains)
+        if self._nics and group.domains > 1:
+            left *= min(self._nics.get(rank // self.cluster.gpus_per_node, 1.0) for rank in ranks)
+        found = self._degrade(group, ranks) if self._scales else group
+        if left == 1.0:
+            return found
+        return replace(
+            found,
+            inter_ring_bytes_per_s=found.inter_ring_bytes_per_s * left,
+            inter_tree_bytes_per_s=found.inter_tree_bytes_per_s
+            * (min(1.0, left / TREE_SHARE) if group.domains > 2 else left),
+            inter_exchange_bytes_per_s=found.inter_exchange_bytes_per_s * left,
+            inter_pair_bytes_per_s=found.inter_pair_bytes_per_s * left,
         )
 
     def _scale(self, node: int, other: int) -> float:

@@ -12,29 +12,25 @@ tuning.cc, 2.27). A measured profile replaces them where it has points.
 
 from __future__ import annotations
 
+from typing import Any
+
+from topology.data_sheets import DATA_SHEET_GPUS
 from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
-from topology.spec import ClusterSpec, GpuSpec, InterNode, IntraNode
+from topology.spec import Architecture, ClusterSpec, GpuSpec, InterNode, IntraNode
 
 _T = 1e12
 
-_NVLINK_EFFICIENCY = {
-    "v100": 20 / 25,
-    "a100-sxm": 20 / 25,
-    **dict.fromkeys(("h100-sxm", "h200-sxm"), 20.6 / 25),
-    **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200", "gb300"), 40.1 / 50),
+NVLINK_EFFICIENCY: dict[Architecture, float] = {
+    "volta": 20 / 25,
+    "ampere": 20 / 25,
+    "hopper": 20.6 / 25,
+    "blackwell": 40.1 / 50,
 }
-_NVLS_EFFICIENCY = {
-    **dict.fromkeys(("h100-sxm", "h200-sxm"), 0.85),
-    **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200", "gb300"), 0.74),
-}
+NVLS_EFFICIENCY: dict[Architecture, float] = {"hopper": 0.85, "blackwell": 0.74}
 # Device-side floor of one kernel: the quickest GEMMs of NVIDIA AIConfigurator's database (Apache-2.0, commit 095f58a):
 # 2.5 µs on A100, H100 and H200, 1.8 on B200, 1.9 on GB200; V100 is taken to be as A100, B300 and GB300 as B200 and
 # GB200. A host CPU has no such queue: one call of a library, nominal.
-_LAUNCH_FLOOR_S = {
-    **dict.fromkeys(("b200-sxm", "b300-sxm"), 1.8e-6),
-    **dict.fromkeys(("gb200", "gb300"), 1.9e-6),
-    "cpu": 5e-6,
-}
+_LAUNCH_FLOOR_S = 2.5e-6
 _LOOPBACK_LATENCY_S = 5e-5  # assumption: one TCP message between two processes of a busy host
 
 _PCIE3_X16 = 15.75e9  # 8 GT/s * 16 lanes * 128/130, a direction (PCI Express base specification)
@@ -54,8 +50,17 @@ def _blackwell(fp32: float, fp16: float, nvfp4: float) -> dict[str, float]:
     return {dtype: value * _T for dtype, value in peaks.items()}
 
 
+_V100 = {"fp32": 15.7 * _T, "fp16": 125 * _T}  # no bf16 and no fp8 tensor cores
+# One rank of a CPU host: nominal figures of one AVX-512 core at 4 GHz (two 512-bit FMA units: 64 fp32 flops a
+# cycle; bf16 dot products twice that). Real hosts differ by factors; `calibrate.run` measures the one at
+# hand.
+_CPU = {"fp32": 0.256 * _T, "bf16": 0.512 * _T}
+
+
 def _gpu(
     name: str,
+    architecture: Architecture,
+    *,
     memory_gib: float,
     memory_gb_per_s: float,
     peaks: dict[str, float],
@@ -63,89 +68,177 @@ def _gpu(
     sms: int,
     host: float,
     source: str,
+    launch_s: float = _LAUNCH_FLOOR_S,
+    **more: Any,
 ) -> GpuSpec:
+    """One record; `host`: bytes a second to host memory; `more`: other fields of `GpuSpec`."""
     return GpuSpec(
         name=name,
+        architecture=architecture,
         memory_bytes=memory_gib * 2**30,
         memory_bandwidth_bytes_per_s=memory_gb_per_s * 1e9,
         peak_flops_per_s=peaks,
         power_limit_w=power_w,
         sm_count=sms,
         host_bandwidth_bytes_per_s=host,
-        launch_overhead_s=_LAUNCH_FLOOR_S.get(name, 2.5e-6),
+        launch_overhead_s=launch_s,
         source=source,
+        **more,
     )
 
 
-_V100 = {"fp32": 15.7 * _T, "fp16": 125 * _T}  # no bf16 and no fp8 tensor cores
-# One rank of a CPU host: nominal figures of one AVX-512 core at 4 GHz (two 512-bit FMA units: 64 fp32 flops a
-# cycle; bf16 dot products twice that). Real hosts differ by factors; `calibrate.run` measures the one at
-# hand.
-_CPU = {"fp32": 0.256 * _T, "bf16": 0.512 * _T}
+# A multiprocessor's scratch memory and dense 16-bit flops a clock: NVIDIA's V100, A100 and H100 whitepapers.
+_VOLTA_SM = {"sm_sram_bytes": 96 << 10, "sm_flops_per_clock": 1024}
+_AMPERE_SM = {"sm_sram_bytes": 164 << 10, "sm_flops_per_clock": 2048}
+_HOPPER_SM = {"sm_sram_bytes": 228 << 10, "sm_flops_per_clock": 4096}
 
 _GPU_LIST = (
     _gpu(
         "v100",
-        32,
-        900,
-        _V100,
-        300,
-        80,
-        _PCIE3_X16,
-        "NVIDIA V100 data sheet (SXM2 32 GB), 2020; Volta whitepaper",
+        "volta",
+        memory_gib=32,
+        memory_gb_per_s=900,
+        peaks=_V100,
+        power_w=300,
+        sms=80,
+        host=_PCIE3_X16,
+        source="NVIDIA V100 data sheet (SXM2 32 GB), 2020; Volta whitepaper",
+        **_VOLTA_SM,
     ),
-    _gpu("a100-sxm", 80, 2039, _AMPERE, 400, 108, _PCIE4_X16, "NVIDIA A100 data sheet (80 GB SXM), 2021"),
-    _gpu("a100-sxm-40g", 40, 1555, _AMPERE, 400, 108, _PCIE4_X16, "NVIDIA A100 data sheet (40 GB SXM), 2020"),
-    _gpu("a100-pcie", 80, 1935, _AMPERE, 300, 108, _PCIE4_X16, "NVIDIA A100 data sheet (80 GB PCIe), 2021"),
-    _gpu("h100-sxm", 80, 3350, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H100 data sheet (SXM); Hopper whitepaper"),
-    _gpu("h200-sxm", 141, 4800, _HOPPER, 700, 132, _PCIE5_X16, "NVIDIA H200 data sheet (SXM)"),
+    _gpu(
+        "a100-sxm",
+        "ampere",
+        memory_gib=80,
+        memory_gb_per_s=2039,
+        peaks=_AMPERE,
+        power_w=400,
+        sms=108,
+        host=_PCIE4_X16,
+        source="NVIDIA A100 data sheet (80 GB SXM), 2021",
+        **_AMPERE_SM,
+    ),
+    _gpu(
+        "a100-sxm-40g",
+        "ampere",
+        memory_gib=40,
+        memory_gb_per_s=1555,
+        peaks=_AMPERE,
+        power_w=400,
+        sms=108,
+        host=_PCIE4_X16,
+        source="NVIDIA A100 data sheet (40 GB SXM), 2020",
+        variant_of="a100-sxm",
+        **_AMPERE_SM,
+    ),
+    _gpu(
+        "a100-pcie",
+        "ampere",
+        memory_gib=80,
+        memory_gb_per_s=1935,
+        peaks=_AMPERE,
+        power_w=300,
+        sms=108,
+        host=_PCIE4_X16,
+        source="NVIDIA A100 data sheet (80 GB PCIe), 2021",
+        nvlink=False,
+        **_AMPERE_SM,
+    ),
+    _gpu(
+        "h100-sxm",
+        "hopper",
+        memory_gib=80,
+        memory_gb_per_s=3350,
+        peaks=_HOPPER,
+        power_w=700,
+        sms=132,
+        host=_PCIE5_X16,
+        source="NVIDIA H100 data sheet (SXM); Hopper whitepaper",
+        **_HOPPER_SM,
+    ),
+    _gpu(
+        "h200-sxm",
+        "hopper",
+        memory_gib=141,
+        memory_gb_per_s=4800,
+        peaks=_HOPPER,
+        power_w=700,
+        sms=132,
+        host=_PCIE5_X16,
+        source="NVIDIA H200 data sheet (SXM)",
+        **_HOPPER_SM,
+    ),
     _gpu(
         "b200-sxm",
-        180,
-        8000,
-        _blackwell(75, 2250, 9000),
-        1000,
-        148,
-        _PCIE5_X16,
-        "NVIDIA DGX B200 data sheet and HGX platform page, an eighth of the system's figures",
+        "blackwell",
+        memory_gib=180,
+        memory_gb_per_s=8000,
+        peaks=_blackwell(75, 2250, 9000),
+        power_w=1000,
+        sms=148,
+        host=_PCIE5_X16,
+        launch_s=1.8e-6,
+        source="NVIDIA DGX B200 data sheet and HGX platform page, an eighth of the system's figures",
     ),
     _gpu(
         "b300-sxm",
-        270,
-        8000,
-        _blackwell(75, 2250, 13500),
-        1100,
-        148,
-        _PCIE5_X16,
-        "NVIDIA DGX B300 data sheet and HGX platform page, an eighth of the system's figures",
+        "blackwell",
+        memory_gib=270,
+        memory_gb_per_s=8000,
+        peaks=_blackwell(75, 2250, 13500),
+        power_w=1100,
+        sms=148,
+        host=_PCIE5_X16,
+        launch_s=1.8e-6,
+        source="NVIDIA DGX B300 data sheet and HGX platform page, an eighth of the system's figures",
     ),
     _gpu(
         "gb200",
-        186,
-        8000,
-        _blackwell(80, 2500, 10000),
-        1200,
-        152,
-        _GRACE_C2C_PER_GPU,
-        "NVIDIA GB200 NVL72 data sheet, a 72nd of the rack's figures",
+        "blackwell",
+        memory_gib=186,
+        memory_gb_per_s=8000,
+        peaks=_blackwell(80, 2500, 10000),
+        power_w=1200,
+        sms=152,
+        host=_GRACE_C2C_PER_GPU,
+        launch_s=1.9e-6,
+        collectives_like="gb200",
+        source="NVIDIA GB200 NVL72 data sheet, a 72nd of the rack's figures",
     ),
     _gpu(
         "gb300",
-        279,
-        8000,
-        _blackwell(80, 2500, 15000),
-        1400,
-        152,
-        _GRACE_C2C_PER_GPU,
-        "NVIDIA GB300 NVL72 data sheet, a 72nd of the rack's figures; Blackwell Ultra technical blog",
+        "blackwell",
+        memory_gib=279,
+        memory_gb_per_s=8000,
+        peaks=_blackwell(80, 2500, 15000),
+        power_w=1400,
+        sms=152,
+        host=_GRACE_C2C_PER_GPU,
+        launch_s=1.9e-6,
+        collectives_like="gb300",
+        source="NVIDIA GB300 NVL72 data sheet, a 72nd of the rack's figures; Blackwell Ultra technical blog",
     ),
-    _gpu("cpu", 8, 20, _CPU, 100, 1, 20e9, "nominal figures of one core with AVX-512: an assumption"),
+    _gpu(
+        "cpu",
+        "cpu",
+        memory_gib=8,
+        memory_gb_per_s=20,
+        peaks=_CPU,
+        power_w=100,
+        sms=1,
+        host=20e9,
+        launch_s=5e-6,
+        nvlink=False,
+        source="nominal figures of one core with AVX-512: an assumption",
+    ),
+    *DATA_SHEET_GPUS,
 )
 
 GPUS: dict[str, GpuSpec] = {gpu.name: gpu for gpu in _GPU_LIST}
 
 
-def _dgx(name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: float, source: str) -> ClusterSpec:
+def _dgx(
+    name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: float, source: str, switched: bool = True
+) -> ClusterSpec:
     """Eight GPUs a node. From Hopper on, the NVSwitches can reduce and multicast (NVLink SHARP)."""
     return ClusterSpec(
         name=name,
@@ -153,11 +246,11 @@ def _dgx(name: str, gpu: str, nvlink_gb_per_s: float, nics: int, nic_gb_per_s: f
         gpus_per_node=8,
         nvlink_domain=8,
         intra_node=IntraNode(
-            kind="nvlink_mesh" if gpu == "v100" else "nvswitch",
+            kind="nvswitch" if switched else "nvlink_mesh",
             bandwidth_bytes_per_s=nvlink_gb_per_s * 1e9,
             latency_s=SIMPLE_NVLINK_S,
-            efficiency=_NVLINK_EFFICIENCY[gpu],
-            nvls_efficiency=_NVLS_EFFICIENCY.get(gpu, 0.0),
+            efficiency=NVLINK_EFFICIENCY[GPUS[gpu].architecture],
+            nvls_efficiency=NVLS_EFFICIENCY.get(GPUS[gpu].architecture, 0.0),
         ),
         inter_node=_fabric(nics, nic_gb_per_s),
         source=source,
@@ -186,8 +279,8 @@ def _nvl72(name: str, gpu: str, nic_gb_per_s: float, source: str) -> ClusterSpec
             kind="nvswitch",
             bandwidth_bytes_per_s=900e9,
             latency_s=SIMPLE_NVLINK_S,
-            efficiency=_NVLINK_EFFICIENCY[gpu],
-            nvls_efficiency=_NVLS_EFFICIENCY[gpu],
+            efficiency=NVLINK_EFFICIENCY[GPUS[gpu].architecture],
+            nvls_efficiency=NVLS_EFFICIENCY[GPUS[gpu].architecture],
         ),
         inter_node=_fabric(4, nic_gb_per_s),
         source=source,
@@ -208,9 +301,27 @@ _CPU_HOST = ClusterSpec(
     source="nominal loopback and 10 Gbit/s Ethernet figures: assumptions",
 )
 
+# AWS p5.48xlarge: four EFA NICs of 100 Gbit/s a GPU. `latency_s` is what AWS's NCCL plugin declares (aws-ofi-nccl,
+# platform-aws.c). `spread` is not of the machine but of a cluster that many share: from the 5th and 95th percentiles
+# of bus bandwidths that the Ultra-Scale Playbook published, none of its medians (docs/collectives.md); 0 where nobody
+# else is on the network.
+_P5_EFA = _dgx("p5-efa", "h100-sxm", 450, 32, 12.5, "AWS EC2 P5 instances page; Ultra-Scale Playbook").model_copy(
+    update={
+        "inter_node": InterNode(
+            kind="fat_tree",
+            nics_per_node=32,
+            nic_bandwidth_bytes_per_s=12.5e9,
+            latency_s=75e-6,
+            rendezvous=True,
+            transport="posted",
+            spread=0.8,
+        )
+    }
+)
+
 _CLUSTER_LIST = (
     _CPU_HOST,
-    _dgx("dgx-v100", "v100", 150, 4, 12.5, "DGX-1 (V100) data sheet: 6 NVLink at 25 GB/s, 4 EDR NICs"),
+    _dgx("dgx-v100", "v100", 150, 4, 12.5, "DGX-1 (V100) data sheet: 6 NVLink at 25 GB/s, 4 EDR NICs", switched=False),
     _dgx("dgx-a100", "a100-sxm", 300, 8, 25, "DGX A100 data sheet: 12 NVLink at 25 GB/s, 8 HDR NICs"),
     _dgx("dgx-h100", "h100-sxm", 450, 8, 50, "DGX H100 data sheet: 18 NVLink at 25 GB/s, 8 NDR NICs"),
     _dgx("dgx-h200", "h200-sxm", 450, 8, 50, "DGX H200 data sheet: 18 NVLink at 25 GB/s, 8 NDR NICs"),
@@ -230,6 +341,7 @@ _CLUSTER_LIST = (
         100,
         "DGX B300 data sheet: 14.4 TB/s NVLink, 8 ConnectX-8 at 800 Gbit/s",
     ),
+    _P5_EFA,
     _nvl72("gb200-nvl72", "gb200", 50, "GB200 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-7 at 400 Gbit/s"),
     _nvl72("gb300-nvl72", "gb300", 100, "GB300 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-8 at 800 Gbit/s"),
 )

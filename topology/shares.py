@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topology.collectives import Group
+from topology.collectives import Choice, Group
 from topology.durations import Way, duration
 from topology.network import Network
 from topology.spec import ClusterSpec
@@ -75,16 +75,15 @@ def _relayed(cluster: ClusterSpec, src: int, dst: int) -> bool:
     return cluster.inter_node.kind == "rail_optimized" and (src - dst) % cluster.gpus_per_node != 0
 
 
-def collective_load(network: Network, kind: str, ranks: Sequence[int], size_bytes: float, chosen: str = "") -> Load:
-    """A collective's bytes on the links of each member; `size_bytes` as nccl-tests counts it. `chosen`: algorithm and
-    protocol, where `Network.collective` has told."""
+def collective_load(
+    network: Network, kind: str, ranks: Sequence[int], size_bytes: float, choice: Choice | None = None
+) -> Load:
+    """A collective's bytes on the links of each member; `size_bytes` as nccl-tests counts it. `choice` is what its
+    price was made with; None asks the network again, as for a collective whose price was measured."""
     if len(ranks) == 1 or size_bytes <= 0:
         return NOTHING
     group = network.group(ranks)
-    if chosen:
-        algorithm, _, protocol = chosen.partition(" ")
-    else:
-        algorithm, protocol = network.chosen(kind, ranks, size_bytes)
+    algorithm, protocol = choice or network.chosen(kind, ranks, size_bytes)
     cost = duration(kind, algorithm, protocol, group, size_bytes)
     near, far = _sent_bytes(kind, algorithm, group, size_bytes)
     wire = _WIRE.get(protocol, 1.0)

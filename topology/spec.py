@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, WithJsonSchema, field_serializer, model_validator
+
+from topology.wiring import Wiring, node_link
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+
+Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
 
 
 class GpuSpec(_Spec):
-    """One accelerator's data-sheet figures. `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, ...)."""
+    """One accelerator: its data-sheet figures, and which chip it is.
+
+    `peak_flops_per_s`: dense, per dtype (fp32, tf32, bf16, ...). `architecture`: decides about collectives' starts and
+    steps (`topology.timing`) and cuBLAS's workspaces; `other` is taken for Hopper, with a warning. `collectives_like`:
+    the GPU whose measured collectives stand for this one's, where its architecture has several. `variant_of`: the
+    shipped GPU that differs in its memory alone, so that machine and profile are its. `sm_sram_bytes`: scratch memory
+    of a multiprocessor, the most that kernels can have. `sm_flops_per_clock`: dense 16-bit flops of a multiprocessor.
+    Both are 0 where they are not known. `link_bandwidth_bytes_per_s`: a direction, of its own links within a node,
+    where no shipped cluster has it.
+    """
 
     name: str
+    architecture: Architecture = "other"
+    collectives_like: Literal["v100", "a100", "h100", "b200", "gb200", "gb300"] | None = None
+    variant_of: str = ""
+    nvlink: bool = True  # else its links within a node are PCIe, unless `intra_node` says otherwise
+    link_bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, le=1e18)
     memory_bytes: float = Field(gt=0, le=1e15)
     memory_bandwidth_bytes_per_s: float = Field(gt=0, le=1e18)
     peak_flops_per_s: dict[str, float]
@@ -22,6 +41,8 @@ class GpuSpec(_Spec):
     sm_count: int = Field(default=1, ge=1, le=10_000)
     host_bandwidth_bytes_per_s: float = Field(default=25e9, gt=0, le=1e18)  # PCIe or C2C, a direction
     launch_overhead_s: float = Field(default=5e-6, ge=0, le=1)  # device-side floor of one kernel
+    sm_sram_bytes: int = Field(default=0, ge=0, le=10**9)
+    sm_flops_per_clock: int = Field(default=0, ge=0, le=10**9)
     source: str = ""
 
 
@@ -41,7 +62,7 @@ class IntraNode(_Spec):
 
     @property
     def usable_bytes_per_s(self) -> float:
-        """What data can use of a GPU's bandwidth, a direction."""
+        """Bandwidth of a GPU that is left for data, a direction."""
         return self.bandwidth_bytes_per_s * self.efficiency
 
 
@@ -52,7 +73,9 @@ class InterNode(_Spec):
     between nodes above its leaf, so oversubscription acts on all of them. Of no effect on a torus.
     `efficiency`: the part of a NIC's bandwidth that data can use (NCCL's src/graph/topo.h counts 12 GB/s of
     100 Gbit/s). `rendezvous`: the transport matches sender and receiver for each message, as libfabric does; false
-    where receivers post buffers ahead (InfiniBand, RoCE).
+    where receivers post buffers ahead (InfiniBand, RoCE). `transport`: auto, as `rendezvous` and the latency say;
+    posted: buffers are announced ahead whatever the latency (EFA). `spread`: σ of what other jobs leave of the
+    nodes' NICs, on a shared network; a collective gets the median of the least that any of its nodes has.
     """
 
     kind: Literal["fat_tree", "rail_optimized", "torus"] = "fat_tree"
@@ -63,15 +86,23 @@ class InterNode(_Spec):
     nodes_per_leaf: int = Field(default=1, ge=1, le=100_000)
     efficiency: float = Field(default=0.96, gt=0, le=1)
     rendezvous: bool = True
+    transport: Literal["auto", "posted"] = "auto"
+    spread: float = Field(default=0.0, ge=0, le=3)
 
     @property
     def usable_bytes_per_s(self) -> float:
-        """What data can use of one NIC's bandwidth, a direction."""
+        """Bandwidth of one NIC that is left for data, a direction."""
         return self.nic_bandwidth_bytes_per_s * self.efficiency
 
 
 class ClusterSpec(_Spec):
-    """Nodes of equal GPUs. `nvlink_domain`: GPUs that share NVLink; left out, the node's (72 on NVL72)."""
+    """Nodes of equal GPUs. `nvlink_domain`: GPUs that share NVLink; left out, the node's (72 on NVL72).
+
+    `topology`: the network's parts and links, where they are not all as regular as the other fields say, which then
+    describe the most usual of each sort (`topology.recognise`).
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     name: str = "custom"
     gpu: GpuSpec
@@ -81,6 +112,11 @@ class ClusterSpec(_Spec):
     intra_node: IntraNode = IntraNode()
     inter_node: InterNode = InterNode()
     source: str = ""
+    topology: Annotated[SkipValidation[Wiring | None], WithJsonSchema({"type": ["string", "object", "null"]})] = None
+
+    @field_serializer("topology")
+    def _as_node_link(self, topology: Wiring | None) -> dict[str, Any] | None:
+        return None if topology is None else node_link(topology)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,19 +1,19 @@
-"""What a machine's collectives cost beyond its links: starts, steps, shares, fills; one record per GPU.
+"""Costs of a machine's collectives beyond its links: starts, steps, shares, fills; one record per measured GPU.
 
-NCCL chooses with the constants of its own model (`protocols`); what its choice then takes is told by these. Those
+`protocols` holds the constants NCCL chooses with; the constants here give the time that its choice then takes. Those
 inside a domain, and those of `MATCHED` with the shares, were fitted to half the rows of the tables that
 docs/collectives.md names and judged on the other half; no coefficient belongs to one size or one number of ranks.
 Those of `HOST` and `POSTED` are NCCL's own constants (`near_step_s` is `MATCHED`'s): no table has InfiniBand, and one
 run over TCPX showed which of them `HOST` needs, so it is no blind test.
-GPUs without measurements take those of their nearest relative. All starts and steps inside a domain are stated for a
-`latency_s` of 3.4 µs and scale with it.
+GPUs without measurements take those of their architecture, `other` ones Hopper's. All starts and steps inside a domain
+are stated for a `latency_s` of 3.4 µs and scale with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from topology.spec import InterNode
+from topology.spec import Architecture, GpuSpec, InterNode
 
 CHANNEL_LL_BYTES = 16384.0  # of a message on one channel, that go in LL: NCCL_P2P_LL_THRESHOLD, src/enqueue.cc
 MESSAGE_CHANNELS = 32  # inside a domain, for messages to all peers: MAXCHANNELS, src/include/device.h, before Blackwell
@@ -106,6 +106,8 @@ block hides of it is in `durations`.
 
 def fabric_of(inter: InterNode) -> Fabric:
     """The kind of transport: matched per message; RDMA; or, if its latency is far above RDMA's, the host's."""
+    if inter.transport == "posted":
+        return POSTED
     if inter.rendezvous:
         return MATCHED
     return POSTED if inter.latency_s <= 2 * USUAL_LATENCY_S else HOST
@@ -157,18 +159,18 @@ _GB200 = Timing(
 )
 _GB300 = replace(_GB200, direct=_exchange(10.6, 16.0, 0.924, 0.144, 59.4))
 
+_TIMINGS = {"v100": _V100, "a100": _A100, "h100": _H100, "b200": _B200, "gb200": _GB200, "gb300": _GB300}
+_MEASURED: dict[Architecture, str] = {
+    "volta": "v100",
+    "ampere": "a100",
+    "ada": "a100",  # NCCL's own model takes what is below compute capability 9.0 for Ampere (src/graph/tuning.cc)
+    "hopper": "h100",
+    "blackwell": "b200",
+    "cpu": "h100",  # of no effect: over PCIe the bare forms are used
+    "other": "h100",
+}
 
-_TIMINGS = (
-    ("v100", _V100),
-    ("a100", _A100),
-    ("h", _H100),
-    ("b", _B200),
-    ("gb300", _GB300),
-    ("gb", _GB200),
-)
 
-
-def timing_of(gpu: str) -> Timing:
-    """The machine class of a GPU by its name; Hopper's for names that none has."""
-    found = [timing for prefix, timing in _TIMINGS if gpu.startswith(prefix)]
-    return found[0] if found else _H100
+def timing_of(gpu: GpuSpec) -> Timing:
+    """Starts and steps of a GPU's collectives: of the GPU that it names, else measured on its architecture."""
+    return _TIMINGS[gpu.collectives_like or _MEASURED[gpu.architecture]]

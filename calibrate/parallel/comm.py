@@ -2,7 +2,7 @@
 
 Every communication inside a block goes through a `Group`, which writes on the rank's `Tape` when it began and
 ended. That cuts a step's forwards and backwards into computations and communications, as the simulator's
-programs (`sim.program`) are cut: a blocking collective is one entry, an asynchronous one two, its post and
+programs (`sim.core.program`) are cut: a blocking collective is one entry, an asynchronous one two, its post and
 its wait.
 """
 
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     both with one `number`.
 
     `members`: name and first rank of the group, of `ranks` ranks. `bytes` as nccl-tests counts them (see
-    `sim.program.Comm`).
+    `sim.core.program.Comm`).
     """
 
     kind: str
@@ -106,7 +106,7 @@ class Pending(NamedTuple):
 class Group:
     """This rank's group along one dimension. Alone (`size` 1) its communications do nothing.
 
-    `name` as in `sim.plan`; `ranks` are global, ascending; `index` is this rank's place among them.
+    `name` as in `sim.ranks.plan`; `ranks` are global, ascending; `index` is this rank's place among them.
     """
 
     name: str
@@ -119,11 +119,13 @@ class Group:
     def size(self) -> int:
         return len(self.ranks)
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> Tensor:
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Sum of all members' `x`, in its place."""
         return self.start_all_reduce(x, op, blocking=True).wait()
 
-    def start_all_reduce(self, x: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM, blocking: bool = False) -> Pending:
+    def start_all_reduce(
+        self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, blocking: bool = False
+    ) -> Pending:
         """As `all_reduce`, asynchronous."""
         return self._run("all_reduce", x, x, blocking, lambda: dist.all_reduce(
             x, op, group=self.process_group, async_op=True))  # fmt: skip

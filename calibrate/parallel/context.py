@@ -69,7 +69,8 @@ def view(rank: int, source: int, n: int, split: str) -> View | None:
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Fused attention [b, heads, n, d] and its log-sum-exp [b, heads, n]; grouped queries share keys."""
     if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        return found
     k, v = (_repeat(x, q.shape[1]) for x in (k, v))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
     return out, lse[..., : q.shape[2]]
@@ -80,8 +81,10 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of one block. With the whole row's output and log-sum-exp they are the block's share of it."""
     if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, v, out, lse, 0.0, causal)  # fmt: skip
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, causal
+        )
+        return found
     heads = k.shape[1]
     k, v = (_repeat(x, q.shape[1]) for x in (k, v))
     padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=float("inf"))
@@ -96,7 +99,8 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
 
 
 def _fold(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(1, (heads, -1)).sum(2)
+    out: Tensor = x.unflatten(1, (heads, -1)).sum(2)
+    return out
 
 
 class _Sum:
@@ -105,14 +109,19 @@ class _Sum:
     """
 
     def __init__(self) -> None:
-        self.out = self.lse = None
+        self.parts: tuple[Tensor, Tensor] | None = None  # what was added up, and its log-sum-exp
+
+    def total(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The attention of queries `q`, in their type, and its log-sum-exp."""
+        assert self.parts is not None
+        return self.parts[0].to(q.dtype), self.parts[1]
 
     def add(self, queries: slice, out: Tensor, lse: Tensor) -> None:
-        if self.out is None:
+        if self.parts is None:
             wide = out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
-            self.out, self.lse = wide, lse
+            self.parts = wide, lse
             return
-        mine, seen = self.out[:, :, queries], self.lse[:, :, queries]
+        mine, seen = (x[:, :, queries] for x in self.parts)
         both = torch.logaddexp(seen, lse)
         mine.mul_((seen - both).exp_()[..., None]).add_(out * (lse - both).exp_()[..., None])
         seen.copy_(both)
@@ -161,8 +170,8 @@ class _Ring(torch.autograd.Function):
             coming = group.start_shift(kv, KV) if step < group.size - 1 else None
             blocks.forward(total, q, kv, (group.index - step) % group.size)
             kv = coming.wait() if coming is not None else kv
-        out = total.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, total.lse)
+        out, lse = total.total(q)
+        ctx.save_for_backward(q, k, v, out, lse)
         ctx.blocks = blocks
         return out
 
@@ -180,6 +189,7 @@ class _Ring(torch.autograd.Function):
                 share += collected
             kv = coming.wait() if coming is not None else kv
             dkv = group.start_shift(share, DKV)
+        assert dkv is not None  # a group has a rank
         dk, dv = dkv.wait()
         return dq, dk, dv, None
 
@@ -192,8 +202,8 @@ class _Gathered(torch.autograd.Function):
         for step in range(group.size):
             source = (group.index - step) % group.size
             blocks.forward(total, q, everyones[source], source)
-        out = total.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, total.lse)
+        out, lse = total.total(q)
+        ctx.save_for_backward(q, k, v, out, lse)
         ctx.blocks = blocks
         return out
 
@@ -243,8 +253,10 @@ class ContextAttention:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.method != "all_to_all":
             attention = _Ring if self.method == "ring" else _Gathered
-            return attention.apply(q, k, v, _Blocks(self.group, self.split))
+            joined: Tensor = attention.apply(q, k, v, _Blocks(self.group, self.split))
+            return joined
         least = max(k.shape[1], self.group.size)  # fewer key heads than ranks: repeated, one each
         k, v = (_repeat(x, least) if x.shape[1] < least else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, self.group, True) for x in (q, k, v))
-        return _Exchange.apply(causal_attention(q, k, v), self.group, False)
+        out: Tensor = _Exchange.apply(causal_attention(q, k, v), self.group, False)
+        return out

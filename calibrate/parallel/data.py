@@ -1,6 +1,7 @@
 """Data parallelism: every rank computes on its own sequences, and gradients are summed over the ranks.
 
-`after_backward`: one all-reduce when all is computed. `per_parameter`: one for each parameter as soon as
+`after_backward`: one all-reduce when all is computed. `reduce_broadcast`: then, too, one reduction to the group's first
+rank and a broadcast of the sum. `per_parameter`: one for each parameter as soon as
 its gradient is complete. `bucketed`: one for each bucket of consecutive parameters, last layer first
 (PyTorch DDP, Li et al. 2020, arXiv 2006.15704). The gradients live in one flat buffer, so a bucket is a
 slice and nothing is copied. With accumulation a gradient is complete when every micro-batch has added to
@@ -15,13 +16,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import Linear, WeightGrads
+from calibrate.linear import Linear, WeightGrads, gradient
 from calibrate.parallel.pipeline import Record
 
 
@@ -58,7 +60,7 @@ class Sent(NamedTuple):
     """A collective that was started: its name, its group, and bytes as nccl-tests counts them."""
 
     op: str
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     bytes: int
 
 
@@ -87,7 +89,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """When gradients are sent: `how` is after_backward, per_parameter or bucketed (of `bucket_bytes`)."""
+    """When gradients are sent: `how` is after_backward, reduce_broadcast, per_parameter or bucketed (of
+    `bucket_bytes`)."""
 
     how: str
     bucket_bytes: int
@@ -96,12 +99,14 @@ class Sync:
     @property
     def after_backward(self) -> bool:
         """Whether nothing is sent before the last backward has ended."""
-        return self.how == "after_backward"
+        return self.how in ("after_backward", "reduce_broadcast")
 
     @property
     def limit_bytes(self) -> float:
         """At which a bucket is full."""
-        return {"after_backward": float("inf"), "per_parameter": 0}.get(self.how, self.bucket_bytes)
+        if self.after_backward:
+            return float("inf")
+        return 0 if self.how == "per_parameter" else self.bucket_bytes
 
 
 def distinct_parameters(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:
@@ -160,6 +165,7 @@ class DataParallel:
         self.slices: list[Tensor] = [self.flat]
         self.bucket_of: dict[int, int] = {}
         self.micro_batches = sync.micro_batches
+        self.by_one_rank = sync.how == "reduce_broadcast"
         self.due: list[int] = []
         self.missing: list[int] = []
         if group is not None and not sync.after_backward:
@@ -188,7 +194,7 @@ class DataParallel:
 
     def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
         """The gradient of `p` from a row on, flat."""
-        return p.grad[row:].view(-1)
+        return gradient(p)[row:].view(-1)
 
     def state(self) -> list[Tensor]:
         """Where all parameters lie, to be saved and put back."""
@@ -231,12 +237,22 @@ class DataParallel:
             self._reduce(self.slices[bucket])
 
     def _reduce(self, x: Tensor) -> None:
+        if not self.by_one_rank:
+            self._send("all_reduce", x, partial(dist.all_reduce, x))
+            return
+        assert self.group is not None
+        root = dist.get_global_rank(self.group, 0)
+        self._send("reduce", x, partial(dist.reduce, x, root))
+        self._wait()  # gloo runs what is started together in any order
+        self._send("broadcast", x, partial(dist.broadcast, x, root))
+
+    def _send(self, op: str, x: Tensor, call: Callable[..., dist.Work]) -> None:
         start = time.perf_counter_ns()
-        work = dist.all_reduce(x, group=self.group, async_op=True)
-        sent = Sent("all_reduce", self.group, x.nbytes)
+        work = call(group=self.group, async_op=True)
+        sent = Sent(op, self.group, x.nbytes)
         self.traffic.sent.append(sent)
         index, records = len(self.records), self.records
-        records.append(Record("ALL_REDUCE", self.stage, -1, start, start))
+        records.append(Record(op.upper(), self.stage, -1, start, start))
 
         def done(_: object) -> None:
             records[index] = records[index]._replace(end_ns=time.perf_counter_ns())
@@ -249,17 +265,22 @@ class DataParallel:
         """Reduce what has not been, and wait for all."""
         if self.group is not None and not self.bucket_of and not self.silent:
             self._reduce(self.flat)
-        for work, sent, start in self.works:
-            self.traffic.wait(work, sent, start)
-        if self.works and self.flat.device.type == "cuda":
+        waited = self._wait()
+        if waited and self.flat.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
             end = time.perf_counter_ns()
             self.records = [r._replace(end_ns=end) for r in self.records]
+
+    def _wait(self) -> bool:
+        waited = bool(self.works)
+        for work, sent, start in self.works:
+            self.traffic.wait(work, sent, start)
         self.works = []
+        return waited
 
     def whole_gradients(self) -> dict[int, Tensor]:
         """All gradients by id of their parameter: what a proof compares."""
-        return {id(p): p.grad for p in self.params}
+        return {id(p): gradient(p) for p in self.params}
 
     def whole_parameters(self) -> dict[int, Tensor]:
         """All parameters by their id."""

@@ -69,7 +69,8 @@ class ExpertParallel(nn.Module):
         copies = rows[order // chosen.shape[1]]
         sent = torch.bincount(chosen.view(-1), minlength=self.router.experts).view(self.group.size, -1)
         results = _Permute.apply(self._everywhere(copies, sent), _inverse(order))
-        return (results.view(*chosen.shape, -1) * weights[..., None]).sum(1).view(x.shape)
+        out: Tensor = (results.view(*chosen.shape, -1) * weights[..., None]).sum(1).view(x.shape)
+        return out
 
     def _everywhere(self, copies: Tensor, sent: Tensor) -> Tensor:
         """Each copy through its expert, wherever that is. `sent[rank, expert]` counts them."""
@@ -81,7 +82,8 @@ class ExpertParallel(nn.Module):
             y = _Permute.apply(self._own(_Permute.apply(x, sort), came.sum(0)), _inverse(sort))
         else:
             y = self._own(x, came.sum(0))
-        return _Exchange.apply(y, self.group, in_rows, out_rows) if self.group.size > 1 else y
+        out: Tensor = _Exchange.apply(y, self.group, in_rows, out_rows) if self.group.size > 1 else y
+        return out
 
     def _own(self, x: Tensor, counts: Tensor) -> Tensor:
         """This rank's experts, one after the other."""

@@ -11,11 +11,12 @@ Beside it: docs/data_parallel.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from calibrate.linear import WeightJob
 from calibrate.model import Embedding, Head
 from calibrate.parallel.data import Sync
 from calibrate.parallel.pipeline import Stage
@@ -106,7 +107,7 @@ class ShardedParameters(Sharded):
 class ShardedStage(Stage):
     """A stage under ZeRO-3. Its graph is cut between blocks, so that each block's parameters can come and go."""
 
-    sharded: ShardedParameters | None = None
+    sharded: ShardedParameters = field(kw_only=True)
 
     def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
         """Block after block; the next one's parameters are gathered meanwhile."""
@@ -126,7 +127,7 @@ class ShardedStage(Stage):
         self.flight[micro_batch] = (inputs, edges)
         return x.detach()
 
-    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
         """Last block first; each one's gradients are reduced while the one before it computes."""
         inputs, edges = self.flight.pop(micro_batch)
         self.sharded.fetch(len(edges) - 1)
@@ -140,10 +141,10 @@ class ShardedStage(Stage):
             self.after_block(i)
         return grad
 
-    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
         """The input's gradient alone: each block leaves its linear layers' jobs for `backward_weight`."""
         inputs, edges = self.flight.pop(micro_batch)
-        jobs: list[list[object]] = [[] for _ in edges]
+        jobs: list[list[WeightJob]] = [[] for _ in edges]
         embedded = None
         self.sharded.fetch(len(edges) - 1)
         for i in reversed(range(len(edges))):

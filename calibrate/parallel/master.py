@@ -54,7 +54,8 @@ class _Chunk:
     """Parameters that are updated together."""
 
     def __init__(self, low: list[torch.nn.Parameter], lr: float) -> None:
-        self.low, self.master = low, [p.detach().float() for p in low]
+        self.low: list[Tensor] = [*low]
+        self.master = [p.detach().float() for p in low]
         self.adamw = torch.optim.AdamW(self.master, lr=lr, fused=True)
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from torch._C._profiler import _EventType
 
 from calibrate.model import Layer
 from calibrate.parallel.runner import Runner
-from sim.actions import Action, Kind
+from sim.core.actions import Action, Kind
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
@@ -161,7 +161,7 @@ def _collect(event: Any, transport: bool, out: list[Allocation]) -> None:
 def _held_before(runner: Runner) -> int:
     """Bytes of parameters, gradients, optimizer state and constants."""
     found = resident(b for s in runner.stages.values() for b in s.blocks)
-    found |= storages(x for p in runner.owned() for x in (p, p.grad))
+    found |= storages(x for p in runner.owned() for x in (p, p.grad) if x is not None)
     states = (v for p in runner.owned() for v in runner.optimizer.state.get(p, {}).values())
     found |= storages(v for v in states if isinstance(v, Tensor))
     return sum(found.values())

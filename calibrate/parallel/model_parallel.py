@@ -14,14 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Constants, Embedding, Head, Layer, Router
+from calibrate.linear import gradient
+from calibrate.model import Constants, Embedding, Experts, Head, Layer, Router
 from calibrate.norm import Norm
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
 from calibrate.parallel.expert import ExpertParallel
 from calibrate.parallel.tensor import ColumnLinear, Cut, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
 from sim.inputs.scenario import ModelConfig, Scenario
-from sim.plan import Plan
+from sim.ranks.plan import Plan
 
 OwnGradient = Callable[[nn.Parameter, int], Tensor]  # what a rank keeps of a gradient from a row on, flat
 
@@ -40,7 +41,7 @@ class ModelParallel:
         self.scenario = s = plan.scenario
         self.tape, self.device = Tape(device), device
         self.tp, self.cp, self.ep = (self._group(plan, name, rank) for name in ("tp", "cp", "ep"))
-        p, t, moe = s.parallelism, s.training, s.model.moe is not None
+        p, t, moe = s.parallelism, s.for_training, s.model.moe is not None
         self.expert_group = self._group(plan, "expert_dp", rank).process_group if moe else None
         self.copies = max(1, p.tp // s.model.kv_heads)  # tp ranks with the same key heads
         self.copies_group = self._copies_group(plan, rank)
@@ -67,7 +68,7 @@ class ModelParallel:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of what travels between stages: [b, own tokens, h], or [own rows, h] under sequence parallelism."""
-        m, t = self.scenario.model, self.scenario.training
+        m, t = self.scenario.model, self.scenario.for_training
         if self.sequence:
             return (len(self.numbers), m.hidden)
         return (t.micro_batch_size, len(self.positions), m.hidden)
@@ -89,7 +90,7 @@ class ModelParallel:
     def _cut(self, block: nn.Module, shared: dict[int, Constants]) -> nn.Module:
         if isinstance(block, Embedding):
             alone = self.tp.size == self.cp.size == 1
-            at = self.numbers % self.scenario.training.seq_len if self.sequence else self.positions
+            at = self.numbers % self.scenario.for_training.seq_len if self.sequence else self.positions
             return block if alone else VocabularyEmbedding(block, self.cut_over_tp, at)
         if isinstance(block, Head):
             return VocabularyHead(block, self.cut_over_tp) if self.tp.size > 1 else block
@@ -99,7 +100,7 @@ class ModelParallel:
         if self.cp.size > 1:
             block.core = ContextAttention(self.cp, self.scenario.parallelism.cp_method, self.split)
             block.constants = shared.setdefault(id(block.constants), _at(block.constants, self.positions))
-        if block.moe is not None:
+        if isinstance(block.moe, Experts):
             block.moe = ExpertParallel(block.moe, self.ep, self.numbers)
         return block
 
@@ -133,7 +134,7 @@ class ModelParallel:
         twice = [own(p, 0) for p in self._whole(blocks)] if self.tp.index else []
         twice += self._copied(blocks, own) if self.tp.index % self.copies else []
         out = -_squares(twice, self.device)
-        experts = [p.grad for x in expert_modules(blocks) for p in x.parameters()]
+        experts = [gradient(p) for x in expert_modules(blocks) for p in x.parameters()]
         if experts:
             mine = _squares(experts, self.device)
             every = mine.clone()
@@ -181,15 +182,15 @@ def _squares(gradients: Sequence[Tensor], device: str) -> Tensor:
 
 def expert_modules(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """The experts among the modules of `blocks`: their gradients are summed over other ranks than all else's."""
-    layers = (b for b in blocks if isinstance(b, Layer) and b.moe is not None)
-    return [expert for layer in layers for expert in layer.moe.experts.values()]
+    mixtures = [b.moe for b in blocks if isinstance(b, Layer)]
+    return [e for moe in mixtures if isinstance(moe, Experts | ExpertParallel) for e in moe.experts.values()]
 
 
 def dense_modules(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """All of `blocks` but the experts."""
     out: list[nn.Module] = []
     for b in blocks:
-        if isinstance(b, Layer) and b.moe is not None:
+        if isinstance(b, Layer) and isinstance(b.moe, Experts | ExpertParallel):
             out += [child for name, child in b.named_children() if name != "moe"] + [b.moe.router]
         else:
             out.append(b)

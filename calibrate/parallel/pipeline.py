@@ -13,18 +13,18 @@ Beside it: docs/pipeline.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads
+from calibrate.linear import WeightGrads, WeightJob, gradient
 from calibrate.model import Embedding, Head
-from sim.actions import Action, Entry, Kind, Schedule, parts
+from sim.core.actions import Action, Entry, Kind, Schedule, parts
 
 LOOKAHEAD = 4  # entries for which overlapped receives are posted
 
@@ -45,6 +45,12 @@ class Message(NamedTuple):
     stage: int
     kind: str  # F or B
     micro_batch: int
+
+
+def started(work: dist.Work | None) -> dist.Work:
+    """What an asynchronous call of torch.distributed gives a member of its group."""
+    assert work is not None
+    return work
 
 
 class Links:
@@ -97,6 +103,15 @@ class Links:
         return [m for m in sent if m is not None and self.taker(m) == rank]
 
 
+class Acts(Protocol):
+    """What a pipeline asks of a stage."""
+
+    def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor: ...
+    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None: ...
+    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor | None: ...
+    def backward_weight(self, micro_batch: int) -> None: ...
+
+
 @dataclass(slots=True)
 class Stage:
     """Consecutive blocks of the model and their micro-batches in flight.
@@ -107,9 +122,9 @@ class Stage:
 
     blocks: Sequence[nn.Module]
     scale: float  # of the loss: 1 / (micro-batches of the whole global batch)
-    store: WeightGrads | None = None
-    flight: dict[int, tuple[Tensor | None, Tensor, object]] = field(default_factory=dict)
-    deferred: dict[int, tuple[list[object], Tensor | None, Tensor]] = field(default_factory=dict)
+    store: WeightGrads = field(default_factory=WeightGrads)
+    flight: dict[int, Any] = field(default_factory=dict)
+    deferred: dict[int, Any] = field(default_factory=dict)
     before_block: Callable[[nn.Module, int], None] = lambda block, micro_batch: None
     after_block: Callable[[int], None] = lambda block: None  # a block's gradients are there (ZeRO-3)
     losses: dict[int, Tensor] = field(default_factory=dict)
@@ -130,22 +145,23 @@ class Stage:
         self.flight[micro_batch] = (embedded, x, torch.autograd.graph.get_gradient_edge(y))
         return y.detach()
 
-    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+    def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
         """Full backward; returns the input's gradient."""
         embedded, x, edge = self.flight.pop(micro_batch)
         torch.autograd.backward(edge, grad)
         if embedded is not None:
             embedded.backward(x.grad)
-        return x.grad
+        return gradient(x)
 
-    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor:
+    def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
         """The input's gradient alone; linear layers leave their weight gradients for `backward_weight`."""
         embedded, x, edge = self.flight.pop(micro_batch)
-        self.store.deferred = jobs = []
+        jobs: list[WeightJob] = []
+        self.store.deferred = jobs
         torch.autograd.backward(edge, grad)
         self.store.deferred = None
-        self.deferred[micro_batch] = (jobs, embedded, x.grad)
-        return x.grad
+        self.deferred[micro_batch] = (jobs, embedded, gradient(x))
+        return gradient(x)
 
     def backward_weight(self, micro_batch: int) -> None:
         """What `backward_input` left."""
@@ -169,7 +185,7 @@ class Pipeline:
     schedule: Schedule
     rank: int
     peers: Sequence[int]
-    stages: dict[int, Stage]
+    stages: Mapping[int, Acts]
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: str
@@ -241,6 +257,7 @@ class Pipeline:
         taken = self.links.takes(a)
         x = self.inbox.pop(taken) if taken is not None else None
         start = self.now()
+        result: Tensor | None
         if a.kind is Kind.F:
             forward = self.forward_of.get(a.stage, stage.forward)
             result = forward(m, tokens[m] if x is None else x, targets[m])
@@ -249,11 +266,12 @@ class Pipeline:
         elif a.kind is Kind.I:
             result = stage.backward_input(m, x)
         else:
-            result = stage.backward_weight(m)
+            result = None
+            stage.backward_weight(m)
         self.records.append(Record("B" if a.kind is Kind.I else a.kind.value, a.stage, m, start, self.now()))
         self.after_action(a)
         given = self.links.gives(a)
-        if given is None:
+        if given is None or result is None:
             return None
         if self.links.taker(given) == self.rank:
             self.inbox[given] = result
@@ -284,7 +302,8 @@ class Pipeline:
     def _send(self, message: Message, x: Tensor) -> tuple[dist.Work, Tensor]:
         x = x.contiguous()
         start = self.now()
-        work = dist.isend(x, self.peers[self.links.taker(message)], self.way(message), self.links.tag(message))
+        peer = self.peers[self.links.taker(message)]
+        work = started(dist.isend(x, peer, self.way(message), self.links.tag(message)))
         self._record(f"SEND_{message.kind}", message, start)
         return work, x
 
@@ -312,7 +331,8 @@ class _Receives:
         while message not in self.seen:
             first = self.coming[giver].pop(0)
             x = torch.empty(p.shape, dtype=p.dtype, device=p.device)
-            self.posted[first] = (dist.irecv(x, p.peers[giver], p.way(first), p.links.tag(first)), x)
+            work = started(dist.irecv(x, p.peers[giver], p.way(first), p.links.tag(first)))
+            self.posted[first] = (work, x)
             self.seen.add(first)
 
     def wait(self, message: Message) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from calibrate.linear import gradient
 from calibrate.model import Build, Head, make_blocks
 from calibrate.parallel.model_parallel import whole_model
 from calibrate.parallel.runner import Runner, make_batch, seed_dropout, sum_over_ranks
@@ -47,7 +48,7 @@ def single_device(
 
     Gradients are named `block number.parameter`.
     """
-    m, t = whole_model(scenario), scenario.training
+    m, t = whole_model(scenario), scenario.for_training
     blocks = blocks or make_blocks(m, t, range(m.layers + 2), Build(device, dtype))
     pieces = batch.split(t.micro_batch_size)
     total = 0.0
@@ -60,7 +61,11 @@ def single_device(
         loss = x / len(pieces)
         loss.backward()
         total += float(loss.detach())
-    grads = {f"{n}.{k}": p.grad for n, b in enumerate(blocks) for k, p in b.named_parameters()}
+    grads = {
+        f"{n}.{k}": p.new_zeros(p.shape) if p.grad is None else p.grad
+        for n, b in enumerate(blocks)
+        for k, p in b.named_parameters()
+    }
     return total, grads
 
 
@@ -77,7 +82,7 @@ def prove(runner: Runner, batch: Tensor | None = None, sabotage: bool = False) -
     runner.gradients(batch)
     loss = sum_over_ranks([runner.loss()])[0]
     if sabotage:
-        runner.owned()[0].grad.view(-1)[0] += 1.0
+        gradient(runner.owned()[0]).view(-1)[0] += 1.0
     single, expected = single_device(scenario, batch, runner.dtype, runner.device)
     difference, worst = _worst(runner, expected)
     if dist.is_initialized():

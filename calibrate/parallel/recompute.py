@@ -46,4 +46,5 @@ def _again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Call `function`; its inner tensors are not kept but made again in backward."""
     if _keeping[0]:
         return function(*inputs)
-    return checkpoint(function, *inputs, use_reentrant=False)
+    out: Tensor = checkpoint(function, *inputs, use_reentrant=False)
+    return out

@@ -10,23 +10,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads
+from calibrate.linear import WeightGrads, gradient
 from calibrate.model import Build, Embedding, Head, Layer, make_blocks
 from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
+from calibrate.parallel.expert_data_parallel import ExpertDataParallel
 from calibrate.parallel.fsdp import ShardedParameters, ShardedStage
 from calibrate.parallel.master import MasterAdamW
 from calibrate.parallel.model_parallel import ModelParallel, whole_model
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
 from calibrate.parallel.recompute import recompute
-from calibrate.parallel.together import ExpertDataParallel
 from calibrate.parallel.zero import ShardedOptimizer, Sharding
-from sim.actions import Kind, Schedule, parts
+from sim.core.actions import Kind, Schedule, parts
 from sim.inputs.scenario import Scenario
-from sim.mesh import Mesh, make_mesh
 from sim.models.recompute import mode_of_layer
-from sim.plan import Plan, make_parts, make_plan
-from sim.schedules import build
+from sim.ranks.plan import Plan, make_parts, make_plan
+from sim.ranks.rank_mesh import Mesh, make_mesh
 from sim.simulation import simulate
 
 LEARNING_RATE = 1e-3
@@ -35,11 +34,11 @@ CLIP_NORM = 1.0
 
 def make_schedule(scenario: Scenario) -> Schedule:
     """The very lists that the simulator expands for this scenario."""
-    p, t = scenario.parallelism, scenario.training
+    p, t = scenario.parallelism, scenario.for_training
     m = t.global_batch_size // (t.micro_batch_size * p.dp)
-    if p.pp > 1 and p.schedule == "zb_search":
-        return simulate(scenario).schedule  # searched for the times of the scenario's calibration
-    return build(p.schedule if p.pp > 1 else "1f1b", p.pp, m, p.virtual_stages if p.pp > 1 else 1)
+    if p.form.follows_times:
+        return simulate(scenario).schedule  # made for the times of the scenario's calibration
+    return p.form.build(p.pp, m, p.virtual_stages)
 
 
 def block_numbers(scenario: Scenario, part: int) -> list[int]:
@@ -52,7 +51,7 @@ def block_numbers(scenario: Scenario, part: int) -> list[int]:
 
 def make_batch(scenario: Scenario, step: int, device: str = "cpu") -> Tensor:
     """Random tokens of a whole global batch [sequences, s + 1], the same on every rank."""
-    t = scenario.training
+    t = scenario.for_training
     generator = torch.Generator().manual_seed(7_919 + step)
     shape = (t.global_batch_size, t.seq_len + 1)
     return torch.randint(scenario.model.vocab, shape, generator=generator).to(device)
@@ -116,7 +115,7 @@ def _ways(plan: Plan, mesh: Mesh, rank: int) -> tuple[dist.ProcessGroup | None, 
 
 
 def _own_group(plan: Plan, name: str, rank: int) -> dist.ProcessGroup | None:
-    """This rank's process group of one of `sim.plan.GROUPS`; None where it would be alone."""
+    """This rank's process group of one of `sim.ranks.plan.GROUPS`; None where it would be alone."""
     own = None
     if plan.group_size(name) > 1:
         for first in range(plan.scenario.parallelism.ranks):
@@ -164,16 +163,16 @@ class Runner:
         scenario, p = self.scenario, self.scenario.parallelism
         numbers = block_numbers(scenario, self.schedule.part_of_stage[s])
         build_ = Build(self.device, self.dtype, store=self.store)
-        blocks = self.place.model.cut(make_blocks(whole_model(scenario), scenario.training, numbers, build_))
+        blocks = self.place.model.cut(make_blocks(whole_model(scenario), scenario.for_training, numbers, build_))
         modes = [mode_of_layer(scenario, max(n - 1, 0)) for n in numbers]
         recompute(blocks, modes)
         self.modes.update({id(b): mode for b, mode in zip(blocks, modes, strict=True) if isinstance(b, Layer)})
         data = self.data[s] = self._make_data(s, blocks)
-        scale = 1.0 / (self.micro_batches * p.dp * p.cp)
+        scale, store = 1.0 / (self.micro_batches * p.dp * p.cp), self.store or WeightGrads()
         if isinstance(data, ShardedParameters):
-            stage: Stage = ShardedStage(blocks, scale, self.store, after_block=data.graded, sharded=data)
+            stage: Stage = ShardedStage(blocks, scale, store, after_block=data.graded, sharded=data)
         else:
-            stage = Stage(blocks, scale, self.store)
+            stage = Stage(blocks, scale, store)
         number_of = {id(b): n for b, n in zip(blocks, numbers, strict=True)}
         first = self.place.data_rank * self.micro_batches
 
@@ -210,7 +209,7 @@ class Runner:
         return found + [b.output.weight for b in blocks if isinstance(b, Head)]
 
     def _make_optimizer(self) -> torch.optim.Optimizer | MasterAdamW:
-        if self.scenario.training.optimizer == "sgd":
+        if self.scenario.for_training.optimizer == "sgd":
             return torch.optim.SGD(self.owned(), lr=LEARNING_RATE, fused=True)
         if self.dtype == torch.bfloat16:
             return MasterAdamW(self.owned(), LEARNING_RATE)
@@ -256,7 +255,7 @@ class Runner:
 
     def own_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's tokens and targets, each [micro-batches, b, s / cp], of a global batch."""
-        b, m = self.scenario.training.micro_batch_size, self.micro_batches
+        b, m = self.scenario.for_training.micro_batch_size, self.micro_batches
         own = batch[self.place.data_rank * m * b :][: m * b].view(m, b, -1)
         return self.place.model.own_tokens(own[:, :, :-1]), self.place.model.own_tokens(own[:, :, 1:])
 
@@ -276,19 +275,19 @@ class Runner:
     def _reduce_copies(self) -> list[Record]:
         """Sum the gradients of what two pipeline ranks hold copies of: DualPipe's parts, a tied matrix."""
         spans = []
-        same: list[tuple[Tensor, dist.ProcessGroup | None]] = [(p.grad, self.place.tied) for p in self.tied]
+        same: list[tuple[Tensor, dist.ProcessGroup | None]] = [(gradient(p), self.place.tied) for p in self.tied]
         if self.place.copies is not None:
             for s in sorted(self.data, key=lambda s: self.schedule.part_of_stage[s]):
                 same += [(g, self.place.copies) for g in self.data[s].owned_gradients()]
-        for gradient, group in same:
+        for shared, group in same:
             start = self.pipeline.now()
-            dist.all_reduce(gradient, group=group)
+            dist.all_reduce(shared, group=group)
             spans.append(Record("ALL_REDUCE", -1, -1, start, self.pipeline.now()))
         return spans
 
     def optimize(self) -> list[Record]:
         """Clip the gradients, update the parameters and zero the gradients."""
-        records = self._clip() if self.scenario.training.gradient_clipping else []
+        records = self._clip() if self.scenario.for_training.gradient_clipping else []
         start = self.pipeline.now()
         self.optimizer.step()
         records.append(Record("OPTIMIZER", -1, -1, start, self.pipeline.now()))
@@ -313,7 +312,7 @@ class Runner:
         if self.place.copies is not None:
             square /= 2
         if self.tied and self.place.pipeline_rank > 0:  # the first stage counts the tied matrix
-            square -= sum(p.grad.square().sum() for p in self.tied)
+            square -= sum((gradient(p).square().sum() for p in self.tied), torch.zeros_like(square))
         times.append(self.pipeline.now())
         for group in groups:
             if group is not None:

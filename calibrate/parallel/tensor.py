@@ -95,7 +95,7 @@ class _Column(torch.autograd.Function):
         if layer.store is not None:
             layer.store.add(x, grad, weight, bias, cut.gather)
         else:
-            grad_weight = _weight_gradient(gathered() if late else cut.gather(x), grad)
+            grad_weight = _weight_gradient(cut.gather(x) if gathered is None else gathered(), grad)
             grad_bias = _bias_gradient(grad, bias)
         return summed() if late else grad_x, grad_weight, grad_bias, None
 
@@ -137,7 +137,8 @@ class ColumnLinear(Linear):
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows])
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Column.apply(x, self.weight, self.bias, self)
+        out: Tensor = _Column.apply(x, self.weight, self.bias, self)
+        return out
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a tensor of a parameter's whole shape."""
@@ -155,7 +156,8 @@ class RowLinear(Linear):
         self.bias = whole.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Row.apply(x, self.weight, self.bias, self)
+        out: Tensor = _Row.apply(x, self.weight, self.bias, self)
+        return out
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a tensor of a parameter's whole shape; the bias is whole on every rank."""
@@ -236,7 +238,8 @@ class VocabularyEmbedding(Embedding):
         local = tokens - self.own.start
         absent = (local < 0) | (local >= len(self.weight))
         x = F.embedding(local.masked_fill_(absent, 0), self.weight)
-        return _Sum.apply(x.masked_fill(absent[..., None], 0.0), self.cut)
+        out: Tensor = _Sum.apply(x.masked_fill(absent[..., None], 0.0), self.cut)
+        return out
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a tensor of a parameter's whole shape; positions are whole on every rank."""
@@ -281,4 +284,5 @@ class VocabularyHead(Head):
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         logits = self.output(self.norm(x))
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        return _CrossEntropy.apply(wide.view(-1, wide.shape[-1]), targets.reshape(-1), self.cut.group)
+        loss: Tensor = _CrossEntropy.apply(wide.view(-1, wide.shape[-1]), targets.reshape(-1), self.cut.group)
+        return loss

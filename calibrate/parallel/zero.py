@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads
+from calibrate.linear import WeightGrads, gradient
 from calibrate.parallel.data import Sent, Sync, Traffic, distinct_parameters, hook_gradients, make_buckets
 from calibrate.parallel.pipeline import Record
 
@@ -81,7 +81,7 @@ class Unit:
                 break
             at += q.numel()
         first = at + row * (p.numel() // p.shape[0])
-        return self.shard.grad[max(first - begin, 0) : max(at + p.numel() - begin, 0)]
+        return gradient(self.shard)[max(first - begin, 0) : max(at + p.numel() - begin, 0)]
 
     def keep_gradients(self) -> None:
         """Keep gradients whole, in one buffer."""
@@ -109,7 +109,8 @@ class Unit:
         if self.sharding.group is None:
             self.own(self.weights).copy_(self.shard)
             return None
-        return all_gather(self.weights, self.shard.detach(), group=self.sharding.group, async_op=True)
+        work: dist.Work = all_gather(self.weights, self.shard.detach(), group=self.sharding.group, async_op=True)
+        return work
 
     def take_gradients(self) -> Tensor:
         """The parameters' gradients in one padded buffer; unless they are kept whole, the parameters lose them."""
@@ -131,7 +132,7 @@ class Running:
     index: int
     traffic: Traffic
     sent: Sent
-    work: dist.Work | None = None
+    work: dist.Work
     tells: bool = False
 
     def watched(self) -> Running:
@@ -174,7 +175,7 @@ class Sharded:
 
     def owned_gradients(self) -> list[Tensor]:
         """The reduced gradients of `owned`, flat."""
-        return [u.shard.grad for u in self.units]
+        return [gradient(u.shard) for u in self.units]
 
     def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
         """This rank's part of the reduced gradient of `p` from a row on, flat."""
@@ -233,21 +234,23 @@ class Sharded:
         replicas = unit.sharding.replicas
         if replicas is not None and not self.silent:
             sent = Sent("all_reduce", replicas, mine.nbytes)
-            self._start(sent, lambda: dist.all_reduce(mine, group=replicas, async_op=True)).wait()
+            added = self._start(sent, lambda: dist.all_reduce(mine, group=replicas, async_op=True))
+            assert added is not None
+            added.wait()
         if unit.kept is None:
-            unit.shard.grad.add_(mine)
+            gradient(unit.shard).add_(mine)
 
     def zero(self) -> None:
         """Gradients to zero, for the next step."""
         self.records, self.traffic = [], Traffic()
         for u in self.units:
-            u.shard.grad.zero_()
+            gradient(u.shard).zero_()
             if u.kept is not None:
                 u.kept.zero_()
 
     def whole_gradients(self) -> dict[int, Tensor]:
         """All gradients, gathered, by id of their parameter: what a proof compares. Collective."""
-        return self._whole([u.shard.grad for u in self.units])
+        return self._whole([gradient(u.shard) for u in self.units])
 
     def whole_parameters(self) -> dict[int, Tensor]:
         """All parameters, gathered, by their id. Collective."""
@@ -265,12 +268,12 @@ class Sharded:
 
     def _start(self, sent: Sent, start: Callable[[], dist.Work | None]) -> Running | None:
         """Start a communication, and record it until it is done."""
-        running = Running(self.records, len(self.records), self.traffic, sent)
-        begin = time.perf_counter_ns()
+        index, begin = len(self.records), time.perf_counter_ns()
         self.records.append(Record(sent.op.upper(), self.stage, -1, begin, begin))
-        running.work = start()
-        if running.work is None:
+        work = start()
+        if work is None:
             return None
+        running = Running(self.records, index, self.traffic, sent, work)
         self.traffic.sent.append(sent)
         on_cpu = self.units[0].weights.device.type == "cpu"  # a GPU's work counts as done once it is queued
         return running.watched() if on_cpu else running

@@ -102,7 +102,7 @@ def _iterate(model: Model, prompts: Items[Prompt], served: Served, batch: Batch,
             if s.swapped and s.index in cache.tables:
                 served.swapped.swap_out(cache, s.index, s.swapped)
             cache.release(s.index)
-    for s, tokens, _ in batch.pieces:
+    for s, tokens, *_ in batch.pieces:
         fresh = s.index not in cache.tables
         cache.grow(s.index, s.computed + tokens)
         if s.index in served.swapped.kept:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.model import Build, Constants, make_blocks
+from calibrate.model import Build, Constants, Embedding, Head, Layer, make_blocks
 from calibrate.serving.cache import PagedCache
 from sim.inputs.scenario import ModelConfig, Training
 
@@ -40,11 +41,17 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.blocks[0].weight.dtype
+        return next(self.blocks[0].parameters()).dtype
 
     @property
     def constants(self) -> Constants:
-        return self.blocks[1].constants
+        return self.parts[1][0].constants
+
+    @property
+    def parts(self) -> tuple[Embedding, list[Layer], Head]:
+        """The blocks by what they are."""
+        embedding, *layers, head = self.blocks
+        return cast(Embedding, embedding), cast(list[Layer], layers), cast(Head, head)
 
 
 def make_model(m: ModelConfig, positions: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
@@ -111,7 +118,7 @@ def forward(
     m = model.config
     places = _places(cache, parts)
     tokens = torch.tensor([t for p in parts for t in p.tokens])
-    embedding, *layers, head = model.blocks
+    embedding, layers, head = model.parts
     x = F.embedding(tokens, embedding.weight)
     if embedding.positions is not None:
         x = x + embedding.positions[places.positions]
@@ -119,7 +126,8 @@ def forward(
         x = x + layer.proj(attention(model, cache, i, layer.qkv(layer.norm1(x)), places, cores, clock))
         x = x + layer.down(layer.activation(layer.up(layer.norm2(x))))
     ends = torch.tensor([len(p.tokens) for p in parts]).cumsum(0) - 1
-    return head.output(head.norm(x[ends]))[:, : m.vocab]
+    logits: Tensor = head.output(head.norm(x[ends]))
+    return logits[:, : m.vocab]
 
 
 def attention(
@@ -163,7 +171,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def greedy_without_cache(model: Model, prompt: Items[int], count: int) -> list[int]:
     """The reference: the whole sequence computed anew for every token, by the training model itself."""
     tokens = list(prompt)
-    embedding, *layers, head = model.blocks
+    embedding, layers, head = model.parts
     for _ in range(count):
         x = embedding(torch.tensor([tokens]))
         for layer in layers:
@@ -173,7 +181,7 @@ def greedy_without_cache(model: Model, prompt: Items[int], count: int) -> list[i
     return tokens[len(prompt) :]
 
 
-def _shortened(layer: nn.Module, length: int) -> nn.Module:
+def _shortened(layer: Layer, length: int) -> nn.Module:
     """The layer with its rotation tables cut to the sequence (they are made for the longest)."""
     import copy
 

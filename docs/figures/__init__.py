@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from docs.figures import schemes
+from docs.figures.area import draw_area
 from docs.figures.gantt import draw_gantt
-from docs.figures.sources import FIGURES
+from docs.figures.mesh import draw_mesh
+from docs.figures.sources import FIGURES, memory_steps
 from docs.figures.svg import draw
 
 GANTTS = {
@@ -16,5 +18,7 @@ GANTTS = {
 CHARTS = {**FIGURES, "memory_recompute": schemes.memory_recompute}
 PICTURES: dict[str, Callable[[], str]] = {
     **{name: lambda chart=chart: draw(chart()) for name, chart in CHARTS.items()},
+    "mesh": draw_mesh,
+    "memory_steps": lambda: draw_area(memory_steps()),
     **{name: lambda gantt=gantt: draw_gantt(gantt()) for name, gantt in GANTTS.items()},
 }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from docs.figures.area import Area
 from docs.figures.svg import COLOURS, Chart, Series
 from sim.inputs.scenario import load_scenario
 from sim.simulation import Simulation, simulate
+from sim.studies.batch_plan import steps_factor, tokens_factor
 from sim.views.palette import MEMORY
 from topology.network import Network
 from topology.presets import CLUSTERS
@@ -108,6 +111,85 @@ def memory_zero() -> Chart:
                   "", [f"ZeRO-{n}" if n else "plain data parallelism" for n in stages], runs)
 
 
+def memory_steps() -> Area:
+    """Memory over the first four steps of a 1B model."""
+    step = simulate(load_scenario(SCENARIOS / "memory_steps_llama1b.yaml"), expand=True)
+    curve = step.memory_over(4)[0]
+    return Area(
+        "Memory over the first four steps of Llama 3.2 1B",
+        f"Two micro-batches of one sequence of 4,096 tokens, unfused attention: {curve.total.max() / 1e9:.1f} GB.",
+        curve, step.step_time_s, 4,
+    )
+
+
+SEQUENCES = (1024, 2048, 4096, 8192, 16384)
+
+
+def memory_by_sequence(model: str, name: str) -> Chart:
+    """Memory of a model by sequence length, attention unfused."""
+    runs = [run("memory_seq_len", f"model={model}", f"training.seq_len={n}") for n in SEQUENCES]
+    share = [at_peak(r)[list(MEMORY).index("activations")] / sum(at_peak(r)) for r in (runs[0], runs[-1])]
+    return memory(f"Memory of {name} by sequence length, one sequence",
+                  f"Unfused attention, 16 bytes a parameter. Activations are {share[0]:.0%} of it at 1,024 tokens, "
+                  f"{share[1]:.0%} at 16,384.", "tokens", [f"{n:,}" for n in SEQUENCES], runs)
+
+
+def data_parallel_scaling() -> Chart:
+    """Throughput a GPU by data-parallel degree: as many sequences on each GPU, and the same batch over all."""
+    degrees = (8, 32, 128, 512, 1024)
+
+    def rates(*overrides: str) -> tuple[float, ...]:
+        runs = (run("dp_scaling_llama1b", f"parallelism.dp={n}", *(o.format(n) for o in overrides)) for n in degrees)
+        return tuple(r.result["tokens_per_s_per_gpu"] for r in runs)
+
+    weak, calm, jitter = rates("training.global_batch_size={}"), rates("faults=null"), rates()
+    lost = 1 - jitter[-1] / jitter[0]
+    return Chart(
+        "Data parallelism: throughput per GPU, Llama 3.2 1B on DGX H100",
+        f"Of 4M tokens a step over 1,024 GPUs {lost:.0%} is lost; with jitter each step waits for the slowest.",
+        "data-parallel GPUs", "tokens/s per GPU", tuple(f"{n:,}" for n in degrees),
+        (Series("one sequence a GPU, jitter", weak, COLOURS[0]),
+         Series("4M tokens a step, no jitter", calm, COLOURS[1]),
+         Series("4M tokens, jitter of 2 %", jitter, COLOURS[2])),
+        "grouped",
+    )
+
+
+def pipeline_micro_batches() -> Chart:
+    """Throughput a GPU by pipeline degree for m = p - 1 and 32 micro-batches, equal stages."""
+
+    def rate(stages: int, micro_batches: int) -> float:
+        batch = f"training.global_batch_size={micro_batches}"
+        step = run("pp_scaling_llama8b", f"parallelism.pp={stages}", *SMALL_VOCABULARY, batch)
+        return float(step.result["tokens_per_s_per_gpu"])
+
+    few, many = (tuple(rate(n, n - 1 if m is None else m) for n in DEGREES) for m in (None, 32))
+    return Chart(
+        "Pipeline parallelism: throughput per GPU by number of micro-batches",
+        f"Llama 3 8B, 1F1B, equal stages. With m = p - 1 half of every step is bubble; with 32 micro-batches "
+        f"{1 - many[-1] / many[0]:.0%} is lost from 2 to 16.",
+        "pipeline stages", "tokens/s per GPU", tuple(map(str, DEGREES)),
+        (Series("m = p - 1", few, COLOURS[0]), Series("m = 32", many, COLOURS[1])), "grouped",
+    )
+
+
+def batch_ends() -> Chart:
+    """Steps, tokens and time to a loss of small and large batches, each in multiples of its least."""
+    critical, batches = 512.0, (8, 32, 128, 512, 2048, 8192)
+    steps = tuple(steps_factor(b, critical) for b in batches)
+    tokens = tuple(tokens_factor(b, critical) for b in batches)
+    seconds = [s * run("zero1_llama8b_dp8", f"training.global_batch_size={b}").step_time_s
+               for s, b in zip(steps, batches, strict=True)]  # fmt: skip
+    return Chart(
+        "Small and large batches: steps, tokens and time to a loss",
+        "Critical batch of 512 sequences (McCandlish et al. 2018); Llama 3 8B on eight H100s; multiples of the least.",
+        "sequences a step", "multiples of the least", tuple(f"{b:,}" for b in batches),
+        (Series("steps", steps, COLOURS[0]), Series("tokens", tokens, COLOURS[1]),
+         Series("time on the same GPUs", tuple(s / min(seconds) for s in seconds), COLOURS[2])),
+        "grouped",
+    )
+
+
 def bus_bandwidth() -> Chart:
     """Bus bandwidth by number of nodes at 256 MB."""
     nodes = (1, 2, 4, 8, 16, 32, 64)
@@ -128,5 +210,11 @@ FIGURES: dict[str, Callable[[], Chart]] = {
     "memory_tp": memory_tensor_parallel,
     "memory_cp": memory_context_parallel,
     "memory_zero": memory_zero,
+    "memory_seq_1b": partial(memory_by_sequence, "llama3.2-1b", "Llama 3.2 1B"),
+    "memory_seq_8b": partial(memory_by_sequence, "llama3-8b", "Llama 3 8B"),
+    "memory_seq_70b": partial(memory_by_sequence, "llama3-70b", "Llama 3 70B"),
+    "dp_scaling": data_parallel_scaling,
+    "pp_micro_batches": pipeline_micro_batches,
+    "batch_ends": batch_ends,
     "bus_bandwidth": bus_bandwidth,
 }

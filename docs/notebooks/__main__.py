@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from docs.notebooks.running import NOTEBOOKS, as_page, executed, saved
-from sim.files import write_text
+from sim.core.files import write_text
 
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 for path in NOTEBOOKS:

@@ -6,9 +6,9 @@ in a comment.
 
 from __future__ import annotations
 
+from sim.core.errors import InputError
 from sim.emit.megatron import Megatron
 from sim.emit.torchtitan import Titan
-from sim.errors import InputError
 from sim.inputs.scenario import Scenario
 
 TRAINERS = {"torchtitan": Titan, "megatron": Megatron}

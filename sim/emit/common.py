@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
+from sim.models.frameworks import FRAMEWORKS, Framework, framework_of
 
 
 @dataclass
@@ -27,6 +28,13 @@ class Emission:
         if when:
             self.reasons.append(f"{key} {value}: {why}")
 
+    def framework(self, trainer: str) -> Framework:
+        """The framework's record; noted as a reason where the trainer's flags do not express it."""
+        found = framework_of(self.training)
+        able = " or ".join(f.name for f in FRAMEWORKS.values() if trainer in f.emitted_for)
+        self.refuse("training.framework", found.name, f"runs {able} kernels", trainer not in found.emitted_for)
+        return found
+
     def common(self) -> None:
         """What neither trainer has."""
         t, p = self.training, self.scenario.parallelism
@@ -35,7 +43,10 @@ class Emission:
         self.refuse("training.lora", "adapters", "trains all parameters", t.lora is not None)
         self.refuse("training.cross_entropy", "chunked", "is no option", t.cross_entropy == "chunked")
         self.refuse("parallelism.cp_split", p.cp_split, "splits zigzag", p.cp > 1 and p.cp_split != "zigzag")
-        self.refuse("parallelism.dp_sync", p.dp_sync, "reduces buckets", p.dp_sync == "per_parameter")
+        self.refuse("parallelism.dp_sync", p.dp_sync, "reduces buckets",
+                    p.dp_sync in ("per_parameter", "reduce_broadcast"))  # fmt: skip
+        self.refuse("parallelism.param_gather_dtype", p.param_gather_dtype, "gathers 16-bit parameters",
+                    p.zero > 0 and p.param_gather_dtype is not None)  # fmt: skip
         nodes, each = self.nodes
         self.refuse("ranks", p.ranks, f"torchrun starts as many on every node, here {each}", nodes * each != p.ranks)
         if self.scenario.faults is not None:

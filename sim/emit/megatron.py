@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.dtypes import dtype_bytes
+from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
+
+_SCHEDULES = {"1f1b": False, "interleaved_1f1b": True}  # those it has; True: interleaved ("virtual") stages
 
 
 class Megatron(Emission):
@@ -31,6 +33,8 @@ class Megatron(Emission):
 
     def _model(self) -> list[tuple[str, Any]]:
         m = self.scenario.model
+        for key, value in m.variations.items():
+            self.refuse(f"model.{key}", value, "no flags are written for it")
         positions = {"learned": "learned_absolute"}.get(m.positions, m.positions)
         self.refuse("model.positions", m.positions, "predicts several tokens with rope or none",
                     m.mtp_layers > 0 and m.positions == "learned")  # fmt: skip
@@ -98,9 +102,10 @@ class Megatron(Emission):
 
     def _layout(self) -> list[tuple[str, Any]]:
         p = self.scenario.parallelism
-        self.refuse("parallelism.schedule", p.schedule, "has 1f1b and interleaved_1f1b",
-                    p.pp > 1 and p.schedule not in ("1f1b", "interleaved_1f1b"))  # fmt: skip
-        interleaved = p.pp > 1 and p.schedule == "interleaved_1f1b"
+        self.refuse(
+            "parallelism.schedule", p.schedule, f"has {' and '.join(_SCHEDULES)}", p.form.name not in _SCHEDULES
+        )
+        interleaved = _SCHEDULES.get(p.form.name, False)
         self.refuse("parallelism.p2p_overlap", "true", "overlaps messages with interleaved_1f1b alone",
                     p.pp > 1 and p.p2p_overlap and not interleaved)  # fmt: skip
         self.refuse("parallelism.p2p_overlap", "false", "interleaves without it from pp 3 on",
@@ -118,6 +123,11 @@ class Megatron(Emission):
                                       ("context-parallel-size", p.cp), *orders.get(p.rank_order, [])]  # fmt: skip
         if interleaved and self.even:
             out.append(("num-virtual-stages-per-pipeline-rank", p.virtual_stages))
+        if interleaved and p.micro_batch_group is not None:
+            group, m = p.micro_batch_group, self.scenario.micro_batches
+            self.refuse("parallelism.micro_batch_group", group, "needs groups of pp micro-batches or more",
+                        group < p.pp or 0 < m % group < p.pp)  # fmt: skip
+            out.append(("microbatch-group-size-per-virtual-pipeline-stage", group))
         out += [("no-overlap-p2p-communication", "")] if interleaved and not p.p2p_overlap else []
         out += [("pipeline-model-parallel-layout", f'"{self._stages()}"')] if p.pp > 1 and not self.even else []
         out += [("sequence-parallel", "")] if p.sp and p.tp > 1 else []
@@ -171,15 +181,15 @@ class Megatron(Emission):
         sixteen = {"fp16": "fp16", "fp32": ""}.get(t.precision, "bf16")
         self.refuse("training.param_dtype", t.param_dtype, "keeps 16-bit parameters beside an fp32 master copy",
                     t.param_dtype == "fp32" and t.precision != "fp32")  # fmt: skip
+        self.refuse("training.optimizer_dtype", t.optimizer_dtype, "is emitted with fp32 moments alone",
+                    t.optimizer_dtype != "fp32")  # fmt: skip
+        self.refuse("training.master_weights", "false", "keeps an fp32 master copy", t.master_weights is False
+                    and t.param_dtype != "fp32")  # fmt: skip
+        self.refuse("training.zero_grad", "set_to_none", "keeps its gradient buffers", t.zero_grad == "set_to_none")
         pair = (t.grad_dtype, t.grad_reduce_dtype)
         self.refuse("training.grad_dtype", "/".join(pair), "accumulates and reduces in fp32, or both in bf16",
                     pair not in (("fp32", "fp32"), ("bf16", "bf16")))  # fmt: skip
-        self.refuse(
-            "training.elementwise",
-            t.elementwise,
-            "runs its own fused kernels or eager ones",
-            t.elementwise == "compiled",
-        )
+        framework = self.framework("megatron")
         low = {"fp8": [("fp8-format", "hybrid")], "mxfp8": [("fp8-format", "hybrid"), ("fp8-recipe", "mxfp8")],
                "nvfp4": [("fp4-format", "e2m1")]}  # fmt: skip
         out: list[tuple[str, Any]] = [(sixteen, "")] if sixteen else []
@@ -191,9 +201,10 @@ class Megatron(Emission):
             ("clip-grad", 1.0 if t.gradient_clipping else 0.0),
         ]
         out += [("cross-entropy-loss-fusion", "")] if t.cross_entropy == "fused" else []
-        if t.elementwise == "eager":
-            fusions = ("bias-gelu", "bias-swiglu", "bias-dropout", "masked-softmax", "rope")
-            out += [(f"no-{f}-fusion", "") for f in fusions]
+        fusions = {"bias-gelu": framework.fuses_activation, "bias-swiglu": framework.fuses_activation,
+                   "bias-dropout": framework.fuses_residual, "masked-softmax": framework.skips_masked_scores,
+                   "rope": framework.fuses_rope}  # fmt: skip
+        out += [(f"no-{name}-fusion", "") for name, fused in fusions.items() if not fused]
         return out + self._recompute()
 
     def _recompute(self) -> list[tuple[str, Any]]:

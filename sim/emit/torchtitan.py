@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import tomli_w
+
 from sim.emit.common import Emission
+from sim.models.frameworks import framework_of
 
 _FLAVORS = {  # torchtitan/models/llama3: layers, hidden, heads, kv_heads, ffn
     "8B": (32, 4096, 32, 8, 14336), "70B": (80, 8192, 64, 8, 28672), "405B": (126, 16384, 128, 8, 53248),
@@ -34,7 +37,7 @@ class Titan(Emission):
                 "local_batch_size": t.micro_batch_size * accumulated, "global_batch_size": t.global_batch_size,
                 "seq_len": t.seq_len, "max_norm": 1.0, "steps": 20,
                 "mixed_precision_param": "bfloat16" if t.precision != "fp32" else "float32",
-                "mixed_precision_reduce": "float32", "compile": t.elementwise == "compiled",
+                "mixed_precision_reduce": "float32", "compile": framework_of(t).uses_torch_compile,
             },
             "parallelism": {
                 "data_parallel_replicate_degree": replicate, "data_parallel_shard_degree": shard,
@@ -51,10 +54,13 @@ class Titan(Emission):
             f"torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train --job.config_file THIS_FILE.toml"
         )
         head = ["torchtitan as of August 2025 (000204a)", start, *self.notes]
-        return "\n".join([*(f"# {line}" for line in head), *_toml(tables)])
+        comment = "".join(f"# {line}\n" for line in head)
+        return f"{comment}\n{tomli_w.dumps(tables)}".rstrip()  # print ends the last line
 
     def _flavor(self) -> str:
         m = self.scenario.model
+        for key, value in m.variations.items():
+            self.refuse(f"model.{key}", value, "its llama3 flavors have none")
         shape = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn)
         found = next((name for name, sizes in _FLAVORS.items() if sizes == shape), "")
         llama = (
@@ -72,12 +78,13 @@ class Titan(Emission):
 
     def _refusals(self) -> None:
         p, t = self.scenario.parallelism, self.training
+        compiles = self.framework("torchtitan").uses_torch_compile
         self.refuse(
             "parallelism.sp", "false", "tensor parallelism comes with sequence parallelism", p.tp > 1 and not p.sp
         )
         self.refuse("parallelism.tp_overlap", "wgrad", "overlaps chunks (full) or nothing", p.tp_overlap == "wgrad")
-        self.refuse("parallelism.tp_overlap", "full", "needs elementwise: compiled", p.tp_overlap == "full"
-                    and t.elementwise != "compiled")  # fmt: skip
+        self.refuse("parallelism.tp_overlap", "full", "needs framework: compiled", p.tp_overlap == "full"
+                    and not compiles)  # fmt: skip
         self.refuse("parallelism.cp_method", "all_to_all", "passes keys and values on, not heads", p.cp > 1
                     and p.cp_method == "all_to_all")  # fmt: skip
         self.refuse("parallelism.rank_order", p.rank_order, "orders ranks tp-cp-dp-pp", p.rank_order != "tp-cp-dp-pp")
@@ -87,17 +94,20 @@ class Titan(Emission):
             "keeps parameters in fp32 (param_dtype: fp32)",
             t.param_dtype != "fp32",
         )
+        self.refuse("training.zero_grad", "keep", "sets gradients to none", t.zero_grad == "keep")
         self.refuse("training.grad_dtype", t.grad_dtype, "keeps gradients in fp32", t.grad_dtype != "fp32")
         self.refuse("training.grad_reduce_dtype", t.grad_reduce_dtype, "reduces in fp32", t.grad_reduce_dtype != "fp32")
-        self.refuse("training.cross_entropy", "fused", "fuses its loss by compiling it (elementwise: compiled)",
-                    t.cross_entropy == "fused" and t.elementwise != "compiled")  # fmt: skip
+        self.refuse("training.cross_entropy", "fused", "fuses its loss by compiling it (framework: compiled)",
+                    t.cross_entropy == "fused" and not compiles)  # fmt: skip
         self.refuse(
             "training.precision", t.precision, "has bf16, fp32, fp8 and mxfp8", t.precision in ("fp16", "nvfp4")
         )
         self.refuse("training.optimizer", t.optimizer, "has Adam and AdamW", t.optimizer != "adamw")
+        self.refuse("training.optimizer_dtype", t.optimizer_dtype, "keeps fp32 moments", t.optimizer_dtype != "fp32")
+        self.refuse("parallelism.micro_batch_group", p.micro_batch_group, "has groups of pp micro-batches",
+                    p.micro_batch_group is not None)  # fmt: skip
         self.refuse("training.gradient_clipping", "false", "always clips", not t.gradient_clipping)
         self.refuse("training.attention", t.attention, "uses fused attention", t.attention != "fused")
-        self.refuse("training.elementwise", t.elementwise, "runs eager or compiled", t.elementwise == "megatron")
         self.refuse(
             "parallelism.dp_sync",
             p.dp_sync,
@@ -156,18 +166,3 @@ class Titan(Emission):
         if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
             return {"mode": "selective", "selective_ac_option": "op" if r.mode == "selective_op" else str(r.every)}
         return {"mode": "full" if r.mode == "full" else "none"}
-
-
-def _toml(tables: dict[str, dict[str, Any]]) -> list[str]:
-    out = []
-    for name, table in tables.items():
-        out += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in table.items())]
-    return out
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return f"[{', '.join(_toml_value(v) for v in value)}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)

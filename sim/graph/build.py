@@ -6,40 +6,38 @@ that its next action needs, and goes on when both are done; so a message starts 
 the receiver has posted. With overlap a message starts when its producer has ended; only the action that needs it
 waits. Messages queue in the order in which a rank sends them.
 
-Here each class of ranks lists what it runs as pieces: a prologue, its actions, an epilogue, each as one task where that
-comes to the same as all of them (`template.Template.alone`), else one by one. `joined` lays them out and joins them.
+Each class of ranks places its programs: a prologue, its actions, an epilogue, each as one task where that gives equal
+times (`StepBuilder._stand_alone`), else task by task. `assemble` numbers the tasks and joins them. All tables of a
+small example: `docs/graph.md`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from sim.actions import Action, Kind, Schedule
-from sim.faults import has_jitter, jitter_of
-from sim.graph.joined import Joined
-from sim.graph.link_book import LinkBook
-from sim.graph.lists import Lists, RankList
-from sim.graph.meetings import met
+from sim.core.actions import Action, Kind, Schedule
+from sim.graph.assemble import AssembledGraph
+from sim.graph.compiled import ActionPrograms, Fineness, PlacedProgram, ProgramCache
 from sim.graph.messages import NO_HOP, Messages
-from sim.graph.pieces import Pieces
-from sim.graph.stages import Stage, epilogue
-from sim.graph.taskgraph import Ints, Sorts, TaskGraph, ints
-from sim.graph.template import Template
-from sim.graph.uses import Fit, Kept, Uses
-from sim.plan import Plan
-from sim.prices.pricing import Pricing
-from sim.program import Program
+from sim.graph.placements import Placements
+from sim.graph.schedule_columns import RankList, ScheduleColumns
+from sim.graph.shared_collectives import merge_collectives
+from sim.graph.taskgraph import Ints, KindTable, TaskGraph, ints
+from sim.prices.rank_prices import Pricing
+from sim.programs.compile import CompiledProgram
+from sim.programs.stages import Stage
+from sim.ranks.faults import has_jitter, jitter_of
+from sim.ranks.plan import Plan
 
 K = TypeVar("K")
-Once = tuple[tuple[object, ...], Callable[[], Program], int]  # a program, by what decides it, and its stage
 
 
-class Acted(NamedTuple):
+class ActionTasks(NamedTuple):
     """What a class of ranks ran, and where each of its actions stands in the graph: its first and last task."""
 
     listed: RankList
@@ -49,17 +47,18 @@ class Acted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A task graph and what it was built from: seconds by (kind, source, uncertainty), bytes by (kind, group) of each
-    class of ranks, and each class's actions in order."""
+    """A task graph and what it was built from: seconds by (kind, source, uncertainty), and of each class of ranks bytes
+    by (kind, group), its actions in order, and its programs with how often each runs."""
 
     graph: TaskGraph
     shares: dict[tuple[str, str, float], float]
     traffic: list[dict[tuple[str, str], float]]
-    actions: list[Acted]
+    actions: list[ActionTasks]
+    programs: list[dict[CompiledProgram, int]]
 
 
-class Build:
-    """Lists the pieces of all classes of ranks."""
+class StepBuilder:
+    """Places the programs of all classes of ranks and assembles the graph of the step."""
 
     def __init__(
         self,
@@ -67,28 +66,30 @@ class Build:
         schedule: Schedule,
         pricing: Pricing,
         stages: list[dict[int, Stage]],
-        lists: Lists,
-        expand: bool,
-        links: LinkBook | None,
-        kept: Kept,
+        lists: ScheduleColumns,
+        fineness: Fineness,
+        cache: ProgramCache,
     ) -> None:
-        self.plan, self.schedule, self.pricing, self.stages, self.links = plan, schedule, pricing, stages, links
-        self.blocking, self.lists, self.shown = not plan.scenario.parallelism.p2p_overlap, lists, Sorts()
-        self.messages = Messages(plan, schedule, pricing, self.shown, links)
-        ends, expand = lists.first_and_last, expand or has_jitter(plan.scenario)
-        self.uses = Uses(plan, ends, pricing, stages, self.shown, self.messages, expand, links, kept)
-        self.pieces = Pieces(lists, self.uses)
-        self._remote = self.messages.needs[self.lists.stage, self.lists.way] != NO_HOP
-        self._alike = [self._steps_of_lane(lane) for lane in range(plan.lanes)]
+        self.plan, self.schedule, self.pricing, self.stages = plan, schedule, pricing, stages
+        self.blocking, self.lists, self.table = not plan.scenario.parallelism.p2p_overlap, lists, KindTable()
+        self.messages = Messages(plan, schedule, pricing, self.table)
+        if has_jitter(plan.scenario):  # drawn for every computation, so each must be a task
+            fineness = replace(fineness, expand=True)
+        self.expanded = fineness.expanded
+        ends = lists.first_and_last
+        self.programs = ActionPrograms(plan, ends, pricing, stages, self.table, self.messages, cache, fineness)
+        self.placements = Placements(lists, self.programs)
+        self._takes_input = self.messages.needs[self.lists.stage, self.lists.direction] != NO_HOP
+        self._equal_steps = [self._steps_of_lane(lane) for lane in range(plan.lanes)]
 
     def _steps_of_lane(self, lane: int) -> tuple[Ints, list[list[int]]]:
-        """Which steps run the same; see `Lists.alike`."""
-        sorts, lanes = dict[tuple[int, int], int](), self.plan.lanes
-        sort_of_stage = []
+        """Which steps of a lane run the same; see `ScheduleColumns.equal_steps`."""
+        numbers, lanes = dict[tuple[int, int], int](), self.plan.lanes
+        number_of_stage = []
         for stage, rank in enumerate(self.schedule.rank_of_stage):
-            held, first = (self.stages[rank * lanes + i][stage] for i in (lane, 0))
-            sort_of_stage.append(sorts.setdefault((id(held), id(first)), len(sorts)))
-        return self.lists.alike(ints(sort_of_stage), self._remote)
+            own, leading = (self.stages[rank * lanes + i][stage] for i in (lane, 0))
+            number_of_stage.append(numbers.setdefault((id(own), id(leading)), len(numbers)))
+        return self.lists.equal_steps(ints(number_of_stage), self._takes_input)
 
     def run(self) -> Built:
         """The whole step.
@@ -96,103 +97,106 @@ class Build:
         Raises:
             Deadlock: if an action waits for what never comes; names some. A circle is found when the graph runs.
         """
-        placed = [self._list(i) for i in range(len(self.plan.classes))]
-        joined, now = Joined(self.pieces, self.messages, self.blocking), None
-        columns = joined.columns
-        if self.pieces.meetings:
-            columns, now = met(columns, self.pieces.meetings, self.shown, self.links)
-        graph = TaskGraph(self.plan.classes, self.shown, columns)
+        counts = [self._place_class(i) for i in range(len(self.plan.classes))]
+        assembled, moved = AssembledGraph(self.placements, self.messages, self.blocking), None
+        columns = assembled.columns
+        if self.placements.collective_parts:
+            columns, moved = merge_collectives(columns, self.placements.collective_parts, self.table)
+        graph = TaskGraph(self.plan.classes, self.table, columns)
         shares, traffic = dict[tuple[str, str, float], float](), list[dict[tuple[str, str], float]]()
-        for way in self.messages.all_ways():
-            shares[way.share] = shares.get(way.share, 0.0) + way.total_s
-        for c, templates in zip(self.plan.classes, placed, strict=True):
+        for route in self.messages.all_routes():
+            shares[route.share] = shares.get(route.share, 0.0) + route.total_s
+        for c, programs in zip(self.plan.classes, counts, strict=True):
             traffic.append({})
-            for template, count in templates.items():
-                _add_times(shares, template.shares, count * len(c.ranks))
-                _add_times(traffic[-1], template.traffic, count)
-        acted = []
-        for c, (first, last) in zip(self.plan.classes, joined.spans(now), strict=True):
+            for program, count in programs.items():
+                _add_times(shares, program.shares, count * len(c.ranks))
+                _add_times(traffic[-1], program.traffic, count)
+        actions = []
+        for c, (first, last) in zip(self.plan.classes, assembled.spans(moved), strict=True):
             listed = self.lists.of_rank(c.pipeline_rank)
-            acted.append(Acted(listed, first[listed.step], last[listed.step]))
-        return Built(graph, shares, traffic, acted)
+            actions.append(ActionTasks(listed, first[listed.step], last[listed.step]))
+        return Built(graph, shares, traffic, actions, counts)
 
-    def _list(self, class_index: int) -> dict[Template, int]:
-        """The pieces of one class of ranks; its templates, each with how often it runs."""
-        pipeline_rank, held = self.plan.classes[class_index].pipeline_rank, self.stages[class_index]
-        self.pieces.begin_class(class_index, jitter_of(self.plan.scenario, self.plan.classes[class_index].rank))
-        programs = [(("prologue", id(what)), what.prologue, stage) for stage, what in held.items()]
-        before = self._once(class_index, "ALL_GATHER", programs)
-        counts = self._steps(class_index, pipeline_rank, before)
-        model, p, stages = self.plan.scenario.model, self.plan.scenario.parallelism, tuple(held.values())
-        tied = model.tied_embeddings and p.pp > 1 and pipeline_rank in (0, p.pp - 1)
-        key = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
-        after = self._once(class_index, "OPTIMIZER", [(key, lambda: epilogue(stages, self.plan, tied), -1)])
-        self.pieces.end_class(bool(after))
-        templates = Counter(before)
-        templates.update(counts)
-        templates.update(after)
-        return templates
+    def _place_class(self, class_index: int) -> dict[CompiledProgram, int]:
+        """Place all that one class of ranks runs; returns its programs, each with how often it runs."""
+        pipeline_rank, stages = self.plan.classes[class_index].pipeline_rank, self.stages[class_index]
+        self.placements.begin_class(class_index, jitter_of(self.plan.scenario, self.plan.classes[class_index].rank))
+        before = self._place_once("ALL_GATHER", [(self.programs.prologue(class_index, s), s) for s in stages])
+        counts = self._place_steps(class_index, pipeline_rank, before)
+        after = self._place_once("OPTIMIZER", [(self.programs.epilogue(class_index), -1)])
+        self.placements.end_class(bool(after))
+        # The order of counting is that of summing seconds by source: prologues, actions, epilogue.
+        programs = Counter(before)
+        programs.update(counts)
+        programs.update(after)
+        return programs
 
-    def _once(self, class_index: int, name: str, programs: Sequence[Once]) -> list[Template]:
-        """Programs that run once a step, but for empty ones."""
-        templates, rows = list[Template](), list[tuple[int, ...]]()
-        for key, program, stage in programs:
-            template = self.uses.once(class_index, key, program)
-            if template.tasks:
-                templates.append(template)
-                rows.append((*self.pieces.one_by_one(template, name), len(self.pieces.steps), 0))
-                self.pieces.steps.append((Action(stage, Kind.F, -1),))
-        self.pieces.add(ints(rows).reshape(-1, 4).T)
-        return templates
+    def _place_once(self, name: str, programs: Sequence[tuple[CompiledProgram, int]]) -> list[CompiledProgram]:
+        """Place programs that run once a step, each given with its stage; returns those that are not empty."""
+        compiled, rows = list[CompiledProgram](), list[tuple[int, ...]]()
+        for program, stage in programs:
+            if program.tasks:
+                compiled.append(program)
+                rows.append((*self.placements.one_by_one(program, name), len(self.placements.steps), 0))
+                self.placements.steps.append((Action(stage, Kind.F, -1),))
+        self.placements.add(ints(rows).reshape(-1, 4).T)
+        return compiled
 
-    def _steps(self, class_index: int, rank: int, before: list[Template]) -> dict[Template, int]:
-        """A class's actions; their templates, in the order in which they come up, each with how often it runs."""
+    def _place_steps(self, class_index: int, rank: int, before: list[CompiledProgram]) -> dict[CompiledProgram, int]:
+        """Place a class's actions; returns their programs, in the order in which they come up, with their counts."""
         begin, end = self.lists.begin[rank : rank + 2]
-        alike, examples_of = self._alike[class_index % self.plan.lanes]
+        number_of_step, examples_of = self._equal_steps[class_index % self.plan.lanes]
+        # Equal steps share all but their micro-batch: one example of each is fitted, `pick` says which it is.
         examples = examples_of[rank]
-        pick = alike[begin:end] - alike[examples[0]]  # a rank's numbers follow each other
-        fits = [self.uses.of(class_index, self.lists.steps[i]) for i in examples]
-        counts, templates = np.bincount(pick).tolist(), dict[Template, int]()
-        for i in sorted(range(len(fits)), key=examples.__getitem__):
-            templates[fits[i].template] = templates.get(fits[i].template, 0) + counts[i]
-        alone = self._alone(class_index, fits, pick, range(begin, end), before)
-        if all(alone) or not (any(alone) or self.pieces.jitter):
-            shape, sorts_at = ints([self.pieces.step(fit, alone[0]) for fit in fits])[pick].T
+        pick = number_of_step[begin:end] - number_of_step[examples[0]]  # a rank's numbers follow each other
+        placed = [self.programs.of(class_index, self.lists.steps[i]) for i in examples]
+        counts, programs = np.bincount(pick).tolist(), dict[CompiledProgram, int]()
+        for i in sorted(range(len(placed)), key=examples.__getitem__):
+            programs[placed[i].program] = programs.get(placed[i].program, 0) + counts[i]
+        alone = self._stand_alone(class_index, placed, pick, range(begin, end), before)
+        if all(alone) or not (any(alone) or self.placements.jitter):
+            pattern, kinds_at = ints([self.placements.step(p, alone[0]) for p in placed])[pick].T
         else:
-            each = zip(pick.tolist(), alone, strict=True)
-            shape, sorts_at = ints([self.pieces.step(fits[i], one) for i, one in each]).T
-        self.pieces.add(np.stack([shape, sorts_at, np.arange(begin, end), np.ones(len(pick), dtype=np.int64)]))
-        return templates
+            step_by_step = zip(pick.tolist(), alone, strict=True)
+            pattern, kinds_at = ints([self.placements.step(placed[i], one) for i, one in step_by_step]).T
+        steps = np.arange(begin, end)
+        self.placements.add(np.stack([pattern, kinds_at, steps, np.ones(len(pick), dtype=np.int64)]))
+        return programs
 
-    def _alone(
-        self, class_index: int, fits: list[Fit], pick: Ints, steps: range, before: list[Template]
+    def _stand_alone(
+        self, class_index: int, placed: list[PlacedProgram], pick: Ints, steps: range, before: list[CompiledProgram]
     ) -> list[bool]:
-        """Whether each step stands as one task. `before`: what the class runs before."""
-        links = self.links
-        apart = links is not None and links.apart != set()
-        left = {stream for template in before for stream in _left(template)}
-        ever = left.union(*(fit.stamp.streams for fit in fits))
-        if not apart and all(fit.alone and not fit.early and ever.isdisjoint(fit.template.joined) for fit in fits):
+        """Which steps stand as one task each; `before`: the prologue's programs.
+
+        One task is correct where nothing outside can reach into the program: then all of its tasks start at fixed
+        offsets from its first, so its end is its start plus `makespan_s` wherever it stands. Three things can reach in.
+        Something that a later task waits for: `PlacedProgram.alone` excludes that. Communication that earlier actions
+        left running on a stream that the program waits on (`running`): its own would queue behind. And an input that
+        the program waits for, if part of it starts without (`early`): the two parts would not keep their offsets.
+        """
+        running = {stream for program in before for stream in _left_running(program)}
+        ever_running = running.union(*(p.single.streams for p in placed))
+        unhindered = all(p.alone and not p.early and ever_running.isdisjoint(p.program.joined) for p in placed)
+        if unhindered and not self.expanded:
             return [True] * len(pick)
-        if not any(fit.alone for fit in fits):
+        if not any(p.alone for p in placed):
             return [False] * len(pick)
         out, waits = list[bool](), bool(before and before[-1].tail)
-        gives = self.messages.gives[self.lists.stage[steps], self.lists.way[steps]] != NO_HOP
-        takes, gives = self._remote[steps].any(axis=1), self.blocking & gives.any(axis=1)
-        for i, step, input_, output in zip(pick.tolist(), steps, takes.tolist(), gives.tolist(), strict=True):
-            fit, waits = fits[i], waits or input_
-            alone = fit.alone and not (fit.early and waits) and left.isdisjoint(fit.template.joined)
-            if alone and apart and links is not None:
-                alone = not links.places_apart(class_index, self.lists.steps[step][0], fit.template)
-            left.update(fit.stamp.streams if alone else _left(fit.template))
-            waits = output or not (alone or not fit.template.tail)
+        sends = self.messages.gives[self.lists.stage[steps], self.lists.direction[steps]] != NO_HOP
+        takes, posts = self._takes_input[steps].any(axis=1), self.blocking & sends.any(axis=1)
+        for i, step, takes_input, posts_send in zip(pick.tolist(), steps, takes.tolist(), posts.tolist(), strict=True):
+            p, waits = placed[i], waits or takes_input
+            alone = p.alone and not (p.early and waits) and running.isdisjoint(p.program.joined)
+            alone = alone and (class_index, self.lists.steps[step][0]) not in self.expanded
+            running.update(p.single.streams if alone else _left_running(p.program))
+            waits = posts_send or not (alone or not p.program.tail)  # the next step waits for these
             out.append(alone)
         return out
 
 
-def _left(template: Template) -> set[str]:
+def _left_running(program: CompiledProgram) -> set[str]:
     """Streams on which a program placed task by task leaves something running."""
-    return {template.tasks[i].stream for _, i in template.open}
+    return {program.tasks[i].stream for _, i in program.open}
 
 
 def _add_times(total: dict[K, float], each: dict[K, float], count: int) -> None:

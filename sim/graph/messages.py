@@ -3,66 +3,72 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 
-from sim.actions import Kind, Schedule, Step
-from sim.graph.link_book import LinkBook
-from sim.graph.stages import stage_input_bytes
-from sim.graph.taskgraph import Ints, Sorts
-from sim.plan import Plan
-from sim.prices.pricing import Pricing
-from sim.timeline import Detail
+from sim.core.actions import Kind, Schedule, Step
+from sim.core.timeline import Detail
+from sim.graph.taskgraph import Ints, KindTable, Message
+from sim.prices.rank_prices import Pricing
+from sim.programs.stages import stage_input_bytes
+from sim.ranks.plan import Plan
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward
-BACKWARD, FORWARD, NEITHER = 0, 1, 2  # which way messages of an action go
-WAYS = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.I: BACKWARD, Kind.W: NEITHER}
+BACKWARD, FORWARD, NEITHER = 0, 1, 2  # of an action's messages along the chain of stages
+DIRECTION = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.I: BACKWARD, Kind.W: NEITHER}
 NO_HOP = -1
 
 
-class Way(NamedTuple):
-    """From a pipeline rank to another, in one lane, all messages of a sort; `share`: kind, source and uncertainty of
-    `total_s`, the seconds of all messages of a hop on it."""
+class Route(NamedTuple):
+    """From a pipeline rank to another, in one lane, direction and size: all messages on it take the same seconds.
+
+    `share`: kind, source and uncertainty of `total_s`, the seconds of all messages of a hop on it; `queue`: the stream
+    on which they go one after the other.
+    """
 
     number: int
     seconds: float
     share: tuple[str, str, float]
     total_s: float
     queue: str
-    sort: int
+    task_kind: int
 
 
 class Messages:
     """All messages of a step. `needs`, `gives`: numbers of the hops that bring what actions need and take what they
-    give, by stage and way, NO_HOP where that stays on a rank."""
+    give, by stage and direction, NO_HOP where that stays on a rank."""
 
-    def __init__(
-        self, plan: Plan, schedule: Schedule, pricing: Pricing, shown: Sorts, links: LinkBook | None = None
-    ) -> None:
-        self.plan, self.schedule, self.pricing, self.shown, self.links = plan, schedule, pricing, shown, links
+    def __init__(self, plan: Plan, schedule: Schedule, pricing: Pricing, table: KindTable) -> None:
+        self.plan, self.schedule, self.pricing, self.table = plan, schedule, pricing, table
         p = plan.scenario.parallelism
-        self._bytes = stage_input_bytes(plan) / (p.tp if p.p2p_scatter and not p.sp else 1)
+        pieces = p.tp if p.p2p_scatter and not p.sp else 1
+        self._bytes = [stage_input_bytes(plan, part) / pieces for part in range(len(plan.parts))]
         self.hops, self.needs, self.gives = _hops(schedule)
-        self._ways: dict[tuple[int, int, int, bool], Way] = {}
+        self._routes: dict[tuple[int, int, int, bool, float], Route] = {}
 
     @property
-    def ways(self) -> list[Way]:
-        """Those that were asked for, by number."""
-        return list(self._ways.values())
+    def routes(self) -> list[Route]:
+        """Routes that were asked for, by number."""
+        return list(self._routes.values())
 
-    def way(self, lane: int, hop: int) -> Way:
-        """The way that the messages of a hop take in a lane."""
+    def route(self, lane: int, hop: int) -> Route:
+        """The route that the messages of a hop take in a lane."""
         source, target, forward = self.hops[hop]
         rank_of = self.schedule.rank_of_stage
-        key = (lane, rank_of[source], rank_of[target], forward)
-        return self._ways.get(key) or self._new_way(*key)
+        size = self._bytes[self.schedule.part_of_stage[target if forward else source]]
+        key = (lane, rank_of[source], rank_of[target], forward, size)
+        return self._routes.get(key) or self._new_route(*key)
 
-    def all_ways(self) -> list[Way]:
-        """Of all hops in all lanes, lane by lane."""
-        return [self.way(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
+    def all_routes(self) -> list[Route]:
+        """The routes of all hops in all lanes, lane by lane."""
+        return [self.route(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
 
-    def first_key(self, lane: int, hop: int) -> int:
+    @overload
+    def first_key(self, lane: int, hop: int) -> int: ...
+    @overload
+    def first_key(self, lane: Ints, hop: Ints) -> Ints: ...
+    def first_key(self, lane: int | Ints, hop: int | Ints) -> int | Ints:
         """Messages of a hop in a lane are numbered from here on by their micro-batches."""
         return (lane * len(self.hops) + hop) * self.schedule.micro_batches
 
@@ -74,23 +80,22 @@ class Messages:
 
     def _name(self, step: Step) -> str:
         (stage, kind, _) = step[0]
-        source, target, _ = self.hops[self.gives[stage, WAYS[kind]]]
+        source, target, _ = self.hops[self.gives[stage, DIRECTION[kind]]]
         return f"stage {source} to {target}"
 
-    def _new_way(self, lane: int, source: int, target: int, forward: bool) -> Way:
-        lanes, schedule, row = self.plan.lanes, self.schedule, self.shown.row
+    def _new_route(self, lane: int, source: int, target: int, forward: bool, size: float) -> Route:
+        lanes, schedule, row = self.plan.lanes, self.schedule, self.table.row
         a, b, kind = source * lanes + lane, target * lanes + lane, "F" if forward else "B"
         sender, receiver = self.plan.classes[a], self.plan.classes[b]
-        seconds, origin, uncertainty, _, bus_bandwidth, *_ = self.pricing.send(sender.rank, receiver.rank, self._bytes)
+        seconds, origin, uncertainty, _, bus_bandwidth, *_ = self.pricing.send(sender.rank, receiver.rank, size)
         queue = _channel(source, target, forward, len(schedule.ranks))
         sent, received = row(a, "send" + queue, "SEND_" + kind), row(b, "recv" + queue, "RECV_" + kind)
         rows = (sent, received) if sent < received else (received, sent)
-        sort = self.shown.new_sort(Detail("", self._bytes, bus_bandwidth, origin), rows, named=self._name)
-        if self.links is not None:
-            self.links.add(sort, self.links.message(a, b, self._bytes, seconds))
+        detail, work = Detail("", size, bus_bandwidth, origin), Message(a, b, size, seconds)
+        task_kind = self.table.new_kind(detail, rows, named=self._name, work=work)
         total_s = seconds * (schedule.micro_batches // len(schedule.chains) * len(sender.ranks))
-        found = Way(len(self._ways), seconds, ("send_recv", origin, uncertainty), total_s, queue, sort)
-        self._ways[lane, source, target, forward] = found
+        found = Route(len(self._routes), seconds, ("send_recv", origin, uncertainty), total_s, queue, task_kind)
+        self._routes[lane, source, target, forward, size] = found
         return found
 
 

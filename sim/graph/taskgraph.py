@@ -17,13 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.actions import Kind, Step
-from sim.timeline import Detail, RankClass
+from sim.core.actions import Kind, Step
+from sim.core.timeline import Detail, RankClass
+from sim.programs.compile import CompiledProgram, LocalTask
 
 SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Row = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind (indices into `streams` and `kinds`)
+TimelineRow = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind (indices of `KindTable`)
 NO_INTS: Ints = np.zeros(0, dtype=np.int64)
 NO_FLOATS: Floats = np.zeros(0)
 
@@ -32,16 +33,63 @@ class Deadlock(ValueError):
     """Tasks wait for each other in a circle, or for what never comes."""
 
 
-class Sort(NamedTuple):
-    """What tasks of one sort share. `rows`: those of the timeline that each occupies; a collective of several simulated
-    ranks and a message have more than one. `compute_s`, `exposed_s`: of an action that stands as one task. `named`: the
-    name of what belongs to a step, which its `detail` lacks."""
+class Message(NamedTuple):
+    """What a task does that sends bytes from one class of ranks to another; `seconds` with all links to itself."""
+
+    sender: int
+    receiver: int
+    bytes: float
+    seconds: float
+
+
+class Collective(NamedTuple):
+    """What a task does that is a collective, or a copy to or from the host: each simulated class's part in it."""
+
+    parts: tuple[tuple[int, LocalTask], ...]
+
+
+class WholeAction(NamedTuple):
+    """What a task does that stands for all of an action of one class of ranks, but for what the action leaves
+    running."""
+
+    class_index: int
+    program: CompiledProgram
+
+
+class CollectiveStep(NamedTuple):
+    """What a task does that is one message of a collective (`collective_steps`).
+
+    `sender`, `receiver`: both classes' parts in the whole, which alone takes `seconds`; the message is one of `chain`
+    that follow each other. `out`, `into`: its share of what the whole puts on the sender's links out and on the
+    receiver's in while bytes flow.
+    """
+
+    sender: tuple[int, LocalTask]
+    receiver: tuple[int, LocalTask]
+    seconds: float
+    chain: int
+    out: float
+    into: float
+
+
+Work = Message | Collective | CollectiveStep | WholeAction
+
+
+class TaskKind(NamedTuple):
+    """What all tasks of one kind share: they are the same work of the same ranks, once for each micro-batch.
+
+    `rows` of the timeline: a task has a span on each; a message and a collective of several simulated ranks have more
+    than one. `compute_s`, `exposed_s`: of an action that stands as one task. `named` gives the name of what belongs to
+    a step, which `detail` lacks. `work`: what may use links; None for a computation and for communications that were
+    joined to one task.
+    """
 
     detail: Detail
-    rows: tuple[Row, ...]
+    rows: tuple[TimelineRow, ...]
     compute_s: float = 0.0
     exposed_s: float = 0.0
     named: Callable[[Step], str] | None = None
+    work: Work | None = None
 
 
 def named_actions(step: Step) -> str:
@@ -50,32 +98,34 @@ def named_actions(step: Step) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sorts:
-    """The sorts of a step's tasks, and the streams and kinds that they are shown as, each with its index."""
+class KindTable:
+    """The kinds of a step's tasks, and the names of the streams and spans as which they are shown, each with its
+    index."""
 
-    sorts: list[Sort] = field(default_factory=list)
+    task_kinds: list[TaskKind] = field(default_factory=list)
     streams: dict[str, int] = field(default_factory=dict)
-    kinds: dict[str, int] = field(default_factory=dict)
+    span_kinds: dict[str, int] = field(default_factory=dict)
 
-    def row(self, class_index: int, stream: str, kind: str) -> Row:
+    def row(self, class_index: int, stream: str, kind: str) -> TimelineRow:
         """A row of the timeline: a class of ranks, a stream, and the kind shown there."""
         return (
             class_index,
             self.streams.setdefault(stream, len(self.streams)),
-            self.kinds.setdefault(kind, len(self.kinds)),
+            self.span_kinds.setdefault(kind, len(self.span_kinds)),
         )
 
-    def new_sort(
+    def new_kind(
         self,
         detail: Detail,
-        rows: tuple[Row, ...] = (),
+        rows: tuple[TimelineRow, ...] = (),
         compute_s: float = 0.0,
         exposed_s: float = 0.0,
         named: Callable[[Step], str] | None = None,
+        work: Work | None = None,
     ) -> int:
-        """Index of a new sort of tasks."""
-        self.sorts.append(Sort(detail, rows, compute_s, exposed_s, named))
-        return len(self.sorts) - 1
+        """Index of a new kind of tasks."""
+        self.task_kinds.append(TaskKind(detail, rows, compute_s, exposed_s, named, work))
+        return len(self.task_kinds) - 1
 
 
 class Waits(NamedTuple):
@@ -94,18 +144,18 @@ class Launches(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """By task its seconds, its sort and the step that it is part of, an index of `steps` (-1: none), of which a message
-    and what runs once a step have stage and micro-batch alone (-1: none)."""
+    """By task its seconds, its kind (an index of `KindTable.task_kinds`) and the step that it is part of, an index of
+    `steps` (-1: none), of which a message and what runs once a step have stage and micro-batch alone (-1: none)."""
 
     seconds: Floats
-    sort: Ints
+    task_kind: Ints
     step: Ints
     steps: list[Step]
     waits: Waits
     launches: Launches
 
 
-class Occupied(NamedTuple):
+class TimelineSlots(NamedTuple):
     """What tasks occupy of the timeline: `task` and `row` of each place, by task; `rows` [rows, 3]: class of ranks,
     stream, kind of each row."""
 
@@ -119,7 +169,7 @@ class TaskGraph:
     """The tasks of these classes of ranks, and what is shown of them."""
 
     classes: tuple[RankClass, ...]
-    shown: Sorts
+    table: KindTable
     columns: Columns
 
     def __len__(self) -> int:
@@ -131,24 +181,24 @@ class TaskGraph:
         return self.columns.seconds
 
     @property
-    def sort(self) -> Ints:
+    def task_kind(self) -> Ints:
         """See `Columns`."""
-        return self.columns.sort
+        return self.columns.task_kind
 
     @property
-    def sorts(self) -> list[Sort]:
-        """See `Sorts`."""
-        return self.shown.sorts
+    def task_kinds(self) -> list[TaskKind]:
+        """See `KindTable`."""
+        return self.table.task_kinds
 
     @property
     def streams(self) -> dict[str, int]:
-        """See `Sorts`."""
-        return self.shown.streams
+        """See `KindTable`."""
+        return self.table.streams
 
     @property
-    def kinds(self) -> dict[str, int]:
-        """See `Sorts`."""
-        return self.shown.kinds
+    def span_kinds(self) -> dict[str, int]:
+        """See `KindTable`."""
+        return self.table.span_kinds
 
     @cached_property
     def waits_of(self) -> list[list[int]]:
@@ -169,11 +219,11 @@ class TaskGraph:
         """The detail of every task."""
         named: dict[tuple[int, ...], Detail] = {}
         out = []
-        for sort, step in zip(self.sort.tolist(), self.columns.step.tolist(), strict=True):
-            detail, name_of = self.sorts[sort].detail, self.sorts[sort].named
+        for task_kind, step in zip(self.task_kind.tolist(), self.columns.step.tolist(), strict=True):
+            detail, name_of = self.task_kinds[task_kind].detail, self.task_kinds[task_kind].named
             if name_of is not None:
                 actions = self.columns.steps[step]
-                key = (sort, *[action[0] for action in actions])
+                key = (task_kind, *[action[0] for action in actions])
                 if key not in named:
                     named[key] = detail._replace(name=name_of(actions))
                 detail = named[key]
@@ -181,40 +231,40 @@ class TaskGraph:
         return out
 
     @cached_property
-    def occupied(self) -> Occupied:
+    def slots(self) -> TimelineSlots:
         """What tasks occupy of the timeline."""
-        rows = [s.rows for s in self.sorts]
+        rows = [s.rows for s in self.task_kinds]
         counts = np.fromiter(map(len, rows), np.int64)
         table = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64).reshape(-1, 3)
-        return Occupied(*ragged(counts, self.sort), table)
+        return TimelineSlots(*ragged(counts, self.task_kind), table)
 
     def slot_table(self) -> Ints:
         """The same as [places, 4]: task, class, stream, kind; by task."""
-        task, row, rows = self.occupied
+        task, row, rows = self.slots
         return np.column_stack([task, rows[row]])
 
     def describe(self, task: int) -> str:
         """A task in words, for error messages."""
-        streams, kinds, rows = tuple(self.streams), tuple(self.kinds), self.sorts[self.sort[task]].rows
+        streams, kinds, rows = tuple(self.streams), tuple(self.span_kinds), self.task_kinds[self.task_kind[task]].rows
         where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in rows)
         name = self.details()[task].name
         return f"stage {self.stages[task]}, micro-batch {self.micro_batches[task]}: {name} ({where})"
 
 
-class Draft:
+class GraphBuilder:
     """A graph task by task, for what is not made of actions."""
 
     def __init__(self, classes: tuple[RankClass, ...]) -> None:
-        self.classes, self.shown = classes, Sorts()
+        self.classes, self.table = classes, KindTable()
         self.seconds: list[float] = []
-        self.sort: list[int] = []
+        self.task_kind: list[int] = []
         self.waits: list[list[int]] = []
 
-    def add(self, seconds: float, waits: list[int], sort: int) -> int:
+    def add(self, seconds: float, waits: list[int], task_kind: int) -> int:
         """Append a task that starts when those of `waits`, which may still grow, have ended; returns its index."""
         self.seconds.append(seconds)
         self.waits.append(waits)
-        self.sort.append(sort)
+        self.task_kind.append(task_kind)
         return len(self.seconds) - 1
 
     def graph(self) -> TaskGraph:
@@ -223,7 +273,9 @@ class Draft:
         first = np.fromiter(chain.from_iterable(self.waits), np.int64, sum(counts))
         waits = Waits(first, np.repeat(np.arange(len(counts)), counts))
         seconds, no_step = np.array(self.seconds, dtype=np.float64), np.full(len(counts), -1)
-        return TaskGraph(self.classes, self.shown, Columns(seconds, ints(self.sort), no_step, [], waits, Launches()))
+        return TaskGraph(
+            self.classes, self.table, Columns(seconds, ints(self.task_kind), no_step, [], waits, Launches())
+        )
 
 
 def grouped(keys: Ints, values: Ints, count: int) -> list[list[int]]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sim.dtypes import SPELLINGS, normalise_dtype
-from sim.inputs.input_source import Source, nearest, show, validate, without_nulls
+from sim.core.dtypes import SPELLINGS, normalise_dtype
+from sim.inputs.input_source import Source, found_file, nearest, show, validate, without_nulls
 from sim.inputs.overrides import merge
-from sim.inputs.parallelism import parse_size
+from sim.inputs.parallelism import parse_rate, parse_size
 from sim.inputs.yaml_input import KeyPath
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec, GpuSpec
 
+CHIP = {
+    "architecture", "collectives_like", "variant_of", "nvlink", "link_bandwidth_bytes_per_s", "sm_sram_bytes",
+    "sm_flops_per_clock",
+}  # fmt: skip
+LEAST_MEMORY_BYTES = 10**6  # less is gigabytes without their unit
 SpecT = TypeVar("SpecT", GpuSpec, ClusterSpec)
 
 _PEAK_NAMES = (*dict.fromkeys(SPELLINGS.values()), "tf32", "fp4", "int8", "int4")
@@ -27,7 +32,9 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
     if not isinstance(given, dict):
         raise source.error(path, f"found {show(value)}; must be a preset's name or a mapping")
-    data = dict(given)
+    data = given = _with_rates(given, source, path)
+    if "topology" in given:
+        return _of_topology(given, source, path)
     if "preset" in data:
         data = _over_preset(data, source, path)
         if "nvlink_domain" not in given and "nvlink_domain" in data:
@@ -38,10 +45,41 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     if isinstance(per_node, int):
         inter_node = data.get("inter_node", {})
         if isinstance(inter_node, dict):
-            data["inter_node"] = {"nics_per_node": per_node, **inter_node}
+            data["inter_node"] = {"nics_per_node": per_node, **inter_node, **_same_nics(given.get("inter_node"))}
         if per_node >= 1:
             data.setdefault("nodes", max(1, -(-ranks // per_node)))
     return validate(ClusterSpec, data, source, path)
+
+
+def _of_topology(given: dict[str, Any], source: Source, path: KeyPath) -> ClusterSpec:
+    """The cluster that a file of parts and links describes; from a result, both are at hand."""
+    from sim.inputs.topology_input import given_topology, read_topology
+
+    at = (*path, "topology")
+    topology = given["topology"]
+    if isinstance(topology, dict):
+        wiring = given_topology(topology, source.label)
+        return validate(ClusterSpec, {**given, "topology": wiring}, source, path)
+    if not isinstance(topology, str):
+        raise source.error(at, f"found {show(topology)}; must be a file in node-link JSON or GraphML")
+    others = [key for key in given if key != "topology"]
+    if others:
+        raise source.error((*path, others[0]), "stands beside topology, which describes all of the cluster")
+    return read_topology(found_file(topology, source, at))
+
+
+def _with_rates(given: Any, source: Source, path: KeyPath) -> Any:
+    """The mapping with every bandwidth such as `400Gbps` in bytes a second."""
+    out = dict(given)
+    for key, value in given.items():
+        if isinstance(value, dict) and key != "topology":
+            out[key] = _with_rates(value, source, (*path, key))
+        elif isinstance(value, str) and str(key).endswith("bandwidth_bytes_per_s"):
+            try:
+                out[key] = parse_rate(value)
+            except ValueError as error:
+                raise source.error((*path, key), f"found {show(value)}; {error}") from None
+    return out
 
 
 def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -52,14 +90,25 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
     stated, gpu = given.get("intra_node", {}), data["gpu"]
     if not isinstance(stated, dict):
         return stated
-    name, preset = str(gpu["name"]), given.get("preset")
-    homes = [c.intra_node for c in CLUSTERS.values() if (c.name == preset if preset else name.startswith(c.gpu.name))]
-    kind = stated.get("kind", homes[0].kind if homes else "pcie" if name.endswith("-pcie") else "nvswitch")
+    preset, chip = given.get("preset"), gpu.get("variant_of") or gpu["name"]
+    homes = [c.intra_node for c in CLUSTERS.values() if (c.name == preset if preset else c.gpu.name == chip)]
+    kind = stated.get("kind", homes[0].kind if homes else "nvswitch" if gpu.get("nvlink", True) else "pcie")
     if homes and (kind == homes[0].kind or (preset and kind != "pcie")):
         return {**homes[0].model_dump(), **stated}
     if kind == "pcie" and "host_bandwidth_bytes_per_s" in gpu:
         return {"kind": kind, "bandwidth_bytes_per_s": gpu["host_bandwidth_bytes_per_s"], **stated}
-    return {**({"bandwidth_bytes_per_s": homes[0].bandwidth_bytes_per_s} if homes else {}), **stated}
+    own = homes[0].bandwidth_bytes_per_s if homes else gpu.get("link_bandwidth_bytes_per_s")
+    return {**({"bandwidth_bytes_per_s": own} if own else {}), **stated}
+
+
+def _same_nics(stated: Any) -> dict[str, Any]:
+    """What else is known of the network whose NICs are stated in number, bandwidth and latency: how it transports and
+    shares, of the shipped cluster of which all that is stated holds."""
+    if not isinstance(stated, dict) or not stated.keys() >= {"nics_per_node", "nic_bandwidth_bytes_per_s", "latency_s"}:
+        return {}
+    known = (c.inter_node.model_dump() for c in CLUSTERS.values())
+    found = next((each for each in known if all(each.get(key) == value for key, value in stated.items())), {})
+    return {key: found[key] for key in ("transport", "spread") if key in found}
 
 
 def _of_each_domain(domain_gpus: int, ranks: int) -> int:
@@ -98,6 +147,8 @@ def _gpu(value: Any, source: Source, path: KeyPath) -> Any:
     data: dict[str, Any] = {"name": "custom"}
     if "preset" in given:
         data = _preset(GPUS, given["preset"], "GPU", source, (*path, "preset")).model_dump()
+    elif (name := str(given.get("name"))) in GPUS:  # described in full, as in stored results: still that chip
+        data = GPUS[name].model_dump(include=CHIP)
     overrides = {key: item for key, item in given.items() if key != "preset"}
     if isinstance(overrides.get("peak_flops_per_s"), dict):
         overrides["peak_flops_per_s"] = _peaks(overrides["peak_flops_per_s"], source, (*path, "peak_flops_per_s"))
@@ -106,6 +157,9 @@ def _gpu(value: Any, source: Source, path: KeyPath) -> Any:
     except ValueError as error:
         found = show(overrides["memory_bytes"])
         raise source.error((*path, "memory_bytes"), f"found {found}; {error}") from None
+    size = overrides.get("memory_bytes")
+    if isinstance(size, (int, float)) and 0 < size < LEAST_MEMORY_BYTES:
+        raise source.error((*path, "memory_bytes"), f"found {show(size)}; {size:g} bytes? write {size:g}GiB")
     data = merge(data, overrides)
     validate(GpuSpec, data, source, path)
     return data

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
 from sim.inputs.scenario import json_schema
 
@@ -24,6 +24,7 @@ def explain(key: str) -> str:
         InputError: if a scenario has no such key; names the nearest one.
     """
     root = _root()
+    key = _full_key(key)
     schema: Schema = root
     default: Any = None
     walked: list[str] = []
@@ -39,6 +40,15 @@ def explain(key: str) -> str:
         schema = keys[part]
         default = "required" if required else schema.get("default")
     return _text(".".join(walked), schema, default, root)
+
+
+def _full_key(key: str) -> str:
+    """A key of one section alone with its section: `zero` is `parallelism.zero`."""
+    if not key or key.partition(".")[0] in _keys(_root(), _root()):
+        return key
+    found = [known for known in all_keys() if known.endswith(f".{key}")]
+    short = [known for known in found if known.count(".") == min(k.count(".") for k in found)]
+    return short[0] if len(short) == 1 else key
 
 
 def all_keys() -> list[str]:

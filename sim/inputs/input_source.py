@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sim.errors import InputError
+from sim.core.errors import InputError
+from sim.inputs.synonyms import synonym
 from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
+_THOUSANDS = re.compile(r"([0-9]{1,9})\s*([kKmM])")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 # Tags of unions told apart by form; pydantic puts them into an error's location.
 _FORM_TAGS = ("<mapping>", "<name>", "<trace>", "<pattern>")
 
 
-class Written(BaseModel):
+class UserInput(BaseModel):
     """Base of what users write: unknown keys, wrong types, NaN and infinity are errors; values are fixed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, defer_build=True)
 
 
 def as_tuple(value: Any) -> Any:
@@ -72,6 +76,21 @@ def show(value: Any) -> str:
     else:
         text = str(value) if not isinstance(value, int) or abs(value) < 10**40 else "a very long number"
     return one_line(text)
+
+
+def found_file(name: str, source: Source, path: KeyPath) -> str:
+    """The path of a file that a key names: beside the source, or else from here.
+
+    Raises:
+        InputError: where there is none.
+    """
+    for folder in dict.fromkeys((source.folder, "")):
+        try:
+            if Path(folder, name).is_file():
+                return str(Path(folder, name))
+        except (OSError, ValueError):
+            break
+    raise source.error(path, f"found {show(name)}; no such file")
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:
@@ -159,7 +178,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         return "is required and missing"
     if kind == "extra_forbidden":
         known = list(_model_at(model, loc[:-1]).model_fields)
-        return f"unknown key{nearest(loc[-1], known)} (allowed: {', '.join(known)})"
+        return f"unknown key{synonym(loc[-1]) or nearest(loc[-1], known)} (allowed: {', '.join(known)})"
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         words = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
         key, limit = next((k, v) for k, v in context.items() if k in words)
@@ -174,7 +193,16 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         return f"found {found}; must be {allowed}{nearest(problem['input'], choices)}"
     if kind == "value_error":
         return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"
-    return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}"
+    return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}{_in_full(kind, problem['input'])}"
+
+
+def _in_full(kind: str, value: Any) -> str:
+    """`8k` as the number that was meant: of tokens and sequences 1,024."""
+    short = _THOUSANDS.fullmatch(value) if kind.startswith("int") and isinstance(value, str) else None
+    if short is None:
+        return ""
+    number = int(short[1]) * 1024 ** (1 + "km".index(short[2].lower()))
+    return f": write {number} (or {number:_})"
 
 
 def _model_at(model: type[BaseModel], loc: KeyPath) -> type[BaseModel]:

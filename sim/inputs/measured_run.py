@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sim.errors import InputError
-from sim.files import read_json
+from sim.core.errors import InputError
+from sim.core.files import read_json
+from sim.inputs.file_kinds import SCENARIO, kind_of, read_yaml_if_any, refuse_other_kind
 
 FORMAT = "measured-run/1"
 MOST_VARYING = 100_000  # actions that jitter is taken from
@@ -49,6 +50,15 @@ class MeasuredMemory(_Record):
     saved_for_backward_bytes: Bytes | None = None
 
 
+class MeasuredOperator(_Record):
+    """An operator's seconds in one phase of a step: forward, backward or optimizer."""
+
+    operator: str = Field(min_length=1, max_length=200)
+    phase: str = Field(min_length=1, max_length=40)
+    seconds: Seconds
+    count: int = Field(default=1, ge=0, le=1_000_000_000)
+
+
 class MeasuredRun(_Record):
     """A file of format `measured-run/1`. `actions` are of one representative step, from its start."""
 
@@ -58,6 +68,7 @@ class MeasuredRun(_Record):
     step_times_s: tuple[StepTime, ...] = Field(min_length=1, max_length=1_000_000)
     actions: tuple[MeasuredAction, ...] = Field(default=(), max_length=10_000_000)
     memory: tuple[MeasuredMemory, ...] = ()
+    operators: tuple[MeasuredOperator, ...] = Field(default=(), max_length=100_000)
     losses: tuple[float, ...] = ()
     schedule: tuple[tuple[Annotated[str, Field(max_length=80)], ...], ...] | None = None
     profile: dict[str, Any] | None = None
@@ -80,8 +91,11 @@ def load_measured(path: str | Path) -> MeasuredRun:
     Raises:
         InputError: naming file, key, what was found and what is allowed.
     """
-    data = read_json(Path(path))
+    data = read_yaml_if_any(path) if str(path).endswith((".yaml", ".yml")) else read_json(Path(path))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
+        scenario = kind_of(data) == SCENARIO
+        wanted = "compare wants a measured run" + "; for two scenarios there is `stepsim diff A B`" * scenario
+        refuse_other_kind(path, data, wanted, own="measured-run")
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r} (see calibrate.measure)")
     try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sim.files import read_text
+from sim.core.files import read_text
+from sim.inputs.captured_input import captured_config
 from sim.inputs.input_source import Source, nearest, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.overrides import merge
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SUFFIX = re.compile(r"-(instruct|base|chat|hf|it|fp8)\b.*")
 _FOLDER = Path(__file__).parents[1] / "presets" / "models"
 
 
@@ -26,12 +30,31 @@ def load_model(name: str) -> ModelConfig:
     return resolve_model(name, Source("model", {}), ())
 
 
+def preset_name(model: ModelConfig) -> str:
+    """The shipped model that equals `model`, or nothing. Only files with its layers and hidden size are parsed."""
+    words = (f"layers: {model.layers}\n", f"hidden: {model.hidden}\n")
+    for name in model_presets():
+        text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+        if all(word in text for word in words) and _with_its_positions(load_model(name), model) == model:
+            return name
+    return ""
+
+
+def _with_its_positions(preset: ModelConfig, model: ModelConfig) -> ModelConfig:
+    """The preset for the sequences that `model` is used with: rotary positions have no table."""
+    if preset.positions == "learned":
+        return preset
+    return preset.model_copy(update={"max_positions": model.max_positions})
+
+
 def resolve_model(value: Any, source: Source, path: KeyPath) -> ModelConfig:
     """The model that `value` describes, checked for itself (not against any workload or layout)."""
     given: Any = {"preset": value} if isinstance(value, str) else value
     if not isinstance(given, dict):
         raise source.error(path, f"found {show(value)}; must be a preset's name, a path or a mapping")
     data = dict(given)
+    if data.get("program") is not None:
+        return captured_config(data, source, path)
     preset = data.pop("preset", None)
     if preset is not None:
         data = merge(_base(preset, source, path), data)
@@ -50,11 +73,28 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         from sim.inputs.huggingface import model_from_config
 
         return model_from_config(found)
+    if _HUB_ID.fullmatch(preset) and not preset.endswith((".json", ".yaml", ".yml")):
+        raise source.error(path, f"found {show(preset)}; {_hub_words(preset)}")
     if preset.endswith(".json") or "/" in preset or "\\" in preset:
         raise source.error(path, f"found {show(preset)}; no such file (a Hugging Face config.json was expected)")
     hint = nearest(preset, model_presets())
     others = "" if hint else f" (there are: {', '.join(model_presets())}; or a path to a Hugging Face config.json)"
     raise source.error(path, f"found {show(preset)}; no such model preset{hint}{others}")
+
+
+def _hub_words(hub_id: str) -> str:
+    """What to do with the id of a model on the Hugging Face Hub: the nearest preset, and how to fetch the config."""
+    import difflib
+
+    shipped = {name.replace("-", "").replace(".", ""): name for name in model_presets()}
+    word = _SUFFIX.sub("", hub_id.partition("/")[2].lower().removeprefix("meta-"))
+    found = difflib.get_close_matches(re.sub(r"[-_.]", "", word), shipped, n=1, cutoff=0.75)
+    folder = hub_id.partition("/")[2]
+    hint = f"the nearest shipped model is '{shipped[found[0]]}', or " if found else ""
+    return (
+        f"looks like a Hugging Face Hub id: {hint}fetch its config with "
+        f"`hf download {hub_id} config.json --local-dir {folder}` and write model: {folder}/config.json"
+    )
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -96,7 +136,19 @@ def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:
                 (*path, "head_dim"),
                 f"found {model.head_dim}; with mla it is qk_nope_head_dim + qk_rope_head_dim = {head_dim}",
             )
+    local = any(kind != "full" for kind in model.attention_pattern)
+    if local != (model.window is not None):
+        why = "needs model.window" if local else "with model.window some layer must be sliding or chunked"
+        raise source.error((*path, "attention_pattern"), f"found {list(model.attention_pattern)}; {why}")
+    if local and model.mla is not None:
+        raise source.error((*path, "window"), f"found {model.window}; latent attention (mla) sees all keys: null")
+    if model.qk_norm_over != "head" and not model.qk_norm:
+        raise source.error((*path, "qk_norm_over"), f"found {show(model.qk_norm_over)}; needs qk_norm: true")
     moe = model.moe
+    if moe is not None and moe.shared_ffn and moe.shared_experts:
+        raise source.error((*path, "moe", "shared_ffn"), f"found {moe.shared_ffn}; give it or shared_experts, not both")
+    if moe is not None and moe.shared_gate and not moe.shared_width:
+        raise source.error((*path, "moe", "shared_gate"), "found true; needs shared_experts or shared_ffn")
     if moe is not None and moe.top_k > moe.experts:
         raise source.error((*path, "moe", "top_k"), f"found {moe.top_k}; must be at most experts ({moe.experts})")
     if moe is not None and moe.dense_layers > model.layers:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sim.errors import InputError
-from sim.inputs.input_source import Source
+from sim.core.errors import InputError
+from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import KeyPath, dotted, one_line, parse_yaml
 
 # Where a single word may stand for a mapping, and the key under which the mapping holds that word.
@@ -15,8 +15,44 @@ _SHORT_FORMS: dict[KeyPath, str] = {
     ("cluster",): "preset",
     ("cluster", "gpu"): "preset",
     ("distillation", "teacher"): "preset",
+    ("inference", "speculative", "draft"): "preset",
     ("training", "recompute"): "mode",
 }
+
+# A key's former name, still read, and what it is called now.
+FORMER_NAMES: dict[tuple[str, str], str] = {("training", "elementwise"): "framework"}
+
+
+def with_present_names(source: Source) -> Source:
+    """The source with former names of keys replaced; InputError where both names are given and differ."""
+    for (section, former), present in FORMER_NAMES.items():
+        written = source.data.get(section)
+        if isinstance(written, dict) and former in written:
+            source = _renamed_in(source, (section, former), (section, present), written)
+    return source
+
+
+def _renamed_in(source: Source, former: KeyPath, present: KeyPath, section: dict[str, Any]) -> Source:
+    name = str(present[-1])
+    old, new = section[str(former[-1])], section.get(name)
+    if None not in (old, new) and old != new:
+        line = source.origins.get(present)
+        place = f" in line {line}" if isinstance(line, int) else ""
+        said = f"{dotted(present)}, its present name, is {show(new)}{place}; give one of the two"
+        raise source.error(former, f"found {show(old)}, but {said}")
+    moved = {k: v for k, v in section.items() if k not in (former[-1], name)} | {name: old if new is None else new}
+    origins = {present if k == former and new is None else k: v for k, v in source.origins.items()}
+    return Source(source.label, {**source.data, str(former[0]): moved}, origins, source.folder)
+
+
+def _present(path: KeyPath) -> KeyPath:
+    return next(((s, now) for (s, former), now in FORMER_NAMES.items() if path == (s, former)), path)
+
+
+def _with_present_keys(section: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+    """A copy with present names, but of a key that is given by both, which is refused later."""
+    named = ((key, str(_present((*path, key))[-1]), value) for key, value in section.items())
+    return {key if present in section else present: value for key, present, value in named}
 
 
 def _opened(value: Any, path: KeyPath) -> Any:
@@ -37,30 +73,34 @@ def merge(base: Any, changes: Any, path: KeyPath = ()) -> Any:
     opened = _opened(base, path)
     if not isinstance(opened, dict):
         return changes
-    result = dict(opened)
-    for key, value in changes.items():
-        result[key] = merge(opened.get(key), value, (*path, key))
+    result = _with_present_keys(opened, path)
+    for key, value in _with_present_keys(changes, path).items():
+        result[key] = merge(result.get(key), value, (*path, key))
     return result
 
 
 def with_overrides(source: Source, overrides: Sequence[str]) -> Source:
     """The source with `KEY=VALUE` options applied in order; InputError for an option that cannot be read."""
-    data, origins = source.data, dict(source.origins)
+    source = with_present_names(source)
     for option in overrides:
-        text, separator, value_text = option.partition("=")
-        label = f"--set {one_line(option, 80)}"
-        keys = text.strip().split(".")
-        if not separator or not all(keys):
-            raise InputError(f"{label}: must be KEY=VALUE, such as parallelism.pp=4")
-        if len(keys) > 16:
-            raise InputError(f"{label}: the key has more than 16 parts")
-        value, _ = parse_yaml(value_text, label)
-        path: KeyPath = tuple(keys)
-        data = _put(data, path, value, (), label)
-        placed = tuple(int(key) if _is_index(key) else key for key in keys)
-        for key in [known for known in origins if known[: len(placed)] == placed]:
-            del origins[key]
-        origins[placed] = dotted(placed)
+        source = with_present_names(_overridden(source, option))
+    return source
+
+
+def _overridden(source: Source, option: str) -> Source:
+    text, separator, value_text = option.partition("=")
+    label = f"--set {one_line(option, 80)}"
+    keys = text.strip().split(".")
+    if not separator or not all(keys):
+        raise InputError(f"{label}: must be KEY=VALUE, such as parallelism.pp=4")
+    if len(keys) > 16:
+        raise InputError(f"{label}: the key has more than 16 parts")
+    value, _ = parse_yaml(value_text, label)
+    path = _present(tuple(keys))
+    data = _put(source.data, path, value, (), label)
+    placed = tuple(int(key) if _is_index(str(key)) else key for key in path)
+    origins = {known: origin for known, origin in source.origins.items() if known[: len(placed)] != placed}
+    origins[placed] = dotted(tuple(int(key) if _is_index(key) else key for key in keys))
     return Source(source.label, data, origins, source.folder)
 
 

@@ -7,26 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from sim.dtypes import TransportDtype
-from sim.inputs.input_source import Written, as_tuple
+from sim.core.dtypes import GatherDtype, TransportDtype
+from sim.inputs.input_source import UserInput, as_tuple, nearest
+from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 
-ScheduleName = Literal[
-    "naive",
-    "gpipe",
-    "1f1b",
-    "interleaved_1f1b",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-    "zb_search",
-    "dualpipe",
-    "dualpipe_v",
-]
-STAGES_PER_RANK = {"interleaved_1f1b": 2, "zb_v": 2, "dualpipe_v": 2, "dualpipe": 2}
-_BLOCKING_SENDS = ("naive", "gpipe", "1f1b")
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+_BITS = ("bps", "bit/s", "b/s")
+_RATE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([KMGTkmgt])(bps|bit/s|b/s|B/s|Bps)\s*")
 _RANK_ORDERS = "tp-cp-dp-pp and its permutations"
 
 
@@ -44,6 +34,20 @@ def parse_size(value: Any) -> Any:
     return round(float(match[1]) * _UNITS[match[2].upper()])
 
 
+def parse_rate(value: Any) -> Any:
+    """A bandwidth such as `400Gbps` (bits) or `3.35TB/s` as bytes a second; what is no text comes back as it is.
+
+    >>> parse_rate("400Gbps"), parse_rate("3.35 TB/s"), parse_rate(5e10)
+    (50000000000.0, 3350000000000.0, 50000000000.0)
+    """
+    if not isinstance(value, str):
+        return value
+    match = _RATE.fullmatch(value[:60])
+    if match is None:
+        raise ValueError("must be a number of bytes a second, or one with a unit, such as 50GB/s or 400Gbps")
+    return float(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1) / (8 if match[3] in _BITS else 1)
+
+
 def _rank_order(value: Any) -> Any:
     if isinstance(value, str) and sorted(value.split("-")) != ["cp", "dp", "pp", "tp"]:
         raise ValueError("must hold each of tp, cp, dp, pp once, joined by '-', fastest-varying first")
@@ -56,6 +60,20 @@ def _zero(value: Any) -> Any:
     return value
 
 
+def _schedule(value: Any) -> Any:
+    if isinstance(value, str) and value not in FORMS:
+        *names, last = (f"'{name}'" for name in FORMS)
+        raise ValueError(f"must be {', '.join(names)} or {last}{nearest(value, FORMS)}")
+    return value
+
+
+class _ScheduleNames:
+    """Puts the schedules that there are into the JSON Schema."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"type": "string", "enum": list(FORMS)}
+
+
 Degree = Annotated[int, Field(ge=1, le=10_000_000)]
 ByteSize = Annotated[
     int,
@@ -66,7 +84,7 @@ ByteSize = Annotated[
 ]
 
 
-class Parallelism(Written):
+class Parallelism(UserInput):
     """How a model and its batch are split over ranks; see docs/scenario.md for each key.
 
     In a loaded scenario no null is left. `layers_per_stage` has one entry per stage in model order:
@@ -84,22 +102,28 @@ class Parallelism(Written):
     shard_size: Degree = Field(default_factory=lambda data: data["dp"] * data["cp"], description="null: dp * cp")
     reshard_after_forward: bool = True
     accumulate_unsharded: bool = False
-    schedule: ScheduleName = "1f1b"
+    schedule: Annotated[str, BeforeValidator(_schedule), _ScheduleNames()] = "1f1b"
     schedule_memory: float = Field(default=1.0, gt=0, le=1_000)
     virtual_stages: int = Field(
-        default_factory=lambda data: STAGES_PER_RANK.get(data["schedule"], 1) if data["pp"] > 1 else 1,
+        default_factory=lambda data: FORMS[data["schedule"]].stages_per_rank if data["pp"] > 1 else 1,
         ge=1, le=10_000, description="null: what the schedule needs",
     )  # fmt: skip
+    micro_batch_group: int | None = Field(
+        default=None, ge=1, le=1_000_000_000, description="interleaved_1f1b: in a row on a stage; null: pp"
+    )
     layers_per_stage: Annotated[
         tuple[Annotated[int, Field(ge=0, le=10_000)], ...],
         BeforeValidator(as_tuple),
         Field(max_length=1_000_000),
     ] = Field(default=(), json_schema_extra={"default": None})
-    dp_sync: Literal["bucketed", "after_backward", "per_parameter"] = "bucketed"
+    dp_sync: Literal["bucketed", "after_backward", "per_parameter", "reduce_broadcast"] = "bucketed"
     bucket_bytes: ByteSize = Field(default=25 * 2**20, ge=1, le=10**15, json_schema_extra={"default": "25MiB"})
     param_gather_overlap: bool = Field(
         default_factory=lambda data: data["dp_sync"] != "after_backward",
         description="null: true unless dp_sync is after_backward",
+    )
+    param_gather_dtype: GatherDtype | None = Field(
+        default=None, description="zero: in what updated parameters are gathered; null: precision's 16-bit dtype"
     )
     cp_method: Literal["ring", "all_gather", "all_to_all"] = "ring"
     cp_split: Literal["zigzag", "contiguous", "striped"] = "zigzag"
@@ -107,8 +131,8 @@ class Parallelism(Written):
     ep_overlap: bool = False
     ep_dispatch_dtype: TransportDtype | None = None
     p2p_overlap: bool = Field(
-        default_factory=lambda data: data["schedule"] not in _BLOCKING_SENDS,
-        description="null: false for naive, gpipe and 1f1b, true for the others",
+        default_factory=lambda data: not FORMS[data["schedule"]].blocking_sends,
+        description=f"null: false for {', '.join(f.name for f in FORMS.values() if f.blocking_sends)}, else true",
     )
     p2p_scatter: bool = False
     rank_order: Annotated[
@@ -121,11 +145,19 @@ class Parallelism(Written):
         return self.tp * self.cp * self.dp * self.pp
 
     @property
+    def form(self) -> ScheduleForm:
+        """The schedule's record; with pp 1, that of a model that is not cut."""
+        if self.pp == 1:
+            return ONE_RANK
+        form = FORMS[self.schedule]
+        if self.micro_batch_group is None or form.in_groups_of is None:
+            return form
+        return form.grouped(self.micro_batch_group)
+
+    @property
     def stages(self) -> int:
         """Parts that the layers are dealt out to, in model order."""
-        if self.pp == 1:
-            return 1
-        return self.pp if self.schedule == "dualpipe" else self.pp * self.virtual_stages
+        return self.form.model_stages(self.pp, self.virtual_stages) if self.pp > 1 else 1
 
 
 def split_layers(layers: int, stages: int) -> tuple[int, ...]:

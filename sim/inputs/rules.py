@@ -1,6 +1,6 @@
 """Rules between keys: which products of layouts, models and clusters are legal, each with its reason.
 
-The rules of a schedule about its number of micro-batches stand with the schedule (`sim.schedules`).
+Those of a layout's sizes are in `sim.inputs.layout_rules`, which the search asks too.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from sim.dtypes import matmul_peak_names, sixteen_bit
+from sim.core.dtypes import matmul_peak_names, sixteen_bit
 from sim.inputs.input_source import Source, show
+from sim.inputs.layout_rules import ALL_RULES, Sizes, batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.parallelism import STAGES_PER_RANK, Parallelism
+from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
-from sim.inputs.workloads import Distillation, Faults, Inference, LinkFault, RequestPattern
+from sim.inputs.workloads import HASHED_SUFFIX, Distillation, Faults, Inference, LinkFault, RequestPattern, RequestTrace
+from sim.schedules import FORMS
 from topology.detours import joined, left_of_cut
 from topology.spec import ClusterSpec
 
@@ -21,11 +23,11 @@ MAX_RANKS = 10_000_000
 MAX_STAGES = 1_000_000
 TRAINING_ONLY = (
     "zero", "shard_size", "reshard_after_forward", "accumulate_unsharded", "schedule_memory", "dp_sync", "bucket_bytes",
-    "param_gather_overlap", "tp_overlap", "ep_overlap", "p2p_overlap", "p2p_scatter",
+    "param_gather_overlap", "param_gather_dtype", "tp_overlap", "ep_overlap", "p2p_overlap", "p2p_scatter",
 )  # fmt: skip
 
 
-class Parts(NamedTuple):
+class Sections(NamedTuple):
     """A scenario's sections, each checked for itself. `seq_len`: tokens of the longest sequence known."""
 
     model: ModelConfig
@@ -50,32 +52,42 @@ def check_size(p: Parallelism, source: Source) -> None:
         raise source.error(("parallelism",), f"makes {p.stages:,} stages; at most {MAX_STAGES:,} can be simulated")
 
 
-def check_rules(parts: Parts, source: Source) -> None:
+def check_rules(sections: Sections, source: Source) -> None:
     """Raise InputError for the first rule broken."""
-    _check_ranks(parts, source)
-    _check_positions(parts, source)
-    _check_tensor_parallel(parts.model, parts.parallelism, source)
-    _check_experts(parts.model, parts.parallelism, source)
-    _check_schedule(parts, source)
-    _check_context_parallel(parts, source)
-    _check_sharding(parts.parallelism, source)
-    if parts.training is not None:
-        _check_batch(parts.training, parts.parallelism, source)
-        _check_dtypes(parts.training, source)
-        _check_recompute(parts.training, parts.model, source)
-        _check_lora(parts.training, parts, source)
-        _check_loss(parts.training, parts, source)
-    _check_precision(parts, source)
-    if parts.inference is not None:
-        _check_inference(parts.inference, source)
-    if parts.distillation is not None:
-        _check_distillation(parts, parts.distillation, source)
-    if parts.faults is not None:
-        _check_faults(parts, parts.faults, source)
+    _check_ranks(sections, source)
+    _check_program(sections, source)
+    _check_positions(sections, source)
+    if problem := first_problem(ALL_RULES, _sizes(sections)):
+        raise source.error(*problem)
+    p = sections.parallelism
+    if p.dp_sync == "reduce_broadcast" and p.zero > 0:
+        why = f"needs whole gradients on every rank (zero 0, found {p.zero})"
+        raise source.error(("parallelism", "dp_sync"), f"found 'reduce_broadcast'; {why}")
+    if sections.training is not None:
+        _check_dtypes(sections.training, source)
+        _check_recompute(sections.training, sections.model, source)
+        _check_loss(sections.training, sections, source)
+        _check_batches(sections.training, sections, source)
+    _check_precision(sections, source)
+    if sections.inference is not None:
+        _check_inference(sections.inference, source)
+        _check_pools(sections, sections.inference, source)
+        _check_speculative(sections, sections.inference, source)
+    if sections.distillation is not None:
+        _check_distillation(sections, sections.distillation, source)
+    if sections.faults is not None:
+        _check_faults(sections, sections.faults, source)
 
 
-def _check_ranks(parts: Parts, source: Source) -> None:
-    p, cluster = parts.parallelism, parts.cluster
+def _sizes(sections: Sections) -> Sizes:
+    p, t = sections.parallelism, sections.training
+    shared = {key: getattr(p, key) for key in Sizes._fields if key in Parallelism.model_fields}
+    size, mode = (t.micro_batch_size, t.recompute.mode) if t is not None else (1, "none")
+    return Sizes(model=sections.model, training=t, micro_batch_size=size, recompute=mode, form=p.form, **shared)
+
+
+def _check_ranks(sections: Sections, source: Source) -> None:
+    p, cluster = sections.parallelism, sections.cluster
     gpus = cluster.nodes * cluster.gpus_per_node
     if p.ranks > gpus:
         raise source.error(
@@ -85,126 +97,24 @@ def _check_ranks(parts: Parts, source: Source) -> None:
         )
 
 
-def _check_positions(parts: Parts, source: Source) -> None:
-    model = parts.model
-    if model.positions == "learned" and parts.seq_len > model.max_positions:
+def _check_program(sections: Sections, source: Source) -> None:
+    """A captured program is a training step, and neither teacher nor student."""
+    d = sections.distillation
+    if d is not None and d.teacher.program is not None:
+        raise source.error(("distillation", "teacher", "program"), "a teacher is no captured program: describe it")
+    if sections.model.program is None:
+        return
+    for key, section in (("inference", sections.inference), ("distillation", d)):
+        if section is not None:
+            raise source.error((key,), "stands beside model.program; a captured program is a training step alone")
+
+
+def _check_positions(sections: Sections, source: Source) -> None:
+    model = sections.model
+    if model.positions == "learned" and sections.seq_len > model.max_positions:
         raise source.error(
             ("model", "max_positions"),
-            f"found {model.max_positions}; learned positions must cover {parts.seq_len} tokens",
-        )
-
-
-def _check_tensor_parallel(model: ModelConfig, p: Parallelism, source: Source) -> None:
-    path = ("parallelism", "tp")
-    if p.sp and p.tp == 1:
-        raise source.error(("parallelism", "sp"), "found true; sequence parallelism needs tp above 1")
-    if model.heads % p.tp:
-        raise source.error(path, f"found {p.tp}; must divide model.heads ({model.heads})")
-    if model.kv_heads % p.tp and p.tp % model.kv_heads:
-        raise source.error(
-            path, f"found {p.tp}; must divide model.kv_heads ({model.kv_heads}) or be a multiple of them"
-        )
-    if model.hidden % p.tp:
-        raise source.error(path, f"found {p.tp}; must divide model.hidden ({model.hidden})")
-    if (model.moe is None or model.moe.dense_layers) and model.ffn % p.tp:
-        raise source.error(path, f"found {p.tp}; must divide model.ffn ({model.ffn})")
-    if model.moe is not None and (model.moe.ffn * model.moe.shared_experts) % p.tp:
-        raise source.error(
-            path,
-            f"found {p.tp}; must divide the shared experts' ffn ({model.moe.ffn * model.moe.shared_experts})",
-        )
-
-
-def _check_experts(model: ModelConfig, p: Parallelism, source: Source) -> None:
-    if model.moe is None:
-        for key in ("ep", "expert_tp"):
-            if getattr(p, key) > 1:
-                raise source.error(
-                    ("parallelism", key), f"found {getattr(p, key)}; the model has no experts (model.moe)"
-                )
-        if p.ep_overlap:
-            raise source.error(("parallelism", "ep_overlap"), "found true; the model has no experts (model.moe)")
-        return
-    moe, pool = model.moe, p.tp * p.cp * p.dp
-    if moe.experts % p.ep:
-        raise source.error(("parallelism", "ep"), f"found {p.ep}; must divide model.moe.experts ({moe.experts})")
-    if pool % p.ep:
-        raise source.error(("parallelism", "ep"), f"found {p.ep}; must divide tp·cp·dp ({pool})")
-    if pool % (p.ep * p.expert_tp):
-        raise source.error(
-            ("parallelism", "expert_tp"), f"found {p.expert_tp}; ep·expert_tp must divide tp·cp·dp ({pool})"
-        )
-    if moe.ffn % p.expert_tp:
-        raise source.error(("parallelism", "expert_tp"), f"found {p.expert_tp}; must divide model.moe.ffn ({moe.ffn})")
-    if p.ep_overlap and p.ep > 1 and (p.pp == 1 or p.schedule not in ("dualpipe", "dualpipe_v")):
-        raise source.error(
-            ("parallelism", "ep_overlap"),
-            f"found true with schedule {p.schedule} and pp {p.pp}; only dualpipe and dualpipe_v pair "
-            "a forward with a backward to hide it in",
-        )
-
-
-def _check_schedule(parts: Parts, source: Source) -> None:
-    p, layers = parts.parallelism, parts.model.layers
-    if p.pp > 1:
-        needed = STAGES_PER_RANK.get(p.schedule, 1)
-        path = ("parallelism", "virtual_stages")
-        if p.schedule == "interleaved_1f1b" and p.virtual_stages < 2:
-            raise source.error(path, f"found {p.virtual_stages}; interleaved_1f1b needs at least 2 (1 is 1f1b)")
-        if p.schedule != "interleaved_1f1b" and p.virtual_stages != needed:
-            raise source.error(path, f"found {p.virtual_stages}; schedule {p.schedule} has {needed} per rank")
-        if p.schedule == "dualpipe" and p.pp % 2:
-            raise source.error(("parallelism", "pp"), f"found {p.pp}; dualpipe needs an even number of ranks")
-    path = ("parallelism", "layers_per_stage")
-    if len(p.layers_per_stage) != p.stages:
-        raise source.error(
-            path,
-            f"found {len(p.layers_per_stage)} entries; pp {p.pp} with schedule {p.schedule} and "
-            f"{p.virtual_stages} virtual stages makes {p.stages} stages",
-        )
-    if sum(p.layers_per_stage) != layers:
-        raise source.error(path, f"found {sum(p.layers_per_stage)} layers in all; model.layers is {layers}")
-
-
-def _check_context_parallel(parts: Parts, source: Source) -> None:
-    p, model = parts.parallelism, parts.model
-    path = ("parallelism", "cp")
-    if parts.training is None:
-        if p.cp > 1:
-            raise source.error(path, f"found {p.cp}; inference is not split by context parallelism")
-        return
-    seq_len = parts.training.seq_len
-    zigzag = p.cp_split == "zigzag" and p.cp_method != "all_to_all" and p.cp > 1
-    pieces = 2 * p.cp if zigzag else p.cp
-    if seq_len % pieces:
-        reason = f"2·cp = {pieces} (zigzag split)" if zigzag else f"cp = {pieces}"
-        raise source.error(path, f"found {p.cp}; {reason} must divide training.seq_len ({seq_len})")
-    if p.cp_method == "all_to_all" and (model.heads // p.tp) % p.cp:
-        raise source.error(
-            path,
-            f"found {p.cp}; cp_method all_to_all exchanges heads, so cp must divide heads/tp ({model.heads // p.tp})",
-        )
-    if p.sp and seq_len % (p.cp * p.tp):
-        raise source.error(
-            ("parallelism", "sp"),
-            f"found true; cp·tp = {p.cp * p.tp} must divide training.seq_len ({seq_len})",
-        )
-
-
-def _check_sharding(p: Parallelism, source: Source) -> None:
-    if (p.dp * p.cp) % p.shard_size:
-        raise source.error(("parallelism", "shard_size"), f"found {p.shard_size}; must divide dp·cp ({p.dp * p.cp})")
-
-
-def _check_batch(t: Training, p: Parallelism, source: Source) -> None:
-    unit = t.micro_batch_size * p.dp
-    if t.global_batch_size % unit:
-        below, above = t.global_batch_size // unit * unit, -(-t.global_batch_size // unit) * unit
-        nearby = f"{below} or {above}" if below else f"{above}"
-        raise source.error(
-            ("training", "global_batch_size"),
-            f"found {t.global_batch_size}; must be a multiple of micro_batch_size·dp = "
-            f"{t.micro_batch_size}·{p.dp} = {unit} (nearest: {nearby})",
+            f"found {model.max_positions}; learned positions must cover {sections.seq_len} tokens",
         )
 
 
@@ -230,40 +140,41 @@ def _check_recompute(t: Training, model: ModelConfig, source: Source) -> None:
         )
 
 
-def _check_lora(t: Training, parts: Parts, source: Source) -> None:
-    """Adapters are simulated on dense layers that tensor parallelism does not split, in 16 or 32 bits."""
-    if t.lora is None:
-        return
-    m, path = parts.model, ("training", "lora")
-    if len(set(t.lora.targets)) < len(t.lora.targets):
-        raise source.error((*path, "targets"), f"found {list(t.lora.targets)}; each at most once")
-    for what, bad in (
-        ("parallelism.tp above 1", parts.parallelism.tp > 1), ("experts", m.moe is not None),
-        ("latent attention", m.mla is not None), ("model.mtp_layers", m.mtp_layers > 0),
-        (f"training.precision {t.precision}", t.precision != sixteen_bit(t.precision)),
-        ("training.recompute selective_op", t.recompute.mode == "selective_op"),
-    ):  # fmt: skip
-        if bad:
-            raise source.error(path, f"found adapters with {what}; simulated without it only")
-
-
-def _check_loss(t: Training, parts: Parts, source: Source) -> None:
-    path, d = ("training", "cross_entropy"), parts.distillation
-    if t.cross_entropy == "chunked" and parts.parallelism.tp > 1:
-        raise source.error(path, "found 'chunked' with parallelism.tp above 1; chunks need the whole vocabulary")
+def _check_loss(t: Training, sections: Sections, source: Source) -> None:
+    path, d = ("training", "cross_entropy"), sections.distillation
     if t.cross_entropy == "chunked" and d is not None and d.mode == "logits":
         raise source.error(path, "found 'chunked'; distillation.mode logits needs all logits (unfused or fused)")
 
 
-def _check_precision(parts: Parts, source: Source) -> None:
-    section, workload = ("training", parts.training) if parts.training else ("inference", parts.inference)
+def _check_batches(t: Training, sections: Sections, source: Source) -> None:
+    """A schedule of batches starts with the first token, grows in tokens to less than all, and every batch is legal."""
+    path, schedule = ("training", "batch_schedule"), t.batch_schedule
+    if not schedule:
+        return
+    if t.tokens is None:
+        raise source.error(path, "found phases without training.tokens, which says where the last one ends")
+    starts = [phase.from_tokens for phase in schedule]
+    if starts[0] != 0:
+        raise source.error((*path, 0, "from_tokens"), f"found {starts[0]:g}; the first phase starts at 0")
+    for i, (before, start) in enumerate(zip(starts, [*starts[1:], t.tokens], strict=True), 1):
+        if start <= before:
+            where = (*path, i, "from_tokens") if i < len(starts) else ("training", "tokens")
+            raise source.error(where, f"found {start:g}; must be above {before:g}, where the phase before starts")
+    for i, phase in enumerate(schedule):
+        changed = t.model_copy(update={"global_batch_size": phase.global_batch_size})
+        if problem := first_problem((batch, micro_batches), _sizes(sections._replace(training=changed))):
+            raise source.error((*path, i, "global_batch_size"), problem[1])
+
+
+def _check_precision(sections: Sections, source: Source) -> None:
+    section, workload = ("training", sections.training) if sections.training else ("inference", sections.inference)
     assert workload is not None
-    peaks = parts.cluster.gpu.peak_flops_per_s
+    peaks = sections.cluster.gpu.peak_flops_per_s
     for needed in (workload.precision, sixteen_bit(workload.precision)):
         if not any(name in peaks for name in matmul_peak_names(needed)):
             raise source.error(
                 (section, "precision"),
-                f"found '{workload.precision}'; GPU {parts.cluster.gpu.name} has no {needed} peak "
+                f"found '{workload.precision}'; GPU {sections.cluster.gpu.name} has no {needed} peak "
                 f"(it has: {', '.join(peaks)})",
             )
 
@@ -279,39 +190,87 @@ def _check_inference(inference: Inference, source: Source) -> None:
                 (*path, "requests", "rate_per_s"),
                 f"found {requests.rate_per_s:g}; a static batch starts all at once (null)",
             )
-    if inference.prefix_cache != "none" and inference.kv_cache.layout != "paged":
+    computed, kept = sixteen_bit(inference.precision), inference.kv_cache.dtype
+    if inference.attention == "unfused" and kept != computed:
+        why = f"unfused attention multiplies the cache as it is kept, in {computed} (null)"
+        raise source.error((*path, "kv_cache", "dtype"), f"found '{kept}'; {why}")
+    block, cached = inference.kv_cache.block_tokens, inference.prefix_cache != "none"
+    if cached and isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block:
+        raise source.error((*path, "kv_cache", "block_tokens"), f"found {block}; must divide a hash's 512 tokens")
+    if cached and inference.kv_cache.layout != "paged":
         raise source.error(
             (*path, "prefix_cache"),
             f"found '{inference.prefix_cache}'; shared prefixes need kv_cache.layout paged",
         )
 
 
-def _check_distillation(parts: Parts, distillation: Distillation, source: Source) -> None:
+def _check_pools(sections: Sections, inference: Inference, source: Source) -> None:
+    """Disaggregated pools say how they are split; each must suit the model and find its GPUs."""
+    pools, path = inference.disaggregated, ("inference", "disaggregated")
+    if pools is None:
+        return
+    p = sections.parallelism
+    for key in ("dp", "tp", "pp", "ep", "expert_tp"):
+        if (value := getattr(p, key)) != 1:
+            why = "disaggregated pools have replicas and tp of their own; leave it out"
+            raise source.error(("parallelism", key), f"found {value}; {why}")
+    for name, pool in (("prefill", pools.prefill), ("decode", pools.decode)):
+        if problem := first_problem(ALL_RULES, _sizes(sections)._replace(tp=pool.tp)):
+            raise source.error((*path, name, "tp"), problem[1])
+    gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
+    if pools.ranks > gpus:
+        raise source.error(path, f"found pools of {pools.ranks:,} GPUs; the cluster has {gpus:,} (or leave nodes out)")
+    if inference.batching == "static":
+        raise source.error(path, "found pools; a static batch is started and ended together (batching continuous)")
+    if sections.faults is not None:
+        raise source.error(("faults",), "is not simulated with inference.disaggregated; leave one of them out")
+
+
+def _check_speculative(sections: Sections, inference: Inference, source: Source) -> None:
+    """A draft has the model's vocabulary, and lies on the same tensor-parallel ranks."""
+    speculative, path = inference.speculative, ("inference", "speculative")
+    if speculative is None:
+        return
+    draft, p = speculative.draft, sections.parallelism
+    if draft.vocab != sections.model.vocab:
+        why = f"has a vocabulary of {draft.vocab}; tokens are checked by a model of {sections.model.vocab}"
+        raise source.error((*path, "draft"), why)
+    if draft.heads % p.tp:
+        raise source.error((*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide")
+    if p.pp > 1:
+        raise source.error(("parallelism", "pp"), f"found {p.pp}; a draft and its model are not split into stages (1)")
+    if inference.disaggregated is not None:
+        raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
+    if inference.attention == "unfused":
+        raise source.error(("inference", "attention"), "found 'unfused'; drafted tokens need fused attention")
+
+
+def _check_distillation(sections: Sections, distillation: Distillation, source: Source) -> None:
     path, teacher, tp = ("distillation",), distillation.teacher, distillation.teacher_parallelism.tp
-    if distillation.mode == "logits" and teacher.vocab != parts.model.vocab:
+    if distillation.mode == "logits" and teacher.vocab != sections.model.vocab:
         raise source.error(
             (*path, "teacher"),
-            f"has a vocabulary of {teacher.vocab}; mode logits needs the student's ({parts.model.vocab})",
+            f"has a vocabulary of {teacher.vocab}; mode logits needs the student's ({sections.model.vocab})",
         )
-    if teacher.positions == "learned" and parts.seq_len > teacher.max_positions:
+    if teacher.positions == "learned" and sections.seq_len > teacher.max_positions:
         raise source.error(
             (*path, "teacher", "max_positions"),
-            f"found {teacher.max_positions}; learned positions must cover {parts.seq_len} tokens",
+            f"found {teacher.max_positions}; learned positions must cover {sections.seq_len} tokens",
         )
     for what, size in (("heads", teacher.heads), ("ffn", teacher.ffn)):
         if size % tp:
             raise source.error(
                 (*path, "teacher_parallelism", "tp"), f"found {tp}; must divide the teacher's {what} ({size})"
             )
-    if parts.parallelism.ranks % tp:
+    if sections.parallelism.ranks % tp:
         raise source.error(
             (*path, "teacher_parallelism", "tp"),
-            f"found {tp}; must divide the number of ranks ({parts.parallelism.ranks})",
+            f"found {tp}; must divide the number of ranks ({sections.parallelism.ranks})",
         )
 
 
-def _check_faults(parts: Parts, faults: Faults, source: Source) -> None:
-    ranks, nodes = parts.parallelism.ranks, parts.cluster.nodes
+def _check_faults(sections: Sections, faults: Faults, source: Source) -> None:
+    ranks, nodes = sections.parallelism.ranks, sections.cluster.nodes
     for index, straggler in enumerate(faults.stragglers):
         if straggler.rank >= ranks:
             raise source.error(
@@ -327,7 +286,7 @@ def _check_faults(parts: Parts, faults: Faults, source: Source) -> None:
                     f"found {show(name)}; the cluster has node0 to node{nodes - 1}",
                 )
         if link.bandwidth_scale == 0:
-            _check_cut(parts.cluster, index, link, source)
+            _check_cut(sections.cluster, index, link, source)
 
 
 def _check_cut(cluster: ClusterSpec, index: int, link: LinkFault, source: Source) -> None:
@@ -342,23 +301,39 @@ def _check_cut(cluster: ClusterSpec, index: int, link: LinkFault, source: Source
         )
 
 
-def notes(parts: Parts) -> tuple[str, ...]:
+def notes(sections: Sections) -> tuple[str, ...]:
     """What is legal but worth saying: the padded vocabulary, keys that have no effect here."""
-    model, p = parts.model, parts.parallelism
+    model, p = sections.model, sections.parallelism
     found: list[str] = []
     padded = model.padded_vocab(p.tp)
-    if padded != model.vocab:
+    if padded != model.vocab and model.program is None:
         found.append(f"model.vocab: {model.vocab} is padded to {padded}, a multiple of 128·tp")
     if not p.reshard_after_forward and p.zero != 3:
         found.append(f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3")
     if p.accumulate_unsharded and p.zero < 2:
         found.append(f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3")
-    if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and p.schedule != "zb_search":
-        found.append(f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with zb_search")
-    if parts.training is None:
+    if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and not FORMS[p.schedule].follows_times:
+        only = ", ".join(name for name, form in FORMS.items() if form.follows_times)
+        found.append(f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with {only}")
+    if p.param_gather_dtype is not None and p.zero == 0:
+        found.append("parallelism.param_gather_dtype: of no effect with zero 0, which gathers no parameters")
+    if p.micro_batch_group is not None and FORMS[p.schedule].in_groups_of is None:
+        only = ", ".join(name for name, form in FORMS.items() if form.in_groups_of is not None)
+        found.append(f"parallelism.micro_batch_group: of no effect with schedule {p.schedule}, only with {only}")
+    t = sections.training
+    if t is not None and t.optimizer_dtype != "fp32" and t.optimizer != "adamw":
+        found.append(f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments")
+    if t is not None and t.zero_grad == "keep" and model.program is not None:
+        found.append("training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran")
+    if t is not None and t.master_weights is False and t.param_dtype == "fp32":
+        found.append("training.master_weights: of no effect with param_dtype fp32, which has no master copy")
+    if sections.training is None:
         usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule)
         changed = (key for key in TRAINING_ONLY if getattr(p, key) != getattr(usual, key))
         found += (f"parallelism.{key}: of no effect on serving" for key in changed)
+    i = sections.inference
+    if i is not None and i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
+        found.append("inference.router: of no effect with dp 1, which is one replica")
     if p.ep_overlap and p.ep == 1:
         found.append("parallelism.ep_overlap: of no effect with ep 1")
     return tuple(found)

@@ -12,19 +12,24 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sim.dtypes import sixteen_bit
-from sim.errors import InputError
-from sim.files import read_text
+from sim.core.dtypes import sixteen_bit
+from sim.core.errors import InputError
+from sim.core.files import read_text
+from sim.inputs.captured_input import captured_training
 from sim.inputs.cluster_input import resolve_cluster
-from sim.inputs.input_source import Source, check_plain, nearest, show, validate, without_nulls
+from sim.inputs.file_kinds import refuse_other_kind
+from sim.inputs.input_source import Source, check_plain, found_file, nearest, show, validate, without_nulls
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
-from sim.inputs.overrides import with_overrides
+from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
-from sim.inputs.rules import Parts, check_rules, check_size, notes
+from sim.inputs.processes_input import Processes, check_processes
+from sim.inputs.rules import Sections, check_rules, check_size, notes
+from sim.inputs.synonyms import synonym
 from sim.inputs.training_config import Recompute, Training
-from sim.inputs.workloads import Distillation, Faults, Inference, RequestPattern, RequestTrace
+from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference, RequestPattern, RequestTrace
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
+from topology.data_sheets import DATA_SHEET_GPUS
 from topology.presets import GPUS
 from topology.spec import ClusterSpec
 
@@ -35,9 +40,8 @@ __all__ = [
 
 KEYS = (
     "version", "name", "model", "training", "parallelism", "cluster", "calibration", "inference",
-    "distillation", "faults",
+    "distillation", "faults", "processes", "engine",
 )  # fmt: skip
-PROFILE_OF = {"a100-sxm-40g": "a100-sxm"}  # the others' are named like them; less bandwidth is priced by its ratio
 SECTIONS: dict[str, type[BaseModel]] = {
     "training": Training, "parallelism": Parallelism, "model": ModelConfig, "inference": Inference
 }  # fmt: skip
@@ -49,7 +53,7 @@ class Scenario(BaseModel):
     `training` is None for a serving workload, `inference` for a training step; `warnings` is no input.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     version: int = 1
     name: str
@@ -61,7 +65,37 @@ class Scenario(BaseModel):
     inference: Inference | None = None
     distillation: Distillation | None = None
     faults: Faults | None = None
+    processes: Processes | None = None
+    engine: EngineOptions = EngineOptions()
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
+
+    @property
+    def for_training(self) -> Training:
+        """The section `training`.
+
+        Raises:
+            InputError: for a serving workload, which has none.
+        """
+        if self.training is None:
+            raise InputError(f"{self.name}: this scenario has no `training` section; it serves requests")
+        return self.training
+
+    @property
+    def for_serving(self) -> Inference:
+        """The section `inference`.
+
+        Raises:
+            InputError: for a training step, which has none.
+        """
+        if self.inference is None:
+            raise InputError(f"{self.name}: this scenario has no `inference` section; it trains")
+        return self.inference
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of the workload: those of `parallelism`, or of both pools of a disaggregated one."""
+        pools = None if self.inference is None else self.inference.disaggregated
+        return self.parallelism.ranks if pools is None else pools.ranks
 
     @property
     def micro_batches(self) -> int:
@@ -73,8 +107,7 @@ class Scenario(BaseModel):
     @property
     def precision(self) -> str:
         """The precision of matmuls, of whichever workload this is."""
-        workload = self.training or self.inference
-        assert workload is not None
+        workload = self.training or self.for_serving
         return workload.precision
 
 
@@ -102,6 +135,8 @@ def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
         raise Source(str(path), {}).error((), "is empty; a scenario needs at least model, training and cluster")
     if not isinstance(data, dict):
         raise Source(str(path), {}, lines).error((), f"found {show(data)}; a scenario is a mapping")
+    if "format" in data or "traceEvents" in data:
+        refuse_other_kind(path, data, "a scenario is wanted")
     return with_overrides(Source(str(path), data, lines, str(file.parent)), overrides)
 
 
@@ -115,19 +150,22 @@ def json_schema() -> dict[str, Any]:
 def resolve(source: Source, name: str) -> Scenario:
     """The scenario that a source describes; `name`: its own where it has none."""
     check_plain(source)
+    source = with_present_names(source)
     data = {key: value for key, value in source.data.items() if value is not None}
     _check_sections(source, data)
     model = resolve_model(data["model"], source, ("model",))
-    training = validate(Training, data["training"], source, ("training",)) if "training" in data else None
+    training = _training(data, model, source)
     inference = _inference(data, source)
     seq_len = _sequence_length(training, inference)
     model = _with_positions(model, seq_len)
     parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
-    cluster = resolve_cluster(data["cluster"], parallelism.ranks, source)
+    pools = None if inference is None else inference.disaggregated
+    ranks = parallelism.ranks if pools is None else pools.ranks
+    cluster = resolve_cluster(data["cluster"], ranks, source)
     faults = _faults(data, source)
     distillation = _distillation(data, source, seq_len)
-    parts = Parts(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
-    check_rules(parts, source)
+    sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
+    check_rules(sections, source)
     calibration, unknown = _calibration(data, cluster, source)
     return Scenario(
         name=data.get("name", name),
@@ -139,7 +177,9 @@ def resolve(source: Source, name: str) -> Scenario:
         inference=inference,
         distillation=distillation,
         faults=faults,
-        warnings=(*unknown, *notes(parts)),
+        processes=_processes(data, parallelism, source),
+        engine=_engine(data, source),
+        warnings=(*unknown, *_unknown_architecture(cluster, ranks), *notes(sections)),
     )
 
 
@@ -151,7 +191,8 @@ def _check_key(path: KeyPath, data: dict[str, Any], own: Sequence[str], source: 
             if home is not None:
                 raise source.error((*path, key), f"unknown key; it belongs in {home}")
             if not path:
-                raise source.error((key,), f"unknown key{nearest(key, own)} (allowed: {', '.join(own)})")
+                hint = synonym(key) or nearest(key, own)
+                raise source.error((key,), f"unknown key{hint} (allowed: {', '.join(own)})")
 
 
 def _check_sections(source: Source, data: dict[str, Any]) -> None:
@@ -177,18 +218,60 @@ def _check_sections(source: Source, data: dict[str, Any]) -> None:
         raise source.error(("distillation",), "needs training, which describes the student")
 
 
+def _training(data: dict[str, Any], model: ModelConfig, source: Source) -> Training | None:
+    if "training" not in data:
+        return None
+    if model.program is not None:
+        return captured_training(data["training"], model.program, source)
+    return validate(Training, data["training"], source, ("training",))
+
+
 def _inference(data: dict[str, Any], source: Source) -> Inference | None:
     if "inference" not in data:
         return None
-    inference = validate(Inference, data["inference"], source, ("inference",))
+    inference = validate(Inference, _with_draft(data["inference"], source), source, ("inference",))
     changes: dict[str, Any] = {}
     if inference.kv_cache.dtype is None:
         dtype = sixteen_bit(inference.precision)
         changes["kv_cache"] = inference.kv_cache.model_copy(update={"dtype": dtype})
     if isinstance(inference.requests, RequestTrace):
         path = ("inference", "requests", "trace")
-        changes["requests"] = RequestTrace(trace=_found_file(inference.requests.trace, source, path))
+        changes["requests"] = RequestTrace(trace=found_file(inference.requests.trace, source, path))
+    if inference.speculative is not None:
+        draft = _with_positions(inference.speculative.draft, _sequence_length(None, inference))
+        changes["speculative"] = inference.speculative.model_copy(update={"draft": draft})
     return inference.model_copy(update=changes)
+
+
+def _with_draft(given: Any, source: Source) -> Any:
+    """The section with its draft model resolved, so that the draft's errors carry the draft's keys."""
+    speculative = given.get("speculative") if isinstance(given, dict) else None
+    if not isinstance(speculative, dict) or speculative.get("draft") is None:
+        return given
+    path = ("inference", "speculative", "draft")
+    return {**given, "speculative": {**speculative, "draft": resolve_model(speculative["draft"], source, path)}}
+
+
+def _processes(data: dict[str, Any], parallelism: Parallelism, source: Source) -> Processes | None:
+    if "processes" not in data:
+        return None
+    if "inference" in data:
+        raise source.error(("processes",), "run beside a training step; this scenario serves requests")
+    processes = validate(Processes, data["processes"], source, ("processes",))
+    check_processes(processes, parallelism.ranks, source)
+    return processes
+
+
+def _engine(data: dict[str, Any], source: Source) -> EngineOptions:
+    """The section.
+
+    Raises:
+        InputError: beside `inference`, whose collectives are no messages.
+    """
+    engine = validate(EngineOptions, data.get("engine", {}), source, ("engine",))
+    if engine.collectives == "messages" and "inference" in data:
+        raise source.error(("engine", "collectives"), "found messages; must be closed_form where requests are served")
+    return engine
 
 
 def _faults(data: dict[str, Any], source: Source) -> Faults | None:
@@ -200,19 +283,9 @@ def _faults(data: dict[str, Any], source: Source) -> Faults | None:
         return faults
     from sim.inputs.measured_run import factors, load_measured
 
-    file = _found_file(faults.jitter.measured, source, ("faults", "jitter", "measured"))
+    file = found_file(faults.jitter.measured, source, ("faults", "jitter", "measured"))
     found = factors(load_measured(file), file)
     return faults.model_copy(update={"jitter": faults.jitter.model_copy(update={"factors": found})})
-
-
-def _found_file(name: str, source: Source, path: KeyPath) -> str:
-    for folder in dict.fromkeys((source.folder, "")):
-        try:
-            if Path(folder, name).is_file():
-                return str(Path(folder, name))
-        except (OSError, ValueError):
-            break
-    raise source.error(path, f"found {show(name)}; no such file")
 
 
 def _sequence_length(training: Training | None, inference: Inference | None) -> int:
@@ -256,13 +329,22 @@ def _distillation(data: dict[str, Any], source: Source, seq_len: int) -> Distill
 
 
 def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> tuple[str, tuple[str, ...]]:
-    """The profile's name or path, and a warning where a GPU of one's own has none."""
+    """The profile's name or path, and a warning where the GPU has none."""
     if "calibration" in data:
         return _profile_named(data["calibration"], source), ()
-    if cluster.gpu.name in GPUS:
-        return PROFILE_OF.get(cluster.gpu.name, cluster.gpu.name), ()
+    own = cluster.gpu.variant_of or cluster.gpu.name  # a variant's bandwidth is priced by its ratio
+    if own in GPUS and GPUS[own] not in DATA_SHEET_GPUS:
+        return own, ()
     said = f"calibration: no profile for GPU '{cluster.gpu.name}', so roofline is used"
-    return "roofline", (f"{said}; h100-sxm, named here, would be scaled to this GPU",)
+    return "roofline", (f"{said}; `calibration: h100-sxm` would scale an H100's efficiencies to this GPU",)
+
+
+def _unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
+    """Warn where collectives are timed by another architecture's measurements."""
+    if cluster.gpu.architecture != "other" or ranks == 1:
+        return ()
+    said = f"cluster.gpu.architecture: none is stated for GPU '{cluster.gpu.name}'"
+    return (f"{said}, so its collectives start and step as Hopper's do",)
 
 
 def _profile_named(name: str, source: Source) -> str:
@@ -273,7 +355,7 @@ def _profile_named(name: str, source: Source) -> str:
     if name in known or not source.origins:
         return name
     try:
-        return _found_file(name, source, ("calibration",))
+        return found_file(name, source, ("calibration",))
     except InputError:
         if "/" in name or name.endswith(".json"):
             raise

@@ -7,9 +7,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.overrides import FORMER_NAMES
 from sim.inputs.parallelism import Parallelism
+from sim.inputs.processes_input import Processes
 from sim.inputs.training_config import Training
-from sim.inputs.workloads import Distillation, Faults, Inference
+from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference
 from topology.spec import ClusterSpec
 
 Schema = dict[str, Any]
@@ -27,17 +29,25 @@ def scenario_schema() -> Schema:
         "inference": _section(Inference, definitions),
         "distillation": _section(Distillation, definitions),
         "faults": _section(Faults, definitions),
+        "processes": _section(Processes, definitions),
+        "engine": _section(EngineOptions, definitions),
     }
+    for (section, former), present in FORMER_NAMES.items():
+        known = definitions[sections[section]["$ref"].rpartition("/")[2]]["properties"]
+        known[former] = {**known[present], "default": None, "deprecated": True,
+                         "description": f"the former name of {section}.{present}, still read"}  # fmt: skip
     model = _section(ModelConfig, definitions)
     definitions["Model"] = _or_preset(
         model, definitions["ModelConfig"], "a shipped model's name, or a path to a Hugging Face config.json"
     )
-    definitions["Distillation"]["properties"]["teacher"] = {"$ref": "#/$defs/Model"}
+    for owner, key in (("Distillation", "teacher"), ("Speculative", "draft")):
+        definitions[owner]["properties"][key] = {"$ref": "#/$defs/Model"}
     _open_cluster(_section(ClusterSpec, definitions), definitions)
     nullable: dict[str, Schema] = {
         name: {"anyOf": [schema, _NULL], "default": None} for name, schema in sections.items()
     }
-    nullable["parallelism"] = {"anyOf": [sections["parallelism"], _NULL], "default": {}}
+    for name in ("parallelism", "engine"):
+        nullable[name] = {"anyOf": [sections[name], _NULL], "default": {}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "stepsim scenario",
@@ -99,12 +109,22 @@ def _or_preset(reference: Schema, full: Schema, words: str) -> Schema:
     return {"anyOf": [{"type": "string", "description": words}, reference, preset]}
 
 
+def _or_text(number: Schema) -> Schema:
+    """A number, or text such as `400Gbps`; the default stays."""
+    outside: Schema = {key: number[key] for key in ("default", "title", "description") if key in number}
+    return {"anyOf": [{k: v for k, v in number.items() if k not in outside}, {"type": "string"}], **outside}
+
+
 def _open_cluster(cluster: Schema, definitions: dict[str, Schema]) -> None:
     """Make optional what follows from elsewhere: the GPU's name, nodes, NVLink domain and NICs."""
     gpu, spec = definitions["GpuSpec"], definitions["ClusterSpec"]
     gpu["required"] = [key for key in gpu["required"] if key != "name"]
     gpu["properties"]["name"] = {"type": ["string", "null"], "default": "custom"}
     gpu["properties"]["memory_bytes"] = _SIZE
+    for part in (gpu, definitions["IntraNode"], definitions["InterNode"]):
+        for key, value in part["properties"].items():
+            if key.endswith("bandwidth_bytes_per_s"):
+                part["properties"][key] = _or_text(value)
     definitions["Gpu"] = _or_preset({"$ref": "#/$defs/GpuSpec"}, gpu, "a shipped GPU's name")
     spec["properties"]["gpu"] = {"$ref": "#/$defs/Gpu"}
     spec["properties"]["nodes"] |= {"default": None, "description": "null: as many as the ranks need"}

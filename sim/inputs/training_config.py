@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-from sim.dtypes import Precision, StorageDtype, sixteen_bit
-from sim.inputs.input_source import Written, as_tuple
+from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
+from sim.inputs.input_source import UserInput, as_tuple
+from sim.models.frameworks import FRAMEWORKS, AttentionKernel
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 
 
-class Recompute(Written):
+class Recompute(UserInput):
     """What is computed again before backward. With mode full, `layers`: so many; `every`: each n-th one."""
 
     mode: RecomputeMode
@@ -37,10 +40,27 @@ def _param_dtype(data: dict[str, Any]) -> Any:
     return sixteen_bit(data["precision"])
 
 
+def _known_framework(name: str) -> str:
+    if name not in FRAMEWORKS:
+        *others, last = map(repr, FRAMEWORKS)
+        expected = f"{', '.join(others)} or {last}"
+        raise PydanticCustomError("literal_error", "must be {expected}", {"expected": expected})
+    return name
+
+
+def _list_frameworks(schema: dict[str, Any]) -> None:
+    schema["enum"] = list(FRAMEWORKS)
+
+
+FrameworkName = Annotated[str, AfterValidator(_known_framework), Field(json_schema_extra=_list_frameworks)]
+SoftwareDate = Annotated[
+    str, BeforeValidator(lambda value: str(value) if isinstance(value, date) else value),
+    Field(pattern=r"^20\d\d-(0[1-9]|1[0-2])(-([0-2]\d|3[01]))?$"),
+]  # fmt: skip
 LoraTarget = Literal["qkv", "attention_out", "mlp_up", "mlp_down"]
 
 
-class Lora(Written):
+class Lora(UserInput):
     """Low-rank adapters on frozen weights. `targets`: the linear layers that have one for each of their matrices."""
 
     rank: int = Field(default=16, ge=1, le=1_000_000)
@@ -49,7 +69,14 @@ class Lora(Written):
     )  # fmt: skip
 
 
-class Training(Written):
+class BatchPhase(UserInput):
+    """The batch size of a training from its `from_tokens`-th token on."""
+
+    from_tokens: float = Field(ge=0, le=1e18)
+    global_batch_size: int = Field(ge=1, le=1_000_000_000)
+
+
+class Training(UserInput):
     """One training step. Sizes: tokens and sequences, global unless said otherwise."""
 
     seq_len: int = Field(ge=1, le=100_000_000)
@@ -62,15 +89,32 @@ class Training(Written):
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
     )
     optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer_dtype: MomentDtype = Field(default="fp32", description="of Adam's two moments")
+    master_weights: Literal[False] | None = Field(
+        default=None, description="null: an fp32 copy where parameters are kept in 16 bits; false: none"
+    )
+    zero_grad: Literal["keep", "set_to_none"] | None = Field(
+        default=None, description="null: keep, one buffer for the run; set_to_none: freed until the first backward"
+    )
     gradient_clipping: bool = Field(default=True, description="norm of all gradients, and their scaling by it")
     recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Field(
         default=Recompute(mode="none"), json_schema_extra={"default": "none"}
     )
     attention: Literal["fused", "unfused"] = "fused"
-    attention_kernel: Literal["flash1", "flash2", "flash3", "cudnn", "triton"] | None = Field(
+    attention_kernel: AttentionKernel | None = Field(
         default=None, description="which fused kernel; null: the profile's usual, or Transformer Engine's"
     )
     cross_entropy: Literal["unfused", "fused", "chunked"] = "unfused"
-    elementwise: Literal["eager", "megatron", "compiled"] = "eager"
+    framework: FrameworkName = "eager"
+    software_date: SoftwareDate | None = Field(
+        default=None, description="month of the framework's release; null: as frameworks are today"
+    )
+    cuda_graphs: Literal["none", "layers", "step"] = Field(
+        default="none", description="what is captured: its kernels cost the host nothing"
+    )
     activation_offload: bool = False
+    tokens: float | None = Field(default=None, gt=0, le=1e18, description="of the whole training")
+    batch_schedule: Annotated[
+        tuple[BatchPhase, ...], BeforeValidator(as_tuple), Field(max_length=1000)
+    ] = Field(default=(), json_schema_extra={"default": None})
     lora: Lora | None = Field(default=None, description="null: all parameters are trained")

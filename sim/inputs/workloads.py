@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
-from sim.dtypes import Precision, TransportDtype
-from sim.inputs.input_source import Written, as_tuple
+from sim.core.dtypes import Precision, TransportDtype
+from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
+from sim.serve.engines import ENGINES, DecodeAttention
+
+MAX_TOKENS = 100_000_000
+MAX_REQUESTS = 10_000_000
 
 
-class RequestPattern(Written):
+class RequestPattern(UserInput):
     """`count` equal requests, all at once or as a Poisson process of `rate_per_s`."""
 
-    prompt_len: int = Field(ge=1, le=100_000_000)
-    output_len: int = Field(ge=1, le=100_000_000)
-    count: int = Field(default=1, ge=1, le=10_000_000)
+    prompt_len: int = Field(ge=1, le=MAX_TOKENS)
+    output_len: int = Field(ge=1, le=MAX_TOKENS)
+    count: int = Field(default=1, ge=1, le=MAX_REQUESTS)
     rate_per_s: float | None = Field(default=None, gt=0, le=1e9)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
-class RequestTrace(Written):
-    """Requests from a CSV file with columns arrival_s, prompt_tokens, output_tokens, prefix_id."""
+HASHED_SUFFIX = ".jsonl"
+
+
+class RequestTrace(UserInput):
+    """Requests from a CSV file with columns arrival_s, prompt_tokens, output_tokens, prefix_id, or from Mooncake's
+    lines of JSON (.jsonl) with hashes of the prompts' blocks."""
 
     trace: str = Field(min_length=1, max_length=4096)
 
@@ -32,7 +41,7 @@ def _requests_form(value: Any) -> str:
     return "<trace>" if traced else "<pattern>"
 
 
-class KvCache(Written):
+class KvCache(UserInput):
     """Where keys and values of running requests live. `dtype` null: the inference precision."""
 
     layout: Literal["paged", "contiguous"] = "paged"
@@ -41,9 +50,58 @@ class KvCache(Written):
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
 
 
-class Inference(Written):
-    """A serving workload."""
+class Speculative(UserInput):
+    """A draft model on the same GPUs proposes `tokens` tokens, each of which is accepted with probability
+    `acceptance`, drawn from `seed`."""
 
+    draft: ModelConfig
+    tokens: int = Field(default=4, ge=1, le=1000)
+    acceptance: float = Field(default=0.7, ge=0, le=1)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+
+class PoolSize(UserInput):
+    """Equal replicas of the model, each on `tp` GPUs."""
+
+    replicas: int = Field(default=1, ge=1, le=100_000)
+    tp: int = Field(default=1, ge=1, le=100_000)
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of all replicas."""
+        return self.replicas * self.tp
+
+
+class Disaggregated(UserInput):
+    """Prompts are computed by replicas of their own, which send keys and values to those that add tokens."""
+
+    prefill: PoolSize = PoolSize()
+    decode: PoolSize = PoolSize()
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of both pools."""
+        return self.prefill.ranks + self.decode.ranks
+
+
+def _known_engine(name: str) -> str:
+    if name not in ENGINES:
+        *others, last = map(repr, ENGINES)
+        raise PydanticCustomError("literal_error", "must be {expected}", {"expected": f"{', '.join(others)} or {last}"})
+    return name
+
+
+def _list_engines(schema: dict[str, Any]) -> None:
+    schema["enum"] = list(ENGINES)
+
+
+EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_extra=_list_engines)]
+
+
+class Inference(UserInput):
+    """A serving workload. Limits and the cache that are left out are those of `engine` (`sim.serve.engines`)."""
+
+    engine: EngineName = "bundled"
     batching: Literal["continuous", "static"] = "continuous"
     precision: Precision = "bf16"
     requests: Annotated[
@@ -52,21 +110,45 @@ class Inference(Written):
     ]
     max_running_requests: int = Field(default=256, ge=1, le=10_000_000)
     max_batch_tokens: int = Field(default=8192, ge=1, le=1_000_000_000)
+    attention: Literal["fused", "unfused"] = "fused"
+    decode_attention: DecodeAttention | None = Field(
+        default=None, description="single tokens' kernel reads a key head once, or for each query head; null: engine's"
+    )
     preemption: Literal["recompute", "swap"] = Field(
         default="recompute", description="what becomes of a preempted sequence's cache: dropped, or kept in host memory"
     )
     kv_cache: KvCache = KvCache()
     prefix_cache: Literal["none", "gpu", "cpu"] = "none"
     quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only"] = "none"
+    router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
+        default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"
+    )
+    speculative: Speculative | None = Field(default=None, description="a draft model, whose tokens are checked")
+    disaggregated: Disaggregated | None = Field(
+        default=None, description="pools of replicas for prompts and for the tokens after them, in place of parallelism"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engine_defaults(cls, data: Any) -> Any:
+        """Fill in what the engine's own default is where the scenario leaves a key out."""
+        engine = ENGINES.get(str(data.get("engine"))) if isinstance(data, dict) else None
+        cache = data.get("kv_cache", {}) if engine else None
+        if engine is None or not isinstance(cache, dict):
+            return data
+        d = engine.defaults
+        limits = {"max_running_requests": d.max_running_requests, "max_batch_tokens": d.max_batch_tokens}
+        kept = {"block_tokens": d.block_tokens, "memory_fraction": d.memory_fraction}
+        return {**limits, **data, "kv_cache": {**kept, **cache}}
 
 
-class TeacherParallelism(Written):
+class TeacherParallelism(UserInput):
     """How the teacher is split over the student's ranks."""
 
     tp: int = Field(default=1, ge=1, le=10_000_000)
 
 
-class Distillation(Written):
+class Distillation(UserInput):
     """A teacher beside the student that `training` describes.
 
     `placement`: on the student's GPUs, or on `teacher_parallelism.tp` GPUs of its own, one step ahead.
@@ -80,14 +162,21 @@ class Distillation(Written):
     prompt_len: int | None = Field(default=None, ge=1, le=100_000_000)
 
 
-class Straggler(Written):
+class EngineOptions(UserInput):
+    """How a step is simulated. `collectives`: each as one task of its closed form's seconds, or as the messages of its
+    ring, tree or exchange."""
+
+    collectives: Literal["closed_form", "messages"] = "closed_form"
+
+
+class Straggler(UserInput):
     """One rank whose computations take `compute_scale` times as long."""
 
     rank: int = Field(ge=0, le=10_000_000)
     compute_scale: float = Field(default=1.3, gt=0, le=1e6)
 
 
-class LinkFault(Written):
+class LinkFault(UserInput):
     """The links between `node0` and `node1`, or (one name twice) within a node, slowed down; 0: cut."""
 
     between: Annotated[
@@ -100,7 +189,7 @@ class LinkFault(Written):
     bandwidth_scale: float = Field(default=0.5, ge=0, le=1e6)
 
 
-class JitterFault(Written):
+class JitterFault(UserInput):
     """Computations vary at random: factors drawn from a log-normal distribution of mean 1, for each rank and action, or
     from `factors`, which come from a measured run where that is named."""
 
@@ -112,7 +201,15 @@ class JitterFault(Written):
     ] = ()
 
 
-class FailureKind(Written):
+class NetworkJitter(UserInput):
+    """Other jobs on a shared network leave each node a part of its NICs' bandwidth: exp(σz), z of a standard normal
+    distribution, drawn once for each node; at most all of it."""
+
+    sigma: float = Field(default=0.3, ge=0, le=3)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+
+class FailureKind(UserInput):
     """Failures of one sort, at a rate of their own. `restart_s` null: as all; `takes_node`: a spare takes its place."""
 
     name: str = Field(min_length=1, max_length=100)
@@ -121,14 +218,14 @@ class FailureKind(Written):
     takes_node: bool = True
 
 
-class Published(Written):
+class Published(UserInput):
     """What was published of a job, shown beside what is simulated."""
 
     effective_training_time: float | None = Field(default=None, gt=0, le=1)
     failures: float | None = Field(default=None, ge=0, le=1e9)
 
 
-class Failures(Written):
+class Failures(UserInput):
     """Random failures and checkpoints, in seconds. With `kinds` these have their own rates, and `mtbf_s_per_gpu` is not
     used; `spare_nodes` null: there is always one."""
 
@@ -143,10 +240,11 @@ class Failures(Written):
     published: Published | None = None
 
 
-class Faults(Written):
+class Faults(UserInput):
     """What goes wrong during the workload."""
 
     stragglers: Annotated[tuple[Straggler, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
     links: Annotated[tuple[LinkFault, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
     jitter: JitterFault | None = None
+    network_jitter: NetworkJitter | None = None
     failures: Failures | None = None

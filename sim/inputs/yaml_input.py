@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -48,6 +48,11 @@ def _syntax_error(error: yaml.YAMLError, text: str, label: str) -> str:
         line = text[:position].count("\n") + 1
     else:
         return f"{label}: is not valid YAML: {problem}"
+    written = text.split("\n")[line - 1]
+    if written[: len(written) - len(written.lstrip())].count("\t"):
+        problem = "a tab; YAML indents with spaces"
+    elif line > 1 and ("did not find expected key" in problem or "mapping values are not allowed" in problem):
+        problem += f"; check the indentation of lines {line - 1} and {line}"
     return f"{label}:{line}: is not valid YAML: {problem}"
 
 

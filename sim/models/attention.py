@@ -1,5 +1,4 @@
-"""The attention core: fused (FlashAttention-like) or unfused, whole or over blocks of keys, and the layer's
-half around it.
+"""The attention core: fused (FlashAttention-like) or unfused, whole or over blocks of keys.
 
 Fused: Dao et al. 2022 and 2023. Unfused: two batched matmuls with scale-mask-softmax and dropout between
 them.
@@ -8,18 +7,12 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sim.core.program import Compute, Program, Saved, TensorRole
 from sim.models.dims import Dims
-from sim.models.elementwise import MASK_BYTES, norm, rope
-from sim.models.linear import linear
-from sim.models.mlp import separate_matmuls
-from sim.models.operators import F, I, Linear, Part, gemm, memory_op
-from sim.prices.flash import BY_STYLE
-from sim.program import Compute, Program, Saved
-
-if TYPE_CHECKING:
-    from sim.inputs.scenario import Scenario
+from sim.models.elementwise import MASK_BYTES
+from sim.models.operators import F, I, Operator, gemm, memory_op
+from sim.models.window import Window
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
 BACKWARD_FLOPS = 2.5  # five matmuls in a fused backward, two forward (Dao 2023, section 3.1)
@@ -30,7 +23,8 @@ class Core:
     """Shapes of one attention: `[batch, heads, q_len, head_dim]` against kv_len keys.
 
     `causal`: the mask is aligned to the last key, so that query i of q sees kv − q + i + 1 keys.
-    `share` replaces the share of the q·kv scores that the mask leaves, where it is not that triangle.
+    `share` replaces the share of the q·kv scores that the mask leaves, where it is not that triangle. `window`: what of
+    the causal keys a query sees; only fused kernels skip the others.
     """
 
     q_len: int
@@ -41,15 +35,23 @@ class Core:
     v_head_dim: int
     causal: bool = True
     share: float | None = None
+    window: Window | None = None
 
     @property
     def visible(self) -> float:
         """Scores computed by a kernel that skips what is masked, per batch and head (half of the square when
-        causal).
+        causal; with a window exactly what it shows).
         """
         if self.share is not None:
             return self.share * self.q_len * self.kv_len
+        if self.windowed is not None:
+            return float(self.windowed.pairs(self.q_len, self.kv_len))
         return self.q_len * (self.kv_len - self.q_len / 2 if self.causal else self.kv_len)
+
+    @property
+    def windowed(self) -> Window | None:
+        """The window, where it hides any key that is there."""
+        return self.window if self.window is not None and self.window.tokens < self.kv_len else None
 
 
 def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
@@ -80,11 +82,13 @@ def _kv_bytes(d: Dims, c: Core) -> float:
 
 def _fused(d: Dims, c: Core, name: str, kind: str, factor: float, moved: float) -> Compute:
     flops = factor * 2.0 * d.batch * c.heads * c.visible * (c.head_dim + c.v_head_dim)
-    shape = (d.batch, c.heads, c.kv_heads, c.q_len, c.kv_len, c.head_dim, c.v_head_dim, int(c.causal))
+    number, q, kv = (1, c.q_len, c.kv_len) if c.windowed is None else c.windowed.blocks(c.q_len, c.kv_len)
+    shape = (d.batch * number, c.heads, c.kv_heads, q, kv, c.head_dim, c.v_head_dim, int(c.causal))
     phase = F if kind == "attention_forward" else I
-    kernel = d.attention_kernel or (d.style if d.style in BY_STYLE else "")
+    kernel = d.attention_kernel or d.framework.attention_kernel
+    launches = 1 if kind == "attention_forward" else 3
     name = f"{name}:{kernel}" if kernel else name
-    return Compute(name, kind, shape, d.act, flops, moved, phase, 1 if kind == "attention_forward" else 3)
+    return Compute(name, kind, shape, d.act, flops, moved, phase, launches, kernel=kernel)
 
 
 def _scores(d: Dims, c: Core) -> float:
@@ -95,40 +99,48 @@ def _softmax_accesses(d: Dims, c: Core) -> tuple[float, float]:
     """Forward reads scores and writes probabilities, backward reads both and writes; Megatron's causal kernel
     reads only what the mask leaves (scaled_upper_triang_masked_softmax).
     """
-    seen = c.visible / (c.q_len * c.kv_len) if d.style == "megatron" else 1.0
+    seen = c.visible / (c.q_len * c.kv_len) if d.framework.skips_masked_scores else 1.0
     return 1.0 + seen, 1.0 + 2.0 * seen
 
 
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
-    """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`.
+    """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
+    return unfused_core(d.batch, c, d.act, d.act_bytes, _softmax_accesses(d, c)[0], bool(d.dropout), name)
 
-    The query heads that share a key head are stacked as rows of one matmul: keys and values are not repeated.
+
+def unfused_core(
+    batch: int, c: Core, act: str, act_bytes: float, softmax_accesses: float, dropout: bool, name: str
+) -> Program:
+    """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context, of `batch` sequences, kernel by kernel.
+
+    `softmax_accesses`: of each of the q·kv scores. The query heads that share a key head are stacked as rows of one
+    matmul: keys and values are not repeated.
     """
-    n, e = _scores(d, c), d.act_bytes
-    batch, rows = _stacked(d, c)
+    n, e = float(batch * c.heads * c.q_len * c.kv_len), act_bytes
+    batch, rows = _stacked(batch, c)
     context = batch * rows * c.v_head_dim
     items = [
-        gemm(f"{name}_scores", F, rows, c.kv_len, c.head_dim, d.act, batch),
-        memory_op(f"{name}_softmax", F, "softmax", n, _softmax_accesses(d, c)[0] * n * e, d.act),
+        gemm(f"{name}_scores", F, rows, c.kv_len, c.head_dim, act, batch),
+        memory_op(f"{name}_softmax", F, "softmax", n, softmax_accesses * n * e, act),
     ]
-    if d.dropout:
-        items.append(memory_op(f"{name}_dropout", F, "elementwise", n, (2 * e + MASK_BYTES) * n, d.act))
+    if dropout:
+        items.append(memory_op(f"{name}_dropout", F, "elementwise", n, (2 * e + MASK_BYTES) * n, act))
     items += [
-        gemm(f"{name}_context", F, rows, c.v_head_dim, c.kv_len, d.act, batch),
-        memory_op(f"{name}_context_copy", F, "copy", context, 2 * context * e, d.act),
+        gemm(f"{name}_context", F, rows, c.v_head_dim, c.kv_len, act, batch),
+        memory_op(f"{name}_context_copy", F, "copy", context, 2 * context * e, act),
     ]
     return tuple(items)
 
 
-def _stacked(d: Dims, c: Core) -> tuple[int, int]:
+def _stacked(batch: int, c: Core) -> tuple[int, int]:
     """Batch and rows of the unfused matmuls."""
-    return d.batch * c.kv_heads, c.heads // c.kv_heads * c.q_len
+    return batch * c.kv_heads, c.heads // c.kv_heads * c.q_len
 
 
 def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     """Four batched matmuls (dV, dA, dQ, dK), dropout and softmax backward."""
     n, e = _scores(d, c), d.act_bytes
-    batch, rows = _stacked(d, c)
+    batch, rows = _stacked(d.batch, c)
     context = batch * rows * c.v_head_dim
     items = [
         memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act),
@@ -155,31 +167,32 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...
     q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
     kv = d.batch * own.kv_heads * own.kv_len * d.act_bytes
     saved = [
-        Saved("attention", "query", q, False),
-        Saved("attention", "key", kv * own.head_dim, False),
-        Saved("attention", "value", kv * own.v_head_dim, False),
+        Saved("attention", "query", q, role=TensorRole.INPUT),
+        Saved("attention", "key", kv * own.head_dim, role=TensorRole.INPUT),
+        Saved("attention", "value", kv * own.v_head_dim, role=TensorRole.INPUT),
     ]
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
-        output = Saved("attention", "output", rows * own.v_head_dim * d.act_bytes if d.quantized else 0.0, False)
-        return (*saved, Saved("attention", "log-sum-exp", rows * LSE_BYTES, False), output)
+        output = Saved("attention", "output", rows * own.v_head_dim * d.act_bytes if d.quantized else 0.0)
+        statistics = Saved("attention", "log-sum-exp", rows * LSE_BYTES, role=TensorRole.STATISTICS)
+        return (*saved, statistics, output)
     scores = sum(_scores(d, c) for c in blocks)
-    saved.append(Saved("attention", "softmax output", scores * d.act_bytes, False))
+    saved.append(Saved("attention", "softmax output", scores * d.act_bytes))
     if d.dropout:
         saved += [
-            Saved("attention", "dropout mask", scores * MASK_BYTES, False),
-            Saved("attention", "dropped probabilities", scores * d.act_bytes, False),
+            Saved("attention", "dropout mask", scores * MASK_BYTES),
+            Saved("attention", "dropped probabilities", scores * d.act_bytes),
         ]
     return tuple(saved)
 
 
-def core_part(d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, backward: Program) -> Part:
+def core_part(d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, backward: Program) -> Operator:
     """The core as a part; `blocks` are the shapes it is computed in (one without context parallelism)."""
     e = d.act_bytes
     tensors = _qo_bytes(d, own) + _kv_bytes(d, own)
     scores = 0.0 if d.fused_attention else 2 * max((_scores(d, c) for c in blocks), default=0.0) * e
     out = d.batch * own.heads * own.q_len * own.v_head_dim * e
-    return Part(
+    return Operator(
         "attention",
         forward,
         backward,
@@ -188,37 +201,4 @@ def core_part(d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, ba
         backward_bytes=tensors + scores + out,
         core=True,
         output_bytes=out,
-    )
-
-
-def attention_parts(scenario: Scenario, d: Dims, core: Part) -> tuple[Part, ...]:
-    """Query, key, value projection, their norms, rope, core, output projection of multi-head and
-    grouped-query attention.
-    """
-    m = scenario.model
-    q, kv = d.heads * d.head_dim, d.kv_heads * d.head_dim
-    apart = separate_matmuls(d, m.mlp)
-    keep = d.style != "compiled"
-    qkv = Linear(
-        "qkv",
-        "attention",
-        d.tokens,
-        d.hidden,
-        (q, kv, kv) if apart else (q + 2 * kv,),
-        "column",
-        m.bias or m.qkv_bias,
-        keep,
-    )
-    out = Linear("attention_out", "attention", d.tokens, q, (d.hidden,), "row", m.bias)
-    turn = (rope(d, d.tokens * (q + kv)),) if m.positions == "rope" else ()
-    if m.qk_norm:
-        turn = (*_qk_norms(d), *turn)
-    return linear(d, qkv), *turn, core, linear(d, out)
-
-
-def _qk_norms(d: Dims) -> tuple[Part, ...]:
-    """Qwen3: an RMS norm over each head's width of queries and of keys."""
-    return tuple(
-        norm(d, f"{name}_norm", "rmsnorm", d.tokens * heads, d.head_dim, False)
-        for name, heads in (("query", d.heads), ("key", d.kv_heads))
     )

@@ -8,9 +8,9 @@ forward, and a pass over the weight's gradient for every chunk.
 
 from __future__ import annotations
 
+from sim.core.program import Item, NeededBy, Role, Saved
 from sim.models.dims import Dims, ceil_div
-from sim.models.operators import F, I, Part, W, accumulation, gemm, memory_op
-from sim.program import Item, Saved
+from sim.models.operators import F, I, Operator, W, accumulation, gemm, memory_op
 
 
 def chunk_rows(rows: int, vocab: int, hidden: int) -> int:
@@ -22,7 +22,7 @@ def chunk_rows(rows: int, vocab: int, hidden: int) -> int:
     return 1 << (ceil_div(rows, ceil_div(vocab, hidden)) - 1).bit_length()
 
 
-def chunked_output(d: Dims, name: str, vocab: int) -> Part:
+def chunked_output(d: Dims, name: str, vocab: int) -> Operator:
     """`[tokens, hidden] x [hidden, vocab]`, loss and both gradients. Frozen weights get none."""
     rows, h, e, trained = d.tokens, d.hidden, d.act_bytes, d.lora is None
     size = vocab * h
@@ -33,17 +33,17 @@ def chunked_output(d: Dims, name: str, vocab: int) -> Part:
         forward += [
             gemm(f"{name}_{i}", F, c, vocab, h, d.act),
             memory_op(f"cross_entropy_{i}", F, "cross_entropy", c * vocab, 3 * e * c * vocab, d.act, 1),
-            gemm(f"{name}_dgrad_{i}", F, c, h, vocab, d.act),
+            gemm(f"{name}_dgrad_{i}", F, c, h, vocab, d.act, role=Role.INPUT_GRADIENT),
         ]
         if trained:
-            forward += [gemm(f"{name}_wgrad_{i}", F, vocab, h, c, d.act),
+            forward += [gemm(f"{name}_wgrad_{i}", F, vocab, h, c, d.act, role=Role.WEIGHT_GRADIENT),
                         memory_op(f"{name}_wgrad_sum_{i}", F, "elementwise", size, 3 * e * size, d.act)]  # fmt: skip
     backward: list[Item] = [memory_op(f"{name}_dgrad_scale", I, "elementwise", rows * h, 2 * e * rows * h, d.act)]
-    saved = [Saved("head", "input's gradient", e * rows * h, False)]
+    saved = [Saved("head", "input's gradient", e * rows * h)]
     if trained:
         backward += [memory_op(f"{name}_wgrad_scale", W, "elementwise", size, 2 * e * size, d.act),
                      *accumulation(d, f"{name}_wgrad", size)[1]]  # fmt: skip
-        saved.append(Saved("head", "weight's gradient", e * size, True))
+        saved.append(Saved("head", "weight's gradient", e * size, NeededBy.WEIGHT_GRAD))
     temporary = e * (chunk * vocab + (size if trained else 0))
-    return Part(name, tuple(forward), tuple(backward), tuple(saved), params=size, weights=((vocab, h),),
+    return Operator(name, tuple(forward), tuple(backward), tuple(saved), params=size, weights=((vocab, h),),
                 forward_bytes=temporary, backward_bytes=e * rows * h)  # fmt: skip

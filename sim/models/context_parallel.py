@@ -10,18 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Comm, Compute, Item, Phase, Wait
 from sim.models.attention import Core, core_backward, core_forward, core_part
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.operators import F, I, Part, collective, memory_op
-from sim.program import Comm, Compute, Item, Phase, Wait
+from sim.models.operators import F, I, Operator, collective, memory_op
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
-FP32_BYTES = 4.0
 
-
-def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Part:
+def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Operator:
     """The core of `own` queries, keys and values (this rank's seq / cp tokens) by `parallelism.cp_method`."""
     p = scenario.parallelism
     if d.cp == 1:
@@ -96,7 +95,7 @@ def _merge(d: Dims, block: Core, step: int) -> Compute:
     return memory_op(f"attention_merge{step}", F, "elementwise", n, n * (2 * FP32_BYTES + d.act_bytes), d.act)
 
 
-def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> Part:
+def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> Operator:
     forward = _ring_forward(d, own, blocks)
     backward = _ring_backward(d, own, blocks)
     part = core_part(d, own, tuple(b for b in blocks if b), forward, backward)
@@ -149,7 +148,7 @@ def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...]) -> tuple
     return (*items, Wait(f"ring_dkv{last}", I))
 
 
-def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...], reorder: bool) -> Part:
+def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...], reorder: bool) -> Operator:
     """Keys and values of all ranks gathered before the kernels, again for backward, whose dK, dV are
     reduce-scattered.
 
@@ -174,7 +173,7 @@ def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...], reorder: bool) -> 
     return replace(part, forward_bytes=part.forward_bytes + size, backward_bytes=part.backward_bytes + 2 * size)
 
 
-def _all_to_all(d: Dims, own: Core) -> Part:
+def _all_to_all(d: Dims, own: Core) -> Operator:
     """Heads for tokens: four exchanges each way; in between every rank has the whole sequence of heads / cp.
 
     Where a rank has fewer key and value heads than cp, they are repeated so that each rank gets one.

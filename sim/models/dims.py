@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sim.dtypes import dtype_bytes, sixteen_bit
+from sim.core.dtypes import dtype_bytes, sixteen_bit
+from sim.models.frameworks import Framework, framework_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
-    from sim.inputs.training_config import Lora
+    from sim.inputs.training_config import Lora, Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """Sizes on one rank. Tensor-parallel shards are taken in `heads`, `kv_heads`, `vocab`, context-parallel
-    in `seq`.
+    """Sizes on one rank; `seq` is its context-parallel share. A layer's own sizes are in `sim.models.layers`.
 
     `tokens` = micro-batch · seq / cp; `rows` = the tokens of the parts that sequence parallelism splits
     (tokens / tp with it, else tokens). `linear` is the linear layers' dtype, `act` that of everything else.
@@ -37,9 +37,6 @@ class Dims:
     tokens: int
     rows: int
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     tp: int
     sp: bool
     cp: int
@@ -49,12 +46,13 @@ class Dims:
     linear_bytes: float
     grad_bytes: float
     dropout: float
-    style: str  # training.elementwise
+    framework: Framework
     fused_attention: bool
     attention_kernel: str  # training.attention_kernel, or "" for the profile's
     tp_overlap: str
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     accumulated: int
+    quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
     lora: Lora | None = None
 
     @property
@@ -76,10 +74,14 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _quantized_copies(scenario: Scenario, t: Training, framework: Framework) -> int:
+    """By rows for one matmul and by columns for another, unless frozen weights or the hardware spare the latter."""
+    either = t.precision == "fp8" and scenario.cluster.gpu.architecture == "blackwell" and framework.skips_transposes
+    return 1 if t.lora is not None or either else 2
+
+
 def dims(scenario: Scenario) -> Dims:
     """Sizes of one rank's shard of `scenario`.
-
-    Key and value heads are replicated where tp exceeds them, so that each rank has at least one.
 
     Raises:
         ValueError: without `training` (an inference scenario).
@@ -87,7 +89,7 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    act = sixteen_bit(t.precision)
+    act, framework = sixteen_bit(t.precision), framework_of(t)
     seq = ceil_div(t.seq_len, p.cp)
     tokens = t.micro_batch_size * seq
     sp = p.sp and p.tp > 1
@@ -99,9 +101,6 @@ def dims(scenario: Scenario) -> Dims:
         tokens=tokens,
         rows=ceil_div(tokens, p.tp) if sp else tokens,
         hidden=m.hidden,
-        heads=ceil_div(m.heads, p.tp),
-        kv_heads=max(1, m.kv_heads // p.tp),
-        head_dim=m.head_dim,
         tp=p.tp,
         sp=sp,
         cp=p.cp,
@@ -111,10 +110,11 @@ def dims(scenario: Scenario) -> Dims:
         linear_bytes=dtype_bytes(t.precision),
         grad_bytes=dtype_bytes(t.grad_dtype),
         dropout=m.dropout,
-        style=t.elementwise,
+        framework=framework,
         fused_attention=t.attention == "fused",
         attention_kernel=t.attention_kernel or "",
         tp_overlap=p.tp_overlap,
+        quantized_copies=_quantized_copies(scenario, t, framework),
         quantized_for=1 if p.zero == 3 and p.reshard_after_forward else micro_batches,
         accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,
         lora=t.lora,

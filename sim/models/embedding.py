@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sim.core.program import Block, BlockKind, NeededBy, Program, Saved
 from sim.models.dims import Dims, dims
 from sim.models.layer import shape_key
 from sim.models.lora import frozen
-from sim.models.operators import F, I, Part, W, collective, memory_op
+from sim.models.operators import F, I, Operator, W, collective, memory_op
 from sim.models.recompute import as_block, keep_all
-from sim.program import Block, Program, Saved
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -28,7 +28,7 @@ def embedding_block(scenario: Scenario) -> Block:
         f"embedding {shape_key(scenario, d)} vocab={scenario.model.padded_vocab(d.tp)} "
         f"positions={scenario.model.positions} dropout={d.dropout:g}{' frozen' if d.lora else ''}"
     )
-    return as_block("embedding", key, parts, keep_all(parts))
+    return as_block("embedding", BlockKind.EMBEDDING, key, parts, keep_all(parts))
 
 
 def table_elements(scenario: Scenario) -> int:
@@ -37,7 +37,7 @@ def table_elements(scenario: Scenario) -> int:
     return int(scenario.model.padded_vocab(tp)) // tp * int(scenario.model.hidden)
 
 
-def lookup(scenario: Scenario, d: Dims) -> Part:
+def lookup(scenario: Scenario, d: Dims) -> Operator:
     """Rows read and written; backward zeroes a dense gradient, adds the tokens' rows and accumulates it.
 
     Every rank looks up what its part of the vocabulary holds and zeroes the rest, then they sum
@@ -55,18 +55,18 @@ def lookup(scenario: Scenario, d: Dims) -> Part:
         forward += (collective(f"embedding_{kind}", kind, size, F),)
         if d.sp:
             backward = (collective("embedding_grad_gather", "all_gather", size, I), *backward)
-    return Part(
+    return Operator(
         "embedding",
         forward,
         backward,
-        (Saved("embedding", "tokens", d.tokens * TOKEN_BYTES, True),),
+        (Saved("embedding", "tokens", d.tokens * TOKEN_BYTES, NeededBy.WEIGHT_GRAD),),
         params=table,
         forward_bytes=size,
         backward_bytes=size + table * d.act_bytes,
     )
 
 
-def _positions(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
+def _positions(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     """A learned table `[max_positions, hidden]`, whole on every rank, added to the tokens' rows."""
     if scenario.model.positions != "learned":
         return ()
@@ -74,7 +74,7 @@ def _positions(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
     add = memory_op("positions", F, "elementwise", n, 3 * n * d.act_bytes, d.act)
     grad = memory_op("positions_wgrad", W, "embedding", n, 2 * n * d.act_bytes, d.act, 2)
     return (
-        Part(
+        Operator(
             "positions",
             (add,),
             (grad,),
@@ -85,17 +85,17 @@ def _positions(scenario: Scenario, d: Dims) -> tuple[Part, ...]:
     )
 
 
-def _dropout(d: Dims) -> tuple[Part, ...]:
+def _dropout(d: Dims) -> tuple[Operator, ...]:
     if not d.dropout:
         return ()
     n = d.rows * d.hidden
     moved = n * (2 * d.act_bytes + 1)
     return (
-        Part(
+        Operator(
             "embedding_dropout",
             (memory_op("embedding_dropout", F, "elementwise", n, moved, d.act),),
             (memory_op("embedding_dropout_backward", I, "elementwise", n, moved, d.act),),
-            (Saved("embedding", "dropout mask", float(n), False),),
+            (Saved("embedding", "dropout mask", float(n)),),
             backward_bytes=2 * n * d.act_bytes,
         ),
     )

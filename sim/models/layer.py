@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sim.models.attention import Core, attention_parts
+from sim.core.program import Block, BlockKind
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, norm, residual
+from sim.models.layers import layer_specs
 from sim.models.lora import frozen, only_behind_adapters
-from sim.models.mla import mla_core, mla_parts
-from sim.models.mlp import mlp_parts
-from sim.models.moe import moe_parts
-from sim.models.operators import Part, quantized_weight_bytes, workspace
+from sim.models.operators import Operator, quantized_weight_bytes, workspace
 from sim.models.recompute import as_block, keep, mode_of_layer, stops_early
-from sim.program import Block
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -34,34 +31,31 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         parts = tuple(p if p.params + p.frozen == 0 or p.frozen else frozen(p) for p in parts)
         parts = only_behind_adapters(parts) if layer == 0 else parts
     kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario))
-    block = as_block(f"layer {layer}", layer_key(scenario, d, layer, shard), parts, kept)
+    block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)
     return replace(block, workspace_bytes=workspace(d, parts), quantized_bytes=quantized_weight_bytes(d, parts))
 
 
-def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Part, ...]:
+def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
     """The layer's operators in forward order."""
-    m = scenario.model
-    moe = m.is_moe_layer(layer)
-    mlp = moe_parts(scenario, d, layer, shard) if moe else mlp_parts(d, m)
-    bias_after = m.bias and d.tp > 1
+    m, spec = scenario.model, layer_specs(scenario.model)[layer]
+    core = attention_core(scenario, d, shard, spec.attention.core(d))
+    before, after = spec.norm_position != "post", spec.norm_position != "pre"
+
+    def norms(name: str, here: bool, after_sum: bool = False) -> tuple[Operator, ...]:
+        return (norm(d, name, m.norm, d.rows, d.hidden, m.bias, after_sum),) if here else ()
+
     return (
         branch_sum(d),
-        norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),
-        *_attention(scenario, d, shard),
-        residual(d, "attention_residual", "attention", bias_after),
+        *norms("attention_norm", before),
+        *spec.attention.train(d, core),
+        *norms("attention_post_norm", after),
+        residual(d, "attention_residual", "attention", m.bias and d.tp > 1),
         branch_sum(d),
-        norm(d, "mlp_norm", m.norm, d.rows, d.hidden, m.bias, after_sum=True),
-        *mlp,
-        residual(d, "mlp_residual", "mlp", bias_after and not moe),
+        *norms("mlp_norm", before, after_sum=True),
+        *spec.mlp.train(scenario, d, layer, shard),
+        *norms("mlp_post_norm", after),
+        residual(d, "mlp_residual", "mlp", spec.mlp.bias_after and d.tp > 1),
     )
-
-
-def _attention(scenario: Scenario, d: Dims, shard: Shard) -> tuple[Part, ...]:
-    if scenario.model.mla is not None:
-        core = attention_core(scenario, d, shard, mla_core(scenario, d))
-        return mla_parts(scenario, d, core)
-    own = Core(d.seq, d.seq, d.heads, d.kv_heads, d.head_dim, d.head_dim)
-    return attention_parts(scenario, d, attention_core(scenario, d, shard, own))
 
 
 def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
@@ -76,6 +70,9 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         text += f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if layer == 0 else ''}"
     if m.mla is not None:
         text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())
+    if (seen := layer_specs(m)[layer].attention.seen_keys(d.full_seq)) is not None:
+        text += f" seen_keys={seen:g}"
+    text += "".join(f" {key}={value}" for key, value in m.variations.items() if key != "window")
     if d.cp > 1:
         text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"
     if m.is_moe_layer(layer) and m.moe is not None:
@@ -90,5 +87,5 @@ def shape_key(scenario: Scenario, d: Dims) -> str:
     m = scenario.model
     return (
         f"b={d.batch} s={d.full_seq} h={d.hidden} norm={m.norm} bias={int(m.bias)} precision={d.linear} "
-        f"elementwise={d.style} tp={d.tp} sp={int(d.sp)} cp={d.cp}"
+        f"elementwise={d.framework.name} tp={d.tp} sp={int(d.sp)} cp={d.cp}"
     )

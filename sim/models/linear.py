@@ -5,13 +5,14 @@ Shoeybi et al. 2019 (Megatron-LM) section 3; Korthikanti et al. 2022 section 4.2
 
 from __future__ import annotations
 
+from sim.core.program import Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
     F,
     I,
     Linear,
-    Part,
+    Operator,
     W,
     accumulate,
     collective,
@@ -20,12 +21,11 @@ from sim.models.operators import (
     weight_gradient,
     weight_gradient_bytes,
 )
-from sim.program import Item, Phase, Program, Saved, Wait
 
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
 
 
-def linear(d: Dims, spec: Linear) -> Part:
+def linear(d: Dims, spec: Linear) -> Operator:
     """The layer with its weight and bias gradients, casts to 8-bit formats and tensor-parallel communication.
 
     Column: forward nothing (an all-gather of the input with sequence parallelism), backward an all-reduce of
@@ -35,13 +35,14 @@ def linear(d: Dims, spec: Linear) -> Part:
     split = d.tp > 1 and spec.mode != "plain"
     column_sp = split and d.sp and spec.mode == "column"
     input_rows = ceil_div(spec.rows, d.tp) if column_sp else spec.rows
-    saved = Saved(spec.part, f"{spec.name} input", input_rows * spec.k * saved_element_bytes(d), True)
+    size = input_rows * spec.k * saved_element_bytes(d)
+    saved = Saved(spec.part, f"{spec.name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
     bias = spec.n if spec.bias else 0
     gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) if split and d.sp else 0
     gradients = (spec.rows * (spec.k + spec.n) + gathered) * d.act_bytes
-    part = Part(
+    part = Operator(
         spec.name,
         forward,
         backward,
@@ -63,26 +64,26 @@ def saved_element_bytes(d: Dims) -> float:
 def gathered_element_bytes(d: Dims) -> float:
     """Of what sequence parallelism gathers. Transformer Engine quantizes before it gathers, whatever the format
     (`gather_along_first_dim` with a quantizer, transformer_engine/pytorch/distributed.py)."""
-    return saved_element_bytes(d) if d.style == "megatron" else d.act_bytes
+    return saved_element_bytes(d) if d.framework.quantizes_before_gather else d.act_bytes
 
 
 def _gather_casts(d: Dims, name: str, phase: Phase, elements: int) -> tuple[Program, Program]:
     """What quantizes `elements` before they are gathered, a rank's own, and after."""
-    if d.style == "megatron":
+    if d.framework.quantizes_before_gather:
         return casts(d, name, phase, ceil_div(elements, d.tp)), ()
     return (), casts(d, name, phase, elements)
 
 
 def casts(d: Dims, name: str, phase: Phase, elements: float, times: float = 1.0) -> Program:
-    """Quantizing a 16-bit tensor for an 8- or 4-bit matmul: read once, written twice (rows and columns scaled apart).
+    """Quantizing a 16-bit tensor for an 8- or 4-bit matmul: read once, written by rows and by columns.
 
     nvfp4 reads it once more before: beside a scale for 16 elements it has one for the tensor, of its largest value.
-    `times` a micro-batch.
+    `Dims.quantized_copies`: whether both are needed. `times` a micro-batch.
     """
     if not d.quantized:
         return ()
-    reads = 2 if d.linear == "nvfp4" else 1
-    moved = elements * (reads * d.act_bytes + 2.0 * d.linear_bytes) * times
+    reads, writes = 2 if d.linear == "nvfp4" else 1, d.quantized_copies
+    moved = elements * (reads * d.act_bytes + writes * d.linear_bytes) * times
     return (memory_op(f"{name}_cast", phase, "cast", elements, moved, d.act, reads),)
 
 
@@ -96,8 +97,10 @@ def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
 def weight_casts(d: Dims, name: str, size: int) -> Program:
     """Weights are quantized once a step, in its first micro-batch: counted at 1/micro-batches in each.
 
-    What ZeRO-3 gathers in 16 bits for each micro-batch is quantized as often.
+    What ZeRO-3 gathers in 16 bits for each micro-batch is quantized as often; frozen weights never again.
     """
+    if d.lora is not None:
+        return ()
     return casts(d, f"{name}_weight", F, size, 1.0 / d.quantized_for)
 
 

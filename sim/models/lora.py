@@ -6,7 +6,12 @@ A x. Matmuls of a token cost 4 flops a frozen weight and 6 an adapter's, in plac
 adapter of the model: what lies before it needs no gradient.
 
 As `peft` does it in eager mode: A and B are matmuls of their own, scaling and sum one kernel each; adapters are kept
-and multiplied in the dtype of the other parameters. Left out: dropout before A.
+and multiplied in 16 bits where other matmuls have 8 or 4. Left out: dropout before A.
+
+With tensor parallelism adapters are split as NeMo's are (`ParallelLinearAdapter`): beside a column layer A's rank and
+B's outputs are split and A x is gathered; beside a row layer A's inputs and B's outputs are, A x is summed, and B's
+result is exchanged for the rank's own rows (gathered without sequence parallelism). With sequence parallelism A reads
+the input that the frozen layer gathered, in 16 bits, and keeps it whole.
 """
 
 from __future__ import annotations
@@ -14,107 +19,119 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sim.dtypes import dtype_bytes
-from sim.models.dims import Dims
+from sim.core.program import Item, NeededBy, Program, Saved, TensorRole
+from sim.models.dims import Dims, ceil_div
 from sim.models.operators import (
     F,
     I,
     Linear,
-    Part,
+    Operator,
     W,
     accumulate,
+    collective,
     gemm,
     memory_op,
     weight_gradient,
     weight_gradient_bytes,
 )
-from sim.program import Compute, Item, Saved
-
-ADAPTER = "_lora"
 
 
-def frozen(part: Part) -> Part:
-    """A part whose parameters get no gradient: what its weight gradient alone needs is neither kept nor computed.
-
-    A norm's input gradient needs its input as well, also where a compiler makes a linear layer's input of it again.
-    """
+def frozen(part: Operator) -> Operator:
+    """A part whose parameters get no gradient: what its weight gradient alone needs is neither kept nor computed."""
     return replace(
         part,
         backward=tuple(i for i in part.backward if i.phase is not W),
-        saved=tuple(s for s in part.saved if not s.weight_grad or s.name.endswith("norm input")),
+        saved=tuple(s for s in part.saved if s.needed_by is not NeededBy.WEIGHT_GRAD),
         params=0,
         frozen=part.params,
         weights=(),
     )
 
 
-def with_adapters(d: Dims, spec: Linear, base: Part) -> Part:
-    """A linear layer frozen, with an adapter for each of its matrices where its name is among the targets.
+def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
+    """A linear layer frozen, with an adapter for each of its matrices where it is among the targets.
 
     Without one the output projection still keeps its input: fused attention's backward reads its own output.
     """
     unneeded = weight_gradient_bytes(d, spec.k * max(spec.outs))
     part = replace(frozen(base), backward_bytes=base.backward_bytes - unneeded)
-    if d.lora is None or spec.name not in d.lora.targets:
-        fused = d.fused_attention and spec.name == "attention_out"
-        output = Saved("attention", "output", spec.rows * spec.k * d.act_bytes, False)
+    if d.lora is None or spec.target not in d.lora.targets:
+        fused = d.fused_attention and spec.target == "attention_out"
+        output = Saved("attention", "output", spec.rows * spec.k * d.act_bytes)
         return replace(part, saved=(*part.saved, output)) if fused else part
     r, rows, k, e = d.lora.rank, spec.rows, spec.k, d.act_bytes
+    split = d.tp > 1 and spec.mode != "plain"
+    column, row = split and spec.mode == "column", split and spec.mode == "row"
+    rank_of_a = ceil_div(r, d.tp) if column else r
     forward: list[Item] = []
     backward: list[Item] = []
+    alone: list[Item] = []
     for i, n in enumerate(spec.outs):
-        name, out = f"{spec.out_name(i)}{ADAPTER}", rows * n
-        kernels = 2 if d.style == "eager" else 1  # scaling, sum
+        name, width = f"{spec.out_name(i)}_lora", ceil_div(n, d.tp) if row else n
+        out = ceil_div(rows, d.tp) * n if row and d.sp else rows * n
+        kernels = 1 if d.framework.fuses_adapter_sum else 2  # scaling, sum
+        inner, forth, back = _messages(d, name, spec.mode if split else "plain", rows * r * e, rows * n * e)
         forward += [
-            gemm(f"{name}_a", F, rows, r, k, d.linear),
-            gemm(f"{name}_b", F, rows, n, r, d.linear),
+            gemm(f"{name}_a", F, rows, rank_of_a, k, d.act),
+            *inner,
+            gemm(f"{name}_b", F, rows, width, r, d.act),
+            *forth,
             memory_op(f"{name}_sum", F, "elementwise", out, (2 * kernels + 1) * e * out, d.act, kernels),
         ]
+        own: list[Item] = [
+            memory_op(f"{name}_scale_lora_dgrad", I, "elementwise", out, 2 * e * out, d.act),
+            gemm(f"{name}_b_lora_dgrad", I, rows, r, width, d.act),
+            *back,
+            *weight_gradient(d, f"{name}_b_wgrad", rows, r, width, d.act),
+            *weight_gradient(d, f"{name}_a_wgrad", rows, k, rank_of_a, d.act),
+        ]
+        alone += own
         backward += [
-            memory_op(f"{name}_scale{ADAPTER}_dgrad", I, "elementwise", out, 2 * e * out, d.act),
-            gemm(f"{name}_b{ADAPTER}_dgrad", I, rows, r, n, d.linear),
-            *weight_gradient(d, f"{name}_b_wgrad", rows, r, n),
-            *weight_gradient(d, f"{name}_a_wgrad", rows, k, r),
-            gemm(f"{name}_a_dgrad", I, rows, k, r, d.linear),
+            *own,
+            gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, d.act),
             accumulate(d, f"{name}_dgrad_sum", rows * k),
         ]
     wide = len(spec.outs) * rows * r * e
-    inputs = tuple(s for s in base.saved if s.weight_grad)
-    saved = (*part.saved, *inputs, Saved(spec.part, f"{spec.name} A x", wide, True))
+    inputs = tuple(s._replace(bytes=k * rows * e) for s in base.saved if s.late)
+    saved = (*part.saved, *inputs, Saved(spec.part, f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
+    again = Saved(spec.part, f"{spec.name} input", k * rows * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     return replace(
         part, forward=(*part.forward, *forward), backward=(*backward, *part.backward), saved=saved,
-        params=trainable_parameters(r, [(n, k) for n in spec.outs]),
+        params=sum(rank_of_a * k + r * ceil_div(n, d.tp if row else 1) for n in spec.outs),
         forward_bytes=part.forward_bytes + rows * max(spec.outs) * e,
         backward_bytes=part.backward_bytes + wide + weight_gradient_bytes(d, r * max(k, *spec.outs)),
+        adapters_alone=tuple(alone), unsaved_input=() if inputs else (again,),
     )  # fmt: skip
 
 
-def only_behind_adapters(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Parts of the model's first layer: up to the first adapter nothing needs a gradient, nor keeps anything for it."""
+def _messages(d: Dims, name: str, mode: str, inner: float, outer: float) -> tuple[Program, Program, Program]:
+    """Tensor-parallel messages of an adapter: after A, after B, and of A x's gradient.
+
+    `inner`, `outer`: bytes of A x and of the layer's result, all rows of both.
+    """
+    if mode == "plain":
+        return (), (), ()
+    gather = collective(f"{name}_a_gather", "all_gather", inner, F)
+    gradient = collective(f"{name}_a_grad_reduce_scatter", "reduce_scatter", inner, I)
+    if mode == "column":
+        return (gather,), (), (gradient,)
+    if not d.sp:
+        reduced = collective(f"{name}_a_all_reduce", "all_reduce", inner, F)
+        again = collective(f"{name}_a_grad_all_reduce", "all_reduce", inner, I)
+        return (reduced,), (collective(f"{name}_b_gather", "all_gather", outer, F),), (again,)
+    scatter = collective(f"{name}_a_reduce_scatter", "reduce_scatter", inner, F)
+    exchange = collective(f"{name}_b_exchange", "all_to_all", outer / d.tp, F)
+    back = collective(f"{name}_b_grad_exchange", "all_to_all", outer / d.tp, I)
+    return (scatter, gather), (exchange,), (back, gradient)
+
+
+def only_behind_adapters(parts: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Parts of the model's first layer: up to the first adapter nothing needs a gradient, nor keeps anything for it.
+
+    With nothing kept before it, a compiler cannot make the adapter's input again and keeps that.
+    """
     first = next((i for i, p in enumerate(parts) if p.params), len(parts))
     out = [replace(p, backward=(), saved=(), backward_bytes=0.0) for p in parts[:first]]
     for p in parts[first : first + 1]:
-        needed = tuple(i for i in p.backward if i.phase is W or _of_adapter(i))
-        saved = p.saved if any(s.name == f"{p.name} input" for s in p.saved) else (_input(p), *p.saved)
-        out.append(replace(p, backward=needed, saved=saved))
+        out.append(replace(p, backward=p.adapters_alone, saved=(*p.unsaved_input, *p.saved)))
     return (*out, *parts[first + 1 :])
-
-
-def _input(part: Part) -> Saved:
-    """What a compiler keeps for A's weight gradient where nothing that it could be made of again is kept."""
-    gradient = next(i for i in part.backward if isinstance(i, Compute) and i.name.endswith("_a_wgrad"))
-    _, _, k, rows = gradient.shape
-    return Saved(part.saved[-1].part, f"{part.name} input", k * rows * dtype_bytes(gradient.dtype), True)
-
-
-def _of_adapter(item: Item) -> bool:
-    return isinstance(item, Compute) and item.name.endswith(f"{ADAPTER}_dgrad")
-
-
-def trainable_parameters(rank: int, shapes: Sequence[tuple[int, int]]) -> int:
-    """Parameters of adapters on matrices of these (outputs, inputs).
-
-    >>> trainable_parameters(16, [(4096, 4096)])
-    131072
-    """
-    return sum(rank * (n + k) for n, k in shapes)

@@ -1,5 +1,4 @@
-"""Mixture of experts: router, token dispatch and combine over expert-parallel ranks, grouped experts, shared
-experts.
+"""Mixture of experts in training: router, token dispatch and combine over expert-parallel ranks, grouped experts.
 
 Lepikhin et al. 2020 (GShard); Fedus et al. 2021 (capacity); DeepSeek-V3 2024 (shared experts, node-limited
 routing).
@@ -11,15 +10,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sim.dtypes import dtype_bytes
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.core.program import Compute, Item, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import activation
+from sim.models.elementwise import GATED, activation
 from sim.models.linear import casts, saved_element_bytes, weight_casts
-from sim.models.mlp import projections
 from sim.models.operators import (
+    ROLES,
     F,
     I,
-    Part,
+    Operator,
     W,
     accumulate,
     accumulation,
@@ -28,13 +28,11 @@ from sim.models.operators import (
     memory_op,
     weight_gradient_bytes,
 )
-from sim.program import Compute, Item, Phase, Program, Saved
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
     from sim.inputs.scenario import Scenario
 
-FP32_BYTES = 4.0
 INDEX_BYTES = 4.0
 
 
@@ -101,28 +99,15 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     return Routing(tokens, min(local, moe.experts), sent, received, max(sent, received) * share)
 
 
-def moe_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Part, ...]:
-    """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
-    moe = _moe(scenario)
+def moe_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
+    """Router, permutation, all-to-all, experts, all-to-all, weighted sum."""
     r = routing(scenario, d, layer, shard)
-    parts = [
-        _router(d, moe, r),
-        _dispatch(scenario, d, r),
-        *_experts(scenario, d, r),
-        _combine(scenario, d, r),
-    ]
-    if moe.shared_experts:
-        shared = projections(d, scenario.model, moe.ffn * moe.shared_experts, "moe", d.tokens)
-        add = accumulate(d, "shared_expert_sum", d.rows * d.hidden, phase=F)
-        parts += [
-            *_renamed(shared),
-            Part("shared_expert_sum", (add,), (accumulate(d, "shared_grad_sum", d.rows * d.hidden),)),
-        ]
-    return tuple(parts)
+    return _router(d, _moe(scenario), r), _dispatch(scenario, d, r), *_experts(scenario, d, r), _combine(scenario, d, r)
 
 
-def _renamed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Shared experts as items of their own names (handles too), their input being the router's: kept once."""
+def shared_parts(d: Dims, parts: tuple[Operator, ...], gated: bool = False) -> tuple[Operator, ...]:
+    """Shared experts beside the routed ones, their gate and the sum of both. Their items and handles have names of
+    their own; their input is the router's, which keeps it."""
 
     def items(program: Program) -> Program:
         return tuple(
@@ -132,11 +117,41 @@ def _renamed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
             for i in program
         )
 
-    out = [replace(p, name=f"shared_{p.name}", forward=items(p.forward), backward=items(p.backward)) for p in parts]
-    return (replace(out[0], saved=()), *out[1:])
+    out = [
+        replace(
+            p,
+            name=f"shared_{p.name}",
+            forward=items(p.forward),
+            backward=items(p.backward),
+            adapters_alone=items(p.adapters_alone),
+        )
+        for p in parts
+    ]
+    add = accumulate(d, "shared_expert_sum", d.rows * d.hidden, phase=F)
+    gradients = accumulate(d, "shared_grad_sum", d.rows * d.hidden)
+    gate = (_shared_gate(d),) if gated else ()
+    return (replace(out[0], saved=()), *out[1:], *gate, Operator("shared_expert_sum", (add,), (gradients,)))
 
 
-def _router(d: Dims, moe: MoeConfig, r: Routing) -> Part:
+def _shared_gate(d: Dims) -> Operator:
+    """`[rows, h] x [h, 1]`, its sigmoid, and the product with what the shared expert gives, which is kept for it."""
+    m, h, e = d.rows, d.hidden, d.act_bytes
+    n = m * h
+    backward = (
+        memory_op("shared_gate_product_backward", I, "elementwise", n, 3 * n * e, d.act, 2),
+        gemm("shared_gate_dgrad", I, m, h, 1, d.act),
+        gemm("shared_gate_wgrad", W, 1, h, m, d.act, out_bytes=2 * d.grad_bytes * h),
+        accumulate(d, "shared_gate_grad_sum", n),
+    )
+    forward = (
+        gemm("shared_gate", F, m, 1, h, d.act),
+        memory_op("shared_gate_product", F, "elementwise", n, 2 * n * e, d.act, 2),
+    )
+    saved = (Saved("moe", "shared expert's result", n * e),)
+    return Operator("shared_gate", forward, backward, saved, params=h, weights=((1, h),), backward_bytes=2 * n * e)
+
+
+def _router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
     """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank."""
     n, e = r.tokens * moe.experts, d.act_bytes
     select = memory_op("router_top_k", F, "softmax", n, (e + 2 * FP32_BYTES) * n, d.act, 3)
@@ -149,15 +164,16 @@ def _router(d: Dims, moe: MoeConfig, r: Routing) -> Part:
         accumulate(d, "router_grad_sum", m * h),
     )
     saved = (
-        Saved("moe", "router input", m * h * e, True),
-        Saved("moe", "router probabilities", n * FP32_BYTES, False),
+        Saved("moe", "router input", m * h * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("moe", "router probabilities", n * FP32_BYTES),
     )
-    return Part(
+    return Operator(
         "router",
         (gemm("router", F, m, x, h, d.act), select),
         backward,
         saved,
-        params=x * h,
+        params=x * h + (x if moe.router_bias else 0),
+        tensors=(x * h, x) if moe.router_bias else (),
         backward_bytes=2 * m * h * e,
     )
 
@@ -186,7 +202,7 @@ def _expert_tp(scenario: Scenario, d: Dims, r: Routing, name: str, kind: str, ph
     return (collective(name, kind, r.received * ranks * d.hidden * d.act_bytes, phase, group="expert_tp"),)
 
 
-def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Part:
+def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
     """Copies sorted by expert, exchanged, gathered over expert_tp; the gradients back the same way."""
     n, e = r.sent * d.hidden, d.act_bytes
     moved = (r.tokens * d.hidden + n) * e
@@ -202,8 +218,8 @@ def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Part:
         *_exchange(scenario, d, r, "dispatch_backward", I, False),
         memory_op("permute_backward", I, "permute", n, moved, d.act, 2),
     )
-    index = Saved("moe", "permutation", r.sent * INDEX_BYTES, False)
-    return Part(
+    index = Saved("moe", "permutation", r.sent * INDEX_BYTES)
+    return Operator(
         "dispatch",
         forward,
         backward,
@@ -221,20 +237,21 @@ def _sort(scenario: Scenario, d: Dims, r: Routing, name: str, phase: Phase) -> P
     return (memory_op(name, phase, "permute", n, 2 * n * d.act_bytes, d.act),)
 
 
-def _experts(scenario: Scenario, d: Dims, r: Routing) -> tuple[Part, ...]:
+def _experts(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
     """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get."""
     m, moe, etp = scenario.model, _moe(scenario), scenario.parallelism.expert_tp
     rows, ffn = r.received * etp, ceil_div(moe.ffn, etp)
-    inner = 2 * ffn if m.mlp == "swiglu" else ffn
+    inner = 2 * ffn if m.mlp in GATED else ffn
     up = _grouped(d, "experts_up", r.experts, rows, inner, d.hidden, keep=True)
-    down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=d.style != "compiled")
+    down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
     bias = r.experts * (inner + d.hidden) if m.bias else 0
     down = replace(down, expert_params=down.expert_params + bias)
-    weighted = (_weighting(d, rows * ffn),) if d.style == "megatron" and m.mlp == "gelu" else ()
+    weighs = d.framework.weights_experts_after_activation and m.mlp == "gelu"  # SwiGLU's kernel does it by itself
+    weighted = (_weighting(d, rows * ffn),) if weighs else ()
     return up, activation(d, m.mlp, rows * ffn, "moe"), *weighted, down
 
 
-def _weighting(d: Dims, elements: float) -> Part:
+def _weighting(d: Dims, elements: float) -> Operator:
     """What leaves a GELU, times the router's fp32 probability of its copy: torch multiplies in fp32 and casts back.
 
     Megatron-Core's TEGroupedMLP (transformer/moe/experts.py, `bias_act_func`) has a fused kernel for the weighted
@@ -245,23 +262,23 @@ def _weighting(d: Dims, elements: float) -> Part:
     """
     e = d.act_bytes
     forward, backward = (2 * FP32_BYTES + 2 * e) * elements, (7 * FP32_BYTES + 3 * e) * elements
-    return Part(
+    return Operator(
         "expert_weighting",
         (memory_op("expert_weighting", F, "elementwise", elements, forward, d.act, 2),),
         (memory_op("expert_weighting_backward", I, "elementwise", elements, backward, d.act, 5),),
-        (Saved("moe", "gelu output", elements * e, False),),
+        (Saved("moe", "gelu output", elements * e),),
         backward_bytes=(3 * FP32_BYTES + e) * elements,
     )
 
 
-def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Part:
+def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
     """`[rows, k] x [k, n]`, every row with the weights of its group."""
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
     written, added = accumulation(d, f"{name}_wgrad", weights)
 
     def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
-        return Compute(what, "grouped_gemm", (groups, *shape), d.linear, flops, moved, phase)
+        return Compute(what, "grouped_gemm", (groups, *shape), d.linear, flops, moved, phase, role=ROLES[phase])
 
     forward = (
         *casts(d, name, F, rows * k),
@@ -274,12 +291,13 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
         run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
         *added,
     )
-    saved = (Saved("moe", f"{name} input", rows * k * saved_element_bytes(d), True),) if keep else ()
+    size = rows * k * saved_element_bytes(d)
+    saved = (Saved("moe", f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
     held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
-    return Part(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)
+    return Operator(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)
 
 
-def _combine(scenario: Scenario, d: Dims, r: Routing) -> Part:
+def _combine(scenario: Scenario, d: Dims, r: Routing) -> Operator:
     """Results home, weighted and summed per token; the router's gradient needs the results (Megatron weights
     the activation instead and keeps nothing). Without sequence parallelism tp ranks then gather one another's
     tokens.
@@ -302,12 +320,12 @@ def _combine(scenario: Scenario, d: Dims, r: Routing) -> Part:
         size = d.tokens * d.hidden * e
         forward += (collective("moe_output_gather", "all_gather", size, F),)
         backward += (collective("moe_input_grad_gather", "all_gather", size, I),)
-    kept = 0.0 if d.style == "megatron" else n * e
-    return Part(
+    kept = 0.0 if d.framework.weights_experts_after_activation else n * e
+    return Operator(
         "combine",
         forward,
         backward,
-        (Saved("moe", "expert results", kept, False),),
+        (Saved("moe", "expert results", kept),),
         forward_bytes=n * e,
         backward_bytes=(n + r.received * d.hidden) * e,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sim.core.program import Block, BlockKind
 from sim.models.dims import Shard, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import lookup
@@ -15,7 +16,6 @@ from sim.models.layer import layer_parts
 from sim.models.linear import linear
 from sim.models.operators import Linear, quantized_weight_bytes, workspace
 from sim.models.recompute import as_block, keep, mode_of_layer
-from sim.program import Block
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -42,7 +42,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     after = (final, replace(output, params=0), loss)
     kept = keep(d, layer, mode_of_layer(scenario, last))
     around = keep(d, (*before, *after), "none")
-    block = as_block("multi-token prediction", "", (*before, *layer, *after), kept)
+    block = as_block("multi-token prediction", BlockKind.MTP, "", (*before, *layer, *after), kept)
     return replace(
         block,
         saved=(*around.saved, *kept.saved),

@@ -1,4 +1,4 @@
-"""Operators with their flops and bytes. `Part`: one operator forward and backward with what it keeps; `Linear`: the
+"""Operators with their flops and bytes. `Operator`: one operator forward and backward with what it keeps; `Linear`: the
 shape of a linear layer.
 """
 
@@ -6,16 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from sim.dtypes import dtype_bytes
+from sim.core.dtypes import dtype_bytes
+from sim.core.program import Comm, Compute, Item, Phase, Program, Role, Saved, Wait
 from sim.models.dims import Dims
-from sim.program import Comm, Compute, Item, Phase, Program, Saved, Wait
+
+if TYPE_CHECKING:
+    from sim.inputs.training_config import LoraTarget
 
 F, I, W = Phase.FORWARD, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD  # noqa: E741
+ROLES = {F: Role.OUTPUT, I: Role.INPUT_GRADIENT, W: Role.WEIGHT_GRADIENT}  # of a matmul where it is written down
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Operator:
     """One operator of a layer as one rank runs it, for one micro-batch.
 
     `forward_bytes` and `backward_bytes` are held while it runs, beyond what any part keeps: gradients of its
@@ -36,6 +41,8 @@ class Part:
     backward_bytes: float = 0.0
     core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
     output_bytes: float = 0.0  # of the core's result
+    adapters_alone: Program = ()  # of `backward` what its adapters' own weight gradients need
+    unsaved_input: tuple[Saved, ...] = ()  # what a compiler makes again of other kept tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class Linear:
 
     `mode`: column (n is this rank's part, the input whole), row (k is this rank's part, the output summed),
     plain (every rank the whole). `rows` are those of the matmul, before any gather or after any scatter is
-    undone.
+    undone. `target`: its key among `training.lora.targets`; None where it has none.
     """
 
     name: str
@@ -55,6 +62,7 @@ class Linear:
     mode: str = "plain"
     bias: bool = False
     save_input: bool = True
+    target: LoraTarget | None = None
 
     @property
     def n(self) -> int:
@@ -64,24 +72,24 @@ class Linear:
         return self.name if len(self.outs) == 1 else f"{self.name}_{i}"
 
 
-def forward_of(parts: Iterable[Part]) -> Program:
+def forward_of(parts: Iterable[Operator]) -> Program:
     return tuple(item for part in parts for item in part.forward)
 
 
-def backward_of(parts: Sequence[Part]) -> Program:
+def backward_of(parts: Sequence[Operator]) -> Program:
     return tuple(item for part in reversed(parts) for item in part.backward)
 
 
-def saved_of(parts: Iterable[Part]) -> tuple[Saved, ...]:
+def saved_of(parts: Iterable[Operator]) -> tuple[Saved, ...]:
     return tuple(s for part in parts for s in part.saved if s.bytes > 0)
 
 
-def tensors_of(parts: Iterable[Part]) -> tuple[int, ...]:
+def tensors_of(parts: Iterable[Operator]) -> tuple[int, ...]:
     """Elements of each dense parameter tensor, in forward order."""
     return tuple(n for p in parts if p.params for n in (p.tensors if sum(p.tensors) == p.params else (p.params,)))
 
 
-def backward_peak(parts: Sequence[Part], kept_bytes: float = 0.0) -> float:
+def backward_peak(parts: Sequence[Operator], kept_bytes: float = 0.0) -> float:
     """Bytes beyond the saved ones at the worst moment of a backward.
 
     Walks back through the parts: each holds its own `backward_bytes`, plus `kept_bytes` (the residual
@@ -94,16 +102,16 @@ def backward_peak(parts: Sequence[Part], kept_bytes: float = 0.0) -> float:
     return peak
 
 
-def workspace(d: Dims, parts: Iterable[Part]) -> float:
+def workspace(d: Dims, parts: Iterable[Operator]) -> float:
     """What Transformer Engine keeps for good: one empty weight gradient for every shape of a weight matrix.
 
     (`get_dummy_wgrad` in its module/base.py; autograd wants a gradient though the matmul has accumulated it.)
     """
     shapes = {shape for part in parts for shape in part.weights}
-    return d.act_bytes * sum(n * k for n, k in shapes) if d.style == "megatron" else 0.0
+    return d.act_bytes * sum(n * k for n, k in shapes) if d.framework.keeps_empty_gradients else 0.0
 
 
-def quantized_weight_bytes(d: Dims, parts: Iterable[Part]) -> float:
+def quantized_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:
     """Weights in the matmuls' 8- or 4-bit format, kept beside the 16-bit ones: by rows for the forward and by columns
     for the backward.
 
@@ -113,7 +121,7 @@ def quantized_weight_bytes(d: Dims, parts: Iterable[Part]) -> float:
     if not d.quantized:
         return 0.0
     elements = sum(p.expert_params or sum(n * k for n, k in p.weights) for p in parts)
-    return 2.0 * d.linear_bytes * elements
+    return d.quantized_copies * d.linear_bytes * elements
 
 
 def gemm(
@@ -125,22 +133,34 @@ def gemm(
     dtype: str,
     batch: int = 1,
     out_bytes: float | None = None,
+    role: Role | None = None,
 ) -> Compute:
     """`[m, k] x [k, n]`, `batch` times: 2·batch·m·n·k flops; both operands read, the result written once.
 
     `out_bytes` replaces the result's traffic where it is not one write in `dtype` (8-bit operands,
-    accumulation).
+    accumulation). `role`: by the phase, but where a forward makes gradients.
     """
     size = dtype_bytes(dtype)
     result = batch * m * n * max(size, 2.0) if out_bytes is None else out_bytes
     moved = batch * (m * k + k * n) * size + result
-    return Compute(name, "gemm", (batch, m, n, k), dtype, 2.0 * batch * m * n * k, moved, phase)
+    shape, flops = (batch, m, n, k), 2.0 * batch * m * n * k
+    return Compute(name, "gemm", shape, dtype, flops, moved, phase, role=role or ROLES[phase])
 
 
 def memory_op(
-    name: str, phase: Phase, kind: str, elements: float, moved_bytes: float, dtype: str, kernels: int = 1
+    name: str,
+    phase: Phase,
+    kind: str,
+    elements: float,
+    moved_bytes: float,
+    dtype: str,
+    kernels: int = 1,
+    kernel: str = "",
 ) -> Compute:
-    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches, a flop each."""
+    """An operator bound by memory: `moved_bytes` read and written in `kernels` launches, a flop each.
+
+    `kernel` names its own points in a profile (`KIND:KERNEL`).
+    """
     return Compute(
         name,
         kind,
@@ -150,6 +170,7 @@ def memory_op(
         moved_bytes,
         phase,
         kernels,
+        kernel=kernel,
     )
 
 
@@ -163,10 +184,10 @@ def accumulate(d: Dims, name: str, elements: float, accesses: float = 3.0, phase
     return memory_op(name, phase, "elementwise", elements, accesses * d.act_bytes * elements, d.act)
 
 
-def weight_gradient(d: Dims, name: str, m: int, k: int, n: int) -> Program:
-    """`dW = dYᵀ X`, `[n, m] x [m, k]`, and its accumulation."""
+def weight_gradient(d: Dims, name: str, m: int, k: int, n: int, dtype: str | None = None) -> Program:
+    """`dW = dYᵀ X`, `[n, m] x [m, k]`, and its accumulation; in the linear layers' format unless `dtype` names one."""
     written, added = accumulation(d, name, n * k)
-    return (gemm(name, W, n, k, m, d.linear, out_bytes=written), *added)
+    return (gemm(name, W, n, k, m, dtype or d.linear, out_bytes=written), *added)
 
 
 def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
@@ -177,7 +198,7 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     it is, so its traffic is counted at (n − 1)/n of n; a gradient kept in another dtype is
     always converted.
     """
-    if d.style == "megatron":
+    if d.framework.accumulates_in_matmul:
         return 2.0 * d.grad_bytes * size, ()
     added = (d.accumulated - 1) / d.accumulated
     moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
@@ -190,7 +211,7 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
 def weight_gradient_bytes(d: Dims, size: float) -> float:
     """What a matmul leaves for the accumulation: nothing where it adds up itself or is the gradient."""
     only = d.accumulated == 1 and d.grad_bytes == d.act_bytes
-    return 0.0 if d.style == "megatron" or only else d.act_bytes * size
+    return 0.0 if d.framework.accumulates_in_matmul or only else d.act_bytes * size
 
 
 def rerun(program: Program) -> Program:

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole
 from sim.models.dims import Dims
-from sim.models.operators import Part, backward_of, backward_peak, forward_of, rerun, saved_of, tensors_of
-from sim.program import Block, Comm, Compute, Item, Program, Saved
+from sim.models.frameworks import framework_of
+from sim.models.operators import Operator, backward_of, backward_peak, forward_of, rerun, saved_of, tensors_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -26,7 +27,7 @@ KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op k
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RecomputePlan:
     """The outcome: the program to rerun, what is kept, the backward's transient bytes, and what it brings back for
     weight gradients."""
 
@@ -36,10 +37,11 @@ class Kept:
     rebuilt_bytes: float = 0.0
 
 
-def as_block(name: str, key: str, parts: Sequence[Part], kept: Kept) -> Block:
+def as_block(name: str, kind: BlockKind, key: str, parts: Sequence[Operator], kept: RecomputePlan) -> Block:
     """The parts as one piece of the model, of which `kept` stays."""
     return Block(
         name=name,
+        kind=kind,
         forward=forward_of(parts),
         backward=backward_of(parts),
         recompute=kept.recompute,
@@ -55,9 +57,9 @@ def as_block(name: str, key: str, parts: Sequence[Part], kept: Kept) -> Block:
     )
 
 
-def keep_all(parts: Sequence[Part]) -> Kept:
+def keep_all(parts: Sequence[Operator]) -> RecomputePlan:
     """What stays of parts that no residual stream passes by and nothing is run again of: embedding and head."""
-    return Kept((), saved_of(parts), backward_peak(parts))
+    return RecomputePlan((), saved_of(parts), backward_peak(parts))
 
 
 def mode_of_layer(scenario: Scenario, layer: int) -> str:
@@ -83,37 +85,37 @@ def _place_in_stage(scenario: Scenario, layer: int) -> int:
 def stops_early(scenario: Scenario) -> bool:
     """Whether full recomputation is torch's checkpoint around FSDP's units; Megatron's own reruns whole layers."""
     t = scenario.training
-    return scenario.parallelism.zero == 3 and t is not None and t.elementwise != "megatron"
+    return scenario.parallelism.zero == 3 and t is not None and framework_of(t).checkpoint_stops_early
 
 
-def keep(d: Dims, parts: Sequence[Part], mode: str, early_stop: bool = False) -> Kept:
+def keep(d: Dims, parts: Sequence[Operator], mode: str, early_stop: bool = False) -> RecomputePlan:
     """Apply `mode` to a layer's parts in forward order; `early_stop`: see `stops_early`."""
     saved, stream = saved_of(parts), d.stream_bytes
     whole = sum(s.bytes for s in saved)
     peak = backward_peak(parts, stream)
     if mode == "none":
-        return Kept((), saved, peak)
-    layer_input = Saved("layer", "input", stream, False)
-    rebuilt = sum(s.bytes for s in saved if s.weight_grad)
+        return RecomputePlan((), saved, peak)
+    layer_input = Saved("layer", "input", stream, role=TensorRole.INPUT)
+    rebuilt = sum(s.bytes for s in saved if s.late)
     if mode == "full":
         again = _until_last_saved(parts) if early_stop else forward_of(parts)
-        return Kept(rerun(again), (layer_input,), peak + whole - stream, rebuilt)
+        return RecomputePlan(rerun(again), (layer_input,), peak + whole - stream, rebuilt)
     if mode == "selective":
         kept = saved_of(p for p in parts if not p.core) + _core_inputs(parts)
         again = rerun(forward_of(p for p in parts if p.core))
-        return Kept(again, kept, peak + whole - sum(s.bytes for s in kept))
+        return RecomputePlan(again, kept, peak + whole - sum(s.bytes for s in kept))
     kept = (layer_input, *_kept_outputs(d, parts))
-    return Kept(rerun(_not_kept(parts)), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
+    return RecomputePlan(rerun(_not_kept(parts)), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
 
 
-def _until_last_saved(parts: Sequence[Part]) -> Program:
+def _until_last_saved(parts: Sequence[Operator]) -> Program:
     """A forward up to the last tensor kept: all of it but, without dropout, the last matmul and its residual sum.
 
     torch.utils.checkpoint (not reentrant, from 2.1): what comes after the last tensor saved is not run. Where that
     would leave out a message, which other ranks count on, everything is.
     """
     last = max((i for i, p in enumerate(parts) if saved_of([p])), default=-1)
-    kept_inputs = last >= 0 and all(s.name.endswith(" input") for s in saved_of([parts[last]]))
+    kept_inputs = last >= 0 and all(s.role is TensorRole.INPUT for s in saved_of([parts[last]]))
     casts = [i for i in parts[last].forward if isinstance(i, Compute) and i.kind == "cast"] if kept_inputs else []
     again = forward_of(parts[: last + (not kept_inputs)]) + tuple(casts)
     whole = forward_of(parts)
@@ -121,18 +123,18 @@ def _until_last_saved(parts: Sequence[Part]) -> Program:
     return again if sent[0] == sent[1] else whole
 
 
-def _core_inputs(parts: Sequence[Part]) -> tuple[Saved, ...]:
+def _core_inputs(parts: Sequence[Operator]) -> tuple[Saved, ...]:
     """A rerun core starts from query, key and value, which stay (34sbh includes them)."""
-    return tuple(s for p in parts if p.core for s in p.saved if s.name in ("query", "key", "value"))
+    return tuple(s for p in parts if p.core for s in p.saved if s.role is TensorRole.INPUT)
 
 
-def _kept_outputs(d: Dims, parts: Sequence[Part]) -> list[Saved]:
+def _kept_outputs(d: Dims, parts: Sequence[Operator]) -> list[Saved]:
     kept: list[Saved] = []
     count = 0
     for part in parts:
         if part.core:
             statistics = _statistics(part)
-            kept += [Saved("attention", "attention output", part.output_bytes, False)] if statistics else []
+            kept += [Saved("attention", "attention output", part.output_bytes)] if statistics else []
             kept += statistics
             continue
         for item in part.forward:
@@ -140,20 +142,20 @@ def _kept_outputs(d: Dims, parts: Sequence[Part]) -> list[Saved]:
                 count += 1
                 if count % 2:
                     batch, m, n, _ = item.shape
-                    kept.append(Saved("layer", f"{item.name} output", batch * m * n * d.act_bytes, False))
+                    kept.append(Saved("layer", f"{item.name} output", batch * m * n * d.act_bytes))
             elif isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
                 size = item.bytes / d.tp if item.kind == "reduce_scatter" else item.bytes
-                kept.append(Saved("layer", f"{item.name} output", size, False))
+                kept.append(Saved("layer", f"{item.name} output", size))
     return kept
 
 
-def _statistics(core: Part) -> list[Saved]:
+def _statistics(core: Operator) -> list[Saved]:
     """What a fused core's backward starts from beside its output; nothing of an unfused one, which runs again whole
     (its batched matmuls are not among the operators whose outputs torchtitan's policy saves)."""
-    return [s for s in core.saved if s.name == "log-sum-exp"]
+    return [s for s in core.saved if s.role is TensorRole.STATISTICS]
 
 
-def _not_kept(parts: Sequence[Part]) -> Program:
+def _not_kept(parts: Sequence[Operator]) -> Program:
     items: list[Item] = []
     count = 0
     for part in parts:

@@ -1,1 +1,1 @@
-"""What operators and messages take: profiles, roofline, interpolation, topology."""
+"""Prices in seconds of operators and messages: profiles, roofline, interpolation, topology."""

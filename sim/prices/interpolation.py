@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.core.normal import SIGMA_PER_MAD
+
 SUPPORT_OCTAVES = 3.0  # a shape further than this from every measured one is not between them
 _LOO_POINTS = 64
 
@@ -91,7 +93,7 @@ class Surface:
             distance2[pick] = np.inf
             near = self._near(distance2, count - 1)
             errors[i] = abs(math.expm1(self._fit(query, beside, near, distance2[near]) - float(self._y[pick][0])))
-        return float(1.4826 * np.median(errors))
+        return float(SIGMA_PER_MAD * np.median(errors))
 
     def _near(self, distance2: NDArray[np.float64], usable: int) -> NDArray[np.intp]:
         """The points that decide, of those that may."""

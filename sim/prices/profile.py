@@ -1,4 +1,4 @@
-"""Profile: what was measured about a machine. `calibrate` writes it, `sim.prices.costs` reads it.
+"""Profile: what was measured about a machine. `calibrate` writes it, `sim.prices.operator_prices` reads it.
 
 One JSON file, `"format": "profile/1"`. Points are kept in columns, one table for an operator and dtype, so
 that ten thousand of them stay a small file that loads in milliseconds::
@@ -26,18 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.files import write_json
+from sim.core.files import write_json
+from sim.prices.coefficients import Coefficients
 
 FORMAT = "profile/1"
 
 Facts = Mapping[str, str | int | float | bool]
-
-
-class Coefficient(NamedTuple):
-    """One physical constant, in base units (the name ends with them), and where it comes from."""
-
-    value: float
-    source: str
 
 
 class BlockPoint(NamedTuple):
@@ -52,7 +46,7 @@ class BlockPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointTable:
-    """Measured kernels of one operator and dtype; `shapes` [points, dimensions] is read as in `sim.prices.costs`."""
+    """Measured kernels of one operator and dtype; `sim.prices.operator_prices` says how `shapes` is read."""
 
     op: str
     dtype: str
@@ -80,7 +74,7 @@ class Profile:
     `reference` names the GPU preset that the points belong to; for a different or an overridden GPU they are
     scaled by the ratio of the two rooflines. Empty: measured on the simulated machine itself, so points stand
     as they are and the coefficients `memory_bandwidth_bytes_per_s` and `peak_DTYPE_flops_per_s` replace the
-    data sheet's. `kernels` names a shipped file of measured kernels (see `sim.prices.kernels`), which belong to the
+    data sheet's. `kernels` names a shipped file of measured kernels (`sim.prices.kernel_tables`), which belong to the
     `reference` too and are read as they are needed.
     """
 
@@ -91,11 +85,16 @@ class Profile:
     hardware: Facts = field(default_factory=dict)
     software: Facts = field(default_factory=dict)
     settings: Facts = field(default_factory=dict)
-    coefficients: Mapping[str, Coefficient] = field(default_factory=dict)
+    coefficients: Coefficients = field(default_factory=Coefficients)
     points: tuple[PointTable, ...] = ()
     blocks: tuple[BlockPoint, ...] = ()
     collectives: tuple[CollectiveTable, ...] = ()
     kernels: str = ""
+
+    @property
+    def bare(self) -> bool:
+        """True where nothing was measured and nothing is assumed: all kernels reach the data sheet's roofline."""
+        return not (self.points or self.blocks or self.collectives or self.kernels or self.coefficients.flat())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps`; `profile_input.profile_from` reads it back unchanged."""
@@ -108,7 +107,7 @@ class Profile:
             "hardware": dict(self.hardware),
             "software": dict(self.software),
             "settings": dict(self.settings),
-            "coefficients": {k: c._asdict() for k, c in self.coefficients.items()},
+            "coefficients": {name: c._asdict() for name, c in self.coefficients.flat().items()},
             "points": [
                 {
                     "op": t.op,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sim.errors import InputError
-from sim.files import read_json
+from sim.core.errors import InputError
+from sim.core.files import read_json
 from sim.prices.profile import Profile
 from sim.prices.profile_input import profile_from
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.dtypes import dtype_bytes
-from sim.errors import InputError
+from sim.core.dtypes import dtype_bytes
+from sim.core.errors import InputError
+
+if TYPE_CHECKING:
+    from topology.spec import GpuSpec
 
 MATMULS = ("gemm", "grouped_gemm")
 ATTENTION = ("attention_forward", "attention_backward")
-SERVED = "served linear"  # name of a matmul as serving libraries run it: from a 16-bit input on
-PREFILL = "prefill"  # name of an attention as serving libraries run it: those of the measured points, not training's
 # A rank's routed experts as serving libraries run them, from the choice of experts to the weighted sum: (tokens,
 # hidden, ffn, top_k, experts, expert_tp, ep) of a gated layer, its experts spread over ep ranks, each over expert_tp.
 MOE_LAYER = "moe_layer"
@@ -44,12 +45,17 @@ M = TypeVar("M", int, float, NDArray[np.float64])
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the roofline needs to know: dense peaks by dtype and the bandwidth of device memory."""
+    """A device as the roofline sees it: dense peaks by dtype and the bandwidth of device memory."""
 
     name: str
     peak_flops_per_s: Mapping[str, float]
     bandwidth_bytes_per_s: float
     sm_count: int = 0  # 0: unknown, no quantization into waves
+
+    @staticmethod
+    def of(gpu: GpuSpec) -> Device:
+        """The device that a GPU's data sheet describes."""
+        return Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s, gpu.sm_count)
 
     def peak(self, dtype: str) -> float:
         """Dense matrix peak in flops/s.

@@ -10,22 +10,15 @@ its cost.
 
 from __future__ import annotations
 
-from sim.actions import Entry, Kind, Schedule
-from sim.schedules.layout import ListWriter
+from sim.core.actions import Entry, Kind, Schedule
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import ListWriter
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 
 
 def dualpipe(p: int, m: int) -> Schedule:
-    """The lists.
-
-    Raises:
-        ValueError: if p or m is odd or m is below 2p.
-    """
-    if p % 2:
-        raise ValueError(f"schedule dualpipe: p={p} ranks must be a multiple of 2")
-    if m % 2 or m < 2 * p:
-        raise ValueError(f"schedule dualpipe: m={m} micro-batches must be a multiple of 2, at least {2 * p}")
+    """Half of the micro-batches go down the ranks, half go up."""
     down, up = tuple(range(p)), tuple(range(p, 2 * p))
     ranks = []
     for r in range(p):
@@ -65,3 +58,12 @@ def two_ended(w: ListWriter, n: int, m: int, r: int, near: int, far: int) -> lis
         w.repeat(1, (near, I))
     w.weights(r + 1)
     return w.entries
+
+
+FORM = ScheduleForm(
+    "dualpipe",
+    dualpipe,
+    ranks_multiple=2,
+    micro_batches_multiple=lambda p: 2,
+    fewest_micro_batches=lambda p: 2 * p,
+)

@@ -7,19 +7,15 @@ Source: "cut-in-half" (Sea AI Lab) as in github.com/deepseek-ai/DualPipe and tor
 
 from __future__ import annotations
 
-from sim.actions import Schedule
+from sim.core.actions import Schedule
 from sim.schedules.dualpipe import two_ended
-from sim.schedules.layout import ListWriter, v_shaped
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import ListWriter, v_shaped
 
 
 def dualpipe_v(p: int, m: int) -> Schedule:
-    """Half of DualPipe's ranks for 2p ranks; what came from the other end comes back up the V.
+    """Half of DualPipe's ranks for 2p ranks; what came from the other end comes back up the V."""
+    return v_shaped("dualpipe_v", p, m, (two_ended(ListWriter(), p, m, r, r, 2 * p - 1 - r) for r in range(p)))
 
-    Raises:
-        ValueError: if m is below 2p.
-    """
-    if m < 2 * p:
-        raise ValueError(f"schedule dualpipe_v: m={m} micro-batches must be at least 2p, {2 * p}")
-    return v_shaped(
-        "dualpipe_v", p, m, (two_ended(ListWriter(), p, m, r, r, 2 * p - 1 - r) for r in range(p))
-    )
+
+FORM = ScheduleForm("dualpipe_v", dualpipe_v, fewest_micro_batches=lambda p: 2 * p)

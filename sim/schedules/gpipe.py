@@ -7,12 +7,16 @@ figure. The paper's recomputation is an option of the training step here, not of
 
 from __future__ import annotations
 
-from sim.actions import Action, Kind, Schedule
-from sim.schedules.layout import looped
+from sim.core.actions import Kind, Schedule
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import actions, looped
 
 
 def gpipe(p: int, m: int) -> Schedule:
     """Every rank does its m forwards and then its m backwards."""
     return looped(
-        "gpipe", p, m, ([Action(r, kind, i) for kind in (Kind.F, Kind.B) for i in range(m)] for r in range(p))
+        "gpipe", p, m, ([*actions([r] * m, Kind.F, range(m)), *actions([r] * m, Kind.B, range(m))] for r in range(p))
     )
+
+
+FORM = ScheduleForm("gpipe", gpipe, blocking_sends=True)

@@ -6,8 +6,9 @@ al. 2019, arXiv 1811.06965, fig. 2b) starts from.
 
 from __future__ import annotations
 
-from sim.actions import Action, Kind, Schedule
-from sim.schedules.layout import looped
+from sim.core.actions import Action, Kind, Schedule
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import looped
 
 
 def naive(p: int, m: int) -> Schedule:
@@ -15,3 +16,6 @@ def naive(p: int, m: int) -> Schedule:
     return looped(
         "naive", p, m, ([Action(r, kind, i) for i in range(m) for kind in (Kind.F, Kind.B)] for r in range(p))
     )
+
+
+FORM = ScheduleForm("naive", naive, blocking_sends=True)

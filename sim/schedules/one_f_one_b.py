@@ -6,8 +6,9 @@ arXiv 2006.09503) as in Megatron-LM (Narayanan et al. 2021, arXiv 2104.04473, fi
 
 from __future__ import annotations
 
-from sim.actions import Action, Kind, Schedule
-from sim.schedules.layout import looped
+from sim.core.actions import Action, Kind, Schedule
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import looped
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
@@ -21,3 +22,6 @@ def _rank(p: int, m: int, r: int) -> list[Action]:
     for i in range(m - warm_up):
         entries += (Action(r, Kind.F, warm_up + i), Action(r, Kind.B, i))
     return entries + [Action(r, Kind.B, i) for i in range(m - warm_up, m)]
+
+
+FORM = ScheduleForm("1f1b", one_f_one_b, blocking_sends=True)

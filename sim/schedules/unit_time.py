@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.actions import Entry, Kind, Links, Overlap, Schedule, parts
+from sim.core.actions import Entry, Kind, Links, Overlap, Schedule, parts
 
 Seconds = float | tuple[float, ...]
 
@@ -85,7 +85,7 @@ def evaluate(schedule: Schedule, times: UnitTimes | None = None) -> Timed:
     """Runs the lists, each entry as early as its rank and its inputs allow.
 
     Raises:
-        ValueError: if the lists deadlock (`sim.actions.validate` says where).
+        ValueError: if the lists deadlock (`sim.core.actions.validate` says where).
     """
     times, links = times or UnitTimes(), Links(schedule)
     arrived: dict[int, float] = {}
@@ -117,7 +117,7 @@ def evaluate(schedule: Schedule, times: UnitTimes | None = None) -> Timed:
 
 
 def picture(schedule: Schedule) -> list[list[str | None]]:
-    """Rows for `sim.actions.grid`: a column per unit of time with F = I = W = 1, B = 2 and free messages.
+    """Rows for `sim.core.actions.grid`: a column per unit of time with F = I = W = 1, B = 2 and free messages.
 
     The second unit of a full backward shows `-`; an overlap's backward follows its forward, after a `+`.
     """

@@ -8,8 +8,9 @@ Source: Qi et al. 2024 (arXiv 2401.10241, section 2.1), where B is our I.
 
 from __future__ import annotations
 
-from sim.actions import Action, Kind, Schedule
-from sim.schedules.layout import looped
+from sim.core.actions import Action, Kind, Schedule
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import looped
 
 
 def zb_h1(p: int, m: int) -> Schedule:
@@ -27,3 +28,6 @@ def split_backward(stage: int, m: int, warm_up: int, lag: int) -> list[Action]:
         if warm_up + i < m:
             entries.append(Action(stage, Kind.F, warm_up + i))
     return entries + [Action(stage, Kind.W, i) for i in range(max(0, m - lag), m)]
+
+
+FORM = ScheduleForm("zb_h1", zb_h1)

@@ -10,11 +10,15 @@ Source: Qi et al. 2024 (arXiv 2401.10241, section 2.2). Left out: the bypassed o
 
 from __future__ import annotations
 
-from sim.actions import Schedule
-from sim.schedules.layout import looped
+from sim.core.actions import Schedule
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import looped
 from sim.schedules.zb_h1 import split_backward
 
 
 def zb_h2(p: int, m: int) -> Schedule:
     """Rank r starts with 2(p−r)−1 forwards; W of a micro-batch 2r input gradients after its own."""
     return looped("zb_h2", p, m, (split_backward(r, m, 2 * (p - r) - 1, 2 * r) for r in range(p)))
+
+
+FORM = ScheduleForm("zb_h2", zb_h2)

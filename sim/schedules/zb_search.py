@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from sim.actions import Action, Kind, Schedule
-from sim.schedules.layout import looped
+from sim.core.actions import Action, Kind, Schedule
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import looped
 from sim.schedules.unit_time import UnitTimes, at, evaluate
 from sim.schedules.zb_h1 import split_backward
 
@@ -137,3 +139,21 @@ class _Greedy:
         inbox = self.ranks[taker].forwards if kind is Kind.F else self.ranks[taker].backwards
         inbox.append(arrival)
         heapq.heappush(self.wake, (arrival, taker))
+
+
+def first_forwards(
+    memory: float, m: int, forward_s: Sequence[float], input_grad_s: Sequence[float], waits_s: float
+) -> float:
+    """Forwards that rank 0 runs before its first backward in all lists that `zb_search` chooses from, at the least.
+
+    The handcrafted ones begin with as many as its limit and p allow. Its greedy ones go on with forwards until they
+    know when a backward will come: not before one forward of every rank and the input gradients of ranks 2 and up.
+    Seconds are the least of each rank; rank 0's forward takes up to `waits_s` more. Where that may be too long, 1.
+    """
+    count = min(len(forward_s), int(memory * len(forward_s) + 1e-9))
+    known_s = float(sum(forward_s) + sum(input_grad_s[2:]))
+    early = (count - 1) * (float(forward_s[0]) + waits_s) < known_s * (1 - 1e-9)
+    return float(min(m, count)) if early else 1.0
+
+
+FORM = ScheduleForm("zb_search", zb_search, follows_times=True, first_forwards=first_forwards)

@@ -9,8 +9,9 @@ Controllable Memory" (arXiv 2405.15362). Left out: the greedy variant for unequa
 
 from __future__ import annotations
 
-from sim.actions import Entry, Kind, Schedule, parts
-from sim.schedules.layout import ListWriter, v_shaped
+from sim.core.actions import Entry, Kind, Schedule, parts
+from sim.schedules.form import ScheduleForm
+from sim.schedules.list_writer import ListWriter, v_shaped
 
 
 def zb_v(p: int, m: int) -> Schedule:
@@ -35,3 +36,6 @@ def _rank(p: int, m: int, r: int) -> list[Entry]:
     w.repeat(r, (up, Kind.W))
     w.repeat(r, (down, Kind.W))
     return w.entries
+
+
+FORM = ScheduleForm("zb_v", zb_v)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
+PrefixName = str | tuple[int | str, ...]  # a name, or hashes of its blocks (`sim.serve.hashed_prefixes`)
+
 
 @dataclass(slots=True)
 class Prefix:
@@ -42,7 +44,7 @@ class KvCache:
     private: int = 0
     tokens: int = 0
     evicted: int = 0
-    prefixes: OrderedDict[str, Prefix] = field(default_factory=OrderedDict)  # the least recently used first
+    prefixes: OrderedDict[PrefixName, Prefix] = field(default_factory=OrderedDict)  # the least recently used first
     unused: int = 0  # blocks of prefixes that nobody reads
 
     def __post_init__(self) -> None:
@@ -51,6 +53,11 @@ class KvCache:
     def blocks_of(self, tokens: int) -> int:
         """Blocks that a sequence of `tokens` tokens needs."""
         return -(-max(tokens, self.reserve_tokens) // self.block_tokens)
+
+    @property
+    def kept(self) -> int:
+        """Blocks of prefixes, read by somebody or not."""
+        return sum([prefix.blocks for prefix in self.prefixes.values()])
 
     @property
     def available(self) -> int:
@@ -72,25 +79,25 @@ class KvCache:
         self.private -= count
         self.free += count
 
-    def cached_tokens(self, name: str, wanted: int) -> int:
+    def cached_tokens(self, name: PrefixName, wanted: int) -> int:
         """How many of a prompt's first `wanted` tokens are kept, in whole blocks."""
         found = self.prefixes.get(name)
         return 0 if found is None else min(found.blocks, wanted // self.block_tokens) * self.block_tokens
 
-    def use(self, name: str, blocks: int) -> None:
+    def use(self, name: PrefixName, blocks: int) -> None:
         """A sequence begins to read a prefix's first `blocks` blocks, which therefore stay."""
         prefix = self.prefixes.setdefault(name, Prefix())
         self._read(prefix, blocks, 1)
         self.prefixes.move_to_end(name)
 
-    def release(self, name: str, blocks: int) -> None:
+    def release(self, name: PrefixName, blocks: int) -> None:
         """A sequence that read so many has ended or was preempted."""
         prefix = self.prefixes[name]
         self._read(prefix, blocks, -1)
         if not prefix.blocks and not prefix.readers:
             del self.prefixes[name]
 
-    def share(self, name: str, reads: int, blocks: int) -> int:
+    def share(self, name: PrefixName, reads: int, blocks: int) -> int:
         """Let a sequence, which `reads` so many blocks of its prefix, extend it to `blocks` by its own, which it reads
         from now on; the number that changed hands. What others had computed meanwhile it has twice (as in vLLM)."""
         prefix = self.prefixes[name]
@@ -141,17 +148,17 @@ class HostCache:
     """Prefixes kept in the host's memory, in tokens; the least recently used give way whole."""
 
     tokens: int
-    kept: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    kept: OrderedDict[PrefixName, int] = field(default_factory=OrderedDict)
     used: int = 0
 
-    def cached_tokens(self, name: str, wanted: int, block_tokens: int) -> int:
+    def cached_tokens(self, name: PrefixName, wanted: int, block_tokens: int) -> int:
         """How many of a prompt's first `wanted` tokens are kept, in whole blocks."""
         found = self.kept.get(name, 0)
         if found:
             self.kept.move_to_end(name)
         return min(found, wanted) // block_tokens * block_tokens
 
-    def store(self, name: str, tokens: int) -> int:
+    def store(self, name: PrefixName, tokens: int) -> int:
         """Keep a prefix up to `tokens`; how many of them are new (0 if it does not fit at all)."""
         if tokens > self.tokens:
             return 0

@@ -1,4 +1,4 @@
-"""Requests of a serving workload: a pattern of equal ones, or a trace in a CSV file."""
+"""Requests of a serving workload: a pattern of equal ones, or a trace in a file."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sim.errors import InputError
-from sim.files import read_text
-from sim.inputs.workloads import RequestPattern, RequestTrace
+from sim.core.errors import InputError
+from sim.core.files import read_text
+from sim.inputs.workloads import HASHED_SUFFIX, MAX_REQUESTS, MAX_TOKENS, RequestPattern, RequestTrace
+from sim.serve.hash_trace import hashed_requests
+from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 MAX_TRACE_BYTES = 256 * 2**20
-MAX_TOKENS = 100_000_000
-MAX_REQUESTS = 10_000_000
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 OPTIONAL = ("prefix_id", "prefix_tokens")
 
 
 class Request(NamedTuple):
-    """One request. Prompts of equal `prefix_id` begin with the same tokens, as many as both mark in `prefix_tokens`."""
+    """One request. Prompts of equal `prefix_id` begin with the same tokens, as many as both mark in `prefix_tokens`;
+    or `hashes` stand for the prompt's blocks, each with all before it."""
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     prefix_id: str = ""
     prefix_tokens: int = 0
+    hashes: tuple[int | str, ...] = ()
+
+    @property
+    def prefix(self) -> str | tuple[int | str, ...]:
+        """What its beginning is known by; empty for one that nobody shares."""
+        return self.hashes or self.prefix_id
 
 
 def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...]:
@@ -36,7 +43,7 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
     A pattern with a rate is a Poisson process: independent exponential gaps, the first request after the first gap.
 
     Raises:
-        InputError: for a trace that is no such CSV file.
+        InputError: for a trace that is no such file.
     """
     if isinstance(requests, RequestTrace):
         return read_trace(requests.trace)
@@ -52,8 +59,9 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
 
 
 def read_trace(path: str | Path) -> tuple[Request, ...]:
-    """A trace: a header with arrival_s, prompt_tokens, output_tokens and, where known, prefix_id and prefix_tokens.
+    """A trace: CSV, or lines of JSON with hashes (`sim.serve.hash_trace`), which end in .jsonl.
 
+    The CSV has a header with arrival_s, prompt_tokens, output_tokens and, where known, prefix_id and prefix_tokens.
     An empty prefix_id shares nothing; without prefix_tokens the whole prompt may be shared (the shorter of two
     prompts is then the beginning of the longer).
 
@@ -61,12 +69,18 @@ def read_trace(path: str | Path) -> tuple[Request, ...]:
         InputError: naming the line and the column.
     """
     text = read_text(Path(path), MAX_TRACE_BYTES)
-    try:
-        found = list(_rows(csv.reader(io.StringIO(text, newline=""), strict=True), str(path)))
-    except csv.Error as error:
-        raise InputError(f"{path}: is no CSV: {error}") from None
+    if str(path).endswith(HASHED_SUFFIX):
+        found = [
+            Request(r.arrival_s, r.prompt_tokens, r.output_tokens, "", len(r.hashes) * HASHED_TOKENS, r.hashes)
+            for r in hashed_requests(text, str(path))
+        ]
+    else:
+        try:
+            found = list(_rows(csv.reader(io.StringIO(text, newline=""), strict=True), str(path)))
+        except csv.Error as error:
+            raise InputError(f"{path}: is no CSV: {error}") from None
     if not found:
-        raise InputError(f"{path}: holds no requests; needs a line for each below the header")
+        raise InputError(f"{path}: holds no requests; needs a line for each")
     return tuple(sorted(found, key=lambda r: r.arrival_s))
 
 

@@ -17,14 +17,17 @@ Sources: Yu et al. 2022, "Orca" (iteration-level scheduling); Kwon et al. 2023, 
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request
+
+if TYPE_CHECKING:
+    from sim.serve.speculation import Acceptance
 
 
 @dataclass(slots=True, eq=False)
@@ -39,11 +42,14 @@ class Sequence:
     private: int = 0
     shared: int = 0
     swapped: int = 0
+    remote: int = 0  # tokens that another replica has computed and holds
     lost: int = 0  # tokens that were computed when it was preempted
+    order: int = 0  # among those admitted: who runs and has a larger one is younger
     running: bool = False
     in_flight: bool = False
     reads: int | None = None  # blocks of its prefix that stay for it; None where it reads none and extends none
     ready_s: float = 0.0  # when its prefix, or all of its cache, has come from the host's memory
+    admitted_s: float = -1.0
     first_token_s: float = -1.0
     finish_s: float = -1.0
     preemptions: int = 0
@@ -55,11 +61,12 @@ class Sequence:
 
 
 class Piece(NamedTuple):
-    """What an iteration does for one sequence."""
+    """What an iteration does for one sequence. `drafted` of the tokens may turn out to be wrong."""
 
     sequence: Sequence
     tokens: int
     samples: bool
+    drafted: int = 0
 
 
 class Batch(NamedTuple):
@@ -89,6 +96,9 @@ class Counts:
     loaded_tokens: int = 0
     stored_tokens: int = 0
     swapped_tokens: int = 0  # out; as many come in again
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verifications: int = 0  # of one sequence's drafted tokens each
 
 
 @dataclass(slots=True)
@@ -114,6 +124,11 @@ class Scheduler:
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
+    started: int = 0
+    drafted: int = 0  # tokens that a draft adds to each sequence in an iteration
+    acceptance: Acceptance | None = None
+    hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
+    fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
     host_free_s: float = 0.0  # the bus towards the GPU; `out_free_s` the other way
     out_free_s: float = 0.0
     copies: list[Copy] = field(default_factory=list)
@@ -129,8 +144,8 @@ class Scheduler:
                 break
             if sequence.in_flight or sequence.ready_s > now_s or not sequence.running:
                 continue
-            tokens = min(sequence.remaining, budget)
-            while not self._grow(sequence, tokens):
+            tokens = min(sequence.remaining + self._drafted(sequence), budget)
+            while not self.grow(sequence, tokens):
                 victim = self._victim(sequence)
                 preempted = True
                 if victim is None:  # it waits for those under way
@@ -139,17 +154,18 @@ class Scheduler:
                 if victim is sequence:
                     break
             else:
-                pieces.append(self._piece(sequence, tokens))
+                pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
                 continue
             break
         if not preempted or not self.running:  # the only one, put out by blocks that it and its prefix both have
-            self._admit(pieces, budget, now_s)
+            self.admit(pieces, budget, self.limits.batch_sequences, now_s)
         return Batch(tuple(pieces), self.out_free_s)
 
-    def _admit(self, pieces: list[Piece], budget: int, now_s: float) -> None:
-        while (self.waiting and budget > 0 and len(self.running) < self.limits.running
-               and len(pieces) < self.limits.batch_sequences):  # fmt: skip
+    def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float) -> None:
+        """Let waiting requests in, in order of arrival: until `budget` tokens or `places` pieces are reached, nobody
+        more may run, or the cache has no room."""
+        while self.waiting and budget > 0 and len(self.running) < self.limits.running and len(pieces) < places:
             sequence = self.waiting[0]
             hit, loaded = self._cached(sequence)
             tokens = min(sequence.remaining - hit - loaded, budget)
@@ -163,21 +179,39 @@ class Scheduler:
             self.waiting.popleft()
             self._start(sequence, hit, loaded, needed, now_s)
             if sequence.ready_s <= now_s:
-                pieces.append(self._piece(sequence, tokens))
+                pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
 
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether a waiting request would find room beside those that run, each of which adds one token."""
+        hit, loaded = self._cached(sequence)
+        tokens = min(sequence.remaining - hit - loaded, self.limits.batch_tokens - len(self.running))
+        if tokens <= 0:
+            return False
+        needed = self.cache.blocks_of(hit + loaded + tokens) - hit // self.cache.block_tokens
+        return needed <= self.cache.available
+
     def _start(self, sequence: Sequence, hit: int, loaded: int, blocks: int, now_s: float) -> None:
-        if not sequence.preemptions:
+        if not sequence.preemptions and not sequence.remote:
             self.counts.prompt_tokens += sequence.request.prompt_tokens
-        found = hit + loaded - sequence.lost
+        found = hit + loaded - sequence.lost - sequence.remote
         self.counts.hit_tokens += max(0, found)
         self.counts.recomputed_tokens += max(0, -found)
+        if sequence.admitted_s < 0:
+            sequence.admitted_s = now_s
         sequence.lost = 0
         sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded
         self.cache.tokens += loaded
-        if self.share_on_gpu and sequence.request.prefix_id and sequence.reads is None:
+        if self.share_on_gpu and sequence.request.prefix and sequence.reads is None:
             self._read_prefix(sequence, 0)
-        if loaded:
+        self.started += 1
+        sequence.order, sequence.running = self.started, True
+        self.running.append(sequence)
+        if sequence.remote:
+            assert self.fetch is not None
+            sequence.remote, sequence.ready_s = 0, math.inf
+            self.fetch(sequence)
+        elif loaded:
             self.host_free_s = self._copy(
                 max(now_s, self.host_free_s), loaded, "SWAP_IN" if sequence.swapped else "RELOAD"
             )
@@ -185,8 +219,6 @@ class Scheduler:
             self.counts.loaded_tokens += loaded - sequence.swapped
             self.swap_tokens += sequence.swapped
             sequence.swapped = 0
-        sequence.running = True
-        self.running.append(sequence)
 
     def _copy(self, begin_s: float, tokens: int, kind: str) -> float:
         """When a copy that begins at `begin_s` is done."""
@@ -198,31 +230,39 @@ class Scheduler:
         """Tokens found on the GPU and in the host's memory: of the prompt, or all that a swapped sequence had; at least
         one token is always computed."""
         request = sequence.request
-        if sequence.swapped:
-            return 0, sequence.swapped
+        if sequence.remote or sequence.swapped:
+            return 0, sequence.remote or sequence.swapped
         wanted = min(request.prefix_tokens, request.prompt_tokens - 1)
-        if not request.prefix_id or wanted <= 0:
+        if not request.prefix or wanted <= 0:
             return 0, 0
         if self.share_on_gpu:
-            return self.cache.cached_tokens(request.prefix_id, wanted), 0
+            return self.cache.cached_tokens(request.prefix, wanted), 0
         if self.host is not None:
-            return 0, self.host.cached_tokens(request.prefix_id, wanted, self.cache.block_tokens)
+            return 0, self.host.cached_tokens(request.prefix, wanted, self.cache.block_tokens)
         return 0, 0
 
-    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+    def lacks(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a sequence needs for so many more tokens."""
         have = sequence.private + sequence.shared // self.cache.block_tokens
-        more = self.cache.blocks_of(sequence.computed + tokens) - have
-        if more <= 0:
-            return True
-        if not self.cache.take(more):
+        return max(0, self.cache.blocks_of(sequence.computed + tokens) - have)
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a sequence the blocks for so many more tokens; False (and nothing done) if there are too few."""
+        more = self.lacks(sequence, tokens)
+        if more and not self.cache.take(more):
             return False
         sequence.private += more
         return True
 
-    def _piece(self, sequence: Sequence, tokens: int) -> Piece:
+    def piece(self, sequence: Sequence, tokens: int) -> Piece:
+        """`tokens` of a sequence, whose blocks it has, in the iteration that is put together."""
         sequence.in_flight = True
         self.cache.tokens += tokens  # their places are taken from now on
-        return Piece(sequence, tokens, tokens == sequence.remaining)
+        return Piece(sequence, tokens, tokens >= sequence.remaining, max(0, tokens - sequence.remaining))
+
+    def _drafted(self, sequence: Sequence) -> int:
+        """Tokens that the draft adds to a sequence's own."""
+        return self.drafted if sequence.generated > 0 and sequence.remaining == 1 else 0
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """Who makes room for `sequence`: the youngest after it, itself if there is none, nobody while all after it are
@@ -234,131 +274,92 @@ class Scheduler:
         self.counts.preemptions += 1
         victim.preemptions += 1
         victim.lost = victim.computed
-        if 0 < victim.computed <= self.swap_tokens:
+        if 0 < victim.computed <= self.swap_tokens and victim.ready_s < math.inf:
             self.out_free_s = self._copy(max(now_s, self.out_free_s, victim.ready_s), victim.computed, "SWAP_OUT")
             self.counts.swapped_tokens += victim.computed
             self.swap_tokens -= victim.computed
             victim.swapped = victim.computed
-        self._free(victim)
+        self.free(victim)
         victim.computed = 0
         victim.ready_s = 0.0
         victim.running = False
         self.running.remove(victim)
         self.waiting.appendleft(victim)
 
-    def _free(self, sequence: Sequence) -> None:
+    def free(self, sequence: Sequence) -> None:
+        """Give a sequence's blocks back."""
         self.cache.tokens -= sequence.computed - sequence.shared
         self.cache.give_back(sequence.private)
         self._release_prefix(sequence)
         sequence.private = sequence.shared = 0
 
     def _read_prefix(self, sequence: Sequence, blocks: int) -> None:
-        self.cache.use(sequence.request.prefix_id, blocks)
+        self.cache.use(sequence.request.prefix, blocks)
         sequence.reads = blocks
 
     def _release_prefix(self, sequence: Sequence) -> None:
         if sequence.reads is not None:
-            self.cache.release(sequence.request.prefix_id, sequence.reads)
+            self.cache.release(sequence.request.prefix, sequence.reads)
             sequence.reads = None
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""
-        self.before_end = (self.cache.held, self.cache.unused, self.cache.waste)
+        self.note_end()
         done = []
-        for sequence, tokens, samples in batch.pieces:
+        for sequence, tokens, samples, drafted in batch.pieces:
             sequence.in_flight = False
-            sequence.computed += tokens
+            wrong = drafted - self._right(sequence, drafted) if drafted else 0
+            sequence.computed += tokens - wrong
+            self.cache.tokens -= wrong
             if sequence.generated == 0 and (self.share_on_gpu or self.host is not None):
                 self._keep_prefix(sequence)
-            if samples and self._sampled(sequence, 1, end_s):
+            if samples and self._sampled(sequence, 1 + drafted - wrong, end_s):
                 done.append(sequence)
         if done:
-            self.running = [s for s in self.running if s.finish_s < 0]
+            self.running = [s for s in self.running if s.running]
         return done
 
-    def _sampled(self, sequence: Sequence, steps: int, end_s: float) -> bool:
+    def note_end(self) -> None:
+        """Keep what the cache holds when an iteration ends, before anybody leaves."""
+        self.before_end = (self.cache.held, self.cache.unused, self.cache.waste)
+
+    def _right(self, sequence: Sequence, drafted: int) -> int:
+        """Drafted tokens that are kept: those accepted, as far as the request asks for any."""
+        assert self.acceptance is not None
+        accepted = self.acceptance.accepted(sequence.index, sequence.generated, drafted)
+        self.counts.drafted_tokens += drafted
+        self.counts.accepted_tokens += accepted
+        self.counts.verifications += 1
+        return min(accepted, sequence.request.output_tokens - sequence.generated - 1)
+
+    def _sampled(self, sequence: Sequence, tokens: int, end_s: float) -> bool:
         if sequence.first_token_s < 0:
             sequence.first_token_s = end_s
-        sequence.generated += steps
+        sequence.generated += tokens
         if sequence.generated < sequence.request.output_tokens:
-            return False
+            sequence.running = not self.hands_over
+            return self.hands_over
+        self.end(sequence, end_s)
+        return True
+
+    def end(self, sequence: Sequence, end_s: float) -> None:
+        """A sequence has all its tokens."""
         sequence.finish_s = end_s
         sequence.running = False
-        self._free(sequence)
-        return True
+        self.free(sequence)
 
     def _keep_prefix(self, sequence: Sequence) -> None:
         """Computed whole blocks of the shared beginning are kept at once."""
         request = sequence.request
         blocks = min(request.prefix_tokens, sequence.computed) // self.cache.block_tokens
-        if not request.prefix_id or not blocks:
+        if not request.prefix or not blocks:
             return
         if self.host is not None:
-            self.counts.stored_tokens += self.host.store(request.prefix_id, blocks * self.cache.block_tokens)
+            self.counts.stored_tokens += self.host.store(request.prefix, blocks * self.cache.block_tokens)
         else:
             assert sequence.reads is not None
-            added = self.cache.share(request.prefix_id, sequence.reads, blocks)
+            added = self.cache.share(request.prefix, sequence.reads, blocks)
             if added:
                 sequence.reads = blocks
             sequence.private -= added
             sequence.shared += added * self.cache.block_tokens
-
-    def steady_steps(self, now_s: float) -> int:
-        """How many of the next iterations are all alike: every running sequence adds one token, nobody joins, ends
-        before the last of them, or lacks a block. 0 where the next one is not of that kind.
-
-        A request that waits for room goes on waiting, as these steps free none. One that may be admitted when it
-        arrives ends the run at that time, which the caller must look for.
-        """
-        running = self.running
-        n = len(running)
-        if not n or n > min(self.limits.batch_tokens, self.limits.batch_sequences):
-            return 0
-        if any(s.generated == 0 or s.remaining != 1 or s.in_flight or s.ready_s > now_s for s in running):
-            return 0
-        if self.waiting and n < self.limits.running and self._fits(self.waiting[0]):
-            return 0
-        steps = min(s.request.output_tokens - s.generated for s in running)
-        return self._until_full(steps)
-
-    def _fits(self, sequence: Sequence) -> bool:
-        hit, loaded = self._cached(sequence)
-        tokens = min(sequence.remaining - hit - loaded, self.limits.batch_tokens - len(self.running))
-        if tokens <= 0:
-            return False
-        needed = self.cache.blocks_of(hit + loaded + tokens) - hit // self.cache.block_tokens
-        return needed <= self.cache.available
-
-    def _until_full(self, steps: int) -> int:
-        """The most steps, at most `steps`, for which there are blocks."""
-        block, reserve = self.cache.block_tokens, self.cache.reserve_tokens
-        lengths = np.array([s.computed for s in self.running], dtype=np.int64)
-        have = np.array([s.private + s.shared // block for s in self.running], dtype=np.int64)
-
-        def needed(count: int) -> int:
-            return int(np.maximum(0, -(-np.maximum(lengths + count, reserve) // block) - have).sum())
-
-        low, high = 0, steps
-        while low < high:
-            middle = (low + high + 1) // 2
-            if needed(middle) <= self.cache.available:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def run_steps(self, steps: int, end_s: float) -> list[Sequence]:
-        """Do `steps` alike iterations at once (see `steady_steps`), the last ending at `end_s`; who is done."""
-        done = []
-        for sequence in self.running:
-            grown = self._grow(sequence, steps)
-            assert grown, "steady_steps promised the blocks"
-            sequence.computed += steps
-            self.cache.tokens += steps
-        self.before_end = (self.cache.held, self.cache.unused, self.cache.waste)
-        for sequence in self.running:
-            if self._sampled(sequence, steps, end_s):
-                done.append(sequence)
-        if done:
-            self.running = [s for s in self.running if s.finish_s < 0]
-        return done

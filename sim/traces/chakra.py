@@ -14,7 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.traces import protobuf as pb
 from sim.traces.files import read_bytes
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.traces.chakra import COLLECTIVES, ChakraFile, ChakraNode, NodeType, read_chakra
 from sim.traces.files import parse_json, read_bytes
 from sim.traces.recording import HOST, START, Message, Node, Recording

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sim.errors import InputError
-from sim.files import write_bytes, write_text
+from sim.core.errors import InputError
+from sim.core.files import write_bytes, write_text
+from sim.core.timeline import MESSAGES, SENDS, Detail
 from sim.simulation import Simulation
-from sim.timeline import Detail
 from sim.traces.chakra import (
     COLLECTIVES,
     INT32,
@@ -65,13 +65,13 @@ class Export:
         graph = self.simulation.built.graph
         if len(graph.columns.launches.first):
             raise ValueError("the step was simulated without expand=True; its actions hide what their streams do")
-        streams, kinds = list(graph.streams), list(graph.kinds)
+        streams, kinds = list(graph.streams), list(graph.span_kinds)
         self.rows, self.details = [[] for _ in graph.classes], graph.details()
         for task, index, stream, kind in graph.slot_table().tolist():
             self.rows[index].append((task, (streams[stream], kinds[kind])))
-            if kinds[kind] in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
+            if kinds[kind] in MESSAGES:
                 sender, receiver = self.ends.get(task, (-1, -1))
-                self.ends[task] = (index, receiver) if kinds[kind].startswith("SEND") else (sender, index)
+                self.ends[task] = (index, receiver) if kinds[kind] in SENDS else (sender, index)
         count = sum(len(c.ranks) * len(rows) for c, rows in zip(graph.classes, self.rows, strict=True))
         if count > MAX_NODES:
             raise InputError(
@@ -104,8 +104,8 @@ class Export:
             return ChakraNode(number, detail.name, type_, (), deps, start, duration, None, None, attributes)
 
         size = int64("comm_size", round(detail.bytes))
-        if kind in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
-            sends = kind.startswith("SEND")
+        if kind in MESSAGES:
+            sends = kind in SENDS
             yield node(NodeType.COMM_SEND if sends else NodeType.COMM_RECV, [size, *self._ends(rank, index, task)])
         elif kind == "SEND_RECV":
             ring = self._members(stream, kind, rank)

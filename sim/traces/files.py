@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 
 MAX_BYTES = 1 << 30  # unpacked; a minute of a real rank is some hundred MB
 GROWTH, GROWS_TO = 100, 1 << 24  # what gzip may unpack to: traces are 10 to 40 times as large, bombs 1000 times

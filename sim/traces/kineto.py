@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.traces.files import parse_json, read_bytes
 
 MAX_EVENTS = 5_000_000

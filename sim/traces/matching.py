@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.traces.device import add_device
 from sim.traces.kineto import RankTrace
 from sim.traces.rank_graph import RankGraph

@@ -54,6 +54,7 @@ class Recording:
     step: int | None = None  # ProfilerStep#, where the file numbers its steps
     gpu_name: str = ""
     warnings: list[str] = field(default_factory=list)
+    priced_on: str = ""  # of captured programs, whose times are no recorded ones: GPU and profile
 
     @property
     def step_ns(self) -> int:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.errors import InputError
-from sim.graph.engine import run_static
-from sim.graph.taskgraph import Draft, TaskGraph
-from sim.metrics import Intervals, uncovered_s
-from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.core.errors import InputError
+from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.engine.run import run_static
+from sim.graph.taskgraph import GraphBuilder, TaskGraph
+from sim.results.metrics import Intervals, uncovered_s
+from sim.traces.changes import Change
 from sim.traces.recording import START, Node, Recording
-from sim.traces.whatif import Change
 
 WAIT = "WAIT"
 
@@ -42,12 +42,12 @@ class _Builder:
     def __init__(self, recording: Recording, change: Change) -> None:
         self.nodes, self.change = recording.nodes, change
         classes = tuple(RankClass(r, (r,), i) for i, r in enumerate(recording.ranks))
-        self.draft = Draft(classes)
+        self.draft = GraphBuilder(classes)
         self.members = recording.members()
         self.first: list[int] = []
         self.last: list[int] = []
         self.sorts: dict[str, int] = {}
-        self.delay = self.draft.shown.new_sort(Detail("delay"))
+        self.delay = self.draft.table.new_kind(Detail("delay"))
 
     def build(self) -> TaskGraph:
         for node in self.nodes:
@@ -70,7 +70,7 @@ class _Builder:
     def _task(self, node: Node, seconds: float) -> int:
         sort = self.sorts.get(node.name)
         if sort is None:
-            sort = self.sorts[node.name] = self.draft.shown.new_sort(Detail(f"{node.name[:60]} on rank {node.rank}"))
+            sort = self.sorts[node.name] = self.draft.table.new_kind(Detail(f"{node.name[:60]} on rank {node.rank}"))
         return self.draft.add(seconds, [], sort)
 
     def _begun(self, node: Node) -> list[int]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from sim.published.statistics import Error, by_group, summary
-from sim.published.validation import Validation
+from sim.validation.report import Validation
+from sim.validation.statistics import Error, by_group, summary
+from sim.views.page import asset
+from sim.views.templating import render
 
 WORST = 10
 SIZE, MARGIN = 300, 44
@@ -27,17 +30,30 @@ KEYS = (
 
 def accuracy_page(tables: Sequence[Validation]) -> str:
     """A standalone page; it needs no network and runs no script."""
-    parts = [_STYLE, "<h1>Predicted against measured</h1>", _overview(tables)]
-    for v in tables:
-        parts.append(
-            f"<h2>{html.escape(v.table.name)}</h2><p>{html.escape(v.table.title)}. Source: "
-            f"{html.escape(v.table.source.get('citation', 'not named'))}</p>"
-        )
-        parts.append(f"<p>{html.escape(_counts(v))}</p>")
-        for quantity in dict.fromkeys(e.quantity for e in v.errors):
-            mine = [e for e in v.errors if e.quantity == quantity]
-            parts.append(f"<div class=row>{scatter(mine, quantity)}<div>{_groups(mine)}{_worst(mine)}</div></div>")
-    return "<!doctype html><html lang=en><meta charset=utf-8><title>Accuracy</title>" + "\n".join(parts) + "</html>\n"
+    from markupsafe import Markup
+
+    return render(
+        "accuracy.html",
+        css=Markup(asset("accuracy.css")),
+        columns=COLUMNS,
+        overview=[(v.table.name, quantity, *cells) for v in tables for quantity, cells in _rows(v)],
+        tables=[_shown(v) for v in tables],
+    )
+
+
+def _shown(v: Validation) -> Mapping[str, Any]:
+    """A table's head, and for each quantity its scatter, groups and worst rows."""
+    from markupsafe import Markup
+
+    quantities = []
+    for quantity in dict.fromkeys(e.quantity for e in v.errors):
+        mine = [e for e in v.errors if e.quantity == quantity]
+        quantities.append((Markup(scatter(mine, quantity)), _groups(mine), _worst(mine)))
+    table = v.table
+    citation = table.source.get("citation", "not named")
+    return {
+        "name": table.name, "title": table.title, "citation": citation, "counts": _counts(v), "quantities": quantities
+    }  # fmt: skip
 
 
 def accuracy_markdown(tables: Sequence[Validation]) -> str:
@@ -86,35 +102,17 @@ def _counts(v: Validation) -> str:
     return f"{sum(not o.reason for o in v.outcomes)} of {len(v.outcomes)} rows simulated{why}."
 
 
-def _overview(tables: Sequence[Validation]) -> str:
-    head = "".join(f"<th>{c}</th>" for c in ("table", "quantity", *COLUMNS))
-    rows = [
-        f"<tr><td>{html.escape(v.table.name)}</td><td>{q}</td>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
-        for v in tables
-        for q, cells in _rows(v)
-    ]
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-
-
-def _groups(errors: Sequence[Error]) -> str:
-    rows = []
+def _groups(errors: Sequence[Error]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     for group in by_group(errors)[1:25]:
         s = next(x for x in group.values() if isinstance(x, dict))
-        rows.append(
-            f"<tr><td>{html.escape(group['group'])}</td><td>{group['rows']}</td><td>{s['mean_abs']:.1%}</td>"
-            f"<td>{s['bias']:+.1%}</td></tr>"
-        )
-    return f"<table><tr><th>group</th><th>rows</th><th>mean</th><th>bias</th></tr>{''.join(rows)}</table>"
+        rows.append((str(group["group"]), str(group["rows"]), f"{s['mean_abs']:.1%}", f"{s['bias']:+.1%}"))
+    return rows
 
 
-def _worst(errors: Sequence[Error]) -> str:
-    rows = [
-        f"<tr><td>{html.escape(e.id)}</td><td>{e.predicted:.4g}</td><td>{e.measured:.4g}</td><td>{e.error:+.1%}</td></tr>"
-        for e in _by_error(errors)[:WORST]
-    ]
-    return (
-        f"<table><tr><th>worst rows</th><th>predicted</th><th>measured</th><th>error</th></tr>{''.join(rows)}</table>"
-    )
+def _worst(errors: Sequence[Error]) -> list[tuple[str, ...]]:
+    worst = _by_error(errors)[:WORST]
+    return [(e.id, f"{e.predicted:.4g}", f"{e.measured:.4g}", f"{e.error:+.1%}") for e in worst]
 
 
 def scatter(errors: Sequence[Error], title: str) -> str:
@@ -159,15 +157,3 @@ def _axes(low: float, high: float, at: Callable[[float, float], tuple[float, flo
         x, y = at(low, power)
         out.append(f'<text x="{x - 16:.1f}" y="{y + 4:.1f}">{10.0**power:g}</text>')
     return "".join(out)
-
-
-_STYLE = """<style>
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1d2733; }
-table { border-collapse: collapse; margin: .6rem 0; font-size: 13px; }
-th, td { text-align: right; padding: .15rem .6rem; border-bottom: 1px solid #dde3ea; }
-th:first-child, td:first-child { text-align: left; }
-.row { display: flex; gap: 1.5rem; flex-wrap: wrap; align-items: flex-start; }
-svg { width: 26rem; max-width: 100%; background: #f7f9fb; }
-circle { fill: #1f6feb; fill-opacity: .55; } line { stroke: #8795a6; }
-text { font-size: 9px; text-anchor: middle; fill: #4a5a6c; }
-</style>"""

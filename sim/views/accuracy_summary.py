@@ -41,7 +41,12 @@ def _print_groups(console: Any, groups: list[dict[str, Any]]) -> None:
         column.justify = "right"
     for group in shown:
         for quantity, s in group.items():
-            if isinstance(s, dict):
+            if not isinstance(s, dict):
+                continue
+            if "accuracy" in s:
+                wrong = f"{s['wrong_true']} wrong yes, {s['wrong_false']} wrong no"
+                out.add_row(group["group"], str(group["rows"]), quantity, f"{s['accuracy']:.1%} right", wrong)
+            else:
                 figures = (f"{s[k]:.1%}" for k in ("mean_abs", "median_abs", "max_abs", "bias", "inside_interval"))
                 out.add_row(group["group"], str(group["rows"]), quantity, *figures)
     console.print(out)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.memory import MemoryCurve
+from sim.results.memory import MemoryCurve
 from sim.views.palette import MEMORY
 
 

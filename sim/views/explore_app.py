@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,10 +12,11 @@ from bokeh.models import CustomJS, InlineStyleSheet
 from bokeh.models.widgets import Button, TextInput, Toggle
 
 from sim.inputs.scenario import load_scenario
-from sim.views.explore_panel import Panel, styled
+from sim.simulation import Simulation
+from sim.views.explore_panel import PARTS, Panel, Simulated, styled
 from sim.views.explore_state import controls_of, from_query, to_query
-from sim.views.page import escape
-from sim.views.units import percent, seconds
+from sim.views.page import asset
+from sim.views.templating import fragment
 
 _STYLE = """
 .bk-clearfix { display: block !important; width: 100%; }
@@ -55,7 +55,7 @@ class Explorer:
         self._controls, self._title = controls_of(scenario), scenario.name
         request: Any = getattr(document.session_context, "request", None)
         link = request.arguments if request is not None else {}
-        css, script = ((files("sim.views") / "assets" / name).read_text("utf-8") for name in ("page.css", "far.js"))
+        css, script = asset("page.css"), asset("far.js")
         self._sheet = InlineStyleSheet(css=css.replace(":root", ":host") + _STYLE)
         document.template = _TEMPLATE % (css, script)  # type: ignore[assignment]  # Bokeh makes a Template of text
         document.title = f"{scenario.name} · explore"
@@ -67,7 +67,7 @@ class Explorer:
             for name in ("a", "b")
         )
         self._critical = Toggle(
-            label="Mark the critical path",
+            label="Highlight critical path",
             name="mark-critical",
             active=link.get("critical") == [b"true"],
             visible=scenario.training is not None,
@@ -79,7 +79,7 @@ class Explorer:
         """Put the panels on the page and draw them."""
         a, b = self.panels
         root = column(
-            styled(self._sheet, f"<h1>{escape(self._title)}</h1>"),
+            styled(self._sheet, fragment(PARTS, "title", self._title)),
             row(*self._buttons(), sizing_mode="stretch_width"),
             self._verdict,
             row(a.layout, b.layout, sizing_mode="stretch_width", spacing=36),
@@ -116,7 +116,7 @@ class Explorer:
     def _redraw(self) -> None:
         shown = [p.simulation for p in self.panels if p.simulation is not None]
         until_s = max((s.timeline.step_time_s for s in shown), default=0.0)
-        most_bytes = max((float(s.result["peak_memory_bytes"]) for s in shown), default=1.0)
+        most_bytes = max((s.outcome.peak_memory_bytes for s in shown), default=1.0)
         for panel, text in zip(self.panels, self._yaml, strict=True):
             panel.draw(until_s, most_bytes)
             text.value = panel.yaml()
@@ -129,14 +129,25 @@ class Explorer:
         a, b = (p.simulation for p in self.panels)
         if a is None or b is None:
             return ""
-        trains = "tokens_per_s_per_gpu" in a.result
-        ours, theirs = (s.result["tokens_per_s_per_gpu" if trains else "output_tokens_per_s_per_gpu"] for s in (a, b))
+        trains = isinstance(a, Simulation)
+        ours, theirs = (_rate(s) for s in (a, b))
         if abs(ours / theirs - 1) < 1e-9:
-            return '<p class="verdict">A and B are equally fast per GPU. Change one of them.</p>'
+            return fragment(PARTS, "equal")
         (better, high), (worse, low) = sorted((("A", ours), ("B", theirs)), key=lambda x: -x[1])
-        what, verb = ("Steps", "trains") if trains else ("Median latencies", "serves")
-        first, second = (s.timeline.step_time_s if trains else s.result["request_latency_s"]["p50"] for s in (a, b))
-        return (
-            f'<p class="verdict"><b>{better}</b> {verb} {percent(high / low - 1)} more tokens a second and GPU '
-            f"than {worse}. {what}: A {seconds(first)}, B {seconds(second)}; drawn on one scale.</p>"
-        )
+        what = "Steps" if trains else "Median latencies"
+        first, second = (_length_s(s) for s in (a, b))
+        return fragment(PARTS, "verdict", better, worse, high / low, what, first, second)
+
+
+def _rate(simulation: Simulated) -> float:
+    """Tokens a second and GPU: trained, or written."""
+    if isinstance(simulation, Simulation):
+        return simulation.outcome.tokens_per_s_per_gpu
+    return simulation.outcome.output_tokens_per_s_per_gpu
+
+
+def _length_s(simulation: Simulated) -> float:
+    """Seconds of the step, or of the median request."""
+    if isinstance(simulation, Simulation):
+        return simulation.timeline.step_time_s
+    return simulation.outcome.request_latency_s.p50

@@ -13,25 +13,26 @@ from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource, HoverTool, InlineStyleSheet
 from bokeh.models.widgets import CategoricalSlider, Div, Select
 
-from sim.errors import InputError
+from sim.core.errors import InputError
+from sim.core.timeline import Timeline
 from sim.inputs.scenario import Scenario, load_mapping, load_scenario
-from sim.serve.serving import simulate_serving
-from sim.serve.serving_result import ServingSimulation
+from sim.serve.result import ServingSimulation
+from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
-from sim.timeline import Timeline
 from sim.views.curves import curve_columns, fullest
 from sim.views.explore_state import Choices, Control, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
-from sim.views.page import card, escape, marked, swatch, table
 from sim.views.palette import COMPUTE_KINDS, memory_styles, style_of
 from sim.views.rows import Layout, kinds_of, tracks_of
 from sim.views.serving_summary import cache_lines
-from sim.views.units import percent, seconds
+from sim.views.templating import fragment
+from sim.views.units import seconds
 
 EXPAND_UP_TO = 20_000  # spans: a step of so few, by this estimate, is drawn operator by operator
 OPERATORS = 4  # of a layer that stand apart in it
 MEMORY_POINTS = 1500
+PARTS = "explorer.html"
 Simulated = Simulation | ServingSimulation
 _TIP = "<div class='tip'><b>@what</b><br>@where<br>@how_long</div>"
 
@@ -98,7 +99,7 @@ class Panel:
         half = (len(sliders) + 1) // 2
         halves = (column(*part, sizing_mode="stretch_width") for part in (sliders[:half], sliders[half:]))
         self.layout = column(
-            styled(sheet, f"<h2>Scenario {name.upper()}</h2>"),
+            styled(sheet, fragment(PARTS, "panel_title", name.upper())),
             row(*halves, sizing_mode="stretch_width", spacing=20),
             row(*menus, sizing_mode="stretch_width"),
             self._message,
@@ -156,28 +157,22 @@ class Panel:
         """Simulate what is chosen; where that cannot be, say why and leave the last picture, faded."""
         outcome = attempt(self._path, self.overrides)
         if outcome.simulation is None:
-            reason = escape(outcome.problem)
-            self._message.text = f'<div class="problem" role="alert"><b>Not possible.</b> {reason}</div>'
+            self._message.text = fragment(PARTS, "problem", outcome.problem)
             self._plots.styles = self._facts.styles = self._losses.styles = {"opacity": "0.35"}
             return
         self.simulation = outcome.simulation
         self._plots.styles = self._facts.styles = self._losses.styles = {"opacity": "1"}
-        notes = "".join(f"<li>{escape(w)}</li>" for w in self.simulation.result["warnings"])
-        self._message.text = f'<div class="warnings"><ul>{notes}</ul></div>' if notes else ""
+        self._message.text = fragment(PARTS, "notes", self.simulation.outcome.warnings)
 
     def draw(self, until_s: float, most_bytes: float) -> None:
         """Draw the last step that was possible, on axes that reach at least to `until_s` and `most_bytes`."""
         if self.simulation is None or self._drawn == (self.simulation, until_s, most_bytes):
             return
         self._drawn = (self.simulation, until_s, most_bytes)
-        result, timeline = self.simulation.result, self.simulation.timeline
+        result, timeline = self.simulation.outcome, self.simulation.timeline
         batches = self.simulation.scenario.micro_batches
         more = f" · {batches} micro-batches" if self.simulation.scenario.training is not None else ""
-        self._facts.text = (
-            f'<p class="sub">{escape(layout_line(result))}{more}</p><dl class="cards">'
-            + "".join(card(n.name, n.value, n.note, n.mood) for n in headline(result))
-            + "</dl>"
-        )
+        self._facts.text = fragment(PARTS, "facts", layout_line(result.scenario) + more, headline(result))
         self._plots.children = _pictures(self.simulation, max(until_s, timeline.step_time_s), most_bytes, self._sheet)
         self._losses.text = _largest(self.simulation)
         self.outline(self.critical)
@@ -205,15 +200,8 @@ class Panel:
 def _largest(simulation: Simulated) -> str:
     """The largest losses of a step; of a serving workload, what became of requests and cache."""
     if isinstance(simulation, ServingSimulation):
-        rows = [(escape(name), escape(value)) for name, value in cache_lines(simulation.result)]
-        return f"<h3>Requests and their cache</h3>{table(('', ''), rows, 2)}"
-    step = simulation.step_time_s or 1.0
-    items = "".join(
-        f'<li style="border-color:{p.colour}"><strong>{i}. {p.label}: {seconds(p.seconds)}, '
-        f"{percent(p.seconds / step)} of the step</strong><p>{marked(remedy)}</p></li>"
-        for i, (p, remedy) in enumerate(simulation.losses(), 1)
-    )
-    return f'<h3>The largest losses</h3><ol class="losses">{items}</ol>'
+        return fragment(PARTS, "requests", cache_lines(simulation.outcome))
+    return fragment(PARTS, "largest", simulation.losses(), simulation.step_time_s or 1.0)
 
 
 def _pictures(simulation: Simulated, until_s: float, most_bytes: float, sheet: InlineStyleSheet) -> list[Any]:
@@ -223,15 +211,14 @@ def _pictures(simulation: Simulated, until_s: float, most_bytes: float, sheet: I
     _explain(chart, timeline, layout)
     _number(chart, timeline)
     curve = simulation.memory[fullest(simulation.memory)]
-    limit = memory_limit_bytes(simulation.result)
-    styles = memory_styles(simulation.result)
+    limit = memory_limit_bytes(simulation.outcome)
+    styles = memory_styles(simulation.scenario)
     memory = memory_figure(chart, limit, curve_columns(curve, until_s, MEMORY_POINTS), styles)
     memory.tools = [t for t in memory.tools if not isinstance(t, HoverTool)]
     memory.y_range.end = 1.08 * (max(limit, most_bytes) if limit < 3 * most_bytes else most_bytes)
-    keys = "".join(f"<li>{swatch(style_of(k).fill)}{style_of(k).label}</li>" for k in kinds_of([timeline]))
-    areas = "".join(f"<li>{swatch(s.fill)}{s.label}</li>" for s in styles.values())
-    memory_of = f"Memory of rank {curve.rank}: {areas}"
-    above, between = (styled(sheet, f'<ul class="keys">{text}</ul>') for text in (keys, memory_of))
+    kinds = [style_of(k) for k in kinds_of([timeline])]
+    above = styled(sheet, fragment(PARTS, "keys", kinds))
+    between = styled(sheet, fragment(PARTS, "keys", list(styles.values()), f"Memory of rank {curve.rank}: "))
     return [above, chart, between, memory]
 
 

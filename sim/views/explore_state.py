@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from sim.inputs.parallelism import ScheduleName
+from sim.schedules import FORMS
 from topology.presets import CLUSTERS
 
 if TYPE_CHECKING:
@@ -41,15 +41,14 @@ def controls_of(scenario: Scenario) -> tuple[Control, ...]:
 
 
 def _of_training(scenario: Scenario) -> tuple[Control, ...]:
-    t, p = scenario.training, scenario.parallelism
-    assert t is not None
+    t, p = scenario.for_training, scenario.parallelism
     moe = scenario.model.moe is not None
     return (
         _degrees("parallelism.tp", "Tensor parallel (tp)", p.tp, 64),
         _menu("parallelism.sp", "Sequence parallel (sp)", ("false", "true"), str(p.sp).lower()),
         _degrees("parallelism.cp", "Context parallel (cp)", p.cp, 64),
         _degrees("parallelism.pp", "Pipeline parallel (pp)", p.pp, 64),
-        _menu("parallelism.schedule", "Schedule", get_args(ScheduleName), p.schedule),
+        _menu("parallelism.schedule", "Schedule", tuple(FORMS), p.schedule),
         _degrees("parallelism.dp", "Data parallel (dp)", p.dp, 1024),
         _menu("parallelism.zero", "ZeRO", tuple("0123"), str(p.zero)),
         *((_degrees("parallelism.ep", "Expert parallel (ep)", p.ep, 256),) if moe else ()),
@@ -61,8 +60,7 @@ def _of_training(scenario: Scenario) -> tuple[Control, ...]:
 
 
 def _of_serving(scenario: Scenario) -> tuple[Control, ...]:
-    i, p = scenario.inference, scenario.parallelism
-    assert i is not None
+    i, p = scenario.for_serving, scenario.parallelism
     written = get_args(type(i).model_fields["quantization"].annotation)
     rate = getattr(i.requests, "rate_per_s", None)
     return (

@@ -28,8 +28,8 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from sim.timeline import Timeline
-from sim.views.far import add_far
+from sim.core.timeline import Timeline
+from sim.views.level_of_detail import add_far
 from sim.views.palette import COMPUTE_KINDS, MEMORY, Style, style_of
 from sim.views.rows import Layout, Track, kinds_of, lanes_of, lay_out
 

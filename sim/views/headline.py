@@ -1,14 +1,28 @@
-"""The numbers of a result that every view opens with, and the parts of a result that several of them read."""
+"""The numbers of a result that every view opens with, and the line that names its scenario."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.views.units import count, n_bytes, percent, rate, seconds
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.model_input import preset_name
+from sim.inputs.parallelism import Parallelism
+from sim.inputs.program_file import read_program
+from sim.inputs.scenario import Scenario
+from sim.models.parameters import count_parameters
+from sim.results.result import StepResult
+from sim.views.units import billions, count, n_bytes, percent, rate, seconds
+from topology.spec import ClusterSpec
 
-Result = Mapping[str, Any]
+if TYPE_CHECKING:
+    from sim.inputs.workloads import Disaggregated
+    from sim.results.evidence import Evidence
+    from sim.serve.records import ServingResult
+
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
+TIGHT_BYTES = 2 * 2**30  # of a GPU's memory: CUDA's context, NCCL's buffers and the driver take about so much or more
 PIPELINE_BUBBLE = "Pipeline bubble"
 LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
 
@@ -22,132 +36,182 @@ class Number(NamedTuple):
     mood: str = ""
 
 
-def headline(result: Result) -> list[Number]:
+def headline(result: StepResult | ServingResult) -> list[Number]:
     """Step time, throughput, MFU, bubble, communication and memory; for serving its latencies."""
-    return [*_step(result), *_serving(result), *_peak(result)]
+    return [*(_step(result) if isinstance(result, StepResult) else _serving(result)), _peak(result)]
 
 
-def _step(result: Result) -> list[Number]:
-    step = float(result.get("step_time_s") or 0.0)
-    if not step:
+def _step(result: StepResult) -> list[Number]:
+    step_s, mean, exposed_s = result.step_time_s, result.mean_rank, result.mean_rank.exposed_comm_s
+    if not step_s:
         return []
-    low, high = result.get("step_time_interval_s") or (step, step)
-    flops = rate(float(result.get("model_flops_per_s_per_gpu") or 0.0), "FLOP/s")
-    exposed = float(result.get("exposed_comm_s") or 0.0)
+    low, high = result.step_time_interval_s
+    use = result.utilization
+    flops = rate(use.model_flops_per_s_per_gpu, "FLOP/s")
     return [
-        Number("Step time", seconds(step), f"90 %: {seconds(low)} – {seconds(high)}"),
+        Number("Step time", seconds(step_s), f"90 % interval {seconds(low)} – {seconds(high)}"),
+        Number("Tokens/s per GPU", count(result.tokens_per_s_per_gpu), f"{count(result.tokens_per_s)} in all"),
+        Number("MFU", percent(use.mfu), f"HFU {percent(use.hfu)}, {flops}"),
         Number(
-            "Tokens/s per GPU",
-            count(result.get("tokens_per_s_per_gpu") or 0.0),
-            f"{count(result.get('tokens_per_s') or 0.0)} in all",
+            bubble_name(result.scenario.parallelism),
+            percent(mean.bubble_fraction),
+            "of the step",
         ),
-        Number("MFU", percent(result.get("mfu") or 0.0), f"HFU {percent(result.get('hfu') or 0.0)}, {flops}"),
-        Number(
-            bubble_name(result),
-            percent(result.get("bubble_fraction") or 0.0),
-            f"of the step; idle ÷ busy {result.get('bubble_ratio') or 0.0:.3f}",
-        ),
-        Number("Exposed communication", seconds(exposed), f"{percent(exposed / step)} of the step"),
-        *_contention(result, step),
+        Number("Exposed communication", seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
+        *_contention(result),
+        *_processes(result),
+        *_training_run(result),
     ]
 
 
-def bubble_name(result: Result) -> str:
-    """What idle time within the passes is: of a pipeline its bubble; else ranks wait for each other at collectives."""
-    layout = result.get("scenario", {}).get("parallelism") or {}
-    return PIPELINE_BUBBLE if int(layout.get("pp") or 1) > 1 else "Waiting for ranks"
-
-
-def _contention(result: Result, step: float) -> list[Number]:
-    """What sharing links costs the step, where that shows."""
-    found = result.get("contention") or {}
-    lost = float(found.get("lost_s") or 0.0)
-    if lost < SHOWN * step:
+def _training_run(result: StepResult) -> list[Number]:
+    """Length of the whole training, where its tokens are given."""
+    run = result.training_run
+    if run is None:
         return []
-    where = ", ".join(LINK_NAMES.get(name, name) for name in found.get("links", ()))
-    return [Number("Shared links", seconds(lost), f"{percent(lost / step)} of the step lost on {where}")]
+    return [Number("Whole training", f"{run.days:,.1f} days", f"{run.steps:,} steps, {run.gpu_hours:,.0f} GPU hours")]
 
 
-def _serving(result: Result) -> list[Number]:
-    numbers = []
-    for key, name in (
-        ("request_latency_s", "Request latency"),
-        ("time_to_first_token_s", "Time to first token"),
-        ("time_per_output_token_s", "Time per output token"),
-    ):
-        if key in result:
-            p = result[key]
-            numbers.append(Number(name, seconds(p["p50"]), f"median; p90 {seconds(p['p90'])}, p99 {seconds(p['p99'])}"))
-    if "output_tokens_per_s" in result:
-        numbers.append(Number("Output tokens/s", count(result["output_tokens_per_s"])))
-    return numbers
+def bubble_name(layout: Parallelism) -> str:
+    """Name of idle time within the passes: a pipeline's bubble; without one, ranks wait for each other."""
+    return PIPELINE_BUBBLE if layout.pp > 1 else "Waiting for ranks"
 
 
-def _peak(result: Result) -> list[Number]:
-    peak, limit = float(result.get("peak_memory_bytes") or 0.0), memory_limit_bytes(result)
-    if not peak:
+def _processes(result: StepResult) -> list[Number]:
+    """How much longer processes beside the step make it."""
+    if result.processes is None:
         return []
-    fits = result.get("fits_in_memory", True)
+    longer_s, names = result.step_time_s - result.processes.step_time_without_s, dict.fromkeys(result.processes.names)
+    return [Number("By processes", f"{longer_s * 1e3:+,.3g} ms", ", ".join(names).replace("_", " "))]
+
+
+def _contention(result: StepResult) -> list[Number]:
+    """Cost of sharing links, where that shows."""
+    lost_s, step_s = result.contention.lost_s, result.step_time_s
+    if lost_s < SHOWN * step_s:
+        return []
+    where = ", ".join(LINK_NAMES.get(name, name) for name in result.contention.links)
+    return [Number("Shared links", seconds(lost_s), f"{percent(lost_s / step_s)} of the step lost on {where}")]
+
+
+def _serving(result: ServingResult) -> list[Number]:
+    latencies = (
+        ("Request latency", result.request_latency_s),
+        ("Time to first token", result.time_to_first_token_s),
+        ("Time per output token", result.time_per_output_token_s),
+    )
     return [
-        Number(
-            "Peak memory",
-            n_bytes(peak),
-            ("✓ fits" if fits else "✗ does not fit")
-            + (f", {percent(peak / limit)} of {n_bytes(limit)}" if limit else ""),
-            "good" if fits else "bad",
-        )
+        *(Number(name, seconds(p.p50), f"median; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}") for name, p in latencies),
+        Number("Output tokens/s", count(result.output_tokens_per_s)),
     ]
 
 
-def layout_line(result: Result) -> str:
+def _peak(result: StepResult | ServingResult) -> Number:
+    peak, limit, fits = result.peak_memory_bytes, memory_limit_bytes(result), result.fits_in_memory
+    share = f"{percent(peak / limit)} of {n_bytes(limit)}"
+    if not fits:
+        return Number("Peak memory", n_bytes(peak), f"✗ does not fit, {share}", "bad")
+    if limit - peak < TIGHT_BYTES and result.scenario.cluster.gpu.architecture != "cpu":
+        left = f"{n_bytes(limit - peak)} left for CUDA and NCCL, which take 2 to 4 GiB"
+        return Number("Peak memory", n_bytes(peak), f"tight, {share}: {left}", "bad")
+    return Number("Peak memory", n_bytes(peak), f"✓ fits, {share}", "good")
+
+
+def layout_words(layout: Mapping[str, Any], short: bool = False) -> list[str]:
+    """A mesh and its ZeRO stage, by the keys of `parallelism`; degrees of one are left out.
+
+    >>> layout = {"tp": 8, "sp": True, "cp": 1, "pp": 4, "dp": 2, "ep": 1, "zero": 1}
+    >>> layout_words(layout), layout_words(layout, short=True)
+    (['tp 8 with sp', 'pp 4', 'dp 2', 'ZeRO-1'], ['tp8+sp', 'pp4', 'dp2', 'z1'])
+    """
+    space, sp, zero = ("", "+sp", "z") if short else (" ", " with sp", "ZeRO-")
+    degrees = [k for k in ("tp", "cp", "pp", "dp", "ep") if layout[k] > 1]
+    words = [f"{k}{space}{layout[k]}{sp * (k == 'tp' and layout['sp'])}" for k in degrees]
+    words += [] if degrees or short else ["one device"]
+    return words + [f"{zero}{layout['zero']}"] * bool(layout["zero"] or short)
+
+
+def layout_line(scenario: Scenario) -> str:
     """The scenario in one line: model, layout, batch, cluster."""
-    scenario = result.get("scenario", {})
-    layout, training = scenario.get("parallelism") or {}, scenario.get("training") or {}
-    model, cluster = scenario.get("model") or {}, scenario.get("cluster") or {}
-    words = []
-    if isinstance(model, Mapping) and model.get("layers"):
-        words.append(f"{model['layers']} layers of {model.get('hidden')}")
-    degrees = [f"{k} {layout[k]}" for k in ("tp", "cp", "pp", "dp", "ep") if int(layout.get(k) or 1) > 1]
-    words += degrees or ["one device"]
-    words += ["sp"] * bool(layout.get("sp"))
-    inference = scenario.get("inference") or {}
-    if int(layout.get("pp") or 1) > 1 and not inference:
-        words.append(str(layout.get("schedule")))
-    if layout.get("zero"):
-        words.append(f"ZeRO-{layout['zero']}")
-    if training:
+    layout, training, inference = scenario.parallelism, scenario.training, scenario.inference
+    pools = None if inference is None else inference.disaggregated
+    words = [model_words(scenario.model), *(layout_words(layout.model_dump()) if pools is None else _pool_words(pools))]
+    if layout.pp > 1 and inference is None:
+        words.append(layout.schedule)
+    if training is not None:
         words.append(
-            f"batch {training.get('global_batch_size')} × {count(training.get('seq_len', 0))} tokens "
-            f"in micro-batches of {training.get('micro_batch_size')}"
+            f"batch {training.global_batch_size} × {count(training.seq_len)} tokens "
+            f"in micro-batches of {training.micro_batch_size}"
         )
-        words.append(str(training.get("precision")))
-    if inference:
-        words.append(f"{inference.get('batching')} batching")
-        quantized = inference.get("quantization")
-        words.append(str(inference.get("precision") if quantized in (None, "none") else quantized))
-    gpu = cluster.get("gpu") if isinstance(cluster, Mapping) else None
-    if isinstance(gpu, Mapping) and gpu.get("name"):
-        words.append(f"{gpu['name']}, {cluster.get('gpus_per_node')} to a node")
-    return " · ".join(words)
+        words.append(training.precision)
+    if inference is not None:
+        words.append(f"{inference.batching} batching")
+        words.append(inference.precision if inference.quantization == "none" else inference.quantization)
+    return " · ".join([*words, gpus_words(scenario)])
 
 
-def rank_seconds(entry: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Of an entry of a result's `ranks`: seconds computing, in exposed communication, idle in the bubble."""
-
-    def first(*keys: str) -> float:
-        return float(next((entry[k] for k in keys if k in entry), 0.0))
-
-    return first("compute_s", "busy_s"), first("exposed_comm_s"), first("bubble_s")
+def _pool_words(pools: Disaggregated) -> list[str]:
+    """What computes prompts, and what adds tokens."""
+    return [f"{name} {p.replicas} × tp {p.tp}" for name, p in (("prefill", pools.prefill), ("decode", pools.decode))]
 
 
-def shares_of(provenance: Mapping[str, Any]) -> dict[str, float]:
-    """Shares of the step's time by source of cost, wherever in `provenance` they stand."""
-    shares = provenance.get("shares", provenance)
-    return {k: float(v) for k, v in shares.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+def model_words(model: ModelConfig) -> str:
+    """A model's name, if it is a shipped one, and size.
+
+    >>> from sim.inputs.model_input import load_model
+    >>> model_words(load_model("llama3-8b"))
+    'llama3-8b (8.03B parameters, 32 layers)'
+    """
+    name = preset_name(model)
+    return f"{name} ({size_words(model)})" if name else size_words(model)
 
 
-def memory_limit_bytes(result: Result) -> float:
-    """The device's memory as the resolved scenario states it; 0 where it does not."""
-    cluster = result.get("scenario", {}).get("cluster")
-    gpu = cluster.get("gpu") if isinstance(cluster, Mapping) else None
-    return float(gpu.get("memory_bytes") or 0.0) if isinstance(gpu, Mapping) else 0.0
+def size_words(model: ModelConfig) -> str:
+    """A model's parameters and layers.
+
+    >>> from sim.inputs.model_input import load_model
+    >>> size_words(load_model("mixtral-8x7b"))
+    '46.7B parameters, 12.9B active, 32 layers'
+    """
+    if model.program is not None:
+        elements = sum(p.elements for p in read_program(Path(model.program)).parameters)
+        return f"{Path(model.program).name}: {billions(elements)} parameters, {model.layers} blocks"
+    counted = count_parameters(model)
+    active = "" if counted.active == counted.total else f", {billions(counted.active)} active"
+    return f"{billions(counted.total)} parameters{active}, {model.layers} layers"
+
+
+def gpus_words(scenario: Scenario) -> str:
+    """How many GPUs of which cluster."""
+    cluster, ranks = scenario.cluster, scenario.ranks
+    gpus = f"{ranks:,} GPU{'s' * (ranks != 1)}"
+    name = "" if cluster.name == "custom" else f"{cluster.name}: "
+    return f"{gpus} ({name}{cluster.gpu.name}, {cluster.gpus_per_node} to a node)"
+
+
+def cluster_words(cluster: ClusterSpec) -> str:
+    """A node's GPUs and links.
+
+    >>> from topology.presets import CLUSTERS
+    >>> cluster_words(CLUSTERS["dgx-h100"])
+    '8 × h100-sxm of 80.00 GiB; nvswitch 450.0 GB/s, 8 NICs of 50.00 GB/s a node (per direction)'
+    """
+    inside, outside = cluster.intra_node, cluster.inter_node
+    links = f"{inside.kind} {rate(inside.bandwidth_bytes_per_s, 'B/s')}"
+    nics = f"{outside.nics_per_node} NIC{'s' * (outside.nics_per_node != 1)}"
+    domain = f", NVLink domains of {cluster.nvlink_domain}" if cluster.nvlink_domain != cluster.gpus_per_node else ""
+    return (
+        f"{cluster.gpus_per_node} × {cluster.gpu.name} of {n_bytes(cluster.gpu.memory_bytes)}{domain}; {links}, "
+        f"{nics} of {rate(outside.nic_bandwidth_bytes_per_s, 'B/s')} a node (per direction)"
+    )
+
+
+def evidence_line(row: Evidence) -> str:
+    """A measured row beside a result, in words."""
+    said = f"{seconds(row.measured)}; we say {seconds(row.predicted)} ({row.error:+.1%})"
+    return f"{row.table}, {row.where}: {said}"
+
+
+def memory_limit_bytes(result: StepResult | ServingResult) -> float:
+    """The device's memory."""
+    return float(result.scenario.cluster.gpu.memory_bytes)

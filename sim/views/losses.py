@@ -17,23 +17,23 @@ as the rest.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from sim.timeline import Timeline
-from sim.views.headline import PIPELINE_BUBBLE, bubble_name, memory_limit_bytes, rank_seconds
+from sim.core.timeline import Timeline
+from sim.models.frameworks import FRAMEWORKS, framework_of
+from sim.results.result import StepResult
+from sim.schedules import FORMS
+from sim.views.headline import PIPELINE_BUBBLE, bubble_name, memory_limit_bytes
 from sim.views.palette import COMPUTE_KINDS
 from sim.views.rows import row_stream
 from sim.views.units import ranks_text, seconds
 
-Result = Mapping[str, Any]
 WORTH_A_WORD = 0.005  # of the step: less is listed and not advised on
 
 
-class Part(NamedTuple):
+class LossShare(NamedTuple):
     """A share of the step."""
 
     key: str
@@ -54,46 +54,46 @@ _LABELS = {
 }
 
 
-def parts_of_step(result: Result, timeline: Timeline) -> tuple[Part, ...]:
-    """The parts above, those of no length left out; empty for results without a step time (inference)."""
-    step = float(result.get("step_time_s") or 0.0)
-    if not step:
+def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ...]:
+    """The parts above, those of no length left out; empty for a step without a length."""
+    step_s, mean, distilled = result.step_time_s, result.mean_rank, result.distillation
+    if not step_s:
         return ()
     all_ranks = _with_teachers(result)
-    optimizer = min(all_ranks * mean_seconds(timeline, "OPTIMIZER"), float(result.get("compute_s", 0.0)))
-    passes = float(result.get("compute_s", 0.0)) - optimizer
-    mfu, hfu = (all_ranks * float(result.get(key) or 0.0) for key in ("mfu", "hfu"))
+    optimizer = min(all_ranks * mean_seconds(timeline, "OPTIMIZER"), mean.compute_s)
+    passes = mean.compute_s - optimizer
+    mfu, hfu = all_ranks * result.utilization.mfu, all_ranks * result.utilization.hfu
     share = min(1.0, mfu / hfu) if hfu else 1.0
-    useful = min(mfu * step, share * passes)
+    useful = min(mfu * step_s, share * passes)
     lengths = {
         "useful": useful,
         "below_peak": share * passes - useful,
         "recompute": (1 - share) * passes,
         "optimizer": optimizer,
-        "communication": float(result.get("exposed_comm_s", 0.0)),
-        "bubble": float(result.get("bubble_fraction", 0.0)) * step,
+        "communication": mean.exposed_comm_s,
+        "bubble": mean.bubble_fraction * step_s,
     }
-    if result.get("distillation"):
-        lengths["teacher"] = max(0.0, step - float(result["distillation"]["student_step_s"]))
-    lengths["other"] = step - sum(lengths.values())
-    labels = {k: label for k, (label, _) in _LABELS.items()} | {"bubble": bubble_name(result)}
-    return tuple(Part(k, labels[k], s, _LABELS[k][1]) for k, s in lengths.items() if s > 1e-4 * step)
+    if distilled is not None:
+        lengths["teacher"] = max(0.0, step_s - distilled.student_step_s)
+    lengths["other"] = step_s - sum(lengths.values())
+    labels = {k: label for k, (label, _) in _LABELS.items()} | {"bubble": bubble_name(result.scenario.parallelism)}
+    return tuple(LossShare(k, labels[k], s, _LABELS[k][1]) for k, s in lengths.items() if s > 1e-4 * step_s)
 
 
-def _with_teachers(result: Result) -> float:
+def _with_teachers(result: StepResult) -> float:
     """All GPUs over the student's: means over all ranks are the student's by so much."""
-    teachers = int((result.get("distillation") or {}).get("gpus") or 0)
-    layout = result.get("scenario", {}).get("parallelism") or {}
-    own = math.prod(int(layout.get(key) or 1) for key in ("tp", "cp", "dp", "pp"))
-    return 1.0 + teachers / own
+    teachers = 0 if result.distillation is None else result.distillation.teacher.gpus
+    return 1.0 + teachers / result.scenario.parallelism.ranks
 
 
-def largest_losses(result: Result, timeline: Timeline, n: int = 3, expanded: bool = True) -> list[tuple[Part, str]]:
+def largest_losses(
+    result: StepResult, timeline: Timeline, n: int = 3, expanded: bool = True
+) -> list[tuple[LossShare, str]]:
     """The n largest parts that are not useful and worth a word, each with what would remove it.
 
     Unless `expanded`, messages within layers have no spans, and which of them are exposed is not guessed.
     """
-    least_s = WORTH_A_WORD * float(result.get("step_time_s") or 0.0)
+    least_s = WORTH_A_WORD * result.step_time_s
     parts = (p for p in parts_of_step(result, timeline) if p.key != "useful" and p.seconds >= least_s)
     lost = sorted(parts, key=lambda p: -p.seconds)
     remedies = _REMEDIES if expanded else {**_REMEDIES, "communication": _unknown}
@@ -139,47 +139,41 @@ def exposed_by_stream(timeline: Timeline) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _bubble(result: Result, timeline: Timeline) -> str:
-    scenario = result.get("scenario", {})
-    layout, training = scenario.get("parallelism", {}), scenario.get("training") or {}
-    schedule, pp = layout.get("schedule", "1f1b"), int(layout.get("pp", 1))
-    batch = max(int(training.get("micro_batch_size", 1)) * int(layout.get("dp", 1)), 1)
-    m = int(training.get("global_batch_size", 0)) // batch
-    text = f"{pp} stages fill and drain around {m} micro-batches" if m else "Stages wait for each other"
+def _bubble(result: StepResult, timeline: Timeline) -> str:
+    layout, m = result.scenario.parallelism, result.scenario.micro_batches
+    schedule, form = layout.schedule, FORMS[layout.schedule]
     uneven = _uneven(result)
     if uneven:
         return uneven
-    if pp == 1:
+    if layout.pp == 1:
         return "Ranks wait at collectives for the last one to arrive, a different one at different times."
-    if schedule == "naive":
-        return text + ". The naive schedule runs one stage at a time: `1f1b` lets them all work."
-    more = f" Twice as many ({2 * m}) would about halve its share" if m else " More micro-batches would shrink it"
-    if schedule in ("gpipe", "1f1b"):
+    text = f"{layout.pp} stages fill and drain around {m} micro-batches"
+    if form.one_at_a_time:
+        return text + f". The {schedule} schedule runs one stage at a time: `1f1b` lets them all work."
+    more = f" Twice as many ({2 * m}) would about halve its share"
+    if form.backward == "whole" and form.stages_per_rank == 1:
         return (
             text + "." + more + "; so would `interleaved_1f1b` with two virtual stages, and the zero-bubble "
             "schedules (`zb_h1`, `zb_v`) fill it with weight gradients."
         )
-    if schedule == "interleaved_1f1b":
+    if form.least_stages is not None:
         return text + "." + more + "; so would twice the virtual stages, at the price of more messages."
     return text + "." + more + f". `{schedule}` already fills most of it; stages of more equal time would help too."
 
 
-def _uneven(result: Result) -> str:
+def _uneven(result: StepResult) -> str:
     """Advice where the bubble is mostly the wait for one rank that computes longer than the mean."""
-    ranks = [(rank_seconds(e)[0], e) for e in result.get("ranks") or ()]
-    if not ranks:
+    slowest = max(result.ranks, key=lambda row: row.compute_s)
+    more_s = slowest.compute_s - sum(row.compute_s for row in result.ranks) / len(result.ranks)
+    if more_s < 0.5 * result.mean_rank.bubble_fraction * result.step_time_s:
         return ""
-    longest, entry = max(ranks, key=lambda pair: pair[0])
-    more_s = longest - sum(s for s, _ in ranks) / len(ranks)
-    if more_s < 0.5 * float(result["bubble_fraction"]) * float(result["step_time_s"]):
-        return ""
-    who = ranks_text(entry.get("ranks", "?"))
+    who = ranks_text(slowest.ranks)
     compute = "compute" if who.startswith("ranks") else "computes"
-    if bubble_name(result) != PIPELINE_BUBBLE:
+    if result.scenario.parallelism.pp == 1:
         return f"{who.capitalize()} {compute} {seconds(more_s)} longer than the mean; the others wait at collectives."
     return (
         f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for "
-        "that. Fewer layers there (`layers_per_stage`) win most of it back; more micro-batches only the rest."
+        "that. Fewer layers there (`layers_per_stage`) recover most of it; more micro-batches recover the rest."
     )
 
 
@@ -202,72 +196,73 @@ _ALWAYS = {
     **dict.fromkeys(
         ("dp", "replica"), "More micro-batches between two reductions, or `grad_reduce_dtype: bf16`, shorten it."
     ),
-    "ep": "Experts of one node, or of one NVLink domain, shorten it.",
+    "ep": "Keep expert parallelism within one node or NVLink domain.",
     "send": "Fewer virtual stages, or faster links between stages, shorten it.",
     "host": "Recomputation instead of offloading removes it.",
 }
 
 
-def _communication(result: Result, timeline: Timeline) -> str:
+def _communication(result: StepResult, timeline: Timeline) -> str:
     """Advice for the most exposed stream: the options that the scenario has not taken yet."""
     stream = next(iter(exposed_by_stream(timeline)), "")
-    layout = result.get("scenario", {}).get("parallelism") or {}
+    layout = result.scenario.parallelism
     possible = {
-        "accumulate_unsharded": int(layout.get("zero") or 0) >= 2,
-        "ep_overlap": layout.get("schedule") in ("dualpipe", "dualpipe_v") and int(layout.get("pp") or 1) > 1,
+        "accumulate_unsharded": layout.zero >= 2,
+        "ep_overlap": FORMS[layout.schedule].pairs and layout.pp > 1,
     }
     left = [
         f"`{key}: {str(value).lower()}` {what}"
         for key, value, what in _ADVICE.get(stream, ())
-        if layout.get(key) != value and possible.get(key, True)
+        if getattr(layout, key) != value and possible.get(key, True)
     ]
     advice = "; ".join(left) + "." if left else ""
     always = _ALWAYS.get(stream, "" if left else "Overlapping it with computation, or faster links, would remove it.")
     return " ".join(x for x in (f"Mostly on the `{stream}` stream." if stream else "", advice, always) if x)
 
 
-def _unknown(result: Result, timeline: Timeline) -> str:
+def _unknown(result: StepResult, timeline: Timeline) -> str:
     return "Which messages are exposed, and what would hide them, is told by the page of `sim.run --html`."
 
 
-def _recompute(result: Result, timeline: Timeline) -> str:
-    limit, peak = memory_limit_bytes(result), float(result.get("peak_memory_bytes") or 0.0)
-    mode = (result.get("scenario", {}).get("training") or {}).get("recompute") or {}
-    mode = mode.get("mode", "") if isinstance(mode, Mapping) else mode
-    less = "`recompute: selective`" if mode == "full" else "`recompute: none`"
+def _recompute(result: StepResult, timeline: Timeline) -> str:
+    limit, peak = memory_limit_bytes(result), result.peak_memory_bytes
+    training = result.scenario.training
+    full = training is not None and training.recompute.mode == "full"
+    less = "`recompute: selective`" if full else "`recompute: none`"
     room = f" The worst rank has {(1 - peak / limit) * 100:.0f} % of its memory free." if limit > peak > 0 else ""
     return f"{less} does less of the forward twice and keeps more activations instead.{room}"
 
 
-def _optimizer(result: Result, timeline: Timeline) -> str:
-    layout = result.get("scenario", {}).get("parallelism") or {}
-    copies = int(layout.get("dp") or 1) * int(layout.get("cp") or 1)
-    if copies > 1 and not layout.get("zero"):
+def _optimizer(result: StepResult, timeline: Timeline) -> str:
+    layout = result.scenario.parallelism
+    copies = layout.dp * layout.cp
+    if copies > 1 and not layout.zero:
         return "`zero: 1` shares it out over the data-parallel ranks; a larger batch runs it less often."
     return f"A larger batch runs it less often; `zero` with `dp` above {copies} shares it out more thinly."
 
 
-def _below_peak(result: Result, timeline: Timeline) -> str:
-    scenario = result.get("scenario", {})
-    training, layout = scenario.get("training") or {}, scenario.get("parallelism") or {}
+def _below_peak(result: StepResult, timeline: Timeline) -> str:
+    layout, training = result.scenario.parallelism, result.scenario.training
     options = ["larger micro-batches"]
-    if int(layout.get("tp") or 1) > 1:
-        options += ["less `tp`"] + ["`sp: true` (else every rank computes all norms)"] * (not layout.get("sp"))
-    options += [f"`{k}: {v}`" for k, v in (("attention", "fused"), ("elementwise", "compiled"))
-                if training.get(k) != v]  # fmt: skip
+    if layout.tp > 1:
+        options += ["less `tp`"] + ["`sp: true` (else every rank computes all norms)"] * (not layout.sp)
+    assert training is not None  # a step is one of training
+    options += ["`attention: fused`"] * (training.attention != "fused")
+    if not framework_of(training).fuses_chains:
+        options.append(f"`framework: {next(f.name for f in FRAMEWORKS.values() if f.fuses_chains)}`")
     return ("Operators run below the device's peak: memory-bound kernels, small or odd matmuls. To raise it: "
             + ", ".join(options) + ".")  # fmt: skip
 
 
-def _teacher(result: Result, timeline: Timeline) -> str:
-    d = result.get("distillation") or {}
-    if d.get("placement") == "other":
+def _teacher(result: StepResult, timeline: Timeline) -> str:
+    d = result.distillation
+    if d is not None and d.teacher.placement == "other":
         return "The teacher takes longer than the student. More GPUs (`teacher_parallelism.tp`) shorten its turn."
-    turn = "writes before" if d.get("mode") == "sequence" else "runs before"
+    turn = "writes before" if d is not None and d.teacher.mode == "sequence" else "runs before"
     return f"The teacher {turn} the student's step. `placement: other` puts it beside, on GPUs of its own."
 
 
-def _other(result: Result, timeline: Timeline) -> str:
+def _other(result: StepResult, timeline: Timeline) -> str:
     return (
         "Ranks wait for the slowest after the pipeline has drained. More equal stages (`layers_per_stage`), "
         "or no stragglers, would remove it."

@@ -7,8 +7,10 @@ Sources: https://jfly.uni-koeln.de/color, https://personal.sron.nl/~pault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
 
 
 class Style(NamedTuple):
@@ -46,6 +48,7 @@ KINDS: dict[str, Style] = {
     "RELOAD": Style("Reload from host", "#a3a9b3", _DARK),
     "SWAP_OUT": Style("Swap out to host", "#6b7280", _LIGHT),
     "SWAP_IN": Style("Swap in from host", "#a3a9b3", _DARK),
+    "KV_TRANSFER": Style("Computed prompt from prefill", "#d55e00", _DARK),
 }
 COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")
 SERVING_KINDS = ("PREFILL", "MIXED", "DECODE")
@@ -63,9 +66,9 @@ SERVING_MEMORY: dict[str, Style] = {
 }
 
 
-def memory_styles(result: Mapping[str, Any]) -> dict[str, Style]:
-    """The categories of memory that a result has, bottom to top; a serving workload's cache stands as activations."""
-    return SERVING_MEMORY if "output_tokens_per_s" in result else MEMORY
+def memory_styles(scenario: Scenario) -> dict[str, Style]:
+    """The categories of memory in a result, bottom to top; a serving workload's cache stands as activations."""
+    return MEMORY if scenario.inference is None else SERVING_MEMORY
 
 
 def style_of(kind: str) -> Style:

@@ -3,7 +3,7 @@
     python -m sim.views.roofline_svg a100-sxm > docs/roofline_a100.svg
 
 Attainable flops/s = min(peak, intensity · bandwidth), intensity in flops a byte (Williams, Waterman, Patterson 2009);
-one slope for each memory an operand may come from (`sim.on_chip` for what lies on the chip).
+one slope for each memory an operand may come from (`sim.views.on_chip` for what lies on the chip).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import math
 import sys
 from typing import NamedTuple
 
-from sim.on_chip import ON_CHIP
 from sim.prices.roofline import shape_bytes, shape_flops
+from sim.views.on_chip import sram_bytes_per_s
 from sim.views.units import rate
 from topology.presets import GPUS
 from topology.spec import GpuSpec
@@ -59,8 +59,8 @@ def roofline_svg(gpu: GpuSpec, points: list[Point] | None = None) -> str:
         ("HBM", gpu.memory_bandwidth_bytes_per_s, "#0072b2"),
         ("host", gpu.host_bandwidth_bytes_per_s, "#6b7280"),
     ]
-    if gpu.name in ON_CHIP:
-        memories.insert(0, ("SRAM", ON_CHIP[gpu.name].sram_bytes_per_s(gpu), "#009e73"))
+    if sram := sram_bytes_per_s(gpu):
+        memories.insert(0, ("SRAM", sram, "#009e73"))
     top = math.ceil(math.log10(peak) * 2) / 2
     parts = [_open(), *_axes(top)]
     for name, bandwidth, colour in memories:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.timeline import Timeline
+from sim.core.timeline import Timeline
 from sim.views.palette import in_order
 from sim.views.units import ranks_text
 

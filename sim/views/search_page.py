@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.views.page import card, escape, sortable_page
+from sim.views.headline import Number, layout_words
+from sim.views.page import still_page
 from sim.views.units import count, n_bytes, seconds
 
 Result = Mapping[str, Any]
@@ -25,15 +26,6 @@ _COLOURS = (
     "#a3a9b3",
 )
 _INK, _BAD = "#1b2733", "#b3261e"
-_SHOWN = (
-    ("Layout", "the mesh and ZeRO stage"),
-    ("Step", "seconds a step"),
-    ("Tokens/s/GPU", ""),
-    ("Memory", "the fullest GPU's peak"),
-    ("Schedule", ""),
-    ("Micro-batch", "sequences"),
-    ("Recompute", ""),
-)
 _TICKS = "return (tick / 2 ** 30).toFixed(Math.abs(ticks[1] - ticks[0]) < 2 ** 30 ? 1 : 0) + ' GiB'"
 _TIP = (
     "<div><b>@words</b><div>@step a step, @memory</div>"
@@ -44,23 +36,23 @@ _TIP = (
 def search_page(result: Result) -> str:
     """HTML of `sim-search/1` that opens without network."""
     title = f"Search: {result['name']}"
-    body = _header(title, result) + _cards(result) + _plot(result) + _tables(result)
-    return sortable_page(title, body, {"search": _figure(result)})
+    return still_page(
+        "search.html",
+        title,
+        {"search": _figure(result)},
+        sortable=True,
+        what=f"{count(result['gpus'])} GPUs, at most {n_bytes(result['memory_limit_bytes'])} each",
+        headline=_headline(result),
+        tables=[
+            (name, heading, [_cells(row) for row in result[name]])
+            for name, heading in (("best", "Best layouts"), ("pareto", "Pareto line"))
+        ],
+    )
 
 
-def layout_words(layout: Mapping[str, Any]) -> str:
-    """A mesh in a few words, degrees of one left out.
-
-    >>> layout_words({"tp": 8, "sp": True, "cp": 1, "pp": 4, "dp": 2, "ep": 1, "zero": 1})
-    'tp 8 with sp, pp 4, dp 2, ZeRO-1'
-    """
-    words = [
-        f"{k} {layout[k]}" + (" with sp" if k == "tp" and layout["sp"] else "")
-        for k in ("tp", "cp", "pp", "dp", "ep")
-        if layout[k] > 1
-    ]
-    words += [f"ZeRO-{layout['zero']}"] if layout["zero"] else []
-    return ", ".join(words) or "one GPU"
+def mesh_words(layout: Mapping[str, Any]) -> str:
+    """A mesh and its ZeRO stage in one line."""
+    return ", ".join(layout_words(layout))
 
 
 def schedule_words(layout: Mapping[str, Any]) -> str:
@@ -132,7 +124,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return {
         "x": [r["step_time_s"] for r in rows],
         "y": [r["peak_memory_bytes"] for r in rows],
-        "words": [layout_words(r["layout"]) for r in rows],
+        "words": [mesh_words(r["layout"]) for r in rows],
         "step": [seconds(r["step_time_s"]) for r in rows],
         "memory": [n_bytes(r["peak_memory_bytes"]) for r in rows],
         "schedule": [schedule_words(r["layout"]) for r in rows],
@@ -141,65 +133,32 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     }
 
 
-def _header(title: str, result: Result) -> str:
-    what = f"{count(result['gpus'])} GPUs, at most {n_bytes(result['memory_limit_bytes'])} each"
-    return f'<header><h1>{escape(title)}</h1><p class="sub">{escape(what)}</p></header>\n'
-
-
-def _cards(result: Result) -> str:
+def _headline(result: Result) -> list[Number]:
     c = result["counts"]
-    cards = []
+    numbers = []
     if result["best"]:
         best = result["best"][0]
-        cards = [
-            card("Best step", seconds(best["step_time_s"]), layout_words(best["layout"]), "good"),
-            card("Tokens/s/GPU", count(best["tokens_per_s_per_gpu"]), schedule_words(best["layout"])),
-            card("Its memory", n_bytes(best["peak_memory_bytes"]), f"recompute {best['layout']['recompute']}"),
+        numbers = [
+            Number("Best step", seconds(best["step_time_s"]), mesh_words(best["layout"]), "good"),
+            Number("Tokens/s/GPU", count(best["tokens_per_s_per_gpu"]), schedule_words(best["layout"])),
+            Number("Its memory", n_bytes(best["peak_memory_bytes"]), f"recompute {best['layout']['recompute']}"),
         ]
     else:
-        cards.append(card("Best step", "none", "no legal layout fits", "bad"))
+        numbers.append(Number("Best step", "none", "no legal layout fits", "bad"))
     large, slow = count(c["pruned_by_memory"] + c["too_large"]), count(c["pruned_by_bound"] + c["beaten"])
-    cards.append(card("Legal layouts", count(c["legal"]), f"{large} need too much memory"))
-    cards.append(card("Simulated", count(c["simulated"]), f"{slow} cannot be better"))
-    cards.append(
-        card("Search", seconds(result["wall_s"]), f"{count(result['cores'])} core{'s' * (result['cores'] != 1)}")
+    numbers.append(Number("Legal layouts", count(c["legal"]), f"{large} need too much memory"))
+    numbers.append(Number("Simulated", count(c["simulated"]), f"{slow} cannot be better"))
+    numbers.append(
+        Number("Search", seconds(result["wall_s"]), f"{count(result['cores'])} core{'s' * (result['cores'] != 1)}")
     )
-    return f'<dl class="cards">{"".join(cards)}</dl>\n'
+    return numbers
 
 
-def _plot(result: Result) -> str:
-    hint = (
-        "Each dot is a simulated layout that fits; hover for its keys, click a name in the legend to hide it. "
-        "The line joins those that nothing simulated beats in both time and memory; the dashed line is the limit. "
-        "Layouts that a bound rules out are not drawn."
-    )
-    return (
-        f'<section><h2>Time and memory</h2><p class="hint">{escape(hint)}</p>'
-        '<div class="plot" data-plot="search"></div></section>\n'
-    )
-
-
-def _tables(result: Result) -> str:
-    out = ""
-    for name, title in (("best", "Best layouts"), ("pareto", "Pareto line")):
-        if result[name]:
-            out += f'<section><h2>{title}</h2><div class="scroll">{_table(name, result[name])}</div></section>\n'
-    return out
-
-
-def _table(name: str, rows: Sequence[Row]) -> str:
-    heads = "".join(
-        f'<th{_number(i)} title="{escape(note)}"><button type="button">{escape(head)}</button></th>'
-        for i, (head, note) in enumerate(_SHOWN)
-    )
-    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
-    return f'<table data-table="{name}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def _cells(row: Row) -> str:
+def _cells(row: Row) -> tuple[tuple[str, str], ...]:
+    """Of each cell the text to sort by, and the text shown."""
     x = row["layout"]
-    values = (
-        (layout_words(x), layout_words(x)),
+    return (
+        (mesh_words(x), mesh_words(x)),
         (f"{row['step_time_s']:.12f}", seconds(row["step_time_s"])),
         (f"{row['tokens_per_s_per_gpu']:.6f}", count(row["tokens_per_s_per_gpu"])),
         (f"{row['peak_memory_bytes']:.0f}", n_bytes(row["peak_memory_bytes"])),
@@ -207,10 +166,3 @@ def _cells(row: Row) -> str:
         (str(x["micro_batch_size"]), str(x["micro_batch_size"])),
         (x["recompute"], x["recompute"]),
     )
-    return "".join(
-        f'<td{_number(i)} data-value="{escape(value)}">{escape(shown)}</td>' for i, (value, shown) in enumerate(values)
-    )
-
-
-def _number(column: int) -> str:
-    return ' class="num"' if column in (1, 2, 3, 5) else ""

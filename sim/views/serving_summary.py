@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from sim.views.headline import Number
 from sim.views.summary import print_summary
 from sim.views.units import count, n_bytes, percent, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sim.serve.records import ServingResult
 
-def print_serving(result: Mapping[str, Any], console: Console) -> None:
-    """Print a serving `sim-result/1` for a person."""
-    print_summary(result, console)
+
+def print_serving(result: ServingResult, console: Console, more: Sequence[Number] = ()) -> None:
+    """Print a serving result for a person; `more` follows the headline."""
+    print_summary(result, console, more=more)
     from rich.table import Table
     from rich.text import Text
 
@@ -27,27 +30,50 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
     console.print(table, highlight=False)
 
 
-def cache_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     """What there is to say about the workload and its cache, as (name, value)."""
-    kv = result["kv_cache"]
+    kv = result.kv_cache
     served = (
-        f"{count(result['requests'])} requests, {count(result['output_tokens'])} tokens in "
-        f"{seconds(result['duration_s'])}, {count(result['iterations'])} iterations"
+        f"{count(result.requests)} requests, {count(result.output_tokens)} tokens in "
+        f"{seconds(result.duration_s)}, {count(result.iterations)} iterations"
     )
     cache = (
-        f"{kv['layout']}, {count(kv['blocks'])} blocks of {kv['block_tokens']} tokens, "
-        f"{n_bytes(kv['bytes_per_token'])} a token and GPU"
+        f"{kv.layout}, {count(kv.blocks)} blocks of {kv.block_tokens} tokens, "
+        f"{n_bytes(kv.bytes_per_token)} a token and GPU"
     )
     used = (
-        f"at most {count(kv['blocks_used'])} blocks ({percent(kv['blocks_used'] / max(1, kv['blocks']))}), "
-        f"{percent(kv['waste'])} of them empty; {count(kv['running_max'])} sequences at once at most"
+        f"at most {count(kv.blocks_used)} blocks ({percent(kv.blocks_used / max(1, kv.blocks))}), "
+        f"{percent(kv.waste)} of them empty; {count(kv.running_max)} sequences at once at most"
     )
     lines = [("served", served), ("cache", cache), ("in use", used)]
-    if kv["preemptions"]:
-        swapped = f", {n_bytes(kv['swapped_bytes'])} a GPU to the host and back" if kv["swapped_bytes"] else ""
-        lost = f"{count(kv['preemptions'])} times, {count(kv['recomputed_tokens'])} tokens lost{swapped}"
+    if kv.preemptions:
+        swapped = f", {n_bytes(kv.swapped_bytes)} a GPU to the host and back" if kv.swapped_bytes else ""
+        lost = f"{count(kv.preemptions)} times, {count(kv.recomputed_tokens)} tokens lost{swapped}"
         lines.append(("preempted", lost))
-    if kv["prefix_hit_tokens"]:
-        loaded = f"; {n_bytes(kv['loaded_bytes'])} from the host" if kv["loaded_bytes"] else ""
-        lines.append(("prefix cache", f"{percent(kv['prefix_hit_rate'])} of prompt tokens found{loaded}"))
+    if kv.prefix_hit_tokens:
+        loaded = f"; {n_bytes(kv.loaded_bytes)} from the host" if kv.loaded_bytes else ""
+        lines.append(("prefix cache", f"{percent(kv.prefix_hit_rate)} of prompt tokens found{loaded}"))
+    return [*lines, *_between_replicas(result), *_drafted(result)]
+
+
+def _between_replicas(result: ServingResult) -> list[tuple[str, str]]:
+    """Pools of a disaggregated workload, and what moved between them."""
+    lines = [
+        (p.name, f"{p.replicas} × tp {p.gpus // p.replicas}, which compute {percent(p.busy_share)} of the time")
+        for p in result.pools or ()
+    ]
+    moved = result.transfers
+    if moved is not None:
+        each = f"{seconds(moved.transfer_s.p50)} each in the median, after waiting {seconds(moved.wait_s.mean)}"
+        lines.append(("transfers", f"{count(moved.count)} computed prompts, {each} in the mean for a link in use"))
     return lines
+
+
+def _drafted(result: ServingResult) -> list[tuple[str, str]]:
+    """What became of drafted tokens."""
+    use = result.speculation
+    if use is None or not use.drafted_tokens:
+        return []
+    share = percent(use.accepted_tokens / use.drafted_tokens)
+    each = f"{use.tokens_per_verification:.3g} tokens a check ({use.expected_tokens_per_verification:.3g} expected)"
+    return [("drafts", f"{count(use.drafted_tokens)} tokens, {share} accepted; {each}")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.views.page import card, escape, sortable_page
+from sim.views.headline import Number
+from sim.views.page import still_page
 from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
@@ -13,12 +14,6 @@ Row = Mapping[str, Any]
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b2733")  # Okabe and Ito
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
-_HINT = (
-    "Step time over the key with most values, a line for each choice of the others. Hover for a step's values, click a "
-    "name in the legend to hide its line. Hollow dots do not fit in memory."
-)
-_PLOT = '<div class="plot" data-plot="sweep"></div>'
-_DASHED = " Dashed: the same steps without faults."
 _TIP = "<div><b>@words</b></div><div>@step a step, @memory</div>"
 _LOST = "<div>@lost lost to faults</div>"
 
@@ -27,10 +22,18 @@ def sweep_page(result: Result) -> str:
     """HTML of `sim-sweep/1` that opens without network."""
     title = f"Sweep: {result['name']}"
     what = f"{count(len(result['rows']))} steps over {', '.join(result['vary'])}"
-    head = f'<header><h1>{escape(title)}</h1><p class="sub">{escape(what)}</p></header>\n'
-    hint = escape(_HINT + _DASHED * about_faults(result))
-    plot = f'<section><h2>Step time</h2><p class="hint">{hint}</p>{_PLOT}</section>\n'
-    return sortable_page(title, head + _cards(result) + plot + _table(result), {"sweep": _figure(result)})
+    faults = about_faults(result)
+    return still_page(
+        "sweep.html",
+        title,
+        {"sweep": _figure(result)},
+        sortable=True,
+        what=what,
+        headline=_headline(result),
+        faults=faults,
+        keys=list(result["vary"]),
+        rows=[(row, () if row["refused"] else _cells(row, faults)) for row in result["rows"]],
+    )
 
 
 def words(values: Mapping[str, Any], without: str = "") -> str:
@@ -57,23 +60,23 @@ def memory_words(row: Row) -> str:
     return n_bytes(row["peak_memory_bytes"]) + ("" if row["fits_in_memory"] else " ✗")
 
 
-def _cards(result: Result) -> str:
+def _headline(result: Result) -> list[Number]:
     done = [r for r in result["rows"] if not r["refused"]]
     worst = max(done, key=lambda r: r["step_time_s"])
     fitting = [r for r in done if r["fits_in_memory"]]
     fastest = min(fitting or done, key=lambda r: r["step_time_s"])
     left = len(result["rows"]) - len(done)
-    cards = [
-        card("Fastest step that fits", seconds(fastest["step_time_s"]), words(fastest["values"]), "good")
+    numbers = [
+        Number("Fastest step that fits", seconds(fastest["step_time_s"]), words(fastest["values"]), "good")
         if fitting
-        else card("Fastest step", seconds(fastest["step_time_s"]), f"{words(fastest['values'])}; none fits", "bad"),
-        card("Slowest step", seconds(worst["step_time_s"]), words(worst["values"])),
-        card("Steps", count(len(done)), f"{count(left)} cannot be simulated" if left else ""),
+        else Number("Fastest step", seconds(fastest["step_time_s"]), f"{words(fastest['values'])}; none fits", "bad"),
+        Number("Slowest step", seconds(worst["step_time_s"]), words(worst["values"])),
+        Number("Simulated", count(len(done)), f"{count(left)} cannot be simulated" if left else ""),
     ]
     if about_faults(result):
         most = max(done, key=lambda r: r["lost_s"] / r["step_time_s"])
-        cards.insert(2, card("Most lost to faults", lost_words(most), words(most["values"])))
-    return f'<dl class="cards">{"".join(cards)}</dl>\n'
+        numbers.insert(2, Number("Most lost to faults", lost_words(most), words(most["values"])))
+    return numbers
 
 
 def _figure(result: Result) -> Any:
@@ -130,27 +133,11 @@ def _columns(rows: Sequence[Row], key: str, numbers: bool) -> dict[str, list[Any
     }
 
 
-def _table(result: Result) -> str:
-    keys, faults = list(result["vary"]), about_faults(result)
-    names = [*keys, "Step", *(["Without faults", "Lost"] if faults else []), "Memory", "Tokens/s/GPU"]
-    number = ' class="num"'
-    heads = "".join(
-        f'<th{number if i >= len(keys) else ""}><button type="button">{escape(name)}</button></th>'
-        for i, name in enumerate(names)
-    )
-    body = "".join(f"<tr>{_cells(row, faults)}</tr>" for row in result["rows"])
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<section><h2>All steps</h2><div class="scroll">{table}</div></section>\n'
-
-
-def _cells(row: Row, faults: bool) -> str:
-    cells = "".join(f'<td data-value="{escape(v)}">{escape(v)}</td>' for v in row["values"].values())
-    if row["refused"]:
-        return f'{cells}<td colspan="{5 if faults else 3}" data-value="">{escape(row["refused"])}</td>'
+def _cells(row: Row, faults: bool) -> list[tuple[float, str]]:
+    """Of each number its value and its text."""
     keys = ("step_time_s", "healthy_s", "lost_s") if faults else ("step_time_s",)
-    shown = [(row[k], seconds(row[k])) for k in keys]
-    shown += [
+    return [
+        *((row[k], seconds(row[k])) for k in keys),
         (row["peak_memory_bytes"], memory_words(row)),
         (row["tokens_per_s_per_gpu"], count(row["tokens_per_s_per_gpu"])),
     ]
-    return cells + "".join(f'<td class="num" data-value="{v:.12f}">{escape(text)}</td>' for v, text in shown)

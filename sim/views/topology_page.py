@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sim.views.page import card, document, escape, table
+from sim.views.headline import Number
+from sim.views.page import still_page
 from sim.views.units import count, n_bytes, percent, rate, seconds
-from topology.graph import Link, build_graph, link
+from topology.graph import build_graph, link
+from topology.recognise import first_nodes
 from topology.spec import ClusterSpec
+from topology.wiring import Link
 
 if TYPE_CHECKING:
     from bokeh.models import ColumnDataSource
@@ -18,13 +21,13 @@ if TYPE_CHECKING:
 MAX_GPUS = 144  # drawn: two NVL72 racks; more would be a smear
 Loads = Mapping[tuple[str, str], float]
 
-# From the network down to the GPUs; what stands on one line, and its colour (Okabe and Ito).
+# From the network down to the GPUs; what stands on one line, and its colour (Okabe and Ito). See `layer_of`.
 _LAYERS = (
     ("spine", "Spine", "#cc79a7"),
     ("leaf", "Leaf switch", "#d55e00"),
     ("router", "Router", "#d55e00"),
     ("nic", "NIC", "#e69f00"),
-    ("host", "Host", "#6b7280"),
+    ("cpu", "Host", "#6b7280"),
     ("pcie", "PCIe switch", "#a3a9b3"),
     ("gpu", "GPU", "#0072b2"),
     ("nvswitch", "NVSwitch", "#009e73"),
@@ -34,6 +37,7 @@ _LINK_NAMES = {
     "peer": "GPU to GPU through the host",
     "nic": "NIC to switch",
     "fabric": "between switches",
+    "pcie": "PCIe",
 }
 _IDLE, _INK = "#c3ccd6", "#1b2733"
 
@@ -46,62 +50,54 @@ def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
     """
     shown = _shown(cluster)
     graph = build_graph(shown)
-    title = f"Cluster {cluster.name}"
-    body = _header(title, cluster, shown) + _cards(cluster) + _plot(loads) + _links(graph, loads)
-    return document(title, body, {"topology": _figure(graph, shown, loads)})
+    return still_page(
+        "topology.html",
+        f"Cluster {cluster.name}",
+        {"topology": _figure(graph, shown, loads)},
+        what=_size(cluster, shown),
+        source=cluster.source,
+        headline=_headline(cluster),
+        loaded=loads is not None,
+        links=_links(graph, loads),
+    )
 
 
 def _shown(cluster: ClusterSpec) -> ClusterSpec:
     """As many nodes as can be told apart: whole domains where they fit."""
     fit = max(1, MAX_GPUS // cluster.gpus_per_node)
-    return cluster.model_copy(update={"nodes": min(cluster.nodes, fit)})
+    return first_nodes(cluster, fit)
 
 
-def _header(title: str, cluster: ClusterSpec, shown: ClusterSpec) -> str:
+def _size(cluster: ClusterSpec, shown: ClusterSpec) -> str:
     gpus = cluster.nodes * cluster.gpus_per_node
     rest = f"; the first {count(shown.nodes)} nodes are drawn" if shown.nodes < cluster.nodes else ""
     nodes = f"{count(cluster.nodes)} node{'s' * (cluster.nodes > 1)}"
-    what = f"{nodes} of {count(cluster.gpus_per_node)} {cluster.gpu.name}, {count(gpus)} GPUs{rest}"
-    source = f'<p class="sub">{escape(cluster.source)}</p>' if cluster.source else ""
-    return f'<h1>{escape(title)}</h1><p class="sub">{escape(what)}</p>{source}\n'
+    return f"{nodes} of {count(cluster.gpus_per_node)} {cluster.gpu.name}, {count(gpus)} GPUs{rest}"
 
 
-def _cards(cluster: ClusterSpec) -> str:
+def _headline(cluster: ClusterSpec) -> tuple[Number, ...]:
     intra, inter = cluster.intra_node, cluster.inter_node
-    cards = (
-        card("Inside a domain", rate(intra.bandwidth_bytes_per_s, "B/s"), f"a GPU, one way; {intra.kind}"),
-        card("NVLink domain", f"{count(cluster.domain_gpus)} GPUs", "reach each other without a NIC"),
-        card("A NIC", rate(inter.nic_bandwidth_bytes_per_s, "B/s"), f"one way; {count(inter.nics_per_node)} a node"),
-        card("Network", inter.kind.replace("_", " "), f"oversubscription {inter.oversubscription:g}"),
-        card("Steps", seconds(intra.latency_s), f"inside; {seconds(inter.latency_s)} between nodes"),
-        card("GPU memory", n_bytes(cluster.gpu.memory_bytes), cluster.gpu.name),
-    )
-    return f'<dl class="cards">{"".join(cards)}</dl>\n'
-
-
-def _plot(loads: Loads | None) -> str:
-    note = (
-        "Links are as dark as a run keeps them busy, the busier of both directions."
-        if loads is not None
-        else "Links are as wide as they are fast."
-    )
     return (
-        f'<section><h2>Links</h2><p class="hint">{note} Drag to move, wheel to zoom; point at a link or a part.</p>'
-        '<div id="plots"><div class="plot" data-plot="topology"></div></div></section>\n'
+        Number("Inside a domain", rate(intra.bandwidth_bytes_per_s, "B/s"), f"a GPU, per direction; {intra.kind}"),
+        Number("NVLink domain", f"{count(cluster.domain_gpus)} GPUs", "reach each other without a NIC"),
+        Number("NIC", rate(inter.nic_bandwidth_bytes_per_s, "B/s"), f"per direction, {inter.nics_per_node} a node"),
+        Number("Network", inter.kind.replace("_", " "), f"oversubscription {inter.oversubscription:g}"),
+        Number("Latency per hop", seconds(intra.latency_s), f"inside; {seconds(inter.latency_s)} between nodes"),
+        Number("GPU memory", n_bytes(cluster.gpu.memory_bytes), cluster.gpu.name),
     )
 
 
-def _links(graph: Graph, loads: Loads | None) -> str:
+def _links(graph: Graph, loads: Loads | None) -> list[tuple[str, ...]]:
     """A row per kind and speed of link; of PCIe also per what it joins, since only some of it carries messages."""
     rows: dict[tuple[str, float, float], list[float]] = {}
     for a, b, each in _edges(graph):
-        name = _pcie_name(graph, a, b) if each.kind == "pcie" else _LINK_NAMES.get(each.kind, each.kind)
-        key = (name, each.bandwidth_bytes_per_s, each.latency_s)
+        kind = graph.edges[a, b]["kind"]
+        name = _pcie_name(graph, a, b) if kind == "pcie" else _link_name(graph, a, b)
+        key = (name, each.usable_bytes_per_s, each.latency_s)
         rows.setdefault(key, []).append(_busy(loads, a, b))
-    head = ["Link", "Number", "One way", "Step", *(["Busiest", "Mean"] if loads is not None else [])]
-    cells = [
+    return [
         (
-            escape(name),
+            name,
             count(len(busy)),
             rate(bandwidth, "B/s"),
             seconds(latency_s),
@@ -109,12 +105,21 @@ def _links(graph: Graph, loads: Loads | None) -> str:
         )
         for (name, bandwidth, latency_s), busy in rows.items()
     ]
-    return f"<section><h2>Kinds of links</h2>{table(head, cells)}</section>\n"
 
 
 def _pcie_name(graph: Graph, a: str, b: str) -> str:
-    ends = {graph.nodes[end]["kind"] for end in (a, b)}
+    ends = {layer_of(graph, end) for end in (a, b)}
     return "PCIe: " + " to ".join(name for kind, name, _ in reversed(_LAYERS) if kind in ends)
+
+
+def layer_of(graph: Graph, name: str) -> str:
+    """On which line a part stands: its kind; a switch by its tier, or else by whether NICs hang on it."""
+    data = graph.nodes[name]
+    if data["kind"] != "switch":
+        return str(data["kind"])
+    if data["tier"] in {layer for layer, _, _ in _LAYERS}:
+        return str(data["tier"])
+    return "leaf" if any(graph.nodes[other]["kind"] == "nic" for other in graph[name]) else "spine"
 
 
 def _edges(graph: Graph) -> list[tuple[str, str, Link]]:
@@ -128,6 +133,10 @@ def _edges(graph: Graph) -> list[tuple[str, str, Link]]:
     return found
 
 
+def _link_name(graph: Graph, a: str, b: str) -> str:
+    return _LINK_NAMES[graph.edges[a, b]["kind"]]
+
+
 def _busy(loads: Loads | None, a: str, b: str) -> float:
     return max(loads.get((a, b), 0.0), loads.get((b, a), 0.0)) if loads else 0.0
 
@@ -137,7 +146,7 @@ def positions(graph: Graph, cluster: ClusterSpec) -> dict[str, tuple[float, floa
     import networkx as nx
 
     lines = {
-        rank: [name for name, data in graph.nodes(data=True) if data["kind"] == kind]
+        rank: [name for name in graph if layer_of(graph, name) == kind]
         for rank, (kind, _, _) in enumerate(_LAYERS)
     }
     placed = nx.multipartite_layout(graph, {k: v for k, v in lines.items() if v}, align="horizontal")
@@ -177,7 +186,7 @@ def _figure(graph: Graph, cluster: ClusterSpec, loads: Loads | None) -> Any:
     lines.name = "links"
     plot.add_tools(HoverTool(renderers=[lines], tooltips=[("", "@text")], line_policy="interp"))
     for kind, label, colour in _LAYERS:
-        names = [name for name, data in graph.nodes(data=True) if data["kind"] == kind]
+        names = [name for name in graph if layer_of(graph, name) == kind]
         if names:
             where = {"x": [spots[n][0] for n in names], "y": [spots[n][1] for n in names], "name": names}
             size = max(5, min(16, 700 // len(names)))
@@ -193,7 +202,7 @@ def _link_columns(graph: Graph, spots: Mapping[str, tuple[float, float]], loads:
     from bokeh.models import ColumnDataSource
 
     edges = _edges(graph)
-    fastest = max((each.bandwidth_bytes_per_s for _, _, each in edges), default=1.0)
+    fastest = max((each.usable_bytes_per_s for _, _, each in edges), default=1.0)
     busy = [_busy(loads, a, b) for a, b, _ in edges]
     return ColumnDataSource(
         {
@@ -201,10 +210,10 @@ def _link_columns(graph: Graph, spots: Mapping[str, tuple[float, float]], loads:
             "y0": [spots[a][1] for a, _, _ in edges],
             "x1": [spots[b][0] for _, b, _ in edges],
             "y1": [spots[b][1] for _, b, _ in edges],
-            "width": [1 + 4 * (each.bandwidth_bytes_per_s / fastest) ** 0.5 for _, _, each in edges],
+            "width": [1 + 4 * (each.usable_bytes_per_s / fastest) ** 0.5 for _, _, each in edges],
             "colour": [_IDLE if loads is None else _shade(part) for part in busy],
             "text": [
-                f"{a} – {b}: {_LINK_NAMES.get(each.kind, each.kind)}, {rate(each.bandwidth_bytes_per_s, 'B/s')}"
+                f"{a} – {b}: {_link_name(graph, a, b)}, {rate(each.usable_bytes_per_s, 'B/s')}"
                 + ("" if loads is None else f", busy {percent(part)}")
                 for (a, b, each), part in zip(edges, busy, strict=True)
             ],

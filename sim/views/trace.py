@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.timeline import Span, Timeline
+from sim.core.timeline import Span, Timeline
 from sim.views.palette import MEMORY, style_of
 from sim.views.rows import lanes_of, stream_place
 from sim.views.units import finite, ranks_text
 
 if TYPE_CHECKING:
-    from sim.memory import MemoryCurve
+    from sim.results.memory import MemoryCurve
 
 Event = dict[str, Any]
 

@@ -49,6 +49,19 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.1f}"
 
 
+def billions(value: float) -> str:
+    """A number of parameters with three digits.
+
+    >>> billions(8_030_261_248), billions(405.85e9), billions(124_439_808), billions(1.026e12)
+    ('8.03B', '406B', '124M', '1.03T')
+    """
+    for scale, unit in ((1e12, "T"), (1e9, "B")):
+        if value >= 0.9995 * scale:
+            number = value / scale
+            return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}{unit}"
+    return f"{value / 1e6:.0f}M" if value >= 1e6 else f"{value:,.0f}"
+
+
 def percent(value: float) -> str:
     """A fraction in percent.
 

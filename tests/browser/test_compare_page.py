@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import synthetic
 
-from sim.compare import compare, simulate_run
+from sim.commands.compare import compare, simulate_run
+from sim.commands.regress import scenario_of
 from sim.inputs.measured_run import load_measured
-from sim.measured import own_profile, to_timeline
-from sim.regress import scenario_of
+from sim.studies.measured import own_profile, to_timeline
 from sim.views.compare_page import compare_page
 
 pytestmark = pytest.mark.browser

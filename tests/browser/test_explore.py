@@ -91,7 +91,7 @@ def test_a_choice_redraws_its_panel_and_its_link_restores_it(page: Any, server: 
     visit(page, server)
     assert "equally fast" in page.evaluate(f"{MODEL}('verdict').text")
     page.get_by_label("Schedule").nth(1).select_option("zb_v")
-    page.wait_for_function(f"{MODEL}('verdict').text.includes('<b>B</b> trains')")
+    page.wait_for_function(f"{MODEL}('verdict').text.includes('<b>B</b>: ')")
     page.wait_for_function("location.search.includes('b.parallelism.schedule=zb_v')")
     expected = simulate(load_scenario(ROOT / SCENARIO, [*SMALLER, "parallelism.schedule=zb_v"])).step_time_s
     assert f"B {seconds(expected)}" in page.evaluate(f"{MODEL}('verdict').text")
@@ -136,7 +136,7 @@ def test_saved_yaml_is_the_chosen_scenario_and_links_give_options_only(page: Any
 def test_the_critical_path_is_marked_on_demand_and_by_link(page: Any, server: str) -> None:
     visit(page, server)
     assert page.evaluate(CRITICAL) == [False, False]
-    page.get_by_role("button", name="Mark the critical path").click()
+    page.get_by_role("button", name="Highlight critical path").click()
     page.wait_for_function("location.search === '?critical=true'")
     assert page.evaluate(CRITICAL) == [True, True]
     choose(page, "a.parallelism.schedule", "gpipe")
@@ -148,7 +148,7 @@ def test_the_critical_path_is_marked_on_demand_and_by_link(page: Any, server: st
 def test_a_serving_workload_is_explored_too(page: Any, tmp_path: Path) -> None:
     with running_explorer("scenarios/serve_llama8b.yaml", "inference.requests.count=40") as server:
         visit(page, f"{server}?b.inference.quantization=fp8", "Time to first token")
-        assert "<b>B</b> serves" in page.evaluate(f"{MODEL}('verdict').text")
+        assert "<b>B</b>: " in page.evaluate(f"{MODEL}('verdict').text")
         choose(page, "a.inference.requests.rate_per_s", "64")
         page.wait_for_function("location.search.includes('a.inference.requests.rate_per_s=64')")
         choose(page, "a.parallelism.tp", "64")

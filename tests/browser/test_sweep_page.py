@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.sweep import run_sweep
+from sim.commands.sweep import run_sweep
 from sim.views.sweep_page import sweep_page
 
 pytestmark = pytest.mark.browser

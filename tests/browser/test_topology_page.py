@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.views.topology_page import topology_page
+from sim.views.topology_page import layer_of, topology_page
 from topology.graph import build_graph
 from topology.loads import Traffic, link_loads
 from topology.presets import CLUSTERS
@@ -38,7 +38,8 @@ def test_every_link_is_drawn_once_and_at_a_place_of_its_own(open_page: Any, clus
     page = open_page(topology_page(cluster))
     drawn = page.evaluate(f"[...{LINKS}.text]")
     assert len(drawn) == len(set(drawn)) == build_graph(cluster).number_of_edges() / 2
-    for kind in {data["kind"] for _, data in build_graph(cluster).nodes(data=True)}:
+    graph = build_graph(cluster)
+    for kind in {layer_of(graph, name) for name in graph}:
         source = f"Bokeh.documents[0].get_model_by_name('{kind}').data_source.data"
         spots = page.evaluate(f"[...{source}.x].map((x, i) => x + ' ' + {source}.y[i])")
         assert len(spots) == len(set(spots))
@@ -49,7 +50,7 @@ def test_every_link_is_drawn_once_and_at_a_place_of_its_own(open_page: Any, clus
 def test_links_are_coloured_by_how_busy_a_run_keeps_them(open_page: Any) -> None:
     cluster = nodes("dgx-h100", 2)
     traffic = [Traffic("all_gather", tuple(range(8)), 1e9), Traffic("send_recv", (0, 8), 1e8)]
-    page = open_page(topology_page(cluster, link_loads(build_graph(cluster), cluster, traffic, 0.01)))
+    page = open_page(topology_page(cluster, link_loads(cluster, traffic, 0.01)))
     colours = dict(page.evaluate(f"[...{LINKS}.text].map((text, i) => [text, {LINKS}.colour[i]])"))
     inside = {shade for text, shade in colours.items() if text.startswith("gpu0 – nvswitch0")}
     idle = {shade for text, shade in colours.items() if text.startswith("gpu8 – nvswitch1")}

@@ -10,17 +10,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.fit import PRIORS, Case, cases_of, changed, fit, fitted_profile, folds
-from sim.errors import InputError
+from calibrate.fit import (
+    FEW_ROWS_WIDTH,
+    PRIORS,
+    Case,
+    cases_of,
+    changed,
+    fit,
+    fitted_profile,
+    folds,
+    given_and_rest,
+    predicted_rest,
+)
+from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
-from sim.prices.profile import Coefficient, Profile
+from sim.prices.coefficients import Coefficient, coefficients_from
+from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.published.tables import read_table
 from sim.simulation import simulate
+from sim.validation.tables import read_table
 
-BASE = Profile("base", "made up", reference="a100-sxm", coefficients={
+BASE = Profile("base", "made up", reference="a100-sxm", coefficients=coefficients_from({
     "launch_overhead_s": Coefficient(5e-6, "made up"), "memory_efficiency": Coefficient(0.85, "made up"),
-})  # fmt: skip
+}))  # fmt: skip
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 TRUE = {"host_operator_s": 9e-5, "memory_efficiency": 0.75}
 
@@ -58,12 +70,11 @@ def test_coefficients_are_found_again(tmp_path: Path) -> None:
     before, after, unseen = (float(np.abs(x).mean()) for x in (found.before, found.after, found.held_out))
     assert after < unseen < before
     profile = fitted_profile(BASE, read, found, len(cases))
-    kept = profile.coefficients["memory_efficiency"]
-    assert "0.85, made up" in kept.source
+    assert "0.85, made up" in profile.coefficients.sources["memory_efficiency"]
     assert "steps" in profile.source
     path = tmp_path / "fitted.json"
     profile.save(path)
-    assert load_profile(path).coefficients["host_operator_s"].value == found.coefficients["host_operator_s"]
+    assert load_profile(path).coefficients.host_operator_s == found.coefficients["host_operator_s"]
 
 
 def test_what_no_step_depends_on_is_left_alone(tmp_path: Path) -> None:
@@ -104,6 +115,31 @@ def test_a_fit_to_every_second_configuration_helps_on_the_others() -> None:
     assert np.abs(off[1]).mean() < 0.05
     assert np.abs(off[1]).mean() < np.abs(off[0]).mean() - 0.01
     assert np.median(np.abs(off[1])) < np.median(np.abs(off[0]))
+
+
+def test_rows_given_are_spread_over_the_steps_on_the_profiles_gpu() -> None:
+    table, base = read_table(PUBLISHED / "mosaic_mpt_h100.json"), load_profile("h100-sxm")
+    given, rest = given_and_rest(table, base, 5)
+    assert len(given) == 5
+    assert {c.scenario.calibration for c in (*given, *rest)} == {"h100-sxm"}
+    assert not {c.row.id for c in given} & {c.row.id for c in rest}
+    with pytest.raises(InputError, match="--given"):
+        given_and_rest(table, base, 1000)
+
+
+def test_a_few_rows_of_a_slower_machine_tell_the_others() -> None:
+    """Matmuls and attention a fifth slower than the profile: three rows given, the others are four times nearer."""
+    base, names = load_profile("h100-sxm"), ("matmul_speed", "attention_speed")
+    slower = changed(base, names, np.log([0.8, 0.8]))
+    rows = given_and_rest(read_table(PUBLISHED / "mosaic_mpt_h100.json"), base, 5)[1][20:25]
+    made = []
+    for case in rows:
+        step_s = simulate(case.scenario, slower).step_time_s
+        made.append(replace(case, row=replace(case.row, measured={"step_time_s": step_s})))
+    found = fit(made[::2], base, names, widths=FEW_ROWS_WIDTH)
+    rest = predicted_rest(found, base, made[1::2])
+    assert np.abs(np.expm1(rest.before)).min() > 0.1
+    assert np.abs(rest.held_out).mean() < np.abs(rest.before).mean() / 4
 
 
 def test_groups_are_held_out_whole() -> None:

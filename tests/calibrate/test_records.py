@@ -34,8 +34,8 @@ def test_a_profile_of_records_is_sorted_and_valid() -> None:
     assert tables["gemm"].shapes.tolist() == [[1, 32, 64, 64], [1, 64, 64, 64]]
     assert tables["gemm"].seconds.tolist() == [1e-5, 2e-5]
     assert profile.collectives[0].bytes.tolist() == [1024, 4096]
-    assert profile.coefficients["kernel_gap_s"].value == 1e-6
-    assert profile.coefficients["peak_fp32_flops_per_s"].value == pytest.approx(2 * 64**3 / 1e-5)
+    assert profile.coefficients.kernel_gap_s == 1e-6
+    assert profile.coefficients.peak_flops_per_s["fp32"] == pytest.approx(2 * 64**3 / 1e-5)
     assert profile.hardware == FACTS["hardware"]
 
 

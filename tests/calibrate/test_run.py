@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sim.prices.costs import Costs
+from sim.core.program import Compute, Phase
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.program import Compute, Phase
 from topology.presets import GPUS
 
 
@@ -61,11 +61,11 @@ def test_a_profile_of_this_machine_prices_what_was_measured(tmp_path: Path) -> N
     costs = Costs(profile, GPUS["cpu"])
     table = next(t for t in profile.points if t.op == "optimizer:adamw")
     moved = float(table.shapes[0, 0])
-    step = Compute("adamw", "optimizer", (1,), "fp32", 0.0, moved, Phase.OPTIMIZER)
+    step = Compute("adamw", "optimizer", (1,), "fp32", 0.0, moved, Phase.OPTIMIZER, kernel="adamw")
     assert costs.compute(step)[:2] == (table.seconds[0], "measured")
     copy = Compute("x", "copy", (1,), "fp32", 0.0, 2.0**22, Phase.FORWARD)
     assert costs.compute(copy).source == "interpolated"
-    assert costs.coefficient("kernel_gap_s", 0.0) > 0
+    assert costs.coefficients.kernel_gap_s > 0
 
 
 def kept(partial: Path) -> dict:
@@ -125,7 +125,7 @@ def test_killed_at_any_moment_it_leaves_whole_files_and_goes_on(tmp_path: Path) 
     seconds = {(t.op, s) for t in profile.points for s in t.seconds.tolist()}
     assert {(row[1], row[4]) for rows in before.values() for row in rows} <= seconds
     left = {p.name for p in tmp_path.iterdir()} - {"p.json"}
-    assert len(left) <= 2, "one killed while it writes may leave the temporary file that it writes to (sim.files)"
+    assert len(left) <= 2, "one killed while it writes may leave the temporary file that it writes to (sim.core.files)"
     assert all(name.startswith(".p.json.partial.") for name in left)
 
 
@@ -152,5 +152,5 @@ def test_a_gpu_is_measured(tmp_path: Path) -> None:
     finish(calibrate("--device", "cuda", "--quick", "--only", "launch", "--only", "attention", "--out", str(file)))
     profile = load_profile(file)
     assert profile.hardware["device"] == "cuda"
-    assert profile.coefficients["launch_overhead_s"].value > 0
+    assert profile.coefficients.launch_overhead_s > 0
     assert {"attention_forward", "attention_backward"} <= {t.op for t in profile.points}

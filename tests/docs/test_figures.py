@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs.figures import PICTURES  # noqa: E402
 from docs.figures.schemes import data_sync, schedules  # noqa: E402
-from docs.figures.sources import FIGURES, loss  # noqa: E402
+from docs.figures.sources import FIGURES, loss, run  # noqa: E402
 from docs.figures.svg import Chart  # noqa: E402
 
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
@@ -80,3 +80,41 @@ def test_timelines_hold_what_ran() -> None:
     after, *overlapped = ([b for label, bars in s.rows if label == "dp" for b in bars] for s in data_sync().strips)
     assert len(after) == 1
     assert all(len(bars) > 10 for bars in overlapped)
+
+
+def test_activations_take_over_as_sequences_grow() -> None:
+    for name in ("memory_seq_1b", "memory_seq_8b", "memory_seq_70b"):
+        columns = {s.name: s.values for s in chart(name).series}
+        share = [columns["Activations"][i] / sum(v[i] for v in columns.values()) for i in range(5)]
+        assert share == sorted(share)
+        assert share[0] < 0.2
+        assert share[-1] > 0.7
+        assert 3.4 < columns["Activations"][-1] / columns["Activations"][-2] < 4.0, "nearly the square of the length"
+
+
+def test_data_parallelism_stops_scaling() -> None:
+    _, calm, jitter = (s.values for s in chart("dp_scaling").series)
+    assert list(calm) == sorted(calm, reverse=True)
+    assert 0.02 < loss(calm[:2]) + 0.02 < loss((calm[0], calm[-1])) < 0.4
+    assert all(a > b for a, b in zip(calm, jitter, strict=True))
+    assert loss((jitter[0], jitter[-1])) > loss((calm[0], calm[-1]))
+
+
+def test_buckets_beat_a_message_for_each_tensor() -> None:
+    by_tensor, after, bucketed = (run("dp_buckets_gpt2", f"parallelism.dp_sync={s}").step_time_s
+                                  for s in ("per_parameter", "after_backward", "bucketed"))  # fmt: skip
+    assert bucketed < after < by_tensor
+
+
+def test_more_micro_batches_shrink_the_bubble() -> None:
+    few, many = (s.values for s in chart("pp_micro_batches").series)
+    assert all(a < b for a, b in zip(few, many, strict=True))
+    assert max(few) < 1.1 * min(few), "half of the step is bubble at every depth"
+
+
+def test_batches_trade_steps_for_tokens() -> None:
+    steps, tokens, time = (s.values for s in chart("batch_ends").series)
+    assert list(steps) == sorted(steps, reverse=True)
+    assert list(tokens) == sorted(tokens)
+    assert steps[3] == tokens[3] == 2.0
+    assert time[-1] > 10

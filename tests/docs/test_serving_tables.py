@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import load_scenario
-from sim.serve.serving import simulate_serving
+from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 
 ROOT = Path(__file__).parents[2]

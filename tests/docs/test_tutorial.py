@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sim import load_scenario, simulate
-from sim.errors import InputError
+from sim.core.errors import InputError
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 REPLICAS = ("parallelism.tp=1", "parallelism.dp=16")

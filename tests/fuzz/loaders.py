@@ -8,20 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sim.commands.replay import load as load_traces
+from sim.commands.validate import validate_tables
+from sim.core.program import Compute, Phase
 from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario, parse_scenario
-from sim.measured import own_profile, parsed_scenario, to_timeline
-from sim.prices.costs import Costs
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.program import Compute, Phase
-from sim.published.tables import read_table
-from sim.replay import load as load_traces
 from sim.serve.requests import read_trace
 from sim.simulation import simulate
+from sim.studies.measured import own_profile, parsed_scenario, to_timeline
 from sim.traces.chakra_in import read_groups
 from sim.traces.chakra_out import write_chakra
 from sim.traces.replay import replay
-from sim.validate import validate_tables
+from sim.validation.tables import read_table
 from tests.sim.measured_runs import recorded
 from tests.sim.measured_runs import scenario as small_scenario
 from tests.sim.traces import programs
@@ -124,6 +124,12 @@ def _scenario_trees() -> list[Any]:
                 "jitter": {"sigma": 0.1},
                 "failures": {"kinds": [{"name": "x", "mtbf_s_per_gpu": 1e7}], "spare_nodes": 2},
             },
+            "processes": {
+                "link_flap": [{"ranks": [0, 1], "at_s": 0.1, "down_s": 0.01}],
+                "background_traffic": [{"source": 0, "target": 1, "n_bytes": 1e6}],
+                "checkpoint": [{"n_bytes": 1e6}],
+            },
+            "engine": {"collectives": "messages"},
         },
         {
             "model": "llama3-8b",

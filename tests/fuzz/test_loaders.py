@@ -25,7 +25,7 @@ from types import FrameType
 
 import pytest
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from tests.fuzz.breaking import break_bytes, break_tree
 from tests.fuzz.loaders import LOADERS, seeds
 
@@ -50,6 +50,7 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
         raise AssertionError(f"a loader asks for {event}{arguments}")
 
 
+sys.dont_write_bytecode = True  # of modules that a loader imports late: Python itself would write a file
 sys.addaudithook(_audit)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.serve.serving import simulate_serving
+from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from tests.fuzz.breaking import break_tree
 from tests.fuzz.test_loaders import COUNT, guard
@@ -22,7 +22,7 @@ MOE = {"experts": 4, "top_k": 2, "ffn": 64, "imbalance": {"seed": 0, "zipf": 1.0
        "shared_experts": 1, "dense_layers": 1}  # fmt: skip
 TRAINING = {
     "seq_len": 32, "global_batch_size": 8, "micro_batch_size": 1, "precision": "bf16", "recompute": "none",
-    "optimizer": "adamw", "attention": "fused", "elementwise": "eager", "activation_offload": False, "lora": None,
+    "optimizer": "adamw", "attention": "fused", "framework": "eager", "activation_offload": False, "lora": None,
 }  # fmt: skip
 PARALLELISM = {
     "dp": 2, "tp": 1, "pp": 2, "cp": 1, "zero": 1, "sp": False, "schedule": "1f1b", "virtual_stages": None,
@@ -32,6 +32,9 @@ PARALLELISM = {
 }  # fmt: skip
 FAULTS = {"stragglers": [{"rank": 1, "compute_scale": 1.3}], "jitter": {"sigma": 0.1, "seed": 1},
           "links": [{"between": ["node0", "node0"], "bandwidth_scale": 0.5}]}  # fmt: skip
+PROCESSES = {"thermal_throttling": [{"ranks": [1], "at_s": 1e-4, "scale": 0.5, "for_s": None}],
+             "link_flap": [{"ranks": [0], "at_s": 1e-4, "down_s": 1e-3, "link": "nic", "up_s": 1e-3, "times": 2}],
+             "storage_read": [{"n_bytes": 1e6, "bytes_per_s": 1e9, "ranks": None}]}  # fmt: skip
 SERVING = {
     "requests": {"prompt_len": 10, "output_len": 5, "count": 4, "rate_per_s": 2.0}, "batching": "continuous",
     "max_running_requests": 4, "max_batch_tokens": 64, "preemption": "recompute", "prefix_cache": "none",
@@ -40,6 +43,8 @@ SERVING = {
 H100 = {"preset": "dgx-h100", "nodes": 2, "inter_node": {"nics_per_node": 4, "oversubscription": 2.0}}
 BASES: tuple[dict[str, Any], ...] = (
     {"model": MODEL, "training": TRAINING, "parallelism": PARALLELISM, "cluster": H100, "faults": FAULTS},
+    {"model": MODEL, "training": TRAINING, "parallelism": PARALLELISM, "cluster": H100, "processes": PROCESSES,
+     "engine": {"collectives": "messages"}},
     {"model": {**MODEL, "moe": MOE}, "training": TRAINING, "parallelism": {**PARALLELISM, "ep": 2, "expert_tp": 1},
      "cluster": H100},
     {"model": {**MODEL, "vocab": 50257}, "training": TRAINING, "cluster": "dgx-h100", "parallelism": {"tp": 1},
@@ -54,7 +59,7 @@ CHOICES: dict[str, list[Any]] = {
     "recompute": ["none", "selective", "selective_op", "full", {"mode": "full", "every": 2}], "zero": [0, 1, 2, 3],
     "precision": ["fp32", "bf16", "fp8", "nvfp4"], "attention": ["fused", "unfused"], "mode": ["logits", "sequence"],
     "layers_per_stage": [[1, 3], [0, 4], [1, 1, 1, 1], [0, 2, 2, 0], None], "prefix_cache": ["none", "gpu", "cpu"],
-    "batching": ["continuous", "static"], "layout": ["paged", "contiguous"], "elementwise": ["megatron", "compiled"],
+    "batching": ["continuous", "static"], "layout": ["paged", "contiguous"], "framework": ["megatron", "compiled"],
     "quantization": ["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only"], "optimizer": ["sgd"],
     "lora": [{"rank": 4}, {"rank": 8, "targets": ["qkv"]}, None], "preemption": ["recompute", "swap"],
     "placement": ["same", "other"],

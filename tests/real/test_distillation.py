@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from calibrate import distill as d  # noqa: E402
-from calibrate import rounds  # noqa: E402
+from calibrate import timed_rounds  # noqa: E402
+from calibrate.block_cuts import block_cuts  # noqa: E402
+from calibrate.distillation_step import Lesson, Pupil  # noqa: E402
 from calibrate.measure import simulated_blocks  # noqa: E402
-from calibrate.paired import make_profile  # noqa: E402
 from calibrate.parallel.runner import make_place  # noqa: E402
-from calibrate.pieces import block_cuts  # noqa: E402
-from calibrate.pupil import Lesson, Pupil  # noqa: E402
+from calibrate.profile_from_steps import make_profile  # noqa: E402
 from calibrate.quantization import make_small, perplexity, text, train  # noqa: E402
 from sim.inputs.scenario import load_scenario  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
@@ -65,14 +65,14 @@ def measured_and_simulated(mode: str) -> tuple[float, float, list[float]]:
     blocks, epilogue = simulated_blocks(scenario, pupil.numbers, pupil.schedule.part_of_stage, 0)
     keys = {s: [b.key for b in own] for s, own in blocks.items()}
     lesson = Lesson(pupil, keys, {b.key: block_cuts(b) for own in blocks.values() for b in own})
-    log, seconds = rounds.Log(0), []
+    log, seconds = timed_rounds.Log(0), []
     for number in range(10):
         start = time.process_time()
         pupil.step(pupil.batch(number))
         seconds.append(time.process_time() - start)
-        log.steps.append(rounds.Step(0, seconds[-1], [], pupil.loss(), 1.0))
+        log.steps.append(timed_rounds.Step(0, seconds[-1], [], pupil.loss(), 1.0))
         if number % 2:  # foreign_cores: so that CPU times count
-            log.calibrations.append(replace(rounds.calibrate(pupil, lesson), foreign_cores=1.0))
+            log.calibrations.append(replace(timed_rounds.calibrate(pupil, lesson), foreign_cores=1.0))
     message, facts = 4, {"device": "cpu"}
     profile = make_profile(mode, "2026-01-01", [log], [epilogue], message, scenario.parallelism, facts, facts)
     simulated = simulate(scenario, profile).result["step_time_s"]
@@ -107,3 +107,12 @@ def test_the_teacher_writes_its_likeliest_words(teacher: list[torch.nn.Module]) 
         again = d.logits_of(teacher, written[:, :-1])[:, 19:, : d.SMALL.vocab].argmax(-1)
     assert torch.equal(written[:, 20:], again)
     assert perplexity(teacher, written) < perplexity(teacher, text(3, 9)[:, :30])
+
+
+def test_what_works_better_is_what_kim_and_rush_found() -> None:
+    """Their table 1: each kind writes better than the one before, and sequences alone cost perplexity."""
+    rows = {row.kind: row for row in d.compare_kinds(train(make_small(), 300), 200)}
+    shares = [rows[kind].likeliest for kind in ("undistilled", "word", "sequence", "both")]
+    assert shares[0] < shares[1] < shares[3]
+    assert shares[0] < shares[2] < shares[3]
+    assert rows["word"].perplexity < rows["undistilled"].perplexity < rows["sequence"].perplexity

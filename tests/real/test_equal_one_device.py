@@ -21,6 +21,7 @@ TWO_RANKS: dict[str, Any] = {
     "1f1b, uneven": small({"pp": 2, "schedule": "1f1b", "layers_per_stage": [4, 0]}),
     "1f1b, overlapped messages": small({"pp": 2, "schedule": "1f1b", "p2p_overlap": True}),
     "interleaved": small({"pp": 2, "schedule": "interleaved_1f1b"}),
+    "interleaved, three in a row": small({"pp": 2, "schedule": "interleaved_1f1b", "micro_batch_group": 3}, m=5),
     "zb_h1": small({"pp": 2, "schedule": "zb_h1"}),
     "zb_h2": small({"pp": 2, "schedule": "zb_h2"}),
     "zb_v": small({"pp": 2, "schedule": "zb_v"}),
@@ -40,6 +41,7 @@ TWO_RANKS: dict[str, Any] = {
     "recompute selective": small({"pp": 2, "schedule": "1f1b"}, recompute="selective", dropout=0.1),
     "recompute selective, llama": small({"pp": 2}, recompute="selective", attention="fused", **LLAMA),
     "dp after backward": small({"dp": 2, "dp_sync": "after_backward"}),
+    "dp by one rank": small({"dp": 2, "dp_sync": "reduce_broadcast"}),
     "dp per parameter": small({"dp": 2, "dp_sync": "per_parameter"}),
     "dp bucketed": small({"dp": 2, "dp_sync": "bucketed", "bucket_bytes": 100_000}),
     "dp with tied embeddings and dropout": small({"dp": 2}, tied_embeddings=True, dropout=0.1),
@@ -61,6 +63,7 @@ SPOILT = {
 }
 FOUR_RANKS = {
     "dp2 pp2": small({"dp": 2, "pp": 2, "schedule": "1f1b", "dp_sync": "after_backward"}),
+    "dp2 pp2 by one rank": small({"dp": 2, "pp": 2, "dp_sync": "reduce_broadcast"}),
     "dp2 pp2 bucketed": small({"dp": 2, "pp": 2, "schedule": "gpipe", "bucket_bytes": 50_000}, dropout=0.1),
     "dp2 pp2 split": small({"dp": 2, "pp": 2, "schedule": "zb_h1", "dp_sync": "per_parameter"}),
     "dp2 pp2, pipeline ranks adjacent": small({"dp": 2, "pp": 2, "rank_order": "tp-cp-pp-dp"}),
@@ -75,6 +78,9 @@ FOUR_RANKS = {
     "dp2 pp2 dualpipe zero 1": small({"dp": 2, "pp": 2, "schedule": "dualpipe", "zero": 1, "bucket_bytes": 50_000}),
     "dp2 pp2 tied": small({"dp": 2, "pp": 2, "dp_sync": "per_parameter"}, tied_embeddings=True),
     "pp4 interleaved": small({"pp": 4, "schedule": "interleaved_1f1b"}, layers=8),
+    "pp4 interleaved, two in a row": small(
+        {"pp": 4, "schedule": "interleaved_1f1b", "micro_batch_group": 2}, m=5, layers=8
+    ),
     "pp4 zb_v": small({"pp": 4, "schedule": "zb_v"}, m=8, layers=8),
 }
 

@@ -10,7 +10,7 @@ from calibrate.fused import peak_bytes
 from sim.inputs.scenario import parse_scenario
 from sim.models.dims import Shard, dims
 from sim.models.moe import moe_parts
-from sim.models.operators import Part
+from sim.models.operators import Operator
 
 pytestmark = pytest.mark.real
 
@@ -31,11 +31,11 @@ class Linear(torch.autograd.Function):
         return dy @ weight, dy.t() @ x
 
 
-def experts() -> list[Part]:
+def experts() -> list[Operator]:
     """The parts between dispatch and combine of one rank's single expert."""
     model = {"layers": 1, "hidden": HIDDEN, "heads": 2, "vocab": 128, "bias": False,
              "moe": {"experts": 1, "top_k": 1, "ffn": FFN}}  # fmt: skip
-    training = {"seq_len": ROWS, "global_batch_size": 1, "elementwise": "megatron", "grad_dtype": "bf16"}
+    training = {"seq_len": ROWS, "global_batch_size": 1, "framework": "megatron", "grad_dtype": "bf16"}
     scenario = parse_scenario({"model": model, "training": training, "cluster": "dgx-h100"})
     parts = moe_parts(scenario, dims(scenario), 0, Shard())
     return [p for p in parts if p.name in ("experts_up", "gelu", "expert_weighting", "experts_down")]

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sim.regress import errors_of  # noqa: E402
+from sim.commands.regress import errors_of  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 

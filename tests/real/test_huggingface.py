@@ -16,11 +16,11 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from calibrate import rounds  # noqa: E402
+from calibrate import timed_rounds  # noqa: E402
 from calibrate.huggingface import Imported, check_model, find_layers  # noqa: E402
 from calibrate.measure import simulated_blocks  # noqa: E402
-from calibrate.paired import make_profile  # noqa: E402
-from sim.errors import InputError  # noqa: E402
+from calibrate.profile_from_steps import make_profile  # noqa: E402
+from sim.core.errors import InputError  # noqa: E402
 from sim.inputs.scenario import load_scenario  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 
@@ -86,12 +86,12 @@ def seconds(name: str) -> tuple[float, float]:
     saved = runner.saved_bytes(runner.own(runner.batch(0))[0])
     rel = 0.01 if name == "sft_lora" else 0.12  # a trained norm keeps its normalized input too
     assert saved == pytest.approx(sum(s.bytes for b in blocks[0] for s in b.saved), rel=rel)
-    log, times = rounds.Log(0), []
+    log, times = timed_rounds.Log(0), []
     for number in range(10):
         start = time.process_time()
         runner.step(runner.batch(number))
         times.append(time.process_time() - start)
-        log.steps.append(rounds.Step(0, times[-1], [], runner.loss(), 1.0))
+        log.steps.append(timed_rounds.Step(0, times[-1], [], runner.loss(), 1.0))
         if number % 2:  # foreign_cores: so that CPU times count
             log.calibrations.append(replace(runner.calibrate([b.key for b in blocks[0]]), foreign_cores=1.0))
     facts = {"device": "cpu"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.traces.changes import Change, dp_change
 from sim.traces.kineto import read_kineto
 from sim.traces.matching import join
 from sim.traces.replay import rank_times, replay
-from sim.traces.whatif import Change, dp_change
 
 pytestmark = pytest.mark.real
 

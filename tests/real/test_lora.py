@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from calibrate.lora import Adapted, add_adapters, forward_loss, merged  # noqa: E402
 from calibrate.model import Build, make_blocks  # noqa: E402
 from calibrate.parallel.memory import resident, saved_storages  # noqa: E402
-from sim.graph.stages import stage_blocks  # noqa: E402
+from sim.core.program import Block, Compute  # noqa: E402
 from sim.inputs.scenario import Scenario, parse_scenario  # noqa: E402
-from sim.plan import make_plan  # noqa: E402
-from sim.program import Block, Compute  # noqa: E402
+from sim.programs.stages import stage_blocks  # noqa: E402
+from sim.ranks.plan import make_plan  # noqa: E402
 
 torch.set_num_threads(1)
 ALL = ["qkv", "attention_out", "mlp_up", "mlp_down"]

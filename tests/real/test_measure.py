@@ -16,7 +16,8 @@ import yaml
 
 from calibrate.launch import RankError, run_ranks
 from calibrate.measure import main as measure
-from sim.compare import main as compare
+from sim.commands.compare import main as compare
+from tests.processes import exit_code
 from tests.real.conftest import ROOT, WORKER, small
 
 pytestmark = pytest.mark.real
@@ -35,7 +36,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_measure_then_compare(scenario: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Within a factor of two where the machine was quiet (a busy one has longer steps); memory within 5 %."""
     out = tmp_path / "measured.json"
-    assert measure([str(scenario), "--out", str(out), "--steps", "4", "--budget", "2"]) == 0
+    assert exit_code(measure, str(scenario), "--out", str(out), "--steps", "4", "--budget", "2") == 0
     run = json.loads(out.read_text())
     assert run["format"] == "measured-run/1"
     kinds = {a["kind"] for a in run["actions"]}
@@ -43,7 +44,7 @@ def test_measure_then_compare(scenario: Path, tmp_path: Path, capfd: pytest.Capt
     assert run["proof"]["parallel_loss"] == pytest.approx(run["proof"]["single_device_loss"], rel=1e-5)
     assert sum(a["kind"] == "F" and a["rank"] == 1 for a in run["actions"]) == 4
     capfd.readouterr()
-    assert compare([str(scenario), str(out), "--json", "-", "--tolerance", "1.0"]) == 0
+    assert exit_code(compare, str(scenario), str(out), "--json", "-", "--tolerance", "1.0") == 0
     result = json.loads(capfd.readouterr().out)
     assert result["format"] == "sim-compare/1"
     ratio = result["step_time_s"]["simulated"] / result["step_time_s"]["measured"]
@@ -133,7 +134,7 @@ def test_refused(override: dict[str, Any], key: str, tmp_path: Path, capsys: pyt
     data["training"]["global_batch_size"] = 4000
     path = tmp_path / "scenario.yaml"
     path.write_text(yaml.safe_dump(data))
-    assert measure([str(path), "--out", str(tmp_path / "m.json")]) == 2
+    assert exit_code(measure, str(path), "--out", str(tmp_path / "m.json")) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {path}: {key}")
     assert error.count("\n") == 1
@@ -151,7 +152,7 @@ def test_refused(override: dict[str, Any], key: str, tmp_path: Path, capsys: pyt
 def test_bad_options(
     extra: list[str], message: str, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert measure([str(scenario), "--out", str(tmp_path / "m.json"), *extra]) == 2
+    assert exit_code(measure, str(scenario), "--out", str(tmp_path / "m.json"), *extra) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -9,10 +9,12 @@ import torch
 
 from calibrate.model import Build, make_blocks, parameter_count
 from calibrate.parallel.memory import resident, saved_storages
+from sim.core.program import Block
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.models import embedding_block, head_block, layer_block
 from sim.models.dims import Shard
-from sim.program import Block
+from sim.models.embedding import embedding_block
+from sim.models.head import head_block
+from sim.models.layer import layer_block
 
 pytestmark = pytest.mark.real
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from calibrate import quantization as q  # noqa: E402
 from calibrate import quantization_torchao as ao  # noqa: E402
 from sim.inputs.scenario import parse_scenario  # noqa: E402
-from sim.models.inference import serving_dims  # noqa: E402
+from sim.models.served import serving_dims  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -156,3 +156,13 @@ def test_the_simulator_counts_the_same_bits(mode: str) -> None:
     scenario = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": {
         "requests": {"prompt_len": 8, "output_len": 8}, "quantization": mode}})  # fmt: skip
     assert serving_dims(scenario).weight_bytes * 8 == q.WEIGHT_BITS[mode]
+
+
+def test_zero_points_beside_outliers_apart() -> None:
+    """Zeropoint LLM.int8(), the last row of the paper's table 1: no worse than absmax on one-sided values."""
+    x, w = operands()
+    x, w = x.abs(), w.abs()
+    x[:, 3] *= 1000
+    exact = x @ w.T
+    errors = [float((q.METHODS[m](x, w) - exact).norm()) for m in ("llm_int8", "llm_int8_zero_point")]
+    assert errors[1] < 0.8 * errors[0]

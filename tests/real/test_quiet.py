@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from calibrate.gradient_times import Beneath, Beside, expected_waits_s
-from calibrate.paired import _share, chosen_rounds, median_and_spread, representative
+from calibrate.machine_load import machine_busy_s
 from calibrate.parallel.data import flat_gradients, make_buckets
-from calibrate.quiet import machine_busy_s
-from calibrate.rounds import Calibration, Log, Step, good_rounds
+from calibrate.profile_from_steps import _share, chosen_rounds, median_and_spread, representative
+from calibrate.timed_rounds import Calibration, Log, Step, good_rounds
 
 pytestmark = pytest.mark.real
 
@@ -51,7 +51,7 @@ def test_what_collectives_take_from_computation(others_cores: float, lost_s: flo
     beside = Beside((("all_reduce", 2, 4), ("all_reduce", 2, 4), ("all_gather", 2, 8)), (), 0.3, 0.2)
     log = Log(0, calibrations=[Calibration({}, [], [], [], beside, [], others_cores)])
     times = {("all_reduce", 2): {4: [0.1]}, ("all_gather", 2): {8: [0.3, 0.2]}}
-    assert _share([log], [0], times)["collective_sm_share"].value == pytest.approx(lost_s / (2 * 0.1 + 0.25))
+    assert _share([log], [0], times).collective_sm_share == pytest.approx(lost_s / (2 * 0.1 + 0.25))
 
 
 def test_waits_that_collectives_alone_would_cause() -> None:

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from calibrate.measure import main as measure
-from sim.regress import errors_of, live_error
+from sim.commands.regress import errors_of, live_error
+from tests.processes import exit_code
 from tests.real.conftest import small
 
 pytestmark = pytest.mark.real
@@ -18,6 +19,6 @@ def test_live(tmp_path: Path) -> None:
     """A run is measured afresh, out of a stored one's scenario."""
     scenario, out = tmp_path / "small.yaml", tmp_path / "small.json"
     scenario.write_text(yaml.safe_dump(small({}, m=1)))
-    assert measure([str(scenario), "--out", str(out), "--steps", "1", "--budget", "0.5"]) == 0
+    assert exit_code(measure, str(scenario), "--out", str(out), "--steps", "1", "--budget", "0.5") == 0
     assert set(errors_of(out)) == {"step_time", "replay", "peak_bytes", "saved_for_backward_bytes"}
     assert -1 < live_error(out, ["--steps", "1", "--budget", "0.5"]) < 10

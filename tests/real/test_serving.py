@@ -116,7 +116,7 @@ def test_what_can_never_be_served_is_refused() -> None:
 
 def test_measured_throughput_is_the_simulated_one() -> None:
     """In CPU seconds, which neighbours on the machine do not stretch: within 15 %, in the best of three tries."""
-    from calibrate.serving.measure import compare
+    from calibrate.serving.side_by_side import compare
     from sim.inputs.scenario import load_scenario
 
     file = Path(__file__).parents[2] / "scenarios" / "serve_cpu.yaml"
@@ -132,8 +132,8 @@ def test_measured_throughput_is_the_simulated_one() -> None:
 
 
 def test_the_engine_refuses_what_it_does_not_run() -> None:
-    from calibrate.serving.measure import compare
-    from sim.errors import InputError
+    from calibrate.serving.side_by_side import compare
+    from sim.core.errors import InputError
     from sim.inputs.scenario import load_scenario
 
     with pytest.raises(InputError, match="experts, latent attention"):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from calibrate.sleeping import SLOWDOWN, make_profile, make_scenario, measure
-from sim.schedules import NAMES
+from calibrate.schedule_replay import SLOWDOWN, make_profile, make_scenario, measure
+from sim.schedules import FORMS
 from sim.simulation import simulate
 
 pytestmark = pytest.mark.real
@@ -30,7 +30,7 @@ def _worst_of_best(cases: list[tuple[str, int | None]], ranks: int) -> dict[tupl
 
 
 def test_four_ranks() -> None:
-    cases: list[tuple[str, int | None]] = [(name, None) for name in NAMES if name != "naive"]
+    cases: list[tuple[str, int | None]] = [(name, None) for name in FORMS if name != "naive"]
     slowed = [("1f1b", 1), ("gpipe", 0), ("zb_v", 2), ("dualpipe", 3), ("interleaved_1f1b", 1)]
     errors = _worst_of_best([*cases, *slowed], 4)
     assert not {case: e for case, e in errors.items() if abs(e) > WITHIN[4]}

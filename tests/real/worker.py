@@ -14,18 +14,18 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from calibrate import blocks, measure, model, pieces, rounds
+from calibrate import block_cuts, blocks, measure, model, timed_rounds
 from calibrate.launch import join
 from calibrate.parallel import (
     context,
     data,
     expert,
+    expert_data_parallel,
     memory,
     model_parallel,
     proof,
     runner,
     tensor,
-    together,
 )
 from sim.inputs.scenario import Scenario, parse_scenario
 
@@ -73,7 +73,7 @@ def _patches(case: dict[str, Any]) -> list[Any]:
         "sum over tokens": (model_parallel.ModelParallel, "sum_partial", nothing),
         "shared key heads": (model_parallel.ModelParallel, "_copied", lambda *_: []),
         "ring step": (context, "view", lambda r, source, *rest: see(r, source, *rest) if r == source else None),
-        "expert gradients": (together.ExpertDataParallel, "finish", first),
+        "expert gradients": (expert_data_parallel.ExpertDataParallel, "finish", first),
         "dispatch": (expert, "_inverse", lambda order: order),
     }
     out = [mock.patch.object(*spoilt[case["spoil"]])] if case.get("spoil") in spoilt else []
@@ -84,7 +84,7 @@ def _communications(scenario: Scenario, place: runner.Place) -> int:
     """How many communications a calibration met, all of them the simulator's; fails at the first other one."""
     run = runner.Runner(scenario, place, torch.float32)
     simulated, _ = measure.simulated_blocks(scenario, run.numbers, run.schedule.part_of_stage, place.rank)
-    cuts = {b.key: pieces.block_cuts(b) for own in simulated.values() for b in own}
+    cuts = {b.key: block_cuts.block_cuts(b) for own in simulated.values() for b in own}
     rehearsal = blocks.Rehearsal(run, {s: [b.key for b in own] for s, own in simulated.items()}, cuts)
     run.zero_gradients()
     rehearsal.run(runner.make_batch(scenario, 0))
@@ -122,14 +122,14 @@ def _sabotaged(*arguments: str) -> int:
 
 def _dying(*arguments: str) -> int:
     """A measurement in which rank 1 is killed when the timed steps begin."""
-    honest = rounds.run_rounds
+    honest = timed_rounds.run_rounds
 
     def dies(run: runner.Runner, *rest: object) -> object:
         if run.place.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return honest(run, *rest)
 
-    rounds.run_rounds = dies
+    timed_rounds.run_rounds = dies
     return measure.main(arguments)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.graph.data_parallel import make_data_parallel
+from sim.core.program import BlockKind
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.plan import make_plan
 from sim.prices.profile import BlockPoint, Profile
+from sim.programs.data_parallel import make_data_parallel
+from sim.ranks.plan import make_plan
 
 GOOD = """\
 name: good
@@ -58,14 +59,14 @@ def case(
 
 def even_profile(scenario: Scenario, layer_s: float = 1e-3) -> Profile:
     """Measured blocks: a layer takes 1, 1 and 1 `layer_s` for forward, input and weight gradient, the ends nothing."""
-    from sim.graph.stages import stage_blocks
+    from sim.programs.stages import stage_blocks
 
     plan = make_plan(scenario)
     make_data_parallel(plan)
     blocks = {}
     for part in plan.parts:
         for block in stage_blocks(plan, part, 0):
-            seconds = layer_s if block.name.startswith("layer") else 1e-18
+            seconds = layer_s if block.kind is BlockKind.LAYER else 1e-18
             for phase, factor in (("forward", 1), ("backward", 2), ("input_grad", 1), ("weight_grad", 1)):
                 blocks[block.key, phase] = BlockPoint(block.key, phase, 0, seconds * factor, 0.0)
     return Profile(name="even", source="test", blocks=tuple(blocks.values()))

@@ -6,7 +6,7 @@ from typing import Any
 
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
-from sim.serve.serving import simulate_serving
+from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 
 SMALL: dict[str, Any] = {

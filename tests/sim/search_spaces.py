@@ -7,8 +7,8 @@ from typing import Any
 
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
-from sim.layout.evaluation import Outcome, evaluate, pack
-from sim.layout.layouts import Layout, Space, grid_is_legal, grids, is_legal, layouts_of, make_space
+from sim.search.evaluation import Outcome, evaluate, pack
+from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, make_space
 
 GPT: dict[str, Any] = {
     "layers": 4,
@@ -66,7 +66,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "parallelism": {"ep_overlap": True, "shard_size": 2},
     },
     {
-        "training": {"precision": "fp8", "elementwise": "megatron"},
+        "training": {"precision": "fp8", "framework": "megatron"},
         "calibration": "h100-sxm",
         "parallelism": {"p2p_overlap": True},
     },
@@ -94,7 +94,7 @@ def space_of(variant: int, gpus: int | None = None) -> Space:
 
 def legal(space: Space) -> list[Layout]:
     """All legal layouts of a space."""
-    return [x for g in grids(space) if grid_is_legal(space, g) for x in layouts_of(space, g) if is_legal(space, x)]
+    return [x for g in grids(space) if grid_is_legal(space, g) for x, fine in layouts_of(space, g) if fine]
 
 
 @cache

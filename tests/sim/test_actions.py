@@ -7,8 +7,8 @@ import doctest
 
 import pytest
 
-import sim.actions
-from sim.actions import Action, Entry, Kind, Overlap, Schedule, grid, in_flight, parse_entry, validate
+import sim.core.actions
+from sim.core.actions import Action, Entry, Kind, Overlap, Schedule, grid, in_flight, parse_entry, validate
 
 
 def schedule(*ranks: str, stages: tuple[int, ...] | None = None, m: int = 2) -> Schedule:
@@ -23,7 +23,7 @@ GOOD = schedule("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1I1 1W1")
 
 
 def test_doctests() -> None:
-    result = doctest.testmod(sim.actions)
+    result = doctest.testmod(sim.core.actions)
     assert result.attempted > 0
     assert result.failed == 0
 

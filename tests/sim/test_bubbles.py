@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.actions import Action, Kind
-from sim.errors import InputError
+from sim.core.actions import Action, Kind
+from sim.core.errors import InputError
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.actions import Action, Entry, Kind, Schedule
-from sim.graph.meetings import Meeting, met
-from sim.graph.taskgraph import Columns, Deadlock, Launches, Sorts, Waits, ints
-from sim.graph.template import LocalTask
+from sim.core.actions import Action, Entry, Kind, Schedule
+from sim.core.timeline import Detail
+from sim.graph.shared_collectives import CollectivePart, merge_collectives
+from sim.graph.taskgraph import Columns, Deadlock, KindTable, Launches, Waits, ints
+from sim.programs.compile import LocalTask
 from sim.schedules import build
 from sim.simulation import Simulation, simulate
-from sim.timeline import Detail
 from tests.sim.cases import case
 
 
@@ -40,28 +40,28 @@ def test_ranks_that_wait_for_each_other_in_a_circle_are_named() -> None:
         changed(schedule, 0, [*late[:3], Action(0, Kind.F, 0), *late[3:]])
 
 
-def together(parts: list[int]) -> tuple[Columns, list[int], Sorts]:
+def together(parts: list[int]) -> tuple[Columns, list[int], KindTable]:
     """Tasks 0 and 3 are classes 0 and 1's part in a collective, which tasks 1 and 4 wait for; `parts` as sorts."""
     meetings = [
-        Meeting(c, (0, 1), LocalTask("tp", "ALL_REDUCE", seconds, (), (), Detail("sum", 8.0), "tp"))
+        CollectivePart(c, (0, 1), LocalTask("tp", "all_reduce", seconds, (), (), Detail("sum", 8.0), "tp"))
         for c, seconds in ((0, 1.0), (1, 2.0))
     ]
-    shown = Sorts()
-    sort = shown.new_sort(Detail("work"), (shown.row(0, "compute", "F"),))
+    table = KindTable()
+    sort = table.new_kind(Detail("work"), (table.row(0, "compute", "F"),))
     seconds = np.array([1.0, 5.0, 5.0, 2.0, 5.0])
     waits = Waits(ints([2, 0, 3]), ints([3, 1, 4]))
     sorts = ints([parts[0], sort, sort, parts[1], sort])
     columns = Columns(seconds, sorts, ints([-1] * 5), [], waits, Launches())
-    found, now = met(columns, meetings, shown, None)
-    return found, now.tolist(), shown
+    found, now = merge_collectives(columns, meetings, table)
+    return found, now.tolist(), table
 
 
 def test_members_of_a_collective_share_one_task_as_long_as_the_slowest() -> None:
-    found, now, shown = together([-1, -2])
+    found, now, table = together([-1, -2])
     assert now == [0, 1, 2, 0, 3]
     assert found.seconds.tolist() == [2.0, 5.0, 5.0, 5.0]
     assert sorted(zip(*(x.tolist() for x in found.waits), strict=True)) == [(0, 1), (0, 3), (2, 0)]
-    assert [row[0] for row in shown.sorts[found.sort[0]].rows] == [0, 1]
+    assert [row[0] for row in table.task_kinds[found.task_kind[0]].rows] == [0, 1]
 
 
 def test_a_collective_that_a_member_never_runs_is_named() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.compare import main
+from sim.commands.compare import main
+from tests.processes import exit_code
 from tests.sim.measured_runs import recorded, scenario
 
 
@@ -22,7 +23,7 @@ def _files(tmp_path: Path, slower: float = 1.0, **parallelism: Any) -> tuple[str
 
 
 def _compare(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any]]:
-    code = main([*args, "--json", "-"])
+    code = exit_code(main, *args, "--json", "-")
     out = capsys.readouterr().out
     return code, json.loads(out)
 
@@ -69,7 +70,7 @@ def test_a_machine_twice_as_slow(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_table_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = _files(tmp_path)
-    assert main([*files, "--html", str(tmp_path / "c.html"), "--json", str(tmp_path / "c.json")]) == 0
+    assert exit_code(main, *files, "--html", str(tmp_path / "c.html"), "--json", str(tmp_path / "c.json")) == 0
     assert "within tolerance" in capsys.readouterr().out
     assert json.loads((tmp_path / "c.json").read_text())["format"] == "sim-compare/1"
     assert "<html" in (tmp_path / "c.html").read_text()[:500].lower()
@@ -93,7 +94,7 @@ def test_another_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
 ) -> None:
-    assert main([*_files(tmp_path), *extra]) == 2
+    assert exit_code(main, *_files(tmp_path), *extra) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -104,5 +105,5 @@ def test_more_ranks_than_the_scenario_has(tmp_path: Path, capsys: pytest.Capture
     run = json.loads(Path(files[1]).read_text())
     run["memory"][0]["rank"] = 7
     Path(files[1]).write_text(json.dumps(run))
-    assert main(files) == 2
+    assert exit_code(main, *files) == 2
     assert "found 7; allowed: 0 to 1" in capsys.readouterr().err

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.graph import engine
-from sim.graph.engine import run_static
-from sim.graph.sharing import FULL, Flow, Flows, fractions
-from sim.schedules import NAMES
+from sim.engine import run as engine
+from sim.engine.link_rates import FULL, Flow, Flows, fractions
+from sim.engine.run import run_static
+from sim.schedules import FORMS
 from sim.simulation import simulate
 from tests.sim.cases import case
 from tests.sim.test_engine import Program, assert_engines_agree, graph_of, in_python, with_flows
 from topology.contention import shared_fractions
 
-pytestmark = pytest.mark.skipif(engine._events is None, reason="sim.graph._events was not compiled here")
+pytestmark = pytest.mark.skipif(engine._events is None, reason="sim.engine._events was not compiled here")
 
 
 @st.composite
@@ -47,12 +47,12 @@ def test_links_as_full_as_can_be_are_decided_by_exact_sums(program: Program) -> 
     assert exact.called
 
 
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("schedule", FORMS)
 def test_on_every_schedule_both_loops_give_the_same_to_the_last_bit(schedule: str) -> None:
     links = {"preset": "dgx-h100", "gpus_per_node": 1, "nvlink_domain": 1,
              "inter_node": {"nics_per_node": 1, "nic_bandwidth_bytes_per_s": 1e8}}  # fmt: skip
     layout = {"pp": 4, "dp": 2, "zero": 1, "schedule": schedule}
-    sim = simulate(case(layout, {"global_batch_size": 16}, {"layers": 8}, links), expand=True)
+    sim = simulate(case(layout, {"global_batch_size": 16}, {"layers": 8}, links), expand=True, engine="static")
     graph, flows = sim.built.graph, sim.ran.flows
     assert flows is not None
     assert in_python(graph, flows) == sim.times

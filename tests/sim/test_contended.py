@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.errors import InputError
-from sim.graph import contended, engine
-from sim.graph.engine import run_static
+from sim.core.errors import InputError
+from sim.engine import run as engine
+from sim.engine import shared_links as contended
+from sim.engine.run import run_static
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import case
@@ -129,7 +130,7 @@ def test_messages_of_both_directions_of_a_pipeline_share_what_each_rank_sends() 
     scenario = case({"pp": 4, "schedule": "dualpipe"}, {"global_batch_size": 8, "gradient_clipping": False}, {}, links)
     sim = simulate(scenario)
     graph, start, end = sim.built.graph, sim.times.start_s, sim.times.end_s
-    sends = {t for t, _, _, k in graph.slot_table().tolist() if tuple(graph.kinds)[k].startswith("SEND")}
+    sends = {t for t, _, _, k in graph.slot_table().tolist() if tuple(graph.span_kinds)[k].startswith("SEND")}
     factors = [(end[t] - start[t]) / graph.seconds[t] for t in sends]
     assert 1.9 < max(factors) < 4.0
     assert min(factors) >= 1 - 1e-9

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.errors import InputError
+from sim.core.errors import InputError
+from sim.core.program import BlockRef, Compute, Phase
 from sim.inputs.scenario import parse_scenario
-from sim.prices.costs import Costs
-from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
+from sim.prices.coefficients import Coefficients
+from sim.prices.operator_prices import Costs
+from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import attended_pairs, shape_flops
-from sim.program import Compute, Phase
 from sim.simulation import simulate
 from topology.presets import GPUS
 
@@ -31,12 +32,12 @@ def gemm(m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16", phase: Pha
 def stream(
     moved: float,
     kind: str = "elementwise",
-    name: str = "add",
+    kernel: str = "",
     kernels: int = 1,
     phase: Phase = Phase.FORWARD,
     dtype: str = "bf16",
 ) -> Compute:
-    return Compute(name, kind, (int(moved),), dtype, moved, moved, phase, kernels)
+    return Compute("add", kind, (int(moved),), dtype, moved, moved, phase, kernels, kernel=kernel)
 
 
 def roof(m: int, n: int, k: int) -> float:
@@ -130,7 +131,7 @@ def test_coefficients_replace_the_gpu_s_launch_and_add_what_nothing_hides() -> N
     profile = Profile(
         "p",
         "t",
-        coefficients={"launch_overhead_s": Coefficient(1e-6, ""), "kernel_gap_s": Coefficient(3e-6, "")},
+        coefficients=Coefficients(launch_overhead_s=1e-6, kernel_gap_s=3e-6),
     )
     costs = Costs(profile, H100)
     assert costs.compute(stream(64)).seconds == pytest.approx(4e-6)
@@ -138,7 +139,7 @@ def test_coefficients_replace_the_gpu_s_launch_and_add_what_nothing_hides() -> N
 
 
 def test_a_machine_of_faster_matmuls_is_faster_in_nothing_else() -> None:
-    faster = Costs(dataclasses.replace(MEASURED, coefficients={"matmul_speed": Coefficient(1.25, "")}), H100)
+    faster = Costs(dataclasses.replace(MEASURED, coefficients=Coefficients(matmul_speed=1.25)), H100)
     for m in (4096, 5000):
         assert faster.compute(gemm(m, 1024, 256)).seconds == pytest.approx(
             COSTS.compute(gemm(m, 1024, 256)).seconds / 1.25
@@ -147,9 +148,9 @@ def test_a_machine_of_faster_matmuls_is_faster_in_nothing_else() -> None:
 
 
 def test_an_odd_vocabulary_s_matmuls_are_slower_and_less_sure() -> None:
-    costs = Costs(dataclasses.replace(MEASURED, coefficients={"unaligned_matmul_slowdown": Coefficient(2.0, "")}), H100)
+    costs = Costs(dataclasses.replace(MEASURED, coefficients=Coefficients(unaligned_matmul_slowdown=2.0)), H100)
     even = costs.compute(gemm(4096, 1024, 256))
-    odd = costs.compute(dataclasses.replace(gemm(4096, 1024, 256), name="output_unaligned"))
+    odd = costs.compute(dataclasses.replace(gemm(4096, 1024, 256), aligned=False))
     assert odd.seconds == 2.0 * even.seconds
     assert odd.uncertainty > 0.2 > even.uncertainty
 
@@ -158,10 +159,7 @@ def test_a_machine_s_own_peaks_replace_the_data_sheet_s() -> None:
     profile = Profile(
         "p",
         "t",
-        coefficients={
-            "peak_bf16_flops_per_s": Coefficient(PEAK / 10, ""),
-            "memory_bandwidth_bytes_per_s": Coefficient(BANDWIDTH / 4, ""),
-        },
+        coefficients=Coefficients(peak_flops_per_s={"bf16": PEAK / 10}, memory_bandwidth_bytes_per_s=BANDWIDTH / 4),
     )
     costs = Costs(profile, H100)
     assert costs.compute(gemm(2**14, 2**14, 2**14)).seconds == pytest.approx(20.0 * 2**42 / PEAK)
@@ -225,7 +223,7 @@ def test_16_bit_formats_share_their_points_and_others_do_not() -> None:
     assert COSTS.compute(gemm(1024, 1024, 1024, dtype="fp8")).source == "roofline"
 
 
-def test_what_is_bound_by_memory_is_looked_up_by_name_then_phase_then_kind() -> None:
+def test_what_is_bound_by_memory_is_looked_up_by_kernel_then_phase_then_kind() -> None:
     profile = Profile(
         "p",
         "t",
@@ -239,9 +237,9 @@ def test_what_is_bound_by_memory_is_looked_up_by_name_then_phase_then_kind() -> 
     costs = Costs(profile, H100)
     assert costs.compute(stream(1 << 20)).seconds == pytest.approx((1 << 20) / 2e12)
     assert costs.compute(stream(1 << 20, phase=Phase.INPUT_GRAD)).seconds == pytest.approx((1 << 20) / 1.5e12)
-    assert costs.compute(stream(1 << 20, name="gelu")).seconds == pytest.approx((1 << 20) / 1e12)
-    assert costs.compute(stream(3 << 20, kernels=3, name="gelu")) == pytest.approx(
-        costs.compute(stream(1 << 20, name="gelu"))._replace(seconds=(3 << 20) / 1e12)
+    assert costs.compute(stream(1 << 20, kernel="gelu")).seconds == pytest.approx((1 << 20) / 1e12)
+    assert costs.compute(stream(3 << 20, kernels=3, kernel="gelu")) == pytest.approx(
+        costs.compute(stream(1 << 20, kernel="gelu"))._replace(seconds=(3 << 20) / 1e12)
     )
     assert costs.compute(stream(1 << 20, kind="norm")).source == "roofline"
     assert costs.compute(stream(1 << 20, dtype="fp32")).source == "measured"  # only bytes matter
@@ -293,10 +291,10 @@ def test_blocks() -> None:
     assert costs.block("layer", "backward", 1) == (3e-3, "measured", 0.02)
     assert costs.block("layer", "backward") is None
     assert costs.block("", "forward") is None
-    block = Compute("layer", "block", (), "", 0.0, 0.0, Phase.FORWARD)
+    block = Compute("x", "block", (), "", 0.0, 0.0, Phase.FORWARD, block=BlockRef("layer", "forward"))
     assert costs.compute(block).seconds == 2e-3
     with pytest.raises(ValueError, match="no block 'layer', weight_grad"):
-        costs.compute(dataclasses.replace(block, phase=Phase.WEIGHT_GRAD))
+        costs.compute(dataclasses.replace(block, block=BlockRef("layer", "weight_grad")))
 
 
 ALPHA, BETA = 1e-5, 1e-10
@@ -374,6 +372,6 @@ def test_an_rms_norm_in_separate_kernels_is_priced_by_such_kernels() -> None:
 def test_the_slowest_of_many_gpus_by_bloms_approximation(ranks: int) -> None:
     costs = Costs(load_profile("h100-sxm"), H100)
     expected = statistics.NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-    spread = costs.coefficient("power_spread", 0.0)
+    spread = costs.coefficients.power_spread
     assert spread > 0
     assert costs.pace(ranks) == pytest.approx(1 + spread * expected, rel=1e-12)

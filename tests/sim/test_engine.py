@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.actions import Action, Kind
-from sim.graph import engine
-from sim.graph.engine import Times, run_contended, run_simpy, run_static
-from sim.graph.sharing import Flow, Flows, Sharing
-from sim.graph.taskgraph import Draft, Launches, TaskGraph, ints
-from sim.timeline import Detail, RankClass
+from sim.core.actions import Action, Kind
+from sim.core.timeline import Detail, RankClass
+from sim.engine import run as engine
+from sim.engine.link_rates import Flow, Flows, Sharing
+from sim.engine.on_simpy import run_simpy
+from sim.engine.run import Times, run_contended, run_static
+from sim.graph.taskgraph import GraphBuilder, Launches, TaskGraph, ints
 from topology.contention import shared_fractions
 
 STEP = (Action(0, Kind.F, 0),)
@@ -26,7 +27,7 @@ STEP = (Action(0, Kind.F, 0),)
 Launch = tuple[int, int, float]  # the second starts no earlier than so many seconds after the first
 
 
-def drafted(draft: Draft, launches: list[Launch]) -> TaskGraph:
+def drafted(draft: GraphBuilder, launches: list[Launch]) -> TaskGraph:
     """The graph of a draft, of whose tasks some launch others."""
     graph = draft.graph()
     first, second, lag_s = ([launch[i] for launch in launches] for i in range(3))
@@ -36,8 +37,8 @@ def drafted(draft: Draft, launches: list[Launch]) -> TaskGraph:
 
 
 def graph_of(seconds: list[float], waits: list[list[int]], launches: list[Launch] | None = None) -> TaskGraph:
-    draft = Draft((RankClass(0, (0,), 0),))
-    sort = draft.shown.new_sort(Detail("work"), (draft.shown.row(0, "compute", "F"),))
+    draft = GraphBuilder((RankClass(0, (0,), 0),))
+    sort = draft.table.new_kind(Detail("work"), (draft.table.row(0, "compute", "F"),))
     for s, w in zip(seconds, waits, strict=True):
         draft.add(s, w, sort)
     return drafted(draft, launches or [])
@@ -110,8 +111,8 @@ def with_flows(
     """The graph, and the given loads of some of its tasks."""
     flows = Flows(dict(enumerate(capacity)))
     for task, path in loads.items():
-        graph.sort[task] = sort = graph.shown.new_sort(Detail("flow"))
-        flows.by_sort[sort] = Flow(quiet_s.get(task, 0.0), path)
+        graph.task_kind[task] = sort = graph.table.new_kind(Detail("flow"))
+        flows.by_task_kind[sort] = Flow(quiet_s.get(task, 0.0), path)
     return graph, flows
 
 
@@ -138,19 +139,19 @@ class Ranks:
     """Ranks that act, send to each other and leave gradients running, on links out (3r), in (3r + 1) and inside."""
 
     def __init__(self, capacity: list[float]) -> None:
-        self.draft = Draft(tuple(RankClass(r, (r,), 0) for r in range(len(capacity) // 3)))
+        self.draft = GraphBuilder(tuple(RankClass(r, (r,), 0) for r in range(len(capacity) // 3)))
         self.launches: list[Launch] = []
         self.flows = Flows(dict(enumerate(capacity)))
         self.last: list[dict[str, int]] = [{} for _ in self.draft.classes]
         self.inbox: list[list[int]] = [[] for _ in self.draft.classes]
 
     def sort(self, draw: st.DrawFn, rank: int, stream: str, seconds: float, links: list[int]) -> int:
-        sort = self.draft.shown.new_sort(Detail(stream), (self.draft.shown.row(rank, stream, stream),))
+        sort = self.draft.table.new_kind(Detail(stream), (self.draft.table.row(rank, stream, stream),))
         if links:
             load = draw(st.sampled_from([0.25, 0.5, 0.9, 1.0]))
             quiet_s = seconds * draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
             path = {link: load * self.flows.capacity_bytes_per_s[link] for link in links}
-            self.flows.by_sort[sort] = Flow(quiet_s, path)
+            self.flows.by_task_kind[sort] = Flow(quiet_s, path)
         return sort
 
     def act(self, draw: st.DrawFn, rank: int, parts: int, two_streams: bool) -> None:
@@ -231,7 +232,9 @@ def test_sharing_makes_nothing_earlier_and_no_link_carries_more_than_it_can(prog
     assert all(a >= b * (1 - 1e-9) for a, b in zip(shared.end_s, alone.end_s, strict=True))
     for link, capacity in flows.capacity_bytes_per_s.items():
         users = {
-            t: flows.by_sort[s] for t, s in enumerate(graph.sort) if link in getattr(flows.by_sort.get(s), "path", ())
+            t: flows.by_task_kind[k]
+            for t, k in enumerate(graph.task_kind)
+            if link in getattr(flows.by_task_kind.get(k), "path", ())
         }
         sent = sum(flow.path[link] * (graph.seconds[t] - flow.quiet_s) for t, flow in users.items())
         busy = [(shared.start_s[t] + flow.quiet_s, shared.end_s[t]) for t, flow in users.items()]
@@ -275,7 +278,7 @@ def test_every_byte_is_sent_and_no_link_is_ever_overrun(program: Program) -> Non
     for task, rates in runs.pop().rates.items():
         until = [*(t for t, _ in rates[1:]), times.end_s[task]]
         sent_s = sum((b - a) * rate for (a, rate), b in zip(rates, until, strict=True))
-        alone_s = graph.seconds[task] - flows.by_sort[graph.sort[task]].quiet_s
+        alone_s = graph.seconds[task] - flows.by_task_kind[graph.task_kind[task]].quiet_s
         assert sent_s == pytest.approx(alone_s, rel=1e-9, abs=1e-9)
 
 

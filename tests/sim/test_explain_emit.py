@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from sim.core.errors import InputError
 from sim.emit import emit
-from sim.errors import InputError
 from sim.inputs.explain import all_keys, explain
 from sim.inputs.scenario import Scenario, parse_scenario
 
@@ -37,6 +37,7 @@ moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-in
 moe-token-dispatcher-type mtp-num-layers multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion
 no-bias-swiglu-fusion no-gradient-accumulation-fusion no-masked-softmax-fusion no-overlap-p2p-communication
 no-rope-fusion normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
+microbatch-group-size-per-virtual-pipeline-stage
 num-query-groups num-virtual-stages-per-pipeline-rank optimizer overlap-grad-reduce
 overlap-moe-expert-parallel-comm overlap-param-gather pipeline-model-parallel-layout
 pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim
@@ -188,7 +189,7 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
         ("megatron", {}, ["training.param_dtype fp32", "parallelism.pp 4", "accumulate_unsharded true: its FSDP"]),
         ("megatron", {"parallelism": {"schedule": "zb_v"}},
          ["parallelism.schedule zb_v: has 1f1b and interleaved_1f1b"]),
-        ("megatron", {"training": {"elementwise": "compiled"}}, ["training.elementwise compiled"]),
+        ("megatron", {"training": {"framework": "compiled"}}, ["training.framework compiled"]),
         ("megatron", {"parallelism": {"dp": 3, "tp": 1, "sp": False}, "training": {"global_batch_size": 240}},
          ["ranks 12: torchrun starts as many on every node, here 8"]),
         ("megatron", {"parallelism": {"pp": 2, "p2p_overlap": False}}, ["interleaves without it from pp 3 on"]),

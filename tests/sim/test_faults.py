@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.errors import InputError
-from sim.faults import Jitter, link_scales
+from sim.core.errors import InputError
+from sim.core.program import Comm, Phase
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-from sim.plan import make_plan
-from sim.prices.costs import Costs
-from sim.prices.pricing import Pricing
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.program import Comm, Phase
-from sim.schedules import NAMES
-from sim.serve.serving import simulate_serving
+from sim.prices.rank_prices import Pricing
+from sim.ranks.faults import Jitter, link_scales
+from sim.ranks.plan import make_plan
+from sim.schedules import FORMS
+from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
 from tests.sim.measured_runs import recorded
@@ -142,8 +142,12 @@ FILES = sorted(p for folder in ("", "cpu", "cpu4") for p in (SCENARIOS / folder)
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_faults_that_are_off_change_no_bit_of_any_scenario(file: Path) -> None:
-    """Every start and end, and the whole result, of all that is shipped."""
+    """Every start and end, and the whole result, of all that is shipped; pools of their own take no faults."""
     scenario = load_scenario(file)
+    if scenario.inference is not None and scenario.inference.disaggregated is not None:
+        with pytest.raises(InputError, match=r"faults: is not simulated with inference\.disaggregated"):
+            with_faults(scenario, OFF)
+        return
     found = []
     for faults in (None, OFF):
         s = with_faults(scenario, faults)
@@ -158,7 +162,7 @@ def test_faults_that_are_off_change_no_bit_of_any_scenario(file: Path) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("schedule", FORMS)
 def test_faults_that_are_off_change_no_bit_of_any_schedule(schedule: str) -> None:
     parallelism = {"pp": 4, "dp": 2, "schedule": schedule}
     scenario = case(parallelism, {"global_batch_size": 16})
@@ -275,7 +279,7 @@ def test_the_summary_shows_the_blame_and_who_waits() -> None:
     from sim.views.summary import print_summary
 
     console = Console(width=120, record=True, file=io.StringIO())
-    print_summary(simulate(with_faults(case({"tp": 2}), slow(1, 1.3))).result, console)
+    print_summary(simulate(with_faults(case({"tp": 2}), slow(1, 1.3))).outcome, console)
     text = console.export_text()
     assert "rank 1, computing 1.3 times as long" in text
     assert "wait for" in text
@@ -289,7 +293,7 @@ def test_no_number_of_a_rank_is_cut_in_80_columns() -> None:
 
     console = Console(width=80, record=True, file=io.StringIO())
     scenario = case({"tp": 8, "pp": 4, "dp": 2}, {"global_batch_size": 8})
-    print_summary(simulate(with_faults(scenario, slow(11, 1.3))).result, console)
+    print_summary(simulate(with_faults(scenario, slow(11, 1.3))).outcome, console)
     (line,) = [x for x in console.export_text().splitlines() if x.startswith("ranks 8–10, 12–15 ") and "█" in x]
     assert "…" not in line
 
@@ -298,12 +302,12 @@ def test_the_page_shows_the_blame_and_who_waits() -> None:
     from sim.views.timeline_page import timeline_page
 
     sim = simulate(with_faults(case({"tp": 2}), slow(1, 1.3)))
-    page = timeline_page(sim.result, sim.timeline, sim.memory)
+    page = timeline_page(sim.outcome, sim.timeline, sim.memory)
     section = page[page.index('<section id="faults">') :].partition("</section></div>")[0]
     assert "rank 1, computing 1.3 times as long" in section
     assert "<td>rank 0</td><td>rank 1</td>" in section
     healthy = simulate(case({"tp": 2}))
-    assert '<section id="faults">' not in timeline_page(healthy.result, healthy.timeline, healthy.memory)
+    assert '<section id="faults">' not in timeline_page(healthy.outcome, healthy.timeline, healthy.memory)
 
 
 def test_faults_that_unfold_too_much_are_refused() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.errors import InputError
-from sim.folding import group_numbers, members
+from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.plan import make_plan
+from sim.ranks.equal_ranks import group_numbers, members
+from sim.ranks.plan import make_plan
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import case
 
@@ -23,7 +23,7 @@ SMALL = {"layers": 4, "hidden": 512, "heads": 12, "kv_heads": 12, "head_dim": 64
 def spans_of_ranks(simulation: Simulation) -> dict[int, list[tuple[str, str, int, int, float, float]]]:
     """Every rank's spans in order of start, whichever class stands for it."""
     graph, times = simulation.built.graph, simulation.times
-    kinds, streams = tuple(graph.kinds), tuple(graph.streams)
+    kinds, streams = tuple(graph.span_kinds), tuple(graph.streams)
     stages, micro_batches = graph.stages.tolist(), graph.micro_batches.tolist()
     rows: dict[int, list[tuple[str, str, int, int, float, float]]] = {i: [] for i in range(len(graph.classes))}
     for task, c, stream, kind in graph.slot_table().tolist():

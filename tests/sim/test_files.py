@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.errors import InputError
-from sim.files import write_bytes, write_json, write_text
+from sim.core.errors import InputError
+from sim.core.files import write_bytes, write_json, write_text
 
 ROOT = Path(__file__).parents[2]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -106,7 +106,7 @@ def test_two_writers_and_a_reader(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from sim.files import write_json
+from sim.core.files import write_json
 for i in range(10**9):
     write_json(Path(sys.argv[1]), {"number": i, "filling": "x" * 200_000})
 """

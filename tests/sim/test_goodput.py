@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.errors import InputError
-from sim.goodput import DAY_S, Job, daly_s, effective, goodput, job_of, many_runs, one_run, young_s
+from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
+from sim.studies.goodput import DAY_S, daly_s, effective, goodput, job_of, many_runs, young_s
+from sim.studies.weeks import Job, Weeks, one_run
 from tests.sim.cases import case
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +106,7 @@ def test_the_same_seed_gives_the_same_distribution_in_any_number_of_processes() 
     one, two = (goodput(scenario, 1.0, 20, runs=40, jobs=n) for n in (1, 2))
     assert one == two
     other = goodput(with_failures({"mtbf_s_per_gpu": 1e7, "seed": 6}, dp=64), 1.0, 20, runs=40, jobs=1)
-    assert other["effective_training_time"] != one["effective_training_time"]
+    assert other.effective_training_time != one.effective_training_time
 
 
 def test_what_was_published_stands_beside_and_serving_has_no_days() -> None:
@@ -142,3 +143,48 @@ def test_llama3_405b_over_54_days() -> None:
     assert found["effective_training_time"]["mean"] > 0.9
     assert sum(found["parts"].values()) == pytest.approx(1.0)
     assert "weeks of training" not in done.stdout
+
+
+def by_sums(job: Job, random: np.random.Generator) -> Weeks:
+    """A history without a clock: sums over failures, and a sorted list of when nodes return."""
+    useful = saving = lost = restarting = waiting = now = 0.0
+    failures, cycle_s = 0, job.interval_s + job.checkpoint_s
+    rates, back = np.cumsum([rate for rate, _, _ in job.kinds]), list[float]()
+    while True:
+        runs_s = min(float(random.exponential(job.mtbf_s)), job.horizon_s - now)
+        now += runs_s
+        cycles = runs_s // cycle_s
+        worked_s = min(runs_s - cycles * cycle_s, job.interval_s)
+        useful += cycles * job.interval_s
+        saving += runs_s - cycles * job.interval_s - worked_s
+        if now >= job.horizon_s:
+            return Weeks(useful + worked_s, saving, lost, restarting, waiting, failures)
+        lost += worked_s
+        again = True
+        while again and now < job.horizon_s:
+            failures += 1
+            kind = int(np.searchsorted(rates, random.random() * rates[-1], side="right"))
+            _, restart_s, takes_node = job.kinds[min(kind, len(rates) - 1)]
+            if takes_node and job.spares is not None:
+                back = sorted([*(t for t in back if t > now), now + job.repair_s])
+                missing = len(back) - job.spares
+                until = back[missing - 1] if missing > 0 else now
+                waiting += min(until, job.horizon_s) - now
+                now = until
+            next_s = float(random.exponential(job.mtbf_s))
+            restarting += max(0.0, min(now + min(restart_s, next_s), job.horizon_s) - now)
+            now += min(restart_s, next_s)
+            again = next_s < restart_s
+        if now >= job.horizon_s:
+            return Weeks(useful, saving, lost, restarting, waiting, failures)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(100, 1e5), st.floats(0, 1e4), st.floats(0, 3e4), st.none() | st.integers(0, 3), st.integers(0, 99))
+def test_processes_and_spares_as_a_container_are_the_sums(
+    interval: float, checkpoint: float, restart: float, spares: int | None, seed: int
+) -> None:
+    kinds = ((3e-5, restart, True), (2e-5, restart / 2, False))
+    one = Job(kinds, interval, checkpoint, spares, 3e4, 1e6)
+    found, sums = (run(one, np.random.default_rng(seed)) for run in (one_run, by_sums))
+    assert astuple(found) == pytest.approx(astuple(sums), rel=1e-9, abs=1e-9 * one.horizon_s)

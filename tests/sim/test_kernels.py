@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.errors import InputError
+from sim.core.errors import InputError
+from sim.core.program import Compute, Phase
 from sim.inputs.scenario import parse_scenario
-from sim.prices.costs import Costs
-from sim.prices.flash import flash_seconds
-from sim.prices.kernels import Shapes, bounds, kernel_file, lookup, make_table
+from sim.prices.attention_speed import flash_seconds
+from sim.prices.coefficients import AttentionSpeed, Coefficients
+from sim.prices.kernel_tables import Shapes, bounds, kernel_file, lookup, make_table
+from sim.prices.operator_prices import Costs
 from sim.prices.profile import PointTable
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import Device, shape_bytes, shape_flops
-from sim.program import Compute, Phase
 from sim.simulation import simulate
 from topology.presets import GPUS
 
@@ -77,7 +78,7 @@ def test_the_same_chip_draws_the_same_watts_on_any_board() -> None:
     volta = Costs(load_profile("v100"), GPUS["v100"])  # throttles as an A100 does, each at its own limit
     assert volta._power_limit == 1.0
     assert Costs(load_profile("v100"), GPUS["v100"].model_copy(update={"power_limit_w": 150.0}))._power_limit == 0.5
-    b200, gb200 = (load_profile(g).coefficients["power_at_peak"].value for g in ("b200-sxm", "gb200"))
+    b200, gb200 = (load_profile(g).coefficients.power_at_peak for g in ("b200-sxm", "gb200"))
     watts = 500 + (b200 - 0.5) * 1000 * 2500 / 2250  # by their peaks in 16 bits
     assert gb200 * GPUS["gb200"].power_limit_w == pytest.approx(watts, rel=0.005)
 
@@ -141,7 +142,7 @@ def test_grouped_matmuls_fall_to_one_matmul_and_to_a_launch_a_group() -> None:
     assert costs.compute(grouped(1, 8192, 4096, 4096, Phase.FORWARD)).seconds == pytest.approx(one, rel=0.01)
     few, many = (costs.compute(grouped(g, 8192 // g, 4096, 4096, Phase.FORWARD)).seconds for g in (4, 64))
     assert one < few < many
-    launch_s = costs.coefficient("group_launch_s", 0.0)
+    launch_s = costs.coefficients.group_launch_s
     assert launch_s > 0
     assert costs.compute(grouped(512, 16, 256, 256, Phase.FORWARD)).seconds == pytest.approx(512 * launch_s)
 
@@ -150,39 +151,36 @@ def test_fused_attention_waves_and_length() -> None:
     def seconds(heads: int, length: int, kind: str = "attention_forward") -> float:
         shape = (1, heads, heads, length, length, 128, 128, 1)
         op = Compute("attention", kind, shape, "bf16", shape_flops(kind, shape), 0.0, Phase.FORWARD)
-        found = flash_seconds(op, GPUS["h100-sxm"], 1e15, load_value)
+        found = flash_seconds(op, GPUS["h100-sxm"], 1e15, Coefficients(attention={"attention": usual}))
         assert found is not None
         return found
 
-    values = {"attention_efficiency_128": 0.5, "attention_ramp_tokens": 100.0, "attention_backward_share": 0.8}
-
-    def load_value(name: str, default: float) -> float:
-        return values.get(name, default)
-
+    usual = AttentionSpeed(efficiency_128=0.5, ramp_tokens=100.0, backward_share=0.8)
     assert seconds(64, 8192) < 8 * seconds(8, 8192)  # few heads leave multiprocessors idle
     assert 3.5 < seconds(64, 16384) / seconds(64, 8192) < 4  # longer rows pay their ends once
     assert seconds(64, 8192, "attention_backward") / seconds(64, 8192) == pytest.approx(2.5 / 0.8, rel=0.01)
     shape = (1, 8, 8, 128, 128, 128, 128, 1)
     op = Compute("attention", "attention_forward", shape, "bf16", 1.0, 0.0, Phase.FORWARD)
-    assert flash_seconds(op, GPUS["h100-sxm"], 1e15, lambda name, default: default) is None
+    assert flash_seconds(op, GPUS["h100-sxm"], 1e15, Coefficients()) is None
 
 
 def test_grouped_queries_sums_are_a_pass_over_gradients_of_all_query_heads() -> None:
-    def seconds(kv_heads: int, kind: str, sums: float) -> float:
-        values = {"attention_efficiency_128": 0.5, "attention_group_sums": sums, "memory_efficiency": 0.8}
+    def seconds(kv_heads: int, kind: str, sums: bool) -> float:
+        usual = AttentionSpeed(efficiency_128=0.5, group_sums=sums)
+        coefficients = Coefficients(memory_efficiency=0.8, attention={"attention": usual})
         shape = (2, 16, kv_heads, 1024, 65536, 128, 128, 1)
         op = Compute("attention", kind, shape, "bf16", shape_flops(kind, shape), 0.0, Phase.FORWARD)
-        found = flash_seconds(op, GPUS["h100-sxm"], 1e15, lambda name, default: values.get(name, default))
+        found = flash_seconds(op, GPUS["h100-sxm"], 1e15, coefficients)
         assert found is not None
         return found
 
     bandwidth = 0.8 * GPUS["h100-sxm"].memory_bandwidth_bytes_per_s
-    more = seconds(1, "attention_backward", 1.0) - seconds(1, "attention_backward", 0.0)
+    more = seconds(1, "attention_backward", True) - seconds(1, "attention_backward", False)
     assert more == pytest.approx(2 * 65536 * 256 * 17 * 2 / bandwidth)  # 16 heads read, one written, 2 bytes each
-    assert seconds(16, "attention_backward", 1.0) == seconds(16, "attention_backward", 0.0)
-    assert seconds(1, "attention_forward", 1.0) == seconds(1, "attention_forward", 0.0)
-    assert "attention_group_sums" in load_profile("h100-sxm").coefficients
-    assert "attention_group_sums" not in load_profile("b200-sxm").coefficients  # cuDNN sums inside, measured so
+    assert seconds(16, "attention_backward", True) == seconds(16, "attention_backward", False)
+    assert seconds(1, "attention_forward", True) == seconds(1, "attention_forward", False)
+    assert load_profile("h100-sxm").coefficients.attention["attention"].group_sums
+    assert not load_profile("b200-sxm").coefficients.attention["attention"].group_sums  # cuDNN sums inside, measured so
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100"])
@@ -200,8 +198,7 @@ def test_attention_of_few_heads_loses_as_much_as_it_does_where_it_was_measured(g
         shape = (1, heads, heads, length, length, 128, 128, 1)
         op = Compute("attention", "attention_forward", shape, "bf16", shape_flops("attention_forward", shape), 0.0,
                      Phase.FORWARD)  # fmt: skip
-        found = flash_seconds(op, GPUS[home], 1e15, lambda n, d: profile.coefficients[n].value
-                              if n in profile.coefficients else d)  # fmt: skip
+        found = flash_seconds(op, GPUS[home], 1e15, profile.coefficients)
         assert found is not None
         return float(np.median(measured[heads])) / found
 
@@ -217,7 +214,7 @@ def test_short_attention_of_many_heads_streams_its_operands(gpu: str) -> None:
         for length, dim in ((128, 128), (192, 64)):
             shape = (32, 128, 128, length, length, dim, dim, 1)
             moved = shape_bytes(kind, shape, "bf16")
-            op = Compute("core:megatron", kind, shape, "bf16", shape_flops(kind, shape), moved, Phase.FORWARD)
+            op = Compute("core", kind, shape, "bf16", shape_flops(kind, shape), moved, Phase.FORWARD, kernel="megatron")
             assert costs.compute(op).seconds > moved / (0.85 * spec.memory_bandwidth_bytes_per_s)
 
 
@@ -286,19 +283,19 @@ def test_a_style_attends_with_the_kernel_that_its_framework_picks(gpu: str, styl
     shape = (1, 32, 8, 8192, 8192, 128, 128, 1)
     flops = shape_flops("attention_backward", shape)
 
-    def seconds(name: str) -> float:
-        op = Compute(name, "attention_backward", shape, "bf16", flops, 0.0, Phase.INPUT_GRAD, 3)
+    def seconds(kernel: str) -> float:
+        op = Compute("x", "attention_backward", shape, "bf16", flops, 0.0, Phase.INPUT_GRAD, 3, kernel=kernel)
         return costs.compute(op).seconds
 
-    assert seconds(f"attention:{style}") == seconds(f"attention:{kernel}") < seconds("attention")
+    assert seconds(style) == seconds(kernel) < seconds("")
 
 
 def test_megatron_attends_with_the_usual_kernel_where_a_profile_has_no_other() -> None:
     costs = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"])
     shape = (1, 32, 8, 8192, 8192, 128, 128, 1)
     flops = shape_flops("attention_forward", shape)
-    ops = [Compute(name, "attention_forward", shape, "bf16", flops, 0.0, Phase.FORWARD)
-           for name in ("attention", "attention:megatron", "attention:compiled")]  # fmt: skip
+    ops = [Compute("x", "attention_forward", shape, "bf16", flops, 0.0, Phase.FORWARD, kernel=kernel)
+           for kernel in ("", "megatron", "compiled")]  # fmt: skip
     assert len({costs.compute(op) for op in ops}) == 1
 
 
@@ -308,7 +305,7 @@ def test_compiled_kernels_are_not_issued_more_slowly_than_eager_ones() -> None:
     eager, compiled, megatron = (
         simulate(parse_scenario({
             "model": "gpt2-124m", "cluster": "dgx-h100", "parallelism": {"dp": 1},
-            "training": {"seq_len": 256, "global_batch_size": 1, "precision": "bf16", "elementwise": style},
+            "training": {"seq_len": 256, "global_batch_size": 1, "precision": "bf16", "framework": style},
         })).step_time_s for style in ("eager", "compiled", "megatron")
     )  # fmt: skip
     assert compiled < eager  # bound by the host: fewer kernels, each as costly

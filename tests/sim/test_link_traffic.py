@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.link_traffic import step_traffic, topology_drawing
+from sim.results.link_traffic import step_traffic, topology_drawing
 from sim.simulation import simulate
 from tests.sim.cases import case
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.measured_run import load_measured
-from sim.measured import own_profile, to_timeline
+from sim.studies.measured import own_profile, to_timeline
 from tests.sim.measured_runs import recorded, scenario
 
 

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.actions import Kind
-from sim.inputs.model_config import count_parameters
-from sim.memory import CATEGORIES, _backward_peaks, levels, on_device, over_steps, states
-from sim.plan import make_plan
-from sim.prices.costs import Costs
+from sim.core.actions import Kind
+from sim.core.program import BLOCK_END, Comm, Compute, Program, Wait
+from sim.models.parameters import count_parameters
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.program import BLOCK_END, Comm, Compute, Program, Wait
+from sim.ranks.plan import make_plan
+from sim.results.memory import AtMost, _backward_peaks, levels, on_device, over_steps
+from sim.results.states import states
 from sim.simulation import prepare, simulate
 from tests.sim.cases import case
 
@@ -45,6 +46,22 @@ def test_bytes_per_parameter(precision: str, grad_dtype: str, param_dtype: str |
 
 
 @pytest.mark.parametrize(
+    ("keys", "bytes_each"),
+    [
+        ({"grad_dtype": "bf16", "optimizer_dtype": "bf16", "master_weights": False}, 2 + 2 + 4),
+        ({"grad_dtype": "bf16", "optimizer_dtype": "bf16"}, 2 + 2 + 4 + 4),
+        ({"grad_dtype": "bf16", "master_weights": False}, 2 + 2 + 8),
+        ({"precision": "fp32", "optimizer_dtype": "bf16", "master_weights": False}, 4 + 4 + 4),
+        ({"optimizer": "sgd", "optimizer_dtype": "bf16"}, 2 + 4 + 4),
+        ({"optimizer": "sgd", "master_weights": False}, 2 + 4),
+    ],
+)
+def test_bytes_per_parameter_of_other_optimizer_states(keys: dict[str, Any], bytes_each: int) -> None:
+    m = memory(**keys)
+    assert m["parameters"] + m["gradients"] + m["optimizer"] == bytes_each * PSI
+
+
+@pytest.mark.parametrize(
     ("cluster", "style", "mib"),
     [
         ("dgx-h100", "eager", 64),
@@ -55,7 +72,7 @@ def test_bytes_per_parameter(precision: str, grad_dtype: str, param_dtype: str |
 )
 def test_cublas_workspaces(cluster: str, style: str, mib: float) -> None:
     """torch's for forward and backward, Transformer Engine's under Megatron: 32 MiB each, 8.125 and 4 before Hopper."""
-    scenario = case(None, {"elementwise": style, "global_batch_size": 1}, cluster=cluster)
+    scenario = case(None, {"framework": style, "global_batch_size": 1}, cluster=cluster)
     stages = list(simulate(scenario).stages[0].values())
     empty = max(b.workspace_bytes for b in stages[0].blocks)
     assert states(make_plan(scenario), stages).gathered - empty == mib * 2**20
@@ -124,7 +141,7 @@ def test_gradients_on_their_way_are_held_until_the_next_blocks(zero: int, each: 
 
 @pytest.mark.parametrize(
     ("training", "bytes_a_logit"),
-    [({}, 2), ({"precision": "fp32"}, 0), ({"elementwise": "megatron"}, 0), ({"cross_entropy": "fused"}, 0)],
+    [({}, 2), ({"precision": "fp32"}, 0), ({"framework": "megatron"}, 0), ({"cross_entropy": "fused"}, 0)],
 )
 def test_the_logits_own_segment_is_of_no_use_at_the_loss(training: dict[str, Any], bytes_a_logit: int) -> None:
     """torch's loss: 2 bytes a logit freed, then 4 asked for where the fp32 copy's 4 are taken already."""
@@ -279,8 +296,46 @@ def test_classes_together_as_one_by_one_and_without_times(
         step = simulate(scenario, expand=expand)
         for i, (curve, row) in enumerate(zip(step.memory, step.levels.at_most(), strict=True)):
             alone = levels([step.stages[i]], [step.built.actions[i]], *step.span_arrays, [step.states[i]], expand)
-            names = ("time_s", *CATEGORIES)
+            names = ("time_s", *AtMost._fields[:-1])
             assert all(np.array_equal(getattr(curve, k), getattr(alone.curve(0, 0), k)) for k in names)
-            assert row == {**{k: getattr(curve, k).max() for k in CATEGORIES}, "peak": curve.total.max()}
+            assert row == AtMost(*(getattr(curve, k).max() for k in AtMost._fields[:-1]), curve.total.max())
     peak = prepare(scenario, Costs(load_profile("roofline"), scenario.cluster.gpu)).peak_bytes
     assert peak == simulate(scenario).result["peak_memory_bytes"]
+
+
+FREED = {"training.zero_grad": "set_to_none"}
+
+
+def steps_of(zero_grad: str, **changes: Any) -> Any:
+    return simulate(case(None, {"zero_grad": zero_grad, **changes}))
+
+
+def test_gradients_set_to_none_come_with_the_first_backward_and_go() -> None:
+    kept, freed = (steps_of(z, global_batch_size=2).memory_over(4)[0] for z in ("keep", "set_to_none"))
+    assert set(kept.gradients) == {4.0 * PSI}
+    step_s = freed.time_s[-1] / 4
+    for i in range(4):
+        mine = freed.gradients[(freed.time_s >= i * step_s * 1.05) & (freed.time_s < (i + 1) * step_s)]
+        assert mine[0] in (0.0, 4.0 * PSI)
+        assert mine[-1] == pytest.approx(4.0 * PSI)
+    assert freed.gradients[0] == 0.0
+
+
+def test_a_step_of_one_micro_batch_holds_no_gradients_at_the_loss() -> None:
+    kept, freed = (steps_of(z, global_batch_size=1) for z in ("keep", "set_to_none"))
+    many = [steps_of(z, global_batch_size=4) for z in ("keep", "set_to_none")]
+    less = kept.outcome.peak_memory_bytes - freed.outcome.peak_memory_bytes
+    assert 0 < less <= 4.0 * PSI
+    assert many[0].outcome.peak_memory_bytes == many[1].outcome.peak_memory_bytes
+    assert freed.outcome.memory[0].gradients == pytest.approx(4.0 * PSI)
+    assert kept.step_time_s == freed.step_time_s
+
+
+@pytest.mark.parametrize("layout", [{}, {"pp": 2}, {"dp": 4, "zero": 2}, {"dp": 4, "zero": 3}])
+@pytest.mark.parametrize("batch", [8, 4])
+def test_the_peak_of_freed_gradients_takes_no_simulation(layout: dict[str, int], batch: int) -> None:
+    scenario = case(layout, {"zero_grad": "set_to_none", "global_batch_size": batch})
+    whole = simulate(scenario)
+    step = prepare(scenario, Costs(whole.profile, scenario.cluster.gpu))
+    assert step.peak_bytes == pytest.approx(whole.outcome.peak_memory_bytes, rel=1e-12)
+    assert simulate(scenario, expand=True).outcome.peak_memory_bytes == pytest.approx(step.peak_bytes, rel=1e-12)

@@ -19,7 +19,7 @@ def large(cluster: str, model: str = "llama3-70b", **training: Any) -> dict[str,
     """Four layers of a large dense model on one GPU, as Megatron runs it; memory is no matter here."""
     return {
         "model": {"preset": model, "layers": 4}, "cluster": cluster,
-        "training": {"seq_len": 8192, "global_batch_size": 2, "elementwise": "megatron", "cross_entropy": "fused",
+        "training": {"seq_len": 8192, "global_batch_size": 2, "framework": "megatron", "cross_entropy": "fused",
                      **training},
         "parallelism": {"dp": 1},
     }  # fmt: skip

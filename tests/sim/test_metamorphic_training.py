@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.overrides import merge
-from sim.inputs.parallelism import ScheduleName
+from sim.schedules import FORMS
 from tests.sim.metamorphic import run, vary
 
-SCHEDULES = get_args(ScheduleName)
+SCHEDULES = tuple(FORMS)
 CLUSTERS = ["dgx-v100", "dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72"]
 FEW = settings(max_examples=12, deadline=None)
 
@@ -40,7 +40,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
             "precision": "fp16" if cluster == "dgx-v100" else "bf16",
             "recompute": draw(st.sampled_from(["none", "selective", "full"])),
             "attention": draw(st.sampled_from(["fused", "unfused"])),
-            "elementwise": draw(st.sampled_from(["eager", "megatron", "compiled"])),
+            "framework": draw(st.sampled_from(["eager", "megatron", "compiled"])),
         },
         "parallelism": parallelism,
     }
@@ -153,7 +153,7 @@ def test_schedules_in_order_of_their_bubbles(m: int, p: int, cluster: str) -> No
     scenario = {
         "model": {"preset": "llama2-7b", "layers": 4 * p, "vocab": 1024},
         "cluster": {"preset": cluster, **free},
-        "training": {"seq_len": 2048, "global_batch_size": m * p, "elementwise": "compiled"},
+        "training": {"seq_len": 2048, "global_batch_size": m * p, "framework": "compiled"},
         "parallelism": {"pp": p},
     }
 

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics import Spans, joined, mean, merged, uncovered_s
-from sim.plan import make_plan
-from sim.timeline import RankClass
+from sim.core.timeline import RankClass
+from sim.ranks.plan import make_plan
+from sim.results.metrics import Spans, joined, mean, merged, uncovered_s
 from tests.sim.cases import case
 
 intervals = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 6)), max_size=30)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sim.errors import InputError
-from sim.published.predict import predict
-from sim.published.tables import Row
+from sim.core.errors import InputError
+from sim.validation.predict import predict
+from sim.validation.tables import Row
 
 MODEL = {"hidden": 4096, "expert_ffn": 14336, "experts": 8, "experts_per_token": 2, "seq_len": 4096}
 MEASURED = {"forward_s": 1.0, "backward_s": 1.0, "max_allocated_bytes": 1.0}
@@ -18,7 +18,7 @@ def found(model: dict[str, Any] | None = None, precision: str = "bf16", **layout
     data = {"op": "moe_layer", "model": MODEL | (model or {}), "parallelism": layout or {"dp": 8, "ep": 8},
             "training": {"micro_batch_size": 1, "precision": precision}}  # fmt: skip
     row = Row("t", "kernel", "r", "g", {"cluster": "dgx-h100"}, MEASURED, data)
-    return {key: value.value for key, value in predict(row).items()}
+    return {key: value.value for key, value in predict(row)[0].items()}
 
 
 @pytest.mark.parametrize(("precision", "copies", "input_bytes"), [("bf16", 0, 2), ("fp8 blockwise", 2, 1)])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.scenario import Scenario
-from sim.plan import GROUPS, make_plan
+from sim.ranks.plan import GROUPS, make_plan
 from tests.sim.cases import case
 
 MOE = {"moe": {"experts": 8, "top_k": 2, "ffn": 512}, "mlp": "swiglu", "bias": False}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sim.actions import Kind
-from sim.graph.data_parallel import make_data_parallel, weave_backward, weave_forward
-from sim.graph.stages import PHASES
+from sim.core.actions import Kind
+from sim.core.program import Comm, Compute, Phase, Wait
 from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
-from sim.plan import make_plan
-from sim.prices.costs import Costs
-from sim.prices.pricing import Pricing
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.program import Comm, Compute, Phase, Wait
+from sim.prices.rank_prices import Pricing
+from sim.programs.data_parallel import make_data_parallel, weave_backward, weave_forward
+from sim.programs.stages import PHASES
+from sim.ranks.plan import make_plan
 from topology.network import Network
 
 

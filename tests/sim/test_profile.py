@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.errors import InputError
-from sim.files import write_json
-from sim.prices.profile import BlockPoint, Coefficient, CollectiveTable, PointTable, Profile
+from sim.core.errors import InputError
+from sim.core.files import write_json
+from sim.prices.coefficients import AttentionSpeed, Coefficients, PriceOptions, coefficients_from
+from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profile_input import profile_from
 from sim.prices.profiles import load_profile, shipped_profiles
 from topology.presets import GPUS
@@ -58,7 +60,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         draw(st.text(max_size=5)),
         draw(st.text(max_size=5)),
         hardware=draw(st.dictionaries(st.text(max_size=3), st.booleans() | st.integers() | st.text(max_size=3))),
-        coefficients={"a_s": Coefficient(draw(POSITIVE), "x")},
+        coefficients=Coefficients(kernel_gap_s=draw(POSITIVE), sources={"kernel_gap_s": "x"}),
         points=(table,),
         blocks=(BlockPoint(draw(st.text(max_size=9)), "weight_grad", draw(st.integers(0, 9)), draw(POSITIVE), 0.0),),
         collectives=(CollectiveTable("broadcast", 4, np.array(sizes, float), draw(numbers), draw(numbers)),),
@@ -103,6 +105,13 @@ def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
     (("points", 0, "seconds", 1), 1e-300, r"seconds\[1\]: found 1e-300; allowed: a number from 1e-30"),
     (("coefficients", "launch_overhead_s", "value"), 1e300, "launch_overhead_s.value: found 1e.300"),
     (("coefficients", "matmul_efficiency"), {"value": 0}, "matmul_efficiency.value: found 0; allowed: a number from"),
+    (("coefficients", "memory_eficiency"), {"value": 0.5},
+     "p.json: coefficients: unknown coefficient 'memory_eficiency'; did you mean 'memory_efficiency'"),
+    (("coefficients", "peak_bf61_flops_per_s"), {"value": 1e12}, "did you mean 'peak_bf16_flops_per_s'"),
+    (("coefficients", "memory_efficiency_nrom"), {"value": 1e12}, "did you mean 'memory_efficiency_norm'"),
+    (("coefficients", "flsh2_ramp_tokens"), {"value": 80}, "attention kernel 'flsh2' has no flsh2_efficiency_128"),
+    (("coefficients", "attention_group_sums"), {"value": 2}, "attention_group_sums.value: found 2.0; allowed: 0 or 1"),
+    (("coefficients", "flash9_overlap"), {"value": 0}, "flash9_overlap.value: found 0; allowed: a number from"),
     (("points", 0), [], r"points\[0\]: found an empty list; allowed: a mapping"),
     (("blocks", 0, "phase"), "forwards", r"blocks\[0\].phase: found 'forwards'; allowed: forward, backward"),
     (("blocks", 0, "seconds"), -1, r"blocks\[0\].seconds: found -1"),
@@ -164,7 +173,7 @@ def test_a_saved_shipped_profile_keeps_its_measured_kernels(name: str, tmp_path:
 def test_shipped_profiles_load_and_name_their_source(name: str) -> None:
     profile = load_profile(name)
     assert profile.source
-    assert all(c.source for c in profile.coefficients.values())
+    assert all(c.source for c in profile.coefficients.flat().values())
     if name != "roofline":
         assert profile.reference in GPUS
         assert profile.name == name
@@ -183,3 +192,28 @@ def test_every_gpu_of_the_contract_has_a_profile() -> None:
         "gb300",
     }
     assert needed | {"cpu", "roofline"} <= set(shipped_profiles())
+
+
+def test_the_docs_say_what_each_coefficient_is() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
+    for record in (Coefficients, AttentionSpeed):
+        for field in fields(record):
+            assert not field.metadata or f"| {field.metadata['meaning']} |" in text, field.name
+
+
+def test_names_on_disk_come_back_as_they_were() -> None:
+    stated = load_profile("h100-sxm").coefficients.flat()
+    assert coefficients_from(stated).flat() == stated
+    assert (
+        stated["flash2_efficiency_128"].value
+        == load_profile("h100-sxm").coefficients.attention["flash2"].efficiency_128
+    )
+
+
+def test_options_switch_off_what_a_measurement_did_not_have() -> None:
+    stated = load_profile("h100-sxm").coefficients
+    off = PriceOptions(power=False, host=False, group_launch=False, fp8_gradients_slower=False).applied(stated)
+    assert (off.power_at_peak, off.host_operator_s, off.host_operator_eager_s, off.group_launch_s) == (0, 0, None, 0)
+    assert off.fp8_gradient_slowdown == 1.0
+    assert PriceOptions().applied(stated) is stated
+    assert PriceOptions(matmul_slowdown=2.0).applied(stated).matmul_speed == 0.5

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.errors import InputError
-from sim.prices.costs import Costs
-from sim.prices.kernels import kernel_file
-from sim.published import fused_prices
-from sim.published.fused_prices import fused_costs
-from sim.published.fused_rows import fused_kernel
-from sim.published.kernel_rows import total
-from sim.published.matmul_rows import MATMUL_ROWS
-from sim.published.predict import predict
-from sim.published.prediction import NotSimulated, Prediction, costs_of
-from sim.published.tables import Row, read_table
+from sim.core.errors import InputError
+from sim.prices.kernel_tables import kernel_file
+from sim.prices.operator_prices import Costs
+from sim.validation import fused_prices
+from sim.validation.fused_prices import fused_costs
+from sim.validation.fused_rows import fused_kernel
+from sim.validation.kernel_rows import total
+from sim.validation.matmul_rows import MATMUL_ROWS
+from sim.validation.predict import predict
+from sim.validation.prediction import NotSimulated, Prediction, costs_of
+from sim.validation.tables import Row, read_table
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 SIZES = {"rows": 4096, "hidden": 4096, "vocab": 32_000, "batch": 2, "seq_len": 2048, "heads": 32, "kv_heads": 8,
@@ -32,7 +32,7 @@ OPS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward", "atten
 
 def seconds(kind: str, scenario: dict[str, Any], measured: str = "seconds", **data: Any) -> Prediction:
     row = Row("t", kind, "r", "g", scenario, {measured: 1.0}, data)
-    return predict(row)[measured]
+    return predict(row)[0][measured]
 
 
 @pytest.mark.parametrize("gpu", ["a100-sxm", "h100-sxm", "b200-sxm", "gb300", "v100"])
@@ -195,7 +195,7 @@ def test_steps_by_other_names() -> None:
     keys = ("step_time_s", "iteration_time_s", "samples_per_s", "tokens_per_s", "peak_memory_bytes",
             "max_allocated_bytes")  # fmt: skip
     row = Row("t", "training_step", "r", "g", scenario, dict.fromkeys(keys, 1.0), {})
-    found = {key: value.value for key, value in predict(row).items()}
+    found = {key: value.value for key, value in predict(row)[0].items()}
     assert found["step_time_s"] == found["iteration_time_s"]
     assert found["samples_per_s"] == pytest.approx(16 / found["step_time_s"]) == found["tokens_per_s"] / 512
     assert found["max_allocated_bytes"] == found["peak_memory_bytes"]

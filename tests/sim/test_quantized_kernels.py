@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.prices.costs import Costs
-from sim.prices.kernels import kernel_file
+from sim.core.program import Compute, Phase, Role
+from sim.prices.coefficients import PriceOptions
+from sim.prices.kernel_tables import kernel_file
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import SERVED, shape_bytes, shape_flops
-from sim.program import Compute, Phase
+from sim.prices.roofline import shape_bytes, shape_flops
 from topology.presets import GPUS
 
 H200_RUN = Path(__file__).parents[2] / "scenarios" / "cuda" / "h200.json"
@@ -23,9 +24,12 @@ def costs(gpu: str) -> Costs:
     return Costs(load_profile(gpu), GPUS[gpu])
 
 
-def seconds(prices: Costs, shape: tuple[int, ...], dtype: str, name: str = "x") -> float:
+def seconds(
+    prices: Costs, shape: tuple[int, ...], dtype: str, served: bool = False, role: Role = Role.OUTPUT
+) -> float:
     flops, moved = shape_flops("gemm", shape), shape_bytes("gemm", shape, dtype)
-    return prices.compute(Compute(name, "gemm", shape, dtype, flops, moved, Phase.FORWARD)).seconds
+    op = Compute("x", "gemm", shape, dtype, flops, moved, Phase.FORWARD, role=role, served=served)
+    return prices.compute(op).seconds
 
 
 def test_matmuls_in_8_bits_take_what_an_h200_took_for_the_matmul_alone() -> None:
@@ -55,14 +59,13 @@ def test_fewer_bits_are_never_slower_in_large_matmuls(file: str, gpu: str, dtype
 def test_a_served_layer_takes_what_was_measured(file: str, gpu: str, dtype: str) -> None:
     """The points themselves: from a 16-bit input on, its quantization in them."""
     points, _ = kernel_file(file).table("gemm", dtype)
-    prices = Costs(load_profile(gpu), GPUS[gpu])
-    prices._power_at_peak = 0.0
+    prices = Costs(load_profile(gpu), GPUS[gpu], PriceOptions(power=False))
     start_s, element_s = kernel_file(file).input_s("gemm", dtype)
     assert 3e-6 < start_s < 2e-5  # some launches
     assert 3 < element_s * GPUS[gpu].memory_bandwidth_bytes_per_s < 12  # read once or twice, written once, not at peak
     for i in np.linspace(0, len(points.seconds) - 1, 40).astype(int).tolist():
         shape = tuple(points.shapes[i].tolist())
-        served, alone = (seconds(prices, shape, dtype, name) for name in (SERVED, "x"))
+        served, alone = (seconds(prices, shape, dtype, is_served) for is_served in (True, False))
         quantizing = start_s + element_s * shape[1] * shape[3]
         assert served - alone == pytest.approx(quantizing)
         if alone > 0.5 * points.seconds[i]:  # else no less than the roofline is left
@@ -70,15 +73,14 @@ def test_a_served_layer_takes_what_was_measured(file: str, gpu: str, dtype: str)
 
 
 def test_gradients_in_8_bits_are_summed_in_fp32_on_hopper() -> None:
-    """A tile of 128 x 128 is added up on 128 lanes every 128 steps: 128 clocks beside 512, half of them hidden."""
+    """A tile of 128 x 128 is added up on 128 lanes every 128 steps: 128 clocks beside 512."""
     shape = (1, 8192, 4096, 4096)
-    for gpu, slower in (("h100-sxm", 1 + 128 / 512 / 2), ("b200-sxm", 1.0)):
-        prices = Costs(load_profile(gpu), GPUS[gpu])
-        prices._power_at_peak = 0.0
-        forward = seconds(prices, shape, "fp8", "mlp_up")
-        for name in ("mlp_up_dgrad", "mlp_up_wgrad"):
-            assert seconds(prices, shape, "fp8", name) == pytest.approx(slower * forward)
-            assert seconds(prices, shape, "bf16", name) == seconds(prices, shape, "bf16", "mlp_up")
+    for gpu, slower in (("h100-sxm", 1 + 128 / 512), ("b200-sxm", 1.0)):
+        prices = Costs(load_profile(gpu), GPUS[gpu], PriceOptions(power=False))
+        forward = seconds(prices, shape, "fp8")
+        for role in (Role.INPUT_GRADIENT, Role.WEIGHT_GRADIENT):
+            assert seconds(prices, shape, "fp8", role=role) == pytest.approx(slower * forward)
+            assert seconds(prices, shape, "bf16", role=role) == seconds(prices, shape, "bf16")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp32"])

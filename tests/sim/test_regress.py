@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from sim.commands.regress import EXPECTED, grown, main
 from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario
-from sim.measured import own_profile
-from sim.regress import EXPECTED, grown, main
 from sim.simulation import simulate
+from sim.studies.measured import own_profile
+from tests.processes import exit_code
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "scenarios" / "measured"
@@ -26,13 +27,13 @@ ON_GPU = sorted(p for p in (STORED / "cuda").glob("*.json") if p.name != EXPECTE
 def folder(tmp_path: Path) -> Path:
     """One stored run with its expectation."""
     shutil.copy(RUNS[0], tmp_path)
-    assert main([str(tmp_path), "--update"]) == 0
+    assert exit_code(main, str(tmp_path), "--update") == 0
     return tmp_path
 
 
 @pytest.mark.parametrize("stored", [STORED, STORED / "cuda"], ids=["cpu", "gpu"])
 def test_stored_runs_are_no_worse(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(stored)]) == 0, capsys.readouterr().out
+    assert exit_code(main, str(stored)) == 0, capsys.readouterr().out
 
 
 def test_micro_benchmarks_of_a_gpu_alone_predict_its_steps() -> None:
@@ -58,20 +59,20 @@ def test_a_slower_simulator_is_found(folder: Path, capsys: pytest.CaptureFixture
     for block in data["profile"]["blocks"]:
         block["seconds"] *= 2
     path.write_text(json.dumps(data))
-    assert main([str(folder)]) == 1
+    assert exit_code(main, str(folder)) == 1
     out = capsys.readouterr().out
     assert "WORSE: step_time" in out
-    assert main([str(folder), "--update"]) == 0
-    assert main([str(folder)]) == 0
+    assert exit_code(main, str(folder), "--update") == 0
+    assert exit_code(main, str(folder)) == 0
 
 
 def test_a_missing_run_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(RUNS[1], folder)
-    assert main([str(folder)]) == 1
+    assert exit_code(main, str(folder)) == 1
     assert "no expectation is stored" in capsys.readouterr().out
-    assert main([str(folder), "--update", "--json", str(folder / "result.out")]) == 0
+    assert exit_code(main, str(folder), "--update", "--json", str(folder / "result.out")) == 0
     (folder / RUNS[1].name).unlink()
-    assert main([str(folder)]) == 1
+    assert exit_code(main, str(folder)) == 1
     assert "MISSING" in capsys.readouterr().out
 
 
@@ -83,12 +84,12 @@ def test_what_counts_as_grown() -> None:
 
 
 def test_bad_input(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "nowhere")]) == 2
+    assert exit_code(main, str(tmp_path / "nowhere")) == 2
     assert "found no measured runs" in capsys.readouterr().err
     (folder / EXPECTED).write_text('{"runs": [1]}')
-    assert main([str(folder)]) == 2
+    assert exit_code(main, str(folder)) == 2
     assert f"{folder / EXPECTED}: runs" in capsys.readouterr().err
     (folder / EXPECTED).unlink()
     (folder / "other.json").write_text('{"format": "profile/1"}')
-    assert main([str(folder)]) == 2
-    assert "other.json: format: found 'profile/1'" in capsys.readouterr().err
+    assert exit_code(main, str(folder)) == 2
+    assert "other.json: is a calibration profile" in capsys.readouterr().err

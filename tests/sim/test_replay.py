@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
+from sim.commands.replay import main
 from tests.sim.traces import programs as p
 from tests.sim.traces.test_chakra import coll, comp, encode_file
 
@@ -33,13 +34,7 @@ def traces(tmp_path: Path) -> list[str]:
 
 def invoke(*args: str) -> Any:
     """The command in this process."""
-    import typer
-
-    from sim.replay import main
-
-    app = typer.Typer()
-    app.command()(main)
-    return CliRunner().invoke(app, args)
+    return CliRunner().invoke(main, args)
 
 
 def test_json_alone_on_standard_output(traces: list[str]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sim.dtypes import dtype_bytes
-from sim.errors import InputError
+from sim.core.dtypes import dtype_bytes
+from sim.core.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import Scenario, json_schema, load_mapping, load_scenario, parse_scenario
@@ -56,7 +56,7 @@ def test_defaults_are_the_contracts(file: Path) -> None:
         "fused",
         "unfused",
     )
-    assert (t.elementwise, t.activation_offload) == ("eager", False)
+    assert (t.framework, t.activation_offload) == ("eager", False)
     assert (p.dp, p.tp, p.sp, p.cp, p.pp, p.ep, p.expert_tp, p.zero) == (1, 1, False, 1, 1, 1, 1, 0)
     assert (p.shard_size, p.reshard_after_forward, p.accumulate_unsharded) == (1, True, False)
     assert (p.schedule, p.schedule_memory, p.virtual_stages, p.layers_per_stage) == ("1f1b", 1.0, 1, (32,))
@@ -280,10 +280,11 @@ def test_inference_defaults() -> None:
     assert s.inference is not None
     assert s.inference.model_dump() == {
         "batching": "continuous", "precision": "bf16", "max_running_requests": 256, "max_batch_tokens": 8192,
-        "preemption": "recompute",
+        "preemption": "recompute", "attention": "fused",
         "requests": {"prompt_len": 10, "output_len": 5, "count": 1, "rate_per_s": None, "seed": 0},
         "kv_cache": {"layout": "paged", "block_tokens": 16, "dtype": "bf16", "memory_fraction": 0.9},
-        "prefix_cache": "none", "quantization": "none",
+        "prefix_cache": "none", "quantization": "none", "router": "round_robin", "disaggregated": None,
+        "speculative": None, "engine": "bundled", "decode_attention": None,
     }  # fmt: skip
     assert (s.training, s.precision, s.model.max_positions) == (None, "bf16", 15)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario, parse_scenario
 from tests.sim.cases import GOOD
 
@@ -105,7 +105,7 @@ CASES: list[tuple[str, str]] = [
     ("cluster={preset: dgx-h101}", "cluster.preset: found 'dgx-h101'"),
     ("cluster={nodes: 2}", "cluster.gpu: is required and missing"),
     ("cluster.gpu=h100", "no such GPU preset; did you mean 'h100-sxm'?"),
-    ("cluster={gpu: {memory_bytes: 1}}", "cluster.gpu.memory_bandwidth_bytes_per_s: is required and missing"),
+    ("cluster={gpu: {memory_bytes: 1GiB}}", "cluster.gpu.memory_bandwidth_bytes_per_s: is required and missing"),
     ("parallelism.rank_order=tp-dp", "found 'tp-dp'; must hold each of tp, cp, dp, pp once"),
     # sections and required keys
     ("version=2", "version: found 2; this program reads version 1"),
@@ -159,13 +159,13 @@ LAYOUTS: list[tuple[list[str], str]] = [
     (["training.global_batch_size=33"],
      "found 33; must be a multiple of micro_batch_size·dp = 1·2 = 2 (nearest: 32 or 34)"),
     (["training.micro_batch_size=32"], "(nearest: 64)"),
-    (["parallelism.virtual_stages=2", "parallelism.pp=2"], "found 2; schedule 1f1b has 1 per rank"),
+    (["parallelism.virtual_stages=2", "parallelism.pp=2"], "found 2 with schedule 1f1b; it has 1 stage per rank"),
     (["parallelism.virtual_stages=1", "parallelism.pp=2", "parallelism.schedule=interleaved_1f1b"],
-     "needs at least 2"),
+     "it needs 2 or more stages per rank"),
     (["parallelism.virtual_stages=3", "parallelism.pp=2", "parallelism.schedule=zb_v"],
-     "schedule zb_v has 2 per rank"),
+     "found 3 with schedule zb_v; it has 2 stages per rank"),
     (["parallelism.schedule=dualpipe", "parallelism.pp=3"],
-     "parallelism.pp: found 3; dualpipe needs an even number"),
+     "parallelism.pp: found 3 with schedule dualpipe; must be a multiple of 2"),
     (["parallelism.layers_per_stage=[4, 4]"],
      "found 2 entries; pp 1 with schedule 1f1b and 1 virtual stages makes 1"),
     (["parallelism.pp=2", "parallelism.layers_per_stage=[4, 5]"], "found 9 layers in all; model.layers is 8"),
@@ -259,7 +259,7 @@ FILES: list[tuple[str | bytes, str]] = [
     (GOOD.replace("dp: 2", "tp: 3"), "good.yaml:7: parallelism.tp: found 3"),
     (
         GOOD.replace("seq_len", "seq_length"),
-        "good.yaml:4: training.seq_length: unknown key; did you mean 'seq_len'?",
+        "good.yaml:4: training.seq_length: unknown key; here it is training.seq_len",
     ),
     (GOOD.replace("  seq_len: 128\n", ""), "good.yaml:3: training.seq_len: is required and missing"),
     (GOOD.replace("layers: 8", "layers: 8.5"), "good.yaml:2: model.layers: found 8.5; must be an integer"),

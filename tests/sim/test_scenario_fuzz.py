@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from tests.sim.cases import GOOD

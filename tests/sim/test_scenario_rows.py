@@ -30,7 +30,7 @@ MEGATRON_TABLE = {
         "optimizer": "adamw",
         "attention": "unfused",
         "grad_dtype": "fp16",
-        "elementwise": "megatron",
+        "framework": "megatron",
     },
     "parallelism": {"dp_sync": "after_backward", "p2p_overlap": False},
     "model": {"dropout": 0.1},
@@ -59,7 +59,7 @@ ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
                         "schedule": "interleaved_1f1b", "virtual_stages": 8,
                         "layers_per_stage": [0, *[1] * 126, 0]}}),
     ({"cluster": {"preset": "dgx-b200", "nodes": 1}, "calibration": "b200-sxm",
-      "training": {"cross_entropy": "fused", "elementwise": "megatron"},
+      "training": {"cross_entropy": "fused", "framework": "megatron"},
       "parallelism": {"dp_sync": "after_backward", "p2p_overlap": False}}, {
         "model": {**LLAMA_405B, "layers": 4, "kv_heads": 16},
         "training": {"seq_len": 4096, "micro_batch_size": 1, "global_batch_size": 4, "precision": "bf16"},
@@ -69,7 +69,7 @@ ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
       "parallelism": {}}, {
         "model": {**LLAMA_405B, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336},
         "training": {"seq_len": 8192, "micro_batch_size": 2, "global_batch_size": 16, "precision": "bf16",
-                     "recompute": "selective_op", "elementwise": "compiled"},
+                     "recompute": "selective_op", "framework": "compiled"},
         "parallelism": {"dp": 8, "tp": 1, "sp": False, "cp": 1, "pp": 1, "ep": 1, "zero": 3,
             "virtual_stages": 1},
         "cluster": {"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", "memory_bytes": 96e9,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from sim.inputs.parallelism import ScheduleName
 from sim.inputs.scenario import load_scenario
+from sim.schedules import FORMS
 from sim.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +37,7 @@ def test_scenario(path: Path) -> None:
 def test_there_is_one_for_every_scheme_and_schedule() -> None:
     used = [load_scenario(p) for p in FILES]
     schedules = {s.parallelism.schedule for s in used if s.parallelism.pp > 1}
-    assert schedules == set(get_args(ScheduleName))
+    assert schedules == set(FORMS)
     assert {s.parallelism.zero for s in used} == {0, 1, 2, 3}
     assert {s.parallelism.cp_method for s in used if s.parallelism.cp > 1} == {"ring", "all_gather", "all_to_all"}
     assert any(s.parallelism.ep > 1 for s in used)

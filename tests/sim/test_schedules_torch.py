@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from sim.schedules import build
 
-pytest.importorskip("torch.distributed.pipelining")
-pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+torch = pytest.importorskip("torch")
+torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
 
-from torch.distributed.pipelining import schedules as torch_schedules
-from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+@contextlib.contextmanager
+def skipped_where_changed() -> Iterator[None]:
+    """These names are torch's own affair: a release may call them otherwise."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        pytest.skip(f"torch {torch.__version__} computes its lists otherwise: {error}")
 
 
 def torch_lists(name: str, p: int, m: int, v: int | None = None) -> list[list[str]]:
     """torch's lists without idle slots and without REDUCE_GRAD, which is no work of the pipeline's."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        lists = get_schedule_ops(name, p, m, v)
+    with contextlib.redirect_stdout(io.StringIO()), skipped_where_changed():
+        lists = visualizer.get_schedule_ops(name, p, m, v)
     return [[str(a) for a in entries if a is not None and "REDUCE_GRAD" not in str(a)] for entries in lists]
 
 
@@ -36,10 +44,10 @@ def test_gpipe(p: int, m: int) -> None:
 @pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 4), (4, 8), (8, 20)])
 def test_1f1b(p: int, m: int) -> None:
     """Equal, but that torch's display numbers the last rank's forwards from 1 (what it executes is right)."""
-    own, torch = own_lists("1f1b", p, m), torch_lists("1F1B", p, m)
-    assert own[:-1] == torch[:-1]
+    own, theirs = own_lists("1f1b", p, m), torch_lists("1F1B", p, m)
+    assert own[:-1] == theirs[:-1]
     last = f"{p - 1}F"
-    assert own[-1] == [f"{last}{int(x[len(last) :]) - 1}" if x.startswith(last) else x for x in torch[-1]]
+    assert own[-1] == [f"{last}{int(x[len(last) :]) - 1}" if x.startswith(last) else x for x in theirs[-1]]
 
 
 @pytest.mark.parametrize(("p", "m", "v"), [(2, 2, 2), (4, 4, 2), (4, 8, 2), (4, 12, 3), (8, 16, 4)])
@@ -51,9 +59,10 @@ def test_interleaved_1f1b(p: int, m: int, v: int) -> None:
 def test_zb_h1_is_the_interleaved_zero_bubble_of_one_stage_per_rank(p: int, m: int) -> None:
     """torch takes two stages or more to a rank; its rule for one, asked directly, is ZB-H1's."""
     shape = SimpleNamespace(n_local_stages=1, microbatches_per_round=p, pp_group_size=p, _n_microbatches=m)
-    rule = torch_schedules.ScheduleInterleavedZeroBubble._calculate_single_rank_operations
-    torch = [[str(a) for a in rule(shape, r) if a is not None] for r in range(p)]
-    assert own_lists("zb_h1", p, m) == torch
+    with skipped_where_changed():
+        rule = torch_schedules.ScheduleInterleavedZeroBubble._calculate_single_rank_operations
+        found = [[str(a) for a in rule(shape, r) if a is not None] for r in range(p)]
+    assert own_lists("zb_h1", p, m) == found
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 2), (2, 7), (4, 3), (4, 8), (8, 32)])

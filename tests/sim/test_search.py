@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 
 import sim
-from sim.errors import InputError
+from sim.commands.search import main, run_search
+from sim.commands.sweep import run_sweep
+from sim.core.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
-from sim.layout.best_first import COUNTED, BestFirst, Found, pareto
-from sim.layout.evaluation import FATES, Outcome, evaluate, pack
-from sim.layout.executors import Workers, local_workers
-from sim.layout.layouts import Layout, Space, scenario_of
-from sim.prices.costs import Costs
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.search import main, run_search
+from sim.search.best_first import COUNTED, BestFirst, Found, pareto
+from sim.search.evaluation import FATES, Outcome, evaluate, pack
+from sim.search.space import Layout, Space, scenario_of
 from sim.simulation import prepare, simulate
-from sim.sweep import run_sweep
+from sim.studies.executors import Workers, local_workers
+from tests.processes import exit_code
 from tests.sim.search_spaces import BASE, all_outcomes, legal_layouts, small_space, space_of, varied
 
 
@@ -107,10 +108,10 @@ def test_what_a_schedule_is_searched_with_is_what_runs(faults: dict[str, Any]) -
     scenario = scenario_of(space, Layout(1, False, 1, 4, 2, 1, 1, "zb_search", 1, 1, "none"))
     costs = Costs(load_profile("h100-sxm"), space.base.cluster.gpu)
     step = prepare(scenario, costs)
-    compiled = {template for known in step.kept.programs.values() for _, template in known}
+    compiled = {template for known in step.cache.by_content.values() for _, template in known}
     assert bool(compiled) is not bool(faults)
     simulated, given = step.run().times, prepare(scenario, costs, step.schedule).run().times
-    assert compiled <= set(step.kept.templates.values())
+    assert compiled <= set(step.cache.by_action.values())
     assert simulated == given
 
 
@@ -142,14 +143,8 @@ def test_command_writes_a_result_that_parses(
     scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "out.json"
-    main(
-        scenario_file,
-        gpus=4,
-        top=3,
-        only=["schedule=1f1b", "micro_batch_size=1,2"],
-        json=str(target),
-        memory_limit="10GiB",
-    )
+    options = ("--gpus", "4", "--top", "3", "--only", "schedule=1f1b", "--only", "micro_batch_size=1,2")
+    assert exit_code(main, str(scenario_file), *options, "--json", str(target), "--memory-limit", "10GiB") == 0
     result = json.loads(target.read_text())
     assert result["format"] == "sim-search/1"
     assert result["gpus"] == 4
@@ -164,16 +159,13 @@ def test_command_writes_a_result_that_parses(
 
 
 def test_nothing_fits(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(scenario_file, gpus=2, only=["schedule=1f1b"], memory_limit="1MiB")
-    assert stop.value.code == 1
+    options = ("--gpus", "2", "--only", "schedule=1f1b", "--memory-limit", "1MiB")
+    assert exit_code(main, str(scenario_file), *options) == 1
     assert "No legal layout fits" in capsys.readouterr().out
 
 
 def test_nothing_is_legal(scenario_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(scenario_file, gpus=1, only=["tp=3"])
-    assert stop.value.code == 1
+    assert exit_code(main, str(scenario_file), "--gpus", "1", "--only", "tp=3") == 1
     said = capsys.readouterr().out
     assert "1 GPU," in said
     assert said.endswith("No layout is legal with these values of --only.\n")
@@ -206,9 +198,8 @@ def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
 def test_refusals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "blocking.yaml"
     file.write_text(json.dumps(merge(BASE, {"parallelism": {"p2p_overlap": False}})), encoding="utf-8")
-    with pytest.raises(SystemExit) as stop:
-        main(file, gpus=4, only=["schedule=dualpipe_v", "pp=2", "tp=1"], json=str(tmp_path / "out.json"))
-    assert stop.value.code == 1
+    only = ("--only", "schedule=dualpipe_v", "--only", "pp=2", "--only", "tp=1")
+    assert exit_code(main, str(file), "--gpus", "4", *only, "--json", str(tmp_path / "out.json")) == 1
     result = json.loads((tmp_path / "out.json").read_text())
     assert sum(r["count"] for r in result["refusals"]) == result["counts"]["refused"] == result["counts"]["evaluated"]
     said = " ".join(capsys.readouterr().out.split())
@@ -236,30 +227,28 @@ def test_errors_name_the_line(tmp_path: Path, written: str, problem: str, gpus: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"only": ["depth=3"]}, "must be KEY=VALUE"),
-        ({"only": ["schedule=1f1b,zbv"]}, "found 'zbv'; must be one of naive, "),
-        ({"only": ["recompute=some"]}, "found 'some'; must be one of none, "),
-        ({"only": ["tp=2,x"]}, "found 'x'; must be integers"),
-        ({"only": ["tp=true"]}, "found True; must be integers"),
-        ({"only": ["sp=1"]}, "found 1; must be true or false"),
-        ({"memory_limit": "lots"}, "--memory-limit"),
-        ({"memory_limit": "-5"}, "--memory-limit"),
-        ({"objective": "joy"}, "--objective"),
-        ({"gpus": 1_000_001}, "at most 1,000,000 GPUs; found 1,000,001"),
-        ({"dask": "tcp://127.0.0.1:9"}, "--dask"),
+        (("--only", "depth=3"), "must be KEY=VALUE"),
+        (("--only", "schedule=1f1b,zbv"), "found 'zbv'; must be one of naive, "),
+        (("--only", "recompute=some"), "found 'some'; must be one of none, "),
+        (("--only", "tp=2,x"), "found 'x'; must be integers"),
+        (("--only", "tp=true"), "found True; must be integers"),
+        (("--only", "sp=1"), "found 1; must be true or false"),
+        (("--memory-limit", "lots"), "--memory-limit"),
+        (("--memory-limit", "-5"), "--memory-limit"),
+        (("--objective", "joy"), "--objective"),
+        (("--gpus", "1000001"), "at most 1,000,000 GPUs; found 1,000,001"),
+        (("--dask", "tcp://127.0.0.1:9"), "--dask"),
     ],
 )
 def test_bad_options(
     scenario_file: Path,
-    options: dict[str, Any],
+    options: tuple[str, ...],
     words: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sim.layout.executors.PATIENCE_S", 1)
-    with pytest.raises(SystemExit) as stop:
-        main(scenario_file, **options)
-    assert stop.value.code == 2
+    monkeypatch.setattr("sim.studies.executors.PATIENCE_S", 1)
+    assert exit_code(main, str(scenario_file), *options) == 2
     assert words in capsys.readouterr().err
 
 

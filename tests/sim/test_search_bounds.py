@@ -12,19 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sim import schedules
-from sim.actions import Kind, parts
-from sim.errors import InputError
-from sim.graph.stages import epilogue
-from sim.graph.template import compile_program
-from sim.layout.bound import ROUNDING, GridSearch
-from sim.layout.grid_prices import GridPrices
-from sim.layout.layouts import Grid, Layout, Space, scenario_of
-from sim.layout.least_time import Known, least_step_s
-from sim.layout.memory_bound import forwards_first, searched_forwards
-from sim.layout.pipeline_bound import form_of
-from sim.layout.program_times import ends_s, timed, timed_template
-from sim.prices.costs import Costs
+from sim.core.actions import Kind
+from sim.core.errors import InputError
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
+from sim.schedules.zb_search import first_forwards
+from sim.search.bound import ROUNDING, GridSearch
+from sim.search.least_time import least_time_s
+from sim.search.mesh_prices import GridPrices
+from sim.search.pipeline_bound import form_of
+from sim.search.space import Grid, Layout, Space, scenario_of
 from sim.simulation import prepare, simulate
 from tests.sim.search_spaces import VARIANTS, all_outcomes, legal_layouts, space_of, varied
 from topology.network import Network
@@ -41,7 +38,7 @@ def check_bounds(variant: int, x: Layout) -> None:
     search = grid_search(space_of(variant), x)
     step = prepare(scenario_of(space_of(variant), x), search.prices.costs)
     simulation = step.run()
-    assert least_step_s(step, Known()) * ROUNDING <= step.run(share_links=False).step_time_s
+    assert least_time_s(step) * ROUNDING <= step.run(share_links=False).step_time_s
     peak = max(float(c.total.max()) for c in simulation.memory)
     assert search.least_work_s(x) <= search.work_bound_s(x) <= simulation.step_time_s
     assert search.bound_s(x) <= simulation.step_time_s
@@ -52,7 +49,7 @@ def check_bounds(variant: int, x: Layout) -> None:
 @given(st.data())
 def test_bounds_are_bounds(data: st.DataObject) -> None:
     variant = data.draw(st.integers(0, len(VARIANTS) - 1))
-    schedule = data.draw(st.sampled_from(schedules.NAMES))
+    schedule = data.draw(st.sampled_from(list(schedules.FORMS)))
     zero = data.draw(st.integers(0, 3))
     layouts = [x for x in legal_layouts(variant) if x.schedule == schedule and x.zero == zero]
     if layouts:
@@ -117,7 +114,7 @@ def test_stages_that_lie_unlike_are_bounded_by_what_is_least(
     step, search = simulate(scenario_of(space, x)), grid_search(space, x)
     assert search.bound_s(x) <= step.step_time_s
     blocks, form = search.blocks(x)[0], form_of(x.schedule, x.pp, x.virtual_stages)
-    bounded_s = search.stage_seconds(x, blocks, form, search.stages(blocks, form)).alone.forward.tolist()
+    bounded_s = search.stage_seconds(x, blocks, form, search.cut(blocks.order, form)).alone.forward.tolist()
     for c, spans in zip(step.plan.classes, step.spans, strict=True):
         start, end = next(span for action, span in spans.items() if action.kind is Kind.F)
         assert bounded_s[c.pipeline_rank] <= end - start
@@ -133,33 +130,6 @@ def test_bound_is_exact_for_even_1f1b() -> None:
     assert 0.97 * simulated < search.bound_s(x) <= simulated
 
 
-@pytest.mark.parametrize("variant", range(len(VARIANTS)))
-def test_times_of_programs_are_those_of_compiling_them(variant: int) -> None:
-    space, layouts = space_of(variant), [x for x in legal_layouts(variant) if x.schedule in ("1f1b", "zb_h1")]
-    for x in layouts[:: len(layouts) // 8]:
-        step = prepare(scenario_of(space, x), Costs(load_profile("h100-sxm"), space.base.cluster.gpu))
-        price = step.pricing.on(0)
-        (stage, *_) = step.stages[0].values()
-        programs = [stage.forward(True, False), *(stage.backward(k, True, True) for k in (Kind.B, Kind.I, Kind.W))]
-        if stage.dp.each_micro_batch:  # which the search counts on
-            assert programs[1:] == [stage.backward(k, False, True) for k in (Kind.B, Kind.I, Kind.W)]
-        programs += [stage.prologue(), epilogue((stage,), step.plan, False)]
-        for program in programs:
-            own, template = timed(program, price), compile_program(program, price)
-            whole = timed_template(template)
-            assert [(t.stream, t.deps, t.external) for t in own.tasks] == [(t[0], t[3], t[4]) for t in template.tasks]
-            assert [t.seconds for t in own.tasks] == pytest.approx([t.seconds for t in template.tasks], rel=1e-12)
-            assert (own.tail, tuple(own.open.items())) == (template.tail, template.open)
-            assert own.outcome(3.0, 5.0, 7.0) == pytest.approx(whole.outcome(3.0, 5.0, 7.0), rel=1e-12)
-            if program == programs[-1]:  # the search bounds what ends a step by it
-                assert own.outcome(0.0, 0.0, 0.0)[0] == pytest.approx(template.makespan_s, rel=1e-12)
-            ends = ends_s(own.tasks, 3.0, 5.0, 7.0, {})
-            if own.tasks:
-                assert own.outcome(3.0, 5.0, 7.0)[1] == pytest.approx(
-                    max([7.0, *(e for t, e in zip(own.tasks, ends, strict=True) if t.stream == "dp")]), rel=1e-12
-                )
-
-
 def test_searched_schedule_fills_its_first_rank() -> None:
     """As many forwards as its limit before the first backward, where a forward does not take longer than the rest."""
     for p, m, memory, first_s in itertools.product((2, 4, 7), (1, 3, 16), (0.5, 1.0, 1.7), (0.5, 1.0, 1.2, 6.0, 60.0)):
@@ -167,41 +137,21 @@ def test_searched_schedule_fills_its_first_rank() -> None:
         times = schedules.UnitTimes(forward, backward, 0.9, 0.01)
         entries = schedules.build("zb_search", p, m, None, times, memory).ranks[0]
         first = next(i for i, a in enumerate(entries) if a.kind is not Kind.F)
-        known = searched_forwards(memory, m, np.array(forward), np.array(backward), 0.0)
+        known = first_forwards(memory, m, np.array(forward), np.array(backward), 0.0)
         assert known <= first
         assert first_s > 1.2 or known == min(m, p, int(memory * p))
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_h1", "zb_v", "dualpipe", "dualpipe_v"])
-def test_least_time_is_the_time_where_messages_overlap(name: str, zero: int) -> None:
-    """But for what ends the step: there ranks wait for each other's norms."""
+def test_least_time_is_nearly_the_time(name: str, zero: int) -> None:
+    """But for what ends the step, where ranks wait for each other's norms, and for what it begins and ends with."""
     v = 1 if name == "zb_h1" else 2
     x = Layout(1, False, 1, 2, 4, 1, zero, name, v, 1, "none")
     space = varied({"training": {"gradient_clipping": False}, "model": {"tied_embeddings": False}}, 8)
     step = prepare(scenario_of(space, x), Costs(load_profile("h100-sxm"), space.base.cluster.gpu))
-    share = 1e-9 if name != "dualpipe" else 0.01
-    alone_s, known = step.run(share_links=False).step_time_s, Known()
-    assert least_step_s(step, known) == pytest.approx(alone_s, rel=share)
-    assert least_step_s(step, known) == pytest.approx(alone_s, rel=share)  # its programs being known
-
-
-@pytest.mark.parametrize("name", schedules.NAMES)
-@pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("m", [1, 3, 4, 8, 12])
-def test_forwards_first_is_what_schedules_do(name: str, p: int, m: int) -> None:
-    v = 3 if name == "interleaved_1f1b" else {"zb_v": 2, "dualpipe": 2, "dualpipe_v": 2}.get(name, 1)
-    try:
-        schedule = schedules.build(name, p, m, v)
-    except ValueError:
-        return
-    least = forwards_first(name, p, v, m)
-    for entries in schedule.ranks:
-        count: dict[int, int] = {}
-        for action in (a for e in entries for a in parts(e)):
-            if action.kind is not Kind.F:
-                break
-            count[action.stage] = count.get(action.stage, 0) + 1
-        for stage, n in count.items():
-            assert least[stage] <= n
-            assert least[stage] == n or name in ("zb_search", "dualpipe", "dualpipe_v")
+    alone_s = step.run(share_links=False).step_time_s
+    assert 0.9 * alone_s < least_time_s(step) <= alone_s / ROUNDING
+    assert least_time_s(step) == least_time_s(
+        prepare(step.plan.scenario, step.pricing.costs)
+    )  # its programs being known

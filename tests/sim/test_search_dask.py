@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from sim.inputs.input_source import Source
-from sim.layout.best_first import BestFirst, Found
-from sim.layout.evaluation import Outcome
-from sim.layout.executors import dask_workers, local_workers
-from sim.layout.layouts import Layout, make_space
+from sim.search.best_first import BestFirst, Found
+from sim.search.evaluation import Outcome
+from sim.search.space import Layout, make_space
+from sim.studies.executors import dask_workers, local_workers
 
 pytest.importorskip("distributed", reason="dask.distributed is not installed")
 

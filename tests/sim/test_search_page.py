@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.views.search_page import layout_words, schedule_words, search_page
+from sim.views.search_page import mesh_words, schedule_words, search_page
 
 LAYOUT = {
     "tp": 2, "sp": True, "cp": 1, "pp": 2, "dp": 2, "ep": 1, "zero": 1, "schedule": "1f1b", "virtual_stages": 1,
@@ -51,5 +51,5 @@ def test_page_without_a_layout_that_fits() -> None:
 
 
 def test_words() -> None:
-    assert layout_words({**LAYOUT, "tp": 1, "sp": False, "pp": 1, "dp": 1, "zero": 0}) == "one GPU"
+    assert mesh_words({**LAYOUT, "tp": 1, "sp": False, "pp": 1, "dp": 1, "zero": 0}) == "one device"
     assert schedule_words({**LAYOUT, "pp": 1}) == "no pipeline"

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim import schedules
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
-from sim.layout.layouts import Grid, Layout, grid_is_legal, is_legal, scenario_of
-from tests.sim.search_spaces import BASE, VARIANTS, legal_layouts, space_of
+from sim.search.space import Grid, Layout, grid_is_legal, is_legal, scenario_of
+from tests.sim.search_spaces import BASE, VARIANTS, legal, legal_layouts, space_of, varied
 
 
 def mapping_of(variant: int, x: Layout) -> dict[str, Any]:
@@ -28,18 +28,11 @@ def mapping_of(variant: int, x: Layout) -> dict[str, Any]:
 
 
 def accepted(variant: int, x: Layout) -> bool:
-    """What parsing and the schedule's own builder say."""
+    """What parsing says."""
     try:
-        scenario = parse_scenario(mapping_of(variant, x), "test")
+        parse_scenario(mapping_of(variant, x), "test")
     except InputError:
         return False
-    p = scenario.parallelism
-    try:
-        schedules.build(
-            "zb_h1" if p.schedule == "zb_search" else p.schedule, p.pp, scenario.micro_batches, p.virtual_stages
-        )
-    except ValueError:
-        return p.pp == 1
     return True
 
 
@@ -52,7 +45,7 @@ any_layout = st.builds(
     dp=st.sampled_from([1, 2, 4, 8]),
     ep=st.sampled_from([1, 2, 4]),
     zero=st.integers(0, 3),
-    schedule=st.sampled_from(schedules.NAMES),
+    schedule=st.sampled_from(list(schedules.FORMS)),
     virtual_stages=st.just(1),
     micro_batch_size=st.sampled_from([1, 2, 3, 4, 16]),
     recompute=st.sampled_from(["none", "selective", "selective_op", "full"]),
@@ -62,12 +55,21 @@ any_layout = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(VARIANTS) - 2), any_layout, st.integers(2, 3))  # the last has faults of eight ranks
 def test_own_rules_are_those_of_parsing(variant: int, x: Layout, v: int) -> None:
-    per_rank = {"interleaved_1f1b": v, "zb_v": 2, "dualpipe": 2, "dualpipe_v": 2}.get(x.schedule, 1) if x.pp > 1 else 1
-    x = x._replace(virtual_stages=per_rank)
+    form = schedules.FORMS[x.schedule]
+    per_rank = v if form.least_stages else form.stages_per_rank
+    x = x._replace(virtual_stages=per_rank if x.pp > 1 else 1)
     gpus = x.tp * x.cp * x.pp * x.dp
     space = space_of(variant, gpus)
     grid = Grid(x.tp, x.cp, x.pp, x.dp, x.ep)
     assert (grid_is_legal(space, grid) and is_legal(space, x)) == accepted(variant, x)
+
+
+def test_rules_of_the_training_section_narrow_the_space() -> None:
+    """A chunked loss is simulated without tensor parallelism, adapters without selective_op."""
+    adapted = legal(varied({"training": {"lora": {"rank": 4}}, "model": {"tied_embeddings": False}}, 8))
+    assert {x.tp for x in adapted} == {1, 2, 4, 8}
+    assert {x.recompute for x in adapted} == {"none", "selective", "full"}
+    assert {x.tp for x in legal(varied({"training": {"cross_entropy": "chunked"}}, 8))} == {1}
 
 
 @pytest.mark.parametrize("variant", range(len(VARIANTS)))

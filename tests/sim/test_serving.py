@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.inputs.model_config import count_parameters
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-from sim.models.inference import active_experts, kv_bytes_per_token, serving_dims
+from sim.models.layers import attention_spec
+from sim.models.layers.experts import active_experts
+from sim.models.parameters import count_parameters
+from sim.models.served import serving_dims
 from sim.prices.profiles import load_profile
+from sim.serve.costs import Load, iteration_costs
+from sim.serve.memory import cached_bytes, weight_bytes
 from sim.serve.requests import Request
-from sim.serve.serving import simulate_serving
-from sim.serve.serving_costs import Load, iteration_costs
-from sim.serve.serving_memory import weight_bytes
-from sim.serve.serving_result import ServingSimulation
+from sim.serve.result import ServingSimulation
+from sim.serve.simulation import simulate_serving
 
 SMALL = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 2, "ffn": 1024, "vocab": 1024, "mlp": "swiglu",
          "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
@@ -53,7 +55,7 @@ def finished(sim: ServingSimulation) -> None:
             assert s.private == s.shared == 0
         cache = replica.scheduler.cache
         assert cache.private == cache.tokens == 0
-        kept = sum(p.blocks for p in cache.prefixes.values())
+        kept = cache.kept
         assert cache.free + kept == cache.blocks
         assert cache.unused == kept
         room = sim.capacity.host_tokens if sim.scenario.inference.preemption == "swap" else 0
@@ -65,27 +67,28 @@ def test_weights_are_the_models_parameters(preset: str) -> None:
     scenario = serving(model=preset)
     costs = iteration_costs(scenario, load_profile("roofline"))
     assert scenario.model.padded_vocab(1) == scenario.model.vocab
-    assert weight_bytes(costs.dims, costs.stages[0]) == 2 * count_parameters(scenario.model).total
+    assert weight_bytes(costs.dims, costs.specs, costs.stages[0]) == 2 * count_parameters(scenario.model).total
 
 
 def test_split_weights_add_up() -> None:
     whole = serving(model="llama3-8b")
     split = serving(model="llama3-8b", parallelism={"tp": 4, "pp": 2})
     one, many = (iteration_costs(s, load_profile("roofline")) for s in (whole, split))
-    per_rank = [weight_bytes(many.dims, stage) for stage in many.stages]
+    per_rank = [weight_bytes(many.dims, many.specs, stage) for stage in many.stages]
     norms = 2 * 65 * 4096 * 3  # held by every rank of a tensor-parallel group
     padding = 2 * 256 * 4096 * 2  # 128,256 entries to a multiple of 512, in two tables
-    assert 4 * sum(per_rank) == weight_bytes(one.dims, one.stages[0]) + norms + padding
+    assert 4 * sum(per_rank) == weight_bytes(one.dims, one.specs, one.stages[0]) + norms + padding
 
 
 def test_cache_of_a_token() -> None:
     """DeepSeek-V3 keeps 512 + 64 numbers a layer (arXiv 2412.19437), Llama 3 8B 2·8·128."""
-    latent = serving(model="deepseek-v3")
-    grouped = serving(model="llama3-8b")
-    assert kv_bytes_per_token(serving_dims(latent)) == 2 * 576
-    assert kv_bytes_per_token(serving_dims(grouped)) == 2 * 2 * 8 * 128
-    eight_bits = serving({"kv_cache": {"dtype": "fp8"}}, model="llama3-8b")
-    assert kv_bytes_per_token(serving_dims(eight_bits)) == 2 * 8 * 128
+
+    def of_a_layer(scenario: Scenario) -> float:
+        return cached_bytes(serving_dims(scenario), (attention_spec(scenario.model),), (1,))
+
+    assert of_a_layer(serving(model="deepseek-v3")) == 2 * 576
+    assert of_a_layer(serving(model="llama3-8b")) == 2 * 2 * 8 * 128
+    assert of_a_layer(serving({"kv_cache": {"dtype": "fp8"}}, model="llama3-8b")) == 2 * 8 * 128
 
 
 @pytest.mark.parametrize("preset", ["llama2-13b", "llama3-8b", "mixtral-8x7b"])
@@ -143,7 +146,8 @@ def test_static_batch_is_one_prefill_and_its_decodes() -> None:
 
 requests_of = st.lists(
     st.builds(Request, st.floats(0, 0.05), st.integers(1, 300), st.integers(1, 60), st.sampled_from(["", "a", "b"]),
-              st.just(0)).map(lambda r: r._replace(prefix_tokens=r.prompt_tokens if r.prefix_id else 0)),
+              st.just(0), hashes=st.just(()))
+    .map(lambda r: r._replace(prefix_tokens=r.prompt_tokens if r.prefix_id else 0)),
     min_size=1, max_size=24,
 ).map(lambda rs: tuple(sorted(rs)))  # fmt: skip
 settings_of = st.fixed_dictionaries({
@@ -183,6 +187,20 @@ def test_any_workload_is_served(
             assert state.running <= inference["max_running_requests"]
 
 
+@settings(max_examples=40, deadline=None)
+@given(requests_of, settings_of, st.sampled_from([{}, {"pp": 3}, {"dp": 2}]), st.sampled_from(["static", "simpy"]))
+def test_littles_law(
+    requests: tuple[Request, ...], inference: dict[str, Any], parallelism: dict[str, int], engine: Any
+) -> None:
+    """Sequences that run, over time, are the times that each runs; and so with those that wait before them."""
+    sim = simulate_serving(serving(inference, parallelism=parallelism), requests=requests, engine=engine)
+    states = [r.states for r in sim.replicas]
+    running = sum(a.running * (b.time_s - a.time_s) for own in states for a, b in itertools.pairwise(own))
+    assert running == pytest.approx(sum(s.finish_s - s.admitted_s for s in sim.sequences), rel=1e-9)
+    queue, latency = sim.outcome.queue_time_s.mean, sim.outcome.request_latency_s.mean
+    assert running / len(requests) + queue == pytest.approx(latency, rel=1e-9)
+
+
 @settings(max_examples=60, deadline=None)
 @given(requests_of, settings_of, st.floats(1e5, 3e6))
 def test_grouping_changes_no_time(requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float) -> None:
@@ -192,6 +210,9 @@ def test_grouping_changes_no_time(requests: tuple[Request, ...], inference: dict
         assert a.first_token_s == pytest.approx(b.first_token_s, rel=1e-9)
         assert a.finish_s == pytest.approx(b.finish_s, rel=1e-9)
         assert a.preemptions == b.preemptions
+    finished(grouped)
+    assert grouped.replicas[0].counts == single.replicas[0].counts
+    assert grouped.result["iterations"] == single.result["iterations"]
 
 
 def test_a_prompts_last_token_is_kept_for_others_however_iterations_are_grouped() -> None:
@@ -373,7 +394,7 @@ def test_result_has_the_contracts_keys_and_is_json() -> None:
     result = sim.result
     json.dumps(result, allow_nan=False)
     for key in ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s"):
-        assert list(result[key]) == ["p50", "p90", "p99"]
+        assert list(result[key]) == ["p50", "p90", "p99", "mean"]
         assert 0 < result[key]["p50"] <= result[key]["p99"]
     assert result["format"] == "sim-result/1"
     assert result["output_tokens_per_s_per_gpu"] == result["output_tokens_per_s"]

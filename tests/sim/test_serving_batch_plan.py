@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.batch_plan import batch_sizes, plan_batch, steps_factor, tokens_factor
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
+from sim.studies.batch_plan import batch_sizes, kaplan_critical_tokens, plan_batch, steps_factor, tokens_factor
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "scenarios" / "zero1_llama8b_dp8.yaml"
@@ -65,3 +65,15 @@ def test_command() -> None:
     assert plan["best"] == plan["cuts"][0]
     assert plan["steps_factor"] == plan["tokens_factor"] == 2.0
     assert {"global_batch_size", "steps_factor", "tokens_factor", "time_s"} <= plan["batch_sizes"][0].keys()
+
+
+def test_critical_batch_by_loss_is_kaplans() -> None:
+    assert kaplan_critical_tokens(1.0) == 2.1e8
+    assert kaplan_critical_tokens(3.0) / kaplan_critical_tokens(3.0 * 2**0.21) == pytest.approx(2.0)
+    command = [sys.executable, "-m", "sim.run", str(FILE), "--plan-batch", "--critical-loss", "2.5", "--json", "-"]
+    plan = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    seq_len = load_scenario(FILE).for_training.seq_len
+    assert plan["critical_batch_size"] == pytest.approx(kaplan_critical_tokens(2.5) / seq_len)
+    both = subprocess.run([*command, "--critical-batch", "9"], capture_output=True, text=True)
+    assert both.returncode == 2
+    assert "one of them" in both.stderr

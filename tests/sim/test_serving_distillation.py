@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sim.errors import InputError
-from sim.inputs.model_config import count_parameters
+from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
+from sim.models.parameters import count_parameters
 from sim.simulation import simulate
 from sim.views.losses import largest_losses, parts_of_step
 
@@ -147,14 +147,14 @@ def test_the_teachers_turn_is_in_the_timeline(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["distill_logits", "distill_logits_apart", "distill_sequence"])
 def test_the_page_says_what_the_teacher_takes(name: str) -> None:
     sim = simulate(load_scenario(SCENARIOS / f"{name}.yaml"))
-    parts = {p.key: p.seconds for p in parts_of_step(sim.result, sim.timeline)}
+    parts = {p.key: p.seconds for p in parts_of_step(sim.outcome, sim.timeline)}
     t = sim.result["distillation"]
     assert parts["teacher"] == pytest.approx(sim.result["step_time_s"] - t["student_step_s"])
     assert sum(parts.values()) == pytest.approx(sim.result["step_time_s"], rel=1e-3)
     student = sim.student
-    assert parts["useful"] == pytest.approx(student["mfu"] * student["step_time_s"])
+    assert parts["useful"] == pytest.approx(student.utilization.mfu * student.step_time_s)
     assert "other" not in parts
-    assert largest_losses(sim.result, sim.timeline)[0][0].key == "teacher"
+    assert largest_losses(sim.outcome, sim.timeline)[0][0].key == "teacher"
 
 
 def test_a_prompt_leaves_room_to_write() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.serve.serving import simulate_serving
-from sim.serve.serving_result import ServingSimulation
+from sim.serve.result import ServingSimulation
+from sim.serve.simulation import simulate_serving
 from tests.sim.cases import FREE_LINKS
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 1024, "mlp": "swiglu"}

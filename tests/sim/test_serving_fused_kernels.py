@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from sim.core.program import Compute
 from sim.inputs.scenario import load_scenario, parse_scenario
-from sim.models import layer_block
-from sim.on_chip import ON_CHIP, tiled_accesses, unfused_accesses
-from sim.program import Compute
+from sim.models.layer import layer_block
 from sim.simulation import simulate
+from sim.views.on_chip import clock_hz, register_bytes, sram_bytes_per_s, tiled_accesses, unfused_accesses
 from sim.views.roofline_svg import roofline_svg
 from topology.presets import GPUS
 
@@ -53,11 +53,10 @@ def test_tiled_attention_moves_the_square_over_the_on_chip_memory() -> None:
 @pytest.mark.parametrize(("gpu", "clock"), [("v100", 1.53e9), ("a100-sxm", 1.41e9), ("h100-sxm", 1.83e9)])
 def test_memories_on_the_chip(gpu: str, clock: float) -> None:
     """Clocks as the data sheets have them; of an A100 Dao et al. (figure 1) write 19 TB/s of SRAM."""
-    chip = ON_CHIP[gpu]
-    assert chip.clock_hz(GPUS[gpu]) == pytest.approx(clock, rel=0.01)
-    assert ON_CHIP["a100-sxm"].sram_bytes_per_s(GPUS["a100-sxm"]) == pytest.approx(19e12, rel=0.03)
-    assert ON_CHIP["a100-sxm"].register_bytes == 27 * 2**20
-    assert chip.sram_bytes_per_s(GPUS[gpu]) > 5 * GPUS[gpu].memory_bandwidth_bytes_per_s
+    assert clock_hz(GPUS[gpu]) == pytest.approx(clock, rel=0.01)
+    assert sram_bytes_per_s(GPUS["a100-sxm"]) == pytest.approx(19e12, rel=0.03)
+    assert register_bytes(GPUS["a100-sxm"]) == 27 * 2**20
+    assert sram_bytes_per_s(GPUS[gpu]) > 5 * GPUS[gpu].memory_bandwidth_bytes_per_s
 
 
 @cache
@@ -70,9 +69,9 @@ def step(**training: str) -> dict[str, Any]:
 
 def test_fused_kernels_save_time_and_memory() -> None:
     """The direction of Liger's claim (arXiv 2410.10989): +20 % throughput, and most of the loss's memory."""
-    plain = step(attention="fused", cross_entropy="unfused", elementwise="eager")
-    fused = step(attention="fused", cross_entropy="fused", elementwise="compiled")
-    unfused_attention = step(attention="unfused", cross_entropy="unfused", elementwise="eager")
+    plain = step(attention="fused", cross_entropy="unfused", framework="eager")
+    fused = step(attention="fused", cross_entropy="fused", framework="compiled")
+    unfused_attention = step(attention="unfused", cross_entropy="unfused", framework="eager")
     assert 1.08 < fused["tokens_per_s"] / plain["tokens_per_s"] < 1.35
     assert fused["peak_memory_bytes"] < 0.8 * plain["peak_memory_bytes"]
     assert unfused_attention["peak_memory_bytes"] > 1.5 * plain["peak_memory_bytes"]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sim.serve.kv_cache import KvCache
 from sim.serve.requests import Request
-from sim.serve.serving import simulate_serving
-from sim.serve.serving_result import ServingSimulation
+from sim.serve.result import ServingSimulation
+from sim.serve.simulation import simulate_serving
 from tests.sim.test_serving import finished, serving
 
 

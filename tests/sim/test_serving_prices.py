@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.core.errors import InputError
+from sim.core.program import Comm, Compute
 from sim.inputs.scenario import parse_scenario
-from sim.models.inference import decode_attention, embedding_tokens, layer_tokens
-from sim.prices.kernels import kernel_file, lookup, make_table
-from sim.prices.profile import Coefficient, PointTable, Profile
+from sim.models.served import embedding_tokens
+from sim.prices.coefficients import Coefficients
+from sim.prices.kernel_tables import kernel_file, lookup, make_table
+from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import MOE_LAYER, Device, shape_bytes
-from sim.program import Comm, Compute
-from sim.published.tables import read_table
-from sim.serve.serving_costs import IterationCosts, Load, iteration_costs
+from sim.serve.costs import IterationCosts, Load, iteration_costs
+from sim.serve.simulation import simulate_serving
+from sim.validation.tables import read_table
 from topology.presets import GPUS
 
 
@@ -41,7 +44,7 @@ def test_however_many_heads_read_a_latent_it_is_read_once(profile: str, kv: str)
         changes = {"parallelism": {"tp": tp}, "inference": {"kv_cache": {"dtype": kv}}, "model": {
             "preset": "deepseek-v3", "layers": 4}}  # fmt: skip
         costs = costs_of(changes, profile, f"dgx-{profile.removesuffix('-sxm')}")
-        op, seconds = operator(costs, decode_attention(costs.dims, 128, 2048), "attention")
+        op, seconds = operator(costs, costs.attentions[0].decode(costs.dims, 128, 2048), "attention")
         assert op.flops == 2 * 128 * (128 // tp) * 2048 * (512 + 512 + 64)
         found.append(seconds / costs.device.seconds(op.kind, op.flops, op.bytes, op.dtype))
     assert found[0] == pytest.approx(found[1], rel=0.05)
@@ -57,17 +60,17 @@ def test_add_and_norm_is_one_pass_as_measured() -> None:
     for row in large:
         model = {"preset": "llama3-8b", "hidden": row.data["H"]}
         costs = costs_of({"model": model, "inference": {"precision": "fp32"}}, "h100-sxm", "dgx-h100")
-        _, seconds = operator(costs, layer_tokens(costs.dims, False, 2048), "attention_norm")
+        _, seconds = operator(costs, costs.specs[-1].serve_tokens(costs.dims, 2048), "attention_norm")
         assert seconds == pytest.approx(row.measured["seconds"], rel=0.1)
 
 
 def test_fewer_bytes_keep_the_efficiency_where_nothing_was_measured() -> None:
     """Half of the cache's bytes take half of the time, at whatever efficiency the profile has."""
-    profile = Profile("p", "", coefficients={"matmul_efficiency": Coefficient(0.5, "")})
+    profile = Profile("p", "", coefficients=Coefficients(matmul_efficiency=0.5))
     found = []
     for kv in ("bf16", "fp8"):
         costs = costs_of({"model": "llama3-8b", "inference": {"kv_cache": {"dtype": kv}}}, profile)
-        op, seconds = operator(costs, decode_attention(costs.dims, 64, 8192), "attention")
+        op, seconds = operator(costs, costs.attentions[0].decode(costs.dims, 64, 8192), "attention")
         assert seconds == pytest.approx(2 * op.bytes / 4.8e12, rel=0.01)
         found.append(seconds)
     assert found[1] == pytest.approx(found[0] / 2, rel=0.01)
@@ -77,7 +80,7 @@ def test_dispatch_in_eight_bits_sends_half() -> None:
     sent = {}
     for dtype in ("bf16", "fp8"):
         costs = costs_of({"parallelism": {"dp": 8, "ep": 8, "ep_dispatch_dtype": dtype}})
-        messages = {i.name: i.bytes for i in layer_tokens(costs.dims, True, 128) if isinstance(i, Comm)}
+        messages = {i.name: i.bytes for i in costs.specs[-1].serve_tokens(costs.dims, 128) if isinstance(i, Comm)}
         sent[dtype] = (messages["dispatch"], messages["combine"])
     assert sent["bf16"] == (128 * 8 * 7168 * 2, 128 * 8 * 7168 * 2)
     assert sent["fp8"] == (128 * 8 * 7168, 128 * 8 * 7168 * 2)
@@ -108,7 +111,7 @@ def test_experts_take_what_was_measured(gpu: str, quantization: str, dtype: str,
         layout = {"tp": expert_tp * ep, "ep": ep, "expert_tp": expert_tp}
         changes = {"model": model, "parallelism": layout, "inference": {"quantization": quantization}}
         costs = costs_of(changes, f"{gpu}-sxm", f"dgx-{gpu}")
-        op, seconds = operator(costs, layer_tokens(costs.dims, True, tokens), "experts")
+        op, seconds = operator(costs, costs.specs[-1].serve_tokens(costs.dims, tokens), "experts")
         assert op.shape == tuple(points.shapes[i].tolist())
         assert 0.97 < seconds / points.seconds[i] < 1.5
 
@@ -138,14 +141,14 @@ def test_an_evenly_chosen_part_of_the_experts_takes_its_part_of_the_time() -> No
     for ep in (1, 8):
         changes = {"model": "mixtral-8x7b", "parallelism": {"tp": ep, "ep": ep}}
         costs = costs_of(changes, "a100-sxm", "dgx-a100")
-        _, found[ep] = operator(costs, layer_tokens(costs.dims, True, 4096), "experts")
+        _, found[ep] = operator(costs, costs.specs[-1].serve_tokens(costs.dims, 4096), "experts")
     assert found[8] == pytest.approx(found[1] / 8, rel=0.1)
 
 
 def test_experts_that_nobody_chose_are_not_read() -> None:
     """32 tokens of 8 experts each choose 163 of 256, E·(1 − (1 − k/E)^T); measured were all, evenly."""
     costs = costs_of({"parallelism": {"tp": 8, "ep": 8}, "inference": {"quantization": "fp8"}})
-    op, seconds = operator(costs, layer_tokens(costs.dims, True, 32), "experts")
+    op, seconds = operator(costs, costs.specs[-1].serve_tokens(costs.dims, 32), "experts")
     known = shape_bytes(MOE_LAYER, op.shape, "fp8")
     assert op.bytes == pytest.approx(known * 163 / 256, rel=0.02)
     whole = costs.pricing.costs.compute(Compute("experts", MOE_LAYER, op.shape, "fp8", op.flops, known, op.phase))
@@ -155,11 +158,11 @@ def test_experts_that_nobody_chose_are_not_read() -> None:
 def test_without_measured_layers_experts_are_their_kernels_and_share_a_launch() -> None:
     changes = {"parallelism": {"tp": 8, "ep": 8}, "inference": {"precision": "nvfp4"}}
     costs = costs_of(changes, "b200-sxm", "dgx-b200")
-    program = layer_tokens(costs.dims, True, 2048)
+    program = costs.specs[-1].serve_tokens(costs.dims, 2048)
     assert "experts" not in {item.name for item in program}
     op, seconds = operator(costs, program, "experts_up")
     assert op.kind == "grouped_gemm"
-    assert seconds < 32 * costs.pricing.costs.profile.coefficients.get("group_launch_s", Coefficient(9e-6, "")).value
+    assert seconds < 32 * costs.pricing.costs.profile.coefficients.group_launch_s
 
 
 def test_prompts_of_unlike_lengths_are_one_kernel() -> None:
@@ -180,3 +183,56 @@ def test_replicas_wait_for_none_but_those_that_they_share_experts_with() -> None
     shared = costs_of({**mixture, "parallelism": {"dp": 8, "ep": 8}}, "h100-sxm", "dgx-h100")
     apart = costs_of(mixture, "h100-sxm", "dgx-h100")
     assert shared.pricing._pace > apart.pricing._pace == 1.0
+
+
+def unfused_bytes_and_flops(model: str, tp: int, **sizes: int) -> tuple[float, float, list[str]]:
+    """What the attention of one rank moves and computes, and its operators."""
+    costs = costs_of(
+        {"model": model, "parallelism": {"tp": tp}, "inference": {"attention": "unfused"}}, "h100-sxm", "dgx-h100"
+    )
+    attention = costs.attentions[0]
+    if "q_len" in sizes:
+        program = attention.prefill(costs.dims, sizes["batch"], sizes["q_len"], sizes["kv_len"])
+    else:
+        program = attention.decode(costs.dims, sizes["batch"], sizes["kv_len"])
+    found = [i for i in program if isinstance(i, Compute) and i.name.startswith("attention")]
+    matmuls = sum(i.flops for i in found if i.kind == "gemm")
+    return sum(i.bytes for i in found if i.kind == "softmax"), matmuls, [i.name for i in found]
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_unfused_attention_moves_all_scores_and_computes_the_masked_half(tp: int) -> None:
+    """Two matmuls of 2·b·a·q·kv·d flops, and b·a·q·kv scores of two bytes read and written (Dao 2022, algorithm 0)."""
+    scores = 3 * (32 // tp) * 512 * 2048
+    moved, flops, names = unfused_bytes_and_flops("llama3-8b", tp, batch=3, q_len=512, kv_len=2048)
+    assert (moved, flops) == (2 * 2 * scores, 2 * 2 * scores * 128)
+    assert [n.removeprefix("attention_") for n in names] == ["scores", "softmax", "context", "context_copy"]
+    moved, flops, _ = unfused_bytes_and_flops("llama3-8b", tp, batch=3, kv_len=2048)
+    assert (moved, flops) == (2 * 2 * scores / 512, 2 * 2 * scores * 128 / 512)
+
+
+def test_unfused_attention_over_a_latent() -> None:
+    """128 heads share one latent of 512 and 64 numbers, whose first 512 are the values."""
+    moved, flops, _ = unfused_bytes_and_flops("deepseek-v3", 1, batch=2, kv_len=1024)
+    scores = 2 * 128 * 1024
+    assert (moved, flops) == (2 * 2 * scores, 2 * scores * (576 + 512))
+
+
+def test_unfused_attention_delays_the_first_token_alone_and_holds_scores() -> None:
+    def served(attention: str) -> dict[str, Any]:
+        scenario = parse_scenario({
+            "model": "llama3-8b", "cluster": "dgx-h100", "inference": {
+                "batching": "static", "attention": attention,
+                "requests": {"prompt_len": 4096, "output_len": 8, "count": 4}}})  # fmt: skip
+        return simulate_serving(scenario).result
+
+    fused, unfused = served("fused"), served("unfused")
+    assert unfused["time_to_first_token_s"]["p50"] > 1.1 * fused["time_to_first_token_s"]["p50"]
+    assert unfused["time_per_output_token_s"]["p50"] == pytest.approx(fused["time_per_output_token_s"]["p50"], rel=0.02)
+    scores = 2 * 2 * 32 * 4 * 4096 * 4096
+    assert unfused["memory"][0]["buffers"] - fused["memory"][0]["buffers"] == pytest.approx(scores)
+
+
+def test_unfused_attention_needs_the_cache_in_its_own_precision() -> None:
+    with pytest.raises(InputError, match=r"kv_cache\.dtype: found 'fp8'; unfused attention multiplies"):
+        costs_of({"inference": {"attention": "unfused", "kv_cache": {"dtype": "fp8"}}})

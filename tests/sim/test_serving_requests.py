@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.workloads import RequestPattern
 from sim.serve.requests import Request, make_requests, read_trace
 

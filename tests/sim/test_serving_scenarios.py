@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import load_scenario
-from sim.serve.serving import simulate_serving
+from sim.serve.simulation import simulate_serving
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 NAMES = sorted(p.stem for p in SCENARIOS.glob("serve_*.yaml"))

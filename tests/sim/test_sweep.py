@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from sim.errors import InputError
+from sim.commands.sweep import parse_vary, print_result, run_sweep
+from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario, read_source
-from sim.layout.executors import dask_workers, local_workers, results
-from sim.layout.what_if import attempt, pack
 from sim.simulation import simulate
-from sim.sweep import parse_vary, print_result, run_sweep
+from sim.studies.executors import dask_workers, local_workers, results
+from sim.studies.sweep_worker import attempt, pack
 from sim.views.sweep_page import sweep_page
 from tests.sim.test_search_dask import cluster
 

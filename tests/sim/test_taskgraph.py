@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.actions import Action, Kind
-from sim.graph.taskgraph import Draft, ints, named_actions
-from sim.timeline import Detail, RankClass
+from sim.core.actions import Action, Kind
+from sim.core.timeline import Detail, RankClass
+from sim.graph.taskgraph import GraphBuilder, ints, named_actions
 
 
 def test_a_task_for_a_whole_step_is_named_by_its_actions_and_others_by_their_sort() -> None:
-    draft = Draft((RankClass(0, (0,), 0),))
-    row = (draft.shown.row(0, "compute", "F"),)
-    whole = draft.shown.new_sort(Detail("", source="measured"), row, named=named_actions)
-    other = draft.shown.new_sort(Detail("stage 0 to 1"), row)
+    draft = GraphBuilder((RankClass(0, (0,), 0),))
+    row = (draft.table.row(0, "compute", "F"),)
+    whole = draft.table.new_kind(Detail("", source="measured"), row, named=named_actions)
+    other = draft.table.new_kind(Detail("stage 0 to 1"), row)
     for sort in (whole, whole, other, other):
         draft.add(1.0, [], sort)
     steps = [(Action(0, Kind.F, 2),), (Action(0, Kind.F, 3), Action(5, Kind.I, 1))]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.graph.interleave import interleave
-from sim.graph.template import Priced, compile_program, together_s
-from sim.program import BLOCK_END, Comm, Compute, Phase, Wait
+from sim.core.program import BLOCK_END, Comm, Compute, Phase, Wait
+from sim.prices.price import Priced, together_s
+from sim.programs.compile import compile_program
+from sim.programs.interleave import interleave
 
 F = Phase.FORWARD
 

@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.dtypes import dtype_bytes
-from sim.graph.data_parallel import gather_units, make_data_parallel, prologue, prologue_waits, weave_backward
-from sim.graph.stages import stage_blocks
-from sim.plan import make_plan
-from sim.program import Comm, Phase
+from sim.core.dtypes import dtype_bytes
+from sim.core.program import Comm, Compute, Phase
+from sim.programs.data_parallel import (
+    gather_after_optimizer,
+    gather_units,
+    make_data_parallel,
+    prologue,
+    prologue_waits,
+    weave_backward,
+    weave_forward,
+)
+from sim.programs.stages import stage_blocks
+from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 from tests.sim.cases import case
 
@@ -185,3 +193,33 @@ def test_one_task_for_an_action_gives_the_same_times(parallelism: dict[str, Any]
     assert np.array_equal(reference.times.end_s, expanded.times.end_s)
     for key in ("exposed_comm_s", "compute_s", "bubble_ratio", "peak_memory_bytes"):
         assert folded.result[key] == pytest.approx(expanded.result[key], rel=1e-9, abs=1e-12)
+
+
+def test_reduce_and_broadcast_send_every_byte_twice_and_take_longer_than_the_all_reduce() -> None:
+    """One rank gets the sum and gives it to all: 2S over every hop of the ring, an all-reduce 2S·(n−1)/n."""
+    sent = traffic(("dp_cp",), {"dp": 8, "dp_sync": "reduce_broadcast"}, global_batch_size=8)
+    whole = traffic(("dp_cp",), {"dp": 8, "dp_sync": "after_backward"}, global_batch_size=8)
+    assert sent == {"reduce": whole["all_reduce"], "broadcast": whole["all_reduce"]}
+    by_one, by_all = (
+        simulate(case({"dp": 8, "dp_sync": s}, {"global_batch_size": 8})).result["exposed_comm_s"]
+        for s in ("reduce_broadcast", "after_backward")
+    )
+    assert by_one > 8 / 7 * by_all
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_gathers_in_fp32_send_twice_the_bytes_and_are_cast(zero: int, overlap: bool) -> None:
+    """The reductions stay as they are; a cast reads four bytes of a parameter and writes two."""
+    layout = {"dp": 8, "zero": zero, "param_gather_overlap": overlap}
+    small, large = (
+        traffic(("shard",), {**layout, "param_gather_dtype": dtype}, global_batch_size=8) for dtype in (None, "fp32")
+    )
+    assert large["all_gather"] == pytest.approx(2 * small["all_gather"])
+    assert large["reduce_scatter"] == small["reduce_scatter"]
+    plan = make_plan(case({**layout, "param_gather_dtype": "fp32"}, {"global_batch_size": 8}))
+    blocks, dp = stage_blocks(plan, plan.parts[0], 0), make_data_parallel(plan)
+    programs = [*weave_forward(blocks, dp, True), *prologue_waits(blocks, dp), gather_after_optimizer(blocks, dp)]
+    casts = [i.bytes for items in programs for i in items if isinstance(i, Compute) and i.name == "unpack"]
+    params = sum(b.params for b in blocks)
+    assert sum(casts) == pytest.approx((4 + 2) * params)

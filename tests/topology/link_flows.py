@@ -1,14 +1,13 @@
 """Transfers of a collective laid on the graph's links: an account of its own, for closed forms to meet."""
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 
-from topology.contention import transfer_seconds
-from topology.graph import build_graph, gpu, link
+from tests.topology.max_min import transfer_seconds
+from topology.graph import build_graph, gpu, link, wiring_of
 from topology.mesh import ring_cycles
 from topology.presets import CLUSTERS
-from topology.routing import Route, route
+from topology.routes import Passage, Routes
 from topology.spec import ClusterSpec
 
 Transfer = tuple[int, int, float]
@@ -26,15 +25,20 @@ class Links:
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
         self.graph = build_graph(spec)
-        self.capacity = {(a, b): link(self.graph, a, b).bandwidth_bytes_per_s for a, b in self.graph.edges}
-        self.route = cache(self._route)
+        self.capacity = {(a, b): link(self.graph, a, b).usable_bytes_per_s for a, b in self.graph.edges}
+        self.routes = Routes(wiring_of(spec), spec)
 
-    def _route(self, src: int, dst: int) -> Route:
-        return route(self.graph, self.spec, src, dst)
+    def route(self, src: int, dst: int) -> Passage:
+        return self.routes.passage(src, dst)
+
+    def alone_s(self, src: int, dst: int, size: float) -> float:
+        """What a lone message takes, protocols left out."""
+        way = self.route(src, dst)
+        return way.latency_s + size * way.seconds_per_byte(self.routes.wiring)
 
     def seconds(self, transfers: Sequence[Transfer]) -> float:
         """When the last of the transfers ends that start together, latency left out."""
-        flows = [self.route(src, dst).hops for src, dst, _ in transfers]
+        flows = [tuple(self.route(src, dst).loads) for src, dst, _ in transfers]
         return max(transfer_seconds(flows, [size for _, _, size in transfers], self.capacity))
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.contention import max_min_rates, shared_fractions, transfer_seconds
+from tests.topology.max_min import max_min_rates, transfer_seconds
+from topology.contention import shared_fractions
 
 Case = tuple[list[list[int]], dict[int, float]]
 

@@ -8,7 +8,7 @@ import networkx as nx
 import pytest
 
 from tests.topology.link_flows import cluster
-from topology.contention import transfer_seconds
+from tests.topology.max_min import transfer_seconds
 from topology.detours import joined, left_of_cut
 from topology.graph import build_graph, gpu, link
 from topology.network import Network
@@ -19,8 +19,8 @@ from topology.torus import torus_hops, torus_shape
 def ring_bytes_per_s(spec: ClusterSpec, cut: set[str]) -> float:
     """What each GPU of the first node gets when all send to the next, links of the kinds in `cut` taken out."""
     graph = build_graph(spec)
-    graph.remove_edges_from([(a, b) for a, b in list(graph.edges) if link(graph, a, b).kind in cut])
-    capacity = {(a, b): link(graph, a, b).bandwidth_bytes_per_s for a, b in graph.edges}
+    graph.remove_edges_from([(a, b) for a, b in list(graph.edges) if graph.edges[a, b]["kind"] in cut])
+    capacity = {(a, b): link(graph, a, b).usable_bytes_per_s for a, b in graph.edges}
     flows = []
     for rank in range(spec.gpus_per_node):
         way = nx.shortest_path(graph, gpu(rank), gpu((rank + 1) % spec.gpus_per_node))

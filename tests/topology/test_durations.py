@@ -8,7 +8,7 @@ import pytest
 from topology.collectives import Group, choose
 from topology.durations import duration
 from topology.network import Network
-from topology.presets import CLUSTERS
+from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec, InterNode, IntraNode
 from topology.timing import (
     HOST,
@@ -102,10 +102,11 @@ def test_what_a_choice_takes_does_not_move_the_choice() -> None:
 
 
 def test_gpus_without_measurements_borrow_from_their_nearest_relative() -> None:
-    assert timing_of("h200-sxm") is timing_of("h100-sxm") is timing_of("something new")
-    assert timing_of("b300-sxm") is timing_of("b200-sxm")
-    assert timing_of("gb300").ring == timing_of("gb200").ring
-    assert timing_of("a100-pcie") is timing_of("a100-sxm")
+    unknown = GPUS["a100-sxm"].model_copy(update={"name": "b60", "architecture": "other"})  # no B200, whatever its name
+    assert timing_of(GPUS["h200-sxm"]) is timing_of(GPUS["h100-sxm"]) is timing_of(unknown)
+    assert timing_of(GPUS["b300-sxm"]) is timing_of(GPUS["b200-sxm"])
+    assert timing_of(GPUS["gb300"]).ring == timing_of(GPUS["gb200"]).ring
+    assert timing_of(GPUS["a100-pcie"]) is timing_of(GPUS["a100-sxm"])
 
 
 def test_large_blocks_hide_the_latency_of_a_ring_with_one_gpu_a_node() -> None:

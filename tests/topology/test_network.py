@@ -14,7 +14,7 @@ from topology.collectives import (
     tree_all_reduce,
 )
 from topology.network import Network
-from topology.presets import CLUSTERS
+from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec, InterNode
 from topology.timing import timing_of
 
@@ -105,7 +105,7 @@ def test_small_all_reduces_over_many_nodes_go_by_tree_and_large_ones_by_ring() -
     small, large = (network.collective("all_reduce", range(0, 1024, 8), size) for size in (1e3, 1e11))
     assert (small.algorithm, large.algorithm) == ("tree LL", "ring Simple")
     # 128 nodes: 7 levels up and down against 254 steps round, each after the machine's start
-    ring = timing_of("a100-sxm").ring
+    ring = timing_of(GPUS["a100-sxm"]).ring
     assert small.latency_s == pytest.approx(ring.ll_start_s + 2 * 7 * 5.0e-6)
     assert large.latency_s == pytest.approx(ring.start_s + 254 * 28e-6)
 
@@ -166,7 +166,7 @@ def test_links_without_latency_cost_their_bytes_alone() -> None:
 
 def test_a_message_sends_small_sizes_fast_and_large_ones_wide() -> None:
     network = Network(CLUSTERS["dgx-h100"])
-    direct = timing_of("h100-sxm").direct
+    direct = timing_of(GPUS["h100-sxm"]).direct
     assert network.send(0, 1, 0) == pytest.approx(direct.ll_start_s)
     inside = network.cluster.intra_node.usable_bytes_per_s * direct.share
     assert network.send(0, 1, inside) == pytest.approx(1 + direct.start_s)
@@ -234,7 +234,7 @@ def test_on_a_torus_a_message_pays_for_every_hop() -> None:
     network = Network(with_fabric("dgx-h100", nodes=64, kind="torus"))
     hops = {8: 1, 16: 2, 24: 1, 32: 1, 8 * 21: 3}
     for dst, count in hops.items():
-        start_s = timing_of("h100-sxm").direct.start_s
+        start_s = timing_of(GPUS["h100-sxm"]).direct.start_s
         assert network.send(0, dst, 0) == pytest.approx(start_s + count * 14e-6)
     assert network.send(0, 16, 1e10) == pytest.approx(2 * network.send(0, 8, 1e10), rel=1e-3)
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.topology.link_flows import Links, Transfer, cluster, exchange_transfers
+from topology.collectives import Choice
 from topology.loads import ring_transfers
 from topology.network import Network
 from topology.presets import CLUSTERS
@@ -29,7 +30,7 @@ def sent_bytes(links: Links, transfers: list[Transfer]) -> Counter[str]:
     """Bytes that go out over all links of a sort on the graph."""
     out: Counter[str] = Counter()
     for src, dst, size in transfers:
-        for a, b in links.route(src, dst).hops:
+        for a, b in links.route(src, dst).loads:
             sort = {("gpu", "nvs"): "domain", ("nic", "lea"): "nic", ("lea", "spi"): "spine"}.get((a[:3], b[:3]))
             if sort is not None:
                 out[sort] += size
@@ -44,7 +45,7 @@ def loaded(load: dict[str, float], members: int) -> dict[str, float]:
 @pytest.mark.parametrize(("kind", "passes"), [("all_gather", 1.0), ("all_reduce", 2.0)])
 def test_rings_send_what_lies_on_the_graph(kind: str, passes: float, ranks: range) -> None:
     spec, n = cluster("dgx-a100", 8, kind="fat_tree", oversubscription=2.0, nodes_per_leaf=2), len(ranks)
-    load = collective_load(Network(spec), kind, ranks, 1e9, "ring Simple")
+    load = collective_load(Network(spec), kind, ranks, 1e9, Choice("ring", "Simple"))
     transfers = ring_transfers(spec, ranks, passes * 1e9 * (n - 1) / n)
     found = sent_bytes(Links(spec), transfers)
     for name in ("domain", "nic", "spine"):
@@ -55,7 +56,7 @@ def test_rings_send_what_lies_on_the_graph(kind: str, passes: float, ranks: rang
 @pytest.mark.parametrize("ranks", RANKS.values(), ids=RANKS)
 def test_exchanges_send_what_lies_on_the_graph(ranks: range) -> None:
     spec, n = cluster("dgx-h100", 8, kind="fat_tree", oversubscription=2.0, nodes_per_leaf=2), len(ranks)
-    load = collective_load(Network(spec), "all_to_all", ranks, 1e9, "pairwise Simple")
+    load = collective_load(Network(spec), "all_to_all", ranks, 1e9, Choice("pairwise", "Simple"))
     found = sent_bytes(Links(spec), exchange_transfers(ranks, 1e9))
     for name in ("domain", "nic", "spine"):
         assert loaded(dict(load.bytes), n).get(name, 0.0) == pytest.approx(found[name]), name

@@ -125,7 +125,7 @@
     }
     const told = () => {
       const whole = range.start <= 0 && range.end >= data.end_s
-      $("#view").textContent = (whole ? "the whole" : `${stepsim.seconds(range.start)} – ${stepsim.seconds(range.end)}`)
+      $("#view").textContent = (whole ? "the full step" : `${stepsim.seconds(range.start)} – ${stepsim.seconds(range.end)}`)
         + (many && near ? ", every span" : "")
     }
     for (const property of [range.properties.start, range.properties.end]) property.change.connect(moved)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from sim.core.program import Comm, Compute, Item, Phase, Saved
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.program import Comm, Compute, Item, Phase, Saved
 
 GPT = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 51200}
 LLAMA = {

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from model_programs import GPT, LLAMA, make, saved_bytes
 
 from sim.inputs.scenario import parse_scenario
-from sim.models import embedding_block, head_block, layer_block
+from sim.models.embedding import embedding_block
+from sim.models.head import head_block
+from sim.models.layer import layer_block
 
 UNFUSED = {"precision": "fp16", "attention": "unfused"}
 DROPOUT = GPT | {"dropout": 0.1}
@@ -17,7 +19,7 @@ S, B, H, A = 512, 2, 1024, 16
 
 @pytest.mark.parametrize("style", ["eager", "megatron"])
 def test_named_parts_of_equation_1(style):
-    saved = layer_block(make(DROPOUT, UNFUSED | {"elementwise": style}), 0).saved
+    saved = layer_block(make(DROPOUT, UNFUSED | {"framework": style}), 0).saved
     assert saved_bytes(saved, "attention") == 11 * S * B * H + 5 * A * S**2 * B
     assert saved_bytes(saved, "mlp") == 19 * S * B * H
     assert saved_bytes(saved, "norm") == 4 * S * B * H
@@ -67,7 +69,7 @@ def test_llama_layer(style, inner):
 
     A compiler keeps neither the norms' results nor SwiGLU's.
     """
-    saved = layer_block(make(LLAMA, {"elementwise": style}), 0).saved
+    saved = layer_block(make(LLAMA, {"framework": style}), 0).saved
     sbh, normalized = S * B * H, 0 if style == "compiled" else 2
     attention = normalized * sbh + (2 + 1) * sbh + 2 * sbh + 4 * A * S * B  # input, q, k and v, output
     assert saved_bytes(saved, "attention") == attention
@@ -81,7 +83,7 @@ def test_embedding_and_head():
     head = head_block(make(DROPOUT, UNFUSED))
     assert saved_bytes(head.saved) == 4 * S * B * H + 4 * S * B * 51200  # section 4.3
     assert head.backward_peak_bytes >= 2 * S * B * 51200 * 4
-    fused = head_block(make(DROPOUT, UNFUSED | {"cross_entropy": "fused", "elementwise": "megatron"}))
+    fused = head_block(make(DROPOUT, UNFUSED | {"cross_entropy": "fused", "framework": "megatron"}))
     assert saved_bytes(fused.saved) == 4 * S * B * H + 2 * S * B * 51200
     assert fused.backward_peak_bytes < head.backward_peak_bytes / 3
     split = head_block(make(DROPOUT, UNFUSED, tp=8, sp=True))
@@ -100,7 +102,7 @@ def test_what_the_loss_holds_of_a_logit(style, precision, bytes_a_logit):
     from sim.models.dims import dims
     from sim.models.head import cross_entropy
 
-    scenario = make(LLAMA, {"precision": precision, "elementwise": style})
+    scenario = make(LLAMA, {"precision": precision, "framework": style})
     loss = cross_entropy(scenario, dims(scenario), 32000)
     kept = saved_bytes(loss.saved)
     most = max(kept + loss.backward_bytes, kept + loss.forward_bytes)
@@ -110,7 +112,7 @@ def test_what_the_loss_holds_of_a_logit(style, precision, bytes_a_logit):
 @pytest.mark.parametrize(("style", "bytes_a_logit", "kernels"), [("eager", 60, 11), ("megatron", 52, 36)])
 def test_the_loss_s_traffic_and_launches(style, bytes_a_logit, kernels):
     """Megatron's, from its source: in place, and 28 launches on a number a token."""
-    head = head_block(make(GPT, UNFUSED | {"elementwise": style}))
+    head = head_block(make(GPT, UNFUSED | {"framework": style}))
     loss = [i for i in (*head.forward, *head.backward) if "cross_entropy" in getattr(i, "name", "")]
     assert sum(i.bytes for i in loss) / (S * B * 51200) == pytest.approx(bytes_a_logit, rel=2e-3)
     assert sum(i.kernels for i in loss) == kernels
@@ -119,12 +121,12 @@ def test_the_loss_s_traffic_and_launches(style, bytes_a_logit, kernels):
 def test_what_only_the_weight_gradient_needs():
     """After the input gradient a split backward keeps the inputs of the four matmuls: 2 + 2 + 2 + 8 sbh."""
     saved = layer_block(make(DROPOUT, UNFUSED), 0).saved
-    assert saved_bytes(s for s in saved if s.weight_grad) == 14 * S * B * H
+    assert saved_bytes(s for s in saved if s.late) == 14 * S * B * H
 
 
 def test_eight_bit_inputs_are_kept_in_eight_bits():
     wide, narrow = (layer_block(make(LLAMA, {"precision": p}), 0).saved for p in ("bf16", "fp8"))
-    inputs = saved_bytes(s for s in wide if s.weight_grad)
+    inputs = saved_bytes(s for s in wide if s.late)
     output = 2 * S * B * H  # FlashAttention's backward reads it in 16 bits
     assert saved_bytes(wide) - saved_bytes(narrow) == inputs / 2 - output
     plain = {"attention": "unfused"}
@@ -142,7 +144,7 @@ def test_a_full_rerun_stops_at_the_last_tensor_needed():
     """Torch's checkpoint, as under FSDP, leaves the last matmul out; with dropout its mask is needed."""
 
     def rerun(model, style="eager", zero=3, **parallelism):
-        training = {"recompute": "full", "elementwise": style, "global_batch_size": 4}
+        training = {"recompute": "full", "framework": style, "global_batch_size": 4}
         block = layer_block(make(model, training, dp=2, zero=zero, **parallelism), 0)
         again, whole = ([getattr(i, "name", "") for i in p] for p in (block.recompute, block.forward))
         assert again == whole[: len(again)]
@@ -155,7 +157,7 @@ def test_a_full_rerun_stops_at_the_last_tensor_needed():
 
 def test_empty_weight_gradients_of_transformer_engine():
     """One for every shape of a layer's four matrices, kept; the output layer's own while it runs."""
-    scenario = make(LLAMA, {"elementwise": "megatron", "cross_entropy": "fused"})
+    scenario = make(LLAMA, {"framework": "megatron", "cross_entropy": "fused"})
     layer, head = layer_block(scenario, 0), head_block(scenario)
     assert layer.workspace_bytes == 2 * (layer.params - 2 * H)
     assert head.backward_peak_bytes == 2 * H * 32000 + 2 * S * B * H
@@ -181,7 +183,7 @@ def test_simumax_peaks():
     18 bytes a parameter, the saved activations, and the head's backward (SimuMax 1.2, b200 release summary).
     """
     model = LLAMA | {"hidden": 16384, "heads": 128, "kv_heads": 16, "ffn": 53248, "vocab": 128256}
-    training = {"seq_len": 4096, "micro_batch_size": 1, "elementwise": "megatron", "cross_entropy": "fused"}
+    training = {"seq_len": 4096, "micro_batch_size": 1, "framework": "megatron", "cross_entropy": "fused"}
     scenario = make(model, training, tp=8, sp=True)
     layer, head, embedding = layer_block(scenario, 0), head_block(scenario), embedding_block(scenario)
     params = 4 * layer.params + head.params + embedding.params

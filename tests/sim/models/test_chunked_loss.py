@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sim.errors import InputError
+from sim.core.errors import InputError
+from sim.core.program import Compute, Program
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.chunked_loss import chunk_rows
 from sim.models.head import head_block
-from sim.program import Compute, Program
 
 TOKENS, HIDDEN, VOCAB = 4096, 4096, 128256
 

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_programs import LLAMA, comm_bytes, comms, flops, make
 
+from sim.core.program import Comm, Compute, Wait
 from sim.inputs.scenario import parse_scenario
-from sim.models import Shard, layer_block
 from sim.models.attention import Core
 from sim.models.context_parallel import gathered_blocks, ring_blocks
-from sim.program import Comm, Compute, Wait
+from sim.models.dims import Shard
+from sim.models.layer import layer_block
 from sim.simulation import simulate
 
 CORES = ("attention_forward",)
@@ -68,7 +69,7 @@ def test_ring_sends_beside_its_compute():
 
 def test_sums_of_ring_gradients_take_their_bytes():
     """3 times dK, dV at 0.85 of 3.35 TB/s: the host issues a sum before the attention that it waits for has ended."""
-    training = {"seq_len": 65536, "global_batch_size": 1, "elementwise": "megatron"}
+    training = {"seq_len": 65536, "global_batch_size": 1, "framework": "megatron"}
     layout = {"tp": 8, "cp": 8, "sp": True}
     sim = simulate(
         parse_scenario({"model": "llama3-70b", "cluster": "dgx-h100", "training": training, "parallelism": layout}),

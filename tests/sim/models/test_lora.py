@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from sim.errors import InputError
-from sim.inputs.model_config import count_parameters
+from sim.core.errors import InputError
+from sim.core.program import Comm, Compute, Program
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-from sim.models import head_block, layer_block
-from sim.program import Compute, Program
+from sim.models.head import head_block
+from sim.models.layer import layer_block
+from sim.models.parameters import count_parameters
 from sim.simulation import simulate
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -73,7 +74,7 @@ def test_what_is_kept() -> None:
 def test_what_input_gradients_need_is_kept_without_an_adapter_there(style: str) -> None:
     """Fused attention's backward reads its output; a norm's its input, the final one's too; A's gradient its input,
     which compiled code makes of what it keeps again but for the first adapter's. By hand, bytes of 16 bits."""
-    tokens, training = 128, {"elementwise": style, "attention": "fused"}
+    tokens, training = 128, {"framework": style, "attention": "fused"}
 
     def kept(layer: int, targets: list[str]) -> dict[str, float]:
         made = scenario({"rank": RANK, "targets": targets}, **training)
@@ -119,9 +120,29 @@ def test_adapters_are_faster_than_all_parameters() -> None:
     assert result("sft_lora_llama8b")["mfu"] < 0.5
 
 
+def test_tensor_parallel_ranks_share_an_adapter() -> None:
+    """A column layer's A by rank, a row layer's by its inputs; both layers' B by outputs: all parameters once."""
+    whole = scenario({"rank": RANK, "targets": ["qkv", "attention_out"]})
+    data = {"model": SMALL, "cluster": "dgx-h100", "calibration": "roofline", "parallelism": {"tp": 2, "sp": True}}
+    lora = {"rank": RANK, "targets": ["qkv", "attention_out"]}
+    split = parse_scenario({**data, "training": {"seq_len": 128, "global_batch_size": 1, "lora": lora}})
+    assert 2 * layer_block(split, 1).params == layer_block(whole, 1).params
+    sent = {i.name: i.kind for i in layer_block(split, 1).forward if isinstance(i, Comm) and "lora" in i.name}
+    assert sent == {
+        "qkv_0_lora_a_gather": "all_gather", "qkv_1_lora_a_gather": "all_gather", "qkv_2_lora_a_gather": "all_gather",
+        "attention_out_lora_a_reduce_scatter": "reduce_scatter", "attention_out_lora_a_gather": "all_gather",
+        "attention_out_lora_b_exchange": "all_to_all",
+    }  # fmt: skip
+
+
+def test_frozen_weights_are_never_quantized_again() -> None:
+    names = [i.name for i in layer_block(scenario({"rank": RANK}, precision="fp8"), 1).forward]
+    assert "qkv_cast" in names
+    assert not any("weight_cast" in name for name in names)
+
+
 @pytest.mark.parametrize(("key", "value"), [
-    ("parallelism.tp", "2"), ("training.recompute", "selective_op"), ("training.precision", "fp8"),
-    ("model", "mixtral-8x7b"), ("training.lora.targets", "[qkv, qkv]"),
+    ("training.recompute", "selective_op"), ("model", "mixtral-8x7b"), ("training.lora.targets", "[qkv, qkv]"),
 ])  # fmt: skip
 def test_what_is_not_simulated_is_refused(key: str, value: str) -> None:
     with pytest.raises(InputError, match=r"training\.lora"):

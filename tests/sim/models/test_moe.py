@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_programs import LLAMA, comm_bytes, comms, flops, make, saved_bytes
 
-from sim.inputs.model_config import MoeConfig, count_parameters
-from sim.models import Shard, layer_block
+from sim.inputs.model_config import MoeConfig
+from sim.models.dims import Shard
+from sim.models.layer import layer_block
 from sim.models.moe import expert_load
+from sim.models.parameters import count_parameters
 
 MOE = LLAMA | {"moe": {"experts": 16, "top_k": 2, "ffn": 512}}
 TOKENS = 1024
@@ -123,7 +125,7 @@ def test_megatrons_experts_by_hand(mlp, kept, in_flight):
     """
     inner, copies = 8192, TOKENS * 2
     model = LLAMA | {"mlp": mlp, "moe": {"experts": 16, "top_k": 2, "ffn": inner}}
-    block = layer_block(make(model, {"elementwise": "megatron"}, dp=4, ep=4), 0)
+    block = layer_block(make(model, {"framework": "megatron"}, dp=4, ep=4), 0)
     expected = TOKENS * 1024 * 2 + TOKENS * 16 * 4 + copies * (4 + (1024 + kept * inner) * 2)
     assert saved_bytes(block.saved, "moe") == expected
     residual = TOKENS * 1024 * 2

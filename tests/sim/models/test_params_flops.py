@@ -8,9 +8,13 @@ import pytest
 from model_programs import GPT, LLAMA, flops, make, saved_bytes
 
 import sim
-from sim.inputs.model_config import count_parameters
-from sim.models import embedding_block, head_block, layer_block, model_flops_per_token, mtp_block, tied_params
-from sim.program import Compute, Phase
+from sim.core.program import Compute, Phase
+from sim.models.embedding import embedding_block
+from sim.models.flops import model_flops_per_token
+from sim.models.head import head_block, tied_params
+from sim.models.layer import layer_block
+from sim.models.mtp import mtp_block
+from sim.models.parameters import count_parameters
 
 
 def total(scenario):

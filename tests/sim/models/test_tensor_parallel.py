@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 from model_programs import GPT, LLAMA, comm_bytes, comms, flops, make
 
-from sim.models import embedding_block, head_block, layer_block
-from sim.program import Comm, Compute, Phase, Wait
+from sim.core.program import Comm, Compute, Phase, Wait
+from sim.models.embedding import embedding_block
+from sim.models.head import head_block
+from sim.models.layer import layer_block
 
 SBH = 512 * 2 * 1024 * 2  # bytes of one [s, b, h] in 16 bits
 
@@ -103,7 +105,7 @@ def test_one_rank_talks_to_nobody():
 @pytest.mark.parametrize(("style", "gathered"), [("megatron", 1), ("compiled", 2)])
 def test_transformer_engine_gathers_what_it_has_quantized(style, gathered):
     """Gathers in 8 bits, a rank's own part quantized before; sums stay in 16 bits."""
-    block = layer_block(make(LLAMA, {"precision": "fp8", "elementwise": style}, tp=4, sp=True), 0)
+    block = layer_block(make(LLAMA, {"precision": "fp8", "framework": style}, tp=4, sp=True), 0)
     for program, gathers in ((block.forward, 2), (block.backward, 4)):
         assert comm_bytes(program, "tp", "all_gather") == gathers * SBH * gathered / 2
         assert comm_bytes(program, "tp", "reduce_scatter") == 2 * SBH

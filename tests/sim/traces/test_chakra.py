@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from sim.traces.chakra import (
@@ -36,8 +36,8 @@ from sim.traces.chakra import (
 )
 from sim.traces.chakra_in import load, read_groups
 from sim.traces.chakra_out import write_chakra
+from sim.traces.changes import Change, network_of
 from sim.traces.replay import replay
-from sim.traces.whatif import Change, network_of
 
 U64 = st.integers(0, 2**64 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)

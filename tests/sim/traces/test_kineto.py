@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.errors import InputError
+from sim.core.errors import InputError
+from sim.traces.changes import Change, bus_factor_ratio, dp_change, gpu_pair, kernel_scales, network_of
 from sim.traces.host import segments
 from sim.traces.kineto import Event, read_kineto
 from sim.traces.matching import join
 from sim.traces.recording import Recording
 from sim.traces.replay import replay
-from sim.traces.whatif import Change, bus_factor_ratio, dp_change, gpu_pair, kernel_scales, network_of
 from tests.sim.traces import programs as p
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from sim.core.timeline import Timeline
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
-from sim.timeline import Timeline
 from sim.traces.replay import replay, timeline
 from sim.views.trace import trace_events
 from tests.sim.traces import programs as p

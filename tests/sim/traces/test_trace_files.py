@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.errors import InputError
+from sim.core.errors import InputError
 from sim.traces import files
 
 

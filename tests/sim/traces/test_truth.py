@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.traces.changes import Change, kernel_scales
 from sim.traces.kineto import RankTrace, read_kineto
 from sim.traces.matching import join
 from sim.traces.recording import Recording
 from sim.traces.replay import rank_times, replay, timeline
-from sim.traces.whatif import Change, kernel_scales
 from tests.sim.traces import programs as p
 
 NS = st.integers(1_000, 300_000)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from sim.commands.replay import load
 from sim.inputs.scenario import load_scenario
-from sim.replay import load
 from sim.simulation import simulate
 from sim.traces.chakra_out import write_chakra
+from sim.traces.changes import MATMUL, Change, doubts, dp_change, gpu_pair
 from sim.traces.kineto import read_kineto
 from sim.traces.matching import join
 from sim.traces.recording import Message, Node, Recording
 from sim.traces.replay import replay
-from sim.traces.whatif import MATMUL, Change, doubts, dp_change, gpu_pair
 from tests.sim.traces import programs as p
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -24,8 +24,9 @@ SCENARIOS = Path(__file__).parents[3] / "scenarios"
 @pytest.mark.parametrize(
     ("device", "preset"),
     [
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H100 PCIe", ""), ("NVIDIA H100 NVL", ""),
-        ("NVIDIA H200", "h200-sxm"), ("NVIDIA GH200 480GB", ""), ("NVIDIA B200", "b200-sxm"), ("NVIDIA GB200", "gb200"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200-sxm"), ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA B200", "b200-sxm"), ("NVIDIA GB200", "gb200"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm"), ("NVIDIA A100-SXM4-40GB", "a100-sxm-40g"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie"), ("NVIDIA A100-PCIE-40GB", ""), ("Tesla V100-SXM2-16GB", "v100"),
     ],

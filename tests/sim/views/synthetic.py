@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sim.memory import MemoryCurve
-from sim.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.results.memory import AtMost, MemoryCurve
+from sim.results.metrics import text_of
+from sim.results.records import Engine, MemoryRow, Provenance
+from sim.results.result import Contention, MeanRank, MiddleLayer, RankRow, StepResult, Utilization
 
 GIB = 2.0**30
 
@@ -147,73 +152,56 @@ def memory_curves(timeline: Timeline) -> list[MemoryCurve]:
     return curves
 
 
-def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_pp8", **changes: Any) -> dict[str, Any]:
-    """A `sim-result/1` whose times are those of `timeline`."""
+def scenario_of(name: str) -> Scenario:
+    """Llama 3 8B over 512 GPUs."""
+    layout = {"tp": 8, "pp": 8, "dp": 8, "schedule": "1f1b"}
+    training = {"seq_len": 4096, "global_batch_size": 128, "micro_batch_size": 1, "recompute": "full"}
+    data = {"model": "llama3-8b", "training": training, "parallelism": layout, "cluster": "dgx-a100"}
+    return parse_scenario(data).model_copy(update={"name": name})
+
+
+def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_pp8", **changes: Any) -> StepResult:
+    """A result whose times are those of `timeline`."""
     step = timeline.step_time_s
     ranks = []
     for c, cls in enumerate(timeline.classes):
         mine = (timeline.class_index == c) & (timeline.stream == timeline.streams.index("compute"))
         busy = float((timeline.end_s - timeline.start_s)[mine].sum())
-        ranks.append(
-            {
-                "ranks": list(cls.ranks),
-                "busy_s": busy,
-                "exposed_comm_s": 0.012,
-                "bubble_s": step - busy - 0.012,
-            }
-        )
-    busy_s = sum(r["busy_s"] for r in ranks) / len(ranks)
-    bubble_s = sum(r["bubble_s"] for r in ranks) / len(ranks)
-    memory = []
+        of, many = text_of(cls.ranks), len(cls.ranks)
+        ranks.append(RankRow(of, cls.rank, many, c, busy, busy, 0.012, step - busy - 0.012, 0.0))
+    busy_s = sum(r.busy_s for r in ranks) / max(1, len(ranks))
+    bubble_s = sum(r.bubble_s for r in ranks) / max(1, len(ranks))
+    rows = []
     for curve, cls in zip(curves, timeline.classes, strict=False):
-        top = {
-            k: float(max(getattr(curve, k))) for k in ("parameters", "gradients", "optimizer", "activations", "buffers")
-        }
-        memory.append({"ranks": list(cls.ranks), **top, "peak": sum(top.values())})
-    worst = max((m["peak"] for m in memory), default=0.0)
-    return {
-        "format": "sim-result/1",
-        "scenario": {
-            "version": 1,
-            "name": name,
-            "model": {"layers": 32, "hidden": 4096, "heads": 32},
-            "training": {
-                "seq_len": 4096,
-                "global_batch_size": 128,
-                "micro_batch_size": 1,
-                "precision": "bf16",
-                "recompute": {"mode": "full"},
-            },
-            "parallelism": {"tp": 8, "pp": 8, "dp": 8, "schedule": "1f1b", "zero": 0},
-            "cluster": {"gpu": {"name": "a100-sxm", "memory_bytes": 80 * GIB}, "gpus_per_node": 8},
-        },
-        "step_time_s": step,
-        "step_time_interval_s": [step * 0.95, step * 1.06],
-        "tokens_per_s": 9e5,
-        "tokens_per_s_per_gpu": 14062.5,
-        "model_flops_per_s_per_gpu": 1.4e14,
-        "mfu": 0.45,
-        "mfu_full_attention": 0.48,
-        "hfu": 0.55,
-        "bubble_fraction": bubble_s / step,
-        "bubble_ratio": bubble_s / busy_s,
-        "exposed_comm_s": 0.012,
-        "compute_s": busy_s,
-        "layer_forward_s": 0.0025,
-        "layer_backward_s": 0.005,
-        "peak_memory_bytes": worst,
-        "peak_reserved_bytes": worst * 1.04,
-        "memory": memory,
-        "fits_in_memory": True,
-        "critical_path": {"F": step * 0.3, "B": step * 0.6, "SEND_F": step * 0.05, "OPTIMIZER": step * 0.05},
-        "ranks": ranks,
-        "provenance": {
-            "profile": "a100-sxm",
-            "date": "2025-01-01",
-            "hardware": "A100 SXM 80 GB",
-            "shares": {"measured": 0.7, "interpolated": 0.2, "roofline": 0.1},
-        },
-        "warnings": ["vocabulary padded from 50257 to 51200, a multiple of 128·tp"],
-        "engine": {"tasks": len(timeline), "events": 2 * len(timeline), "wall_s": 0.05, "path": "static"},
-        **changes,
-    }
+        top = {k: float(max(getattr(curve, k))) for k in AtMost._fields[:-1]}
+        rows.append(
+            MemoryRow(
+                ranks=text_of(cls.ranks), rank=cls.rank, count=len(cls.ranks), **top, peak=sum(top.values())
+            )
+        )  # fmt: skip
+    worst = max((row.peak for row in rows), default=0.0)
+    shares = {"measured": 0.7, "interpolated": 0.2, "roofline": 0.1}
+    result = StepResult(
+        scenario=scenario_of(name),
+        step_time_s=step,
+        step_time_interval_s=(step * 0.95, step * 1.06),
+        tokens_per_s=9e5,
+        tokens_per_s_per_gpu=14062.5,
+        utilization=Utilization(1.4e14, 0.45, 0.48, 0.55),
+        mean_rank=MeanRank(bubble_s / step if step else 0.0, bubble_s / busy_s if busy_s else 0.0, 0.012, busy_s),
+        middle_layer=MiddleLayer(0.0025, 0.005),
+        peak_memory_bytes=worst,
+        peak_reserved_bytes=worst * 1.04,
+        memory=tuple(rows),
+        fits_in_memory=True,
+        critical_path={"F": step * 0.3, "B": step * 0.6, "SEND_F": step * 0.05, "OPTIMIZER": step * 0.05},
+        ranks=tuple(ranks),
+        blame=(),
+        waiting=(),
+        contention=Contention(0.0, (), ()),
+        communication=(),
+        provenance=Provenance("a100-sxm", "test", "2025-01-01", {"device": "A100 SXM 80 GB"}, shares),
+        warnings=("vocabulary padded from 50257 to 51200, a multiple of 128·tp",),
+        engine=Engine(tasks=len(timeline), events=2 * len(timeline), wall_s=0.05, path="static"),
+    )
+    return replace(result, **changes)

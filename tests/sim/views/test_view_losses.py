@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import synthetic
 
+from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.inputs.scenario import load_scenario
+from sim.results.result import StepResult
 from sim.simulation import simulate
-from sim.timeline import Detail, RankClass, Span, from_spans
 from sim.views.losses import exposed_by_stream, largest_losses, parts_of_step
 
 
-def example(**changes: Any) -> tuple[dict[str, Any], Any]:
+def example(**changes: Any) -> tuple[StepResult, Any]:
     timeline = synthetic.one_f_one_b()
     return synthetic.result_of(timeline, synthetic.memory_curves(timeline), **changes), timeline
 
@@ -21,10 +23,10 @@ def example(**changes: Any) -> tuple[dict[str, Any], Any]:
 def test_parts_add_up_to_the_step() -> None:
     result, timeline = example()
     parts = {p.key: p.seconds for p in parts_of_step(result, timeline)}
-    assert sum(parts.values()) == pytest.approx(result["step_time_s"])
-    assert parts["useful"] == pytest.approx(0.45 * result["step_time_s"])
+    assert sum(parts.values()) == pytest.approx(result.step_time_s)
+    assert parts["useful"] == pytest.approx(0.45 * result.step_time_s)
     assert parts["optimizer"] == pytest.approx(0.006)
-    passes = result["compute_s"] - 0.006
+    passes = result.mean_rank.compute_s - 0.006
     assert parts["recompute"] == pytest.approx((1 - 0.45 / 0.55) * passes)
 
 
@@ -38,7 +40,8 @@ def test_losses_are_the_largest_first_and_never_the_useful_part() -> None:
 
 def test_an_uneven_stage_is_named() -> None:
     result, timeline = example()
-    result["ranks"][7]["busy_s"] *= 1.7
+    slow = replace(result.ranks[7], compute_s=1.7 * result.ranks[7].compute_s)
+    result = replace(result, ranks=(*result.ranks[:7], slow))
     advice = {p.key: text for p, text in largest_losses(result, timeline)}["bubble"]
     assert "ranks 56–63 compute 3" in advice
     assert "layers_per_stage" in advice
@@ -63,9 +66,9 @@ def test_exposed_communication_is_what_no_computation_covers() -> None:
     assert exposed_by_stream(from_spans(spans, [RankClass(0, (0,), 0)])) == pytest.approx({"dp": 3.0, "tp": 1.0})
 
 
-def test_a_serving_result_has_no_parts() -> None:
-    _, timeline = example()
-    assert parts_of_step({"format": "sim-result/1"}, timeline) == ()
+def test_a_step_without_a_length_has_no_parts() -> None:
+    result, timeline = example(step_time_s=0.0)
+    assert parts_of_step(result, timeline) == ()
 
 
 def test_without_stages_it_is_slower_ranks_that_others_wait_for() -> None:
@@ -80,7 +83,8 @@ def test_overlapped_experts_are_proposed_only_where_they_are_allowed(layout: dic
     options = [f"parallelism.{key}={value}" for key, value in ({"dp": 8, "ep": 8} | layout).items()]
     moe = load_scenario("scenarios/moe_mixtral.yaml", ["training.seq_len=512", "parallelism={}", *options])
     spans = [Span(0, "ep", "ALL_TO_ALL", -1, -1, 0.0, 1.0, Detail("x"))]
-    result = {**simulate(moe).result, "exposed_comm_s": 1.0}
+    result = simulate(moe).outcome
+    result = replace(result, mean_rank=replace(result.mean_rank, exposed_comm_s=1.0))
     found = largest_losses(result, from_spans(spans, [RankClass(0, (0,), 0)]))
     advice = {part.key: text for part, text in found}["communication"]
     assert "`ep_dispatch_dtype: fp8`" in advice

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import synthetic
 
-from sim.memory import MemoryCurve
-from sim.timeline import Detail, RankClass, Span, from_spans
+from sim.core.timeline import Detail, RankClass, Span, from_spans
+from sim.results.memory import MemoryCurve
 from sim.views.compare_page import compare_page, paired_tracks
 from sim.views.curves import curve_columns
 from sim.views.figures import timeline_figure
@@ -32,7 +32,7 @@ def test_the_page_names_no_outside_address() -> None:
 def test_a_name_cannot_break_out_of_the_page() -> None:
     evil = '</script><img src="http://x" onerror=alert(1)>'
     timeline = synthetic.one_f_one_b(p=2, m=2, name=evil)
-    result = synthetic.result_of(timeline, [], name=evil, warnings=[evil])
+    result = synthetic.result_of(timeline, [], name=evil, warnings=(evil,))
     assert evil not in timeline_page(result, timeline, [])
 
 
@@ -64,8 +64,8 @@ def test_bars_too_narrow_for_an_edge_keep_their_colour() -> None:
 
 
 def test_a_timeline_of_nothing_still_makes_a_page() -> None:
-    html = timeline_page({"format": "sim-result/1", "scenario": {}}, from_spans([], []), [])
-    assert "simulated step" in html
+    empty = from_spans([], [])
+    assert "simulated step" in timeline_page(synthetic.result_of(empty, []), empty, [])
 
 
 def comparison() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import synthetic
 
-from sim.timeline import Detail, RankClass, Span, from_spans
+from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.views.rows import TALLEST, lanes_of, lay_out, tracks_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import synthetic
 
-from sim.timeline import Detail, RankClass, Span, from_spans
+from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.views.trace import trace_events
 
 

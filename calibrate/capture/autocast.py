@@ -1,0 +1,237 @@
+"""CUDA's automatic mixed precision on tensors that are on no GPU.
+
+`torch.autocast("cpu")` casts other operators than CUDA's, so CUDA's lists are applied here (torch's
+aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE,
+AT_FORALL_PROMOTE). Attention and dropout take the kernels that a GPU has, which the CPU's dispatch would not choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOWER = _names(
+    "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution "
+    "prelu addmm addmv addr matmul __matmul__ __rmatmul__ einsum mm mv linalg_vecdot linear addbmm "
+    "baddbmm bmm chain_matmul linalg_multi_dot scaled_dot_product_attention multi_dot"
+)
+FP32 = _names(
+    "__pow__ __rpow__ __rdiv__ __rtruediv__ acos asin cosh erfinv exp expm1 log log10 log2 log1p "
+    "reciprocal rsqrt sinh tan pow softplus layer_norm native_layer_norm group_norm frobenius_norm "
+    "nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
+    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
+    "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
+    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp cross_entropy"
+)
+OPTIONAL_FP32 = _names("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm norm sum")
+WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot cat stack")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = (torch.bfloat16, torch.float16)
+FLASH_HEAD_DIM = 256  # the largest that FlashAttention-2 takes
+
+
+class CudaOperators(TorchFunctionMode):
+    """Autocast as CUDA has it, with its cache of cast weights; and the operators that exist on a GPU alone.
+
+    `dtype` None: autocast is off. `on_gpu` False: nothing is changed, operators are those of the CPU.
+    """
+
+    def __init__(self, dtype: torch.dtype | None, on_gpu: bool = True) -> None:
+        super().__init__()
+        self.on_gpu = on_gpu
+        self.states: list[torch.dtype | None] = [dtype]
+        self.active = False
+        self.cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What is cast to here; None where autocast is off."""
+        return self.states[-1] if self.active else None
+
+    def forget(self) -> None:
+        """Free the cast weights, as leaving the outermost autocast does."""
+        self.cache.clear()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if not self.on_gpu:
+            return func(*args, **kwargs)
+        if self.dtype is not None:
+            func, args, kwargs = self._cast(name, func, args, kwargs)
+        if name == "scaled_dot_product_attention":
+            return attention(*args, **kwargs)
+        if name == "dropout" and func is F.dropout:
+            return dropout(*args, **kwargs)
+        if name in ("grouped_mm", "_grouped_mm"):
+            return grouped(func, *args, **kwargs)
+        if name in ("softmax", "log_softmax"):
+            return softmax(name, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _cast(
+        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        if name in LOWER:
+            wanted = self.dtype
+        elif name in FP32:
+            wanted = torch.float32
+        elif name in OPTIONAL_FP32:
+            first = args[0] if args else None
+            if kwargs.get("dtype") is None and isinstance(first, torch.Tensor) and first.dtype in HALF:
+                kwargs = {**kwargs, "dtype": torch.float32}
+            return func, args, kwargs
+        elif name in WIDEST:
+            dtypes = _float_dtypes((args, kwargs))
+            wanted = torch.float32 if torch.float32 in dtypes and len(dtypes) > 1 else None
+        else:
+            wanted = None
+        if wanted is None:
+            return func, args, kwargs
+
+        def one(x: torch.Tensor) -> torch.Tensor:
+            return self._to(x, wanted)
+
+        args, kwargs = tree_map_only(torch.Tensor, one, (args, kwargs))
+        return func, args, kwargs
+
+    def _to(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if x.dtype == dtype or x.dtype not in (torch.float32, *HALF):
+            return x
+        if dtype not in HALF or x.dtype != torch.float32 or not x.is_leaf or not x.requires_grad or x._is_view():
+            return x.to(dtype)
+        kept = self.cache.get(id(x))
+        if kept is None:
+            kept = self.cache[id(x)] = (x, x.to(dtype))
+        return kept[1]
+
+
+def _float_dtypes(tree: Any) -> set[torch.dtype]:
+    found: set[torch.dtype] = set()
+    tree_map_only(torch.Tensor, lambda x: found.add(x.dtype) if x.is_floating_point() else None, tree)
+    return found
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Fused attention as torch picks it on a GPU: flash in 16 bits without a mask, else memory-efficient.
+
+    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash takes no mask, 16 bits, heads of at most 256; a mask,
+    or fp32, leaves the memory-efficient kernel, which has no grouped queries.)
+    """
+    aten = torch.ops.aten
+    if attn_mask is None and query.dtype in HALF and query.size(-1) <= FLASH_HEAD_DIM:
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+        return cast(torch.Tensor, out[0])
+    if enable_gqa and key.size(-3) != query.size(-3):
+        repeats = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    bias = attn_mask
+    if bias is not None:
+        if bias.dtype == torch.bool:
+            bias = torch.where(bias, 0.0, float("-inf")).to(query.dtype)
+        bias = bias.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+    wants_grad = any(x.requires_grad for x in (query, key, value))
+    out = aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, wants_grad, dropout_p, is_causal, scale=scale
+    )
+    return cast(torch.Tensor, out[0])
+
+
+@torch.library.custom_op("calibrate::grouped_mm", mutates_args=())
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """A matmul for each group of rows; torch's own says nothing of its result's shape but in bf16."""
+    raise NotImplementedError("captured, never run")
+
+
+@_grouped_mm.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    if b.dim() == 2:  # both cut along the rows: weight gradients, a matrix for each group
+        return a.new_empty(ends.size(0), a.size(0), b.size(1))
+    return a.new_empty(a.size(0), b.size(-1))
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    a, b, ends = ctx.saved_tensors
+    return _grouped_mm(grad, b.transpose(-1, -2), ends), _grouped_mm(a.t(), grad, ends), None
+
+
+_grouped_mm.register_autograd(_gradients, setup_context=_keep)
+
+
+def grouped(func: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor, **more: Any) -> Any:
+    """Grouped matmul; in fp32 and fp16 torch runs it group by group, which its fake kernel does not know."""
+    if a.dtype == torch.bfloat16:
+        return func(a, b, offs=offs, **more)
+    return _grouped_mm(a, b, offs)
+
+
+def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Dropout in one kernel with a one-byte mask, which CUDA has and the CPU has not."""
+    if not training or p == 0.0:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+def softmax(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Softmax that reads 16 bits and writes fp32 in one kernel, which only CUDA has."""
+    x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if kwargs.get("dtype") is torch.float32 and x.dtype in HALF and isinstance(dim, int):
+        fused = torch._softmax if name == "softmax" else torch._log_softmax
+        return fused(x, dim, True)
+    return func(*args, **kwargs)
+
+
+@contextmanager
+def user_autocast(mode: CudaOperators) -> Iterator[None]:
+    """Let the captured code's own `torch.autocast` switch this one, and see whether it is on."""
+
+    def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        self.wanted = (dtype or torch.bfloat16) if enabled else None
+
+    def enter(self: Any) -> Any:
+        mode.states.append(self.wanted)
+        return self
+
+    def leave(self: Any, *_: object) -> None:
+        mode.states.pop()
+
+    def enabled(*_: object) -> bool:
+        return mode.dtype is not None
+
+    def dtype(*_: object) -> torch.dtype:
+        return mode.dtype or torch.bfloat16
+
+    with (
+        patch.multiple(torch.amp.autocast_mode.autocast, __init__=begin, __enter__=enter, __exit__=leave),
+        patch.object(torch, "is_autocast_enabled", enabled),
+        patch.object(torch, "get_autocast_dtype", dtype),
+    ):
+        yield

@@ -1,0 +1,95 @@
+"""What torch's collective operators move: kind, group, bytes as nccl-tests counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+from torch.utils._pytree import tree_leaves
+
+from sim.inputs.script_program import Collective
+
+NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+# torch's name without the trailing underscore -> kind; and which tensors its bytes are
+KINDS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_reduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_any_source": "recv",
+}
+SHARE = ("all_gather", "gather")  # bytes are the input's, times the ranks
+INPUT = ("input", "input_tensors", "inputs", "input_tensor", "tensor", "tensors", "input_list")
+
+
+def collective_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Collective:
+    """The collective that an operator starts.
+
+    Raises:
+        NotImplementedError: for an operator whose bytes are not known.
+    """
+    name = func._schema.name.split("::")[1].rstrip("_")
+    values = {
+        a.name: kwargs.get(a.name, args[i] if i < len(args) else None) for i, a in enumerate(func._schema.arguments)
+    }
+    if name not in KINDS:
+        raise NotImplementedError(f"the collective {func} cannot be captured")
+    kind = KINDS[name]
+    group = _group(values)
+    ranks = tuple(dist.get_process_group_ranks(group))
+    given = next((values[key] for key in INPUT if values.get(key) is not None), ())
+    size = sum(x.numel() * x.element_size() for x in tree_leaves(given) if isinstance(x, torch.Tensor))
+    if kind == "barrier":
+        size = 0
+    if kind in SHARE:
+        size *= len(ranks)
+    if kind in ("send", "recv"):
+        me, peer = dist.get_rank(), ranks[values["dst" if kind == "send" else "src"]]
+        ranks = (me, peer) if kind == "send" else (peer, me)
+    return Collective(kind, str(group.group_name), ranks, size)
+
+
+def _group(values: Mapping[str, Any]) -> Any:
+    """The process group among an operator's arguments: itself, or its name."""
+    for key in ("process_group", "group_name", "group"):
+        value = values.get(key)
+        if isinstance(value, str):
+            by_name: Any = torch._C._distributed_c10d._resolve_process_group
+            return by_name(value)
+        if value is not None:
+            return value if isinstance(value, ProcessGroup) else ProcessGroup.unbox(value)
+    raise NotImplementedError("a collective without a process group cannot be captured")
+
+
+def is_asynchronous(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator of `c10d` returns before it is waited for."""
+    for i, a in enumerate(func._schema.arguments):
+        if a.name in ("async_op", "asyncOp"):
+            return bool(kwargs.get(a.name, args[i] if i < len(args) else True))
+    return True  # messages: their work is waited for by whoever sent them

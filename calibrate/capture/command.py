@@ -1,0 +1,144 @@
+"""`python -m calibrate.capture WHAT --out PROGRAM.json.gz`: write down the program of somebody's training step.
+
+`--script 'train.py ARGS' --world-size N --out PREFIX` writes down that of ranks of a distributed script.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import FILE
+from sim.core.errors import InputError
+
+if TYPE_CHECKING:
+    from calibrate.capture.step import Step
+
+
+@click.command("capture", cls=Command)
+@click.argument("what", required=False, metavar="WHAT")
+@click.option("--out", type=FILE, required=True, metavar="FILE", help="program to write; with --table a folder")
+@click.option("--table", type=FILE, metavar="TABLE.json", help="capture each row that has `program`")
+@click.option("--script", metavar="'train.py ARGS'", help="capture ranks of a distributed script")
+@click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="ranks of --script")
+@click.option("--ranks", metavar="R,…", default="0", help="ranks to capture, each by itself [0]")
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, metavar="N", help="ranks of --script on a node [8]")
+@click.option("--seq-len", type=click.IntRange(1), default=1024, metavar="N", help="tokens of a sequence [1024]")
+@click.option("--micro-batch-size", type=click.IntRange(1), default=1, metavar="N", help="sequences [1]")
+@click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="dtype of parameters [fp32]")
+@click.option("--autocast", type=click.Choice(["bf16", "fp16"]), help="run under torch.autocast of CUDA")
+@click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", help="implementation [sdpa]")
+@click.option("--gradient-checkpointing", is_flag=True, help="recompute each layer in its backward")
+@click.option("--compile", "compiled", is_flag=True, help="as torch.compile runs it: min-cut partition, fused chains")
+@click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels torch takes [cuda]")
+@click.option("--lora", type=click.IntRange(1), metavar="RANK", help="train adapters of this rank alone (peft)")
+def main(
+    what: str | None,
+    out: Path,
+    table: Path | None,
+    script: str | None,
+    world_size: int | None,
+    ranks: str,
+    gpus_per_node: int,
+    seq_len: int,
+    micro_batch_size: int,
+    weights: str,
+    autocast: str | None,
+    attention: str,
+    gradient_checkpointing: bool,
+    compiled: bool,
+    optimizer: str,
+    device: str,
+    lora: int | None,
+) -> int:
+    """Write down the training step of WHAT: a Hugging Face config.json, its folder, or package.module:function.
+
+    With --script, of ranks of a distributed training script, which runs as it is.
+    """
+    _needs_torch()
+    from calibrate.capture.what import Options, maker
+
+    if sum(x is not None for x in (what, table, script)) != 1:
+        raise InputError("WHAT: give a config.json, a folder or package.module:function, or --table, or --script")
+    if script is not None:
+        from calibrate.capture.script import capture_ranks
+
+        capture_ranks(script, world_size, ranks, gpus_per_node, out)
+        return 0
+    if table is not None:
+        return _capture_table(table, out)
+    assert what is not None
+    if compiled and gradient_checkpointing:
+        raise InputError("--compile: is not captured with --gradient-checkpointing; leave one of them out")
+    options = Options(
+        seq_len, micro_batch_size, weights, autocast or "", attention, gradient_checkpointing, optimizer, lora
+    )
+    made = maker(what, options)
+    _capture((lambda: replace(made(), compiled=True)) if compiled else made, what, out, device)
+    return 0
+
+
+def _needs_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise InputError("capturing needs torch: pip install torch") from None
+
+
+def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda") -> None:
+    from calibrate.capture.failure import failure
+    from calibrate.capture.program_out import write_program
+    from calibrate.capture.run_step import record
+
+    if not out.parent.is_dir():
+        raise InputError(f"--out: {out.parent} is no folder")
+    begin_s = time.perf_counter()
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # its message is ours to print
+    try:
+        step, recorder = record(make, device)
+    except InputError:
+        raise
+    except Exception as error:
+        raise failure(error, what) from None
+    write_program(out, step, recorder)
+    launches = sum(r.launches for r in recorder.rows)
+    print(
+        f"{out}: {len(recorder.rows)} operators, {launches} launches, {len(recorder.lives)} storages, "
+        f"{time.perf_counter() - begin_s:.1f} s"
+    )
+
+
+def _capture_table(table: Path, out: Path) -> int:
+    """Capture each row; a row that cannot be is named, and the exit code is 1."""
+    from calibrate.capture.what import huggingface_maker, options_of_row
+
+    out.mkdir(parents=True, exist_ok=True)
+    missing = 0
+    for row in _rows(table):
+        where = f"{table}: {row['id']}"
+        try:
+            config, options = options_of_row(row, where)
+            _capture(huggingface_maker(config, options), where, out / f"{row['id']}.json.gz")
+        except InputError as error:
+            missing += 1
+            print(f"error: {error}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table that say which program ran, each with the table's scenario below its own."""
+    from sim.validation.tables import read_table
+
+    found = [{**row.data, "scenario": dict(row.scenario)} for row in read_table(path).rows if "program" in row.data]
+    if not found:
+        raise InputError(f"{path}: rows: none has `program`")
+    return found

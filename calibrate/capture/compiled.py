@@ -1,0 +1,121 @@
+"""A step as `torch.compile` would run it: the joint graph of AOTAutograd, cut by its min-cut partition, fused.
+
+What is saved for the backward is what torch's own partitioner decides on the captured graph; which operators become one
+kernel is this project's rule (`fusion.py`). The model and its loss are one graph; the optimizer stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from calibrate.capture.fusion import Kernel, is_view, kernels_of
+from calibrate.capture.recorder import Recorder, Row, describe
+from calibrate.capture.step import Step
+
+
+class CompiledLoss:
+    """The step's loss as compiled: called for the forward; its backward is compiled too. The first call traces it."""
+
+    def __init__(self, step: Step, recorder: Recorder) -> None:
+        self.step, self.recorder = step, recorder
+        self.parameters = dict(step.model.named_parameters())
+        self.run = aot_function(
+            self._loss_of,
+            fw_compiler=self._compiler,
+            bw_compiler=self._compiler,
+            partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+            decompositions=select_decomp_table(),
+        )
+
+    def __call__(self) -> torch.Tensor:
+        """The loss of one micro-batch."""
+        with patch("torch._dynamo.utils.assert_no_fake_params_or_buffers", lambda *_: None):  # inputs and buffers are
+            loss: torch.Tensor = self.run(*self.parameters.values())
+        return loss
+
+    def _loss_of(self, *parameters: torch.Tensor) -> torch.Tensor:
+        """The step's loss as a function of the parameters."""
+        model = self.step.model
+        given = dict(zip(self.parameters, parameters, strict=True))
+        with torch.nn.utils.stateless._reparametrize_module(model, given):
+            return self.step.loss()
+
+    def _compiler(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        kernels = kernels_of(gm.graph)
+
+        def run(args: list[Any]) -> Any:
+            return self._execute(gm, kernels, args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # torch frees the inputs that the list alone holds
+        return run
+
+    def _execute(self, graph: GraphModule, kernels: list[Kernel], args: list[Any]) -> Any:
+        """Run the graph, and let go of each value after the last kernel that reads it."""
+        values: dict[Node, Any] = {}
+        inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        values.update(zip(inputs, args, strict=True))
+        args.clear()
+        values.update({n: getattr(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"})
+        result = next(n for n in graph.graph.nodes if n.op == "output")
+        kept = set(result.all_input_nodes)
+        last = {x: i for i, kernel in enumerate(kernels) for n in kernel.nodes for x in (n, *n.all_input_nodes)}
+        freed: dict[int, list[Node]] = {}
+        for node, i in last.items():
+            freed.setdefault(i, []).append(node)
+        for i, kernel in enumerate(kernels):
+            self._kernel(kernel, values, kept)
+            for node in freed.get(i, ()):
+                if node not in kept:
+                    del values[node]
+        return tree_map_only(Node, values.__getitem__, result.args[0])
+
+    def _kernel(self, kernel: Kernel, values: dict[Node, Any], kept: set[Node]) -> None:
+        """Run a kernel's nodes; several, or a view, are no operators of their own."""
+        alone = len(kernel.nodes) == 1 and not kernel.space
+        recorder, phase = self.recorder, self.recorder.phase
+        if not alone or is_view(kernel.nodes[0]):
+            recorder.phase = ""
+        members = set(kernel.nodes)
+        read = [x for x in {x: None for n in kernel.nodes for x in n.all_input_nodes} if x not in members]
+        tensors = [values[x] for x in read]
+        try:
+            for node in kernel.nodes:
+                target: Any = node.target
+                given, named = tree_map_only(Node, values.__getitem__, (node.args, node.kwargs))
+                values[node] = target(*given, **named)
+        finally:
+            recorder.phase = phase
+        written = [n for n in kernel.nodes if n in kept or any(u not in members for u in n.users)]
+        if phase and kernel.space:
+            _record(recorder, kernel, tensors, [values[n] for n in written])
+
+
+def _record(recorder: Recorder, kernel: Kernel, read: list[Any], written: list[Any]) -> None:
+    name = "inductor.reduction" if kernel.reduces else "inductor.pointwise"
+    inputs, outputs = (
+        _once(recorder, [x for x in tree_leaves(t) if isinstance(x, torch.Tensor)]) for t in (read, written)
+    )
+    recorder.rows.append(Row(name, *recorder._place(), inputs, outputs, 1, 0))
+
+
+def _once(recorder: Recorder, tensors: list[torch.Tensor]) -> list[tuple[Any, int]]:
+    """Tensors with their storages' numbers; of several views that are more than their storage the largest alone."""
+    by_storage: dict[int, list[torch.Tensor]] = {}
+    for x in tensors:
+        by_storage.setdefault(recorder.storage(x), []).append(x)
+    found = []
+    for number, views in by_storage.items():
+        if sum(x.nbytes for x in views) > recorder.lives[number].bytes:
+            views = [max(views, key=lambda x: x.nbytes)]
+        found += [(describe(x), number) for x in views]
+    return found

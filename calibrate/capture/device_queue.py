@@ -1,0 +1,159 @@
+"""What a rank puts on its device's streams besides operators: collectives, waits between streams, waits of the host.
+
+torch has streams on GPUs alone; on the CPU `torch.cpu.Stream` does nothing. Here both record, so that a script that
+runs on fake CPU tensors still says what overlaps with what (FSDP2 gathers and reduces on streams of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sim.inputs.script_program import Collective, Entry, What
+
+
+class Queue:
+    """Entries in the order in which the host issued them, and the stream on which it issues now."""
+
+    def __init__(self) -> None:
+        self.recording = False
+        self.rows = 0  # operators recorded so far
+        self.entries: list[Entry] = []
+        self.collectives: list[Collective] = []
+        self.streams = 1
+        self.current = 0
+        self.events = 0
+
+    def add(self, what: What, value: int, stream: int | None = None) -> None:
+        """Issue an entry on a stream, or on the current one."""
+        if self.recording:
+            self.entries.append(Entry(self.rows, what, self.current if stream is None else stream, value))
+
+    def start(self, collective: Collective) -> int:
+        """Issue a collective on the current stream; its number, -1 where nothing is recorded."""
+        if not self.recording:
+            return -1
+        self.collectives.append(collective)
+        self.add(What.START, len(self.collectives) - 1)
+        return len(self.collectives) - 1
+
+    def wait(self, number: int) -> None:
+        """Let the current stream wait for a collective."""
+        if number >= 0:
+            self.add(What.WAIT, number)
+
+    def new_event(self, stream: int) -> int:
+        """Record an event on a stream; its number, -1 where nothing is recorded."""
+        if not self.recording:
+            return -1
+        self.events += 1
+        self.add(What.RECORD, self.events - 1, stream)
+        return self.events - 1
+
+    def wait_event(self, event: int, stream: int) -> None:
+        """Let a stream wait for an event."""
+        if event >= 0:
+            self.add(What.WAIT_EVENT, event, stream)
+
+    def host_wait(self, stream: int | None = None) -> None:
+        """Let the host wait for what a stream holds."""
+        if self.recording:
+            on = self.current if stream is None else stream
+            self.add(What.HOST_WAIT, self.new_event(on), on)
+
+    def host_waits_for_all(self) -> None:
+        """Let the host wait for all streams, as `torch.cuda.synchronize` does."""
+        for stream in range(self.streams):
+            self.host_wait(stream)
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Issue on this stream within the block."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+class StreamModule:
+    """`Stream`, `Event` and what goes with them, as `torch.cuda` and `torch.cpu` have them, on a queue."""
+
+    def __init__(self, queue: Queue) -> None:
+        class Event:
+            """A point on a stream."""
+
+            def __init__(self, *_: object, **__: object) -> None:
+                self.number, self.on = -1, 0
+
+            def record(self, stream: Any = None) -> Any:
+                """Set it behind what the stream holds."""
+                self.on = queue.current if stream is None else stream.number
+                self.number = queue.new_event(self.on)
+                return self
+
+            def wait(self, stream: Any = None) -> None:
+                """Let a stream wait for it."""
+                queue.wait_event(self.number, queue.current if stream is None else stream.number)
+
+            def synchronize(self) -> None:
+                """Let the host wait for it."""
+                if self.number >= 0:
+                    queue.add(What.HOST_WAIT, self.number, self.on)
+
+            def query(self) -> bool:
+                """Whether it is over: nobody knows, and who asks goes on."""
+                return True
+
+            def elapsed_time(self, other: Any) -> float:
+                """Milliseconds, which nobody knows."""
+                return 1.0
+
+        class Stream:
+            """A stream by its number; 0 is the default one."""
+
+            def __init__(self, *_: object, number: int | None = None, **__: object) -> None:
+                self.number = queue.streams if number is None else number
+                queue.streams = max(queue.streams, self.number + 1)
+
+            def wait_stream(self, stream: Any) -> None:
+                """Wait for all that the other holds now."""
+                queue.wait_event(queue.new_event(stream.number), self.number)
+
+            def record_event(self, event: Any = None) -> Any:
+                """Record an event here."""
+                return (Event() if event is None else event).record(self)
+
+            def wait_event(self, event: Any) -> None:
+                """Wait for an event."""
+                event.wait(self)
+
+            def synchronize(self) -> None:
+                """Let the host wait for this stream."""
+                queue.host_wait(self.number)
+
+            def query(self) -> bool:
+                """Whether it is empty: nobody knows, and who asks goes on."""
+                return True
+
+            def __eq__(self, other: object) -> bool:
+                return isinstance(other, Stream) and other.number == self.number
+
+            def __hash__(self) -> int:
+                return hash(self.number)
+
+        @contextmanager
+        def stream(chosen: Any) -> Iterator[None]:
+            with queue.on(queue.current if chosen is None else chosen.number):
+                yield
+
+        self.attributes: dict[str, Any] = {
+            "Stream": Stream,
+            "Event": Event,
+            "stream": stream,
+            "StreamContext": stream,
+            "current_stream": lambda *_: Stream(number=queue.current),
+            "default_stream": lambda *_: Stream(number=0),
+            "synchronize": lambda *_: queue.host_waits_for_all(),
+        }

@@ -1,0 +1,25 @@
+"""What is said where captured code fails: its line and the error, in one message."""
+
+from __future__ import annotations
+
+import traceback
+
+from sim.core.errors import InputError
+
+OURS = ("/torch/", "/calibrate/capture/", "<frozen", "<string>")
+
+
+def failure(error: Exception, what: str) -> InputError:
+    """The message for an error of captured code; `what` stands for the line where none of its own is known."""
+    return InputError(f"{_line_of(error, what)}: {type(error).__name__}: {_first_line(error)}")
+
+
+def _line_of(error: Exception, what: str) -> str:
+    """The last line of the captured code in a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not any(part in f.filename for part in OURS)]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else what
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]

@@ -1,0 +1,119 @@
+"""torch.distributed of one rank without the others: a fake process group, and what would ask the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives
+import torch.nn.parallel.distributed
+from torch._C._distributed_c10d import FakeWork, Work
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from calibrate.capture.ddp_reducer import Logger, Reducer, broadcast_coalesced
+from calibrate.capture.script_recorder import ScriptRecorder
+
+RANKS_PER_NODE = 8
+
+
+def set_environment(rank: int, world_size: int, ranks_per_node: int) -> None:
+    """What torchrun sets."""
+    local = min(ranks_per_node, world_size)
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK=str(rank % local),
+        LOCAL_WORLD_SIZE=str(local),
+        GROUP_RANK=str(rank // local),
+        GROUP_WORLD_SIZE=str(-(-world_size // local)),
+        MASTER_ADDR="localhost",
+        MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="capture",
+    )
+
+
+@contextmanager
+def fake_world(recorder: ScriptRecorder, rank: int, world_size: int, uses_cuda: Callable[[], None]) -> Iterator[None]:
+    """`init_process_group` makes a fake group of `world_size` ranks; work that is waited for tells the recorder.
+
+    `uses_cuda` is called where the script asks for nccl.
+    """
+    start = dist.init_process_group
+    asked = {"backend": "gloo"}
+
+    def init(backend: str | None = None, *_: object, **more: Any) -> None:
+        asked["backend"] = backend or asked["backend"]
+        if "nccl" in asked["backend"]:
+            uses_cuda()
+        start("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+    def wait(self: Any, *_: object) -> bool:
+        recorder.waited(self)
+        return True
+
+    with ExitStack() as stack:
+
+        def change(target: Any, name: str, value: Any) -> None:
+            if hasattr(target, name):
+                stack.enter_context(patch.object(target, name, value))
+
+        for module in (dist, dist.distributed_c10d):
+            change(module, "init_process_group", init)
+            change(module, "get_backend", lambda *_, **__: asked["backend"])
+            change(module, "all_gather_object", _all_gather_object)
+            change(module, "gather_object", _gather_object)
+            change(module, "broadcast_object_list", lambda *_, **__: None)
+            change(module, "monitored_barrier", lambda *_, **__: None)
+            change(module, "new_group", _with_backend(module.new_group))
+        for kind in (Work, FakeWork):
+            change(kind, "wait", wait)
+            change(kind, "synchronize", wait)
+            change(kind, "is_completed", lambda _: True)
+        change(_fsdp_param, "_chunk_with_empty", _Chunks)
+        change(dist, "Reducer", Reducer)
+        change(dist, "Logger", Logger)
+        change(dist, "_broadcast_coalesced", broadcast_coalesced)
+        change(torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None)
+        for name, module in list(sys.modules.items()):  # else collectives would be waited for at once
+            if name.startswith("torch.distributed") and hasattr(module, "_are_we_tracing"):
+                change(module, "_are_we_tracing", lambda: False)
+        yield
+
+
+class _Chunks:
+    """`torch.chunk` whose pieces are made when they are asked for: of a thousand ranks' FSDP2 takes one or two."""
+
+    def __init__(self, tensor: torch.Tensor, pieces: int, dim: int) -> None:
+        self.tensor, self.dim = tensor, dim
+        self.size = -(-tensor.size(dim) // pieces)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        begin = index * self.size
+        left = self.tensor.size(self.dim) - begin
+        if left <= 0:
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, begin, min(self.size, left))
+
+
+def _with_backend(new_group: Any) -> Any:
+    def made(*words: Any, backend: Any = None, **more: Any) -> Any:
+        return new_group(*words, backend="fake", **more)
+
+    return made
+
+
+def _all_gather_object(objects: list[Any], mine: Any, *_: object, **__: object) -> None:
+    """As if every rank had this one's."""
+    objects[:] = [mine] * len(objects)
+
+
+def _gather_object(mine: Any, objects: list[Any] | None = None, *_: object, **__: object) -> None:
+    if objects is not None:
+        objects[:] = [mine] * len(objects)

@@ -1,0 +1,88 @@
+"""A recorded step as a file: format "program/1", gzipped JSON of columns and tables, numbers and names alone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from calibrate.capture.recorder import Recorder
+from calibrate.capture.step import Step
+
+PHASES = ("forward", "recomputed", "backward", "clip", "optimizer")
+FORMAT = "program/1"
+
+
+class _Table:
+    """Different values by number, in order of appearance."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+
+    def __call__(self, value: Any) -> int:
+        return self.numbers.setdefault(value, len(self.numbers))
+
+    def values(self) -> list[Any]:
+        return list(self.numbers)
+
+
+def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
+    """The file's content."""
+    names, modules, tensors, kinds = _Table(), _Table(), _Table(), _Table()
+    rows = recorder.rows
+    operators = {
+        "name": [names(r.name) for r in rows],
+        "phase": [PHASES.index(r.phase) for r in rows],
+        "module": [modules(r.module) for r in rows],
+        "inputs": [[tensors(t) for t, _ in r.inputs] for r in rows],
+        "input_storages": [[s for _, s in r.inputs] for r in rows],
+        "outputs": [[tensors(t) for t, _ in r.outputs] for r in rows],
+        "output_storages": [[s for _, s in r.outputs] for r in rows],
+        "launches": [r.launches for r in rows],
+        "causal": [r.flags for r in rows],
+    }
+    lives = recorder.lives
+    storages = {
+        "bytes": [x.bytes for x in lives],
+        "kind": [kinds(x.kind) for x in lives],
+        "born": [x.born for x in lives],
+        "died": [x.died for x in lives],
+        "module": [modules(x.module) for x in lives],
+    }
+    parameters = [
+        [modules(name), p.numel(), str(p.dtype).removeprefix("torch."), int(p.requires_grad)]
+        for name, p in step.model.named_parameters()
+    ]
+    return {
+        "format": FORMAT,
+        "seq_len": step.seq_len,
+        "micro_batch_size": step.micro_batch_size,
+        "autocast": step.autocast,
+        "device": recorder.device,
+        "clip_grad_norm": step.clip_grad_norm,
+        "optimizer": _optimizer_name(step),
+        "facts": step.facts,
+        "parameters": parameters,
+        "operators": operators,
+        "storages": storages,
+        "tables": {
+            "phases": list(PHASES),
+            "names": names.values(),
+            "modules": modules.values(),
+            "kinds": kinds.values(),
+            "tensors": [[d, list(shape), list(strides)] for d, shape, strides in tensors.values()],
+        },
+    }
+
+
+def _optimizer_name(step: Step) -> str:
+    kind = type(step.optimizer).__name__.lower()
+    group = step.optimizer.param_groups[0]
+    return kind if group.get("fused") or kind != "adamw" else "adamw_foreach"
+
+
+def write_program(path: Path, step: Step, recorder: Recorder) -> None:
+    """Write the file; equal programs give equal bytes."""
+    text = json.dumps(program_data(step, recorder), separators=(",", ":"))
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))

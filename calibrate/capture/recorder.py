@@ -1,0 +1,226 @@
+"""Records every ATen operator of a step, and the life of every storage."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from calibrate.capture.autocast import CudaOperators
+
+SHORT = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "int64": "int64",
+    "int32": "int32",
+    "bool": "bool",
+}
+ALLOCATE = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
+NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_compatible")
+CAUSAL = "is_causal"
+
+
+@dataclass(slots=True)
+class Row:
+    """One operator. `launches` 0: a view or an allocation, which costs the host's time alone."""
+
+    name: str
+    phase: str
+    module: str
+    inputs: list[tuple[Any, int]]  # tensor, storage
+    outputs: list[tuple[Any, int]]
+    launches: int
+    flags: int
+
+
+@dataclass(slots=True)
+class Life:
+    """A storage: rows of its first use and of the first operator after its death; -1: outlives the step."""
+
+    bytes: int
+    kind: str
+    born: int
+    died: int = -1
+    module: str = ""
+
+
+@dataclass(slots=True)
+class Modules:
+    """Which module runs, forward by hooks, backward by the sequence number of the node that autograd runs.
+
+    Autograd numbers its nodes in the order in which the forward makes them, so the module that was running when a
+    number was given is known for every node.
+    """
+
+    names: dict[int, str]
+    stack: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+
+    def enter(self, module: torch.nn.Module, _: object) -> None:
+        """Hook before a module's forward."""
+        self.stack.append(self.names.get(id(module), self.path))
+        self._mark()
+
+    def leave(self, module: torch.nn.Module, *_: object) -> None:
+        """Hook after a module's forward, failed or not."""
+        if self.stack:
+            self.stack.pop()
+        self._mark()
+
+    @property
+    def path(self) -> str:
+        """The innermost module that runs forward."""
+        return self.stack[-1] if self.stack else ""
+
+    def _mark(self) -> None:
+        self.numbers.append(torch._C._autograd._get_sequence_nr())
+        self.paths.append(self.path)
+
+    def of_node(self) -> str | None:
+        """The module whose node autograd runs; None where it runs none that was recorded."""
+        node = torch._C._current_autograd_node()
+        if node is None or node.name() == "torch::autograd::AccumulateGrad":
+            return None
+        i = bisect_right(self.numbers, node._sequence_nr()) - 1
+        return self.paths[i] if i >= 0 else None
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every operator under autograd. `phase`: forward, backward, clip, optimizer; "" records nothing."""
+
+    def __init__(self, model: torch.nn.Module, operators: CudaOperators, device: str = "cuda") -> None:
+        super().__init__()
+        self.device = device
+        self.modules = Modules({id(m): name for name, m in model.named_modules()})
+        self.operators = operators
+        self.phase = ""
+        self.rows: list[Row] = []
+        self.lives: list[Life] = []
+        self.storages: dict[int, int] = {}  # a living storage's address: its number
+        self.refs: dict[int, weakref.ref[Any]] = {}
+        self.last_module = ""
+
+    def storage(self, tensor: torch.Tensor, kind: str = "temporary") -> int:
+        """The number of a tensor's storage, a new one where it was not seen."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        number = self.storages.get(key)
+        if number is None:
+            number = self.storages[key] = len(self.lives)
+            self.lives.append(
+                Life(storage.nbytes(), kind, len(self.rows), module=self.modules.path or self.last_module)
+            )
+            self.refs[number] = weakref.ref(storage, partial(self._died, key, number))
+        return number
+
+    def mark(self, tensor: torch.Tensor, kind: str) -> None:
+        """Say what a tensor's storage is."""
+        self.lives[self.storage(tensor)].kind = kind
+
+    def _died(self, key: int, number: int, _: object) -> None:
+        self.lives[number].died = len(self.rows)
+        self.refs.pop(number, None)
+        if self.storages.get(key) == number:
+            del self.storages[key]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        inputs = [(describe(x), self.storage(x)) for x in before] if self.phase else []
+        out = func(*args, **kwargs)
+        if not self.phase:
+            return out
+        name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
+        if name.startswith(NO_OPERATOR):
+            return out
+        outputs = [(describe(x), self.storage(x)) for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        self.rows.append(
+            Row(
+                name,
+                *self._place(),
+                inputs,
+                outputs,
+                self._launches(func, name, inputs, outputs),
+                _flags(func, args, kwargs),
+            )
+        )
+        return out
+
+    def _place(self) -> tuple[str, str]:
+        if self.phase == "forward":
+            self.last_module = self.modules.path
+        elif self.phase == "backward":
+            if self.modules.stack:
+                return "recomputed", self.modules.path
+            found = self.modules.of_node()
+            self.last_module = self.last_module if found is None else found
+        else:
+            self.last_module = ""
+        return self.phase, self.last_module
+
+    @staticmethod
+    def _launches(func: Any, name: str, inputs: list[tuple[Any, int]], outputs: list[tuple[Any, int]]) -> int:
+        if name in ALLOCATE or func._schema.is_mutable:
+            return int(name not in ALLOCATE)
+        read = {number for _, number in inputs}
+        return int(not outputs or any(number not in read for _, number in outputs))
+
+
+def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """dtype, shape, and the strides where the tensor is not contiguous."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    strides = () if x.is_contiguous() else tuple(int(s) for s in x.stride())
+    return SHORT.get(dtype, dtype), tuple(int(n) for n in x.shape), strides
+
+
+def _flags(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """1: a causal attention."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == CAUSAL:
+            return int(bool(kwargs.get(CAUSAL, args[i] if i < len(args) else False)))
+    return 0
+
+
+@contextmanager
+def watched(recorder: Recorder) -> Iterator[None]:
+    """Follow the modules that run."""
+    operators, modules = recorder.operators, recorder.modules
+
+    def enter(module: torch.nn.Module, inputs: object) -> None:
+        if recorder.phase == "backward" and not modules.stack:  # a rerun forward: autograd runs without the mode
+            operators.active = True
+            operators.__enter__()
+        modules.enter(module, inputs)
+
+    def leave(module: torch.nn.Module, *_: object) -> None:
+        modules.leave(module)
+        if recorder.phase == "backward" and not modules.stack:
+            operators.__exit__(None, None, None)
+            operators.active = False
+            operators.forget()
+
+    handles: list[Any] = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

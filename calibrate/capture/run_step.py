@@ -1,0 +1,123 @@
+"""Runs a step on fake tensors under the recorder."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
+from calibrate.capture.recorder import Recorder, watched
+from calibrate.capture.step import Step
+
+
+def record(make: Callable[[], Step], device: str = "cuda") -> tuple[Step, Recorder]:
+    """Make the step on fake tensors, run it once in its steady state, and record it.
+
+    The optimizer's states exist before, as in every step but a training's first; gradients do not
+    (`set_to_none`, torch's default). `device`: whose kernels torch chooses, cuda or cpu.
+    """
+    on_gpu = device == "cuda"
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), casts_in_place():
+        step = make()
+        operators = CudaOperators(DTYPES[step.autocast] if step.autocast else None, on_gpu)
+        recorder = Recorder(step.model, operators, device)
+        _give_states(step, on_gpu)
+        switched = user_autocast(operators) if on_gpu else nullcontext()
+        with switched, recorder, operators, watched(recorder):
+            run = _compiled(step, recorder, on_gpu) if step.compiled else step.loss
+            _mark_lasting(recorder, step)
+            recorder.phase, operators.active = "forward", on_gpu
+            with nullcontext() if on_gpu else autocast_of(step, device):
+                loss = run()
+            operators.active = False
+            operators.forget()
+            kept = len(recorder.rows)
+            recorder.phase = "backward"
+            torch.autograd.backward(loss)  # Tensor.backward would switch `operators` off
+            for p in step.model.parameters():
+                if p.grad is not None:
+                    recorder.mark(p.grad, "gradient")
+            recorder.phase = "clip"
+            if step.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(step.model.parameters(), step.clip_grad_norm, foreach=True)
+            recorder.phase = "optimizer"
+            step.optimizer.step()
+            recorder.phase = ""
+    for life in recorder.lives:
+        if life.kind == "temporary" and life.born < kept and (life.died > kept or life.died < 0):
+            life.kind = "activation"
+    if step.compiled:
+        never_collected()
+    return step, recorder
+
+
+def never_collected() -> None:
+    """Keep Python's collector away from all that there is now.
+
+    AOTAutograd leaves fake tensors in cycles. Where the collector frees them, torch 2.13 corrupts the heap (glibc:
+    "corrupted double-linked list").
+    """
+    gc.freeze()
+    gc.enable()
+
+
+def autocast_of(step: Step, device: str) -> AbstractContextManager[object]:
+    """torch's own autocast on this device, as the step wants it."""
+    return torch.autocast(device, DTYPES[step.autocast]) if step.autocast else nullcontext()
+
+
+def _compiled(step: Step, recorder: Recorder, on_gpu: bool) -> Callable[[], torch.Tensor]:
+    """The step's loss as compiled, after a first run, which traces it."""
+    from calibrate.capture.compiled import CompiledLoss
+
+    loss = CompiledLoss(step, recorder)
+    gc.disable()  # see `never_collected`
+    recorder.operators.active = on_gpu
+    torch.autograd.backward(loss())
+    recorder.operators.active = False
+    recorder.operators.forget()
+    step.optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def casts_in_place() -> AbstractContextManager[object]:
+    """Let `module.to(dtype)` give fake parameters their new data.
+
+    torch swaps them with new ones, which it refuses as long as the fake mode knows them (torch/nn/modules/module.py,
+    `_apply`).
+    """
+
+    def take(tensor: torch.Tensor, other: torch.Tensor) -> None:
+        tensor.data = other.data
+
+    return patch.object(torch.utils, "swap_tensors", take)
+
+
+def _give_states(step: Step, on_gpu: bool) -> None:
+    """Let the optimizer make its states; on a GPU its default is one kernel for many tensors (`foreach`)."""
+    for group in step.optimizer.param_groups:
+        if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    for p in step.model.parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p)
+    step.optimizer.step()
+    step.optimizer.zero_grad(set_to_none=True)
+
+
+def _mark_lasting(recorder: Recorder, step: Step) -> None:
+    for name, p in step.model.named_parameters():
+        recorder.mark(p, "parameter" if p.requires_grad else "frozen parameter")
+        recorder.lives[recorder.storage(p)].module = name
+    for name, b in step.model.named_buffers():
+        recorder.mark(b, "buffer")
+        recorder.lives[recorder.storage(b)].module = name
+    for state in step.optimizer.state.values():
+        for x in state.values():
+            if isinstance(x, torch.Tensor) and x.dim() > 0:
+                recorder.mark(x, "optimizer state")

@@ -1,0 +1,47 @@
+"""One rank of `--script`: `python -m calibrate.capture.script_rank TASK`, with the task as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from sim.commands.command import bad_input_exits
+
+
+def main() -> None:
+    """Capture the rank, write its file, and print what it holds."""
+    task: dict[str, Any] = json.loads(sys.argv[1])
+    with contextlib.redirect_stdout(sys.stderr):  # what the script prints
+        said = _capture(task)
+    print(said, flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # the script's own threads and workers need not end
+
+
+def _capture(task: dict[str, Any]) -> str:
+    from calibrate.capture.failure import failure
+    from calibrate.capture.script_out import write_script_program
+    from calibrate.capture.script_run import record_script
+    from sim.core.errors import InputError
+
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # its message is ours to print
+    words, rank, world_size = task["words"], task["rank"], task["world_size"]
+    try:
+        steps, recorder = record_script(words, rank, world_size, task["gpus_per_node"])
+    except InputError:
+        raise
+    except Exception as error:
+        raise failure(error, " ".join(words)) from None
+    write_script_program(Path(task["out"]), steps, recorder, words, rank, world_size)
+    launches = sum(r.launches for r in recorder.rows)
+    return f"{len(recorder.rows)} operators, {launches} launches, {len(recorder.queue.collectives)} collectives"
+
+
+if __name__ == "__main__":
+    with bad_input_exits():
+        main()

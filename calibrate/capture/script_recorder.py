@@ -1,0 +1,230 @@
+"""Records a step of somebody's distributed script: operators, collectives, and what waits for what.
+
+Host values are real where a script needs them: integers that depend on no fake tensor (ranks of a mesh, shuffled
+indices, token ids) are computed. Floats are fake; one that is read (`loss.item()`) is `READ_AS`, and the host waits.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
+from calibrate.capture.device_queue import Queue
+from calibrate.capture.recorder import Recorder, Row, describe
+
+READ_AS = 1.0
+REAL_BYTES = 1 << 26  # integers of at most so many bytes are computed for real
+WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # make integers unless told otherwise
+PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+SCALAR = torch.ops.aten._local_scalar_dense.default
+
+
+class ScriptRecorder(Recorder):
+    """The operators of all modules that run, whoever made them; `queue` holds what is no operator."""
+
+    def __init__(self, operators: CudaOperators, queue: Queue) -> None:
+        super().__init__(torch.nn.Module(), operators)
+        self.queue = queue
+        self.row_streams: list[int] = []
+        self.stage = ""  # "clip" or "optimizer" while they run
+        self.roots: list[torch.nn.Module] = []
+        self.works: dict[int, tuple[Any, int]] = {}  # by id: a collective's work and its number
+        self.started: dict[int, int] = {}  # a living storage's address: the functional collective that fills it
+
+    def begin(self) -> None:
+        """Record from now on."""
+        self.queue.recording = True
+
+    def end(self) -> None:
+        """Record no more."""
+        self.queue.recording = False
+        self.phase = ""
+
+    def see_phase(self) -> None:
+        """Set `phase` to what runs now."""
+        if not self.queue.recording:
+            self.phase = ""
+        elif self.stage:
+            self.phase = self.stage
+        else:
+            self.phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not all(t in PLAIN for t in types):
+            return NotImplemented  # DTensor and its like: they come back with the tensors that they hold
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self.see_phase()
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        fake = any(isinstance(x, FakeTensor) for x in tensors)
+        if func is SCALAR:
+            return self._read(tensors[0])
+        if func.namespace in NAMESPACES:
+            return self._collective(func, args, kwargs)
+        if func.namespace == "fsdp":
+            return self._fsdp(func, args, kwargs)
+        if not fake and _is_of_integers(func, tensors, args, kwargs):
+            with unset_fake_temporarily():
+                if self.operators.active:  # on a GPU these are the host's
+                    return func(*args, **kwargs)
+                return self._operator(func, types, args, kwargs)
+        return self._operator(func, types, args, kwargs)
+
+    def _operator(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self._count()
+        return out
+
+    def _count(self) -> None:
+        missing = len(self.rows) - len(self.row_streams)
+        self.row_streams += [self.queue.current] * missing
+        self.queue.rows = len(self.rows)
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            with unset_fake_temporarily():
+                return tensor.item()
+        if not tensor.is_floating_point():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(f"the code reads a value of dtype {dtype}, which nobody knows before the data")
+        if self.phase != "optimizer":  # there it is the number of steps, which torch keeps on the host
+            self.queue.host_wait()
+        return READ_AS
+
+    def _collective(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = func._schema.name.split("::")[1]
+        if name == "wait_tensor":
+            self.queue.wait(self.started.get(args[0].untyped_storage()._cdata, -1))
+            return args[0]
+        if name == "_wrap_tensor_autograd":  # waits when it is used; torch's own fake of it waits at once
+            return AsyncCollectiveTensor(args[0])
+        found = collective_of(func, args, kwargs) if self.queue.recording else None
+        number = -1 if found is None else self.queue.start(found)
+        out = func(*args, **kwargs)
+        if number < 0:
+            return out
+        if func.namespace != "c10d":
+            self._fills(number, out)
+        elif not is_asynchronous(func, args, kwargs):
+            self.queue.wait(number)
+        else:
+            work = out[-1] if isinstance(out, tuple | list) else out
+            unboxed = Work.unbox(work)
+            self.works[id(unboxed)] = (unboxed, number)
+        return out
+
+    def _fills(self, number: int, out: Any) -> None:
+        """Remember which collective fills the results' storages, as long as they live."""
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                storage = x.untyped_storage()
+                self.storage(x)
+                self.started[storage._cdata] = number
+                weakref.finalize(storage, self.started.pop, storage._cdata, None)
+
+    def _fsdp(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """FSDP2's copies, as the ATen kernels that they launch on a device."""
+        name = func._schema.name.split("::")[1]
+        values = {
+            a.name: kwargs.get(a.name, args[i] if i < len(args) else None) for i, a in enumerate(func._schema.arguments)
+        }
+        out = func(*args, **kwargs)
+        if self.phase:
+            read, written, aten = {
+                "all_gather_copy_in": (values.get("all_gather_inputs"), out, "aten.cat"),
+                "split_with_sizes_copy": (
+                    values.get("all_gather_output"),
+                    values.get("out"),
+                    "aten.split_with_sizes_copy",
+                ),
+                "chunk_cat": (values.get("tensors"), values.get("out"), "aten._chunk_cat"),
+            }[name]
+            if name == "all_gather_copy_in":
+                written = written[0]  # this rank's part of the gathered tensor
+            self._add(aten, read, written)
+        return out
+
+    def _add(self, name: str, read: Any, written: Any) -> None:
+        inputs, outputs = ([(describe(x), self.storage(x)) for x in tree_leaves(t)] for t in (read, written))
+        self.rows.append(Row(name, *self._place(), inputs, outputs, 1, 0))
+        self._count()
+
+    def resized(self, storage: Any) -> None:
+        """Forget a storage whose size changed: FSDP2 frees and allocates gathered parameters so."""
+        number = self.storages.pop(storage._cdata, None)
+        if number is not None:
+            self.lives[number].died = len(self.rows)
+            self.refs.pop(number, None)
+
+    def waited(self, work: Any) -> None:
+        """Let the current stream wait for a collective's work."""
+        self.queue.wait(self.works.get(id(work), (None, -1))[1])
+
+    def enter_module(self, module: torch.nn.Module) -> None:
+        """Name the modules of an outermost one, once."""
+        if not self.modules.stack and id(module) not in self.modules.names:
+            self.roots.append(module)
+            for name, inner in module.named_modules():
+                self.modules.names.setdefault(id(inner), name)
+
+
+def _is_of_integers(func: Any, tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator on real tensors makes integers that are few enough to compute."""
+    if not tensors:
+        dtype, size = kwargs.get("dtype"), args[0] if args and isinstance(args[0], list | tuple) else ()
+        small = math.prod(n for n in size if isinstance(n, int)) * 8 <= REAL_BYTES
+        if dtype is None:
+            return small and func._schema.name in WHOLE and not any(isinstance(x, float) for x in args)
+        return small and not (dtype.is_floating_point or dtype.is_complex)
+    whole = not any(x.is_floating_point() or x.is_complex() for x in tensors)
+    return whole and sum(x.numel() * x.element_size() for x in tensors) <= REAL_BYTES
+
+
+@contextmanager
+def modules_followed(recorder: ScriptRecorder, device: TorchFunctionMode) -> Iterator[None]:
+    """Follow the modules that run, forward and rerun in backward, where autograd runs without function modes."""
+    operators, modules = recorder.operators, recorder.modules
+    reruns: list[ExitStack] = []
+
+    def enter(module: torch.nn.Module, inputs: object) -> None:
+        recorder.enter_module(module)
+        if not modules.stack and torch._C._current_graph_task_id() != -1:
+            reruns.append(ExitStack())
+            reruns[-1].enter_context(device)
+            reruns[-1].enter_context(operators)
+        modules.enter(module, inputs)
+
+    def leave(module: torch.nn.Module, *_: object) -> None:
+        modules.leave(module)
+        if modules.stack:
+            return
+        if reruns:
+            reruns.pop().close()
+        if operators.dtype is None:  # autocast's cache lives until its end
+            operators.forget()
+
+    handles: list[Any] = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,204 @@
+"""Runs one rank of somebody's distributed script on fake tensors until its second optimizer step, and records that."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.cuda_device import CudaDevice, cuda_device
+from calibrate.capture.device_queue import Queue, StreamModule
+from calibrate.capture.fake_world import fake_world, set_environment
+from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
+from sim.core.errors import InputError
+
+STEPS = 2
+
+
+class StepsMade(BaseException):
+    """The script has made the steps that were wanted."""
+
+
+class Steps:
+    """Counts the steps of the optimizer that steps first; the second one's operators are recorded.
+
+    A step is what lies between the ends of two of them, so other optimizers' steps are in it too.
+    """
+
+    def __init__(self, recorder: ScriptRecorder, device: CudaDevice) -> None:
+        self.recorder, self.device = recorder, device
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.made = 0
+
+    def before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Hook before any optimizer's step."""
+        self.recorder.stage = "optimizer"
+        if self.device.used:
+            for group in optimizer.param_groups:
+                if group.get("foreach", False) is None and not group.get("fused"):
+                    group["foreach"] = True  # torch's default for tensors on a GPU
+        if self.recorder.queue.recording:
+            for p in _parameters(optimizer):
+                if p.grad is not None:
+                    self.recorder.mark(_local(p.grad), "gradient")
+
+    def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Hook after any optimizer's step.
+
+        Raises:
+            StepsMade: to stop the script.
+        """
+        self.recorder.stage = ""
+        self.optimizer = self.optimizer or optimizer
+        if optimizer is not self.optimizer:
+            return
+        self.made += 1
+        if self.made == STEPS:
+            self.recorder.end()
+            raise StepsMade
+        self.recorder.begin()
+        self._mark_lasting()
+
+    def _mark_lasting(self) -> None:
+        assert self.optimizer is not None
+        recorder = self.recorder
+        for module in recorder.roots:
+            for name, b in module.named_buffers():
+                recorder.mark(_local(b), "buffer")
+                recorder.lives[recorder.storage(_local(b))].module = name
+            for name, parameter in module.named_parameters():
+                recorder.mark(_local(parameter), "parameter" if parameter.requires_grad else "frozen parameter")
+                recorder.lives[recorder.storage(_local(parameter))].module = name
+        for state in self.optimizer.state.values():
+            for x in state.values():
+                if isinstance(x, torch.Tensor) and x.dim() > 0:
+                    recorder.mark(_local(x), "optimizer state")
+        for p in _parameters(self.optimizer):
+            if p.grad is not None:
+                recorder.mark(_local(p.grad), "gradient")
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _local(x: torch.Tensor) -> torch.Tensor:
+    """The tensor that a DTensor holds on this rank."""
+    return getattr(x, "_local_tensor", x)
+
+
+def record_script(
+    words: Sequence[str], rank: int, world_size: int, ranks_per_node: int
+) -> tuple[Steps, ScriptRecorder]:
+    """Run `words` (a script, or -m and a module, and its arguments) as one rank, and record its second step.
+
+    Raises:
+        InputError: where it ends before.
+    """
+    queue = Queue()
+    operators = CudaOperators(None, on_gpu=False)
+    device = CudaDevice(operators)
+    recorder = ScriptRecorder(operators, queue)
+    steps = Steps(recorder, device)
+    nodes_ranks = min(ranks_per_node, world_size)
+    set_environment(rank, world_size, ranks_per_node)
+    run = _runner(words)
+    with (
+        fake_world(recorder, rank, world_size, device.use),
+        _device(recorder),
+        _hooks(steps),
+        modules_followed(recorder, device),
+        cuda_device(device, queue, rank % nodes_ranks, nodes_ranks),
+        operators,
+        FakeTensorMode(allow_non_fake_inputs=True),
+        recorder,
+    ):
+        try:
+            run()
+        except StepsMade:
+            recorder.device = "cuda" if device.used else "cpu"
+            _settle(recorder)
+            return steps, recorder
+        except SystemExit as end:
+            raise InputError(f"{words[0]}: ended with exit code {end.code} {_count(steps.made)}") from None
+    raise InputError(f"{words[0]}: ended {_count(steps.made)}")
+
+
+def _count(made: int) -> str:
+    return f"after {made} optimizer steps; capturing needs {STEPS}, and records the last"
+
+
+def _runner(words: Sequence[str]) -> Callable[[], object]:
+    module = words[0] == "-m"
+    sys.argv = list(words[1:] if module else words)
+    if module:
+        sys.path.insert(0, "")
+        return lambda: runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    return lambda: runpy.run_path(words[0], run_name="__main__")
+
+
+@contextmanager
+def _device(recorder: ScriptRecorder) -> Iterator[None]:
+    """Streams that record, storages that tell when they are freed, no compiler."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(self: Any, size: int) -> Any:
+        recorder.resized(self)
+        return resize(self, size)
+
+    def same(model: Any = None, **_: object) -> Any:
+        return model if model is not None else lambda f: f
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
+        stack.enter_context(patch.object(torch, "compile", same))
+        stack.enter_context(patch.object(torch.nn.Module, "compile", lambda *_, **__: None))
+        for name, value in StreamModule(recorder.queue).attributes.items():
+            if hasattr(torch.cpu, name):
+                stack.enter_context(patch.object(torch.cpu, name, value))
+        yield
+
+
+@contextmanager
+def _hooks(steps: Steps) -> Iterator[None]:
+    handles = [register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)]
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def clipping(*words: Any, **more: Any) -> Any:
+        steps.recorder.stage = "clip"
+        if steps.device.used and len(words) < 5:  # torch's default for tensors on a GPU
+            more["foreach"] = True if more.get("foreach") is None else more["foreach"]
+        try:
+            return clip(*words, **more)
+        finally:
+            steps.recorder.stage = ""
+
+    with (
+        patch.object(torch.nn.utils, "clip_grad_norm_", clipping),
+        patch.object(torch.nn.utils.clip_grad, "clip_grad_norm_", clipping),
+    ):
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _settle(recorder: ScriptRecorder) -> None:
+    """Call activations what the forward makes and a later phase frees."""
+    rows = recorder.rows
+    for life in recorder.lives:
+        made_forward = life.kind == "temporary" and life.born < len(rows) and rows[life.born].phase == "forward"
+        if made_forward and (life.died < 0 or life.died >= len(rows) or rows[life.died].phase != "forward"):
+            life.kind = "activation"

@@ -1,0 +1,152 @@
+"""Runs the step that a program was captured from for real: the same function or config, real tensors."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from calibrate.capture.run_step import autocast_of
+from calibrate.capture.what import Options, maker
+from calibrate.fused import peak_bytes
+from calibrate.operator_times import VIEWS, OperatorTimes, operator_times
+from calibrate.parallel.pipeline import Record
+from sim.core.errors import InputError
+from sim.inputs.program_file import CapturedProgram, read_program
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+OPERATOR_STEPS = 5  # in which each operator is timed: the clock around each slows a step
+
+
+def check_program(scenario: Scenario, where: str) -> CapturedProgram:
+    """The program of a scenario that can be run for real: on one rank.
+
+    Raises:
+        InputError: naming the key that stands in the way.
+    """
+    if scenario.model.program is None:
+        raise InputError(f"{where}: model.program: is missing; --program runs what a captured program came from")
+    if scenario.parallelism.ranks != 1:
+        found = scenario.parallelism.ranks
+        raise InputError(f"{where}: parallelism: found {found} ranks; calibrate.measure --program runs one")
+    program = read_program(Path(scenario.model.program))
+    wanted = "cpu" if scenario.cluster.gpu.architecture == "cpu" else "cuda"
+    if program.device != wanted:
+        said = f"was captured for {program.device}, the cluster has {wanted}: capture it with --device {wanted}"
+        raise InputError(f"{where}: model.program: {scenario.model.program} {said}")
+    return program
+
+
+def options_of(program: CapturedProgram) -> Options:
+    """How a Hugging Face config's model was made, from the program's own facts."""
+    facts = program.facts
+    clips = any(o.phase == "clip" for o in program.operators)
+    return Options(
+        program.seq_len,
+        program.micro_batch_size,
+        str(facts.get("weights", "fp32")),
+        program.autocast,
+        str(facts.get("attention", "sdpa")),
+        bool(facts.get("gradient_checkpointing")),
+        program.optimizer,
+        facts.get("lora_rank"),
+        1.0 if clips else None,
+    )
+
+
+class ProgramRunner:
+    """Steps of a captured program's own code; see `calibrate.timed_rounds.Steps`.
+
+    On a CPU a step's clock is the process's CPU time: one thread computes, and others' load stretches that least.
+    """
+
+    def __init__(self, scenario: Scenario, program: CapturedProgram, what: str, device: str) -> None:
+        self.device, self.micro_batches = device, scenario.micro_batches
+        torch.manual_seed(0)
+        with torch.device(device):
+            self.wanted = maker(what, options_of(program))()
+        self._losses, self._begin_ns = list[Tensor](), 0
+
+    def batch(self, number: int) -> Tensor:
+        """The step's own function says what it computes on."""
+        return torch.empty(0)
+
+    def zero_losses(self) -> None:
+        """Losses are those of the last step alone."""
+        self._losses = []
+
+    def loss(self) -> float:
+        """Mean over the micro-batches of the last step."""
+        return sum(float(x) for x in self._losses) / self.micro_batches
+
+    def step(self, batch: Tensor, times: OperatorTimes | None = None) -> list[Record]:
+        """A step of `micro_batches`, from gradients that are None."""
+        step, records = self.wanted, list[Record]()
+
+        def begin(phase: str) -> int:
+            if times is not None:
+                times.phase = phase
+            return self._now()
+
+        self._begin_ns = time.perf_counter_ns() - time.process_time_ns()
+        step.optimizer.zero_grad(set_to_none=True)
+        for i in range(self.micro_batches):
+            start = begin("forward")
+            with torch.device(self.device), autocast_of(step, self.device):
+                loss = step.loss()
+            middle = begin("backward")
+            loss.backward()
+            end = begin("optimizer")
+            records += [Record("F", 0, i, start, middle), Record("B", 0, i, middle, end)]
+            self._losses.append(loss.detach())
+        start = begin("optimizer")
+        if step.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(step.model.parameters(), step.clip_grad_norm)
+        step.optimizer.step()
+        return [*records, Record("OPTIMIZER", -1, -1, start, self._now())]
+
+    def _now(self) -> int:
+        if self.device == "cpu":
+            return self._begin_ns + time.process_time_ns()
+        torch.cuda.synchronize()
+        return time.perf_counter_ns()
+
+    def peak_bytes(self) -> int:
+        """The most that a step in the steady state allocates, states included."""
+        step = self.wanted
+        states = [x for s in step.optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
+        held = {x.untyped_storage()._cdata: x for x in (*step.model.parameters(), *step.model.buffers(), *states)}
+
+        def work() -> None:
+            step.optimizer.zero_grad(set_to_none=True)
+            self.step(self.batch(0))
+            step.optimizer.zero_grad(set_to_none=True)
+
+        return sum(x.untyped_storage().nbytes() for x in held.values()) + peak_bytes(self.device, work)
+
+    def operators(self) -> list[dict[str, Any]]:
+        """Each operator's seconds in a step; see `operator_times`."""
+        return operator_times(self.device, OPERATOR_STEPS, lambda times: void(self.step(self.batch(0), times)))
+
+
+def void(_: object) -> None:
+    """Nothing of it is needed."""
+
+
+def differences(program: CapturedProgram, operators: list[dict[str, Any]], micro_batches: int) -> dict[str, int]:
+    """Launches of a step that really ran less those captured, for each operator in which the two differ."""
+    captured: Counter[str] = Counter()
+    for o in program.operators:
+        if o.launches:
+            captured[o.name] += 1 if o.phase in ("clip", "optimizer") else micro_batches
+    ran: Counter[str] = Counter()
+    for row in operators:
+        ran[row["operator"]] += row["count"]
+    names = (captured.keys() | ran.keys()) - {VIEWS}
+    return {name: ran[name] - captured[name] for name in sorted(names) if ran[name] != captured[name]}

@@ -1,0 +1,241 @@
+"""From the logs of all ranks: the representative step, and the paired calibration as a Profile."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from calibrate.block_cuts import Transfer, transfer_seconds
+from calibrate.blocks import RECOMPUTING, Sample
+from calibrate.gradient_times import Beneath, expected_waits_s
+from calibrate.machine_load import QUIET_CORES
+from calibrate.timed_rounds import LEAST, Log, foreign, good_rounds
+from sim.inputs.parallelism import Parallelism
+from sim.prices.coefficients import Coefficients
+from sim.prices.profile import BlockPoint, CollectiveTable, Facts, PointTable, Profile
+
+LEAST_MESSAGE_S = 20e-6  # loopback's latency: what took less had arrived before anyone waited
+LEAST_S = 1e-6
+Times = dict[tuple[str, int], dict[int, list[float]]]  # by collective and number of ranks, by bytes: seconds
+Epilogue = Sequence[tuple[str, int]]  # (op, bytes) of clipping and optimizer, in order
+
+
+def chosen_rounds(log: Log) -> list[int]:
+    """The good rounds; the three in which others used least where none was good."""
+    rounds = range(len(log.steps) // 2)
+    return good_rounds(log) or sorted(sorted(rounds, key=lambda r: foreign(log, r))[:LEAST])
+
+
+def representative(log: Log, chosen: Sequence[int]) -> int:
+    """The step whose time is nearest the median of the chosen ones."""
+    middle = statistics.median(log.steps[i].seconds for i in chosen)
+    return min(chosen, key=lambda i: abs(log.steps[i].seconds - middle))
+
+
+def median_and_spread(values: Iterable[float]) -> tuple[float, float]:
+    """Median, and median absolute deviation divided by it."""
+    values = list(values)
+    middle = statistics.median(values)
+    return middle, statistics.median(abs(v - middle) for v in values) / middle
+
+
+def make_profile(
+    name: str,
+    date: str,
+    logs: Sequence[Log],
+    epilogues: Sequence[Epilogue],
+    message_bytes: int,
+    parallelism: Parallelism,
+    hardware: Facts,
+    software: Facts,
+) -> Profile:
+    """The calibrations of all ranks in the chosen rounds as a profile of blocks, optimizer, messages and all-reduces.
+
+    `epilogues`: by rank, what the simulator calls the operators after the last backward.
+    """
+    chosen = chosen_rounds(logs[0])
+    gradients = _collectives(logs, chosen, parallelism)
+    collectives = _tables([_messages(logs, chosen, message_bytes), gradients, _within_blocks(logs, chosen)])
+    return Profile(
+        name=name,
+        source="calibrate.measure: blocks timed in step order between the steps",
+        date=date,
+        hardware=hardware,
+        software=software,
+        settings={"threads": 1, "calibrations": len(chosen)},
+        coefficients=_share(logs, chosen, gradients),
+        points=_epilogue(logs, chosen, epilogues),
+        blocks=_blocks(logs, chosen),
+        collectives=collectives,
+    )
+
+
+def _blocks(logs: Sequence[Log], chosen: Sequence[int]) -> tuple[BlockPoint, ...]:
+    """Median over actions and rounds on each rank, then the mean over ranks that have the block.
+
+    Of quiet windows the wall time counts, of others the CPU time, which leaves out waiting for a core.
+    """
+    by_rank: dict[Sample, list[list[float]]] = defaultdict(list)
+    for log in logs:
+        own: dict[Sample, list[float]] = defaultdict(list)
+        for i in chosen:
+            clock = 0 if log.calibrations[i].foreign_cores <= QUIET_CORES else 1
+            for key, values in log.calibrations[i].blocks.items():
+                own[key] += [v[clock] for v in values]
+        for sample, times in own.items():
+            by_rank[sample].append(times)
+    points = []
+    for (block, phase, run), ranks in by_rank.items():
+        medians = [median_and_spread(times) for times in ranks]
+        seconds, spread = (statistics.fmean(column) for column in zip(*medians, strict=True))
+        points.append(BlockPoint(block, phase, run, seconds, spread))
+    return _apart(points)
+
+
+def _apart(points: Sequence[BlockPoint]) -> tuple[BlockPoint, ...]:
+    """What was recomputed, told from the backward (or input gradient) that it was timed with."""
+    plain: dict[str, float] = defaultdict(float)
+    for p in points:
+        if p.phase in ("backward", "input_grad"):
+            plain[p.key] += p.seconds
+    found = []
+    for p in points:
+        if p.phase != RECOMPUTING:
+            found.append(p)
+        elif p.key in plain:
+            seconds = max(LEAST_S, p.seconds - plain[p.key])
+            found.append(p._replace(phase="recompute", seconds=seconds))
+    return tuple(found)
+
+
+def _epilogue(logs: Sequence[Log], chosen: Sequence[int], shapes: Sequence[Epilogue]) -> tuple[PointTable, ...]:
+    """Clipping and optimizer: a point for each operator and size, from all ranks that have it."""
+    by_point: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for log, shape in zip(logs, shapes, strict=True):
+        for i in chosen:
+            records = [r for r in log.calibrations[i].epilogue if r.kind == "OPTIMIZER"]
+            for (op, size), r in zip(shape, records, strict=True):
+                by_point[op, size].append((r.end_ns - r.start_ns) * 1e-9)
+    tables = []
+    for op in dict.fromkeys(op for op, _ in by_point):
+        rows = [(n, *median_and_spread(t), len(t)) for (o, n), t in sorted(by_point.items()) if o == op]
+        sizes, seconds, spread, samples = (np.array(column) for column in zip(*rows, strict=True))
+        tables.append(PointTable(op, "fp32", sizes.reshape(-1, 1), seconds, spread, samples))
+    return tuple(tables)
+
+
+def _within_blocks(logs: Sequence[Log], chosen: Sequence[int]) -> Times:
+    """Collectives within blocks, of each group as its least waiting member saw them: others also wait for that one's
+    work, which the simulator knows.
+
+    From a rank's own arrival, so what equal ranks wait for each other by chance counts as communication: it
+    adds up wherever they meet, and nothing else in the simulation stands for it.
+    """
+    by_group: dict[tuple[str, int, int], dict[tuple[str, int], list[list[float]]]] = {}
+    for log in logs:
+        own: dict[tuple[str, int, int], dict[tuple[str, int], list[float]]] = {}
+        for i in chosen:
+            sorts: dict[tuple[str, int, int, tuple[str, int]], list[Transfer]] = defaultdict(list)
+            for t in log.calibrations[i].transfers:
+                sorts[t.kind, t.ranks, t.bytes, t.members].append(t)
+            for (kind, ranks, size, members), seen in sorts.items():
+                times = own.setdefault((kind, ranks, size), {}).setdefault(members, [])
+                times.append(max(transfer_seconds(seen), LEAST_S))
+        for sort, groups in own.items():
+            for members, times in groups.items():
+                by_group.setdefault(sort, {}).setdefault(members, []).append(times)
+    out: Times = defaultdict(lambda: defaultdict(list))
+    for (kind, ranks, size), seen_by in by_group.items():
+        out[kind, ranks][size] += [t for members in seen_by.values() for t in min(members, key=statistics.median)]
+    return out
+
+
+def _messages(logs: Sequence[Log], chosen: Sequence[int], size: int) -> Times:
+    """A message took from the later start of its two ends until it was received.
+
+    Overlapped messages count only where the receiver was waiting already: else the transfer was hidden.
+    """
+    times: list[float] = []
+    for i in chosen:
+        times += _spans(ends for log in logs for ends in log.calibrations[i].messages)
+    times = [t for t in times if t > LEAST_MESSAGE_S] or times
+    return {("send_recv", 2): {size: times}} if times else {}
+
+
+def _collectives(logs: Sequence[Log], chosen: Sequence[int], p: Parallelism) -> Times:
+    """Gradients and parameters over those who share them, and the four bytes of the gradients' norm."""
+    times: Times = defaultdict(lambda: defaultdict(list))
+    norms = [n for n in (p.tp * p.pp, _shards(p) if p.zero else 1) if n > 1]
+    for i in chosen:
+        members: dict[tuple[str, int, int], list[tuple[object, int, int]]] = defaultdict(list)
+        for log in logs:
+            for t in log.calibrations[i].collectives:
+                members[t.op, t.ranks, t.bytes].append(((t.first, t.number), t.start_ns, t.end_ns))
+            small = [r for r in log.calibrations[i].epilogue if r.kind == "ALL_REDUCE"]
+            for ranks, r in zip(norms, small, strict=True):
+                members["all_reduce", ranks, 4].append((ranks, r.start_ns, r.end_ns))
+        for (op, ranks, size), ends in members.items():
+            times[op, ranks][size] += _spans(ends)
+    return times
+
+
+def _shards(p: Parallelism) -> int:
+    return min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
+
+
+def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times) -> Coefficients:
+    """What a collective takes from the computation beside it, as a fraction of the time it takes alone.
+
+    Of quiet windows the wall time lost counts, but for waits that the simulator knows; of others the CPU time. All
+    sorts together: the simulator has one share.
+    """
+
+    def alone(c: Beneath) -> float:
+        return statistics.median(times[c.op, c.ranks][c.bytes])
+
+    lost_s = alone_s = 0.0
+    for log in logs:
+        rounds = [(c.foreign_cores <= QUIET_CORES, c.beside) for c in (log.calibrations[i] for i in chosen)]
+        lost = [
+            b.wall_s - expected_waits_s(b.waits, alone) if quiet else b.cpu_s
+            for quiet, b in rounds
+            if b is not None and b.sent
+        ]
+        if lost:
+            lost_s += statistics.median(lost)
+            beside = log.calibrations[chosen[0]].beside
+            sent = beside.sent if beside is not None else ()
+            alone_s += sum(statistics.median(times[op, ranks][n]) for op, ranks, n in sent)
+    if not alone_s:
+        return Coefficients()
+    source = "a micro-batch under its gradients' collectives: what it took longer, by the collectives' seconds"
+    return Coefficients(collective_sm_share=max(0.0, lost_s) / alone_s, sources={"collective_sm_share": source})
+
+
+def _spans(ends: Iterable[tuple[object, int, int]]) -> list[float]:
+    """Seconds from the last member's start to the last member's end, for each number."""
+    starts: dict[object, int] = {}
+    stops: dict[object, int] = {}
+    for number, start, end in ends:
+        starts[number] = max(start, starts.get(number, start))
+        stops[number] = max(end, stops.get(number, end))
+    return [max(stops[n] - starts[n], 1000) * 1e-9 for n in starts]
+
+
+def _tables(found: Sequence[Times]) -> tuple[CollectiveTable, ...]:
+    """One table for each collective and number of ranks, of all times found."""
+    every: Times = defaultdict(lambda: defaultdict(list))
+    for times in found:
+        for sort, by_size in times.items():
+            for size, seconds in by_size.items():
+                every[sort][size] += seconds
+    return tuple(_table(op, ranks, by_size) for (op, ranks), by_size in every.items())
+
+
+def _table(op: str, ranks: int, by_size: dict[int, list[float]]) -> CollectiveTable:
+    rows = [(size, *median_and_spread(by_size[size])) for size in sorted(by_size)]
+    size, seconds, spread = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    return CollectiveTable(op, ranks, size, seconds, spread)

@@ -1,0 +1,218 @@
+"""`python -m calibrate.serving.measure SCENARIO.yaml`: serve a scenario for real on this CPU, and compare.
+
+In every round the engine's parts are measured before and after a run (machines drift), kept as a profile, and the
+scenario is simulated with it: same scheduler, so what differs is cost. The table shows the round whose error is the
+middle one, the noise beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from calibrate.machine_load import machine_busy_s
+from calibrate.serving.cache import PagedCache, make_cache
+from calibrate.serving.engine import Prompt, Served, Settings, serve
+from calibrate.serving.forward import Clock, Model, Part, forward, make_model
+from sim.commands.command import Command
+from sim.commands.options import FILE, scenario_argument
+from sim.core.errors import InputError
+from sim.core.files import write_json
+from sim.inputs.scenario import Inference, Scenario, load_scenario
+from sim.prices.profile import BlockPoint, Profile
+from sim.prices.serving_parts import part_key
+from sim.serve.records import percentiles
+from sim.serve.requests import Request, make_requests
+from sim.serve.simulation import simulate_serving
+
+REPEATS = 5
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CHUNKS, BEFORE = (2, 16, 64, 256), (0, 64, 256)
+DECODES, LENGTHS = (1, 4, 16, 32), (16, 64, 256, 512)
+LONGEST = max(LENGTHS)
+Samples = dict[tuple[str, int, int], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One real run and its simulation."""
+
+    profile: Profile
+    measured: dict[str, Any]
+    simulated: dict[str, Any]
+
+    @property
+    def error(self) -> float:
+        """Simulated over measured throughput, less one."""
+        return float(self.simulated["output_tokens_per_s"] / self.measured["output_tokens_per_s"] - 1.0)
+
+
+def sample_parts(
+    model: Model, block_tokens: int, samples: Samples, clock: Clock = time.perf_counter, longest: int = LONGEST
+) -> None:
+    """Time every part once more, in sequences of at most `longest` tokens; medians over calls are what counts.
+
+    Never the same twice running: hot loops come out too fast.
+    """
+    per = -(-longest // block_tokens)
+    cache = make_cache(model.config, per * max(DECODES), block_tokens, model.dtype)
+    for n in TOKENS:
+        if n in DECODES:
+            continue
+        parts = [Part(i, (1,) * min(longest, n - i * longest), 0) for i in range(-(-n // longest))]
+        total, cores = _timed(model, cache, parts, clock)
+        samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
+    for chunk in (c for c in CHUNKS if c <= longest // 2):
+        for before in (b for b in BEFORE if b <= longest // 2):
+            _, cores = _timed(model, cache, [Part(0, (1,) * chunk, before)], clock)
+            samples.setdefault(("prefill", chunk, before), []).append(statistics.median(cores))
+    for n in DECODES:
+        for length in (x for x in LENGTHS if x <= longest):
+            total, cores = _timed(model, cache, [Part(i, (1,), length - 1) for i in range(n)], clock)
+            samples.setdefault(("decode", n, length), []).append(statistics.median(cores))
+            samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
+
+
+def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock) -> tuple[float, list[float]]:
+    for p in parts:
+        cache.grow(p.sequence, p.end)
+    cores: list[float] = []
+    begin = clock()
+    forward(model, cache, parts, cores, clock).argmax(-1).tolist()
+    total = clock() - begin
+    for p in parts:
+        cache.release(p.sequence)
+    return total, cores
+
+
+def make_profile(model: Model, samples: Samples, engine_s: float) -> Profile:
+    """The medians as blocks of a profile, and what the engine does between forwards."""
+    blocks = [BlockPoint(part_key(model.config, "engine", 0), "forward", 0, max(engine_s, 1e-9), 0.0)]
+    for (part, a, b), values in samples.items():
+        middle = statistics.median(values)
+        spread = statistics.median(abs(v - middle) for v in values) / middle
+        blocks.append(BlockPoint(part_key(model.config, part, a, b), "forward", 0, middle, spread))
+    return Profile(name="serving-engine", source="calibrate.serving.measure", blocks=tuple(blocks))
+
+
+def compare(
+    scenario: Scenario, say: Callable[[str], None] = lambda text: None, clock: Clock = time.perf_counter
+) -> Comparison:
+    """Measure the parts, serve, measure again, simulate. `clock`: time.process_time leaves out what others' load takes.
+
+    Raises:
+        InputError: for a scenario that this engine cannot run (more than one rank, experts, latent attention, …).
+    """
+    inference = _runnable(scenario)
+    torch.set_num_threads(1)
+    requests = make_requests(inference.requests)
+    longest = max(r.prompt_tokens + r.output_tokens for r in requests)
+    model = make_model(scenario.model, max(longest, LONGEST))
+    block = inference.kv_cache.block_tokens
+    settings = Settings(
+        blocks=-(-longest // block) * min(len(requests), inference.max_running_requests), block_tokens=block,
+        max_running=inference.max_running_requests, max_batch_tokens=inference.max_batch_tokens,
+        host_tokens=1 << 20 if inference.prefix_cache == "cpu" else 0,
+    )  # fmt: skip
+    prompts = _prompts(requests, scenario.model.vocab)
+    samples: Samples = {}
+    sample_parts(model, block, {}, clock)  # warms up
+    say("measuring parts")
+    for _ in range(REPEATS // 2 + 1):
+        sample_parts(model, block, samples, clock)
+    say("serving")
+    served = serve(model, prompts, settings, clock)
+    say("measuring parts again")
+    for _ in range(REPEATS // 2):
+        sample_parts(model, block, samples, clock)
+    profile = make_profile(model, samples, _between(served))
+    simulated = simulate_serving(scenario, profile).result
+    return Comparison(profile, _result(served), simulated)
+
+
+def _runnable(scenario: Scenario) -> Inference:
+    m, i = scenario.model, scenario.inference
+    if i is None:
+        raise InputError(f"{scenario.name}: this scenario has no `inference` section")
+    wrong = [what for what, bad in (
+        ("more than one rank", scenario.parallelism.ranks > 1), ("experts", m.moe is not None),
+        ("latent attention", m.mla is not None), ("query-key norms", m.qk_norm),
+        *((f"model.{key}", True) for key in m.variations),
+        ("precision other than fp32", i.precision != "fp32"),
+        ("a contiguous cache", i.kv_cache.layout != "paged"), ("prefixes kept on the GPU", i.prefix_cache == "gpu"),
+        ("unfused attention", i.attention == "unfused"),
+        ("quantization", i.quantization != "none"), ("static batching", i.batching == "static"),
+    ) if bad]  # fmt: skip
+    if wrong:
+        raise InputError(f"{scenario.name}: the bundled engine does not run {', '.join(wrong)}")
+    return i
+
+
+def _prompts(requests: tuple[Request, ...], vocab: int) -> list[Prompt]:
+    """Random tokens; prompts of one prefix begin alike."""
+    draw = torch.Generator().manual_seed(0)
+    shared: dict[str, tuple[int, ...]] = {}
+    longest = max(r.prompt_tokens for r in requests)
+    out = []
+    for r in requests:
+        own = tuple(torch.randint(0, vocab, (r.prompt_tokens,), generator=draw).tolist())
+        beginning: tuple[int, ...] = ()
+        if r.prefix_id:
+            if r.prefix_id not in shared:
+                shared[r.prefix_id] = tuple(torch.randint(0, vocab, (longest,), generator=draw).tolist())
+            beginning = shared[r.prefix_id][: r.prefix_tokens]
+        tokens = beginning + own[len(beginning) :]
+        out.append(Prompt(tokens, r.output_tokens, r.arrival_s, r.prefix_id, r.prefix_tokens))
+    return out
+
+
+def _between(served: Served) -> float:
+    """Median seconds from the end of one iteration's forward to the start of the next while there was work."""
+    return statistics.median(served.gaps) if served.gaps else 0.0
+
+
+def _result(served: Served) -> dict[str, Any]:
+    """The same figures as a simulated result's."""
+    done = served.sequences
+    output = sum(s.request.output_tokens for s in done)
+    seconds = max(s.finish_s for s in done) - min(s.request.arrival_s for s in done)
+    return {
+        "output_tokens_per_s": output / seconds,
+        "request_latency_s": percentiles([s.finish_s - s.request.arrival_s for s in done]).to_json(),
+        "time_to_first_token_s": percentiles([s.first_token_s - s.request.arrival_s for s in done]).to_json(),
+        "time_per_output_token_s": percentiles(
+            [(s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)
+             for s in done if s.request.output_tokens > 1]).to_json(),
+        "iterations": len(served.iterations),
+    }  # fmt: skip
+
+
+@click.command("serving-measure", cls=Command)
+@scenario_argument
+@click.option("--out", type=FILE, metavar="FILE", help="write figures and profile as JSON")
+@click.option("--cpu-seconds", is_flag=True, help="count this process's CPU time alone: for busy machines")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, help="how often to measure, serve and simulate")
+def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> None:
+    """Serve SCENARIO for real and print measured beside simulated."""
+    clock = time.process_time if cpu_seconds else time.perf_counter
+    loaded, begin, busy = load_scenario(scenario), time.perf_counter(), machine_busy_s() - time.process_time()
+    every = [compare(loaded, lambda text: print(text, flush=True), clock) for _ in range(rounds)]
+    others = (machine_busy_s() - time.process_time() - busy) / (time.perf_counter() - begin)
+    found = sorted(every, key=lambda c: c.error)[len(every) // 2]
+    rates = [c.measured["output_tokens_per_s"] for c in every]
+    print(f"{'':24} {'measured':>12} {'simulated':>12} {'error':>8}")
+    for name in ("output_tokens_per_s", "time_to_first_token_s", "time_per_output_token_s", "request_latency_s"):
+        pair = [r[name]["p50"] if isinstance(r[name], dict) else r[name] for r in (found.measured, found.simulated)]
+        print(f"{name:24} {pair[0]:12.5g} {pair[1]:12.5g} {pair[1] / pair[0] - 1:+8.1%}")
+    print(f"throughput's error in {rounds} rounds: {', '.join(f'{c.error:+.1%}' for c in every)}; measured "
+          f"{min(rates):.5g} to {max(rates):.5g} tokens/s; others kept {others:.1f} cores busy")  # fmt: skip
+    if out is not None:
+        data = {"measured": found.measured, "simulated": found.simulated, "profile": found.profile.to_json()}
+        write_json(out, data, indent=1)

@@ -1,0 +1,135 @@
+"""How every command starts and ends: one message and exit code 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Any, NoReturn, TextIO, cast
+
+import click
+
+from sim.core.errors import InputError
+
+UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short command's time
+    "OPENBLAS_NUM_THREADS": "1",  # threads for products of large matrices, of which there are none
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looked for in the metadata of every package that is installed
+}
+
+
+EXTRAS = {"torch": "calibrate", "torchao": "torchao", "transformers": "huggingface", "distributed": "dask"}
+LOOK_ALIKES = {  # one character each, so that columns stay where they are
+    "█": "#", "▓": "=", "░": ".", "✓": "+", "✗": "!", "·": "-", "–": "-", "−": "-", "—": "-", "…": "~",
+    "×": "x", "÷": "/", "µ": "u", "→": ">", "≤": "<", "≥": ">", "±": "~", "‘": "'", "’": "'", "“": '"', "”": '"',
+}  # fmt: skip
+
+
+@contextmanager
+def bad_input_exits() -> Iterator[None]:
+    """Turn an `InputError`, and a package of an extra that is missing, into one message on standard error and exit code
+    2; Ctrl-C into exit code 130."""
+    try:
+        yield
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        print(f"error: this needs {error.name}: pip install 'stepsim[{EXTRAS[error.name]}]'", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+class Command(click.Command):
+    """A command whose function raises `InputError` for bad input and may return an exit code; None stands for 0."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("context_settings", {"show_default": True, "max_content_width": 120})
+        super().__init__(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> NoReturn:
+        """Run the function and end the process."""
+        with bad_input_exits():
+            ctx.exit(super().invoke(ctx) or 0)
+
+
+class _Output:
+    """Standard output that a reader may close, as `| head` does: what nobody reads is dropped without a word.
+
+    The exit code stays the command's own, and files that it also writes are written.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or drop."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        """Write out, or drop."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def _drop(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+def _look_alike(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of codecs: what an encoding lacks, as characters that every encoding has."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(LOOK_ALIKES.get(character, "?") for character in missing), error.end
+
+
+def _write_any_character() -> None:
+    """No character ends the program: a pipe on Windows is cp1252, a cron job's output ASCII."""
+    codecs.register_error("look-alike", _look_alike)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="look-alike")
+
+
+def _end_on_sigterm() -> None:
+    """SIGTERM as an exception, with which files and processes are cleared away."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def _load(module: str) -> click.Command:
+    for name, value in UNUSED.items():
+        os.environ.setdefault(name, value)
+    command: click.Command = import_module(module).main
+    return command
+
+
+def run_command(command: click.Command | str) -> NoReturn:
+    """Run a command as this process; of a module's name its `main`, so that Ctrl-C may also meet it while it loads."""
+    _end_on_sigterm()
+    _write_any_character()
+    sys.stdout = cast(TextIO, _Output(sys.stdout))
+    with bad_input_exits():
+        loaded = _load(command) if isinstance(command, str) else command
+        loaded()
+    raise AssertionError("a command ends its process")

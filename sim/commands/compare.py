@@ -1,0 +1,335 @@
+"""Simulated against measured: the same scenario, once in the simulator and once for real.
+
+    python -m sim.compare SCENARIO.yaml MEASURED.json [--calibration NAME] [--html FILE] [--json FILE|-]
+                          [--tolerance 0.10]
+
+Simulates with the run's own calibration unless another is named. Exit codes: 0 within tolerance, 1 step time
+out of it, 2 bad input.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import FILE, json_option, overrides_option, scenario_argument, write_page
+from sim.core.errors import InputError
+from sim.core.files import write_json
+from sim.core.timeline import MESSAGES, SENDS, Detail, Span, Timeline
+from sim.engine.run import run_static
+from sim.inputs.measured_run import MeasuredRun, load_measured
+from sim.inputs.scenario import Scenario, load_scenario
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
+from sim.results.operator_times import time_by_operator
+from sim.simulation import Simulation, simulate
+from sim.studies.measured import own_profile, own_schedule, parsed_scenario, to_timeline
+
+_Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
+COMPUTE = ("F", "B", "W")
+PHASE_RAN = {"input_grad": "backward", "weight_grad": "backward"}
+MOST_OPERATORS = 12  # that the table shows
+COMPARED = {"model", "training", "parallelism"}  # of a scenario, when asking whether it is the one that ran
+
+
+def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolerance: float) -> dict[str, Any]:
+    """Everything `--json` prints (`sim-compare/1`); errors are simulated ÷ measured − 1.
+
+    `actions`: mean seconds of one action of each kind; of communications, without waiting for other ranks.
+    `action_ends`: mean distance of the end of F, B and W between the two timelines, over the measured step.
+    `replay`: the recorded step's own durations, put through the simulator, against its own length; it tells
+    an error of schedule or rendezvous (large here too) from an error of cost (small here).
+    """
+    simulated = simulation.timeline
+    step = _pair(simulation.outcome.step_time_s, run.step_time_s)
+    ranks = _ranks(simulation, measured)
+    return {
+        "format": "sim-compare/1",
+        "scenario": simulation.scenario.name,
+        "profile": simulation.profile.name,
+        "step_time_s": step,
+        "step_time_interval_s": list(simulation.outcome.step_time_interval_s),
+        "noise": run.noise,
+        "steps": {"count": len(run.step_times_s), "min_s": min(run.step_times_s), "max_s": max(run.step_times_s)},
+        "actions": _kinds(simulated, measured),
+        "replay": _replay(simulation, measured),
+        "action_ends": _ends(simulation, simulated, measured, run.step_time_s),
+        "ranks": ranks,
+        "memory": _memory(simulation, run),
+        **({"operators": operators(simulation, run)} if run.operators else {}),
+        "tolerance": tolerance,
+        "within_tolerance": abs(step["error"]) <= tolerance,
+    }
+
+
+def operators(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
+    """Seconds of each operator of a step, those that differ most first; `between operators` is what their seconds leave
+    of the measured step: Python, autograd, the clock's own time left out."""
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for row in time_by_operator(simulation)[0].operators:
+        sums[row.operator, PHASE_RAN.get(row.phase, row.phase)] += row.seconds
+    measured = {(o.operator, o.phase): o.seconds for o in run.operators}
+    left_s = max(0.0, run.step_time_s - sum(measured.values()))
+    pairs = [(key, sums.get(key, 0.0), measured.get(key, 0.0)) for key in dict.fromkeys([*sums, *measured])]
+    rows = [{"operator": name, "phase": phase, **_pair(a, b)} for (name, phase), a, b in pairs]
+    rows.append({"operator": "between operators", "phase": "", **_pair(0.0, left_s)})
+    return sorted(rows, key=lambda row: -abs(row["simulated"] - row["measured"]))
+
+
+def _pair(simulated: float, measured: float) -> dict[str, Any]:
+    error = simulated / measured - 1 if measured > 0 else None
+    return {"simulated": simulated, "measured": measured, "error": error}
+
+
+def _kinds(simulated: Timeline, measured: Timeline) -> dict[str, dict[str, Any]]:
+    """Mean seconds of one action, for each kind that either side has."""
+    means = [_mean_by_kind(t.spans()) for t in (simulated, measured)]
+    out = {}
+    for kind in dict.fromkeys([*means[1], *means[0]]):
+        (a, n), (b, k) = (m.get(kind, (0.0, 0)) for m in means)
+        out[kind] = _pair(a, b) | {"simulated_count": n, "measured_count": k}
+    return out
+
+
+def _mean_by_kind(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
+    """Mean seconds and number of parts; messages under the name of their sending end."""
+    out: dict[str, list[float]] = defaultdict(list)
+    for key, seconds in _durations(spans).items():
+        name = {"F_message": "SEND_F", "B_message": "SEND_B"}.get(key[0], key[0])
+        out[name].append(seconds)
+    return {kind: (sum(t) / len(t), len(t)) for kind, t in out.items()}
+
+
+def _durations(spans: Iterable[Span]) -> dict[_Key, float]:
+    """Seconds of every part; of what ends a step the sum, of communications without waiting for other ranks.
+
+    A communication takes from the last start of its members to its last end; a message until it is received.
+    """
+    sums: dict[_Key, float] = defaultdict(float)
+    starts: dict[_Key, float] = {}
+    ends: dict[_Key, float] = {}
+    for key, s in _keyed(spans):
+        if key[3] >= 0:
+            sums[key] += s.end_s - s.start_s
+        else:
+            starts[key] = max(s.start_s, starts.get(key, s.start_s))
+            ends[key] = max(0.0 if s.kind in SENDS else s.end_s, ends.get(key, 0.0))
+    return sums | {key: max(ends[key] - starts[key], 0.0) for key in starts}
+
+
+def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
+    """Spans with the name of what they are part of: a rank's action, a message or collective of several.
+
+    An action's computations are one part, and so is all that ends a rank's step (clipping, optimizer): the two sides
+    may cut them differently.
+    """
+    seen: dict[tuple[str, int, int, int], int] = defaultdict(int)
+    for s in spans:
+        own = (s.kind, s.stage, s.micro_batch, s.rank)
+        alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
+        message = s.kind in MESSAGES
+        kind = f"{s.kind[-1]}_message" if message else s.kind
+        count = 0 if alone else seen[own]
+        yield (kind, s.stage, s.micro_batch, s.rank if alone else -1, count), s
+        seen[own] += 1
+
+
+def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None:
+    """The simulated graph with recorded durations; None where gradients or parameters travel within actions, a teacher,
+    which is no part of the graph, takes time, or the run did not record what travels (on a GPU, within a layer)."""
+    built = simulation.built
+    if simulation.teacher is not None:
+        return None
+    if not simulation.expanded and any((acted.first != acted.last).any() for acted in built.actions):
+        return None
+    simulated, recorded = _durations(simulation.timeline.spans()), _durations(measured.spans())
+    if {key[0] for key in simulated} - {key[0] for key in recorded}:
+        return None
+    graph, kinds = built.graph, tuple(built.graph.span_kinds)
+    seconds, stages, micro_batches = graph.seconds.copy(), graph.stages.tolist(), graph.micro_batches.tolist()
+    slots = sorted(graph.slot_table().tolist(), key=lambda slot: float(simulation.times.start_s[slot[0]]))
+    spans = [
+        Span(graph.classes[c].rank, "", kinds[k], stages[i], micro_batches[i], i, i, Detail(""))
+        for i, c, _, k in slots
+    ]
+    for (task, *_), (key, _) in zip(slots, _keyed(spans), strict=True):
+        if key in recorded and simulated[key] > 0:
+            seconds[task] = graph.seconds[task] * recorded[key] / simulated[key]
+    again = run_static(replace(graph, columns=graph.columns._replace(seconds=seconds)))
+    return _pair(again.step_s, measured.step_time_s)
+
+
+def _class_rank(simulation: Simulation, rank: int) -> int:
+    """The simulated rank that stands for `rank`."""
+    return simulation.plan.classes[simulation.plan.class_of(rank)].rank
+
+
+def _ranks(simulation: Simulation, measured: Timeline) -> list[dict[str, Any]]:
+    """For every measured rank: seconds in F, B and W, and the end of the last of them."""
+    sides = [_compute_by_rank(t.spans()) for t in (simulation.timeline, measured)]
+    out = []
+    for c in measured.classes:
+        a = sides[0].get(_class_rank(simulation, c.rank), (0.0, 0.0))
+        b = sides[1].get(c.rank, (0.0, 0.0))
+        out.append({"rank": c.rank, "compute_s": _pair(a[0], b[0]), "pipeline_end_s": _pair(a[1], b[1])})
+    return out
+
+
+def _compute_by_rank(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
+    out: dict[int, tuple[float, float]] = {}
+    for s in spans:
+        if s.kind in COMPUTE:
+            busy, end = out.get(s.rank, (0.0, 0.0))
+            out[s.rank] = (busy + s.end_s - s.start_s, max(end, s.end_s))
+    return out
+
+
+def _ends(simulation: Simulation, simulated: Timeline, measured: Timeline, step_s: float) -> dict[str, float]:
+    """How far the ends of the same actions lie apart, as fractions of the measured step."""
+    ends, real = (_action_ends(t) for t in (simulated, measured))
+    distances = []
+    for (rank, *action), end_s in real.items():
+        key = (_class_rank(simulation, rank), *action)
+        if key in ends:
+            distances.append(abs(ends[key] - end_s) / step_s)
+    if not distances:
+        return {"mean": 0.0, "max": 0.0}
+    return {"mean": sum(distances) / len(distances), "max": max(distances)}
+
+
+def _action_ends(timeline: Timeline) -> dict[tuple[int, str, int, int], float]:
+    """End of the last computation of every F, B and W, by rank, kind, stage and micro-batch."""
+    ends: dict[tuple[int, str, int, int], float] = {}
+    for s in timeline.spans():
+        if s.kind in COMPUTE:
+            key = (s.rank, s.kind, s.stage, s.micro_batch)
+            ends[key] = max(s.end_s, ends.get(key, 0.0))
+    return ends
+
+
+def _memory(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
+    """Peak and bytes saved for backward, rank by rank."""
+    rows = {row.rank: row for row in simulation.outcome.memory}
+    out = []
+    for m in run.memory:
+        row = rows[_class_rank(simulation, m.rank)]
+        entry: dict[str, Any] = {"rank": m.rank, "peak_bytes": _pair(row.peak, m.allocated_peak_bytes)}
+        if m.saved_for_backward_bytes is not None:
+            entry["saved_for_backward_bytes"] = _pair(row.activations, m.saved_for_backward_bytes)
+        out.append(entry)
+    return out
+
+
+def simulate_run(scenario: Scenario, run: MeasuredRun, profile: Profile, where: str) -> Simulation:
+    """The scenario of a measured run, simulated as it was run; `where` starts error messages."""
+    p = scenario.parallelism
+    within_actions = p.tp * p.cp * p.ep > 1  # communications that a recorded action is cut at
+    schedule = own_schedule(run, scenario, where)
+    return simulate(scenario, profile, schedule=schedule, expand=within_actions, fold=not within_actions)
+
+
+def check_same(scenario: Scenario, run: MeasuredRun, where: str) -> None:
+    """That the run is of this scenario: the same model, training and parallelism.
+
+    Raises:
+        InputError: naming the first key that differs.
+    """
+    cluster = scenario.cluster.model_dump(mode="json")
+    ran = parsed_scenario(run, where, cluster)
+    a, b = (s.model_dump(mode="json", include=COMPARED) for s in (scenario, ran))
+    different = _difference(a, b, "")
+    if different is not None:
+        key, ours, theirs = different
+        raise InputError(f"{where}: scenario.{key}: found {theirs}, but the scenario file has {ours}")
+    ranks = scenario.parallelism.ranks
+    beyond = [r for r in (*(a.rank for a in run.actions), *(m.rank for m in run.memory)) if r >= ranks]
+    if beyond:
+        raise InputError(f"{where}: actions.rank: found {beyond[0]}; allowed: 0 to {ranks - 1}")
+
+
+def _difference(a: Any, b: Any, key: str) -> tuple[str, Any, Any] | None:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in dict.fromkeys([*a, *b]):
+            found = _difference(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+            if found is not None:
+                return found
+        return None
+    return None if a == b else (key, a, b)
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """A table a person can read, on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    step = result["step_time_s"]
+    table = Table(title=f"{result['scenario']}: simulated against measured (profile: {result['profile']})")
+    table.add_column("")
+    for name in ("simulated", "measured", "error"):
+        table.add_column(name, justify="right")
+    _row(table, "step", step, 1e3, "ms")
+    for kind, pair in result["actions"].items():
+        _row(table, kind, pair, 1e3, "ms")
+    for m in result["ranks"]:
+        _row(table, f"rank {m['rank']} compute", m["compute_s"], 1e3, "ms")
+    for m in result["memory"]:
+        _row(table, f"rank {m['rank']} peak memory", m["peak_bytes"], 2**-20, "MiB")
+        if "saved_for_backward_bytes" in m:
+            _row(table, f"rank {m['rank']} saved for backward", m["saved_for_backward_bytes"], 2**-20, "MiB")
+    for row in result.get("operators", ())[:MOST_OPERATORS]:
+        _row(table, f"{row['operator']} {row['phase']}".strip(), row, 1e3, "ms")
+    console = Console()
+    console.print(table)
+    verdict = "within" if result["within_tolerance"] else "OUT OF"
+    console.print(
+        f"step time {step['error']:+.1%}, {verdict} tolerance ({result['tolerance']:.0%}); measured steps "
+        f"spread by {result['noise']:.1%}; actions end {result['action_ends']['mean']:.1%} of the step apart"
+    )
+
+
+def _row(table: Any, name: str, pair: dict[str, Any], scale: float, unit: str) -> None:
+    error = "" if pair["error"] is None else f"{pair['error']:+.1%}"
+    table.add_row(name, *(f"{pair[k] * scale:.4g} {unit}" for k in ("simulated", "measured")), error)
+
+
+@click.command("compare", cls=Command)
+@scenario_argument
+@click.argument("measured", metavar="MEASURED.json")
+@click.option("--calibration", metavar="NAME", help="a profile instead of the run's own")
+@click.option("--html", type=FILE, metavar="FILE", help="write the two timelines overlaid")
+@json_option
+@click.option("--tolerance", type=float, default=0.10, help="of the step time")
+@overrides_option
+def main(
+    scenario: Path,
+    measured: str,
+    calibration: str | None,
+    html: Path | None,
+    json: str | None,
+    tolerance: float,
+    overrides: tuple[str, ...],
+) -> int:
+    """Compare SCENARIO's simulation with MEASURED.json, a real run of it as calibrate.measure writes one."""
+    if not 0 <= tolerance < 100:
+        raise InputError(f"--tolerance: found {tolerance:g}; allowed: 0 or more, such as 0.1")
+    loaded, run = load_scenario(scenario, overrides), load_measured(measured)
+    check_same(loaded, run, measured)
+    profile = load_profile(calibration, "--calibration") if calibration else own_profile(run, measured)
+    simulation = simulate_run(loaded, run, profile, measured)
+    timeline = to_timeline(run.actions, loaded)
+    result = compare(simulation, run, timeline, tolerance)
+    if json != "-":
+        print_table(result)
+    if json is not None:
+        write_json(json, result, indent=1)
+    if html is not None:
+        from sim.views.compare_page import compare_page
+
+        write_page(html, compare_page(result, simulation.timeline, timeline))
+    return 0 if result["within_tolerance"] else 1

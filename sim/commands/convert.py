@@ -1,0 +1,92 @@
+"""`python -m sim.convert FILE`: another trainer's configuration as a scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import FILE, overrides_option
+from sim.core.errors import InputError
+from sim.core.files import read_text, write_text
+
+if TYPE_CHECKING:
+    from sim.convert.settings import Converted, Machine
+
+TRAINERS = ("megatron", "torchtitan", "deepspeed")
+MAX_BYTES = 4 * 2**20
+
+
+@click.command("convert", cls=Command)
+@click.argument("file", type=FILE, metavar="FILE")
+@click.option("--cluster", required=True, metavar="NAME", help="the cluster it runs on (`stepsim clusters` lists them)")
+@click.option("--gpus", type=click.IntRange(1, 10_000_000), metavar="N", help="GPUs, where the file does not say it")
+@click.option("--model", metavar="NAME|config.json", help="the model, where the file does not describe it")
+@click.option("--seq-len", type=click.IntRange(1, 100_000_000), metavar="N", help="sequence length, for DeepSpeed")
+@click.option("--from", "trainer", type=click.Choice(TRAINERS), help="whose configuration it is; else told by its form")
+@click.option("--config", metavar="FUNCTION", help="the function of a torchtitan config.py with several")
+@overrides_option
+@click.option("--out", type=FILE, metavar="SCENARIO.yaml", help="write the scenario there, not to standard output")
+def main(
+    file: Path,
+    cluster: str,
+    gpus: int | None,
+    model: str | None,
+    seq_len: int | None,
+    trainer: str | None,
+    config: str | None,
+    overrides: tuple[str, ...],
+    out: Path | None,
+) -> None:
+    """Turn a Megatron-LM launch script, a torchtitan config (TOML or Python), a DeepSpeed JSON or Transformers'
+    TrainingArguments (JSON or YAML) into a scenario. Nothing of FILE is run. What no key expresses stands in comments.
+    """
+    import yaml
+
+    from sim.convert.settings import Machine
+    from sim.inputs.input_source import Source
+    from sim.inputs.overrides import with_overrides
+    from sim.inputs.scenario import parse_scenario
+
+    found = _converted(file, Machine(cluster, gpus, model), trainer, seq_len, config)
+    scenario = with_overrides(Source(str(file), found.scenario), overrides).data
+    parse_scenario(scenario, str(file))  # says what cannot be
+    head = [f"Converted from {file.name} by `stepsim convert`.", *found.notes]
+    text = "".join(f"# {line}\n" for line in head) + yaml.safe_dump(scenario, sort_keys=False, width=120)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(out, text)
+
+
+def _converted(file: Path, machine: Machine, trainer: str | None, seq_len: int | None, config: str | None) -> Converted:
+    text = read_text(file, MAX_BYTES)
+    found = trainer or _kind(file, text)
+    if found == "torchtitan":
+        from sim.convert.torchtitan import convert_torchtitan
+
+        return convert_torchtitan(file, text, machine, config)
+    if found == "megatron":
+        from sim.convert.megatron import convert_megatron
+
+        return convert_megatron(file, text, machine)
+    from sim.convert.deepspeed import convert_deepspeed
+    from sim.inputs.yaml_input import parse_yaml
+
+    data: Any = parse_yaml(text, str(file))[0]
+    if not isinstance(data, dict):
+        raise InputError(f"{file}: holds no mapping; a DeepSpeed JSON or TrainingArguments does")
+    return convert_deepspeed(file, data, machine, seq_len)
+
+
+def _kind(file: Path, text: str) -> str:
+    """Whose configuration it is."""
+    if file.suffix in (".toml", ".py"):
+        return "torchtitan"
+    if file.suffix in (".json", ".yaml", ".yml"):
+        return "deepspeed"
+    if "--" in text:
+        return "megatron"
+    raise InputError(f"{file}: whose configuration it is cannot be told: give --from {'|'.join(TRAINERS)}")

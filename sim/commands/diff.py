@@ -1,0 +1,69 @@
+"""`python -m sim.diff A B`: what differs between two scenarios or results, in keys, times and memory.
+
+With `--set` and one scenario: as it is, and with the changes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import SCENARIO, json_option, overrides_option, page_option, write_page
+from sim.core.errors import InputError
+from sim.core.files import read_json, write_json
+
+
+@click.command("diff", cls=Command)
+@click.argument("a", type=SCENARIO, metavar="A")
+@click.argument("b", type=SCENARIO, required=False, metavar="[B]")
+@json_option
+@page_option
+@overrides_option
+def main(a: Path, b: Path | None, json: str | None, html: Path | None, overrides: tuple[str, ...]) -> None:
+    """Compare A with B, each a scenario or a result of `run --json`; without B, A with A and every --set."""
+    from sim.studies.difference import difference
+
+    if b is None and not overrides:
+        raise InputError("B: is missing; give a second scenario or result, or --set KEY=VALUE")
+    first = result_of(a, () if b is None else overrides)
+    found = difference(first, result_of(a if b is None else b, overrides))
+    if json is not None:
+        write_json(json, found, indent=1)
+    if html is not None:
+        from sim.views.difference import difference_page
+
+        write_page(html, difference_page(found))
+    if json != "-":
+        from rich.console import Console
+
+        from sim.views.difference import print_difference
+
+        print_difference(found, Console(width=None if sys.stdout.isatty() else 160))
+
+
+def result_of(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """A stored result, or that of a scenario, simulated.
+
+    Raises:
+        InputError: for a file that is neither, or overrides of a result.
+    """
+    from sim.inputs.file_kinds import refuse_other_kind
+    from sim.inputs.scenario import load_scenario
+    from sim.serve.simulation import simulate_serving
+    from sim.simulation import simulate
+
+    if path.suffix == ".json":
+        data = read_json(path)
+        if isinstance(data, dict) and str(data.get("format")).startswith("sim-result/"):
+            if overrides:
+                raise InputError(f"{path}: is a result; --set changes scenarios alone")
+            return data
+        if not isinstance(data, dict) or "format" in data:
+            refuse_other_kind(path, data, "diff wants scenarios or results")
+            raise InputError(f"{path}: is no result of `stepsim run --json`")
+    scenario = load_scenario(path, overrides)
+    return (simulate(scenario) if scenario.inference is None else simulate_serving(scenario)).result

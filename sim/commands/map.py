@@ -1,0 +1,212 @@
+"""`python -m sim.map`: the best layout for each model size and number of GPUs, beside measured runs.
+
+The map that Hugging Face drew of 4,000 experiments on up to 512 GPUs (N. Tazi et al., The Ultra-Scale Playbook, 2025),
+with `sim.search` in place of the cluster.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import (
+    FILE,
+    SCENARIO,
+    dask_option,
+    json_option,
+    overrides_option,
+    page_option,
+    processes_option,
+    write_page,
+)
+from sim.core.errors import InputError
+from sim.core.files import write_json
+
+if TYPE_CHECKING:
+    from sim.studies.executors import Workers
+
+MODELS = "llama3.2-1b,llama3.2-3b,llama3-8b,llama3-70b,llama3-405b"
+GPUS = "8,16,32,64,128,256,512"
+MOST_CELLS = 1_000
+ONLY = ("cp=1", "schedule=1f1b,interleaved_1f1b", "virtual_stages=1,2,4", "recompute=none,selective,full")
+BASE, MEASURED = "map_llama3.yaml", Path("published") / "ultrascale_h100.json"
+
+
+@click.command("map", cls=Command)
+@click.argument("scenario", type=SCENARIO, metavar="[SCENARIO]", required=False)
+@click.option("--models", default=MODELS, metavar="NAME,…", help="model presets or config.json files, a row each")
+@click.option("--gpus", default=GPUS, metavar="N,…", help="numbers of GPUs, a column each")
+@click.option("--only", multiple=True, default=ONLY, metavar="KEY=VALUE,…", help="layouts to search, as in sim.search")
+@click.option("--memory-limit", metavar="BYTES", help="bytes a GPU may use, such as 70GiB; by default all it has")
+@click.option("--measured", type=FILE, metavar="TABLE.json", help="measured steps to draw beside the map, by default "
+              "the playbook's; - for none")  # fmt: skip
+@processes_option
+@dask_option
+@json_option
+@page_option
+@overrides_option
+def main(
+    scenario: Path | None,
+    models: str,
+    gpus: str,
+    only: tuple[str, ...],
+    memory_limit: str | None,
+    measured: Path | None,
+    workers: int | None,
+    dask: str | None,
+    json: str | None,
+    html: Path | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Search the best layout of every model on every number of GPUs. SCENARIO gives batch, sequence and cluster;
+    by default the shipped map_llama3."""
+    from sim.inputs.shipped import scenarios_folder
+
+    path = scenario or scenarios_folder() / BASE
+    table = measured or scenarios_folder() / MEASURED
+    beside = None if str(table) == "-" else table
+    result = run_map(path, overrides, parse_list(models), parse_gpus(gpus), only, memory_limit, workers, dask, beside)
+    if json is not None:
+        write_json(json, result, indent=1)
+    if html is not None:
+        from sim.views.map_page import map_page
+
+        write_page(html, map_page(result))
+    if json != "-":
+        print_map(result)
+    return 0 if any(cell["best"] for cell in result["cells"]) else 1
+
+
+def parse_list(text: str) -> list[str]:
+    """Words between commas.
+
+    >>> parse_list("llama3-8b, llama3-70b")
+    ['llama3-8b', 'llama3-70b']
+
+    Raises:
+        InputError: if there is none, or one is given twice.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or len(set(words)) < len(words):
+        raise InputError(f"--models: found {text!r}; must be different names between commas")
+    return words
+
+
+def parse_gpus(text: str) -> list[int]:
+    """Numbers between commas, in ascending order.
+
+    >>> parse_gpus("64,8")
+    [8, 64]
+
+    Raises:
+        InputError: for anything else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 8 and int(word) > 0 for word in words):
+        raise InputError(f"--gpus: found {text!r}; must be numbers between commas, such as 8,64,512")
+    return sorted({int(word) for word in words})
+
+
+def run_map(
+    path: Path,
+    overrides: Sequence[str],
+    models: Sequence[str],
+    gpus: Sequence[int],
+    only: Sequence[str],
+    memory_limit: str | None = None,
+    workers: int | None = None,
+    dask: str | None = None,
+    measured: Path | None = None,
+) -> dict[str, Any]:
+    """Search every cell, and return the result in the form of `--json`: format sim-map/1.
+
+    Raises:
+        InputError: for a scenario, model, table or option that is wrong, or a Dask cluster that does not answer.
+    """
+    from sim.studies.executors import available_cores, dask_workers, local_workers
+    from sim.validation.best_measured import best_measured
+
+    if len(models) * len(gpus) > MOST_CELLS:
+        raise InputError(f"--models, --gpus: make {len(models) * len(gpus):,} searches; at most {MOST_CELLS:,}")
+    begin, count = time.perf_counter(), workers or available_cores()
+    with dask_workers(dask) if dask else local_workers(count) as pool, _progress(len(models) * len(gpus)) as advance:
+        cells = []
+        for model in models:
+            for n in gpus:
+                cells.append(_cell(path, overrides, model, n, only, memory_limit, pool))
+                advance(f"{model} on {n:,} GPUs")
+        cores = pool.cores()
+    return {
+        "format": "sim-map/1", "name": path.stem, "models": list(models), "gpus": list(gpus),
+        "only": list(only), "memory_limit_bytes": cells[0]["memory_limit_bytes"], "cells": cells,
+        "measured": None if measured is None else best_measured(measured),
+        "wall_s": time.perf_counter() - begin, "cores": cores,
+    }  # fmt: skip
+
+
+def _cell(
+    path: Path, overrides: Sequence[str], model: str, gpus: int, only: Sequence[str], limit: str | None, pool: Workers
+) -> dict[str, Any]:
+    """One search: the fastest layout of a model that fits, or none."""
+    from sim.commands.search import search_space, space_of
+
+    space, limit_bytes = space_of(path, [*overrides, f"model={model}"], gpus, limit, only)
+    found = search_space(space, limit_bytes, 1, False, pool)
+    best = found["best"][0] if found["best"] else None
+    return {
+        "model": model, "gpus": gpus, "best": best, "counts": found["counts"], "memory_limit_bytes": limit_bytes,
+    }  # fmt: skip
+
+
+@contextmanager
+def _progress(cells: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("searching", total=cells)
+        yield lambda done: bar.update(task, advance=1, description=done)
+
+
+def print_map(result: dict[str, Any]) -> None:
+    """MFU and layout of each cell, and measured runs beside their simulation."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from sim.views.map_page import cell_words, run_words
+
+    console = Console(width=None if sys.stdout.isatty() else 240)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("MFU, GiB, layout")
+    for n in result["gpus"]:
+        table.add_column(f"{n:,} GPUs")
+    cells = {(cell["model"], cell["gpus"]): cell for cell in result["cells"]}
+    for model in result["models"]:
+        table.add_row(model, *("\n".join(cell_words(cells[model, n])) for n in result["gpus"]))
+        table.add_section()
+    console.print(table)
+    if result["measured"]:
+        beside = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in ("model", "GPUs", "best measured layout", "measured tok/s/GPU", "simulated", "error"):
+            beside.add_column(name, justify="left" if name in ("model", "best measured layout") else "right")
+        for row in result["measured"]["rows"]:
+            rates = (row["tokens_per_s_per_gpu"], row["simulated_tokens_per_s_per_gpu"])
+            error = f"{rates[1] / rates[0] - 1:+.1%}"
+            beside.add_row(row["model"], f"{row['gpus']:,}", run_words(row), *(f"{r:,.0f}" for r in rates), error)
+        source = result["measured"]["source"].get("citation", result["measured"]["table"])
+        console.print(f"Fastest measured layouts and their simulation: {source}", highlight=False, markup=False)
+        console.print(beside)
+    cores = f"{result['cores']} core{'s' * (result['cores'] != 1)}"
+    console.print(f"{len(cells)} searches in {result['wall_s']:.1f} s on {cores}", highlight=False)

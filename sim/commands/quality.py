@@ -1,0 +1,60 @@
+"""`python -m sim.quality`: a table of models' scores joined with simulated throughput and memory into Pareto plots."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import FILE, SCENARIO, json_option, overrides_option, page_option, write_page
+from sim.core.files import write_json
+
+
+@click.command("quality", cls=Command)
+@click.argument("scenario", type=SCENARIO, metavar="[SCENARIO]", required=False)
+@click.option("--scores", type=FILE, metavar="FILE.csv", help="columns model and score, maybe set and source; by "
+              "default published MMLU scores")  # fmt: skip
+@json_option
+@page_option
+@overrides_option
+def main(
+    scenario: Path | None, scores: Path | None, json: str | None, html: Path | None, overrides: tuple[str, ...]
+) -> None:
+    """Serve every model of a table of scores as SCENARIO says, by default the shipped quality_serving."""
+    from sim.inputs.shipped import scenarios_folder
+    from sim.studies.quality import quality, read_scores
+
+    path = scenario or scenarios_folder() / "quality_serving.yaml"
+    table = scores or scenarios_folder() / "quality_mmlu.csv"
+    rows = quality(path, read_scores(table), overrides)
+    result = {"format": "sim-quality/1", "name": path.stem, "scores": table.name, "models": rows}
+    if json is not None:
+        write_json(json, result, indent=1)
+    if html is not None:
+        from sim.views.quality_page import quality_page
+
+        write_page(html, quality_page(result))
+    if json != "-":
+        print_quality(result)
+
+
+def print_quality(result: dict[str, Any]) -> None:
+    """A table, best score first; a mark where no other model is better in both."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from sim.views.quality_page import HEAD, cells
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, name in enumerate(HEAD):
+        table.add_column(name, justify="right" if i else "left")
+    for row in sorted(result["models"], key=lambda row: -row["score"]):
+        table.add_row(*cells(row))
+    console.print(f"{result['name']} with the scores of {result['scores']}; ✓ where no model has more of both",
+                  highlight=False)  # fmt: skip
+    console.print(table)

@@ -1,0 +1,288 @@
+"""`python -m sim.replay TRACE...`: replay recorded traces, as they are and with something changed.
+
+TRACE: PyTorch profiler (Kineto) JSON, one file a rank, or Chakra execution traces (PREFIX.RANK.et), gzip or not; or
+captured programs (PREFIX.rank0.json.gz), which `--cluster` prices.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import FILE, json_option, page_option, write_page
+from sim.core.errors import InputError
+from sim.core.files import read_json, write_json, write_text
+from sim.inputs.file_kinds import read_yaml_if_any, refuse_other_kind
+from sim.traces.changes import (
+    Change,
+    doubts,
+    dp_change,
+    gpu_pair,
+    kernel_scales,
+    network_of,
+    straggler_scales,
+)
+from sim.traces.recording import Recording
+from sim.traces.replay import Replay, rank_times, recorded_times, replay, timeline
+
+MAX_TRACES = 4096
+
+
+@click.command("replay", cls=Command)
+@click.argument("traces", type=FILE, nargs=-1, required=True, metavar="TRACE...")
+@click.option("--cluster", metavar="PRESET", help="price communication (of programs all) on this cluster preset")
+@click.option("--calibration", metavar="NAME", help="captured programs: profile in place of that of the cluster's GPU")
+@click.option("--gpu", metavar="NAME", help="replay on this GPU preset, or FROM=TO")
+@click.option("--gpu-ratio", type=float, default=1.0, metavar="X", help="a device X times as fast")
+@click.option("--network-scale", type=float, default=1.0, metavar="X", help="links X times as fast")
+@click.option(
+    "--scale-kernels", multiple=True, metavar="REGEX=X", help="seconds of matching kernels times X, repeatable"
+)
+@click.option("--straggler", multiple=True, metavar="RANK=X", help="a rank's compute seconds times X, repeatable")
+@click.option("--dp", type=click.IntRange(1, 1_000_000), metavar="N", help="data-parallel ranks, as much work each")
+@click.option("--dp-group", metavar="NAME", help="process group that --dp changes")
+@click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; left out, the one of median length")
+@json_option
+@page_option
+@click.option("--trace", type=FILE, metavar="FILE", help="write a Chrome/Perfetto trace of the replay")
+def main(
+    traces: tuple[Path, ...],
+    cluster: str | None,
+    calibration: str | None,
+    gpu: str | None,
+    gpu_ratio: float,
+    network_scale: float,
+    scale_kernels: tuple[str, ...],
+    straggler: tuple[str, ...],
+    dp: int | None,
+    dp_group: str | None,
+    groups: Path | None,
+    step: int | None,
+    json: str | None,
+    html: Path | None,
+    trace: Path | None,
+) -> None:
+    """Replay recorded traces or captured programs; options change device, network, ranks or kernels."""
+    captured = _captured(traces)
+    if captured:
+        recording = load_programs(traces, cluster, calibration)
+    else:
+        if calibration is not None:
+            raise InputError("--calibration: is for captured programs; a trace has times of its own")
+        recording = load(traces, step, groups)
+    asked = {
+        "cluster": None if captured else cluster, "gpu": gpu, "gpu_ratio": gpu_ratio, "network_scale": network_scale,
+        "scale_kernels": list(scale_kernels), "straggler": list(straggler), "dp": dp, "dp_group": dp_group,
+    }  # fmt: skip
+    change = make_change(recording, asked)
+    if captured and dp is not None:  # transfers of other ranks are priced anew
+        change = replace(change, network=network_of(str(cluster), _ranks_after(recording, change.dp)))
+    recording.warnings += doubts(recording, change)
+    unchanged, changed = replay(recording), replay(recording, change)
+    result = make_result(unchanged, changed, asked)
+    _write(result, changed, json, html, trace)
+
+
+def _captured(paths: Sequence[Path]) -> bool:
+    """Whether the files are captured programs.
+
+    Raises:
+        InputError: where some are and some are not.
+    """
+    from sim.inputs.script_program import is_program
+
+    found = [is_program(p) for p in paths]
+    if any(found) and not all(found):
+        one, other = paths[found.index(True)], paths[found.index(False)]
+        raise InputError(f"{other}: is no captured program, and {one} is; give files of one sort")
+    return all(found)
+
+
+def load_programs(paths: Sequence[Path], cluster: str | None, calibration: str | None = None) -> Recording:
+    """One step of captured ranks, priced on a cluster preset.
+
+    Raises:
+        InputError: without a cluster, for an unknown one, or a file that is damaged.
+    """
+    from sim.inputs.script_program import read_rank_program
+    from sim.traces.program_in import program_recording
+    from sim.traces.program_prices import ProgramPrices
+
+    if cluster is None:
+        raise InputError("--cluster: is missing; a captured program has no times until a cluster prices it")
+    if len(paths) > MAX_TRACES:
+        raise InputError(f"found {len(paths)} programs; at most {MAX_TRACES} are read at once")
+    ranks = [read_rank_program(p) for p in paths]
+    network = network_of(cluster, max(r.world_size for r in ranks))
+    return program_recording(ranks, ProgramPrices(network.cluster, calibration))
+
+
+def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = None) -> Recording:
+    """The recorded step in profiler or Chakra traces, which the files' first bytes tell apart.
+
+    Raises:
+        InputError: for files that are neither, or both sorts at once.
+    """
+    from sim.traces.chakra_in import load as load_chakra
+    from sim.traces.chakra_in import read_groups
+    from sim.traces.files import read_bytes
+    from sim.traces.kineto import looks_like_kineto, read_kineto
+    from sim.traces.matching import join
+
+    if len(paths) > MAX_TRACES:
+        raise InputError(f"found {len(paths)} traces; at most {MAX_TRACES} are read at once")
+    contents = [read_bytes(p) for p in paths]
+    for path, content in zip(paths, contents, strict=True):
+        _refuse_no_trace(path, content)
+    kineto = [looks_like_kineto(c) for c in contents]
+    if all(kineto):
+        if groups is not None:
+            raise InputError("--groups: is for Chakra traces; profiler traces name their groups' ranks")
+        return join([read_kineto(p, i, c) for i, (p, c) in enumerate(zip(paths, contents, strict=True))], step)
+    if any(kineto):
+        raise InputError(
+            f"{paths[kineto.index(False)]}: is no JSON, and {paths[kineto.index(True)]} is; give traces of one sort"
+        )
+    if step is not None:
+        raise InputError("--step: Chakra traces are not divided into steps")
+    return load_chakra(paths, contents, read_groups(groups) if groups is not None else None)
+
+
+def _refuse_no_trace(path: Path, content: bytes) -> None:
+    """Raise for a scenario or a result of this program."""
+    if path.suffix in (".yaml", ".yml"):
+        refuse_other_kind(path, read_yaml_if_any(path), "replay wants profiler JSON or Chakra's .et")
+    elif path.suffix == ".json" and b'"format"' in content[:100]:
+        refuse_other_kind(path, read_json(path), "replay wants profiler JSON or Chakra's .et")
+
+
+def make_change(recording: Recording, asked: dict[str, Any]) -> Change:
+    """The what-if that options ask for.
+
+    Raises:
+        InputError: for a value that is out of range or names nothing.
+    """
+    for key in ("gpu_ratio", "network_scale"):
+        if not 1e-9 <= asked[key] <= 1e9:
+            raise InputError(f"--{key.replace('_', '-')}: found {asked[key]}; must be a factor from 1e-9 to 1e9")
+    dp = dp_change(recording, asked["dp"], asked["dp_group"]) if asked["dp"] is not None else None
+    return Change(
+        kernels=kernel_scales(asked["scale_kernels"]),
+        gpu_ratio=asked["gpu_ratio"],
+        gpus=gpu_pair(asked["gpu"], recording.gpu_name) if asked["gpu"] else None,
+        network_scale=asked["network_scale"],
+        network=network_of(asked["cluster"], _ranks_after(recording, dp)) if asked["cluster"] else None,
+        dp=dp,
+        stragglers=straggler_scales(asked["straggler"], recording.ranks),
+    )
+
+
+def _ranks_after(recording: Recording, dp: tuple[frozenset[str], int, int] | None) -> int:
+    """Ranks of the job once its data-parallel groups have their new size."""
+    return recording.world_size * (-(-dp[2] // dp[1]) if dp else 1)
+
+
+def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> dict[str, Any]:
+    """What `--json` writes (`sim-replay/1`). `error`: of the unchanged replay against the recorded step."""
+    recording = unchanged.recording
+    recorded_s = recording.step_ns * 1e-9
+    return {
+        "format": "sim-replay/1",
+        "traces": recording.name,
+        "priced_on": recording.priced_on or None,
+        "ranks": list(recording.ranks),
+        "world_size": recording.world_size,
+        "profiler_step": recording.step,
+        "recorded_step_s": recorded_s,
+        "replayed_step_s": unchanged.step_time_s,
+        "error": unchanged.step_time_s / recorded_s - 1 if recorded_s else 0.0,
+        "what_if": {k: v for k, v in asked.items() if v not in (None, [], 1.0)},
+        "step_time_s": changed.step_time_s,
+        "change": changed.step_time_s / unchanged.step_time_s - 1 if unchanged.step_time_s else 0.0,
+        "per_rank": [
+            _row(before, after) for before, after in zip(rank_times(unchanged), rank_times(changed), strict=True)
+        ],
+        "communication": _communication(recording, unchanged, changed),
+        "nodes": len(recording.nodes),
+        "warnings": recording.warnings,
+    }
+
+
+def _row(before: Any, after: Any) -> dict[str, Any]:
+    names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")
+    return (
+        {"rank": before.rank}
+        | {n: getattr(after, n) for n in names}
+        | {f"recorded_{n}": getattr(before, n) for n in names}
+    )
+
+
+def _communication(recording: Recording, unchanged: Replay, changed: Replay) -> list[dict[str, Any]]:
+    """Per kind and group: operations, bytes, mean seconds of the transfer alone, recorded and changed."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    for i, node in enumerate(recording.nodes):
+        if node.message is not None:
+            row = rows.setdefault((node.message.kind, node.message.group), [0, 0.0, 0.0, 0.0])
+            row[0] += 1
+            row[1] += node.message.bytes
+            row[2] += unchanged.end_s[i] - unchanged.begin_s[i]
+            row[3] += changed.end_s[i] - changed.begin_s[i]
+    return [{"kind": k, "group": g, "count": int(n), "bytes": b, "recorded_s": old / n, "seconds": new / n}
+            for (k, g), (n, b, old, new) in sorted(rows.items())]  # fmt: skip
+
+
+def _write(result: dict[str, Any], changed: Replay, json: str | None, html: Path | None, trace: Path | None) -> None:
+    if json is not None:
+        write_json(json, result, indent=1)
+    if trace is not None:
+        from sim.views.trace import trace_events
+
+        write_text(trace, json_module.dumps(trace_events(timeline(changed))))
+    if html is not None:
+        from sim.traces.page import replay_page
+
+        recorded = timeline(recorded_times(changed.recording))
+        write_page(html, replay_page(result, timeline(changed), recorded))
+    if json != "-":
+        _print(result)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sim.traces.page import asked
+    from sim.views.units import seconds
+
+    console = Console()
+    label = f", profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""
+    console.print(f"[b]{_plain(result['traces'])}[/b]: {len(result['ranks'])} of {result['world_size']} ranks{label}")
+    before, again = seconds(result["recorded_step_s"]), seconds(result["replayed_step_s"])
+    if result["priced_on"]:
+        console.print(f"on {result['priced_on']}: [b]{again}[/b] a step")
+    else:
+        console.print(f"recorded {before}, replayed unchanged {again} ({result['error'] * 100:+.2f} %)")
+    if result["what_if"]:
+        words = _plain(", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items()))
+        after = f"[b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)"
+        console.print(f"with {words}: {after}", soft_wrap=True)
+    table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
+    for row in result["per_rank"][:32]:
+        names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")
+        table.add_row(str(row["rank"]), *(seconds(row[n]) for n in names))
+    console.print(table)
+    for warning in result["warnings"]:
+        console.print(f"note: {_plain(warning)}")
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

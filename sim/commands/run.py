@@ -1,0 +1,339 @@
+"""`python -m sim.run SCENARIO.yaml`: simulate a step, or a serving workload, and show where time and memory go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import FILE, SCENARIO, json_option, overrides_option, write_page
+from sim.core.errors import InputError
+from sim.core.files import write_json, write_text
+from sim.core.gc_paused import no_collection
+
+if TYPE_CHECKING:
+    from sim.engine.shared_links import Engine
+    from sim.inputs.scenario import Scenario
+    from sim.results.operator_times import RankOperators
+    from sim.serve.result import ServingSimulation
+    from sim.simulation import Simulation
+    from sim.studies.anchor import Anchor
+    from sim.studies.spending import Spending
+    from sim.views.headline import Number
+
+OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
+
+
+@click.command("run", cls=Command)
+@click.argument("scenario", type=SCENARIO, required=False, metavar="SCENARIO")
+@json_option
+@click.option("--html", type=FILE, metavar="FILE", help="write an interactive timeline that opens offline")
+@click.option("--trace", type=FILE, metavar="FILE", help="write a Chrome/Perfetto trace")
+@click.option("--topology", type=FILE, metavar="FILE", help="write a drawing of the cluster with the load of each link")
+@overrides_option
+@click.option("--steps", type=click.IntRange(1, 1000), default=1, help="draw memory over the first STEPS steps")
+@click.option(
+    "--engine",
+    type=click.Choice(("auto", "simpy", "static")),
+    default="auto",
+    help="simpy, static (passes without a clock, equal to it), or auto: SimPy for what is small or needs it",
+)
+@click.option("--chakra", type=FILE, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim")
+@click.option("--emit", metavar="torchtitan|megatron", help="print another trainer's flags for this layout")
+@click.option("--explain", metavar="KEY", help="say what a scenario key means; '' for all sections")
+@click.option("--plan-batch", is_flag=True, help="cut the global batch into dp, micro-batches and accumulation")
+@click.option(
+    "--critical-batch",
+    type=click.FloatRange(1e-3),
+    metavar="N",
+    help="with --plan-batch: critical batch size, sequences",
+)
+@click.option(
+    "--critical-loss",
+    type=click.FloatRange(0.01, 100.0),
+    metavar="NATS",
+    help="with --plan-batch: the critical batch size that Kaplan et al. 2020 found at this loss",
+)
+@click.option(
+    "--days", type=float, metavar="DAYS", help="simulate DAYS days of failures and checkpoints (faults.failures)"
+)
+@click.option("--runs", type=click.IntRange(1, 100_000), default=200, help="histories that --days draws")
+@click.option("--operators", is_flag=True, help="list the longest operators of every class of ranks")
+@click.option("--require-fit", is_flag=True, help="exit code 1 where memory does not suffice")
+@click.option("--tokens", metavar="N", help="tokens of the whole training, as training.tokens: steps, days, GPU hours")
+@click.option("--price", type=click.FloatRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour: cost and energy")
+@click.option(
+    "--measured",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="a step of SCENARIO as you measured it, without --set: what --set then takes, scaled to it",
+)
+@click.option("--schema", is_flag=True, help="print a scenario's JSON Schema, for editors")
+def main(
+    scenario: Path | None,
+    json: str | None,
+    html: Path | None,
+    trace: Path | None,
+    topology: Path | None,
+    overrides: tuple[str, ...],
+    steps: int,
+    engine: Engine,
+    chakra: Path | None,
+    emit: str | None,
+    explain: str | None,
+    plan_batch: bool,
+    critical_batch: float | None,
+    critical_loss: float | None,
+    days: float | None,
+    runs: int,
+    operators: bool,
+    require_fit: bool,
+    tokens: str | None,
+    price: float | None,
+    measured: float | None,
+    schema: bool,
+) -> int | None:
+    """Simulate one training step, or the serving workload, of SCENARIO and print a summary."""
+    if schema or explain is not None:
+        _describe(explain)
+        return None
+    if scenario is None:
+        raise InputError("SCENARIO: is missing; give a file or a shipped scenario's name (--help shows the options)")
+    for option, value in (("--critical-batch", critical_batch), ("--critical-loss", critical_loss)):
+        if value is not None and not plan_batch:
+            raise InputError(f"{option}: stands beside --plan-batch alone")
+    if critical_batch is not None and critical_loss is not None:
+        raise InputError("--critical-loss: stands in place of --critical-batch; give one of them")
+    given = overrides if tokens is None else (*overrides, f"training.tokens={tokens}")
+    files = {"--html": html, "--trace": trace, "--topology": topology, "--chakra": chakra, "--days": days}
+    if plan_batch:
+        _stands_alone("--plan-batch", {**files, "--emit": emit})
+        _plan_batch(scenario, json, overrides, critical_batch, critical_loss)
+        return None
+    if emit is not None:
+        _stands_alone("--emit", {**files, "--json": json})
+        _emit(scenario, overrides, emit)
+        return None
+    for target, write in ((topology, _draw), (chakra, _write_chakra)):
+        if target is not None:
+            write(scenario, overrides, target)
+    asked = _Asked(steps, None if days is None else (days, runs), operators, price, measured, overrides)
+    fits = _run(scenario, json, html, trace, given, engine, asked)
+    return 1 if require_fit and not fits else 0
+
+
+class _Asked(NamedTuple):
+    """What the summary and the JSON say beside the step itself."""
+
+    steps: int
+    weeks: tuple[float, int] | None  # days, histories
+    operators: bool
+    price_per_gpu_hour: float | None
+    measured_s: float | None
+    changes: Sequence[str]  # --set: what differs from the step that was measured
+
+
+def _stands_alone(option: str, others: Mapping[str, object]) -> None:
+    """Refuse what `option`, which simulates no step of its own, would not do."""
+    for other, value in others.items():
+        if value is not None:
+            raise InputError(f"{other}: cannot stand beside {option}")
+
+
+@no_collection()
+def _run(
+    path: Path,
+    json: str | None,
+    html: Path | None,
+    trace: Path | None,
+    overrides: Sequence[str],
+    engine: Engine,
+    asked: _Asked,
+) -> bool:
+    """Simulate and show; does it fit in memory?"""
+    from sim.inputs.scenario import load_scenario
+    from sim.simulation import simulate
+
+    scenario = load_scenario(path, overrides)
+    if scenario.inference is not None:
+        training = {"--days": asked.weeks, "--operators": asked.operators or None, "--measured": asked.measured_s}
+        for option, given in training.items():
+            if given is not None:
+                raise _no_training(path, option)
+        return _serve(scenario, json, html, trace, asked.price_per_gpu_hour, engine)
+    if engine == "static" and scenario.processes is not None:
+        raise InputError(f"{path}: --engine static: the scenario's processes need SimPy's clock (auto or simpy)")
+    simulation = simulate(scenario, engine=engine)
+    if html is not None or trace is not None:
+        _write_views(simulate(scenario, expand=True, engine=engine), html, trace, asked.steps)
+    weeks, anchored, spent = None, None, None
+    if asked.weeks is not None:
+        from sim.studies.goodput import goodput
+
+        weeks = goodput(scenario, simulation.step_time_s, *asked.weeks, progress=sys.stderr.isatty())
+    if asked.measured_s is not None:
+        from sim.studies.anchor import anchor
+
+        ran = simulate(load_scenario(path), engine=engine) if asked.changes else simulation
+        anchored = anchor(asked.measured_s, ran.outcome, simulation.outcome)
+    if asked.price_per_gpu_hour is not None:
+        from sim.studies.spending import spending
+
+        spent = spending(simulation.outcome, asked.price_per_gpu_hour)
+    if json is not None:
+        more = {"goodput": weeks, "measured": anchored, "spending": spent}
+        write_json(json, simulation.result | {k: v.to_json() for k, v in more.items() if v is not None}, indent=1)
+    if json != "-":
+        from rich.console import Console
+
+        from sim.views.summary import print_summary
+
+        print_summary(simulation.outcome, Console(), weeks, _numbers(anchored, spent))
+        if asked.operators:
+            _print_operators(simulation)
+    return simulation.outcome.fits_in_memory
+
+
+def _numbers(anchored: Anchor | None, spent: Spending | None) -> list[Number]:
+    """What the options asked for, as headline numbers."""
+    from sim.views.asked_numbers import anchor_numbers, spending_numbers
+
+    return [
+        *([] if anchored is None else anchor_numbers(anchored)),
+        *([] if spent is None else spending_numbers(spent)),
+    ]
+
+
+def _print_operators(simulation: Simulation) -> None:
+    """The longest operators of every class of ranks."""
+    from sim.results.operator_times import time_by_operator
+    from sim.views.units import percent, seconds
+
+    for ranks in time_by_operator(simulation):
+        print(f"\nOperators of rank{'s' * (not ranks.ranks.isdigit())} {ranks.ranks}, share of the step")
+        for row in ranks.operators[:OPERATORS_SHOWN]:
+            print(f"  {row.operator:32}{row.phase:13}{seconds(row.seconds):>10} {percent(row.share):>8}")
+
+
+def _no_training(path: Path, option: str) -> InputError:
+    return InputError(f"{path}: {option}: is for training; this scenario serves requests")
+
+
+def _serve(
+    scenario: Scenario, json: str | None, html: Path | None, trace: Path | None, price_per_gpu_hour: float | None,
+    engine: Engine,
+) -> bool:  # fmt: skip
+    from sim.serve.simulation import simulate_serving
+
+    simulation = simulate_serving(scenario, engine=engine)
+    if html is not None or trace is not None:
+        _write_views(simulation, html, trace, 1)
+    spent = None
+    if price_per_gpu_hour is not None:
+        from sim.studies.spending import spending
+
+        spent = spending(simulation.outcome, price_per_gpu_hour)
+    if json is not None:
+        whole = simulation.result | ({} if spent is None else {"spending": spent.to_json()})
+        write_json(json, whole, indent=1)
+    if json != "-":
+        from rich.console import Console
+
+        from sim.views.serving_summary import print_serving
+
+        print_serving(simulation.outcome, Console(), _numbers(None, spent))
+    return simulation.outcome.fits_in_memory
+
+
+def _draw(path: Path, overrides: Sequence[str], target: Path) -> None:
+    """Write the drawing of the cluster under a step's traffic."""
+    from sim.inputs.scenario import load_scenario
+    from sim.results.link_traffic import topology_drawing
+    from sim.simulation import simulate
+
+    scenario = load_scenario(path, overrides)
+    if scenario.training is None:
+        raise _no_training(path, "--topology")
+    write_page(target, topology_drawing(simulate(scenario)))
+
+
+def _plan_batch(
+    path: Path, json: str | None, overrides: Sequence[str], critical: float | None, loss: float | None
+) -> None:
+    from sim.inputs.scenario import load_scenario
+    from sim.studies.batch_plan import as_dict, batch_sizes, kaplan_critical_tokens, plan_batch, print_plan
+
+    def load(more: list[str]) -> Scenario:
+        return load_scenario(path, [*overrides, *more])
+
+    if loss is not None and (training := load([]).training) is not None:
+        critical = kaplan_critical_tokens(loss) / training.seq_len
+    sizes = [] if critical is None else batch_sizes(load, critical)
+    plan = as_dict(plan_batch(load), load([]), critical, sizes)
+    if json is not None:
+        write_json(json, plan, indent=1)
+    if json != "-":
+        print_plan(plan)
+
+
+def _describe(key: str | None) -> None:
+    """Print the JSON Schema, or what one key means."""
+    if key is None:
+        from sim.inputs.scenario import json_schema
+
+        write_json("-", json_schema(), indent=1)
+    else:
+        from sim.inputs.explain import explain
+
+        print(explain(key))
+
+
+def _emit(path: Path, overrides: Sequence[str], trainer: str) -> None:
+    """Print a trainer's flags."""
+    from sim.emit import emit
+    from sim.inputs.scenario import load_scenario
+
+    print(emit(load_scenario(path, overrides), trainer))
+
+
+def _write_chakra(path: Path, overrides: Sequence[str], prefix: Path) -> None:
+    """Write the step as Chakra traces."""
+    from sim.inputs.scenario import load_scenario
+    from sim.inputs.workloads import EngineOptions
+    from sim.simulation import simulate
+    from sim.traces.chakra_out import write_chakra
+
+    scenario = load_scenario(path, overrides)
+    if scenario.training is None:
+        raise _no_training(path, "--chakra")
+    whole = scenario.model_copy(update={"engine": EngineOptions()})  # ASTRA-sim makes messages of collectives itself
+    write_chakra(simulate(whole, expand=True), prefix)
+
+
+def _operators_of(simulation: Simulation | ServingSimulation) -> tuple[RankOperators, ...]:
+    """Time by operator of a training step; serving has none."""
+    from sim.results.operator_times import time_by_operator
+    from sim.simulation import Simulation
+
+    return time_by_operator(simulation) if isinstance(simulation, Simulation) else ()
+
+
+def _write_views(simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int) -> None:
+
+    memory = simulation.memory_over(steps)
+    if html is not None:
+        from sim.views.timeline_page import timeline_page
+
+        longest = _operators_of(simulation)
+        page = timeline_page(simulation.outcome, simulation.timeline, memory, simulation.critical_rows, longest)
+        write_page(html, page)
+    if trace is not None:
+        import json
+
+        from sim.views.trace import trace_events
+
+        write_text(trace, json.dumps(trace_events(simulation.timeline, memory)))

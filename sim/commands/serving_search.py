@@ -1,0 +1,66 @@
+"""What `sim.search --slo` prints: each layout's highest rate, the fewest GPUs, throughput against interactivity."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+PIPE_WIDTH = 240  # columns where nobody watches: a table in a file is never cut
+CURVE_SHOWN = 12
+
+
+def print_serving_search(result: dict[str, Any], top: int) -> None:
+    """A table of the best layouts, the fewest GPUs for the scenario's own rate, and the curve."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console.print(f"{result['name']}: {result['gpus']:,} GPUs within {', '.join(result['slo'])}", highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in ("requests/s", "tok/s/GPU", "first token p50, p99", "a token p50, p99", "next token p99"):
+        table.add_column(head, justify="right")
+    priced = any("cost_per_million_output_tokens" in row for row in result["best"])
+    if priced:
+        table.add_column("a million tokens", justify="right")
+    table.add_column("layout")
+    for row in result["best"][:top]:
+        table.add_row(*_cells(row, priced), " ".join(f"{k} {v}" for k, v in row["parallelism"].items() if v > 1) or "-")
+    if result["best"]:
+        console.print(table)
+    wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
+    if fewest is not None:
+        layout = " ".join(f"{k} {v}" for k, v in fewest["parallelism"].items())
+        n = fewest["gpus"]
+        console.print(f"fewest for {wanted:g} requests a second: {n:,} GPU{'s' * (n != 1)} ({layout})", highlight=False)
+    elif wanted is not None:
+        console.print(f"no layout carries {wanted:g} requests a second within them", highlight=False)
+    for refusal in result["refusals"]:
+        words = " ".join(f"{k} {v}" for k, v in refusal["parallelism"].items())
+        console.print(f"left out: {words}: {refusal['reason']}", highlight=False, markup=False)
+    curve = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in ("tok/s a user", "tok/s/GPU", "requests/s/GPU"):
+        curve.add_column(head, justify="right")
+    curve.add_column("layout")
+    shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]
+    for point in shown:
+        figures = [point[k] for k in ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu", "rate_per_s_per_gpu")]
+        layout = " ".join(f"{k} {v}" for k, v in point["parallelism"].items() if v > 1) or "-"
+        curve.add_row(*(f"{x:,.4g}" for x in figures), layout)
+    if shown:
+        console.print("throughput against interactivity:", highlight=False)
+        console.print(curve)
+
+
+def _cells(row: dict[str, Any], priced: bool) -> list[str]:
+    from sim.views.units import seconds
+
+    if not row["rate_per_s"]:
+        return ["none", *["-"] * (4 + priced)]
+    two = [
+        ", ".join(seconds(row[k][p]) for p in ("p50", "p99"))
+        for k in ("time_to_first_token_s", "time_per_output_token_s")
+    ]
+    cells = [f"{row['rate_per_s']:.3g}", f"{row['output_tokens_per_s_per_gpu']:,.0f}", *two]
+    cells.append(seconds(row["inter_token_latency_s"]["p99"]))
+    return [*cells, f"{row['cost_per_million_output_tokens']:.2f}"] if priced else cells

@@ -1,0 +1,150 @@
+"""`stepsim`: every command of the program under one name. Only the modules of the command that runs are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from sim.commands.command import Command
+from sim.core.errors import InputError
+
+
+class Lazy(NamedTuple):
+    """Where a command is: the module whose `main` it is, and its line in the list of commands."""
+
+    module: str
+    about: str
+
+
+class LazyGroup(click.Group):
+    """A group that loads a command when it runs. `lazy` says where each is, in the order of the help."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, Lazy], **kwargs: Any) -> None:
+        kwargs.setdefault("context_settings", {"max_content_width": 120})
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return [*self.lazy, *self.commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, loaded."""
+        place = self.lazy.get(cmd_name)
+        return super().get_command(ctx, cmd_name) if place is None else import_module(place.module).main
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with the nearest name where there is no such command."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            from sim.inputs.input_source import nearest
+
+            hint = nearest(args[0], names)
+            raise InputError(f"found {args[0]!r}; no such command{hint} (there are: {', '.join(names)})")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without loading any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(self._lines())
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names of commands, without loading any."""
+        own = [CompletionItem(name, help=about) for name, about in self._lines() if name.startswith(incomplete)]
+        return [*own, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _lines(self) -> list[tuple[str, str]]:
+        here = [(name, command.get_short_help_str(100)) for name, command in self.commands.items()]
+        return [*((name, place.about) for name, place in self.lazy.items()), *here]
+
+
+def _version() -> str:
+    try:
+        return version("stepsim")
+    except PackageNotFoundError:  # a checkout that was never installed
+        return "not installed"
+
+
+CALIBRATE = {
+    "run": Lazy("calibrate.run", "Measure this machine and write a calibration profile"),
+    "measure": Lazy("calibrate.measure", "Run a scenario for real on local ranks"),
+    "serving": Lazy("calibrate.serving.side_by_side", "Serve a scenario's requests for real"),
+    "capture": Lazy("calibrate.capture.command", "Write down a training step that somebody else wrote, as a program"),
+    "topology": Lazy("calibrate.topology", "Write the graph of this node: GPUs, PCIe, NVLink, NICs"),
+    "fit": Lazy("calibrate.fit", "Fit a profile's coefficients to your own step times"),
+}
+COMMANDS = {
+    "run": Lazy("sim.commands.run", "Simulate a training step or a serving workload"),
+    "search": Lazy("sim.commands.search", "Find the fastest layouts that fit in memory"),
+    "map": Lazy("sim.commands.map", "Find the best layout for each model size and number of GPUs"),
+    "quality": Lazy("sim.commands.quality", "Join a table of models' scores with simulated throughput and memory"),
+    "sweep": Lazy("sim.commands.sweep", "Simulate every combination of values of some keys"),
+    "compare": Lazy("sim.commands.compare", "Compare a simulation with a measured run"),
+    "diff": Lazy("sim.commands.diff", "Show what differs between two scenarios or results"),
+    "replay": Lazy("sim.commands.replay", "Replay recorded traces with another GPU, network or straggler"),
+    "convert": Lazy("sim.commands.convert", "Turn another trainer's configuration into a scenario"),
+    "explore": Lazy("sim.commands.explore", "Change a layout in a browser and see the step redrawn"),
+    "topology": Lazy("sim.commands.topology", "Write a cluster's network as a graph, to change and read back"),
+    "validate": Lazy("sim.commands.validate", "Predict published measurements row by row"),
+    "regress": Lazy("sim.commands.regress", "Check stored real runs against their simulation"),
+}
+
+
+@click.group("stepsim", cls=LazyGroup, lazy=COMMANDS)
+@click.version_option(_version(), prog_name="stepsim", message="%(prog)s %(version)s")
+def main() -> None:
+    """Simulate LLM training and serving on GPU clusters. SCENARIO is a YAML file or the name of a shipped scenario."""
+
+
+@main.group("calibrate", cls=LazyGroup, lazy=CALIBRATE)
+def calibrate() -> None:
+    """Measure this machine, or run scenarios on it (needs torch)"""
+
+
+@main.command("scenarios", cls=Command)
+def scenarios() -> None:
+    """List the shipped scenarios"""
+    from sim.inputs.shipped import first_comment, shipped_scenarios
+
+    _print_pairs((name, first_comment(path)) for name, path in shipped_scenarios().items())
+
+
+@main.command("models", cls=Command)
+def models() -> None:
+    """List the shipped models"""
+    from sim.inputs.model_input import load_model, model_presets
+    from sim.views.headline import size_words
+
+    _print_pairs((name, size_words(load_model(name))) for name in model_presets())
+
+
+@main.command("clusters", cls=Command)
+def clusters() -> None:
+    """List the shipped clusters"""
+    from sim.views.headline import cluster_words
+    from topology.presets import CLUSTERS
+
+    _print_pairs((name, cluster_words(cluster)) for name, cluster in CLUSTERS.items())
+
+
+@main.command("completion", cls=Command)
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print a shell's completion script: eval "$(stepsim completion bash)" in ~/.bashrc"""
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(main, {}, "stepsim", "_STEPSIM_COMPLETE").source())
+
+
+def _print_pairs(pairs: Any) -> None:
+    rows = list(pairs)
+    width = max(len(name) for name, _ in rows)
+    for name, about in rows:
+        click.echo(f"{name:{width}}  {about}")

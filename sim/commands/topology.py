@@ -1,0 +1,70 @@
+"""`python -m topology.export CLUSTER`: a cluster's network as parts and links, to look at, change and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import FILE
+from sim.core.errors import InputError
+from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.input_source import Source
+from sim.inputs.topology_input import with_own_gpu, write_topology
+from topology.dragonfly import dragonfly_plus
+from topology.graph import wiring_of
+from topology.presets import CLUSTERS
+from topology.spec import ClusterSpec
+from topology.wiring import Wiring
+
+MAX_NODES = 10_000
+
+
+@click.command("topology", cls=Command)
+@click.argument("cluster", metavar="CLUSTER")
+@click.option("--nodes", type=int, help="nodes to write; a preset has 1, a scenario its own", show_default=False)
+@click.option("--out", type=FILE, required=True, help="node-link JSON, or GraphML where the name ends in .graphml")
+@click.option("--groups", type=int, help="join the nodes as a dragonfly+ of so many groups", show_default=False)
+def main(cluster: str, nodes: int | None, out: Path, groups: int | None) -> None:
+    """Write the network of CLUSTER, a preset or a scenario, as a graph: `cluster: {topology: FILE}` reads it back."""
+    if nodes is not None and not 1 <= nodes <= MAX_NODES:
+        raise InputError(f"--nodes: found {nodes}; must be from 1 to {MAX_NODES:,}")
+    found = _cluster(cluster, nodes)
+    wiring = with_own_gpu(wiring_of(found) if groups is None else _dragonfly(found, groups), found)
+    write_topology(out, wiring)
+    click.echo(
+        f"wrote {out}: {len(wiring.ranks):,} GPUs of {found.name}, {len(wiring.parts):,} parts, "
+        f"{len(wiring.links) // 2:,} links"
+    )
+
+
+def _dragonfly(cluster: ClusterSpec, groups: int) -> Wiring:
+    try:
+        return dragonfly_plus(cluster, groups)
+    except ValueError as error:
+        raise InputError(f"--groups: {error}") from None
+
+
+def _cluster(name: str, nodes: int | None) -> ClusterSpec:
+    """A preset, or the cluster of a scenario."""
+    if name in CLUSTERS:
+        count = nodes or 1
+        found = resolve_cluster(name, count * CLUSTERS[name].gpus_per_node, Source("topology.export", {}))
+        return found.model_copy(update={"nodes": count})
+    from sim.commands.options import SCENARIO
+    from sim.inputs.scenario import load_scenario
+
+    if "." not in name and not Path(name).exists():
+        from sim.inputs.input_source import nearest
+        from sim.inputs.shipped import shipped_scenarios
+
+        known = [*CLUSTERS, *shipped_scenarios()]
+        if name not in known:
+            raise InputError(
+                f"{name}: no such cluster or scenario{nearest(name, known)} (there are: {', '.join(CLUSTERS)})"
+            )
+    found = load_scenario(SCENARIO.convert(name, None, None)).cluster
+    if nodes is not None and found.topology is not None:
+        raise InputError("--nodes: the scenario's network comes from a file, which says how many nodes there are")
+    return found if nodes is None else found.model_copy(update={"nodes": nodes})

@@ -1,0 +1,169 @@
+"""`python -m sim.validate TABLE.json …`: predict what others measured, and say how far off.
+
+Every row is predicted, or listed with the reason: `failed` are rows that the simulator should know and refused,
+`not_simulated` operators it has no use for and fitted parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from sim.commands.command import Command
+from sim.commands.options import FILE, json_option, overrides_option, write_page
+from sim.core.errors import InputError
+from sim.core.files import write_json, write_text
+from sim.inputs.input_source import Source
+from sim.inputs.overrides import with_overrides
+from sim.validation.predict import predict, quantity
+from sim.validation.prediction import NotSimulated
+from sim.validation.report import Outcome, Validation
+from sim.validation.statistics import Error, Verdict
+from sim.validation.tables import Row, Table, read_table
+
+MARK = "<!-- written by sim.validate --markdown -->"
+CHUNK = 12  # rows a process takes at a time
+
+
+def validate_tables(
+    tables: Sequence[Table],
+    calibration: str | None = None,
+    jobs: int | None = None,
+    progress: bool = False,
+    programs: Path | None = None,
+) -> list[Validation]:
+    """Predict every row, in `jobs` processes (as many as there are cores, unless the work is small).
+
+    `calibration` takes the place of the profiles that the tables name. Rows that carry `program` are predicted from
+    their captured ones in the folder `programs`, if one is given.
+    """
+    work = [(i, row, calibration, programs) for i, table in enumerate(tables) for row in table.rows]
+    jobs = jobs or min(8, os.cpu_count() or 1)
+    done: list[list[Outcome]] = [[] for _ in tables]
+    for outcome in _progress(_outcomes(work, jobs), len(work), progress):
+        done[outcome.table].append(outcome)
+    return [Validation(table, tuple(found)) for table, found in zip(tables, done, strict=True)]
+
+
+Job = tuple[int, Row, "str | None", "Path | None"]
+
+
+def _outcomes(work: Sequence[Job], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1 or len(work) < 2 * CHUNK:
+        yield from map(_outcome, work)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+
+    from sim.studies.executors import stay_with
+
+    with ProcessPoolExecutor(jobs, initializer=stay_with, initargs=(os.getpid(),)) as pool:
+        yield from pool.map(_outcome, work, chunksize=CHUNK)
+
+
+def _outcome(job: Job) -> Outcome:
+    index, row, calibration, programs = job
+    if row.unreadable:
+        return Outcome(index, row.id, (), True, row.unreadable)
+    if not row.measured and not row.answers:
+        return Outcome(index, row.id, (), False, "nothing measured: a fitted parameter or a formula's value")
+    try:
+        found, answers = predict(row, calibration, programs)
+    except NotSimulated as reason:
+        return Outcome(index, row.id, (), False, str(reason))
+    except InputError as error:
+        return Outcome(index, row.id, (), True, str(error))
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:  # a row that lacks what its operator needs
+        return Outcome(index, row.id, (), True, f"{type(error).__name__}: {error}")
+    errors = tuple(
+        Error(row.id, row.group, quantity(key), found[key].value, row.measured[key], found[key].low, found[key].high)
+        for key in row.measured
+        if key in found
+    )
+    verdicts = tuple(
+        Verdict(row.id, row.group, key, answers[key], said) for key, said in row.answers.items() if key in answers
+    )
+    missing = tuple(key for key in (*row.measured, *row.answers) if key not in found and key not in answers)
+    return Outcome(index, row.id, errors, missing=missing, verdicts=verdicts)
+
+
+def _progress(outcomes: Iterator[Outcome], count: int, shown: bool) -> Iterator[Outcome]:
+    if not shown:
+        yield from outcomes
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(outcomes, "predicting", total=count, console=Console(file=sys.stderr), transient=True)
+
+
+@click.command("validate", cls=Command)
+@click.argument("tables", type=FILE, nargs=-1, required=True, metavar="TABLE.json …")
+@json_option
+@click.option("--html", type=FILE, metavar="FILE", help="write a page with scatter plots")
+@click.option("--markdown", type=FILE, metavar="FILE", help="write the same as Markdown")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="only the first N rows of each table")
+@click.option("--calibration", metavar="NAME", help="a profile in place of those that tables name")
+@click.option("--programs", type=FILE, metavar="FOLDER", help="predict rows with `program` from FOLDER/ROW_ID.json.gz")
+@click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help="processes")
+@overrides_option
+def main(
+    tables: tuple[Path, ...],
+    json: str | None,
+    html: Path | None,
+    markdown: Path | None,
+    limit: int | None,
+    calibration: str | None,
+    programs: Path | None,
+    jobs: int | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Predict every row of TABLE.json … and print the errors per table and group."""
+    read = [_changed(read_table(path, limit), overrides) for path in tables]
+    if calibration is not None:
+        from sim.prices.profiles import load_profile
+
+        load_profile(calibration, "--calibration")
+    if programs is not None and not programs.is_dir():
+        raise InputError(f"--programs: {programs} is no folder; python -m calibrate.capture --table writes one")
+    done = validate_tables(read, calibration, jobs, sys.stderr.isatty(), programs)
+    _write(done, json, html, markdown)
+
+
+def _changed(table: Table, overrides: Sequence[str]) -> Table:
+    """The table with `KEY=VALUE` put over every row's scenario: what an assumption of it is worth."""
+    rows = [
+        replace(row, scenario=with_overrides(Source(row.id, dict(row.scenario)), overrides).data) for row in table.rows
+    ]
+    return replace(table, rows=tuple(rows)) if overrides else table
+
+
+def _write(done: list[Validation], json: str | None, html: Path | None, markdown: Path | None) -> None:
+    tables = [v.as_dict() for v in done]
+    data = {"format": "sim-validate/1", "tables": tables}
+    if html is not None:
+        from sim.views.accuracy_page import accuracy_page
+
+        write_page(html, accuracy_page(done))
+    if markdown is not None:
+        from sim.views.accuracy_page import accuracy_markdown
+
+        write_text(markdown, _kept(markdown) + accuracy_markdown(done))
+    if json is not None:
+        write_json(json, data, indent=1)
+    if json != "-":
+        from sim.views.accuracy_summary import print_accuracy
+
+        print_accuracy(tables)
+
+
+def _kept(path: Path) -> str:
+    """What stands above the mark in a file that is written again: the words that no command knows."""
+    if not path.is_file():
+        return ""
+    head, found, _ = path.read_text(encoding="utf-8").partition(MARK)
+    return f"{head}{MARK}\n\n" if found else ""

@@ -1,0 +1,88 @@
+"""A trainer's settings while they are read: each is taken once, and what nobody took is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sim.core.errors import InputError
+from sim.inputs.input_source import show
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a trainer's file leaves to its launcher. `gpus`: None where the file's own launch command says it."""
+
+    cluster: str
+    gpus: int | None
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A scenario as a mapping, and notes for its reader: what was assumed, and settings that no key says."""
+
+    scenario: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class Settings:
+    """Values by name. `file` starts the messages."""
+
+    file: Path
+    values: Mapping[str, Any]
+    taken: set[str] = field(default_factory=set)
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """A value, or the default where there is none."""
+        self.taken.add(name)
+        return self.values.get(name, default)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number.
+
+        Raises:
+            InputError: for something else, or where it is missing without a default.
+        """
+        value = self.take(name, default)
+        if value is None:
+            raise InputError(f"{self.file}: {name}: is required and missing")
+        try:
+            number = float(value)
+            if isinstance(value, bool) or number != int(number):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(f"{self.file}: {name}: found {show(value)}; must be a whole number") from None
+        return int(number)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A switch: given without a value, or true."""
+        value = self.take(name, default)
+        if isinstance(value, str):
+            return value.lower() not in ("false", "0", "no", "off")
+        return bool(value)
+
+    def left(self) -> list[str]:
+        """Names that nothing took, sorted."""
+        return sorted(set(self.values) - self.taken)
+
+    def ranks(self, stated: int | None, machine: Machine, divisor: int, words: str) -> int:
+        """Ranks over `divisor`: data-parallel replicas.
+
+        Raises:
+            InputError: where the number of GPUs is nowhere stated or no multiple of `divisor`.
+        """
+        gpus = machine.gpus or stated
+        if gpus is None:
+            raise InputError(f"{self.file}: does not say how many GPUs it runs on: give --gpus N")
+        if gpus % divisor:
+            raise InputError(f"{self.file}: {gpus} GPUs; must be a multiple of {divisor} ({words})")
+        return gpus // divisor
+
+
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping without keys that are None."""
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,201 @@
+"""torchtitan's configuration as a scenario: the TOML of 2025, and the Python configs that followed it.
+
+Names and meaning: torchtitan/config/job_config.py of pytorch/torchtitan at 000204a (August 2025). A Python config is
+parsed and never run: keyword arguments that are plain values count, by the name of the class that they are given to.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.core.errors import InputError
+from sim.inputs.model_input import load_model
+
+SCHEDULES = {
+    "gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved_1f1b", "zbvzerobubble": "zb_v",
+    "dualpipev": "dualpipe_v", "interleavedzerobubble": None,
+}  # fmt: skip
+MODELS = {  # flavors of torchtitan/models/llama3, deepseek_v3 and qwen3 that are shipped models
+    "llama3 8b": "llama3.1-8b", "llama3 70b": "llama3.1-70b", "llama3 405b": "llama3.1-405b",
+    "deepseek_v3 671b": "deepseek-v3", "qwen3 8b": "qwen3-8b", "qwen3 30b-a3b": "qwen3-30b-a3b",
+}  # fmt: skip
+TABLES = {  # tables that decide about a step; of a Python config the class names are these, camel-cased, with Config
+    "model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer", "quantize", "float8", "mx",
+}  # fmt: skip
+
+
+def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
+    """The scenario of a TOML file, or of a Python config's `function` (needed where the file has several).
+
+    Raises:
+        InputError: for text that is neither, several functions and none named, or an unknown model.
+    """
+    tables = _python(file, text, function) if file.suffix == ".py" else _toml(file, text)
+    values = {f"{table}.{key}": v for table, keys in tables.items() for key, v in keys.items()}
+    s = Settings(file, values)
+    layout = _layout(s, machine)
+    training = _training(s, layout)
+    model = machine.model or _model(s)
+    starts = layout.pop("stage_starts", None)
+    if starts is not None:
+        layout["layers_per_stage"] = _layers_per_stage(file, starts, load_model(model).layers)
+    shown = [name for name in s.left() if name.partition(".")[0] in TABLES]
+    notes = [f"not expressed here: {', '.join(shown)}"] if shown else []
+    scenario = {"version": 1, "name": function or file.stem, "model": model, "training": training}
+    return Converted({**scenario, "parallelism": without_none(layout), "cluster": machine.cluster}, tuple(notes))
+
+
+def _layers_per_stage(file: Path, starts: list[int], layers: int) -> list[int]:
+    """Layers of each stage from the first layers of all stages but the first."""
+    counts = [end - begin for begin, end in pairwise([0, *starts, layers])]
+    if min(counts) < 0:
+        raise InputError(f"{file}: pipeline_parallel_split_points: must rise, up to the {layers} layers of the model")
+    return counts
+
+
+def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file}: not TOML: {error}") from None
+    tables = {name: table for name, table in data.items() if isinstance(table, dict)}
+    quantize = tables.get("quantize", {})
+    for kind in ("linear", "grouped_mm"):  # [quantize.linear.float8]
+        for name in quantize.get(kind, {}):
+            tables.setdefault("model", {}).setdefault("converters", []).append(f"quantize.{kind}.{name}")
+    return tables
+
+
+def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, Any]]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{file}: not Python: {error}") from None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and _config_calls(node)}
+    if function is None and len(functions) > 1:
+        raise InputError(f"{file}: has several configs: give --config with one of {', '.join(functions)}")
+    if function is not None and function not in functions:
+        raise InputError(f"{file}: --config: found '{function}'; there are {', '.join(functions) or 'none'}")
+    root: ast.AST = functions[function] if function else next(iter(functions.values()), tree)
+    tables: dict[str, dict[str, Any]] = {}
+    for name, call in _config_calls(root):
+        for keyword in call.keywords:
+            value = _plain(keyword.value)
+            if keyword.arg is not None and value is not None:
+                tables.setdefault(name, {})[keyword.arg] = value
+    for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
+        if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
+            tables.setdefault("model", {}).setdefault("flavor", str(call.args[0].value))
+            tables["model"].setdefault("name", file.parent.name)
+    if not tables:
+        raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig")
+    return tables
+
+
+def _config_calls(root: ast.AST) -> list[tuple[str, ast.Call]]:
+    """Calls of classes such as `ParallelismConfig`, under the name of the table."""
+    found = []
+    for node in ast.walk(root):
+        if isinstance(node, ast.Call) and (match := re.fullmatch(r"(\w+?)Config", _name(node.func))):
+            table = re.sub(r"(?<!^)(?=[A-Z])", "_", match[1]).lower()
+            if table in TABLES:
+                found.append((table, node))
+    return found
+
+
+def _name(function: ast.expr) -> str:
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def _plain(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _model(s: Settings) -> str:
+    name, flavor = s.take("model.name", "llama3"), s.take("model.flavor")
+    found = MODELS.get(f"{name} {flavor}".lower())
+    if found is None:
+        raise InputError(
+            f"{s.file}: model: found {name} {flavor}; not among the shipped ones ({', '.join(MODELS)}): "
+            "give --model with a name of `stepsim models` or a Hugging Face config.json"
+        )
+    return found
+
+
+def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
+    def degree(*names: str) -> int:
+        given = [name for name in names if s.take(f"parallelism.{name}") is not None]
+        return s.integer(f"parallelism.{given[0]}") if given else 1
+
+    tp, cp = degree("tensor_parallel_degree"), degree("context_parallel_degree")
+    pp, ep = degree("pipeline_parallel_degree"), degree("expert_parallel_degree")
+    replicate = degree("data_parallel_replicate_degree")
+    shard = s.integer("parallelism.data_parallel_shard_degree", -1)
+    if shard == -1:
+        shard = s.ranks(None, machine, tp * cp * pp * replicate, "tp · cp · pp · data_parallel_replicate_degree")
+    sharded = shard * cp > 1
+    reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
+    rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
+    layout: dict[str, Any] = {
+        "dp": replicate * shard, "tp": tp, "sp": tp > 1, "cp": cp, "pp": pp, "ep": ep if ep > 1 else None,
+        "expert_tp": degree("expert_tensor_parallel_degree") if ep > 1 else None,
+        "zero": 3 if sharded else 0, "shard_size": shard * cp if sharded and replicate > 1 else None,
+        "accumulate_unsharded": pp > 1 if sharded else None,
+        "reshard_after_forward": None if not sharded else reshard == "always" or (reshard == "default" and pp == 1),
+        "tp_overlap": "full" if tp > 1 and s.flag("parallelism.enable_async_tensor_parallel") else None,
+        "cp_method": None if cp == 1 else "ring" if rotate == "alltoall" else "all_gather",
+    }  # fmt: skip
+    return layout | (_pipeline(s, pp) if pp > 1 else {})
+
+
+def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
+    named = str(s.take("parallelism.pipeline_parallel_schedule", "1F1B"))
+    schedule = SCHEDULES.get(named.lower())
+    if schedule is None:
+        raise InputError(f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: GPipe, 1F1B, "
+                         "Interleaved1F1B, ZBVZeroBubble, DualPipeV")  # fmt: skip
+    starts = [str(name).rpartition(".")[2] for name in s.take("parallelism.pipeline_parallel_split_points") or ()]
+    if not starts or not all(start.isdigit() for start in starts):
+        return {"schedule": schedule}
+    # The last stage has what is left of the model, whose layers the model alone knows.
+    return {"schedule": schedule, "virtual_stages": (len(starts) + 1) // pp, "stage_starts": [int(x) for x in starts]}
+
+
+def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
+    local = s.integer("training.local_batch_size", s.integer("training.batch_size", 8))
+    split = s.integer("parallelism.pipeline_parallel_microbatch_size", 1)
+    micro = split if layout["pp"] > 1 else local
+    whole = s.integer("training.global_batch_size", -1)
+    compiles = s.flag("training.compile") or s.flag("compile.enable")
+    s.take("compile.components")
+    converters = " ".join(map(str, s.take("model.converters", []) or []))
+    sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
+    precision = "mxfp8" if "mx" in converters else "fp8" if "float8" in converters else "bf16" if sixteen else "fp32"
+    s.take("training.mixed_precision_reduce")
+    s.take("training.steps")
+    dtype = str(s.take("training.dtype", "float32"))
+    return {
+        "seq_len": s.integer("training.seq_len", 2048), "micro_batch_size": micro,
+        "global_batch_size": whole if whole > 0 else local * layout["dp"], "precision": precision,
+        "param_dtype": "bf16" if dtype == "bfloat16" else "fp32", "framework": "compiled" if compiles else "eager",
+        "gradient_clipping": float(s.take("training.max_norm", 1.0)) > 0, "recompute": _recompute(s),
+    }  # fmt: skip
+
+
+def _recompute(s: Settings) -> Any:
+    mode = s.take("activation_checkpoint.mode", "selective")
+    option = str(s.take("activation_checkpoint.selective_ac_option", "2"))
+    if mode != "selective":
+        return "full" if mode == "full" else "none"
+    return "selective_op" if option == "op" else {"mode": "full", "every": int(option)} if option.isdigit() else "none"

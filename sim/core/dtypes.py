@@ -1,0 +1,83 @@
+"""Number formats: the usual spellings, and bytes per element."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+SPELLINGS: dict[str, str] = {
+    **dict.fromkeys(("fp32", "float32", "float", "f32", "single"), "fp32"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp16", "float16", "half", "f16"), "fp16"),
+    **dict.fromkeys(("fp8", "float8", "fp8_e4m3", "float8_e4m3fn", "e4m3", "fp8_e5m2", "float8_e5m2", "e5m2"), "fp8"),
+    "mxfp8": "mxfp8",
+    **dict.fromkeys(("nvfp4", "fp4"), "nvfp4"),
+}
+
+_BYTES: dict[str, float] = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "mxfp8": 1.0 + 1 / 32,  # one 8-bit scale for 32 elements (OCP Microscaling Formats v1.0)
+    "nvfp4": 0.5 + 1 / 16,  # one fp8 scale for 16 elements (NVIDIA Blackwell)
+    "int8": 1.0,
+    "int4": 0.5,
+}
+DTYPES = tuple(_BYTES)
+FP32_BYTES = 4.0
+
+
+def normalise_dtype(value: Any) -> Any:
+    """The short name of a dtype in any usual spelling; anything else comes back as it is.
+
+    >>> normalise_dtype("torch.bfloat16"), normalise_dtype("Half"), normalise_dtype("fp12")
+    ('bf16', 'fp16', 'fp12')
+    """
+    if not isinstance(value, str):
+        return value
+    return SPELLINGS.get(value.lower().removeprefix("torch."), value)
+
+
+def dtype_bytes(dtype: str) -> float:
+    """Bytes per element, block scales included.
+
+    >>> dtype_bytes("bf16"), dtype_bytes("nvfp4")
+    (2.0, 0.5625)
+    """
+    if dtype not in _BYTES:
+        raise ValueError(f"dtype {dtype!r} is unknown; allowed: {', '.join(_BYTES)}")
+    return _BYTES[dtype]
+
+
+def matmul_peak_names(precision: str) -> tuple[str, ...]:
+    """Names under which a GPU's `peak_flops_per_s` may hold the peak of a precision, the best first."""
+    return {"fp32": ("fp32", "tf32"), "nvfp4": ("nvfp4", "fp4")}.get(precision, (precision,))
+
+
+def sixteen_bit(precision: str) -> str:
+    """What a precision keeps outside linear layers: bf16 where it is 8 bits or less, else itself."""
+    return "bf16" if precision in ("fp8", "mxfp8", "nvfp4") else precision
+
+
+def _schema(*names: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": [s for s, name in SPELLINGS.items() if name in names]})
+
+
+Precision = Annotated[
+    Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"],
+    BeforeValidator(normalise_dtype),
+    _schema("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
+]
+StorageDtype = Annotated[
+    Literal["fp32", "bf16", "fp16"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16", "fp16")
+]
+TransportDtype = Annotated[
+    Literal["fp32", "bf16", "fp16", "fp8"],
+    BeforeValidator(normalise_dtype),
+    _schema("fp32", "bf16", "fp16", "fp8"),
+]
+MomentDtype = Annotated[Literal["fp32", "bf16"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16")]
+GatherDtype = Annotated[Literal["fp32"], BeforeValidator(normalise_dtype), _schema("fp32")]

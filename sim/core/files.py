@@ -1,0 +1,124 @@
+"""Reading files of bounded size, and writing whole ones: a temporary one beside the target, then renamed over it.
+
+Readers, and whoever comes after a full disk, a kill or a second writer, find the file as it was or as it was to be.
+A process that is killed outright while it writes leaves its temporary file, `.NAME.….tmp`, which nothing reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from sim.core.errors import InputError
+
+MAX_JSON_BYTES = 64 * 1024 * 1024
+
+
+def read_text(path: Path, limit_bytes: int) -> str:
+    """The text of a file that a user names.
+
+    Raises:
+        InputError: if it cannot be read, is larger than `limit_bytes`, or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit_bytes + 1)
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a directory; a file is needed") from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(raw) > limit_bytes:
+        raise InputError(f"{path}: is larger than {limit_bytes} bytes, the limit for an input file")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{raw[error.start]:02x})") from None
+
+
+def read_json(path: Path, limit_bytes: int = MAX_JSON_BYTES) -> object:
+    """The JSON of a file that a user names, without NaN and infinities.
+
+    Raises:
+        InputError: as `read_text`, and if it is not JSON, or nested too deeply.
+    """
+    text = read_text(path, limit_bytes)
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # NaN, and integers of thousands of digits
+        raise InputError(f"{path}: {error}") from None
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"found {text}; only finite numbers are allowed")
+
+
+def write_json(target: str | Path, data: object, indent: int | None = None) -> None:
+    """Write `data` as JSON: to a file, replaced at once, or to standard output where `target` is "-".
+
+    Raises:
+        InputError: as `write_text`, and if standard output cannot be written to.
+    """
+    text = json.dumps(data, indent=indent, allow_nan=False)
+    if target == "-":
+        _print(text)
+    else:
+        write_text(target, text + "\n")
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
+        raise InputError(f"standard output: cannot be written: {error.strerror}") from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all.
+
+    Raises:
+        InputError: if the folder is missing, cannot be written to, or is full.
+    """
+    write_bytes(path, text.encode(errors="replace"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write `data` to `path`, whole or not at all; a link's file, and straight into what is no file, such as a pipe.
+
+    Raises:
+        InputError: as `write_text`.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+        else:
+            _replace(target, data)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    import tempfile  # takes 15 ms to load, and most commands only read
+
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:200]}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,217 @@
+"""What one rank executes, in program order: computations, communications and waits.
+
+A program is read like the code of a training loop that launches CUDA work on streams:
+
+- `Compute` runs on the compute stream, after the computations before it;
+- `Comm` runs on its own stream, in order there, and starts once the last computation before it in the program
+  has ended (its input) and all its members have arrived. A blocking one holds up the next computation;
+  an asynchronous one is waited for by the `Wait` of its handle (or by the end of the step);
+- `Wait(handle)` makes the next computation wait for that communication.
+
+So an overlap is written down where the real code writes it, never as a factor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Phase(StrEnum):
+    """Which action of a schedule an item belongs to; a full backward runs INPUT_GRAD and WEIGHT_GRAD items."""
+
+    __hash__ = str.__hash__  # Enum's is written in Python; operators are looked up often
+    FORWARD = "forward"
+    INPUT_GRAD = "input_grad"
+    WEIGHT_GRAD = "weight_grad"
+    OPTIMIZER = "optimizer"
+
+
+class Role(StrEnum):
+    """Which product of a layer a matmul is. A rerun forward is an OUTPUT though its phase is INPUT_GRAD."""
+
+    __hash__ = str.__hash__
+    OUTPUT = "output"
+    INPUT_GRADIENT = "input_gradient"
+    WEIGHT_GRADIENT = "weight_gradient"
+
+
+class BlockKind(StrEnum):
+    """The pieces that a model is cut into."""
+
+    __hash__ = str.__hash__
+    EMBEDDING = "embedding"
+    LAYER = "layer"
+    HEAD = "head"
+    MTP = "multi-token prediction"
+
+
+class BlockRef(NamedTuple):
+    """The place of a measured run of computations in a profile: a block's key, an action, and the run's number there
+    (communications cut a block into runs)."""
+
+    key: str
+    phase: str
+    run: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One operator on one rank. `name` is a label for people; nothing may depend on it.
+
+    `kind` says how `shape` is read and how it is priced:
+    gemm (batch, m, n, k): `[m, k] x [k, n]`, batch times; grouped_gemm (groups, m per group, n, k);
+    attention_forward, attention_backward (batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, causal 0/1):
+    fused; norm, elementwise, softmax, embedding, cross_entropy, optimizer, permute, cast, copy (elements,): bound by
+    memory;
+    block: a measured run of a block's computations, shape (), priced by its place `block` in the profile.
+    `flops` counts a multiply-add as 2; `bytes` is what is read from and written to device memory;
+    `kernels` is how many launches it takes; 0: they are counted with another operator, which issues them too.
+    `role`: of a matmul. `kernel`: the library's kernel, where a profile may know more than one for the kind
+    (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving libraries do: a
+    matmul takes a 16-bit input and quantizes it, an attention is one of the measured points. `aligned`: false for a
+    matmul whose sizes leave the fast kernels.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    flops: float
+    bytes: float
+    phase: Phase
+    kernels: int = 1
+    role: Role = Role.OUTPUT
+    kernel: str = ""
+    served: bool = False
+    aligned: bool = True
+    block: BlockRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comm:
+    """One collective of a group that this rank is a member of.
+
+    `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, reduce, broadcast, send_recv (a ring shift within
+    `group`), offload, reload (host copies; `group` is "host").
+    `group`: tp, cp, ep, dp, ... (names of `sim.ranks.plan`). `bytes` as nccl-tests counts them: the full buffer
+    (all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; send_recv: the
+    message).
+    `stream`: where it queues; by default a stream named after the group. `after`: the handle of an asynchronous one
+    on another stream that it waits for, too. `of_loss`: needed by the loss alone, which a teacher does not compute.
+    """
+
+    name: str
+    kind: str
+    group: str
+    bytes: float
+    phase: Phase
+    blocking: bool = True
+    handle: str = ""
+    stream: str = ""
+    after: str = ""
+    of_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The next computation waits for the communication whose `handle` this is."""
+
+    handle: str
+    phase: Phase
+
+
+BLOCK_END = Wait("", Phase.FORWARD)  # waits for nothing: tells where a block ends and the next begins
+Item = Compute | Comm | Wait
+Program = tuple[Item, ...]
+
+
+class NeededBy(StrEnum):
+    """Which half of a backward reads a tensor; what INPUT_GRAD alone reads is freed before the weight half."""
+
+    INPUT_GRAD = "input_grad"
+    WEIGHT_GRAD = "weight_grad"
+    BOTH = "both"
+
+
+class TensorRole(StrEnum):
+    """What a tensor is to the operator that keeps it."""
+
+    INPUT = "input"
+    STATISTICS = "statistics"  # a fused attention's log-sum-exp, from which its backward makes the scores again
+    INNER = "inner"  # a result, a mask, anything else made on the way
+
+
+class Saved(NamedTuple):
+    """Bytes that a forward keeps for its backward. `part`: attention | mlp | norm | embedding | head | moe | layer.
+
+    `name` is a label for people.
+    """
+
+    part: str
+    name: str
+    bytes: float
+    needed_by: NeededBy = NeededBy.INPUT_GRAD
+    role: TensorRole = TensorRole.INNER
+
+    @property
+    def late(self) -> bool:
+        """True where a split backward keeps it until its weight half (W) is done."""
+        return self.needed_by is not NeededBy.INPUT_GRAD
+
+
+class OwnBytes(NamedTuple):
+    """Bytes of a block's states where its program tells them, in place of a number of parameters and the scenario's
+    dtypes.
+
+    Its gradients are there from the step's first backward on (`set_to_none` frees them between steps).
+    `first_backward_peak` is transient in that backward, its own gradients included, beyond what is saved and the
+    gradients that are there already; `until_forward_end` is kept to the end of a forward, without being saved.
+    """
+
+    parameters: float
+    frozen: float  # parameters that are never updated, and buffers
+    gradients: float
+    optimizer: float
+    first_backward_peak: float
+    until_forward_end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer, embedding or head as one rank runs it, for one micro-batch. `name` is a label for people.
+
+    `backward` is in execution order; its items are INPUT_GRAD or WEIGHT_GRAD and a split backward runs just one sort.
+    `recompute` is rerun right before the backward (empty without recomputation); its items are INPUT_GRAD.
+    `params` and `expert_params` are this rank's own parameter counts (tensor- and expert-parallel shards taken,
+    data-parallel sharding not); `tensors` are the elements of each tensor that `params` counts.
+    `forward_peak_bytes` and `backward_peak_bytes` are transient, beyond what is saved (recomputed activations included
+    in the latter). `workspace_bytes` stay allocated from the first backward on, one set for all layers of these shapes
+    on a rank; `quantized_bytes` are its weights in the matmuls' own format, kept beside the 16-bit ones.
+    `rebuilt_bytes`: what a rerun brings back that a split backward's weight half needs.
+    `key` names the block in a profile of measured blocks (see `sim.prices.operator_prices`), "" where none can be.
+    """
+
+    name: str
+    kind: BlockKind
+    forward: Program
+    backward: Program
+    recompute: Program
+    saved: tuple[Saved, ...]
+    params: int
+    expert_params: int = 0
+    tensors: tuple[int, ...] = ()
+    forward_peak_bytes: float = 0.0
+    backward_peak_bytes: float = 0.0
+    key: str = ""
+    workspace_bytes: float = 0.0
+    quantized_bytes: float = 0.0
+    rebuilt_bytes: float = 0.0
+    frozen_params: int = 0  # beside `params`: kept and gathered, never updated
+    own: OwnBytes | None = None  # of a captured program
+
+    @property
+    def held_params(self) -> int:
+        """Dense parameters, updated or not."""
+        return self.params + self.frozen_params

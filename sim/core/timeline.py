@@ -1,0 +1,131 @@
+"""What ran when: the columns that metrics, memory, views, traces and comparisons read.
+
+A simulated step and a real one both end as a Timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Kinds of the two ends of a message between pipeline stages: activations forward, their gradients backward.
+SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
+MESSAGES = (*SENDS, *RECEIVES)
+
+
+class RankClass(NamedTuple):
+    """A simulated rank and the equal ranks that it stands for."""
+
+    rank: int  # the lowest of them
+    ranks: tuple[int, ...] | range
+    pipeline_rank: int
+
+
+class Detail(NamedTuple):
+    """What all spans of one sort share, for hovering and for shares of cost sources."""
+
+    name: str  # an operator or "forward of stage 3"
+    bytes: float = 0.0  # communication only
+    bus_bandwidth_bytes_per_s: float = 0.0
+    source: str = ""  # measured | interpolated | roofline | topology | recorded
+    note: str = ""  # e.g. the parts: "attention 1.20 ms, mlp 2.31 ms, all-reduce 0.40 ms"
+
+
+class Span(NamedTuple):
+    """One row of a Timeline. `rank` is the class's lowest rank; -1 where stage or micro-batch have no meaning."""
+
+    rank: int
+    stream: str  # compute, tp, cp, ep, dp, send, recv, ...
+    kind: str  # F, B, W, SEND_F, RECV_F, SEND_B, RECV_B, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, OPTIMIZER, ...
+    stage: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+    detail: Detail
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """Columns of equal length, one entry a span, in order of issue.
+
+    `class_index`, `stream`, `kind`, `detail` index `classes`, `streams`, `kinds`, `details`.
+    `flow` pairs the two ends of a message: the same number >= 0 on its SEND and its RECV, else -1.
+    """
+
+    classes: tuple[RankClass, ...]
+    streams: tuple[str, ...]
+    kinds: tuple[str, ...]
+    details: tuple[Detail, ...]
+    class_index: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    detail: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
+    flow: NDArray[np.int64]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    @property
+    def step_time_s(self) -> float:
+        """From zero to the end of the last span."""
+        return float(self.end_s.max()) if len(self) else 0.0
+
+    def spans(self) -> Iterator[Span]:
+        """Every span as a record, for views and traces."""
+        for c, s, k, d, stage, mb, start, end in zip(
+            self.class_index.tolist(),
+            self.stream.tolist(),
+            self.kind.tolist(),
+            self.detail.tolist(),
+            self.stage.tolist(),
+            self.micro_batch.tolist(),
+            self.start_s.tolist(),
+            self.end_s.tolist(),
+            strict=True,
+        ):
+            yield Span(self.classes[c].rank, self.streams[s], self.kinds[k], stage, mb, start, end, self.details[d])
+
+
+def from_spans(spans: Iterable[Span], classes: Iterable[RankClass], flows: Iterable[int] | None = None) -> Timeline:
+    """A Timeline of records, such as those of a measured run.
+
+    Raises:
+        ValueError: if a span's rank is the lowest of no class.
+    """
+    rows = list(spans)
+    classes = tuple(classes)
+    index = {c.rank: i for i, c in enumerate(classes)}
+    unknown = {s.rank for s in rows} - index.keys()
+    if unknown:
+        raise ValueError(f"spans of ranks {sorted(unknown)} belong to no class of ranks")
+    streams = tuple(dict.fromkeys(s.stream for s in rows))
+    kinds = tuple(dict.fromkeys(s.kind for s in rows))
+    details = tuple(dict.fromkeys(s.detail for s in rows))
+    stream_of, kind_of, detail_of = ({v: i for i, v in enumerate(x)} for x in (streams, kinds, details))
+
+    def ints(values: Iterable[int]) -> NDArray[np.int64]:
+        return np.fromiter(values, dtype=np.int64)
+
+    return Timeline(
+        classes,
+        streams,
+        kinds,
+        details,
+        class_index=ints(index[s.rank] for s in rows),
+        stream=ints(stream_of[s.stream] for s in rows),
+        kind=ints(kind_of[s.kind] for s in rows),
+        detail=ints(detail_of[s.detail] for s in rows),
+        stage=ints(s.stage for s in rows),
+        micro_batch=ints(s.micro_batch for s in rows),
+        flow=ints(flows) if flows is not None else np.full(len(rows), -1, dtype=np.int64),
+        start_s=np.array([s.start_s for s in rows], dtype=np.float64),
+        end_s=np.array([s.end_s for s in rows], dtype=np.float64),
+    )

@@ -1,0 +1,246 @@
+"""Placements of programs → task graph: numbers tasks by placement, then messages, and says who waits for whom.
+
+All at once, column by column: what a placement waits for follows from its rank's earlier placements and from the
+messages of its micro-batch, so no list has to be walked from message to message. A step of a large cluster has ten
+thousands of placements, and NumPy handles a column of them in the time in which Python handles a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.graph.messages import NO_HOP, Messages
+from sim.graph.placements import Placements
+from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits, ints, ragged
+from sim.programs.compile import COMPUTE
+
+NO_TASK = -1
+
+
+class _Ends(NamedTuple):
+    """One end of all messages: the placement that sends or takes each, the message's key, and which action of that
+    placement's step it belongs to (0 or 1)."""
+
+    placement: Ints
+    key: Ints
+    action: Ints
+
+
+class AssembledGraph:
+    """The placements, laid out and joined: `columns` of all tasks, `first_task` and `class_of` of each placement.
+
+    Tasks have three origins, which number them: task i of a placement is `first_task + i`; messages follow all of
+    these. Placements of one class of ranks follow each other in the order in which the class runs them.
+
+    Raises:
+        Deadlock: if an action waits for a message that nobody sends; names some. Ranks that wait for each other in a
+            circle are found when the graph runs.
+    """
+
+    def __init__(self, placements: Placements, messages: Messages, blocking: bool) -> None:
+        self.placements, self.patterns, self.steps = placements, placements.patterns, placements.steps
+        self.pattern, self.kinds_at, self.step, self.is_action = np.concatenate(placements.parts, axis=1)
+        in_class = np.diff([*placements.begin, placements.count])
+        self.class_of = np.repeat(np.arange(len(placements.begin)), in_class)
+        self.tasks_in = ints([len(p.seconds) for p in self.patterns])
+        tasks_placed = self.tasks_in[self.pattern]
+        self.first_task = np.cumsum(tasks_placed) - tasks_placed
+        self.follows = np.append(False, self.class_of[1:] == self.class_of[:-1])  # another placement of its class
+        self.pairs: list[tuple[Ints, Ints]] = []
+        launches = self._within_placements()
+        along_streams = self._along_streams()
+        self._after_earlier_placements()
+        own = self._tasks()
+        sent = self._messages(messages, blocking, first_message=len(own[0]))
+        self._before_the_epilogue()
+        self._for_gathered_parameters()
+        self.pairs += along_streams
+        waits = Waits(*(np.concatenate(side) for side in zip(*self.pairs, strict=True)))
+        seconds, task_kind, step = (np.concatenate(both) for both in zip(own, sent, strict=True))
+        self.columns = Columns(seconds, task_kind, step, self.steps, waits, launches)
+
+    def spans(self, moved: Ints | None) -> list[tuple[Ints, Ints]]:
+        """By class the first and the last task of each of its actions' steps; `moved`: new numbers of tasks."""
+        at = np.flatnonzero(self.is_action)
+        sides = [self.first_task[at] + ints([p.acts[i] for p in self.patterns])[self.pattern[at]] for i in (0, 1)]
+        first, last = sides if moved is None else (moved[side] for side in sides)
+        ends = np.searchsorted(self.class_of[at], np.arange(len(self.placements.begin) + 1))
+        return [(first[a:b], last[a:b]) for a, b in pairwise(ends.tolist())]
+
+    # Relations: each adds pairs of tasks, column against column.
+
+    def _waits(self, *, waiter: Ints, until: Ints) -> None:
+        """waiter[i] starts after until[i] has ended."""
+        self.pairs.append((until, waiter))
+
+    def _waits_for_tail(self, *, waiter: Ints, placement: Ints) -> None:
+        """waiter[i] waits for the communications that the result of placement[i] needs."""
+        pick, tail = self._named([p.tail for p in self.patterns], placement)
+        self._waits(waiter=waiter[pick], until=tail)
+
+    def _waits_for_result(self, *, waiter: Ints, placement: Ints) -> None:
+        """waiter[i] waits for all that a rank has done once placement[i] is over: computations run one after another,
+        so the last of them stands for all."""
+        last = self.last_computation[placement]
+        ran = last != NO_TASK
+        self._waits(waiter=waiter[ran], until=last[ran])
+        self._waits_for_tail(waiter=waiter, placement=placement)
+
+    def _input_waits(self, *, placement: Ints, until: Ints) -> None:
+        """What needs the input of placement[i] waits for until[i]; gathers of parameters may start before it."""
+        pick, takes = self._named([p.takes for p in self.patterns], placement)
+        self._waits(waiter=takes, until=until[pick])
+
+    def _named(self, numbers: Sequence[Sequence[int]], placement: Ints) -> tuple[Ints, Ints]:
+        """Tasks that `numbers` names for each pattern: which of `placement` each belongs to, and its number."""
+        pick, row = ragged(ints([len(of_pattern) for of_pattern in numbers]), self.pattern[placement])
+        return pick, self.first_task[placement[pick]] + ints(list(chain.from_iterable(numbers)))[row]
+
+    # Tasks of placements, and what holds within a class of ranks.
+
+    def _tasks(self) -> tuple[Floats, Ints, Ints]:
+        """Seconds, kind and step of all tasks but messages."""
+        placement, row = ragged(self.tasks_in, self.pattern)
+        seconds = np.array(list(chain.from_iterable(p.seconds for p in self.patterns)))
+        # `row` counts through the tasks of all patterns, `kinds_at` from the first task of the placement.
+        kinds_from = self.kinds_at - (np.cumsum(self.tasks_in) - self.tasks_in)[self.pattern]
+        task_kind = ints(self.placements.task_kinds)[kinds_from[placement] + row]
+        return seconds[row], task_kind, self.step[placement]
+
+    def _within_placements(self) -> Launches:
+        """Waits inside each placement; returns the launches there."""
+        pairs = ints(list(chain.from_iterable(chain.from_iterable(p.waits for p in self.patterns)))).reshape(-1, 2)
+        placement, row = ragged(ints([len(p.waits) for p in self.patterns]), self.pattern)
+        first = self.first_task[placement]
+        self._waits(waiter=first + pairs[row, 1], until=first + pairs[row, 0])
+        launched = list(chain.from_iterable(p.launches for p in self.patterns))
+        placement, row = ragged(ints([len(p.launches) for p in self.patterns]), self.pattern)
+        task, lag_s = ints([i for i, _ in launched]), np.array([lag_s for _, lag_s in launched], dtype=np.float64)
+        return Launches(self.first_task[placement], self.first_task[placement] + task[row], lag_s[row])
+
+    def _along_streams(self) -> list[tuple[Ints, Ints]]:
+        """Pairs of tasks that follow each other on a stream of a rank, from one placement that uses it to the next.
+
+        Notes in `last_computation` the last task on the compute stream up to the end of each placement.
+        """
+        self.last_computation, out = np.full(len(self.pattern), NO_TASK), list[tuple[Ints, Ints]]()
+        for stream in dict.fromkeys(chain.from_iterable(p.first for p in self.patterns)):
+            first_in = ints([p.first.get(stream, NO_TASK) for p in self.patterns])
+            last_in = ints([p.last.get(stream, NO_TASK) for p in self.patterns])
+            at = np.flatnonzero(first_in[self.pattern] != NO_TASK)
+            first, last = (self.first_task[at] + x[self.pattern[at]] for x in (first_in, last_in))
+            same_class = self.class_of[at[1:]] == self.class_of[at[:-1]]
+            out.append((last[:-1][same_class], first[1:][same_class]))
+            if stream == COMPUTE:
+                # A placement may compute nothing; then the last one before it that did counts, if of the same class.
+                latest = np.searchsorted(at, np.arange(len(self.pattern)), "right") - 1
+                computed = (latest >= 0) & (self.class_of[at[latest]] == self.class_of)
+                self.last_computation = np.where(computed, last[latest], NO_TASK)
+        return out
+
+    def _after_earlier_placements(self) -> None:
+        """Order of a rank's own program: a task that waits for nothing in its placement follows the result of the one
+        before; one that needs input, but waits for something inside already, only its tail."""
+        at = np.flatnonzero(self.follows)
+        pick, begins = self._named([p.begins for p in self.patterns], at)
+        self._waits_for_result(waiter=begins, placement=at[pick] - 1)
+        later = [[i for i in p.takes if i not in p.begins] for p in self.patterns]
+        pick, takes = self._named(later, at)
+        self._waits_for_tail(waiter=takes, placement=at[pick] - 1)
+
+    def _before_the_epilogue(self) -> None:
+        """The end of a rank's step waits for what actions left running; the last on each stream stands for all."""
+        epilogue = ints(self.placements.epilogue)
+        placements = np.arange(len(self.pattern))
+        for stream in dict.fromkeys(chain.from_iterable(p.open for p in self.patterns)):
+            open_in = ints([p.open.get(stream, NO_TASK) for p in self.patterns])
+            at = np.flatnonzero((open_in[self.pattern] != NO_TASK) & (epilogue[self.class_of] > placements))
+            is_last = np.append(self.class_of[at[1:]] != self.class_of[at[:-1]], True)[: len(at)]
+            at = at[is_last]
+            left_running = self.first_task[at] + open_in[self.pattern[at]]
+            self._input_waits(placement=epilogue[self.class_of[at]], until=left_running)
+
+    def _for_gathered_parameters(self) -> None:
+        """The first action that uses a parameter waits for its gather in the prologue of its rank; later ones need not,
+        as they follow it on the compute stream. The only relation that is looked up one by one: few tasks have it."""
+        gathers: dict[tuple[int, int, str], int] = {}  # by class of ranks, stage and handle
+        waiters, until = list[int](), list[int]()
+        concerned = [bool(p.external or p.handles) for p in self.patterns]
+        at = np.flatnonzero(np.array(concerned)[self.pattern])
+        columns = (x[at].tolist() for x in (self.pattern, self.first_task, self.class_of, self.step, self.is_action))
+        for pattern_number, first, class_index, step, is_action in zip(*columns, strict=True):
+            pattern, stage = self.patterns[pattern_number], self.steps[step][0].stage
+            for i, handles in pattern.external:
+                for handle in handles:
+                    gather = gathers.pop((class_index, stage, handle), NO_TASK)
+                    if gather != NO_TASK:
+                        waiters.append(first + i)
+                        until.append(gather)
+            if not is_action:
+                gathers.update({(class_index, stage, handle): first + i for handle, i in pattern.handles})
+        self._waits(waiter=ints(waiters), until=ints(until))
+
+    # Messages between ranks.
+
+    def _messages(self, messages: Messages, blocking: bool, first_message: int) -> tuple[Floats, Ints, Ints]:
+        """Joins placements by messages, one task each; returns seconds, kind and step of these tasks."""
+        sent, taken = self._ends(messages, messages.gives), self._ends(messages, messages.needs)
+        routes, many = messages.all_routes(), messages.schedule.micro_batches
+        route = ints([r.number for r in routes])[sent.key // many]
+        message = first_message + np.arange(len(sent.key))
+        taken_message = self._matched(messages, sent.key, message, taken.key, len(routes) * many)
+        self._waits_for_result(waiter=message, placement=sent.placement)
+        self._queue(messages, sent, route, message)
+        if blocking:
+            # A receive is posted when the action before it is over, and the next action waits for the posted sends.
+            posted = self.follows[taken.placement]
+            self._waits_for_result(waiter=taken_message[posted], placement=taken.placement[posted] - 1)
+            goes_on = np.append(self.follows[1:], False)[sent.placement]
+            self._input_waits(placement=sent.placement[goes_on] + 1, until=message[goes_on])
+        self._input_waits(placement=taken.placement, until=taken_message)
+        seconds = np.array([r.seconds for r in messages.routes], dtype=np.float64)
+        return seconds[route], ints([r.task_kind for r in messages.routes])[route], self._steps_of(sent)
+
+    def _ends(self, messages: Messages, hops: Ints) -> _Ends:
+        """Messages over these hops, given by stage and direction. Equal keys on both ends are one message."""
+        lists, acting = self.placements.lists, np.flatnonzero(self.is_action)
+        step = self.step[acting]
+        hop = hops[lists.stage[step], lists.direction[step]]
+        row, action = np.nonzero(hop != NO_HOP)
+        placement, step = acting[row], step[row]
+        lane = self.class_of[placement] % messages.plan.lanes
+        key = messages.first_key(lane, hop[row, action]) + lists.micro_batch[step, action]
+        return _Ends(placement, key, action)
+
+    def _matched(self, messages: Messages, sent_key: Ints, message: Ints, taken_key: Ints, keys: int) -> Ints:
+        """The message that each taker waits for."""
+        of_key = np.full(keys, NO_TASK)
+        of_key[sent_key] = message
+        taken = of_key[taken_key]
+        if (taken == NO_TASK).any():
+            missing = dict.fromkeys(taken_key[taken == NO_TASK].tolist()[:5])
+            raise Deadlock(f"deadlock: nobody sends {', '.join(messages.describe(key) for key in missing)}")
+        return taken
+
+    def _queue(self, messages: Messages, sent: _Ends, route: Ints, message: Ints) -> None:
+        """Messages of a class on one stream go one after the other, in the order in which it sends them."""
+        numbers: dict[str, int] = {}
+        queue = ints([numbers.setdefault(r.queue, len(numbers)) for r in messages.routes])[route]
+        queue += self.class_of[sent.placement] * len(numbers)
+        order = np.argsort(queue, kind="stable")
+        same = queue[order[1:]] == queue[order[:-1]]
+        self._waits(waiter=message[order[1:]][same], until=message[order[:-1]][same])
+
+    def _steps_of(self, sent: _Ends) -> Ints:
+        """The steps of messages: of a step of two overlapping actions, the one action that sends."""
+        out: Ints = self.step[sent.placement]
+        if self.placements.lists.stage.shape[1] > 1:
+            for i, (step, action) in enumerate(zip(out.tolist(), sent.action.tolist(), strict=True)):
+                if len(self.steps[step]) > 1:
+                    self.steps.append(self.steps[step][action : action + 1])
+                    out[i] = len(self.steps) - 1
+        return out

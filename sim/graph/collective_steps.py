@@ -1,0 +1,292 @@
+"""Collectives as messages: a ring's, a tree's or an exchange's steps in place of the one task of a collective.
+
+Each member has a task that begins its part and one that ends it, which take no time: a member begins when its own work
+is ready, and sends to another once both have begun. Between them stand the messages, each a task on its sender's
+stream that loads the sender's links out and the receiver's in.
+
+- Ring: in step k each member sends on the block that it received in step k - 1.
+- Tree: every piece goes up from the leaves to the root and down again, a hop at a time, one piece behind the other;
+  two trees take half of the pieces each, and who is a leaf in one passes pieces on in the other (Sanders, Speck, Träff
+  2009; NCCL 2.4).
+- Exchange: in round k each member sends to the k-th after it.
+
+All messages of a collective take the same time alone, its closed form's seconds over the steps on its longest chain; so
+alone it takes the closed form, and a link that others use, or a member that comes late, holds up those messages that
+need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core.errors import InputError
+from sim.core.timeline import Detail
+from sim.graph.build import ActionTasks, Built
+from sim.graph.taskgraph import Collective, CollectiveStep, Launches, Waits, ints
+from sim.prices.rank_prices import Pricing
+from sim.programs.compile import LocalTask
+
+MAX_MESSAGES = 1_000_000  # half a minute
+PIECES = 8  # of a tree's message, on each of two trees
+
+
+class Hop(NamedTuple):
+    """A message of a collective between two members, by their places in the group; `after`: the hops, by index, that it
+    waits for besides the beginning of both."""
+
+    sender: int
+    receiver: int
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """All messages of a collective: `chain`: how many of them follow each other on the longest way; `piece`: the part
+    of the collective's bytes that each carries; `at_once`: whether a member sends to several others at a time."""
+
+    hops: tuple[Hop, ...]
+    chain: int
+    piece: float
+    at_once: bool = False
+
+
+def ring(members: int, passes: int) -> Pattern:
+    """`passes` times round, but for the last step each: 1 for a gather or scatter, 2 for an all-reduce.
+
+    >>> ring(3, 1).hops[3]
+    Hop(sender=0, receiver=1, after=(2, 0))
+    """
+    steps = passes * (members - 1)
+    hops = []
+    for step in range(steps):
+        before = (step - 1) * members
+        for i in range(members):
+            after = (before + (i - 1) % members, before + i) if step else ()
+            hops.append(Hop(i, (i + 1) % members, after))
+    return Pattern(tuple(hops), steps, 1 / members)
+
+
+def exchange(members: int) -> Pattern:
+    """Everyone to everyone, in rounds."""
+    hops = [
+        Hop(i, (i + k) % members, ((k - 2) * members + i,) if k > 1 else ())
+        for k in range(1, members)
+        for i in range(members)
+    ]
+    return Pattern(tuple(hops), members - 1, 1 / members)
+
+
+def tree(members: int, pieces: int = PIECES) -> Pattern:
+    """An all-reduce up and down two trees."""
+    hops, chain = list[Hop](), 0
+    for mirrored in (False, True):
+        parent = [_parent(members, i) for i in range(members)]
+        if mirrored:
+            parent = [None if up is None else members - 1 - up for up in reversed(parent)]
+        depth = [_depth(parent, i) for i in range(members)]
+        chain = max(chain, 2 * max(depth) + pieces - 1)
+        edges = [(i, above) for i, above in enumerate(parent) if above is not None]
+        edges.sort(key=lambda edge: depth[edge[0]])
+        children = [[i for i, above in edges if above == v] for v in range(members)]
+        up, down = (
+            dict[int, int](),
+            dict[int, int](),
+        )  # the last hop from each member to its parent, and from that to it
+        for _ in range(pieces):
+            for i, above in reversed(edges):
+                after = (*[up[c] for c in children[i]], *([up[i]] if i in up else []))
+                up[i] = len(hops)
+                hops.append(Hop(i, above, after))
+            for i, above in edges:
+                came = [up[c] for c in children[above]] if parent[above] is None else [down[above]]
+                after = (*came, *([down[i]] if i in down else []))
+                down[i] = len(hops)
+                hops.append(Hop(above, i, after))
+    return Pattern(tuple(hops), chain, 1 / (2 * pieces), at_once=True)
+
+
+def _parent(members: int, i: int) -> int | None:
+    """The parent in a balanced binary tree in order: the middle of each range of places is its root."""
+    low, high, above = 0, members - 1, None
+    while True:
+        middle = (low + high) // 2
+        if i == middle:
+            return above
+        above = middle
+        low, high = (low, middle - 1) if i < middle else (middle + 1, high)
+
+
+def _depth(parent: list[int | None], i: int) -> int:
+    above = parent[i]
+    return 0 if above is None else 1 + _depth(parent, above)
+
+
+def pattern_of(kind: str, algorithm: str, members: int) -> Pattern | None:
+    """The messages of a collective; None where it stays one task (reduction in the switch, broadcasts)."""
+    if algorithm == "ring" and kind in ("all_reduce", "all_gather", "reduce_scatter"):
+        return ring(members, 2 if kind == "all_reduce" else 1)
+    if kind == "send_recv":
+        return Pattern(tuple(Hop(i, (i + 1) % members, ()) for i in range(members)), 1, 1.0)
+    if algorithm == "tree":
+        return tree(members)
+    if algorithm == "pairwise":
+        return exchange(members)
+    return None
+
+
+def as_messages(built: Built, pricing: Pricing) -> Built:
+    """The graph with messages in place of collectives of several simulated ranks.
+
+    Raises:
+        InputError: if that makes too many.
+    """
+
+    def algorithm_of(c: int, local: LocalTask) -> str:
+        """What NCCL runs for a class's part."""
+        ranks = pricing.group(local.group, pricing.plan.classes[c].rank)
+        return (local.choice or pricing.network.chosen(local.kind, ranks, local.detail.bytes)).algorithm
+
+    rewriting = _Rewriting(built, algorithm_of)
+    counts = np.bincount(built.graph.task_kind, minlength=len(built.graph.task_kinds)).tolist()
+    messages = sum(counts[kind] * len(pattern.hops) for kind, pattern in rewriting.patterns.items())
+    if messages > MAX_MESSAGES:
+        raise InputError(
+            f"{pricing.plan.scenario.name}: engine.collectives: {messages:,} messages in a step are too many, "
+            f"{MAX_MESSAGES:,} at most; take fewer micro-batches, layers or ranks, or closed_form"
+        )
+    return rewriting.run() if rewriting.members else built
+
+
+class _Rewriting:
+    """New tasks follow the old ones; the old task of a collective begins its first member's part."""
+
+    def __init__(self, built: Built, algorithm_of: Callable[[int, LocalTask], str]) -> None:
+        self.built, self.graph = built, built.graph
+        self.kinds = self.graph.table
+        self.members: dict[int, tuple[int, ...]] = {}  # of each kind of collectives that become messages, their classes
+        self.patterns: dict[int, Pattern] = {}
+        for number, kind in enumerate(self.graph.task_kinds):
+            if isinstance(kind.work, Collective) and len(kind.work.parts) > 1:
+                c, local = kind.work.parts[0]
+                pattern = pattern_of(local.kind, algorithm_of(c, local), len(kind.work.parts))
+                if pattern is not None:
+                    self.members[number], self.patterns[number] = tuple(c for c, _ in kind.work.parts), pattern
+        self.seconds = [self.graph.seconds.copy()]
+        self.task_kind = [self.graph.task_kind.copy()]
+        self.step = [self.graph.columns.step]
+        self.first: list[NDArray[np.int64]] = []
+        self.second: list[NDArray[np.int64]] = []
+        self.count = len(self.graph)
+        self.begins: dict[tuple[int, int], int] = {}  # by collective and class
+        self.ends: dict[tuple[int, int], int] = {}
+        self.silent = -1 if not self.members else self.kinds.new_kind(Detail(""))
+
+    def run(self) -> Built:
+        """All of it."""
+        for kind in self.members:
+            tasks = np.flatnonzero(self.graph.task_kind == kind)
+            if len(tasks):
+                self._replace(kind, tasks)
+        waits, launches = self._waits(), self._launches()
+        columns = self.graph.columns._replace(
+            seconds=np.concatenate(self.seconds),
+            task_kind=np.concatenate(self.task_kind),
+            step=np.concatenate(self.step),
+            waits=waits,
+            launches=launches,
+        )
+        actions = [
+            ActionTasks(acted.listed, self._moved(acted.first, c, self.begins), self._moved(acted.last, c, self.ends))
+            for c, acted in enumerate(self.built.actions)
+        ]
+        return replace(self.built, graph=replace(self.graph, columns=columns), actions=actions)
+
+    def _replace(self, kind: int, tasks: NDArray[np.int64]) -> None:
+        """Put messages in place of all collectives of a kind."""
+        members, pattern, many = self.members[kind], self.patterns[kind], len(tasks)
+        seconds = float(self.graph.seconds[tasks[0]])
+        hop_kinds = self._hop_kinds(kind, seconds)
+        hops, n = len(pattern.hops), len(members)
+        own = 2 * n - 1 + hops  # new tasks of each: begins but for the first, ends, hops
+        base = self.count + own * np.arange(many)
+        begin = np.column_stack([tasks, base[:, None] + np.arange(n - 1)])
+        end = base[:, None] + n - 1 + np.arange(n)
+        hop = base[:, None] + 2 * n - 1 + np.arange(hops)
+        self.seconds[0][tasks], self.task_kind[0][tasks] = 0.0, self.silent
+        self.seconds.append(np.tile([0.0] * (2 * n - 1) + [seconds / pattern.chain] * hops, many))
+        self.task_kind.append(np.tile([self.silent] * (2 * n - 1) + hop_kinds, many))
+        self.step.append(np.repeat(self.graph.columns.step[tasks], own))
+        self.count += own * many
+        pairs = [(hop[:, a], hop[:, i]) for i, x in enumerate(pattern.hops) for a in x.after]
+        pairs += [(begin[:, m], hop[:, i]) for i, x in enumerate(pattern.hops) for m in (x.sender, x.receiver)]
+        last = {(x.sender, x.receiver): i for i, x in enumerate(pattern.hops)}
+        pairs += [(hop[:, i], end[:, m]) for edge, i in last.items() for m in edge]
+        for first, second in pairs:
+            self.first.append(first)
+            self.second.append(second)
+        for row, task in enumerate(tasks.tolist()):
+            for place, c in enumerate(members):
+                self.begins[task, c] = int(begin[row, place])
+                self.ends[task, c] = int(end[row, place])
+
+    def _hop_kinds(self, kind: int, seconds: float) -> list[int]:
+        """A kind of task for each message of a kind of collectives."""
+        whole, pattern = self.graph.task_kinds[kind], self.patterns[kind]
+        assert isinstance(whole.work, Collective)
+        parts, edges = whole.work.parts, {(x.sender, x.receiver) for x in pattern.hops}
+        out = [sum(a == i for a, _ in edges) if pattern.at_once else 1 for i in range(len(parts))]
+        into = [sum(b == i for _, b in edges) if pattern.at_once else 1 for i in range(len(parts))]
+        rank = [self.graph.classes[c].rank for c, _ in parts]
+        rows = {row[0]: row for row in whole.rows}
+        works = {  # one for all messages between two members
+            (i, j): CollectiveStep(parts[i], parts[j], seconds, pattern.chain, 1 / out[i], 1 / into[j])
+            for i, j in edges
+        }
+        made, count = list[int](), len(pattern.hops)
+        for number, (i, j, _) in enumerate(pattern.hops, start=1):
+            detail = whole.detail._replace(
+                name=f"{whole.detail.name}: message {number} of {count}, rank {rank[i]} to {rank[j]}",
+                bytes=whole.detail.bytes * pattern.piece,
+            )
+            made.append(self.kinds.new_kind(detail, (rows[parts[i][0]],), work=works[i, j]))
+        return made
+
+    def _waits(self) -> Waits:
+        """All waits, those of collectives member by member."""
+        waits = self.graph.columns.waits
+        replaced = np.isin(self.graph.task_kind, list(self.members))
+        touched = replaced[waits.first] | replaced[waits.second]
+        first, second = list[int](), list[int]()
+        for a, b in zip(waits.first[touched].tolist(), waits.second[touched].tolist(), strict=True):
+            for c, d in self._common(a, b):
+                first.append(self.ends.get((a, c), a))
+                second.append(self.begins.get((b, d), b))
+        firsts = [waits.first[~touched], *self.first, ints(first)]
+        seconds = [waits.second[~touched], *self.second, ints(second)]
+        return Waits(np.concatenate(firsts), np.concatenate(seconds))
+
+    def _launches(self) -> Launches:
+        """Launches, those of collectives for each of the launcher's ranks."""
+        rows = [
+            (self.begins.get((a, c), a), self.begins.get((b, d), b), lag_s)
+            for a, b, lag_s in zip(*(column.tolist() for column in self.graph.columns.launches), strict=True)
+            for c, d in self._common(a, b)
+        ]
+        first, second, lag_s = ([row[i] for row in rows] for i in range(3))
+        return Launches(ints(first), ints(second), np.array(lag_s, dtype=np.float64))
+
+    def _common(self, a: int, b: int) -> list[tuple[int, int]]:
+        """The classes by which the second of two tasks waits for the first: those of both, or each with each."""
+        of_a, of_b = (
+            dict.fromkeys(row[0] for row in self.graph.task_kinds[self.graph.task_kind[task]].rows) for task in (a, b)
+        )
+        both = [(c, c) for c in of_a if c in of_b]
+        return both or [(c, d) for c in of_a for d in of_b]
+
+    def _moved(self, tasks: NDArray[np.int64], c: int, to: dict[tuple[int, int], int]) -> NDArray[np.int64]:
+        return ints([to.get((task, c), task) for task in tasks.tolist()])

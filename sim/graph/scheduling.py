@@ -1,0 +1,77 @@
+"""The schedule that a scenario names, and the stage times that a searched one is made for."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from sim.core.actions import Kind, Schedule
+from sim.core.errors import InputError
+from sim.graph.compiled import ProgramCache
+from sim.inputs.scenario import Scenario
+from sim.prices.rank_prices import Pricing
+from sim.programs.compile import compile_program
+from sim.programs.data_parallel import DataParallel
+from sim.programs.stages import class_stages, stage_input_bytes
+from sim.ranks.plan import Plan
+from sim.schedules.unit_time import UnitTimes
+
+MOST_ACTIONS = 5_000_000  # of a pipeline: some 15 seconds and 5 GB
+
+
+def make_schedule(scenario: Scenario, plan: Plan, pricing: Pricing, dp: DataParallel, cache: ProgramCache) -> Schedule:
+    """The action lists of the scenario's schedule; at pp 1 that of a single stage. `cache` as in `simulation.prepare`.
+
+    Raises:
+        InputError: if the schedule cannot run this many micro-batches.
+    """
+    p, m = scenario.parallelism, scenario.micro_batches
+    if (actions := 2 * p.stages * m) > MOST_ACTIONS:
+        raise InputError(
+            f"{scenario.name}: training.global_batch_size: {m:,} micro-batches through {p.stages} stages make "
+            f"{actions:,} forwards and backwards to simulate; at most {MOST_ACTIONS:,} (they repeat long before)"
+        )
+    try:
+        times = None
+        if p.form.follows_times:
+            times = unit_times(plan, p.form.fewest(p.pp, p.virtual_stages), pricing, dp, cache)
+        return p.form.build(p.pp, m, p.virtual_stages, times, p.schedule_memory)
+    except ValueError as error:
+        raise InputError(
+            f"{scenario.name}: parallelism.schedule: {error} (global_batch_size / (micro_batch_size * dp) "
+            f"= {m} micro-batches, pp = {p.pp})"
+        ) from None
+
+
+def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel, cache: ProgramCache) -> UnitTimes:
+    """Seconds of F, I and W of every stage, and of a message from stage 0 to stage 1, for the schedule that is searched
+    for them.
+
+    `cache` as in `simulation.prepare`: the step runs the same programs.
+    """
+    healthy, rows = pricing.healthy, []
+    if healthy is not pricing:  # with faults, what is compiled takes other seconds
+        cache = ProgramCache(cache.stages)
+    held = class_stages(plan, layout, pricing.costs, dp, False, cache.stages)
+    stages = [stage for of_class in held for stage in of_class.values()]
+    known: dict[tuple[object, ...], list[float]] = {}
+    for i, (stage, c) in enumerate(zip(stages, plan.classes, strict=True)):
+        price, context, leader = healthy.on(c.rank), healthy.context(c.rank), stages[i // plan.lanes * plan.lanes]
+        key = (context, id(stage), id(leader))
+        if key not in known:
+            known[key] = []
+            for kind in (Kind.F, Kind.I, Kind.W):
+                program = stage.forward(False, True) if kind is Kind.F else stage.backward(kind, False, True)
+                make = partial(compile_program, program, price)
+                template = cache.compiled((context, (id(stage), id(leader), kind)), [program], make)
+                known[key].append(template.makespan_s)
+        rows.append(known[key])
+    slowest = np.array(rows).reshape(-1, plan.lanes, 3).max(axis=1)  # of a pipeline rank's lanes
+    forward, inputs, weights = (tuple(column) for column in slowest.T.tolist())
+    first, second = (plan.classes[i * plan.lanes : (i + 1) * plan.lanes] for i in (0, 1))
+    # One figure stands for all messages: that of the first hop, stage 0 to stage 1, in its slowest lane. Other hops may
+    # cross other links and take longer or shorter; the search of a schedule knows no difference between hops.
+    size = stage_input_bytes(plan, 1)
+    message_s = max(pricing.healthy.send(a.rank, b.rank, size).seconds for a, b in zip(first, second, strict=True))
+    return UnitTimes(forward, inputs, weights, message_s)

@@ -1,0 +1,115 @@
+"""Collectives whose members are several simulated ranks: each has a task of every member, which become one.
+
+The n-th collective of a group on one member is the n-th on all others. It starts when what all members wait for has
+ended, and takes as long as for the slowest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.graph.taskgraph import Collective, Columns, Deadlock, Ints, KindTable, Launches, Waits, ints
+from sim.programs.compile import LocalTask
+
+
+class CollectivePart(NamedTuple):
+    """A class's part in the collectives of a group."""
+
+    class_index: int
+    members: tuple[int, ...]
+    local: LocalTask
+
+
+def merge_collectives(columns: Columns, all_parts: list[CollectivePart], table: KindTable) -> tuple[Columns, Ints]:
+    """Put one task in place of each collective's parts, which are the tasks whose kind is below zero: ~kind of
+    `all_parts`. Returns the new columns (the old ones are used up) and the new number of every task.
+
+    Raises:
+        Deadlock: if members of a group run different numbers of its collectives.
+    """
+    task, part, begin = _by_collective(columns.task_kind, all_parts)
+    seconds, task_kind, first = columns.seconds, columns.task_kind, task[begin]
+    stays = np.ones(len(task_kind), dtype=bool)
+    stays[task], stays[first] = False, True
+    seconds[first] = np.maximum.reduceat(seconds[task], begin)
+    # Micro-batches and layers repeat collectives of the same parts, so there are few kinds. They are numbered as they
+    # first appear, since sums over flows follow their numbers.
+    number, examples = _equal_runs(part, begin)
+    new_kinds = [_new_kind([all_parts[i] for i in part[a:b].tolist()], table) for a, b in examples]
+    task_kind[first] = ints(new_kinds)[number]
+    moved = np.cumsum(stays)
+    moved -= 1
+    moved[task] = np.repeat(moved[first], np.diff(np.append(begin, len(task))))
+    waits, (launcher, launched, lag_s) = columns.waits, columns.launches
+    return columns._replace(
+        seconds=seconds[stays],
+        task_kind=task_kind[stays],
+        step=columns.step[stays],
+        waits=Waits(moved[waits.first], moved[waits.second]),
+        launches=Launches(moved[launcher], moved[launched], lag_s),
+    ), moved
+
+
+def _by_collective(task_kind: Ints, all_parts: list[CollectivePart]) -> tuple[Ints, Ints, Ints]:
+    """Tasks and their parts, collective by collective and in each by class; where each collective begins."""
+    groups: dict[tuple[str, tuple[int, ...]], int] = {}
+    group_of = ints([groups.setdefault((p.local.group, p.members), len(groups)) for p in all_parts])
+    at = np.flatnonzero(task_kind < 0)
+    part = ~task_kind[at]
+    group, class_index = group_of[part], ints([p.class_index for p in all_parts])[part]
+    # First by member, to count the group's collectives on each: sorting is stable, a rank's tasks stay in its order.
+    order = np.lexsort((class_index, group))
+    runs = _starts(group[order], class_index[order])
+    number = np.arange(len(at)) - np.repeat(runs, np.diff(np.append(runs, len(at))))
+    # Then by that count, which brings the members' n-th collectives together.
+    again = np.lexsort((number, group[order]))
+    order = order[again]
+    begin = _starts(group[order], number[again])
+    came = np.diff(np.append(begin, len(at)))
+    wanted = ints([len(members) for _, members in groups])[group[order[begin]]]
+    if (came != wanted).any():
+        i = int(np.flatnonzero(came != wanted)[0])
+        name = list(groups)[group[order[begin[i]]]][0]
+        raise Deadlock(
+            f"deadlock: collective {number[again[begin[i]]]} of group {name} is run by {came[i]} of its {wanted[i]} "
+            "simulated members"
+        )
+    return at[order], part[order], begin
+
+
+def _starts(*columns: Ints) -> Ints:
+    """Where rows begin that differ from the one before."""
+    changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return np.flatnonzero(np.append(True, changes))
+
+
+def _equal_runs(values: Ints, begin: Ints) -> tuple[Ints, list[tuple[int, int]]]:
+    """For each run of `values` the number of its content among the different ones, in order of appearance; and where
+    each content first stands.
+
+    >>> number, examples = _equal_runs(ints([1, 2, 3, 1, 2]), ints([0, 2, 3]))
+    >>> number.tolist(), examples
+    ([0, 1, 0], [(0, 2), (2, 3)])
+    """
+    end = np.append(begin[1:], len(values))
+    length = end - begin
+    number, firsts = np.empty(len(begin), dtype=np.int64), list[int]()
+    for size in dict.fromkeys(length.tolist()):  # runs of one size are rows of a table, compared as bytes
+        at = np.flatnonzero(length == size)
+        rows = np.ascontiguousarray(values[begin[at][:, None] + np.arange(size)])
+        _, example, pick = np.unique(rows.view(f"V{rows.itemsize * size}"), return_index=True, return_inverse=True)
+        number[at] = len(firsts) + pick.reshape(-1)
+        firsts += at[example].tolist()
+    order = np.argsort(firsts)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[number], [(int(begin[i]), int(end[i])) for i in np.array(firsts)[order].tolist()]
+
+
+def _new_kind(parts: list[CollectivePart], table: KindTable) -> int:
+    """The kind of a collective of these parts, which are in the order of their classes."""
+    rows = tuple([table.row(p.class_index, p.local.stream, p.local.kind.upper()) for p in parts])
+    work = Collective(tuple([(p.class_index, p.local) for p in parts]))
+    return table.new_kind(parts[0].local.detail, rows, work=work)

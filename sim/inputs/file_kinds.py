@@ -1,0 +1,61 @@
+"""What a file is that was given where another belongs: a scenario, a result, a profile, a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sim.core.errors import InputError
+
+KINDS = {  # by the part of `format` before the slash: what it is, and what takes it
+    "profile": ("a calibration profile", "name it with --set calibration=FILE"),
+    "profile-partial": ("an unfinished calibration profile", "`stepsim calibrate run` goes on from it"),
+    "measured-run": ("a measured run", "`stepsim compare SCENARIO FILE` takes it"),
+    "measurements": ("a table of measurements", "`stepsim validate FILE` takes it"),
+    "sim-result": ("a result", "`stepsim diff A B` compares two; its key `scenario` can be run"),
+    "sim-search": ("a search's result", "the key `scenario` of each of its `best` can be run"),
+    "sim-sweep": ("a sweep's result", "each of its rows says which keys to --set"),
+    "sim-compare": ("a comparison's result", "no command reads it"),
+    "sim-replay": ("a replay's result", "no command reads it"),
+    "sim-validate": ("a validation's result", "no command reads it"),
+    "sim-regress": ("the accepted errors of stored runs", "`stepsim regress FOLDER` reads it"),
+}
+SCENARIO = "a scenario", "`stepsim run FILE` takes it"
+TRACE = "a profiler trace", "`stepsim replay FILE` takes it"
+
+
+def kind_of(data: Any) -> tuple[str, str] | None:
+    """What plain data is, and what takes it; None where that cannot be told."""
+    if not isinstance(data, Mapping):
+        return None
+    found = data.get("format")
+    if isinstance(found, str) and found.partition("/")[0] in KINDS:
+        return KINDS[found.partition("/")[0]]
+    if "traceEvents" in data:
+        return TRACE
+    return SCENARIO if "model" in data and "cluster" in data else None
+
+
+def refuse_other_kind(path: str | Path, data: Any, wanted: str, own: str = "") -> None:
+    """Raise where `data` is of a kind that is known; `wanted`: what the command takes, such as `run wants a scenario`.
+
+    `own`: the format that the caller reads; another version of it is for the caller to refuse.
+
+    Raises:
+        InputError: saying what the file is, what was wanted, and which command takes it.
+    """
+    kind = kind_of(data)
+    if kind is not None and kind != KINDS.get(own):
+        raise InputError(f"{path}: is {kind[0]}; {wanted} ({kind[1]})")
+
+
+def read_yaml_if_any(path: str | Path) -> Any:
+    """The content of a YAML (or JSON) file of a scenario's size; None where it is none."""
+    from sim.core.files import read_text
+    from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
+
+    try:
+        return parse_yaml(read_text(Path(path), MAX_BYTES), str(path))[0]
+    except InputError:
+        return None

@@ -1,0 +1,248 @@
+"""Rules between the sizes of a layout, its model and its batch: the reader and the search ask the same ones.
+
+A rule is a function of `Sizes` that returns None, or the key that is wrong and why. The search asks for each layout, a
+hundred thousand and more, so a rule computes with integers and words its message only once it is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.training_config import Training
+from sim.inputs.yaml_input import KeyPath
+from sim.schedules import FORMS, ScheduleForm
+
+Problem = tuple[KeyPath, str]
+
+
+class Sizes(NamedTuple):
+    """All that the rules read. `micro_batch_size` and `recompute` (a mode) are a layout's own, not `training`'s.
+
+    `training` is None for serving, `form` that of one stage where pp is 1, `layers_per_stage` None where layers are
+    dealt out evenly.
+    """
+
+    model: ModelConfig
+    training: Training | None
+    micro_batch_size: int
+    recompute: str
+    tp: int
+    sp: bool
+    cp: int
+    pp: int
+    dp: int
+    ep: int
+    expert_tp: int
+    ep_overlap: bool
+    shard_size: int
+    cp_method: str
+    cp_split: str
+    form: ScheduleForm
+    virtual_stages: int
+    layers_per_stage: tuple[int, ...] | None
+
+
+Rule = Callable[[Sizes], Problem | None]
+
+
+def first_problem(rules: Sequence[Rule], s: Sizes) -> Problem | None:
+    """The first rule broken; None where all hold."""
+    for rule in rules:
+        if (problem := rule(s)) is not None:
+            return problem
+    return None
+
+
+def _found(key: str, value: object, why: str) -> Problem:
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return ("parallelism", key), f"found {shown}; {why}"
+
+
+def tensor_parallel(s: Sizes) -> Problem | None:
+    """Each rank has whole heads, and equal shares of every matrix."""
+    m, tp = s.model, s.tp
+    if m.heads % tp:
+        return _found("tp", tp, f"must divide model.heads ({m.heads})")
+    if m.kv_heads % tp and tp % m.kv_heads:
+        return _found("tp", tp, f"must divide model.kv_heads ({m.kv_heads}) or be a multiple of them")
+    if m.hidden % tp:
+        return _found("tp", tp, f"must divide model.hidden ({m.hidden})")
+    if (m.moe is None or m.moe.dense_layers or m.moe.every > 1) and m.ffn % tp:
+        return _found("tp", tp, f"must divide model.ffn ({m.ffn})")
+    if m.moe is not None and m.moe.shared_width % tp:
+        return _found("tp", tp, f"must divide the shared experts' ffn ({m.moe.shared_width})")
+    if tp > 1 and m.qk_norm_over == "all_heads":
+        return _found("tp", tp, "a norm over all heads (model.qk_norm_over) is simulated whole on a rank: 1")
+    return None
+
+
+def experts(s: Sizes) -> Problem | None:
+    """Expert groups divide the ranks of a stage, and the experts are dealt out evenly."""
+    moe, pool = s.model.moe, s.tp * s.cp * s.dp
+    if moe is None:
+        for key, value, off in (("ep", s.ep, 1), ("expert_tp", s.expert_tp, 1), ("ep_overlap", s.ep_overlap, False)):
+            if value != off:
+                return _found(key, value, "the model has no experts (model.moe)")
+        return None
+    if moe.experts % s.ep:
+        return _found("ep", s.ep, f"must divide model.moe.experts ({moe.experts})")
+    if pool % s.ep:
+        return _found("ep", s.ep, f"must divide tp·cp·dp ({pool})")
+    if pool % (s.ep * s.expert_tp):
+        return _found("expert_tp", s.expert_tp, f"ep·expert_tp must divide tp·cp·dp ({pool})")
+    if moe.ffn % s.expert_tp:
+        return _found("expert_tp", s.expert_tp, f"must divide model.moe.ffn ({moe.ffn})")
+    return None
+
+
+def context_parallel(s: Sizes) -> Problem | None:
+    """Sequences are cut into equal pieces, and heads exchanged whole."""
+    if s.training is None:
+        return _found("cp", s.cp, "inference is not split by context parallelism") if s.cp > 1 else None
+    seq_len, window = s.training.seq_len, s.model.window
+    whole = s.cp_method == "all_to_all" or (s.cp_method == "all_gather" and s.cp_split != "striped")
+    if s.cp > 1 and window is not None and window < seq_len and not whole:
+        why = "only all_to_all, and all_gather with split contiguous or zigzag, are simulated"
+        found = f"found '{s.cp_method}' with split {s.cp_split}; with model.window {window} {why}"
+        return ("parallelism", "cp_method"), found
+    zigzag = s.cp_split == "zigzag" and s.cp_method != "all_to_all" and s.cp > 1
+    pieces = 2 * s.cp if zigzag else s.cp
+    if seq_len % pieces:
+        reason = f"2·cp = {pieces} (zigzag split)" if zigzag else f"cp = {pieces}"
+        return _found("cp", s.cp, f"{reason} must divide training.seq_len ({seq_len})")
+    if s.cp_method == "all_to_all" and (s.model.heads // s.tp) % s.cp:
+        why = f"cp_method all_to_all exchanges heads, so cp must divide heads/tp ({s.model.heads // s.tp})"
+        return _found("cp", s.cp, why)
+    return None
+
+
+def sharding(s: Sizes) -> Problem | None:
+    """Shards of equal size cover the ranks that hold the same parameters."""
+    if (s.dp * s.cp) % s.shard_size:
+        return _found("shard_size", s.shard_size, f"must divide dp·cp ({s.dp * s.cp})")
+    return None
+
+
+def captured_layout(s: Sizes) -> Problem | None:
+    """A captured program is what one rank runs: its matmuls stay whole."""
+    if s.model.program is None:
+        return None
+    for key, value in (("tp", s.tp), ("cp", s.cp), ("ep", s.ep), ("expert_tp", s.expert_tp)):
+        if value > 1:
+            how = "python -m calibrate.capture --script 'train.py' --world-size N captures one that is split so"
+            return _found(key, value, f"a captured program runs whole on a rank: 1; {how}")
+    return None
+
+
+def captured_step(s: Sizes) -> Problem | None:
+    """A captured program has one micro-batch size, and recomputes what it was captured with."""
+    t = s.training
+    if s.model.program is None or t is None:
+        return None
+    for key, found, captured in (
+        ("micro_batch_size", s.micro_batch_size, t.micro_batch_size),
+        ("recompute", s.recompute, t.recompute.mode),
+    ):
+        if found != captured:
+            return ("training", key), f"found {found}; {s.model.program} was captured with {captured}"
+    return None
+
+
+def batch(s: Sizes) -> Problem | None:
+    """The batch is made of whole micro-batches, equally many on every replica."""
+    if s.training is None:
+        return None
+    size, unit = s.training.global_batch_size, s.micro_batch_size * s.dp
+    if size % unit == 0:
+        return None
+    below, above = size // unit * unit, -(-size // unit) * unit
+    nearby = f"{below} or {above}" if below else f"{above}"
+    return ("training", "global_batch_size"), (
+        f"found {size}; must be a multiple of micro_batch_size·dp = "
+        f"{s.micro_batch_size}·{s.dp} = {unit} (nearest: {nearby})"
+    )
+
+
+def loss(s: Sizes) -> Problem | None:
+    """A chunk of the loss needs the logits of all words."""
+    if s.tp == 1 or s.training is None or s.training.cross_entropy != "chunked":
+        return None
+    why = "found 'chunked' with parallelism.tp above 1; chunks need the whole vocabulary"
+    return ("training", "cross_entropy"), why
+
+
+def adapters(s: Sizes) -> Problem | None:
+    """Adapters are simulated on dense layers."""
+    t, m = s.training, s.model
+    if t is None or t.lora is None:
+        return None
+    if len(set(t.lora.targets)) < len(t.lora.targets):
+        return ("training", "lora", "targets"), f"found {list(t.lora.targets)}; each at most once"
+    for what, bad in (
+        ("experts", m.moe is not None),
+        ("latent attention", m.mla is not None),
+        ("model.mtp_layers", m.mtp_layers > 0),
+        ("training.recompute selective_op", s.recompute == "selective_op"),
+    ):
+        if bad:
+            return ("training", "lora"), f"found adapters with {what}; simulated without it only"
+    return None
+
+
+def sequence_parallel(s: Sizes) -> Problem | None:
+    """Sequence parallelism cuts what a context-parallel rank has among tensor-parallel ranks."""
+    if not s.sp:
+        return None
+    if s.tp == 1:
+        return _found("sp", True, "sequence parallelism needs tp above 1")
+    if s.training is not None and s.training.seq_len % (s.cp * s.tp):
+        return _found("sp", True, f"cp·tp = {s.cp * s.tp} must divide training.seq_len ({s.training.seq_len})")
+    return None
+
+
+def expert_overlap(s: Sizes) -> Problem | None:
+    """Expert communication hides in another micro-batch's computation, where a schedule pairs the two."""
+    if not s.ep_overlap or s.ep == 1 or s.form.pairs:
+        return None
+    pairing = " and ".join(name for name, form in FORMS.items() if form.pairs)
+    why = f"only {pairing} pair a forward with a backward to hide it in"
+    return ("parallelism", "ep_overlap"), f"found true with schedule {s.form.name} and pp {s.pp}; {why}"
+
+
+def stages(s: Sizes) -> Problem | None:
+    """The schedule has such a pipeline, and the model's layers fill it."""
+    form, counts = s.form, s.layers_per_stage
+    if problem := form.stages_problem(s.virtual_stages):
+        return ("parallelism", "virtual_stages"), f"found {s.virtual_stages} with schedule {form.name}; {problem}"
+    if problem := form.ranks_problem(s.pp):
+        return ("parallelism", "pp"), f"found {s.pp} with schedule {form.name}; {problem}"
+    if counts is None:
+        return None
+    if len(counts) != (number := form.model_stages(s.pp, s.virtual_stages)):
+        made = f"pp {s.pp} with schedule {form.name} and {s.virtual_stages} virtual stages makes {number} stages"
+        return ("parallelism", "layers_per_stage"), f"found {len(counts)} entries; {made}"
+    if sum(counts) != s.model.layers:
+        why = f"found {sum(counts)} layers in all; model.layers is {s.model.layers}"
+        return ("parallelism", "layers_per_stage"), why
+    return None
+
+
+def micro_batches(s: Sizes) -> Problem | None:
+    """The schedule can run this many micro-batches."""
+    if s.training is None:
+        return None
+    m = s.training.global_batch_size // (s.micro_batch_size * s.dp)
+    if (problem := s.form.micro_batches_problem(s.pp, m)) is None:
+        return None
+    origin = f"global_batch_size / (micro_batch_size·dp) = {m} micro-batches"
+    return _found("schedule", s.form.name, f"with pp {s.pp}, {origin} {problem}")
+
+
+# What the mesh alone decides (the batch: for micro-batches of one sequence), and what each layout of a legal mesh does.
+MESH_RULES: tuple[Rule, ...] = (captured_layout, tensor_parallel, experts, context_parallel, sharding, batch, loss)
+LAYOUT_RULES: tuple[Rule, ...] = (
+    captured_step, sequence_parallel, expert_overlap, stages, batch, micro_batches, adapters,
+)  # fmt: skip
+ALL_RULES = tuple(dict.fromkeys((*MESH_RULES, *LAYOUT_RULES)))

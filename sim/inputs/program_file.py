@@ -1,0 +1,281 @@
+"""Reads a captured program: format "program/1", gzipped JSON of columns and tables (see docs/programs.md).
+
+Everything is checked before it is used, and reading runs no code of the file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from sim.core.errors import InputError
+
+FORMAT = "program/1"
+MAX_BYTES = 512 * 1024 * 1024  # of the JSON itself
+PHASES = ("forward", "recomputed", "backward", "clip", "optimizer")
+BYTES = {
+    "fp64": 8,
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+ROW_KEYS = ("name", "phase", "module", "inputs", "input_storages", "outputs", "output_storages", "launches", "causal")
+SHORT_DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+T = TypeVar("T")
+STORAGE_KEYS = ("bytes", "kind", "born", "died", "module")
+
+
+class Tensor(NamedTuple):
+    """A tensor's dtype, shape, and strides where it is not contiguous (else empty)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements that lie in memory: an expanded dimension (stride 0) counts once."""
+        count = 1
+        for i, n in enumerate(self.shape):
+            count *= n if not self.strides or self.strides[i] else 1
+        return count
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that reading it once moves; dtypes that are not known count 4 bytes an element."""
+        return self.elements * BYTES.get(self.dtype, 4)
+
+
+class CapturedOperator(NamedTuple):
+    """One ATen operator. `launches` 0: a view or an allocation. `reads`, `writes`: numbers of its tensors' storages."""
+
+    name: str
+    phase: str
+    module: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    launches: int
+    causal: bool
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+
+
+class Storage(NamedTuple):
+    """Bytes that live from operator `born` until before operator `died`; None: beyond the step.
+
+    `kind`: parameter, frozen parameter, gradient, optimizer state, buffer, activation (alive when the forward ends) or
+    temporary. `name`: a parameter's, else the module that made it.
+    """
+
+    bytes: int
+    kind: str
+    born: int
+    died: int | None
+    name: str = ""
+
+
+class Parameter(NamedTuple):
+    """A parameter of the model; `trained`: it has a gradient."""
+
+    name: str
+    elements: int
+    dtype: str
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedProgram:
+    """One micro-batch's forward and backward, clipping and optimizer step, as `calibrate.capture` recorded them.
+
+    `autocast`: the dtype of its `torch.autocast`, "" without. `device`: whose kernels torch took, cuda or cpu. `facts`:
+    how its model was made, where a Hugging Face config made it.
+    """
+
+    path: str
+    seq_len: int
+    micro_batch_size: int
+    autocast: str
+    device: str
+    optimizer: str
+    facts: Mapping[str, Any] = field(hash=False)
+    parameters: tuple[Parameter, ...]
+    operators: tuple[CapturedOperator, ...]
+    storages: tuple[Storage, ...]
+
+
+@lru_cache(maxsize=32)
+def read_program(path: Path) -> CapturedProgram:
+    """The program in a file.
+
+    Raises:
+        InputError: naming the file, the key, what was found and what is allowed.
+    """
+    data = _json(path)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r}")
+    least = 0 if "script" in data else 1  # nobody says how much a script's step holds
+    seq_len, micro_batch_size = (_count(data.get(k), f"{path}: {k}", least) for k in ("seq_len", "micro_batch_size"))
+    tables, rows = _mapping(data, "tables", path), _mapping(data, "operators", path)
+    autocast, optimizer = (_text(data.get(k), f"{path}: {k}") for k in ("autocast", "optimizer"))
+    device, facts = _text(data.get("device", "cuda"), f"{path}: device"), _mapping(data, "facts", path)
+    operators = _operators(tables, rows, path)
+    storages = _storages(tables, _mapping(data, "storages", path), path)
+    for i, op in enumerate(operators):
+        if (most := max((*op.reads, *op.writes), default=0)) >= len(storages):
+            raise InputError(f"{path}: operators[{i}]: found storage {most}; allowed: 0 to {len(storages) - 1}")
+    parameters = _parameters(data.get("parameters"), _words(tables, "modules", path), path)
+    return CapturedProgram(
+        str(path), seq_len, micro_batch_size, autocast, device, optimizer, facts, parameters, operators, storages
+    )
+
+
+def _storages(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -> tuple[Storage, ...]:
+    kinds, modules = _words(tables, "kinds", path), _words(tables, "modules", path)
+    columns = _columns(rows, STORAGE_KEYS, f"{path}: storages")
+    found = []
+    for i, (size, kind, born, died, module) in enumerate(zip(*(columns[k] for k in STORAGE_KEYS), strict=True)):
+        where = f"{path}: storages[{i}]"
+        end = _count(died, f"{where}.died", -1)
+        name, made_by = _pick(kinds, kind, f"{where}.kind"), _pick(modules, module, f"{where}.module")
+        size, born = _count(size, f"{where}.bytes", 0), _count(born, f"{where}.born", 0)
+        found.append(Storage(size, name, born, None if end < 0 else end, made_by))
+    return tuple(found)
+
+
+def _parameters(value: Any, modules: list[str], path: Path) -> tuple[Parameter, ...]:
+    if not isinstance(value, list):
+        raise InputError(f"{path}: parameters: found {type(value).__name__}; allowed: a list")
+    found = []
+    for i, row in enumerate(value):
+        where = f"{path}: parameters[{i}]"
+        if not isinstance(row, list) or len(row) != 4:
+            raise InputError(f"{where}: found {str(row)[:60]}; allowed: [name, elements, dtype, trained]")
+        name = _pick(modules, row[0], where)
+        dtype = _text(row[2], where)
+        trained = bool(_count(row[3], where, 0))
+        found.append(Parameter(name, _count(row[1], where, 0), SHORT_DTYPES.get(dtype, dtype), trained))
+    return tuple(found)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{where}: found {str(value)[:60]}; allowed: text")
+    return value
+
+
+def _json(path: Path) -> Any:
+    try:
+        with gzip.open(path) as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; python -m calibrate.capture writes one") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: is no gzipped file: {error}") from None
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"{path}: holds more than {MAX_BYTES} bytes, the limit of a program")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+
+
+def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -> tuple[CapturedOperator, ...]:
+    names, modules = (_words(tables, key, path) for key in ("names", "modules"))
+    tensors = [_tensor(x, f"{path}: tables.tensors[{i}]") for i, x in enumerate(_list(tables, "tensors", path))]
+    phases = _words(tables, "phases", path)
+    if unknown := [p for p in phases if p not in PHASES]:
+        raise InputError(f"{path}: tables.phases: found {unknown[0][:60]!r}; allowed: {', '.join(PHASES)}")
+    columns = _columns(rows, ROW_KEYS, f"{path}: operators")
+    found = []
+    for i in range(len(columns["name"])):
+        row, where = {key: column[i] for key, column in columns.items()}, f"{path}: operators[{i}]"
+        found.append(
+            CapturedOperator(
+                _pick(names, row["name"], f"{where}.name"),
+                _pick(phases, row["phase"], f"{where}.phase"),
+                _pick(modules, row["module"], f"{where}.module"),
+                _picked(tensors, row["inputs"], f"{where}.inputs"),
+                _picked(tensors, row["outputs"], f"{where}.outputs"),
+                _count(row["launches"], f"{where}.launches", 0),
+                bool(_count(row["causal"], f"{where}.causal", 0)),
+                _counts(row["input_storages"], f"{where}.input_storages"),
+                _counts(row["output_storages"], f"{where}.output_storages"),
+            )
+        )
+    return tuple(found)
+
+
+def _tensor(value: Any, where: str) -> Tensor:
+    if not isinstance(value, list) or len(value) != 3 or not isinstance(value[0], str):
+        raise InputError(f"{where}: found {str(value)[:60]}; allowed: [dtype, shape, strides]")
+    shape, strides = (tuple(_count(n, where, 0) for n in x) if isinstance(x, list) else () for x in value[1:])
+    if strides and len(strides) != len(shape):
+        raise InputError(f"{where}: found {len(strides)} strides; allowed: none, or one for each of {len(shape)} sizes")
+    return Tensor(value[0], shape, strides)
+
+
+def _mapping(data: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    value = data.get(key)
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: {key}: found {type(value).__name__}; allowed: a mapping")
+    return value
+
+
+def _list(data: Mapping[str, Any], key: str, path: Path) -> list[Any]:
+    value = data.get(key)
+    if not isinstance(value, list):
+        raise InputError(f"{path}: tables.{key}: found {type(value).__name__}; allowed: a list")
+    return value
+
+
+def _words(data: Mapping[str, Any], key: str, path: Path) -> list[str]:
+    values = _list(data, key, path)
+    if not all(isinstance(x, str) for x in values):
+        raise InputError(f"{path}: tables.{key}: allowed: a list of texts")
+    return values
+
+
+def _columns(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> dict[str, list[Any]]:
+    for key in keys:
+        if not isinstance(data.get(key), list) or len(data[key]) != len(data[keys[0]]):
+            raise InputError(f"{where}.{key}: allowed: a list as long as {keys[0]}")
+    return {key: data[key] for key in keys}
+
+
+def _count(value: Any, where: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{where}: found {str(value)[:60]}; allowed: a whole number from {least}")
+    return value
+
+
+def _counts(values: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise InputError(f"{where}: found {type(values).__name__}; allowed: a list of numbers")
+    return tuple(_count(n, where, 0) for n in values)
+
+
+def _picked(values: list[T], numbers: Any, where: str) -> tuple[T, ...]:
+    if not isinstance(numbers, list):
+        raise InputError(f"{where}: found {type(numbers).__name__}; allowed: a list of numbers")
+    return tuple(_pick(values, n, where) for n in numbers)
+
+
+def _pick(values: list[T], number: Any, where: str) -> T:
+    at = _count(number, where, 0)
+    if at >= len(values):
+        raise InputError(f"{where}: found {at}; allowed: 0 to {len(values) - 1}")
+    return values[at]

@@ -1,0 +1,163 @@
+"""Reads what a captured program says of its rank: streams, collectives and waits (key `script` of "program/1").
+
+A program of one process has no such key: one rank, one stream, nothing to wait for.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sim.core.errors import InputError
+from sim.inputs.program_file import FORMAT, CapturedProgram, read_program
+
+HEAD = f'{{"format":"{FORMAT}"'.encode()
+MAX_RANK = 10_000_000
+DEVICES = ("cpu", "cuda")
+KINDS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier",
+    "send", "recv",
+)  # fmt: skip
+
+
+class What(StrEnum):
+    """An entry between two operators; what its `value` is stands behind it."""
+
+    START = "start"  # a collective's number: it starts after what its stream holds
+    WAIT = "wait"  # a collective's number: the stream waits for it
+    RECORD = "record"  # an event's number, recorded on the stream
+    WAIT_EVENT = "wait_event"  # an event's number: the stream waits for it
+    HOST_WAIT = "host_wait"  # an event's number: the host waits for it
+
+
+class Entry(NamedTuple):
+    """Something that a rank issued before operator number `before`, on a stream."""
+
+    before: int
+    what: What
+    stream: int
+    value: int
+
+
+class Collective(NamedTuple):
+    """A collective, or one end of a message, whose `ranks` are from and to. `bytes` as nccl-tests counts them."""
+
+    kind: str
+    group: str
+    ranks: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgram:
+    """What one rank runs in a step. `on_gpu`: it asked for CUDA. `streams`: of each operator, 0 the default one."""
+
+    program: CapturedProgram
+    rank: int
+    world_size: int
+    on_gpu: bool
+    streams: tuple[int, ...]
+    collectives: tuple[Collective, ...]
+    entries: tuple[Entry, ...]
+
+
+def is_program(path: Path) -> bool:
+    """Whether a file is a gzipped captured program, by its first bytes."""
+    try:
+        with gzip.open(path) as file:
+            return file.read(len(HEAD)) == HEAD
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def read_rank_program(path: Path) -> RankProgram:
+    """A rank's program.
+
+    Raises:
+        InputError: naming the file, the key, what was found and what is allowed.
+    """
+    program = read_program(path)
+    with gzip.open(path) as file:  # read_program has checked that it is whole, small enough and JSON
+        script = json.loads(file.read()).get("script")
+    count = len(program.operators)
+    if script is None:
+        return RankProgram(program, 0, 1, True, (0,) * count, (), ())
+    where = f"{path}: script"
+    if not isinstance(script, dict):
+        raise InputError(f"{where}: found {type(script).__name__}; allowed: a mapping")
+    world = _whole(script.get("world_size"), f"{where}.world_size", 1, MAX_RANK)
+    rank = _whole(script.get("rank"), f"{where}.rank", 0, world - 1)
+    streams = tuple(_whole(x, f"{where}.streams", 0, 1000) for x in _list(script, "streams", where))
+    if len(streams) != count:
+        raise InputError(f"{where}.streams: found {len(streams)}; allowed: one for each of {count} operators")
+    collectives = _collectives(script, world, where)
+    if (device := script.get("device")) not in DEVICES:
+        raise InputError(f"{where}.device: found {str(device)[:60]!r}; allowed: {', '.join(DEVICES)}")
+    entries = _entries(script, count, len(collectives), where)
+    return RankProgram(program, rank, world, device == "cuda", streams, collectives, entries)
+
+
+def _collectives(script: Mapping[str, Any], world: int, where: str) -> tuple[Collective, ...]:
+    groups = []
+    for i, group in enumerate(_list(script, "groups", where)):
+        at = f"{where}.groups[{i}]"
+        if not isinstance(group, dict) or not isinstance(group.get("name"), str):
+            raise InputError(f"{at}: found {str(group)[:60]}; allowed: a mapping with name and ranks")
+        ranks = tuple(_whole(r, f"{at}.ranks", 0, world - 1) for r in _list(group, "ranks", at))
+        if not ranks:
+            raise InputError(f"{at}.ranks: found none; allowed: one or more")
+        groups.append((group["name"], ranks))
+    found = []
+    for i, (kind, group, size) in enumerate(_columns(script, "collectives", ("kind", "group", "bytes"), where)):
+        at = f"{where}.collectives[{i}]"
+        if kind not in KINDS:
+            raise InputError(f"{at}.kind: found {str(kind)[:60]!r}; allowed: {', '.join(KINDS)}")
+        name, ranks = groups[_whole(group, f"{at}.group", 0, len(groups) - 1)]
+        found.append(Collective(kind, name, ranks, _whole(size, f"{at}.bytes", 0, 2**62)))
+    return tuple(found)
+
+
+def _entries(script: Mapping[str, Any], operators: int, collectives: int, where: str) -> tuple[Entry, ...]:
+    names = _list(script, "whats", where)
+    if unknown := [x for x in names if x not in list(What)]:
+        raise InputError(f"{where}.whats: found {str(unknown[0])[:60]!r}; allowed: {', '.join(What)}")
+    found: list[Entry] = []
+    events = 0
+    for i, row in enumerate(_columns(script, "entries", ("before", "what", "stream", "value"), where)):
+        at = f"{where}.entries[{i}]"
+        before = _whole(row[0], f"{at}.before", found[-1].before if found else 0, operators)
+        what = What(names[_whole(row[1], f"{at}.what", 0, len(names) - 1)])
+        most = collectives if what in (What.START, What.WAIT) else events + (what is What.RECORD)
+        stream = _whole(row[2], f"{at}.stream", 0, 1000)
+        found.append(Entry(before, what, stream, _whole(row[3], f"{at}.value", 0, most - 1)))
+        events += what is What.RECORD
+    return tuple(found)
+
+
+def _columns(data: Mapping[str, Any], key: str, names: tuple[str, ...], where: str) -> list[tuple[Any, ...]]:
+    table = data.get(key)
+    if not isinstance(table, dict):
+        raise InputError(f"{where}.{key}: found {type(table).__name__}; allowed: a mapping of columns")
+    columns = [_list(table, name, f"{where}.{key}") for name in names]
+    if len({len(c) for c in columns}) > 1:
+        raise InputError(f"{where}.{key}: allowed: columns of equal length")
+    return list(zip(*columns, strict=True))
+
+
+def _list(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    value = data.get(key)
+    if not isinstance(value, list):
+        raise InputError(f"{where}.{key}: found {type(value).__name__}; allowed: a list")
+    return value
+
+
+def _whole(value: Any, where: str, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{where}: found {str(value)[:60]}; allowed: a whole number from {least} to {most}")
+    return value

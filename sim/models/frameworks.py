@@ -1,0 +1,273 @@
+"""What a training framework does its own way: which operators share a kernel, what is kept, who adds up gradients.
+
+`training.framework` names one of `FRAMEWORKS`. Adding a framework is one more record there: the key's allowed values,
+the JSON Schema and `--explain` follow from the dict, and nothing else in the simulator asks for a framework's name.
+
+A record holds what releases of today do; `former` what older ones did, until when. `training.software_date` says which
+are meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+
+class UnfusedLoss(NamedTuple):
+    """The kernels of `cross_entropy: unfused`. Bytes are those of one logit, e of them to a 16-bit number.
+
+    Forward moves a copy to fp32 (e + 4, where `copies`), `reads` times e, and `forward_bytes`; backward the copy back
+    (4 + e, or e where the last kernel casts by itself), and `backward_bytes`.
+    """
+
+    forward_kernels: int
+    backward_kernels: int
+    forward_bytes: float
+    backward_bytes: float
+    copies: bool = True
+    reads: int = 0
+    in_place: bool = False  # the fp32 logits become the softmax and then the gradient
+    forward_token_kernels: int = 0  # beside those over all logits, on one number a token
+    backward_token_kernels: int = 0
+
+
+TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
+# megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
+# shard (4), their logits (4), logarithm and difference (2), mean over the text's mask and over replicas (6); backward:
+# the target's one subtracted (6), the mean's gradient (3) (`loss_func` in pretrain_gpt.py).
+MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, in_place=True, forward_token_kernels=19, backward_token_kernels=9)
+COMPILED_LOSS = UnfusedLoss(3, 1, 4.0, 4.0, copies=False, reads=2)
+
+
+AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
+T = TypeVar("T")
+
+
+def fact(default: T, meaning: str, source: str) -> T:
+    """A field of `Framework`: plain torch's value, what it means, and where it is to be seen.
+
+    `core/` is megatron/core of Megatron-LM, `TE` is transformer_engine/pytorch.
+    """
+    found: T = field(default=default, metadata={"meaning": meaning, "source": source})
+    return found
+
+
+class Former(NamedTuple):
+    """Facts of releases before the month `until` ("2025-02"), by name, and where that is to be seen."""
+
+    until: str
+    facts: Mapping[str, object]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """The facts of one framework; those that a record leaves out are plain torch's. `name`: the key's value."""
+
+    name: str
+
+    fuses_rmsnorm: bool = fact(False, "RMSNorm is one kernel, not eight", "TE module/rmsnorm.py; torch.compile")
+    fuses_rope: bool = fact(False, "rope is one kernel a tensor, not five", "TE attention/rope.py")
+    fuses_activation: bool = fact(
+        False, "SwiGLU and squared ReLU are one kernel, not two", "core/fusions/fused_bias_swiglu.py"
+    )
+    fuses_residual: bool = fact(
+        False, "bias, dropout and residual sum are one kernel", "core/fusions/fused_bias_dropout.py"
+    )
+    fuses_adapter_sum: bool = fact(False, "scaling and sum of a LoRA adapter are one kernel", "peft has two")
+    fuses_chains: bool = fact(False, "a chain without a matmul in it is one kernel", "torch._inductor")
+    rebuilds_pointwise: bool = fact(
+        False, "backward rebuilds outputs of norms and activations, which are not kept", "torch._functorch.partitioners"
+    )
+    norm_backward_accesses: int = fact(
+        5, "accesses an element in a norm's backward; 3: one pass serves both gradients", "TE common/normalization"
+    )
+    skips_masked_scores: bool = fact(
+        False, "unfused softmax reads only what the causal mask leaves", "core/fusions/fused_softmax.py"
+    )
+    attention_kernel: str = fact(
+        "", "whose coefficients fused attention has, where the profile knows them", "sim.prices.attention_speed"
+    )
+    attention_copies: int = fact(
+        0, "copies as large as the queries around the fused kernel, to order or to pack tokens", "each trainer's own"
+    )
+    loss: UnfusedLoss = fact(  # noqa: RUF009  a tuple
+        TORCH_LOSS, "kernels of the unfused loss, forward and backward", "core/tensor_parallel/cross_entropy.py"
+    )
+
+    merges_projections: bool = fact(
+        False, "query, key, value are one matmul, as gate and up are", "core/transformer/attention.py: linear_qkv"
+    )
+    accumulates_in_matmul: bool = fact(
+        False, "a weight gradient's matmul adds to what is kept", "core: gradient_accumulation_fusion"
+    )
+    keeps_empty_gradients: bool = fact(
+        False, "an empty gradient stays for each shape of a weight matrix", "TE module/base.py: get_dummy_wgrad"
+    )
+    quantizes_before_gather: bool = fact(
+        False, "sequence parallelism gathers what is quantized already", "TE distributed.py: gather_along_first_dim"
+    )
+    skips_transposes: bool = fact(
+        False,
+        "8-bit tensors of one scale have no transposed copy where matmuls read both orders (Blackwell)",
+        "TE common/util: is_non_tn_fp8_gemm_supported",
+    )
+    weights_experts_after_activation: bool = fact(
+        False,
+        "the router's weight multiplies the activation, not the result",
+        "core/transformer/moe/experts.py",
+    )
+    engine_workspaces: int = fact(
+        0, "cuBLAS workspaces beside torch's", "TE module/base.py: get_cublas_workspace_size_bytes"
+    )
+    grouped_streams: int = fact(
+        0, "streams of grouped matmuls, each with such a workspace", "TE common/gemm: multi_stream_cublas_gemm"
+    )
+
+    adamw_by_operators: bool = fact(
+        False, "AdamW is nine kernels a tensor", "composer/optim/decoupled_weight_decay.py: adamw"
+    )
+    keeps_own_gradients: bool = fact(
+        False, "a parameter's own 16-bit gradient stays beside the fp32 sum", "nanotron: optim/gradient_accumulator.py"
+    )
+    all_reduces_at_zero_1: bool = fact(
+        False, "ZeRO-1 sums whole gradients on every rank", "nanotron: FP32GradBucketManager's hook"
+    )
+    checkpoint_stops_early: bool = fact(
+        True, "under ZeRO-3 recomputation ends at the last tensor needed", "torch.utils.checkpoint: early_stop"
+    )
+    checks_gradients: bool = fact(False, "the gradient buffer is read for NaNs", "core/distributed: check_grads")
+    averages_gradients: bool = fact(
+        False, "the buffer is scaled to a mean before reduction, not by NCCL", "core/distributed: start_grad_sync"
+    )
+    zeroes_gradients: bool = fact(
+        False, "the buffer is zeroed, where torch frees gradients", "core/distributed: zero_grad_buffer"
+    )
+
+    plain_host: bool = fact(
+        True, "a kernel costs the host `host_operator_eager_s`; else `host_operator_s`", "docs/calibration.md"
+    )
+    uses_torch_compile: bool = fact(False, "torch.compile writes its kernels", "torchtitan: training.compile")
+    emitted_for: tuple[str, ...] = fact((), "trainers whose flags can express it", "sim.emit")
+    measurable: bool = fact(False, "calibrate.measure can run a step so", "calibrate.runnable")
+
+    former: tuple[Former, ...] = ()  # newest first
+
+
+_RECORDS = (
+    Framework("eager", emitted_for=("torchtitan", "megatron"), measurable=True),
+    Framework(
+        "megatron",  # Megatron-Core with Transformer Engine's layers
+        fuses_rmsnorm=True,
+        fuses_rope=True,
+        fuses_activation=True,
+        fuses_residual=True,
+        fuses_adapter_sum=True,
+        norm_backward_accesses=3,
+        skips_masked_scores=True,
+        attention_kernel="megatron",
+        loss=MEGATRON_LOSS,
+        merges_projections=True,
+        accumulates_in_matmul=True,
+        keeps_empty_gradients=True,
+        quantizes_before_gather=True,
+        skips_transposes=True,
+        weights_experts_after_activation=True,
+        engine_workspaces=1,
+        grouped_streams=4,
+        checkpoint_stops_early=False,
+        checks_gradients=True,
+        averages_gradients=True,
+        zeroes_gradients=True,
+        plain_host=False,
+        emitted_for=("megatron",),
+        former=(Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0"),),
+    ),
+    Framework(
+        "compiled",  # plain torch code under torch.compile
+        fuses_rmsnorm=True,
+        fuses_rope=True,
+        fuses_activation=True,
+        fuses_residual=True,
+        fuses_adapter_sum=True,
+        fuses_chains=True,
+        rebuilds_pointwise=True,
+        attention_kernel="compiled",
+        loss=COMPILED_LOSS,
+        uses_torch_compile=True,
+        emitted_for=("torchtitan",),
+        former=(
+            Former("2025-05", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttention.backends"),
+        ),
+    ),
+    Framework(
+        "composer",  # MosaicML's llm-foundry: torch's FSDP
+        attention_kernel="flash2",
+        attention_copies=4,  # llm-foundry layers/attention.py: unpad_input of query, key and value, pad_input
+        adamw_by_operators=True,
+        former=(Former("2024-02", {"attention_kernel": "flash_2022"}, "llm-foundry setup.py: flash-attn==1.0.9"),),
+    ),
+    Framework(
+        "nanotron",
+        attention_kernel="flash2",
+        keeps_own_gradients=True,
+        all_reduces_at_zero_1=True,
+    ),
+)
+FRAMEWORKS: dict[str, Framework] = {record.name: record for record in _RECORDS}
+
+
+class Named(Protocol):
+    """What names a framework: a scenario's `training`."""
+
+    @property
+    def framework(self) -> str:
+        """The record's name."""
+
+    @property
+    def software_date(self) -> str | None:
+        """A month or a day; None: today."""
+
+
+def framework_of(training: Named) -> Framework:
+    """The record that `training.framework` names, as it was on `training.software_date`."""
+    return framework_at(training.framework, training.software_date)
+
+
+def framework_at(name: str, date: str | None) -> Framework:
+    """A record as it was in a month or on a day ("2024-12", "2024-12-23"); None: as it is.
+
+    >>> framework_at("compiled", "2024-12-23").attention_kernel, framework_at("compiled", None).attention_kernel
+    ('torch_2024', 'compiled')
+    """
+    record = FRAMEWORKS[name]
+    for former in record.former:
+        if date is not None and date < former.until:
+            record = replace(record, **former.facts)  # type: ignore[arg-type]
+    return record
+
+
+def attention_picks() -> frozenset[str]:
+    """Kernels that frameworks pick by themselves: where a profile has no such coefficients, the usual kernel's hold."""
+    dates = [f.until for record in FRAMEWORKS.values() for f in record.former]
+    found = {framework_at(name, date).attention_kernel for name in FRAMEWORKS for date in (None, "0000", *dates)}
+    return frozenset(found) - {""}
+
+
+def framework_table() -> str:
+    """The records as a Markdown table: a fact a row, a framework a column."""
+    rows = [["fact", *(f"`{name}`" for name in FRAMEWORKS), "meaning", "where it is to be seen"]]
+    rows.append(["---"] * len(rows[0]))
+    for each in fields(Framework)[1:-1]:
+        values = [_shown(getattr(record, each.name)) for record in FRAMEWORKS.values()]
+        rows.append([f"`{each.name}`", *values, each.metadata["meaning"], each.metadata["source"]])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, UnfusedLoss):
+        return f"{value.forward_kernels} and {value.backward_kernels}, {value.forward_token_kernels} a token"
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

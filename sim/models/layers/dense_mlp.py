@@ -1,0 +1,98 @@
+"""The dense MLP: up projection (with a gate for SwiGLU), activation, down projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.core.program import Program
+from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.elementwise import GATED, activation
+from sim.models.layers.matrix import Matrix
+from sim.models.linear import linear
+from sim.models.operators import F, Operator, memory_op
+from sim.models.served import ServingDims, served_linear
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """Sizes of the whole model. `activation`: gelu | swiglu | geglu | relu2."""
+
+    hidden: int
+    ffn: int
+    activation: str
+    bias: bool
+
+    @property
+    def gated(self) -> bool:
+        """SwiGLU and GeGLU multiply a second projection of the input into the first."""
+        return self.activation in GATED
+
+    def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
+        """Up (and gate) and down projection on one of `tp` ranks."""
+        inner = ceil_div(self.ffn, tp)
+        up = (inner, inner) if self.gated else (inner,)
+        return (
+            Matrix("mlp_up", self.hidden, up, "column", self.bias, target="mlp_up"),
+            Matrix("mlp_down", inner, (self.hidden,), "row", self.bias, target="mlp_down"),
+        )
+
+    @property
+    def bias_after(self) -> bool:
+        """True where the output's bias is added after the sum over tensor-parallel ranks, with the residual."""
+        return self.bias
+
+    def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
+        """Up, activation, down, split over tp; norm and residual apart.
+
+        Keeps, at 16 bits and in units of s·b·h for GELU at ffn 4h: up's input 2, GELU's input 8, down's input 8
+        (Korthikanti 2022, section 4.1; the dropout mask is the residual's).
+        """
+        return self.projections(d, "mlp")
+
+    def projections(self, d: Dims, part: str) -> tuple[Operator, ...]:
+        """The operators of `train`, their kept tensors counted under `part`."""
+        (up, down), keep = self.matrices(d.tp), not d.framework.rebuilds_pointwise
+        return (
+            linear(d, up.linear(part, d.tokens, keep, d.framework.merges_projections)),
+            activation(d, self.activation, d.tokens * down.inputs, part),
+            linear(d, down.linear(part, d.tokens, keep)),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases of the whole MLP."""
+        return sum(m.parameters for m in self.matrices())
+
+    @property
+    def active_elements(self) -> int:
+        """Weights that one token is multiplied by."""
+        return sum(m.elements for m in self.matrices())
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses."""
+        return self.parameters
+
+    def served_elements(self, tp: int, ep: int, expert_tp: int) -> tuple[int, int]:
+        """Elements on one rank: of weights that serving may quantize, and of what stays in 16 bits."""
+        matrices = self.matrices(tp)
+        return sum(m.elements for m in matrices), sum(m.parameters - m.elements for m in matrices)
+
+    def widest(self, tp: int) -> float:
+        """Numbers of a token between the projections, on one rank."""
+        return self.ffn / tp
+
+    def routed(self, d: ServingDims, tokens: int) -> Program:
+        """Nothing: no experts are shared with other replicas."""
+        return ()
+
+    def serve(self, d: ServingDims, tokens: int, name: str = "mlp") -> Program:
+        """Projections and activation of `tokens`; the sum over tp comes after it."""
+        up, down = self.matrices(d.tp)
+        inner, reads = tokens * down.inputs, len(up.outputs) + 1
+        act = memory_op(f"{name}_{self.activation}", F, "elementwise", inner, reads * inner * d.act_bytes, d.act)
+        return (*served_linear(d, up, tokens), act, *served_linear(d, down, tokens))

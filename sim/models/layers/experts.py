@@ -1,0 +1,169 @@
+"""A mixture of experts in place of the MLP: router, routed experts, shared experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.core.program import Compute, Item, Program
+from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.layers.dense_mlp import DenseMlp
+from sim.models.moe import expert_load, moe_parts, shared_parts
+from sim.models.operators import F, Operator, collective, gemm, memory_op
+from sim.models.served import ServingDims
+from sim.prices.roofline import MOE_LAYER
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import MoeConfig
+    from sim.inputs.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts of a layer: `one` is the shape of each routed expert; `shared` sees every token."""
+
+    moe: MoeConfig
+    one: DenseMlp
+    shared: DenseMlp | None
+
+    @property
+    def bias_after(self) -> bool:
+        """Experts add their own biases."""
+        return False
+
+    def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
+        """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
+        routed = moe_parts(scenario, d, layer, shard)
+        return routed if self.shared is None else (
+            *routed, *shared_parts(d, self.shared.projections(d, "moe"), self.moe.shared_gate)
+        )
+
+    @property
+    def router_elements(self) -> int:
+        """Weights of the router, which every rank has whole."""
+        return self.one.hidden * self.moe.experts
+
+    @property
+    def router_parameters(self) -> int:
+        """Weights of the router, and its biases."""
+        return self.router_elements + (self.moe.experts if self.moe.router_bias else 0)
+
+    @property
+    def gate_elements(self) -> int:
+        """Weights that make the shared experts' gate."""
+        return self.one.hidden if self.moe.shared_gate else 0
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights and biases of all routed experts."""
+        return self.moe.experts * self.one.parameters
+
+    @property
+    def shared_parameters(self) -> int:
+        """Weights and biases of the shared experts, and their gate."""
+        return 0 if self.shared is None else self.shared.parameters + self.gate_elements
+
+    @property
+    def parameters(self) -> int:
+        """Router, routed and shared experts."""
+        return self.router_parameters + self.shared_parameters + self.expert_parameters
+
+    @property
+    def active_elements(self) -> int:
+        """Weights that one token is multiplied by: router, its top-k experts, shared experts."""
+        shared = 0 if self.shared is None else self.shared.active_elements + self.gate_elements
+        return self.router_elements + self.moe.top_k * self.one.active_elements + shared
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses."""
+        return self.parameters - self.one.parameters * max(0, self.moe.experts - self.moe.top_k)
+
+    def served_elements(self, tp: int, ep: int, expert_tp: int) -> tuple[int, int]:
+        """Elements on one rank: of weights that serving may quantize, and of what stays in 16 bits."""
+        local, matrices = ceil_div(self.moe.experts, ep), self.one.matrices(expert_tp)
+        weights, rest = local * sum(m.elements for m in matrices), self.router_parameters + self.gate_elements
+        rest += local * sum(m.parameters - m.elements for m in matrices)
+        if self.shared is not None:
+            more, biases = self.shared.served_elements(tp, ep, expert_tp)
+            weights, rest = weights + more, rest + biases
+        return weights, rest
+
+    def widest(self, tp: int) -> float:
+        """Numbers of a token that its experts make between the projections, at least the token itself."""
+        return max(self.moe.ffn * self.moe.top_k / tp, float(self.one.hidden))
+
+    def serve(self, d: ServingDims, tokens: int) -> Program:
+        """Router, this rank's part of the routed experts, shared experts.
+
+        Tokens are whole on every rank of a tp group, so experts split within it need no all-to-all: the sum over tp
+        adds their parts. Experts split over more ranks than tp get their tokens by all-to-all from the other replicas.
+        """
+        moe, hidden = self.moe, self.one.hidden
+        shared = () if self.shared is None else self.shared.serve(d, tokens, "shared")
+        if moe.shared_gate:
+            n = tokens * hidden
+            product = memory_op("shared_gate_product", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
+            shared = (*shared, gemm("shared_gate", F, tokens, 1, hidden, d.act), product)
+        return (gemm("router", F, tokens, moe.experts, hidden, d.act), *self.routed(d, tokens), *shared)
+
+    def routed(self, d: ServingDims, tokens: int) -> Program:
+        """This rank's part of the routed experts, where each of the replicas that share them has `tokens`."""
+        moe, hidden = self.moe, self.one.hidden
+        span = d.ep * d.expert_tp / d.tp
+        pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
+        load = expert_load(moe, pooled, 0)
+        local = ceil_div(moe.experts, d.ep)
+        rows = max(1.0, max(sum(load[r * local : (r + 1) * local]) for r in range(d.ep)))
+        groups = active_experts(moe, local, pooled)
+        routed = [self._kernel(d, rows, groups)] if d.one_kernel else self._kernels(d, tokens, rows, groups)
+        if span > 1:
+            sent = tokens * moe.top_k * hidden / d.tp
+            dispatch, combine = (
+                collective(name, "all_to_all", sent * size, F, group="ep")
+                for name, size in (("dispatch", d.dispatch_bytes), ("combine", d.act_bytes))
+            )
+            routed = [dispatch, *routed, combine]
+        return tuple(routed)
+
+    def _kernel(self, d: ServingDims, rows: float, groups: int) -> Item:
+        """All from the choice of experts to the weighted sum as one operator, which libraries were measured with.
+
+        Points are kept by the tokens that give this rank `rows` when spread evenly; `groups` of its experts have any.
+        """
+        moe, h = self.moe, self.one.hidden
+        inner, matrices = ceil_div(moe.ffn, d.expert_tp), 3 if self.one.gated else 2
+        evenly = max(1, round(rows * d.ep / moe.top_k))
+        shape = (evenly, h, moe.ffn, moe.top_k, moe.experts, d.expert_tp, d.ep)
+        moved = groups * matrices * h * inner * d.weight_bytes + rows * (2 * h + matrices * inner) * d.act_bytes
+        return Compute("experts", MOE_LAYER, shape, d.experts_dtype, 2.0 * matrices * rows * h * inner, moved, F)
+
+    def _kernels(self, d: ServingDims, tokens: int, rows: float, groups: int) -> list[Item]:
+        """The same work kernel by kernel, for GPUs where nobody measured it whole."""
+        h, ffn = self.one.hidden, ceil_div(self.moe.ffn, d.expert_tp)
+        inner = ffn * (2 if self.one.gated else 1)
+        moved = (inner // ffn + 1) * rows * ffn * d.act_bytes
+        choices = tokens * self.moe.experts
+        return [
+            memory_op("router_top_k", F, "softmax", choices, 8.0 * choices, d.act),
+            memory_op("permute", F, "permute", rows * h, 2 * rows * h * d.act_bytes, d.act),
+            _grouped(d, "experts_up", groups, rows, inner, h),
+            memory_op(f"experts_{self.one.activation}", F, "elementwise", rows * ffn, moved, d.act),
+            _grouped(d, "experts_down", groups, rows, h, ffn),
+            memory_op("unpermute", F, "permute", rows * h, (rows + tokens) * h * d.act_bytes, d.act),
+        ]
+
+
+def active_experts(moe: MoeConfig, local: int, tokens: float) -> int:
+    """Experts of `local` that at least one of `tokens` tokens chose, as expected when all are equally likely.
+
+    E·(1 − (1 − k/E)^T): a single token reads the weights of its top-k experts alone.
+    """
+    chosen = 1.0 - (1.0 - min(1.0, moe.top_k / moe.experts)) ** tokens
+    return max(1, min(local, round(local * float(chosen))))
+
+
+def _grouped(d: ServingDims, name: str, groups: int, rows: float, n: int, k: int) -> Compute:
+    moved = rows * (k + n) * d.act_bytes + groups * k * n * d.weight_bytes
+    shape = (groups, max(1, round(rows / groups)), n, k)
+    return Compute(name, "grouped_gemm", shape, d.experts_dtype, 2.0 * rows * n * k, moved, F)

@@ -1,0 +1,157 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): queries, keys and values from latents.
+
+Serving keeps the latent and the shared rope key of a token (section 2.1.2): prefill expands them to keys and values of
+every head, decode absorbs the up-projections into query and output, so that all heads read one latent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.core.program import Compute, Program
+from sim.models.attention import Core
+from sim.models.dims import Dims, ceil_div
+from sim.models.elementwise import norm, rope
+from sim.models.layers.matrix import Matrix
+from sim.models.linear import linear
+from sim.models.operators import F, I, Linear, Operator, collective, gemm, memory_op
+from sim.models.served import ServingDims, prefill_attention, served_linear, unfused_attention
+from sim.prices.roofline import ATTENTION_DECODE
+
+LATENT_HEADS = 16  # assumption: however many heads read one latent, their kernel is as efficient as with so many
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Sizes of the whole model. `query_rank` None: queries are not compressed. A query or key head has a part without
+    rope and a part with it; the keys' part with rope is shared by all heads."""
+
+    hidden: int
+    heads: int
+    query_rank: int | None
+    latent_rank: int
+    plain_width: int
+    rope_width: int
+    value_width: int
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Width of a query or key head, and of a value head."""
+        return self.plain_width + self.rope_width, self.value_width
+
+    def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
+        """Projections on one of `tp` ranks; those to the latents are whole on every rank."""
+        heads, (query_width, _) = ceil_div(self.heads, tp), self.widths
+        return (
+            *self._query(heads * query_width),
+            Matrix("kv_down", self.hidden, (self.latent_rank + self.rope_width,), "plain"),
+            Matrix("kv_up", self.latent_rank, (heads * (self.plain_width + self.value_width),), "column"),
+            Matrix("attention_out", heads * self.value_width, (self.hidden,), "row", target="attention_out"),
+        )
+
+    def _query(self, width: int) -> tuple[Matrix, ...]:
+        if self.query_rank is None:
+            return (Matrix("query", self.hidden, (width,), "column"),)
+        return (
+            Matrix("query_down", self.hidden, (self.query_rank,), "plain"),
+            Matrix("query_up", self.query_rank, (width,), "column"),
+        )
+
+    def core(self, d: Dims) -> Core:
+        """Shapes of the attention on one rank's tokens: in training every head has keys and values of its own."""
+        heads = ceil_div(self.heads, d.tp)
+        return Core(d.seq, d.seq, heads, heads, *self.widths)
+
+    def train(self, d: Dims, core: Operator) -> tuple[Operator, ...]:
+        """Down-projections (whole on every rank), latent norms, up-projections (split by heads), rope, `core`, output.
+
+        With sequence parallelism the latents are gathered instead of the hidden state: fewer bytes.
+        """
+        *query, kv_down, kv_up, out = self.matrices(d.tp)
+        heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
+
+        def layer(matrix: Matrix, save_input: bool) -> Linear:
+            return matrix.linear("attention", d.rows if matrix.split == "plain" else d.tokens, save_input)
+
+        def latent_norm(name: str, rank: int) -> Operator:
+            return norm(d, f"{name}_latent_norm", "rmsnorm", d.rows, rank, False)
+
+        queries = [linear(d, layer(matrix, keep)) for matrix in query]
+        if self.query_rank is not None:
+            queries.insert(1, latent_norm("query", self.query_rank))
+        return (
+            *queries,
+            linear(d, layer(kv_down, keep and self.query_rank is None)),
+            latent_norm("kv", self.latent_rank),
+            linear(d, layer(kv_up, keep)),
+            rope(d, d.tokens * (heads + 1) * self.rope_width),
+            _assembled(d, heads, self.widths[0], self.rope_width),
+            core,
+            linear(d, out.linear("attention", d.tokens)),
+        )
+
+    def norm_elements(self) -> int:
+        """Weights of the norms of both latents."""
+        return (self.query_rank or 0) + self.latent_rank
+
+    def cache_elements(self, tp: int) -> int:
+        """Cached numbers of one token: the whole latent and the shared rope key, on every rank."""
+        return self.latent_rank + self.rope_width
+
+    def seen_keys(self, length: int) -> float | None:
+        """None: a query sees all keys before it."""
+        return None
+
+    def kept_tokens(self, length: float) -> float:
+        """Tokens of a sequence of `length` whose latents the cache keeps: all."""
+        return length
+
+    def projected(self, tp: int) -> tuple[Matrix, ...]:
+        """What every token of an iteration is multiplied by before its attention; the latent is expanded in it."""
+        return self.matrices(tp)[:-2]
+
+    def rotated_width(self, tp: int) -> int:
+        """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes."""
+        return ceil_div(self.heads, tp) * self.widths[0] + self.cache_elements(tp)
+
+    def expanded_width(self, tp: int) -> int:
+        """Numbers of a token's queries, keys and values in prefill, on one rank."""
+        return 3 * ceil_div(self.heads, tp) * self.widths[0]
+
+    def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
+        """`batch` prompt chunks of `q_len` tokens, each the last of the `kv_len` that they see."""
+        heads, up = ceil_div(self.heads, d.tp), self.matrices(d.tp)[-2]
+        expand = served_linear(d, up, batch * kv_len)
+        return (*expand, *prefill_attention(d, batch, Core(q_len, kv_len, heads, heads, *self.widths)))
+
+    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
+        """One new token of each of `batch` sequences against a cache of `kv_len`: bound by reading the cache.
+
+        Kernels of grouped queries were measured to 32 query heads a key head. Beyond, the measured library reads the
+        cache once for each head, which kernels of latent attention do not. So `LATENT_HEADS` heads are asked for, and
+        their efficiency is that of all.
+        """
+        heads, rank = ceil_div(self.heads, d.tp), self.latent_rank
+        absorb = gemm("query_absorb", F, batch, rank, self.plain_width, d.act, heads)
+        expand = gemm("value_expand", F, batch, self.value_width, rank, d.act, heads)
+        if not d.fused_attention:
+            shared = Core(1, kv_len, heads, 1, rank + self.rope_width, rank)
+            return (absorb, *unfused_attention(d, batch, shared), expand)
+        latent = batch * kv_len * (rank + self.rope_width) * d.kv_bytes  # values are part of what was read as keys
+        queries = batch * heads * (2 * rank + self.rope_width) * d.act_bytes
+        flops = 2.0 * batch * heads * kv_len * (2 * rank + self.rope_width)
+        shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, rank + self.rope_width)
+        return (absorb, Compute("attention", ATTENTION_DECODE, shape, d.act, flops, latent + queries, F), expand)
+
+
+def _assembled(d: Dims, heads: int, width: int, shared: int) -> Operator:
+    """Queries and keys from their two parts, the shared rope key (gathered first) copied to every head."""
+    n = 2 * d.tokens * heads * width
+    moved = 2 * n * d.act_bytes
+    forward: Program = (memory_op("assemble_qk", F, "copy", n, moved, d.act, 2),)
+    backward: Program = (memory_op("assemble_qk_backward", I, "copy", n, moved, d.act, 2),)
+    if d.sp:
+        size = d.tokens * shared * d.act_bytes
+        forward = (collective("rope_key_gather", "all_gather", size, F), *forward)
+        backward = (*backward, collective("rope_key_grad_scatter", "reduce_scatter", size, I))
+    return Operator("assemble_qk", forward, backward, backward_bytes=moved)

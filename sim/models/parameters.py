@@ -1,0 +1,73 @@
+"""Exact numbers of parameters of a model, counted over its layers' specs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.models.layers import LayerSpec, attention_spec, layer_specs, mlp_spec, norm_elements
+from sim.models.layers.experts import Experts
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
+
+
+class ParameterCount(NamedTuple):
+    """Numbers of parameters with the vocabulary unpadded.
+
+    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts and
+    norms: the main model. `active` is what one token uses of it. `mtp` stands apart (multi-token-prediction
+    modules, without the embedding and head that they share with the main model). Not counted: load-balancing
+    biases of routers (DeepSeek-V3 keeps one per expert, which no gradient trains).
+    """
+
+    total: int
+    active: int
+    embedding: int
+    positions: int
+    head: int
+    attention: int
+    mlp: int
+    router: int
+    shared_experts: int
+    experts: int
+    norms: int
+    mtp: int
+
+
+def prediction_layer(model: ModelConfig) -> LayerSpec:
+    """The transformer layer inside a multi-token-prediction module: of the same kind as the model's last layers."""
+    moe = model.moe
+    mlp = mlp_spec(model, 0 if moe is None else -(-(moe.dense_layers + 1) // moe.every) * moe.every - 1)
+    return LayerSpec(attention_spec(model, model.layers - 1), mlp, norm_elements(model), model.norm_position)
+
+
+def count_parameters(model: ModelConfig) -> ParameterCount:
+    """Exact parameter counts of a model, before padding and sharding.
+
+    For a GPT (gelu, layernorm, biases, tied embeddings, no position table) the total is
+    N = h·v + L·(12h² + 13h) + 2h.
+
+    >>> from sim.inputs.model_config import ModelConfig
+    >>> gpt = ModelConfig(layers=12, hidden=768, heads=12, vocab=50257, tied_embeddings=True)
+    >>> count_parameters(gpt).total == 768 * 50257 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768
+    True
+    """
+    specs = layer_specs(model)
+    experts = [spec.mlp for spec in specs if isinstance(spec.mlp, Experts)]
+    embedding = model.vocab * model.hidden
+    parts = {
+        "embedding": embedding,
+        "positions": model.max_positions * model.hidden if model.positions == "learned" else 0,
+        "head": 0 if model.tied_embeddings else embedding,
+        "attention": sum(spec.attention_parameters for spec in specs),
+        "mlp": sum(spec.mlp.parameters for spec in specs if not isinstance(spec.mlp, Experts)),
+        "router": sum(mlp.router_parameters for mlp in experts),
+        "shared_experts": sum(mlp.shared_parameters for mlp in experts),
+        "experts": sum(mlp.expert_parameters for mlp in experts),
+        "norms": sum(spec.norms * spec.norm_elements for spec in specs) + norm_elements(model),
+    }
+    total = sum(parts.values())
+    idle = sum(mlp.parameters - mlp.active_parameters for mlp in experts)
+    # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
+    module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
+    return ParameterCount(total=total, active=total - idle, **parts, mtp=model.mtp_layers * module)

@@ -1,0 +1,208 @@
+"""Serving operators of one rank: sizes, and what layers of every kind, the embedding and the head are made of.
+
+An iteration computes some prompt tokens and some single tokens. The work of a layer (`sim.models.layers`) falls into
+parts that depend on different things, so that each is priced once and kept: `serve_tokens` depends on the number of
+tokens in the batch alone (projections, norms, MLP or experts, all-reduces), `prefill` on a prompt chunk and what it
+sees, `decode` on how many sequences add a token and how long they are. Elementwise chains are fused as serving engines
+fuse them (vLLM's and TensorRT-LLM's add-and-norm, rope with the cache's write, SiLU-and-multiply): five small kernels
+in each layer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
+from sim.core.program import Compute, Item, Program
+from sim.models.attention import Core, unfused_core
+from sim.models.operators import F, collective, gemm, memory_op
+from sim.models.window import Window
+from sim.prices.roofline import attended_pairs
+from sim.serve.engines import ENGINES
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import ModelConfig, Scenario
+    from sim.models.layers.matrix import Matrix
+
+OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
+INT4_GROUP = 128  # weights that share one 16-bit scale in group-wise 4-bit formats (GPTQ, arXiv 2210.17323, section 5)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingDims:
+    """Sizes on one rank; `vocab` is its tensor-parallel share.
+
+    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of
+    their weights in memory, scales included; `kv_bytes`: per element of the cache; `dispatch_bytes`: of what is sent to
+    experts; `one_kernel`: experts are one operator, for which there are measured ones; `fused_attention`: attention is
+    one kernel, else two batched matmuls with a softmax between them; `grouped_decode`: that of single tokens reads a
+    key head once, else once for each of its query heads.
+    """
+
+    model: ModelConfig
+    tp: int
+    sp: bool
+    ep: int
+    expert_tp: int
+    vocab: int
+    act: str
+    linear: str
+    quantization: str
+    act_bytes: float
+    weight_bytes: float
+    kv_bytes: float
+    dispatch_bytes: float
+    one_kernel: bool = False
+    fused_attention: bool = True
+    grouped_decode: bool = True
+
+    @property
+    def experts_dtype(self) -> str:
+        """In which the experts' matmuls run: LLM.int8() leaves them in 16 bits."""
+        return self.linear if self.linear != "int8" else self.act
+
+
+def serving_dims(scenario: Scenario) -> ServingDims:
+    """Sizes of one rank of a serving scenario.
+
+    A format that the GPU cannot multiply (fp8 or int8 without a peak for it) still saves memory: weights are
+    converted on the fly and multiplied in 16 bits, as Marlin kernels do.
+    """
+    m, p, i = scenario.model, scenario.parallelism, scenario.for_serving
+    act = sixteen_bit(i.precision)
+    linear, weight = _formats(i.quantization, i.precision, scenario.cluster.gpu.peak_flops_per_s, act)
+    engine = ENGINES[i.engine]
+    kept = i.kv_cache.dtype or ("fp8" if engine.fp8_cache and linear == "fp8" else act)
+    return ServingDims(
+        model=m, tp=p.tp, sp=p.sp and p.tp > 1, ep=p.ep, expert_tp=p.expert_tp,
+        vocab=m.padded_vocab(p.tp) // p.tp,
+        act=act, linear=linear, quantization=i.quantization, act_bytes=dtype_bytes(act), weight_bytes=weight,
+        kv_bytes=dtype_bytes(kept), dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
+        fused_attention=i.attention == "fused",
+        grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
+    )  # fmt: skip
+
+
+def _formats(quantization: str, precision: str, peaks: dict[str, float], act: str) -> tuple[str, float]:
+    """The dtype linear layers multiply in, and their weights' bytes per element."""
+    if quantization == "none":
+        return precision, dtype_bytes(precision)
+    if quantization == "int4_weight_only":
+        return act, dtype_bytes("int4") + 2.0 / INT4_GROUP
+    if quantization == "fp8" and "fp8" in peaks:
+        return "fp8", dtype_bytes("fp8")
+    if quantization == "llm_int8" and "int8" in peaks:
+        return "int8", dtype_bytes("int8")
+    return act, 1.0
+
+
+def served_add_norm(d: ServingDims, name: str, tokens: int) -> Compute:
+    """The residual sum and the norm after it in one kernel: branch and stream read, stream and input written.
+
+    It streams as an elementwise chain does, unlike torch's LayerNorm, for which kind `norm` stands: Liger-Kernel's
+    fused_add_rms_norm on an H100 takes the time of these four accesses at 0.85 of the bandwidth (liger_kernels.json).
+    """
+    n = tokens * d.model.hidden
+    return memory_op(name, F, "elementwise", n, 4 * n * d.act_bytes, d.act)
+
+
+def served_norm(d: ServingDims, name: str, tokens: int) -> Compute:
+    """A norm alone: read and written once."""
+    n = tokens * d.model.hidden
+    return memory_op(name, F, "elementwise", n, 2 * n * d.act_bytes, d.act)
+
+
+def served_linear(d: ServingDims, matrix: Matrix, tokens: int) -> list[Item]:
+    """`[tokens, inputs] x [inputs, outputs]`, with the conversions that the weights' format needs."""
+    name, k, n = matrix.name, matrix.inputs, matrix.width
+    activations, out = tokens * k, tokens * n
+    if d.linear == d.act:
+        product = gemm(name, F, tokens, n, k, d.act)
+        return [replace(product, bytes=(activations + out) * d.act_bytes + k * n * d.weight_bytes)]
+    cast = memory_op(f"{name}_quantize", F, "cast", activations, activations * (d.act_bytes + 1.0), d.act)
+    if d.linear != "int8":
+        return [cast, gemm(name, F, tokens, n, k, d.linear, out_bytes=out * d.act_bytes)]
+    outliers = math.ceil(k * OUTLIER_SHARE)
+    moved = out * (FP32_BYTES + 2 * d.act_bytes)
+    return [
+        cast,
+        memory_op(f"{name}_outliers", F, "copy", tokens * outliers, 2 * tokens * outliers * d.act_bytes, d.act),
+        gemm(name, F, tokens, n, k, "int8", out_bytes=out * FP32_BYTES),
+        gemm(f"{name}_outliers", F, tokens, n, outliers, d.act),
+        memory_op(f"{name}_dequantize", F, "elementwise", out, moved, d.act),
+    ]
+
+
+def served_sum(d: ServingDims, name: str, tokens: int) -> list[Item]:
+    """The sum over tp of a row-parallel layer; with sequence parallelism as its two halves."""
+    if d.tp == 1:
+        return []
+    size = tokens * d.model.hidden * d.act_bytes
+    if d.sp:
+        halves = (("scatter", "reduce_scatter"), ("gather", "all_gather"))
+        return [collective(f"{name}_{half}", kind, size, F) for half, kind in halves]
+    return [collective(f"{name}_sum", "all_reduce", size, F)]
+
+
+SOFTMAX_ACCESSES = 2.0  # scores read, probabilities written, those that the mask hides too
+
+
+def unfused_attention(d: ServingDims, batch: int, core: Core) -> Program:
+    """Attention of `batch` sequences kernel by kernel, all q·kv scores in memory: as training's unfused one
+    (`sim.models.attention`), of prompts and, with one query each, of single tokens.
+    """
+    return unfused_core(batch, core, d.act, d.act_bytes, SOFTMAX_ACCESSES, False, "attention")
+
+
+def prefill_attention(d: ServingDims, batch: int, core: Core) -> Program:
+    """Causal attention of `batch` prompt chunks."""
+    if not d.fused_attention:
+        return unfused_attention(d, batch, core)
+    c = core
+    sizes = (c.heads, c.kv_heads, c.q_len, c.kv_len, c.head_dim, c.v_head_dim)
+    return (prefill_kernel(d, batch, *sizes, c.window),)
+
+
+def prefill_kernel(
+    d: ServingDims,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    q: int,
+    kv: int,
+    width: int,
+    v_width: int,
+    window: Window | None = None,
+) -> Compute:
+    """Fused causal attention of `batch` chunks of `q` tokens over `kv` keys, as serving libraries run it."""
+    pairs, read = float(attended_pairs(q, kv, True)), float(kv)
+    if window is not None and window.tokens < kv:
+        seen, reached = window.pairs(q, kv), window.reach(q, kv)
+        number, q, kv = window.blocks(q, kv)
+        batch, pairs, read = batch * number, seen / number, reached / number
+    flops = 2.0 * batch * heads * pairs * (width + v_width)
+    moved = batch * (width + v_width) * (heads * q * d.act_bytes + kv_heads * read * d.kv_bytes)
+    shape = (batch, heads, kv_heads, q, kv, width, v_width, int(q > 1))
+    return Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, served=True)
+
+
+def embedding_tokens(d: ServingDims, tokens: int) -> Program:
+    """The look-up; over a split vocabulary its sum."""
+    n = tokens * d.model.hidden
+    op = memory_op("embedding", F, "embedding", n, 2 * n * d.act_bytes, d.act)
+    return (op, *served_sum(d, "embedding", tokens))
+
+
+def head_samples(d: ServingDims, samples: int) -> Program:
+    """Final norm, logits and greedy choice for the last token of `samples` sequences; 16 bits in every format."""
+    n = samples * d.vocab
+    items: list[Item] = [
+        served_add_norm(d, "final_norm", samples),
+        gemm("output", F, samples, d.vocab, d.model.hidden, d.act),
+    ]
+    if d.tp > 1:
+        items.append(collective("logits_gather", "all_gather", n * d.tp * d.act_bytes, F))
+    items.append(memory_op("sample", F, "softmax", n * d.tp, n * d.tp * d.act_bytes, d.act))
+    return tuple(items)

@@ -1,0 +1,201 @@
+"""Where a scenario's blocks come from: the simulator's own description of a model, or a captured program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from sim.core.dtypes import dtype_bytes
+from sim.core.program import Block, Program
+from sim.models.captured_model import CapturedModel, captured_model, with_accumulation
+from sim.models.dims import Shard
+from sim.models.embedding import embedding_block
+from sim.models.flops import model_flops_per_token
+from sim.models.head import copied_table_params, head_block, stranded_logits_bytes, tied_params
+from sim.models.layer import layer_block
+from sim.models.layers import layer_kinds
+from sim.models.mtp import mtp_block
+from sim.models.optimizer import clip_items, optimizer_items
+from sim.models.recompute import mode_of_layer
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+
+class ModelSource(Protocol):
+    """What the step is built from. Layers are counted from 0 over the whole model."""
+
+    def first(self) -> Block:
+        """What comes before the layers: an embedding."""
+
+    def layer(self, number: int, shard: Shard) -> Block:
+        """A layer on the rank at `shard`."""
+
+    def last(self, shard: Shard) -> tuple[Block, ...]:
+        """What comes after the layers: output and loss."""
+
+    def layer_sort(self, number: int) -> tuple[object, ...]:
+        """Everything that a layer's program depends on besides its rank."""
+
+    def input_bytes(self, layer: int | None) -> float:
+        """Bytes of a micro-batch on one rank that enter a layer (`layers`: the output); None: the least of any."""
+
+    def parameter_bytes(self) -> float:
+        """Of an element as the layers use it, and as ZeRO gathers it."""
+
+    def tied_elements(self) -> int:
+        """Of parameters that first and last piece share, on one rank."""
+
+    def copied_elements(self) -> int:
+        """Of parameters that both ends of a pipeline hold, on one rank."""
+
+    def step_items(self, n_params: int) -> tuple[Program, Program]:
+        """Clipping and optimizer of so many parameters."""
+
+    def flops_per_token(self, causal_half: bool) -> float:
+        """Model FLOPs of a token, the numerator of MFU."""
+
+    def stranded_bytes(self) -> float:
+        """A segment that the loss frees and cannot use again; see `stranded_logits_bytes`."""
+
+    def unknown(self) -> dict[str, int] | None:
+        """Launches a micro-batch of a program's operators that are priced by their bytes alone."""
+
+
+def source_of(scenario: Scenario) -> ModelSource:
+    """The source of a scenario's blocks."""
+    return Described(scenario) if scenario.model.program is None else Captured(scenario, scenario.model.program)
+
+
+class Described:
+    """A model as `sim.models` writes it down."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+
+    def first(self) -> Block:
+        """The embedding."""
+        return embedding_block(self.scenario)
+
+    def layer(self, number: int, shard: Shard) -> Block:
+        """See `layer_block`."""
+        return layer_block(self.scenario, number, shard)
+
+    def last(self, shard: Shard) -> tuple[Block, ...]:
+        """The head, and modules that predict one token further."""
+        s = self.scenario
+        return (head_block(s), *[mtp_block(s, shard)] * s.model.mtp_layers)
+
+    def layer_sort(self, number: int) -> tuple[object, ...]:
+        """Uneven experts differ from layer to layer."""
+        s = self.scenario
+        moe = s.model.moe
+        uneven = moe is not None and moe.imbalance != "balanced" and s.model.is_moe_layer(number)
+        first = number == 0 and s.training is not None and s.training.lora is not None
+        return layer_kinds(s.model)[number], mode_of_layer(s, number), number if uneven else 0, first
+
+    def input_bytes(self, layer: int | None) -> float:
+        """[micro-batch, seq/cp, hidden], cut by tp under sp."""
+        s = self.scenario
+        t, p = s.for_training, s.parallelism
+        tokens = t.micro_batch_size * t.seq_len / p.cp / (p.tp if p.sp else 1)
+        return tokens * s.model.hidden * compute_bytes(t.precision)
+
+    def parameter_bytes(self) -> float:
+        """See `compute_bytes`."""
+        return compute_bytes(self.scenario.for_training.precision)
+
+    def tied_elements(self) -> int:
+        """See `tied_params`."""
+        return tied_params(self.scenario)
+
+    def copied_elements(self) -> int:
+        """See `copied_table_params`."""
+        return copied_table_params(self.scenario)
+
+    def step_items(self, n_params: int) -> tuple[Program, Program]:
+        """See `sim.models.optimizer`."""
+        clip = clip_items(n_params, self.scenario) if self.scenario.for_training.gradient_clipping else ()
+        return clip, optimizer_items(n_params, self.scenario)
+
+    def flops_per_token(self, causal_half: bool) -> float:
+        """See `model_flops_per_token`."""
+        t = self.scenario.for_training
+        return model_flops_per_token(self.scenario.model, t.seq_len, causal_half, t.lora is not None)
+
+    def stranded_bytes(self) -> float:
+        """See `stranded_logits_bytes`."""
+        return stranded_logits_bytes(self.scenario)
+
+    def unknown(self) -> None:
+        """Every operator of a description is known."""
+
+
+class Captured:
+    """A model as `calibrate.capture` recorded it."""
+
+    def __init__(self, scenario: Scenario, path: str) -> None:
+        self.scenario, self.model = scenario, captured_model(path)
+
+    def first(self) -> Block:
+        """What runs before the modules that repeat."""
+        return self._block(0)
+
+    def layer(self, number: int, shard: Shard) -> Block:
+        """One of the modules that repeat."""
+        return self._block(number + 1)
+
+    def last(self, shard: Shard) -> tuple[Block, ...]:
+        """What runs after them."""
+        return (self._block(len(self.model.pieces) - 1),)
+
+    def _block(self, piece: int) -> Block:
+        s = self.scenario
+        whole = s.parallelism.zero < 2 or s.parallelism.accumulate_unsharded
+        return with_accumulation(self.model.pieces[piece], s.micro_batches if whole else 1)
+
+    def layer_sort(self, number: int) -> tuple[object, ...]:
+        """Equal blocks have one number."""
+        return (self.model.sorts[number],)
+
+    def input_bytes(self, layer: int | None) -> float:
+        """What the program carries there."""
+        return min(self.model.input_bytes) if layer is None else self.model.input_bytes[layer]
+
+    def parameter_bytes(self) -> float:
+        """As the program keeps them: their casts are its own operators."""
+        return dtype_bytes(self.scenario.for_training.param_dtype)
+
+    def tied_elements(self) -> int:
+        """Of parameters that input and output both read."""
+        return self.model.tied_elements
+
+    def copied_elements(self) -> int:
+        """Those that are tied."""
+        return self.model.tied_elements
+
+    def step_items(self, n_params: int) -> tuple[Program, Program]:
+        """The program's own, as far as a rank's parameters go."""
+        return self.model.step_items(n_params)
+
+    def flops_per_token(self, causal_half: bool) -> float:
+        """Matmuls and attention of forward and backward; what is recomputed is not counted."""
+        t = self.scenario.for_training
+        return self.model.flops[0 if causal_half else 1] / (t.micro_batch_size * t.seq_len)
+
+    def stranded_bytes(self) -> float:
+        """Nothing is known of segments."""
+        return 0.0
+
+    def unknown(self) -> dict[str, int]:
+        """See `CapturedModel`."""
+        return self.model.unknown
+
+
+def captured_of(scenario: Scenario) -> CapturedModel | None:
+    """The captured model of a scenario, if it has one."""
+    return None if scenario.model.program is None else captured_model(scenario.model.program)
+
+
+def compute_bytes(precision: str) -> float:
+    """Bytes of a parameter as the layers use it: 8-bit precisions compute from 16-bit parameters."""
+    return max(2.0, dtype_bytes(precision))

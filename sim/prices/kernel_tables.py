@@ -1,0 +1,355 @@
+"""Measured kernels as efficiency surfaces, and the shipped files that hold hundreds of thousands of them.
+
+A shipped file is in the safetensors layout: the length of a header, the header (JSON: each column's type, shape and
+place), the columns. Of an operator these are `OP|DTYPE|seconds` [points]; `OP|DTYPE|sizes`, the few that occur in the
+first dimension, in the second, ..., `OP|DTYPE|counts` of each; `OP|DTYPE|codes` [dimensions, points], which of its
+dimension's sizes a point has; `OP|DTYPE|error`. Only the operators that a run asks for are read, and of their points
+only those nearest to what is asked are worked out. (The `safetensors` package reads no faster, 0.15 ms an operator; it
+would be one more compiled package that everybody must install, and 2 ms of a run's start.) What is interpolated is the
+efficiency
+
+    (roofline seconds + floor) / measured seconds,
+
+`floor` being what the least kernel takes: so a small kernel's efficiency is as smooth as a large one's.
+
+The 8- and 4-bit matmuls were measured through a serving framework's linear layer, which first quantizes its 16-bit
+input. What that takes, `OP|DTYPE|input_s` [seconds, seconds an element of the input], is taken off: a training step and
+a served one have that conversion as an operator of their own. Their result has 16 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core.dtypes import dtype_bytes
+from sim.core.errors import InputError
+from sim.prices.expert_splits import within_splits
+from sim.prices.interpolation import Surface
+from sim.prices.profile import PointTable
+from sim.prices.roofline import (
+    ATTENTION,
+    ATTENTION_DECODE,
+    COUNTED,
+    MATMULS,
+    MOE_LAYER,
+    Device,
+    N,
+    shape_bytes,
+    shape_flops,
+)
+
+BEST = 0.8  # what large matmuls reach of the peak, in 16 bits
+READ = 0.86  # what the longest decodes reach of an A100's bandwidth where each query head has keys of its own
+TYPES = {"U8": np.uint8, "I32": np.int32, "F32": np.float32, "F64": np.float64}  # in a file's header
+Columns = list[NDArray[np.float64]]  # sizes [points], dimension by dimension
+SHIPPED_KERNELS = Path(__file__).parents[1] / "presets" / "kernels"
+
+
+ALL = slice(None)
+
+
+class Shapes:
+    """The shapes of points: the `sizes` that occur in each dimension, and `codes` [dimensions, points], which of them
+    each point has."""
+
+    def __init__(self, sizes: list[NDArray[np.float64]], codes: NDArray[Any]) -> None:
+        self.sizes, self.codes = sizes, codes
+        self._known = [{size: code for code, size in enumerate(row.tolist())} for row in sizes]
+
+    @staticmethod
+    def of(shapes: NDArray[np.int64]) -> Shapes:
+        """Index `shapes` [points, dimensions]."""
+        found = [np.unique(column, return_inverse=True) for column in shapes.T]
+        return Shapes([sizes.astype(np.float64) for sizes, _ in found], np.array([codes for _, codes in found]))
+
+    def columns(self, points: NDArray[np.intp] | slice = ALL) -> list[NDArray[np.float64]]:
+        """Sizes of points, dimension by dimension."""
+        return [sizes[codes] for sizes, codes in zip(self.sizes, self.codes[:, points], strict=True)]
+
+    def coordinates(self, kind: str) -> NDArray[np.float64]:
+        """`coordinates` of all points [dimensions of efficiency, points]; log2 of 0 as of 1."""
+        logs = [np.log2(np.maximum(sizes, 1.0)) for sizes in self.sizes]
+        if kind in ATTENTION:  # mixes dimensions
+            logs = [log[codes] for log, codes in zip(logs, self.codes, strict=True)]
+            return np.array(coordinates(kind, logs))
+        found = np.empty(self.codes.shape)
+        for row, log, codes in zip(found, coordinates(kind, logs), self.codes, strict=True):
+            np.take(log, codes, out=row, mode="clip")  # the other modes copy
+        return found
+
+    def last(self, shape: tuple[int, ...]) -> int | None:
+        """The last point of this very shape."""
+        same: NDArray[np.bool] | None = None
+        for known, codes, size in zip(self._known, self.codes, shape, strict=True):
+            if size not in known:
+                return None
+            if len(known) > 1:
+                here: NDArray[np.bool] = codes == known[size]
+                same = here if same is None else np.logical_and(same, here, out=same)
+        if same is None:
+            return len(self.codes[0]) - 1
+        found = np.flatnonzero(same)
+        return int(found[-1]) if len(found) else None
+
+
+class KernelFile:
+    """A shipped file of measured kernels, read operator by operator."""
+
+    def __init__(self, name: str) -> None:
+        self._path = SHIPPED_KERNELS / f"{name}.safetensors"
+        try:
+            if self._path.parent != SHIPPED_KERNELS:
+                raise FileNotFoundError(name)
+            with self._path.open("rb") as file:
+                self._start = 8 + int.from_bytes(file.read(8), "little")
+                self._columns = json.loads(file.read(self._start - 8))
+        except (OSError, ValueError):
+            known = sorted(p.stem for p in SHIPPED_KERNELS.glob("*.safetensors"))
+            raise InputError(f"profile: kernels: found {name[:60]!r}; allowed: {', '.join(known)}") from None
+        self.tables = frozenset(tuple(key.split("|")[:2]) for key in self._columns)
+
+    def points(self, op: str, dtype: str) -> tuple[Shapes, NDArray[np.float32], float]:
+        """Shapes and seconds of an operator, and the relative error of predicting each point from the others."""
+        found = self._read(op, dtype)
+        sizes, ends = found["sizes"].astype(np.float64), accumulate(found["counts"].tolist(), initial=0)
+        shapes = Shapes([sizes[start:end] for start, end in pairwise(ends)], found["codes"])
+        return shapes, found["seconds"], float(found["error"][0])
+
+    def table(self, op: str, dtype: str) -> tuple[PointTable, float]:
+        """All points of an operator, and the error as in `points`."""
+        points, seconds, error = self.points(op, dtype)
+        count, shapes = len(seconds), np.column_stack(points.columns()).astype(np.int64)
+        zeros, ones = np.zeros(count), np.ones(count, dtype=np.int64)
+        return PointTable(op, dtype, shapes, seconds.astype(np.float64), zeros, ones), error
+
+    def input_s(self, op: str, dtype: str) -> tuple[float, float]:
+        """Time of quantizing the input in an operator's points: seconds, and seconds an element; mostly zeros."""
+        if f"{op}|{dtype}|input_s" not in self._columns:
+            return 0.0, 0.0
+        start_s, element_s = self._read(op, dtype)["input_s"].tolist()
+        return start_s, element_s
+
+    def _read(self, op: str, dtype: str) -> dict[str, NDArray[Any]]:
+        """The columns of an operator, which lie side by side."""
+        own = {key.split("|")[2]: c for key, c in self._columns.items() if key.startswith(f"{op}|{dtype}|")}
+        start = min(c["data_offsets"][0] for c in own.values())
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(self._start + start)
+            raw = file.read(max(c["data_offsets"][1] for c in own.values()) - start)
+        return {
+            key: np.frombuffer(raw, TYPES[c["dtype"]], math.prod(c["shape"]), c["data_offsets"][0] - start).reshape(
+                c["shape"]
+            )
+            for key, c in own.items()
+        }
+
+
+@lru_cache(maxsize=16)
+def kernel_file(name: str) -> KernelFile:
+    """A shipped file, opened once a process."""
+    return KernelFile(name)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """An operator's points on a device, ready to be asked.
+
+    `floor_s`: what is added to the roofline before efficiency is taken. `error`: as in `Surface`, where it is known.
+    `in_waves`: efficiency depends on how full the waves of tiles are. `input_s`: of quantizing the input, taken off
+    `seconds`; see `KernelFile.input_s`.
+    """
+
+    kind: str
+    dtype: str
+    device: Device
+    shapes: Shapes
+    seconds: NDArray[np.floating[Any]]
+    spread: NDArray[np.float64]
+    floor_s: float
+    error: float | None
+    in_waves: bool
+    input_s: tuple[float, float] = (0.0, 0.0)
+
+    @cached_property
+    def single(self) -> bool:
+        """No matmul of a batch was measured."""
+        return self.kind in MATMULS and self.shapes.sizes[0].max() == 1
+
+    @cached_property
+    def surfaces(self) -> dict[int, Surface]:
+        """Log efficiency by causal flag (0 where that has no meaning)."""
+        where = self.shapes.coordinates(self.kind).T
+        if self.kind not in ATTENTION:
+            beside = _Waves(self.shapes, self.device.sm_count) if self.in_waves else None
+            return {0: Surface(where, _LogEfficiency(self), self.error, beside, len(TILES) if self.in_waves else 0)}
+        flags = self.shapes.sizes[-1].astype(int).tolist()
+        if len(flags) == 1:
+            return {flags[0]: Surface(where, _LogEfficiency(self), self.error)}
+        of_flag = {flag: np.flatnonzero(self.shapes.codes[-1] == code) for code, flag in enumerate(flags)}
+        return {f: Surface(where[rows], _LogEfficiency(self)[rows], self.error) for f, rows in of_flag.items()}
+
+    def quantizing_s(self, shape: tuple[int, ...]) -> float:
+        """Seconds in which a matmul's [m, k] input was quantized where its points were measured."""
+        batch, m, _, k = shape
+        return self.input_s[0] + self.input_s[1] * batch * m * k
+
+    def exact(self, shape: tuple[int, ...]) -> tuple[float, float] | None:
+        """Measured seconds and spread of this very shape."""
+        found = self.shapes.last(shape) if len(shape) == len(self.shapes.codes) else None
+        return None if found is None else (float(self.seconds[found]), float(self.spread[found]))
+
+
+class _LogEfficiency:
+    """log(efficiency) of a table's points, worked out for those that are asked for."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __getitem__(self, points: NDArray[np.intp]) -> NDArray[np.float64]:
+        table = self._table
+        roofline_s = bounds(table.kind, table.shapes.columns(points), table.dtype, table.device)
+        return np.log((roofline_s + table.floor_s) / table.seconds[points])
+
+
+class _Waves:
+    """`waves` of points, worked out for the few sizes that occur."""
+
+    def __init__(self, shapes: Shapes, sm_count: int) -> None:
+        batch, m, n = shapes.sizes[:3]
+        self._of_sizes = waves(batch[:, None, None, None], m[:, None, None], n[:, None], sm_count)
+        self._codes = shapes.codes[:3]
+
+    def __getitem__(self, points: NDArray[np.intp]) -> NDArray[np.float64]:
+        batch, m, n = self._codes[:, points]
+        found: NDArray[np.float64] = self._of_sizes[batch, m, n]
+        return found
+
+
+def make_table(
+    kind: str, dtype: str, points: list[PointTable], device: Device, floored: bool = False, error: float | None = None,
+    input_s: tuple[float, float] = (0.0, 0.0),
+) -> Table:  # fmt: skip
+    """Index points measured on `device`; arguments as of `table_of`."""
+    shapes = Shapes.of(np.concatenate([t.shapes for t in points]))
+    seconds = np.concatenate([t.seconds for t in points])
+    spread = np.concatenate([t.spread for t in points])
+    return table_of(kind, dtype, shapes, seconds, spread, device, floored, error, input_s)
+
+
+def table_of(
+    kind: str, dtype: str, shapes: Shapes, seconds: NDArray[np.floating[Any]], spread: NDArray[np.float64],
+    device: Device, floored: bool, error: float | None, input_s: tuple[float, float],
+) -> Table:  # fmt: skip
+    """Points measured on `device`; `floored`: the least of them is a floor under all; the others as in `Table`."""
+    if any(input_s):
+        seconds = without_input(kind, shapes.columns(), seconds, dtype, device, input_s)
+    if kind == MOE_LAYER:
+        seconds = within_splits(shapes.sizes, shapes.codes, seconds)
+    if floored and kind == ATTENTION_DECODE:
+        seconds = read_from_memory(shapes.columns(), seconds, dtype, device)
+    floor_s = float(seconds.min()) if floored else 0.0
+    in_waves = kind in MATMULS and device.sm_count > 0
+    return Table(kind, dtype, device, shapes, seconds, spread, floor_s, error, in_waves, input_s)
+
+
+def without_input(
+    kind: str, shapes: Columns, seconds: NDArray[np.floating[Any]], dtype: str, device: Device,
+    input_s: tuple[float, float],
+) -> NDArray[np.float64]:  # fmt: skip
+    """Seconds of measured matmuls without the quantizing of their inputs.
+
+    Of short ones that is a small difference of two measurements, so what is left is no less than the roofline at `BEST`
+    of its speed, nor a tenth of what was measured.
+    """
+    elements = shapes[0] * shapes[1] * shapes[3]
+    seconds = seconds.astype(np.float64)
+    left = seconds - input_s[0] - input_s[1] * elements
+    least: NDArray[np.float64] = np.maximum(bounds(kind, shapes, dtype, device) / BEST, 0.1 * seconds)
+    return np.maximum(left, least)
+
+
+def read_from_memory(
+    shapes: Columns, seconds: NDArray[np.floating[Any]], dtype: str, device: Device
+) -> NDArray[np.floating[Any]]:
+    """Measured decodes, no faster than memory, at `READ` of its bandwidth, where some are.
+
+    An A100's reach 1.7 of it, with 4 GB of keys and values: their pages were a few, read again from the L2 cache. On
+    other GPUs the fastest has 0.96, and all stand.
+    """
+    least = bounds(ATTENTION_DECODE, shapes, dtype, device)
+    return np.maximum(seconds, least / READ) if (seconds < least).any() else seconds
+
+
+def measured_bytes(shape: tuple[int, ...], dtype: str) -> float:
+    """Bytes that a measured matmul moved: operands in `dtype`, the result in 16 bits at least."""
+    batch, m, n, k = shape
+    size = dtype_bytes(dtype)
+    return batch * (size * (m * k + k * n) + max(size, 2.0) * m * n)
+
+
+def bounds(kind: str, shapes: Columns, dtype: str, device: Device) -> NDArray[np.float64]:
+    """Seconds of the roofline, which efficiency is relative to."""
+    moved_s = shape_bytes(kind, shapes, dtype) / device.bandwidth_bytes_per_s
+    return np.maximum(shape_flops(kind, shapes) / device.peak(dtype), moved_s) if kind in COUNTED else moved_s
+
+
+TILES = ((128, 128), (256, 128), (64, 64))  # of results, by a thread block
+_TILE_ROWS, _TILE_WIDTHS = np.array(TILES, dtype=np.float64).T
+
+
+def waves(
+    batch: NDArray[np.float64] | float, m: NDArray[np.float64] | float, n: NDArray[np.float64] | float, sm_count: int
+) -> NDArray[np.float64]:
+    """log of what is computed over what is asked for, where matmuls take whole tiles, in waves of one a multiprocessor.
+
+    For each of `TILES`, the last dimension: which of them the library took is not known.
+    """
+    tiles = batch * np.ceil(m / _TILE_ROWS) * np.ceil(n / _TILE_WIDTHS)
+    computed = np.ceil(tiles / sm_count) * sm_count * _TILE_ROWS * _TILE_WIDTHS
+    return np.asarray(np.log(computed / (batch * m * n)), dtype=np.float64)
+
+
+def coordinates(kind: str, log2: Sequence[N]) -> list[N]:
+    """log2 of every dimension that efficiency depends on, each weighted by how much.
+
+    Matmuls: batch, m, n, and k at half, for it only lengthens the loop of a tile. Attention: batch, heads, groups of
+    key heads, mean length and mean head size. Weights from leaving a fifth of the points out: of attention 2 for the
+    head size (it decides which kernel runs), 0.3 for key heads.
+    """
+    if kind in MATMULS:
+        batch, m, n, k = log2
+        return [batch, m, n, 0.5 * k]
+    if kind not in ATTENTION:
+        return list(log2)
+    batch, heads, kv_heads, q_len, kv_len, d, dv = log2[:7]
+    return [batch, heads, 0.3 * kv_heads, (q_len + kv_len) / 2, d + dv]
+
+
+def lookup(table: Table, kind: str, shape: tuple[int, ...], sm_count: int) -> tuple[float, float, float] | None:
+    """Efficiency at a shape on `sm_count` multiprocessors, octaves outside the measured range, and the error of such
+    predictions.
+
+    Full attention where only causal was measured: its efficiency at the same sizes, and a little doubt.
+    """
+    causal, doubt = (shape[-1], 0.0) if kind in ATTENTION else (0, 0.0)
+    surface = table.surfaces.get(causal)
+    if surface is None and len(table.surfaces) == 1:
+        (surface,), doubt = table.surfaces.values(), 0.1
+    if surface is None:
+        return None
+    log2: list[float] = np.log2(np.maximum(shape, 1)).tolist()
+    beside = waves(float(shape[0]), float(shape[1]), float(shape[2]), sm_count) if table.in_waves else None
+    found = surface.at(coordinates(kind, log2), beside)
+    if found is None:
+        return None
+    return math.exp(found[0]), found[1], math.hypot(surface.leave_one_out_error(), doubt)

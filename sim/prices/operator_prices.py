@@ -1,0 +1,262 @@
+"""Seconds for an operator: measured at measured shapes, interpolated between them, the roofline elsewhere.
+
+Points hold what a kernel costs in a stream of others, launch included. The roofline adds the launch:
+max(flops/peak, bytes/bandwidth, kernels x launch_overhead_s) + kernels x kernel_gap_s. `launch_overhead_s` is
+the shortest time from one launch to the next (the host cannot issue faster, and an empty kernel takes about
+as long), so it is a floor, hidden under longer kernels; `kernel_gap_s` is what nothing hides: 0 unless
+measured, and on a CPU the dispatch of an operator, as there the same core does both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import get_args
+
+from sim.core.errors import InputError
+from sim.core.normal import normal_quantile
+from sim.core.program import Compute, Phase, Role
+from sim.models.frameworks import AttentionKernel, attention_picks
+from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
+from sim.prices.attention_speed import flash_seconds
+from sim.prices.coefficients import AS_STATED, PriceOptions
+from sim.prices.collective_tables import collective_cost
+from sim.prices.cost import Cost, measured
+from sim.prices.kernel_tables import measured_bytes
+from sim.prices.profile import BlockPoint, CollectiveTable, Profile
+from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
+from sim.prices.table_prices import TablePrices
+from topology.spec import GpuSpec
+
+ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline; nothing measured narrows it
+MEMORY_UNCERTAINTY = 0.15  # published efficiencies of one GPU's streaming kernels spread about as much
+POWER_UNCERTAINTY = 0.25  # of what the power limit adds: temperature, data and the part itself decide
+POWER_AT_REST = 0.5  # of the power limit: a GPU streaming from memory
+GROUPED_UNCERTAINTY = 0.1  # of taking a grouped matmul for one and its weights' traffic (b200_kernels)
+UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
+
+
+class Costs:
+    """Prices operators on one GPU out of one profile. Answers are kept: equal operators cost one look-up.
+
+    A profile with a `reference` other than `gpu` is scaled by the ratio of the two rooflines. `coefficients` are the
+    profile's under `options`.
+    """
+
+    def __init__(self, profile: Profile, gpu: GpuSpec, options: PriceOptions = AS_STATED) -> None:
+        self.profile, self.gpu = profile, gpu
+        self.coefficients = options.applied(profile.coefficients)
+        self._device = _own_device(profile, gpu) if not profile.reference else Device.of(gpu)
+        home = _gpu_named(profile) if profile.reference else gpu
+        reference = Device.of(home) if profile.reference else self._device
+        self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
+        self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
+        self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
+        self._collectives: dict[tuple[str, int], CollectiveTable] = {(c.op, c.ranks): c for c in profile.collectives}
+        self._cache: dict[tuple[Compute, float], Cost] = {}
+
+    @property
+    def launch_overhead_s(self) -> float:
+        """Shortest time from one kernel launch to the next: the profile's, else the GPU's."""
+        stated = self.coefficients.launch_overhead_s
+        return self.gpu.launch_overhead_s if stated is None else stated
+
+    def host_s(self, op: Compute, plain: bool = False) -> float:
+        """Seconds in which the host issues an operator's kernels (a floor under runs of them: `sim.programs.compile`).
+
+        `plain`: plain torch issues them (`Framework.plain_host`).
+        """
+        c = self.coefficients
+        if op.kind == "optimizer":
+            return c.host_step_s
+        if plain and c.host_operator_eager_s is not None:
+            return op.kernels * c.host_operator_eager_s
+        return op.kernels * c.host_operator_s
+
+    def pace(self, ranks: int) -> float:
+        """Slowdown of the slowest of `ranks` GPUs under their power limit, by the usual GPU.
+
+        GPUs of one kind differ there by `power_spread` (standard deviation by mean), and a step waits for the slowest:
+        the expected largest of n normal variables, by Blom's approximation.
+        """
+        spread = self.coefficients.power_spread
+        if ranks < 2 or not spread:
+            return 1.0
+        return 1.0 + spread * normal_quantile((ranks - 0.375) / (ranks + 0.25))
+
+    def compute(self, op: Compute, pace: float = 1.0) -> Cost:
+        """Seconds of one operator; `pace` from the method of that name, where others wait for the result.
+
+        Raises:
+            InputError: if the GPU has no units for the operator's dtype.
+            ValueError: if it is a block that the profile does not hold.
+        """
+        cost = self._cache.get((op, pace))
+        if cost is None:
+            cost = self._cache[op, pace] = self._price(op, pace)
+        return cost
+
+    def block(self, key: str, phase: str, run: int = 0) -> Cost | None:
+        """Seconds of a measured piece of the model, or None."""
+        point = self._blocks.get((key, phase, run)) if key else None
+        return None if point is None else measured(point.seconds, point.spread)
+
+    def collective(self, op: str, ranks: int, bytes_: float) -> Cost | None:
+        """Seconds of a collective within a node, or None if this group size was not measured."""
+        table = self._collectives.get((op, ranks))
+        return None if table is None else collective_cost(table, bytes_)
+
+    def _price(self, op: Compute, pace: float) -> Cost:
+        """Ask in this order who can price the operator; the roofline prices what nobody else can."""
+        for price in (self._measured_block, self._grouped, self._attention, self._from_points):
+            cost = price(op, pace)
+            if cost is not None:
+                return cost
+        return self._throttled(op, self._roofline(op), pace)
+
+    def _measured_block(self, op: Compute, pace: float) -> Cost | None:
+        """Price a run of computations as it was measured, power limit and all."""
+        if op.block is None:
+            return None
+        cost = self.block(*op.block)
+        if cost is None:
+            raise ValueError(f"profile {self.profile.name!r}: no block {op.block.key!r}, {op.block.phase}")
+        return cost
+
+    def _grouped(self, op: Compute, pace: float) -> Cost | None:
+        """Price one matmul over the rows of all groups, then the weights (or their gradients) of all groups but one.
+
+        A group's rows are too few to hide its weights' traffic under its own tiles; each group is a launch of its own
+        (Transformer Engine's `multi_stream_cublas_gemm`), which the many small ones wait for: `group_launch_s`. None
+        where the profile has measured grouped matmuls.
+        """
+        if op.kind != "grouped_gemm" or op.shape[0] <= 1 or self._points.has_points("grouped_gemm", op.dtype):
+            return None
+        groups, m, n, k = op.shape
+        rows, n, k = (k, m, n) if op.phase is Phase.WEIGHT_GRAD else (m, n, k)
+        shape = (1, groups * rows, n, k)
+        once = measured_bytes(shape, op.dtype)
+        one = replace(op, kind="gemm", shape=shape, bytes=once, phase=Phase.FORWARD, kernels=1)
+        whole = self.compute(one, pace)
+        bandwidth = self._device.bandwidth_bytes_per_s * self.coefficients.streaming_efficiency
+        seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
+        least = groups * self.coefficients.group_launch_s
+        return Cost(max(seconds, least), "interpolated", math.hypot(whole.uncertainty, GROUPED_UNCERTAINTY))
+
+    def _attention(self, op: Compute, pace: float) -> Cost | None:
+        """Price a training step's fused attention by its published speed; None where the profile does not state it.
+
+        This goes before the measured points, which are of serving libraries' kernels.
+        """
+        if op.kind not in ATTENTION or op.served:
+            return None
+        seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficients)
+        if seconds is None:
+            return None
+        cost = Cost(seconds / self.coefficients.attention_speed, "interpolated", FLASH_UNCERTAINTY)
+        return self._throttled(op, cost, pace)
+
+    def _from_points(self, op: Compute, pace: float) -> Cost | None:
+        """Price by the surest table of measured points; several kernels bound by memory share the bytes evenly."""
+        repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
+        shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
+        found = [self._at_speed(op, self._unaligned(op, cost)) for cost in self._points.costs(op, shape)]
+        if not found:
+            return None
+        best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
+        cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
+        return cost._replace(seconds=cost.seconds + self._result_seconds(op))
+
+    def check_attention_kernel(self, wanted: str) -> None:
+        """Check that the profile knows the attention kernel that a scenario names; to the bare roofline all are one.
+
+        Raises:
+            InputError: if it does not.
+        """
+        picks = attention_picks()
+        if wanted in picks or self.profile.bare:
+            return
+        known = set(self.coefficients.attention) & set(get_args(AttentionKernel))
+        known |= self._points.attention_kernels
+        if wanted not in known:
+            found = ", ".join(sorted(known)) or "none by name"
+            raise InputError(f"training.attention_kernel: found '{wanted}'; profile {self.profile.name} has: {found}")
+
+    def _unaligned(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a matmul whose sizes leave the fast kernels."""
+        if op.aligned:
+            return cost
+        slower = self.coefficients.unaligned_matmul_slowdown
+        return Cost(cost.seconds * slower, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
+
+    def _at_speed(self, op: Compute, cost: Cost) -> Cost:
+        """Scale a matmul from the speed of the points to that of this machine; gradients in fp8 are slower."""
+        if op.kind not in MATMULS:
+            return cost
+        gradient = op.dtype == "fp8" and op.role is not Role.OUTPUT
+        speed = self.coefficients.matmul_speed / (self.coefficients.fp8_gradient_slowdown if gradient else 1.0)
+        return cost._replace(seconds=cost.seconds / speed)
+
+    def _throttled(self, op: Compute, cost: Cost, pace: float) -> Cost:
+        """Under a sustained load the clock falls until the draw fits the power limit.
+
+        Draw in parts of the reference GPU's limit: a memory-bound kernel `POWER_AT_REST`, more by the share u of
+        the matrix units' peak that is in use, `power_at_peak` at all of it (fp32 uses none). At the low voltages of a
+        limited GPU the energy of a flop stays about equal, so that time grows as draw / limit.
+        """
+        at_peak = self.coefficients.power_at_peak
+        unlimited = not at_peak or op.kind in MEMORY_BOUND or op.dtype == "fp32"
+        if unlimited or not op.flops or cost.seconds <= 0:
+            return cost
+        used = op.flops / (cost.seconds * self._device.peak(op.dtype))
+        draw = POWER_AT_REST + (at_peak - POWER_AT_REST) * used
+        slower = max(1.0, draw * pace / self._power_limit)
+        error = math.hypot(cost.uncertainty, POWER_UNCERTAINTY * (slower - 1.0))
+        return Cost(cost.seconds * slower, cost.source, error)
+
+    def _result_seconds(self, op: Compute) -> float:
+        """Seconds of what a matmul moves beyond its points (accumulating in fp32), as far as nothing hides it."""
+        if op.kind not in MATMULS or not self.profile.kernels:
+            return 0.0
+        more = op.bytes - measured_bytes(op.shape, op.dtype)
+        return max(0.0, self.coefficients.result_exposed * more / self._device.bandwidth_bytes_per_s)
+
+    def _roofline(self, op: Compute) -> Cost:
+        seconds = self._device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        c = self.coefficients
+        if op.kind in MEMORY_BOUND and c.memory_efficiency is not None:
+            efficiency = c.memory_efficiency_of.get(op.kind, c.memory_efficiency)
+            ramp = max(op.kernels, 1) * c.memory_latency_s
+            return Cost(seconds / efficiency + ramp, "interpolated", MEMORY_UNCERTAINTY)
+        if op.flops and op.kind not in MEMORY_BOUND:
+            seconds /= c.matmul_efficiency
+        floor = op.kernels * self.launch_overhead_s
+        gaps = op.kernels * c.kernel_gap_s
+        return Cost(max(seconds, floor) + gaps, "roofline", ROOFLINE_UNCERTAINTY)
+
+
+def _own_device(profile: Profile, gpu: GpuSpec) -> Device:
+    """The data sheet with what was measured on this very machine in its place."""
+    c = profile.coefficients
+    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
+    return Device(gpu.name, {**gpu.peak_flops_per_s, **c.peak_flops_per_s}, bandwidth)
+
+
+def _reference_w(gpu: GpuSpec, home: GpuSpec) -> float:
+    """Watts in whose parts `gpu` draws power as the coefficients of `home` say: the same where it is the same chip (as
+    many multiprocessors of one peak, whatever the board), else its own data sheet's limit.
+    """
+    from topology.presets import GPUS
+
+    if gpu.sm_count == home.sm_count and gpu.peak_flops_per_s.get("fp16") == home.peak_flops_per_s.get("fp16"):
+        return home.power_limit_w
+    return GPUS.get(gpu.name, gpu).power_limit_w
+
+
+def _gpu_named(profile: Profile) -> GpuSpec:
+    from topology.presets import GPUS
+
+    if profile.reference not in GPUS:
+        found, names = profile.reference, ", ".join(sorted(GPUS))
+        raise InputError(f"profile {profile.name!r}: reference: found {found!r}; allowed: {names}")
+    return GPUS[profile.reference]

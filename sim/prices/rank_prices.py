@@ -1,0 +1,242 @@
+"""Seconds of an item of a program on a given rank: operators from `Costs`, messages from profile or topology."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+
+from sim.core.program import Comm, Compute
+from sim.inputs.scenario import Scenario
+from sim.models.frameworks import framework_of
+from sim.prices.cost import Cost
+from sim.prices.operator_prices import Costs
+from sim.prices.price import Price, Priced
+from sim.prices.profile import Profile
+from sim.prices.roofline import ATTENTION
+from sim.ranks.faults import compute_scales, disturbs_links
+from sim.ranks.places import aligned
+from sim.ranks.plan import Plan
+from topology.network import Network
+from topology.presets import CLUSTERS
+from topology.spec import ClusterSpec
+
+LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives reach 0.6 to 0.95 of them
+CHANNELS_IN_NODE = 24  # what `collective_sm_share` stands for
+FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
+BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # of S each rank gets its n-th: here's members only their part
+HOST_COPIES = ("offload", "reload")
+
+
+class Pricing:
+    """Prices for all ranks of one plan; answers are kept. `network` holds the faults of links, if there are any."""
+
+    def __init__(self, plan: Plan, costs: Costs, network: Network) -> None:
+        self.plan, self.costs, self.network = plan, costs, network
+        self._scales = compute_scales(plan.scenario)
+        self._links = disturbs_links(plan.scenario) or plan.scenario.cluster.topology is not None
+        self._reference = _measured_on(costs.profile, plan.scenario.cluster)
+        self._aligned = aligned(plan.scenario)
+        self._pace = costs.pace(_waiting_ranks(plan.scenario))
+        training = plan.scenario.training
+        self._plain_host = training is not None and framework_of(training).plain_host
+        self._graphs = "" if training is None or training.cuda_graphs == "none" else training.cuda_graphs
+        self._members: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._groups: dict[tuple[str, int], list[int]] = {}
+        self._simulated = frozenset([c.rank for c in plan.classes])
+        self._computes: dict[Compute, Priced] = {}
+        self._comms: dict[tuple[str, str, float, int], Priced] = {}
+        self._sends: dict[tuple[int, int, float], Priced] = {}
+
+    def on(self, rank: int) -> Price:
+        """The prices that hold on `rank`."""
+
+        def price(item: Compute | Comm) -> Priced:
+            return self.compute(item) if isinstance(item, Compute) else self.comm(item, rank)
+
+        def scaled(item: Compute | Comm) -> Priced:
+            if not isinstance(item, Compute):
+                return self.comm(item, rank)
+            priced = self.compute(item)
+            return priced._replace(seconds=priced.seconds * scale)
+
+        scale = self._scales.get(rank, 1.0)
+        return price if scale == 1.0 else scaled
+
+    @cached_property
+    def healthy(self) -> Pricing:
+        """Prices without the faults, by which a schedule and the order of messages are planned."""
+        if not (self._scales or disturbs_links(self.plan.scenario)):
+            return self
+        plan = replace(self.plan, scenario=self.plan.scenario.model_copy(update={"faults": None}))
+        return Pricing(plan, self.costs, Network(plan.scenario.cluster))
+
+    @cached_property
+    def _even(self) -> Network:
+        """The network that the cluster's description says, with no faults and nothing uneven."""
+        if not self._links:
+            return self.network
+        return Network(self.plan.scenario.cluster.model_copy(update={"topology": None}))
+
+    def compute(self, op: Compute) -> Priced:
+        """An operator's price, or that of a measured run of them."""
+        found = self._computes.get(op)
+        if found is None:
+            found = self._computes[op] = self._compute(op)
+        return found
+
+    def _compute(self, op: Compute) -> Priced:
+        if op.kernel and op.kind in ATTENTION and self.plan.scenario.model.program is None:  # which names its own
+            self.costs.check_attention_kernel(op.kernel)
+        return Priced(*self.costs.compute(op, self._pace), host_s=self._host_s(op))
+
+    def _host_s(self, op: Compute) -> float:
+        """Of what a CUDA graph replays nothing."""
+        return 0.0 if self._graphs and op.kind != "optimizer" else self.costs.host_s(op, self._plain_host)
+
+    def comm(self, comm: Comm, rank: int) -> Priced:
+        """A collective's price within the group that `rank` is in."""
+        key = (comm.kind, comm.group, comm.bytes, rank)
+        found = self._comms.get(key)
+        if found is None:
+            found = self._comm(comm, rank)
+            if found.seconds and comm.kind not in HOST_COPIES:
+                slows = self.costs.coefficients.collective_sm_share * self._channel_share(self.group(comm.group, rank))
+                host_s = 0.0 if self._graphs else self.costs.coefficients.host_collective_s
+                found = found._replace(host_s=host_s, slows=slows)
+            self._comms[key] = found
+        return found
+
+    def _channel_share(self, ranks: list[int]) -> float:
+        """NCCL's channels for a group, in parts of those within a node: two for each NIC that it uses in a node, four
+        where NICs are fast and few (src/graph/connect.cc: "4 compute channels per search channel").
+        """
+        cluster = self.plan.scenario.cluster
+        if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus or cluster.gpu.sm_count <= 1:
+            return 1.0
+        inter = cluster.inter_node
+        channels = 2 * max(1, self._in_first_node(ranks) * inter.nics_per_node // cluster.gpus_per_node)
+        if inter.nic_bandwidth_bytes_per_s > FAST_NIC_BYTES_PER_S and channels < FEW_CHANNELS:
+            channels *= 2
+        return min(1.0, channels / CHANNELS_IN_NODE)
+
+    def _in_first_node(self, ranks: list[int]) -> int:
+        """Count the members of a group (ascending ranks) in its first member's node."""
+        per_node = self.plan.scenario.cluster.gpus_per_node
+        return bisect_left(ranks, (ranks[0] // per_node + 1) * per_node)
+
+    def context(self, rank: int) -> tuple[object, ...]:
+        """Ranks of equal context pay equal prices: of one speed, and lying alike in their nodes."""
+        scale = self._scales.get(rank, 1.0)
+        if self._links:
+            return rank, scale
+        if self._aligned:
+            return (scale,)
+        cluster, stride = self.plan.scenario.cluster, self.plan.mesh.strides["pp"]
+        inter = cluster.inter_node
+        if inter.kind == "torus" or any(
+            stride % n
+            for n in (cluster.gpus_per_node, cluster.domain_gpus, cluster.gpus_per_node * inter.nodes_per_leaf)
+        ):
+            return rank, scale
+        return self.plan.classes[self.plan.class_of(rank) % self.plan.lanes].rank, scale
+
+    def member_classes(self, name: str, rank: int) -> tuple[int, ...]:
+        """The simulated classes that a rank's group reaches into; () if its own alone."""
+        ranks = self.group(name, rank)
+        key = (name, ranks[0])
+        if key not in self._members:
+            classes = sorted({self.plan.class_of(r) for r in ranks})
+            self._members[key] = tuple(classes) if len(classes) > 1 else ()
+        return self._members[key]
+
+    def group(self, name: str, rank: int) -> list[int]:
+        """The group's members; see `Plan.group`."""
+        key = (name, rank)
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = self.plan.group(name, rank)
+            for member in self._simulated.intersection(found):
+                self._groups[name, member] = found
+        return found
+
+    def _comm(self, comm: Comm, rank: int) -> Priced:
+        if comm.kind in HOST_COPIES:
+            return Priced(self.network.host_copy(comm.bytes, rank), "topology", LINK_UNCERTAINTY)
+        ranks = self.group(comm.group, rank)
+        if len(ranks) == 1:
+            return Priced(0.0, "topology", 0.0)
+        return self.collective(comm.kind, ranks, comm.bytes)
+
+    def collective(self, kind: str, ranks: list[int], size: float) -> Priced:
+        """Measured if the profile has this collective for as many ranks and these share a node; else from the links."""
+        here = self._in_first_node(ranks)
+        inside = size * here / len(ranks) if kind in BLOCKS_FOR_EACH else size
+        measured = self.costs.collective(kind, here, inside) if here > 1 else None
+        if measured is not None and self._reference is not None:
+            there = self._reference.collective(kind, list(range(here)), inside).seconds
+            near = self._even.collective(kind, ranks[:here], inside).seconds
+            measured = _slowed(measured, near, there)
+        if measured is not None and self._links:
+            measured = self._slowest_inside(measured, kind, ranks, inside)
+        if measured is not None and here == len(ranks):
+            return Priced(*measured)
+        cost = self.network.collective(kind, ranks, size)
+        if measured is not None and measured.seconds > cost.seconds:  # links outside cannot make the part inside faster
+            return Priced(measured.seconds, measured.source, measured.uncertainty, cost.choice)
+        return Priced(cost.seconds, "topology", LINK_UNCERTAINTY, cost.choice, cost.bus_bandwidth_bytes_per_s)
+
+    def _slowest_inside(self, measured: Cost, kind: str, ranks: list[int], size: float) -> Cost:
+        """A collective's part inside a node, as it is where links inside are slowest."""
+        per_node = self.plan.scenario.cluster.gpus_per_node
+        slowest = measured
+        for _, held in groupby(ranks, key=lambda rank: rank // per_node):
+            members = list(held)
+            if len(members) > 1:
+                lost, even = (n.collective(kind, members, size).seconds for n in (self.network, self._even))
+                slowest = max(slowest, _slowed(measured, lost, even), key=lambda cost: cost.seconds)
+        return slowest
+
+    def send(self, src: int, dst: int, size: float) -> Priced:
+        """A message between two ranks."""
+        key = (src, dst, size)
+        if key not in self._sends:
+            sent = self._send(src, dst, size)  # blocking messages keep host and device waiting for one another
+            host_s = 0.0 if self._graphs == "step" else self.costs.coefficients.host_message_s
+            self._sends[key] = sent._replace(seconds=sent.seconds + host_s)
+        return self._sends[key]
+
+    def _send(self, src: int, dst: int, size: float) -> Priced:
+        per_node = self.plan.scenario.cluster.gpus_per_node
+        measured = self.costs.collective("send_recv", 2, size) if src // per_node == dst // per_node else None
+        if measured is not None:
+            if self._links:
+                measured = _slowed(measured, self.network.send(src, dst, size), self._even.send(src, dst, size))
+            return Priced(*measured)
+        seconds = self.network.send(src, dst, size)
+        return Priced(seconds, "topology", LINK_UNCERTAINTY, None, size / seconds if seconds > 0 else 0.0)
+
+
+def _waiting_ranks(scenario: Scenario) -> int:
+    """Count the ranks that wait for each other: in training all; serving replicas only where they share experts."""
+    p = scenario.parallelism
+    if scenario.inference is None:
+        return p.ranks
+    return p.pp * max(p.tp * p.cp, p.ep * p.expert_tp)
+
+
+def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
+    """The preset machine whose collectives a shipped profile holds, where the links inside the scenario's nodes are
+    others; what was measured on the simulated machine itself stands as it is. Efficiencies are not compared: a cluster
+    described by hand has cautious defaults for what was measured here."""
+    preset = next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
+    if preset is None:
+        return None
+    ours, theirs = ((c.kind, c.bandwidth_bytes_per_s, c.latency_s) for c in (cluster.intra_node, preset.intra_node))
+    return None if ours == theirs else Network(preset)
+
+
+def _slowed(measured: Cost, faulty_s: float, healthy_s: float) -> Cost:
+    """A measured cost where links are others: as many times what was measured as the closed forms say."""
+    return measured if faulty_s == healthy_s else measured._replace(seconds=measured.seconds * faulty_s / healthy_s)

@@ -1,0 +1,149 @@
+"""Seconds of one kernel out of measured points: those of its own shape, else by the efficiency of points around it.
+
+How the points of a profile are read (`op` of a table):
+
+- `gemm`, `gemm_input_grad`, `gemm_weight_grad`: the same product in the memory layouts that a linear layer's
+  forward, input gradient and weight gradient use; shape (batch, m, n, k). `grouped_gemm` likewise, by groups;
+- `attention_forward`, `attention_backward`: fused; (batch, heads, kv_heads, q_len, kv_len, head_dim,
+  v_head_dim, causal);
+- kinds bound by memory: shape (bytes,), what one kernel reads and writes; `elementwise:gelu` is one operator,
+  `elementwise_input_grad` any elementwise backward, `elementwise` any elementwise operator; `norm_eager` is one of
+  the kernels of an RMSNorm written in separate operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.core.program import Compute, Phase
+from sim.prices.coefficients import USUAL_KERNEL, Coefficients
+from sim.prices.cost import OUTSIDE_PER_OCTAVE, REPEAT_UNCERTAINTY, Cost, measured
+from sim.prices.kernel_tables import Table, kernel_file, lookup, make_table, table_of
+from sim.prices.profile import PointTable, Profile
+from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
+
+SCALED_UNCERTAINTY = 0.15  # of taking a point from one GPU to another by the ratio of their rooflines
+NORM_KERNELS = 2  # of a norm that is one kernel forward and two backward; more make it a chain of elementwise ones
+_ATTENTION_KERNEL = "attention_forward:"
+
+
+class _Candidate(NamedTuple):
+    """A table that may price an operator."""
+
+    op: str
+    exact: bool  # its points are this operator's own; else only their efficiency is taken
+    uncertainty: float  # of taking one operator's efficiency for another's
+
+
+class TablePrices:
+    """The points of a profile and of its kernel file, for kernels on `device`; they were measured on `reference`."""
+
+    def __init__(
+        self, profile: Profile, device: Device, reference: Device, coefficients: Coefficients, launch_s: float
+    ) -> None:
+        self._device, self._reference, self._launch_s = device, reference, launch_s
+        usual = coefficients.attention.get(USUAL_KERNEL)
+        self._backward_share = 1.0 if usual is None else usual.backward_share
+        self._raw: dict[tuple[str, str], list[PointTable]] = {}
+        for table in profile.points:
+            op = f"{table.op}2" if table.op.endswith(":flash") else table.op  # torch's name of FlashAttention-2
+            self._raw.setdefault((op, table.dtype), []).append(table)
+        self._kernels, self._home = profile.kernels, profile.reference
+        self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
+        self._ops = {op for op, _ in (*self._raw, *self._stored)}
+        self._tables: dict[tuple[str, str], Table] = {}
+
+    @property
+    def attention_kernels(self) -> set[str]:
+        """Attention kernels with points of their own."""
+        return {kernel for op, _ in self._raw if (kernel := op.partition(_ATTENTION_KERNEL)[2])}
+
+    def has_points(self, op: str, dtype: str) -> bool:
+        """True if the profile itself, not its kernel file, has points of this very operator and dtype."""
+        return (op, dtype) in self._raw
+
+    def costs(self, op: Compute, shape: tuple[int, ...]) -> list[Cost]:
+        """One kernel of `op`, of this shape, by each table that can price it; of equally sure ones the first counts."""
+        return [c for via in _candidates(op, self._ops) if (c := self._through(via, op, shape)) is not None]
+
+    def _through(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
+        """Measured or interpolated seconds of one kernel; None where the table has nothing near."""
+        kind, dtype = op.kind, op.dtype
+        table = self._table(via.op, dtype, kind)
+        if table is None or not shape or shape[0] <= 0:
+            return None
+        here = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
+        before_s = table.quantizing_s(shape) if op.served and any(table.input_s) else 0.0
+        exact = table.exact(shape) if via.exact else None
+        if exact is not None:
+            there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
+            cost = measured(exact[0] * (here / there) + before_s, exact[1])
+            return cost if here == there else Cost(cost.seconds, "interpolated", SCALED_UNCERTAINTY)
+        like, doubt = shape, via.uncertainty
+        if kind in MATMULS and table.single and shape[0] > 1:
+            like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
+        found = lookup(table, kind, like, self._device.sm_count or self._reference.sm_count)
+        if found is None:
+            return None
+        efficiency, outside, between = found
+        if via.op == "attention_forward" and kind == "attention_backward":
+            efficiency *= self._backward_share
+        error = math.hypot(between, doubt, OUTSIDE_PER_OCTAVE * outside)
+        seconds = max(here / efficiency, self._launch_s if outside and not table.floor_s else 0.0) + before_s
+        source = "interpolated" if outside <= 1.0 else "roofline"
+        return Cost(seconds, source, min(max(error, REPEAT_UNCERTAINTY), 1.0))
+
+    def _table(self, op: str, dtype: str, kind: str) -> Table | None:
+        for name in _like_dtypes(op, dtype, kind, self._raw):
+            key = (op, name)
+            if key in self._tables:
+                return self._tables[key]
+            if key in self._raw:
+                self._tables[key] = make_table(kind, name, self._raw[key], replace(self._reference, sm_count=0))
+                return self._tables[key]
+            if key in self._stored:
+                self._tables[key] = _stored_table(self._kernels, op, name, kind, self._home)
+                return self._tables[key]
+        return None
+
+
+@lru_cache(maxsize=64)
+def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) -> Table:
+    from topology.presets import GPUS
+
+    file = kernel_file(kernels)
+    shapes, seconds, error = file.points(op, dtype)
+    spread, device = np.broadcast_to(0.0, len(seconds)), Device.of(GPUS[reference])
+    return table_of(kind, dtype, shapes, seconds, spread, device, True, error, file.input_s(op, dtype))
+
+
+def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
+    """Tables that can price `op`, of those that there are; of equally sure ones the first is taken."""
+    phase = f"_{op.phase.value}" if op.phase in (Phase.INPUT_GRAD, Phase.WEIGHT_GRAD) else ""
+    found = []
+    if op.kernel:
+        found.append((f"{op.kind}:{op.kernel}", True, 0.0))
+    if op.kind == "norm" and op.kernels > NORM_KERNELS:
+        found.append((f"norm_eager{phase}", True, 0.0))
+    if phase:
+        found.append((f"{op.kind}{phase}", True, 0.0))
+    # A plain table's points are of another phase, or of another kernel: a tanh takes longer than a sum.
+    others = bool(phase) or (op.kind == "elementwise" and bool(op.kernel))
+    found.append((op.kind, not phase or op.kind in ATTENTION, 0.05 if others else 0.0))
+    if op.kind == "grouped_gemm":
+        found += [(f"gemm{phase}", False, 0.15), ("gemm", False, 0.15)]
+    if op.kind == "attention_backward":
+        found.append(("attention_forward", False, 0.25))
+    return [_Candidate(*table) for table in found if table[0] in known]
+
+
+def _like_dtypes(op: str, dtype: str, kind: str, known: dict[tuple[str, str], list[PointTable]]) -> list[str]:
+    """Dtypes whose points serve: bf16 and fp16 run alike, mxfp8 as fp8; what is bound by memory depends on bytes."""
+    names = [dtype, {"bf16": "fp16", "fp16": "bf16", "mxfp8": "fp8"}.get(dtype, dtype)]
+    return names + [d for o, d in known if o == op] if kind in MEMORY_BOUND else names

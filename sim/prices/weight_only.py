@@ -1,0 +1,71 @@
+"""Matrix products with 8- or 4-bit weights, out of measured points.
+
+A profile's kernel file may hold them as `gemm` of dtype int8_wo and int4_wo (weights converted to 16 bits in the
+kernel) and sq (8-bit integers multiplied, as SmoothQuant does): TensorRT-LLM's kernels on A100. As with other products
+the efficiency against the roofline is interpolated; here weights count in their own bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.prices.interpolation import Surface
+from sim.prices.kernel_tables import kernel_file
+from sim.prices.profile import Profile
+from sim.prices.roofline import Device
+
+TABLES = {"int8_weight_only": "int8_wo", "int4_weight_only": "int4_wo", "llm_int8": "sq"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightOnly:
+    """Measured products of one format; `at` prices others on `device`."""
+
+    surface: Surface
+    floor_s: float
+    weight_bytes: float
+    device: Device
+    peak: str
+
+    def at(self, m: int, n: int, k: int) -> tuple[float, float] | None:
+        """Seconds of `[m, k] x [k, n]` and their relative error; None where no point is near."""
+        found = self.surface.at(np.log2(np.array([m, n, k], dtype=np.float64)))
+        if found is None:
+            return None
+        bound = float(_bounds(np.array([[m, n, k]]), self.weight_bytes, self.device, self.peak)[0]) + self.floor_s
+        return bound / math.exp(found[0]), math.hypot(self.surface.leave_one_out_error(), 0.1 * found[1])
+
+
+def weight_only(profile: Profile, quantization: str, weight_bytes: float, device: Device) -> WeightOnly | None:
+    """The format's points in the profile, or None."""
+    name = TABLES.get(quantization, "")
+    if not name or not profile.kernels or ("gemm", name) not in kernel_file(profile.kernels).tables:
+        return None
+    peak = "int8" if name == "sq" else "fp16"
+    if peak not in device.peak_flops_per_s:
+        return None
+    surface, floor_s = _surface(profile.kernels, name, weight_bytes, profile.reference, peak)
+    return WeightOnly(surface, floor_s, weight_bytes, device, peak)
+
+
+@lru_cache(maxsize=8)
+def _surface(kernels: str, name: str, weight_bytes: float, reference: str, peak: str) -> tuple[Surface, float]:
+    from topology.presets import GPUS
+
+    gpu = GPUS[reference]
+    home = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
+    points, error = kernel_file(kernels).table("gemm", name)
+    shapes, floor_s = points.shapes[:, 1:], float(points.seconds.min())
+    efficiency = np.log((_bounds(shapes, weight_bytes, home, peak) + floor_s) / points.seconds)
+    return Surface(np.log2(shapes.astype(np.float64)), efficiency, error), floor_s
+
+
+def _bounds(shapes: NDArray[np.int64], weight_bytes: float, device: Device, peak: str) -> NDArray[np.float64]:
+    m, n, k = shapes.T.astype(np.float64)
+    moved = 2.0 * m * (n + k) + weight_bytes * n * k
+    return np.asarray(np.maximum(2.0 * m * n * k / device.peak(peak), moved / device.bandwidth_bytes_per_s))

@@ -1,0 +1,353 @@
+"""A program compiled once per (stage, action kind): local tasks on streams, ready to be placed in time.
+
+The same template is placed for every micro-batch. A template that starts and ends with all its streams joined
+(`closed`) takes its `makespan_s` wherever it is placed, so it can stand in the task graph as one task; one that
+leaves communication running past its end (gradient buckets, prefetched weights) is placed task by task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from sim.core.program import BLOCK_END, Comm, Compute, Program
+from sim.core.timeline import Detail
+from sim.prices.price import Price
+from sim.programs.priced_items import Host, Run, Sent, Share, Spent, add_to, price_comm, price_run
+from topology.collectives import Choice
+
+COMPUTE = "compute"
+HOST_UNCERTAINTY = 0.15  # of the seconds that the device waits for the host: hosts of one generation differ by more
+
+
+class LocalTask(NamedTuple):
+    """A task of a template. `deps` are earlier local tasks; the order on a stream is the order in the template."""
+
+    stream: str
+    kind: str  # of a communication, as the program names it ("all_reduce"); "" for computation
+    seconds: float
+    deps: tuple[int, ...]
+    external: tuple[str, ...]  # handles of communications started by earlier actions
+    detail: Detail
+    group: str  # of a communication; "" for computation
+    choice: Choice | None = None  # what the seconds of a collective assume; see `Priced`
+
+
+class Launch(NamedTuple):
+    """Communications on one stream that an action starts and nobody in it waits for, as one task.
+
+    On a stream that is free from t on, they end at max(t + seconds, start of the action + lag + seconds).
+    """
+
+    stream: str
+    kind: str
+    lag_s: float
+    seconds: float
+    detail: Detail
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledProgram:
+    """A compiled program. `tail`: local tasks that the action's result waits for (besides the last computation);
+    `open`: communications that nothing here waits for, under the handles by which later actions may.
+
+    `alone`: one task of `makespan_s`, with `launches` beside it, takes the same times as the tasks one by one,
+    given that the streams it joins are free and it waits for `external`. `joined`: those streams. `exposed_s` is
+    communication with no computation beside it, when placed alone; `groups` whose collectives it runs; `ends_s` when
+    each task ends with all streams free at zero; `spent` what each task's seconds consist of.
+    """
+
+    tasks: tuple[LocalTask, ...]
+    tail: tuple[int, ...]
+    open: tuple[tuple[str, int], ...]
+    alone: bool
+    launches: tuple[Launch, ...]
+    joined: frozenset[str]
+    groups: frozenset[str]
+    makespan_s: float
+    compute_s: float
+    exposed_s: float
+    ends_s: list[float]
+    spent: list[Spent]
+
+    # A search compiles thousands of programs and asks for their times alone: sums over `spent` are made when asked for.
+
+    @cached_property
+    def shares(self) -> dict[Share, float]:
+        """Seconds by (operator kind, source, uncertainty)."""
+        total: dict[Share, float] = {}
+        for x in self.spent:
+            for share, seconds in x.priced.shares.items():
+                add_to(total, share, seconds)
+            for seconds in (x.late_s, x.shared_s):
+                if seconds > 0:
+                    add_to(total, ("host", "interpolated", HOST_UNCERTAINTY), seconds)
+        return total
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Seconds by part of the model."""
+        total: dict[str, float] = {}
+        for x in self.spent:
+            for name, seconds in x.priced.parts.items():
+                add_to(total, name, seconds)
+            if x.late_s > 0:
+                add_to(total, "host", x.late_s)
+        return total
+
+    @cached_property
+    def operators(self) -> dict[tuple[str, str], float]:
+        """Seconds by (operator, phase); what the device waits for the host is the operator `host`, and what computing
+        takes longer beside communications is spread over the operators of its task."""
+        total: dict[tuple[str, str], float] = {}
+        for x in self.spent:
+            own_s = sum(x.priced.operators.values()) if x.shared_s > 0 else 0.0
+            longer = 1.0 + x.shared_s / own_s if own_s > 0 else 1.0
+            for key, seconds in x.priced.operators.items():
+                add_to(total, key, seconds * longer)
+            if x.late_s > 0:
+                add_to(total, ("host", x.priced.phase), x.late_s)
+        return total
+
+    @cached_property
+    def traffic(self) -> dict[tuple[str, str], float]:
+        """Bytes by (kind, group)."""
+        total: dict[tuple[str, str], float] = {}
+        for x in self.spent:
+            if isinstance(x.priced, Sent):
+                add_to(total, (x.priced.item.kind, x.priced.item.group), x.priced.item.bytes)
+        return total
+
+    @cached_property
+    def detail(self) -> str:
+        """The parts in words, longest first."""
+        parts = sorted(self.parts.items(), key=lambda kv: -kv[1])
+        return ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in parts[:6])
+
+    @cached_property
+    def source(self) -> str:
+        """Where its seconds come from."""
+        return "+".join(dict.fromkeys(s for _, s, _ in self.shares))
+
+    @property
+    def external(self) -> tuple[str, ...]:
+        """Handles of communications started by earlier actions that the first task waits for."""
+        return self.tasks[0].external if self.tasks else ()
+
+    @cached_property
+    def done_s(self) -> float:
+        """When the action's result is there, all streams being free at zero."""
+        return self._done_s(self.ends_s)
+
+    @cached_property
+    def after_input_s(self) -> float:
+        """How long after its input the result is there, if all data-parallel communication has ended before."""
+        if "dp" not in self.first_streams:
+            return self.done_s
+        free: dict[str, float] = {}
+        ends: list[float] = []
+        for task in self.tasks:
+            start_s = max([free.get(task.stream, 0.0), *[ends[d] for d in task.deps]])
+            free[task.stream] = end_s = start_s + (task.seconds if task.stream != "dp" else 0.0)
+            ends.append(end_s)
+        return self._done_s(ends)
+
+    def _done_s(self, ends: Sequence[float]) -> float:
+        computed = [end_s for end_s, task in zip(ends, self.tasks, strict=True) if task.stream == COMPUTE]
+        return max([0.0, *computed[-1:], *[ends[i] for i in self.tail]])
+
+    @cached_property
+    def launches_apart(self) -> tuple[tuple[Launch, LocalTask], ...]:
+        """`launches` as one for each communication."""
+        left = {x.stream for x in self.launches}
+        return tuple(
+            (Launch(t.stream, t.kind, max((self.ends_s[d] for d in t.deps), default=0.0), t.seconds, t.detail), t)
+            for t in self.tasks
+            if t.stream in left
+        )
+
+    @cached_property
+    def distinct(self) -> tuple[list[LocalTask], list[int]]:
+        """Tasks that differ in more than what they wait for, which is left out; and for each task which of them it is.
+
+        Layers repeat their tasks, so a long program has few.
+        """
+        numbers: dict[LocalTask, int] = {}
+        number_of_task = [numbers.setdefault(t._replace(deps=(), external=()), len(numbers)) for t in self.tasks]
+        return list(numbers), number_of_task
+
+    @cached_property
+    def first_streams(self) -> frozenset[str]:
+        """Streams on which something needs nothing that the template does before."""
+        return frozenset(t.stream for t in self.tasks if not t.deps)
+
+
+class _Compiler:
+    """Walks a program once; see `compile_program`."""
+
+    def __init__(self, price: Price) -> None:
+        self.price = price
+        self.tasks: list[LocalTask] = []
+        self.handles: dict[str, int] = {}
+        self.waiting: list[int] = []  # communications the next computation waits for
+        self.external: list[str] = []
+        self.last_compute: tuple[int, ...] = ()
+        self.run: list[Compute] = []  # computations not yet put into a task
+        self.cuts: list[int] = []  # where blocks end among them
+        self.runs: dict[Compute, list[Run]] = {}  # by their first computation
+        self.sent: dict[int, Sent] = {}  # by identity: equal layers share their items
+        self.host = Host()
+        self.ends: list[float] = []  # of the tasks, with all streams free at zero
+        self.free: dict[str, float] = {}
+        self.beside: list[tuple[float, float, float, str]] = []  # start, end, `slows`, stream of what is not waited for
+        self.spent: list[Spent] = []
+
+    def walk(self, program: Program) -> None:
+        """All of it."""
+        for item in program:
+            if isinstance(item, Compute):
+                self.run.append(item)
+            elif isinstance(item, Comm):
+                self._communicate(item)
+            elif item is BLOCK_END:
+                self.cuts.append(len(self.run))
+            else:
+                self._wait(item.handle)
+        self._compute()
+
+    def _wait(self, handle: str) -> None:
+        self._compute()
+        self.host.start()
+        if handle in self.handles:
+            self.waiting.append(self.handles.pop(handle))
+        else:
+            self.external.append(handle)
+
+    def _communicate(self, item: Comm) -> None:
+        if self.run:
+            self._compute()
+        sent = self.sent.get(id(item))
+        if sent is None:
+            sent = self.sent[id(item)] = price_comm(item, self.price)
+        deps, index = (*self.last_compute, *self.waiting), len(self.tasks)
+        if item.after:
+            deps += (self.handles[item.after],)
+        self.spent.append(Spent(sent, sent.late_s, 0.0))
+        stream, seconds, choice = sent.stream, sent.seconds, sent.priced.choice
+        end_s = self._queue(stream, self._start(stream, deps), seconds)
+        self.tasks.append(
+            LocalTask(stream, item.kind, seconds, deps, tuple(self.external), sent.detail, item.group, choice)
+        )
+        if item.blocking:
+            self.host.start()
+            self.waiting.append(index)
+            return
+        self.handles[item.handle] = index
+        if sent.priced.slows:
+            self.beside.append((end_s - sent.priced.seconds, end_s, sent.priced.slows, stream))
+
+    def _compute(self) -> None:
+        """Put the computations since the last communication or wait into one task."""
+        if not self.run:
+            return
+        deps, run, late_s, shared_s = (*self.last_compute, *self.waiting), self._priced_run(), 0.0, 0.0
+        for i, (host_s, device_s) in enumerate(run.blocks):
+            if i > 0:
+                self.host.start()
+            late_s += self.host.issue(host_s, device_s)
+        seconds = run.seconds + late_s
+        start_s = self._start(COMPUTE, deps)
+        if self.beside:
+            shared_s = self._shared_s(start_s, seconds)
+            seconds += shared_s
+        self._queue(COMPUTE, start_s, seconds)
+        self.spent.append(Spent(run, late_s, shared_s))
+        self.last_compute = (len(self.tasks),)
+        self.tasks.append(LocalTask(COMPUTE, "", seconds, deps, tuple(self.external), run.detail, ""))
+        self.run, self.cuts, self.waiting, self.external = [], [], [], []
+
+    def _priced_run(self) -> Run:
+        """The computations not yet put into a task; layers repeat theirs."""
+        alike = self.runs.setdefault(self.run[0], [])
+        for run in alike:
+            if run.items == self.run and run.cuts == self.cuts:
+                return run
+        alike.append(price_run(self.run, self.cuts, self.price))
+        return alike[-1]
+
+    def _shared_s(self, start_s: float, seconds: float) -> float:
+        """What computing takes longer for the communications beside it: those of a stream follow each other, of several
+        streams the heaviest counts.
+        """
+        self.beside = [c for c in self.beside if c[1] > start_s]
+        streams: dict[str, float] = {}
+        for begin_s, end_s, slows, stream in self.beside:
+            together_s = max(0.0, min(end_s, start_s + seconds) - max(begin_s, start_s))
+            streams[stream] = streams.get(stream, 0.0) + slows * together_s
+        return max(streams.values(), default=0.0)
+
+    def _start(self, stream: str, deps: Sequence[int]) -> float:
+        """When a task could start that queues on this stream, with all streams free at zero."""
+        start_s = self.free.get(stream, 0.0)
+        for d in deps:
+            if self.ends[d] > start_s:
+                start_s = self.ends[d]
+        return start_s
+
+    def _queue(self, stream: str, start_s: float, seconds: float) -> float:
+        """Occupy a stream; when it is free again."""
+        self.free[stream] = end_s = start_s + seconds
+        self.ends.append(end_s)
+        return end_s
+
+
+def compile_program(program: Program, price: Price) -> CompiledProgram:
+    """Compile a program (see `sim.core.program` for what its order means) with the seconds that `price` gives.
+
+    Communications that nothing in the program waits for stay open under their handles.
+    """
+    c = _Compiler(price)
+    c.walk(program)
+    tasks, open_tasks = c.tasks, frozenset(c.handles.values())
+    left = {tasks[i].stream for i in open_tasks}
+    apart = not left or _apart(tasks, left, open_tasks)
+    known = not c.external and not any(t.external for t in tasks[1:])
+    if known and tasks and tasks[0].external:  # what all the rest comes after
+        known = all(t.deps for t in tasks[1:])
+    # a stream is free again when its last task ends
+    ended = [end_s for stream, end_s in c.free.items() if not apart or stream not in left]
+    makespan_s = max(ended, default=0.0)
+    compute_s = sum([t.seconds for t in tasks if t.stream == COMPUTE])
+    return CompiledProgram(
+        tuple(tasks),
+        tuple(c.waiting),
+        tuple(c.handles.items()),
+        known and apart,
+        tuple([_launch(tasks, s, c.ends) for s in sorted(left)]) if apart else (),
+        frozenset(c.free.keys() - left),
+        frozenset([t.group for t in tasks if t.group]),
+        makespan_s,
+        compute_s,
+        max(0.0, makespan_s - compute_s),
+        c.ends,
+        c.spent,
+    )
+
+
+def _apart(tasks: Sequence[LocalTask], left: set[str], open_tasks: frozenset[int]) -> bool:
+    """Whether what is left running has its streams for itself, and nothing waits for any of it."""
+    if any(t.stream in left and i not in open_tasks for i, t in enumerate(tasks)):
+        return False
+    return all(open_tasks.isdisjoint(t.deps) for t in tasks)
+
+
+def _launch(tasks: Sequence[LocalTask], stream: str, ends: Sequence[float]) -> Launch:
+    """The tasks on a stream as one: it could start no earlier than its end with the stream free, less its seconds."""
+    mine = [i for i, t in enumerate(tasks) if t.stream == stream]
+    seconds = sum(tasks[i].seconds for i in mine)
+    first = tasks[mine[0]]
+    total = sum(tasks[i].detail.bytes for i in mine)
+    detail = first.detail._replace(bytes=total) if len(mine) > 1 else first.detail
+    return Launch(stream, first.kind, max(0.0, ends[mine[-1]] - seconds), seconds, detail)

@@ -1,0 +1,319 @@
+"""Data parallelism and ZeRO, woven into the programs of blocks.
+
+What is sent, in elements of a rank's parameters Ψ (Rajbhandari et al. 2020, sections 5 and 7, an all-reduce being a
+reduce-scatter and an all-gather, a pass of Ψ each), with k micro-batches a step:
+
+- zero 0: one all-reduce of the accumulated gradients: 2Ψ;
+- zero 1: reduce-scatter of the gradients, all-gather of the updated parameters: 2Ψ; frameworks that all-reduce: 3Ψ;
+- zero 2: a reduce-scatter each micro-batch, one all-gather: (k+1)Ψ; with `accumulate_unsharded` 2Ψ;
+- zero 3: parameters gathered for each forward and again for each backward, gradients reduce-scattered: 3kΨ; with
+  `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` one gather a step instead of 2k.
+
+Hybrid sharding (`shard_size` below dp·cp) adds an all-reduce of the reduced shard over the replicas
+(Zhao et al. 2023, PyTorch FSDP, section 3.2). Experts do the same over the ranks that hold the same experts.
+All of a rank's data-parallel traffic queues on one stream, "dp", but for that all-reduce: shards lie within nodes and
+replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
+
+Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
+it. Left out: layer-norm gradients' all-reduce over tp under sequence parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sim.core.dtypes import dtype_bytes
+from sim.core.program import Block, Comm, Compute, Item, Phase, Program, Wait
+from sim.models.frameworks import framework_of
+from sim.models.operators import memory_op
+from sim.models.source import source_of
+from sim.ranks.plan import Plan
+
+DP, REPLICA = "dp", "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """What a layout's data parallelism does to every stage. Sizes are group sizes; bytes are per element."""
+
+    zero: int
+    sync: str
+    bucket_bytes: float
+    shard: int
+    replica: int
+    expert_shard: int
+    expert_replica: int
+    parameter_bytes: float  # as the layers use it
+    gathered_bytes: float  # as it is gathered
+    gradient_bytes: float
+    reshard: bool
+    each_micro_batch: bool  # gradients are reduced every micro-batch, not once a step
+    gather_overlap: bool
+    fleeting_gradient_bytes: float = 0.0  # an element, of gradients that are freed between steps (`zero_grad`)
+    whole_sums: bool = False  # ZeRO-1 leaves the sum of whole gradients with everybody
+
+    @property
+    def _whole_reduction(self) -> tuple[str, ...]:
+        """Collectives that leave the sum of whole gradients with everybody."""
+        return ("reduce", "broadcast") if self.sync == "reduce_broadcast" else ("all_reduce",)
+
+    @property
+    def at_the_end(self) -> bool:
+        """Gradients are reduced when the last backward has ended, if they are not every micro-batch."""
+        return self.sync in ("after_backward", "reduce_broadcast")
+
+    @property
+    def exposed(self) -> bool:
+        """ZeRO-3 without overlap (`dp_sync: after_backward`): gathers and reductions hold up computing."""
+        return self.zero == 3 and self.sync == "after_backward"
+
+    def gather(self, name: str, params: float, experts: float, phase: Phase, handle: str) -> list[Comm]:
+        """All-gathers of a unit's parameters from its shards; asynchronous if `handle` is given."""
+        b, handle = self.gathered_bytes, "" if self.exposed else handle
+        parts = (("shard", params * b, self.shard, ""), ("expert_shard", experts * b, self.expert_shard, "x"))
+        return [
+            Comm(f"{name} parameters", "all_gather", group, size, phase, not handle, handle and handle + tag, DP)
+            for group, size, n, tag in parts
+            if size > 0 and n > 1
+        ]
+
+    def reduce(self, name: str, params: float, experts: float, handle: str) -> list[Comm]:
+        """The reduction of a unit's gradients; asynchronous if `handle` is given."""
+        b, phase, handle = self.gradient_bytes, Phase.WEIGHT_GRAD, "" if self.exposed else handle
+        sharded = self.zero >= 1 and not (self.zero == 1 and self.whole_sums)
+        out: list[Comm] = []
+        for prefix, elements, shard, replica in (
+            ("", params, self.shard, self.replica),
+            ("expert_", experts, self.expert_shard, self.expert_replica),
+        ):
+            size = elements * b
+            steps = [
+                ("reduce_scatter", f"{prefix}shard", size, shard, DP),
+                ("all_reduce", f"{prefix}replica", size / shard, replica, REPLICA),
+            ]
+            if not sharded:
+                group = f"{prefix}dp" if prefix else "dp_cp"
+                steps = [(kind, group, size, shard * replica, DP) for kind in self._whole_reduction]
+            after = ""
+            for kind, group, nbytes, n, stream in steps:
+                if nbytes > 0 and n > 1:
+                    own = handle and f"{handle}{group}"
+                    out.append(Comm(f"{name} gradients", kind, group, nbytes, phase, not handle, own, stream, after))
+                    after = own
+        return out
+
+
+def make_data_parallel(plan: Plan) -> DataParallel:
+    """The data parallelism of a plan."""
+    p, t = plan.scenario.parallelism, plan.scenario.for_training
+    size, own_bytes = plan.group_size, source_of(plan.scenario).parameter_bytes()
+    return DataParallel(
+        p.zero,
+        p.dp_sync,
+        float(p.bucket_bytes),
+        size("shard"),
+        size("replica"),
+        size("expert_shard"),
+        size("expert_replica"),
+        own_bytes,
+        own_bytes if p.param_gather_dtype is None else dtype_bytes(p.param_gather_dtype),
+        dtype_bytes(t.grad_reduce_dtype),
+        p.reshard_after_forward,
+        p.zero >= 2 and not p.accumulate_unsharded,
+        bool(p.param_gather_overlap),
+        dtype_bytes(t.grad_dtype) if t.zero_grad == "set_to_none" else 0.0,
+        framework_of(t).all_reduces_at_zero_1,
+    )
+
+
+def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
+    """One wait for each communication that does not block anyway."""
+    return [Wait(c.handle, phase) for c in comms if c.handle]
+
+
+def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:
+    """What an all-gather leaves, a shard of every parameter from each rank in turn, copied into whole parameters.
+
+    Read and written once beside nothing (torch's FSDP2: `foreach_all_gather_copy_out` on the computation's stream);
+    what is gathered in fp32 is written in the precision of the layers.
+    """
+    size = sum(c.bytes for c in gathered)
+    elements = size / dp.gathered_bytes
+    moved = size + elements * dp.parameter_bytes
+    return [memory_op("unpack", phase, "copy", elements, moved, "bf16")] if size else []
+
+
+def cast(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:
+    """Parameters that ZeRO-1 and -2 gathered in fp32, copied into the 16-bit ones that the layers use.
+
+    What is gathered in 16 bits is gathered into place.
+    """
+    return unpack(gathered, dp, phase) if dp.gathered_bytes != dp.parameter_bytes else []
+
+
+def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
+    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here.
+
+    ZeRO-3 gathers a block's parameters while the block before it computes (one block ahead, as FSDP2 does).
+    ZeRO-1 and -2 wait for the gathers that the step began with (`prologue`), where these overlap.
+    """
+    phase = Phase.FORWARD
+    out: list[list[Item]] = [[] for _ in blocks]
+    if blocks and dp.zero == 3 and (dp.reshard or first):
+        gathers = [dp.gather(b.name, b.held_params, b.expert_params, phase, f"w{i}") for i, b in enumerate(blocks)]
+        out[0] += gathers[0]
+        for i, items in enumerate(out):
+            items += gathers[i + 1] if i + 1 < len(blocks) else []
+            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
+    for block, items in zip(blocks, out, strict=True):
+        items += block.forward
+    return out
+
+
+def weave_backward(
+    blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool
+) -> list[list[Item]]:
+    """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
+
+    `last`: the step's last micro-batch here, after which gradients are complete.
+    """
+    order = blocks[::-1]
+    out: list[list[Item]] = [[] for _ in order]
+    phase = Phase.INPUT_GRAD
+    if blocks and dp.zero == 3 and dp.reshard and phase in phases:
+        gathers = [dp.gather(b.name, b.held_params, b.expert_params, phase, f"v{i}") for i, b in enumerate(order)]
+        out[0] += gathers[0]
+        for i, items in enumerate(out):
+            items += gathers[i + 1] if i + 1 < len(order) else []
+            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
+    reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
+    buckets = _Buckets(dp) if reduce_now or (last and dp.zero == 3) else None
+    for block, items in zip(order, out, strict=True):
+        if phase in phases:
+            items += block.recompute
+        left, tensors = [block.params, block.expert_params], list(block.tensors)
+        for item in block.backward:
+            if item.phase not in phases:
+                continue
+            items.append(item)
+            # most computations complete no gradient, and buckets stay as they are
+            if buckets is not None and isinstance(item, Compute) and any(ready := gradients_of(item)):
+                items += buckets.add(block.name, ready, left)
+                if ready[0] in tensors:
+                    tensors.remove(ready[0])
+        if buckets is not None and Phase.WEIGHT_GRAD in phases:
+            items += buckets.finish(block.name, left, tensors, block is order[-1])
+    return out
+
+
+def gradients_of(item: Compute) -> tuple[int, int]:
+    """Elements of dense and expert weights whose gradient this computation completes: its output's size."""
+    if item.phase is not Phase.WEIGHT_GRAD:
+        return 0, 0
+    if item.kind == "gemm" and len(item.shape) == 4:
+        batch, m, n, _ = item.shape
+        return batch * m * n, 0
+    if item.kind == "grouped_gemm":
+        groups, m, n, _ = item.shape
+        return 0, groups * m * n
+    return 0, 0
+
+
+def _limit_bytes(dp: DataParallel) -> float:
+    """At which a bucket of gradients is full."""
+    if dp.zero == 3:
+        return float("inf")
+    return {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
+
+
+class _Buckets:
+    """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once."""
+
+    def __init__(self, dp: DataParallel) -> None:
+        self.dp, self.count = dp, 0
+        self.limit_bytes = _limit_bytes(dp)
+        self.dense, self.experts = 0.0, 0.0
+
+    def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm]:
+        """Count gradients as ready; `left` is what is left of the block's parameters."""
+        dense, experts = min(ready[0], left[0]), min(ready[1], left[1])
+        left[0] -= dense
+        left[1] -= experts
+        self.dense += dense
+        self.experts += experts
+        full = (self.dense + self.experts) * self.dp.gradient_bytes >= max(self.limit_bytes, 1.0)
+        return self._flush(name) if full else []
+
+    def finish(self, name: str, left: list[int], tensors: list[int], last_block: bool) -> list[Comm]:
+        """The end of a block: what is left of it (biases, norms) is ready; `per_parameter` sends tensor by tensor."""
+        out: list[Comm] = []
+        for n in reversed(tensors) if self.limit_bytes == 0.0 else ():
+            out += self.add(name, (n, 0), left)
+        out += self.add(name, (left[0], left[1]), left)
+        if last_block or self.dp.zero == 3:
+            out = out + self._flush(name)
+        return out
+
+    def _flush(self, name: str) -> list[Comm]:
+        dense, experts, self.dense, self.experts = self.dense, self.experts, 0.0, 0.0
+        self.count += 1
+        return self.dp.reduce(name, dense, experts, f"g{self.count}")
+
+
+def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[int, int, int]]:
+    """What ZeRO-1 and -2 gather at once: the buckets that gradients fill in backward, the first block's first.
+
+    Each: dense and expert elements, and the first block that has some of them.
+    """
+    limit_bytes = _limit_bytes(dp)
+    units: list[tuple[int, int, int]] = []
+    dense = experts = 0
+    for i in reversed(range(len(blocks))):
+        own = blocks[i].tensors or (blocks[i].params,)
+        for a, b in (*((n, 0) for n in reversed(own)), (0, blocks[i].expert_params)):
+            dense, experts = dense + a, experts + b
+            if (dense + experts) * dp.gradient_bytes >= max(limit_bytes, 1.0):
+                units.append((dense, experts, i))
+                dense = experts = 0
+    if dense + experts > 0:
+        units.append((dense, experts, 0))
+    return units[::-1]
+
+
+def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
+    """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
+    if dp.zero not in (1, 2) or not dp.gather_overlap:
+        return ()
+    return tuple(
+        c
+        for k, (dense, experts, i) in enumerate(gather_units(blocks, dp))
+        for c in dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
+    )
+
+
+def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait | Compute]]:
+    """What each block's first forward waits for: the gathers of `prologue` that bring it something, and their cast."""
+    out: list[list[Wait | Compute]] = [[] for _ in blocks]
+    if dp.zero in (1, 2) and dp.gather_overlap:
+        for k, (dense, experts, i) in enumerate(gather_units(blocks, dp)):
+            gathered = dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
+            out[i] += [*waits(gathered, Phase.FORWARD), *cast(gathered, dp, Phase.FORWARD)]
+    return out
+
+
+def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
+    """Gradients reduced once all backwards are done (`DataParallel.at_the_end`), nothing beside them."""
+    if not dp.at_the_end or dp.each_micro_batch or dp.zero == 3:
+        return ()
+    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+    return tuple(dp.reduce("all", dense, experts, ""))
+
+
+def gather_after_optimizer(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
+    """ZeRO-1 and -2 without overlap: the updated parameters are gathered before the next step starts."""
+    if dp.zero not in (1, 2) or dp.gather_overlap:
+        return ()
+    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+    gathered = dp.gather("all", dense, experts, Phase.OPTIMIZER, "")
+    return (*gathered, *cast(gathered, dp, Phase.OPTIMIZER))

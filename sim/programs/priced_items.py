@@ -1,0 +1,147 @@
+"""Priced items of a program: computations that follow each other, communications, and what both wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+from sim.core.program import Comm, Compute
+from sim.core.timeline import Detail
+from sim.prices.price import Price, Priced, together_s
+
+Share = tuple[str, str, float]  # operator kind, source of its seconds, their uncertainty
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Computations that follow each other: their seconds on the device, and the host's and device's of each block."""
+
+    items: list[Compute]
+    cuts: list[int]
+    priced: list[Priced]
+    seconds: float
+    blocks: list[tuple[float, float]]
+    detail: Detail
+
+    @cached_property
+    def shares(self) -> dict[Share, float]:
+        """See `CompiledProgram.shares`."""
+        total: dict[Share, float] = {}
+        for op, p in zip(self.items, self.priced, strict=True):
+            add_to(total, (op.kind, p.source, p.uncertainty), p.seconds)
+        return total
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """See `CompiledProgram.parts`."""
+        total: dict[str, float] = {}
+        for op, p in zip(self.items, self.priced, strict=True):
+            add_to(total, op.name, p.seconds)
+        return total
+
+
+    @cached_property
+    def operators(self) -> dict[tuple[str, str], float]:
+        """See `CompiledProgram.operators`."""
+        total: dict[tuple[str, str], float] = {}
+        for op, p in zip(self.items, self.priced, strict=True):
+            add_to(total, (op.name, op.phase.value), p.seconds)
+        return total
+
+    @property
+    def phase(self) -> str:
+        """Of its first computation."""
+        return self.items[0].phase.value
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """A communication with its price. `seconds` and `late_s`: with and of what it waits for the host."""
+
+    item: Comm
+    priced: Priced
+    stream: str
+    seconds: float
+    late_s: float
+    detail: Detail
+
+    @property
+    def shares(self) -> dict[Share, float]:
+        """See `CompiledProgram.shares`."""
+        return {(self.item.kind, self.priced.source, self.priced.uncertainty): self.priced.seconds}
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """See `CompiledProgram.parts`."""
+        return {f"{self.item.group} {self.item.kind}": self.priced.seconds}
+
+    @property
+    def operators(self) -> dict[tuple[str, str], float]:
+        """See `CompiledProgram.operators`."""
+        return {(f"{self.item.group} {self.item.kind}", self.phase): self.priced.seconds}
+
+    @property
+    def phase(self) -> str:
+        """The item's."""
+        return self.item.phase.value
+
+
+class Spent(NamedTuple):
+    """Seconds of a task: what was priced, for how long that waits for the host, and what computing takes longer beside
+    communications."""
+
+    priced: Run | Sent
+    late_s: float
+    shared_s: float
+
+
+def price_run(items: list[Compute], cuts: list[int], price: Price) -> Run:
+    """The kernels of a run."""
+    priced = [price(op) for op in items]
+    blocks = [
+        (sum([p.host_s for p in priced[start:end]]), sum([p.seconds for p in priced[start:end]]))
+        for start, end in pairwise((0, *cuts, len(items)))
+    ]
+    name = items[0].name if len(items) == 1 else f"{items[0].name} … {items[-1].name}"
+    sources = "+".join(dict.fromkeys([p.source for p in priced]))
+    seconds = sum([device_s for _, device_s in blocks])
+    return Run(items, cuts, priced, seconds, blocks, Detail(name, source=sources))
+
+
+def price_comm(item: Comm, price: Price) -> Sent:
+    """A communication, and for how long it waits for the host."""
+    priced = price(item)
+    late_s = together_s(priced.host_s, priced.seconds) - priced.seconds
+    note = str(priced.choice or "")
+    detail = Detail(item.name, item.bytes, priced.bus_bandwidth_bytes_per_s, priced.source, note)
+    return Sent(item, priced, item.stream or item.group, priced.seconds + late_s, late_s, detail)
+
+
+class Host:
+    """Issues kernels while the device executes those before them, and makes it wait where it is late.
+
+    What it is ahead by is credited as long as it only starts communications (`ahead`), but not from block to block
+    (vTrain's times are sums of theirs), nor across one that is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A block or what follows a wait."""
+        self.host_s = self.device_s = self.late_s = 0.0
+
+    def issue(self, host_s: float, device_s: float) -> float:
+        """Seconds for which the device waits for these kernels."""
+        self.host_s += host_s
+        self.device_s += device_s
+        late_s = max(0.0, together_s(self.host_s, self.device_s) - self.device_s - self.late_s)
+        self.late_s += late_s
+        return late_s
+
+
+def add_to(total: dict[K, float], key: K, value: float) -> None:
+    total[key] = total.get(key, 0.0) + value

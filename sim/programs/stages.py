@@ -1,0 +1,236 @@
+"""What one stage executes for one action: the programs of its blocks, joined, with everything around them.
+
+Around the blocks: data parallelism (`data_parallel.py`), activations offloaded to host memory and fetched back, a
+stage's input sent in tensor-parallel pieces and gathered (Megatron's scatter/gather), and measured blocks, which
+stand in for their operators where the profile has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sim.core.actions import Kind, Schedule
+from sim.core.program import BLOCK_END, Block, BlockRef, Comm, Compute, Item, Phase, Program, Wait
+from sim.models.dims import Shard
+from sim.models.operators import rerun
+from sim.models.optimizer import gradient_buffer_items
+from sim.models.source import source_of
+from sim.prices.operator_prices import Costs
+from sim.programs.data_parallel import (
+    DataParallel,
+    after_backward,
+    gather_after_optimizer,
+    prologue,
+    prologue_waits,
+    weave_backward,
+    weave_forward,
+)
+from sim.ranks.equal_ranks import expert_rank
+from sim.ranks.plan import ModelSlice, Plan
+
+PHASES = {
+    Kind.F: frozenset({Phase.FORWARD}),
+    Kind.B: frozenset({Phase.INPUT_GRAD, Phase.WEIGHT_GRAD}),
+    Kind.I: frozenset({Phase.INPUT_GRAD}),
+    Kind.W: frozenset({Phase.WEIGHT_GRAD}),
+}
+MEASURED_PHASE = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_grad", Kind.W: "weight_grad"}
+
+
+def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
+    """The blocks of a part as `rank` runs them, first to last."""
+    s = plan.scenario
+    plane = rank - plan.pipeline_rank(rank) * plan.mesh.strides["pp"]
+    position = plan.mesh.along(["tp", "cp", "dp"], plane).index(plane) if s.parallelism.ep > 1 else 0
+    shard = Shard(plan.mesh.coordinate("cp", rank), expert_rank(s.parallelism, position))
+    source = source_of(s)
+    blocks = [source.first()] if part.embedding else []
+    sorts: dict[tuple[object, ...], Block] = {}  # layers of one sort differ in their name alone
+    for layer in part.layers:
+        sort = source.layer_sort(layer)
+        if sort not in sorts:
+            sorts[sort] = source.layer(layer, shard)
+        blocks.append(replace(sorts[sort], name=f"layer {layer}"))
+    return (*blocks, *source.last(shard)) if part.head else tuple(blocks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """A part of the model on one rank, with all that decides its programs."""
+
+    blocks: tuple[Block, ...]
+    dp: DataParallel
+    costs: Costs
+    offload: bool
+    gather_input: float  # bytes of a stage's input gathered over tp on arrival; 0 = arrives whole
+
+    def forward(self, first: bool, gathers_input: bool) -> Program:
+        """Forward of one micro-batch; `first`: the step's first here; `gathers_input`: it comes from another rank."""
+        blocks = self.measured(Kind.F)
+        out: list[Item] = self._gather(gathers_input, Phase.FORWARD)
+        parameter_waits = prologue_waits(self.blocks, self.dp) if first else [[] for _ in blocks]
+        for i, items in enumerate(weave_forward(blocks, self.dp, first)):
+            out += parameter_waits[i]
+            out += [Wait(f"o{i - 2}", Phase.FORWARD)] if self.offload and i >= 2 else []
+            out += (*items, BLOCK_END)
+            out += self._copy("offload", i, f"o{i}", Phase.FORWARD)
+        if self.offload:
+            out += [Wait(f"o{i}", Phase.FORWARD) for i in range(max(0, len(blocks) - 2), len(blocks))]
+        return tuple(out)
+
+    def backward(self, kind: Kind, last: bool, gathers_input: bool) -> Program:
+        """Backward of one micro-batch, whole or split; `last`: the step's last here."""
+        phases = PHASES[kind]
+        out: list[Item] = self._gather(gathers_input and kind is not Kind.W, Phase.INPUT_GRAD)
+        n = len(self.blocks)
+        reload = self.offload and kind is not Kind.W
+        out += self._copy("reload", n - 1, "r0", Phase.INPUT_GRAD) if reload else []
+        for i, items in enumerate(weave_backward(self.measured(kind), self.dp, phases, last)):
+            if reload:
+                out += self._copy("reload", n - 2 - i, f"r{i + 1}", Phase.INPUT_GRAD) if i + 1 < n else []
+                out.append(Wait(f"r{i}", Phase.INPUT_GRAD))
+            out += (*items, BLOCK_END)
+        return tuple(out)
+
+    def measured(self, kind: Kind) -> tuple[Block, ...]:
+        """The blocks, with measured seconds in place of operators wherever the profile has all of a block's pieces."""
+        return tuple(_measured(b, kind, self.costs) for b in self.blocks)
+
+    def prologue(self) -> Program:
+        """What the step begins with: see `data_parallel.prologue`."""
+        return prologue(self.blocks, self.dp)
+
+    def block_seconds(self, kind: Kind) -> list[float]:
+        """Seconds of each block's own computations in an action, in the order in which they run."""
+        out = []
+        for b in self.blocks if kind is Kind.F else self.blocks[::-1]:
+            program = b.forward if kind is Kind.F else (*b.recompute, *b.backward)
+            mine = (i for i in program if isinstance(i, Compute) and i.phase in PHASES[kind])
+            out.append(sum(self.costs.compute(i).seconds for i in mine))
+        return out
+
+    def _gather(self, wanted: bool, phase: Phase) -> list[Item]:
+        if not wanted or self.gather_input <= 0:
+            return []
+        return [Comm("stage input", "all_gather", "tp", self.gather_input, phase)]
+
+    def _copy(self, kind: str, i: int, handle: str, phase: Phase) -> list[Item]:
+        if not self.offload or i < 0:
+            return []
+        block = self.blocks[i]
+        size = sum(s.bytes for s in block.saved)
+        return [Comm(f"{block.name} activations", kind, "host", size, phase, False, handle)]
+
+
+def _measured(block: Block, kind: Kind, costs: Costs) -> Block:
+    """A block whose computations of one action are replaced by measured ones, piece by piece between messages."""
+    if not block.key or not costs.profile.blocks:
+        return block
+    phases = PHASES[kind]
+    forward = kind is Kind.F
+    program = block.forward if forward else tuple(i for i in block.backward if i.phase in phases)
+    replaced = replace_runs(program, block, MEASURED_PHASE[kind], costs)
+    if replaced is None:
+        return block
+    recompute = block.recompute
+    if recompute and kind is not Kind.W:
+        again = replace_runs(recompute, block, "recompute", costs)
+        if again is None and recompute == rerun(block.forward)[: len(recompute)]:
+            again = replace_runs(recompute, block, "forward", costs)
+        recompute = again if again is not None else recompute
+    if forward:
+        return replace(block, forward=replaced, recompute=recompute)
+    return replace(block, backward=replaced, recompute=recompute)
+
+
+def replace_runs(program: Program, block: Block, phase: str, costs: Costs) -> Program | None:
+    """Each run of computations between communications as one measured item; None if one was not measured.
+
+    `program` is `block`'s, for an action of this `phase`.
+    """
+    out: list[Item] = []
+    run, open_run = 0, False
+    for item in program:
+        if not isinstance(item, Compute):
+            open_run = False
+            out.append(item)
+            continue
+        if not open_run:
+            ref = BlockRef(block.key, phase, run)
+            if costs.block(*ref) is None:
+                return None
+            out.append(Compute(block.kind, "block", (), "", 0.0, 0.0, item.phase, 0, block=ref))
+            run, open_run = run + 1, True
+    return tuple(out)
+
+
+def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
+    """The end of a rank's step: what is left of gradient synchronization, clipping, optimizer, parameter gathers.
+
+    `tied`: this rank is an end of the pipeline, and both ends hold the embedding matrix.
+    """
+    scenario = plan.scenario
+    source = source_of(scenario)
+    blocks = tuple(b for s in stages for b in s.blocks)
+    dp = stages[0].dp
+    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+    sharded = (-(-dense // dp.shard), -(-experts // dp.expert_shard)) if dp.zero >= 1 else (dense, experts)
+    buffered = sum(sharded) if dp.each_micro_batch else dense + experts
+    out: list[Item] = [*gradient_buffer_items(buffered, scenario), *after_backward(blocks, dp)]
+    if tied:
+        size = source.copied_elements() * dp.gradient_bytes
+        out.append(Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER))
+    dense, experts = sharded
+    if plan.group_size("copies") > 1:
+        size = (dense + experts) * dp.gradient_bytes
+        out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
+    clip, update = source.step_items(dense + experts)  # nothing on a stage without parameters
+    if scenario.for_training.gradient_clipping:
+        out += [*clip[:-1], *_norm_reductions(plan, dp), *clip[-1:]]
+    out += update
+    out += gather_after_optimizer(blocks, dp)
+    return tuple(out)
+
+
+def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
+    """The squared norm, four bytes, summed over everyone who holds another part of the gradients."""
+    groups = ["model"] if plan.group_size("model") > 1 else []
+    groups += ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
+    return [Comm("gradient norm", "all_reduce", g, 4.0, Phase.OPTIMIZER) for g in groups]
+
+
+def stage_input_bytes(plan: Plan, part: int | None = None) -> float:
+    """Bytes of the input of one micro-batch on one rank of the stage that holds a part; None: the least of all cuts."""
+    return source_of(plan.scenario).input_bytes(None if part is None else plan.parts[part].layers.start)
+
+
+def class_stages(
+    plan: Plan,
+    schedule: Schedule,
+    costs: Costs,
+    dp: DataParallel,
+    named: bool,
+    made: dict[tuple[object, ...], Stage],
+) -> list[dict[int, Stage]]:
+    """The stages that each class of ranks holds, by schedule stage. Unless `named`, equal stages are one object (whose
+    layers then carry the first one's names); those in `made` are not made again."""
+    s = plan.scenario
+    t, p = s.for_training, s.parallelism
+    gather = stage_input_bytes(plan) if p.p2p_scatter and p.tp > 1 and not p.sp else 0.0
+    sort = source_of(s).layer_sort
+    works = [(part.embedding, part.head, tuple([sort(n) for n in part.layers])) for part in plan.parts]
+    stages: list[list[int]] = [[] for _ in schedule.ranks]
+    for i, r in enumerate(schedule.rank_of_stage):
+        stages[r].append(i)
+    out: list[dict[int, Stage]] = []
+    for c in plan.classes:
+        out.append({})
+        mine = plan.work_of(c.rank)
+        for i in stages[c.pipeline_rank]:
+            part = schedule.part_of_stage[i]
+            key: tuple[object, ...] = (i if named else works[part], mine)
+            if key not in made:
+                blocks = stage_blocks(plan, plan.parts[part], c.rank)
+                made[key] = Stage(blocks, dp, costs, t.activation_offload, gather)
+            out[-1][i] = made[key]
+    return out

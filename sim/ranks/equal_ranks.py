@@ -1,0 +1,196 @@
+"""Which ranks are equal: the ranks of a pipeline stage fold into lanes that are simulated once each.
+
+Two ranks are equal if they compute the same at the same speed, if their groups and messages cost the same, if their
+own links carry the same, and if the groups of both reach into the same lanes. The last is found by refining a first
+partition until nothing more splits (colour refinement, as in the minimization of automata: Hopcroft 1971; here with
+sets of neighbours, for a collective starts with its last member, however many are alike). By induction over the
+tasks in the order of their starts, equal ranks then have equal times to the last bit.
+
+All pipeline ranks have the same lanes: a rank's neighbours in the pipeline wait for it, so what tells two ranks
+apart tells apart those before and after them. So columns fold: ranks of equal tp, cp and dp coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core.errors import InputError
+from sim.inputs.scenario import Parallelism, Scenario
+from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, network_of, nic_scales
+from sim.ranks.places import GroupLocations, aligned
+from sim.ranks.rank_mesh import Mesh
+
+Ints = NDArray[np.int64]
+MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apart: some minutes
+APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
+
+
+def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard: int) -> dict[str, Ints]:
+    """By name, the group of each rank of a stage (`plane`, ascending): for those in which ranks of one stage meet."""
+    p = scenario.parallelism
+    at = {d: plane // mesh.strides[d] % mesh.sizes[d] for d in ("tp", "cp", "dp")}
+    position = np.arange(len(plane))
+    alike = np.empty(len(plane), dtype=np.int64)  # where a rank stands among those of its tp coordinate
+    alike[np.argsort(at["tp"], kind="stable")] = position % (p.cp * p.dp)
+    copies = p.cp * p.dp
+    out = {"tp": at["cp"] * p.dp + at["dp"], "cp": at["tp"] * p.dp + at["dp"]}
+    if p.zero == 0:
+        out["dp_cp"] = at["tp"]
+    else:
+        out["shard"] = at["tp"] * copies + alike // shard
+        out["replica"] = at["tp"] * copies + alike % shard
+    if scenario.model.moe is not None:
+        inner = p.expert_tp * p.ep
+        inside, copy, many = position % inner, position // inner, len(plane)
+        out["expert_tp"] = position // p.expert_tp
+        out["ep"] = copy * p.expert_tp + position % p.expert_tp
+        if p.zero == 0:
+            out["expert_dp"] = inside
+        else:
+            out["expert_shard"] = inside * many + copy // expert_shard
+            out["expert_replica"] = inside * many + copy % expert_shard
+    return {name: np.unique(number, return_inverse=True)[1] for name, number in out.items()}
+
+
+def members(number: Ints) -> Ints:
+    """Positions of the members of each group, [groups, size], ascending."""
+    return np.argsort(number, kind="stable").reshape(int(number.max()) + 1, -1)
+
+
+def refine(colors: Ints, groups: Iterable[Ints]) -> Ints:
+    """The coarsest partition, no coarser than `colors`, whose parts see the same parts in every group."""
+    listed = [(number, members(number)) for number in groups]
+    listed = [(number, table) for number, table in listed if table.shape[1] > 1]
+    count = int(colors.max()) + 1
+    while True:
+        seen = [_rows(_sets(colors[table]))[number] for number, table in listed]
+        colors = _rows(np.stack([colors, *seen], axis=1))
+        if int(colors.max()) + 1 == count:
+            return colors
+        count = int(colors.max()) + 1
+
+
+def _sets(table: Ints) -> Ints:
+    """Each row as a set: sorted, with -1 in place of what is repeated."""
+    rows = np.sort(table, axis=1)
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = -1
+    return np.sort(rows, axis=1)
+
+
+def _rows(table: Ints) -> Ints:
+    """Number of each row among the different rows."""
+    return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def expert_rank(p: Parallelism, position: int) -> int:
+    """The expert-parallel coordinate of the rank at `position` of its stage's ranks in order."""
+    return position // p.expert_tp % p.ep
+
+
+def uneven_context(scenario: Scenario) -> bool:
+    """Whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag). Where it is,
+    kernels still differ in shape, not in FLOPs; all ranks are taken to run those of the first.
+    """
+    p = scenario.parallelism
+    uneven = {"ring": ("contiguous", "striped"), "all_gather": ("contiguous",)}
+    return p.cp > 1 and p.cp_split in uneven.get(p.cp_method, ())
+
+
+def uneven_experts(scenario: Scenario) -> bool:
+    """Whether experts, and so their ranks, have unequal work."""
+    moe = scenario.model.moe
+    return scenario.parallelism.ep > 1 and moe is not None and moe.imbalance != "balanced"
+
+
+def _work(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
+    """By position in a stage, what decides a rank's work."""
+    p = scenario.parallelism
+    out = plane // mesh.strides["cp"] % p.cp if uneven_context(scenario) else np.zeros_like(plane)
+    return out * p.ep + np.arange(len(plane)) // p.expert_tp % p.ep if uneven_experts(scenario) else out
+
+
+def lanes(
+    scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, expert_shard: int, single: frozenset[int] = frozenset()
+) -> Ints | None:
+    """The lane of every position in a stage (`plane`: the ranks of the first, ascending); None if all are equal.
+
+    Lanes are numbered by their first members. Jitter tells all ranks apart, up to `APART_RANKS` of them; those of
+    `single` are alone in their lanes.
+    """
+    p = scenario.parallelism
+    if has_jitter(scenario) and p.ranks <= APART_RANKS:
+        _check_size(scenario, len(plane))
+        return np.arange(len(plane))
+    faulty = {node for pair in link_scales(scenario) for node in pair} | nic_scales(scenario).keys()
+    work, speeds = _work(scenario, mesh, plane), _speeds(scenario, mesh, len(plane))
+    alone = np.zeros_like(work)
+    for i, position in enumerate(sorted({position_of(mesh, rank) for rank in single})):
+        alone[position] = i + 1
+    apart = bool(faulty) or not aligned(scenario)
+    if not (apart or work.any() or speeds.any() or alone.any()):
+        return None
+    colors = _rows(np.stack([work, speeds, alone], axis=1))
+    numbers = group_numbers(scenario, mesh, plane, shard, expert_shard)
+    if apart:
+        places = GroupLocations(scenario.cluster, network_of(scenario), faulty)
+        colors = _rows(np.stack([colors, *_prices(places, scenario, mesh, plane, numbers)], axis=1))
+    colors = refine(colors, numbers.values())
+    if colors.max() == 0:
+        return None
+    _, first, number = np.unique(colors, return_index=True, return_inverse=True)
+    if disturbs(scenario):
+        _check_size(scenario, len(first))
+    return np.argsort(np.argsort(first))[number]
+
+
+def _check_size(scenario: Scenario, lanes: int) -> None:
+    p = scenario.parallelism
+    actions = 2 * lanes * p.stages * scenario.micro_batches
+    if actions > MAX_ACTIONS:
+        raise InputError(
+            f"{scenario.name}: faults: tell {lanes:,} sorts of ranks apart in each of {p.pp} pipeline stages, which "
+            f"makes {actions:,} actions to simulate; at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)"
+        )
+
+
+def _speeds(scenario: Scenario, mesh: Mesh, columns: int) -> Ints:
+    """A number for the compute scales of each column's ranks."""
+    slow: dict[int, list[tuple[int, float]]] = {}
+    for rank, scale in sorted(compute_scales(scenario).items()):
+        slow.setdefault(position_of(mesh, rank), []).append((mesh.coordinate("pp", rank), scale))
+    numbers: dict[tuple[tuple[int, float], ...], int] = {}
+    out = np.zeros(columns, dtype=np.int64)
+    for position, scales in slow.items():
+        out[position] = numbers.setdefault(tuple(scales), len(numbers) + 1)
+    return out
+
+
+def position_of(mesh: Mesh, rank: int) -> int:
+    """Where a rank stands among the ranks of its stage, in ascending order."""
+    stride, stages = mesh.strides["pp"], mesh.sizes["pp"]
+    return rank // (stride * stages) * stride + rank % stride
+
+
+def _prices(
+    places: GroupLocations, scenario: Scenario, mesh: Mesh, plane: Ints, numbers: dict[str, Ints]
+) -> list[Ints]:
+    """For each column, as numbers: what its ranks' links carry, and what each sort of group or message that they take
+    part in costs."""
+    pp, stride = mesh.sizes["pp"], mesh.strides["pp"]
+    out = []
+    tables = [members(n) for n in numbers.values()]
+    for i in range(pp):
+        ranks = plane + i * stride
+        out.append(places.of_ranks(ranks))
+        out += [places.of_groups(ranks[t])[n] for n, t in zip(numbers.values(), tables, strict=True) if t.shape[1] > 1]
+        if pp > 1:
+            out.append(places.of_messages(ranks, plane + (i + 1) % pp * stride))
+    whole = np.concatenate([plane[tables[0]] + i * stride for i in range(pp)], axis=1)  # the group `model`
+    if whole.shape[1] > 1:
+        out.append(places.of_groups(np.sort(whole, axis=1))[numbers["tp"]])
+    if pp > 1 and (scenario.model.tied_embeddings or scenario.model.mtp_layers):
+        out.append(places.of_groups(np.stack([plane, plane + (pp - 1) * stride], axis=1)))
+    return out

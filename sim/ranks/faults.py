@@ -1,0 +1,95 @@
+"""Slow ranks, slow links and jitter of a scenario's `faults`. What they cost: `sim.results.fault_costs`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sim.inputs.scenario import Scenario
+from topology.detours import left_of_cut
+from topology.network import Network
+
+
+def compute_scales(scenario: Scenario) -> dict[int, float]:
+    """How many times as long computations take, by rank, where that is not once; what is listed twice multiplies."""
+    scales: dict[int, float] = {}
+    for straggler in scenario.faults.stragglers if scenario.faults else ():
+        scales[straggler.rank] = scales.get(straggler.rank, 1.0) * straggler.compute_scale
+    return {rank: scale for rank, scale in scales.items() if scale != 1.0}
+
+
+def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
+    """What is left of the bandwidth, by pair of nodes (or one node twice), as `topology.network.Network` takes it.
+
+    Of a cut link it is what the detour offers (`topology.detours`).
+    """
+    scales: dict[tuple[int, int], float] = {}
+    for link in scenario.faults.links if scenario.faults else ():
+        a, b = sorted(int(name.removeprefix("node")) for name in link.between)
+        left = link.bandwidth_scale or left_of_cut(scenario.cluster, a, b)
+        scales[a, b] = scales.get((a, b), 1.0) * left
+    return {pair: scale for pair, scale in scales.items() if scale != 1.0}
+
+
+def nic_scales(scenario: Scenario) -> dict[int, float]:
+    """What other jobs leave of the bandwidth of a node's NICs, by node, where that is not all; see `NetworkJitter`."""
+    jitter = scenario.faults.network_jitter if scenario.faults else None
+    if jitter is None or jitter.sigma == 0:
+        return {}
+    nodes = -(-scenario.parallelism.ranks // scenario.cluster.gpus_per_node)
+    draws = np.random.default_rng(jitter.seed).standard_normal(nodes)
+    return {node: math.exp(jitter.sigma * z) for node, z in enumerate(draws.tolist()) if z < 0}
+
+
+def disturbs_links(scenario: Scenario) -> bool:
+    """Whether a fault changes what links carry."""
+    return bool(link_scales(scenario) or nic_scales(scenario))
+
+
+def network_of(scenario: Scenario) -> Network:
+    """The scenario's network with its faults; draws of what other jobs leave take the place of their median."""
+    cluster = scenario.cluster
+    if cluster.inter_node.spread and scenario.faults is not None and scenario.faults.network_jitter is not None:
+        inter = cluster.inter_node.model_copy(update={"spread": 0.0})
+        cluster = cluster.model_copy(update={"inter_node": inter})
+    return Network(cluster, link_scales(scenario), nic_scales(scenario))
+
+
+class Jitter:
+    """Factors on the computations of one rank, drawn in the order of its actions.
+
+    Log-normal with mean 1: exp(σz - σ²/2); or one of the measured `factors`, whose mean is 1 as well. So jitter makes
+    no rank slower by itself; what it costs is waiting.
+    """
+
+    def __init__(self, sigma: float, seed: int, rank: int, factors: tuple[float, ...] = ()) -> None:
+        self.sigma, self.factors = sigma, factors
+        self.random = np.random.default_rng((seed, rank))
+
+    def draw(self) -> float:
+        """The next factor."""
+        if self.factors:
+            return self.factors[self.random.integers(len(self.factors))]
+        return math.exp(self.sigma * float(self.random.standard_normal()) - self.sigma**2 / 2)
+
+
+def has_jitter(scenario: Scenario) -> bool:
+    """Whether computations take longer or shorter at random."""
+    jitter = scenario.faults.jitter if scenario.faults else None
+    return jitter is not None and (jitter.sigma > 0 or bool(jitter.factors))
+
+
+def jitter_of(scenario: Scenario, rank: int) -> Jitter | None:
+    """A rank's jitter; None where the scenario has none."""
+    if not has_jitter(scenario):
+        return None
+    assert scenario.faults is not None
+    assert scenario.faults.jitter is not None
+    jitter = scenario.faults.jitter
+    return Jitter(jitter.sigma, jitter.seed, rank, jitter.factors)
+
+
+def disturbs(scenario: Scenario) -> bool:
+    """Whether a fault changes a step at all."""
+    return bool(compute_scales(scenario) or disturbs_links(scenario) or has_jitter(scenario))

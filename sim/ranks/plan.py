@@ -1,0 +1,197 @@
+"""Who does what: the mesh of ranks, the groups of each parallelism, and the part of the model on each stage.
+
+Ranks are numbered with `rank_order`'s first dimension varying fastest (Megatron's tp-cp-dp-pp by default).
+Experts use the same ranks of a pipeline stage in another arrangement: within one stage, in rank order, first
+`expert_tp`, then `ep`, and what is left replicates the experts (Megatron Core's folding).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from sim.core.timeline import RankClass
+from sim.inputs.scenario import Scenario
+from sim.ranks.equal_ranks import expert_rank as expert_rank
+from sim.ranks.equal_ranks import lanes, position_of, uneven_context, uneven_experts
+from sim.ranks.rank_mesh import Mesh, make_mesh
+
+GROUPS = (
+    "tp",
+    "cp",
+    "dp",
+    "pp",
+    "dp_cp",
+    "shard",
+    "replica",
+    "ep",
+    "expert_tp",
+    "expert_dp",
+    "expert_shard",
+    "expert_replica",
+    "model",
+    "embedding",
+    "copies",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSlice:
+    """A slice of the model: what one stage holds."""
+
+    index: int
+    layers: range
+    embedding: bool
+    head: bool
+
+
+def make_parts(scenario: Scenario) -> tuple[ModelSlice, ...]:
+    """The model cut into consecutive parts by `layers_per_stage`; the first embeds, the last has the output."""
+    counts = scenario.parallelism.layers_per_stage
+    parts, first = [], 0
+    for i, n in enumerate(counts):
+        parts.append(ModelSlice(i, range(first, first + n), i == 0, i == len(counts) - 1))
+        first += n
+    return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A scenario laid out on ranks.
+
+    `classes` are the ranks that are simulated; each stands for equal ranks (`sim.ranks.equal_ranks`). There is one for
+    each pipeline rank, and more where ranks of one stage differ: in work (an uneven context split, uneven experts), in
+    speed, in what their messages cost. Those of one pipeline rank follow each other, the same lanes in all.
+    """
+
+    scenario: Scenario
+    mesh: Mesh
+    parts: tuple[ModelSlice, ...]
+    classes: tuple[RankClass, ...]
+    lane_of: tuple[int, ...] = field(repr=False)  # by position in a stage; () where a stage is one class
+
+    def pipeline_rank(self, rank: int) -> int:
+        """The pipeline coordinate of `rank`."""
+        return self.mesh.coordinate("pp", rank)
+
+    def class_of(self, rank: int) -> int:
+        """Index into `classes` of the class that stands for `rank`."""
+        pipeline_rank = self.pipeline_rank(rank)
+        if not self.lane_of:
+            return pipeline_rank
+        return pipeline_rank * self.lanes + self.lane_of[position_of(self.mesh, rank)]
+
+    def work_of(self, rank: int) -> tuple[int, int]:
+        """What decides a rank's share of its stage's work: context and expert coordinate, 0 where these are even."""
+        p = self.scenario.parallelism
+        context = self.mesh.coordinate("cp", rank) if uneven_context(self.scenario) else 0
+        position = position_of(self.mesh, rank)
+        return context, expert_rank(p, position) if uneven_experts(self.scenario) else 0
+
+    @property
+    def lanes(self) -> int:
+        """Classes of each pipeline rank."""
+        return max(1, len(self.classes) // self.scenario.parallelism.pp)
+
+    def group_size(self, name: str) -> int:
+        """Members of each group of this name."""
+        p = self.scenario.parallelism
+        plane = p.tp * p.cp * p.dp
+        shard = min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
+        expert_dp = plane // (p.ep * p.expert_tp)
+        expert_shard = math.gcd(shard, expert_dp) if shard < p.dp * p.cp else expert_dp
+        return {
+            "tp": p.tp,
+            "cp": p.cp,
+            "dp": p.dp,
+            "pp": p.pp,
+            "dp_cp": p.dp * p.cp,
+            "shard": shard,
+            "replica": p.dp * p.cp // shard,
+            "ep": p.ep,
+            "expert_tp": p.expert_tp,
+            "expert_dp": expert_dp,
+            "expert_shard": expert_shard,
+            "expert_replica": expert_dp // expert_shard,
+            "model": p.tp * p.pp,
+            "embedding": min(p.pp, 2),
+            "copies": p.form.model_copies,
+        }[name]
+
+    def group(self, name: str, rank: int) -> list[int]:
+        """The members of the group of this name that `rank` belongs to, ascending; see `GROUPS`.
+
+        dp_cp: who holds the same dense parameters; shard and replica: dp_cp cut into ranks that shard the states
+        together (consecutive ones) and those that hold the same shard; ep, expert_tp, expert_dp: as in this file's
+        head; model: all ranks of one replica along tp and pp (gradient norm); embedding: first and last stage; copies:
+        pipeline ranks i and p-1-i, which hold the same two parts under DualPipe.
+        """
+        along = self.mesh.along
+        if name in ("tp", "cp", "dp", "pp"):
+            return along([name], rank)
+        if name == "dp_cp":
+            return along(["cp", "dp"], rank)
+        if name == "model":
+            return along(["tp", "pp"], rank)
+        if name == "embedding":
+            stages = along(["pp"], rank)
+            return [stages[0], stages[-1]] if len(stages) > 1 else stages
+        if name == "copies":
+            stages = along(["pp"], rank)
+            i = self.mesh.coordinate("pp", rank)
+            both = [stages[i], stages[len(stages) - 1 - i]]
+            return sorted(both) if self.group_size(name) > 1 else [rank]
+        if name in ("shard", "replica"):
+            return _cut(along(["cp", "dp"], rank), rank, self.group_size("shard"), name == "replica")
+        plane = along(["tp", "cp", "dp"], rank)
+        p = self.scenario.parallelism
+        if name == "expert_tp":
+            return _cut(plane, rank, p.expert_tp, False)
+        position = plane.index(rank)
+        inner = p.expert_tp * p.ep
+        if name == "ep":
+            first = position // inner * inner + position % p.expert_tp
+            return plane[first : first + inner : p.expert_tp]
+        copies = plane[position % inner :: inner]
+        if name == "expert_dp":
+            return copies
+        if name in ("expert_shard", "expert_replica"):
+            return _cut(copies, rank, self.group_size("expert_shard"), name == "expert_replica")
+        raise ValueError(f"group: {name!r} is none of {', '.join(GROUPS)}")
+
+
+def _cut(ranks: list[int], rank: int, size: int, across: bool) -> list[int]:
+    """The run of `size` consecutive members that `rank` is in, or (`across`) its peers in the other runs."""
+    i = ranks.index(rank)
+    return ranks[i % size :: size] if across else ranks[i // size * size : i // size * size + size]
+
+
+def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = frozenset()) -> Plan:
+    """Lay a scenario out: mesh, parts, and the classes of equal ranks that are simulated (all, unless `fold`); those of
+    `apart` are by themselves."""
+    p = scenario.parallelism
+    mesh = make_mesh(p)
+    plan = Plan(scenario, mesh, make_parts(scenario), (), ())
+    plane = mesh.along(["tp", "cp", "dp"], 0)
+    ranks = np.array(plane)
+    lane_of = (
+        np.arange(len(plane))
+        if not fold
+        else (lanes(scenario, mesh, ranks, plan.group_size("shard"), plan.group_size("expert_shard"), apart))
+    )
+    if lane_of is None:
+        return replace(plan, classes=tuple(_folded_class(mesh, plane, i) for i in range(p.pp)))
+    order = np.argsort(lane_of, kind="stable")
+    split = [m.tolist() for m in np.split(ranks[order], np.cumsum(np.bincount(lane_of))[:-1])]
+    shift = mesh.strides["pp"]
+    classes = tuple(RankClass(m[0] + i * shift, tuple(r + i * shift for r in m), i) for i in range(p.pp) for m in split)
+    return replace(plan, classes=classes, lane_of=tuple(lane_of.tolist()))
+
+
+def _folded_class(mesh: Mesh, plane: list[int], pipeline_rank: int) -> RankClass:
+    first = pipeline_rank * mesh.strides["pp"]
+    if plane[-1] - plane[0] == len(plane) - 1:
+        return RankClass(first, range(first, first + len(plane)), pipeline_rank)
+    return RankClass(first, tuple(r + first for r in plane), pipeline_rank)

@@ -1,0 +1,71 @@
+"""The 90 % interval of a step time, and in words what it is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from sim.inputs.scenario import Scenario
+from sim.prices.profile import Profile
+from sim.prices.profiles import shipped_profiles
+from sim.results.evidence import Width, interval_factor, kind_of, published
+from sim.results.metrics import interval
+
+HELD_OUT = "held_out_mean_abs_error"  # a fitted profile's setting: of rows that the fit did not see
+NINETY_BY_MEAN = 2.06  # of a normal error: what 90 % of |error| lie below, by the mean of |error|
+
+
+class StepInterval(NamedTuple):
+    """Seconds, and what the width comes from."""
+
+    low_s: float
+    high_s: float
+    why: str
+
+
+def step_interval(
+    scenario: Scenario, profile: Profile, step_s: float, shares: Mapping[tuple[str, str, float], float]
+) -> StepInterval:
+    """The interval of a step of `step_s` seconds; `shares`: its seconds by operator kind, source and uncertainty.
+
+    A profile fitted to steps has the error on those that its fit did not see; another of one's own the uncertainty of
+    its points; a shipped one what published steps of the scenario's sort were off by, and where none is of its GPU's
+    architecture at least the prices' own.
+    """
+    low_s, high_s = interval(step_s, dict(shares))
+    own = "uncertainty of the prices"
+    fitted = profile.settings.get(HELD_OUT)
+    if isinstance(fitted, int | float):
+        factor = math.exp(NINETY_BY_MEAN * fitted)
+        return StepInterval(step_s / factor, step_s * factor, "errors on steps that the profile's fit did not see")
+    if scenario.model.program is not None or profile.bare or profile.name not in shipped_profiles():
+        return StepInterval(low_s, high_s, own)
+    width = _width(scenario)
+    if width is None:
+        return StepInterval(low_s, high_s, own)
+    if scenario.cluster.gpu.architecture not in _architectures():
+        low_s, high_s = min(low_s, step_s / width.factor), max(high_s, step_s * width.factor)
+        return StepInterval(low_s, high_s, f"{own}, and {width.why}")
+    return StepInterval(step_s / width.factor, step_s * width.factor, width.why)
+
+
+def _width(scenario: Scenario) -> Width | None:
+    t, gpu = scenario.for_training, scenario.cluster.gpu
+    return _width_of(kind_of(scenario), gpu.architecture, t.framework)
+
+
+@lru_cache(maxsize=256)
+def _width_of(kind: str, architecture: str, framework: str) -> Width | None:
+    """A search asks it of thousands of steps of one sort."""
+    rows = published()
+    if not rows:
+        return None
+    return interval_factor(rows[0].features._replace(kind=kind, architecture=architecture, framework=framework))
+
+
+@lru_cache(maxsize=1)
+def _architectures() -> frozenset[str]:
+    return frozenset(row.features.architecture for row in published())
+

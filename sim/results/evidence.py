@@ -1,0 +1,205 @@
+"""Published measurements beside a result: the rows nearest to a scenario, and how far off the simulator was on them.
+
+`sim/presets/evidence.json` holds, for a sample of the published training steps (`scenarios/published`), what was
+measured and what this simulator says, written by `tools/predict_published.py`. Rows have the features of `Features`;
+`distance` between two is a sum over them, in units of "as much as a factor of two in the model's size". The errors also
+make the 90 % interval of a step that is priced by a shipped profile (`interval_factor`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.core.dtypes import dtype_bytes
+from sim.models.parameters import count_parameters
+from sim.results.records import Record
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+FILE = Path(__file__).parents[1] / "presets" / "evidence.json"
+SHOWN = 3  # rows beside a result
+FEWEST_TABLES = 5  # of a group whose errors make an interval
+FAMILY = {"composer": "torch", "nanotron": "torch", "eager": "torch", "compiled": "torch"}
+
+
+class Features(NamedTuple):
+    """What a step's likeness to another is read from. `kind`: dense, moe or lora; sizes in billions of parameters."""
+
+    gpu: str
+    architecture: str
+    kind: str
+    active: float
+    ranks: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    sharded: bool
+    bits: float
+    seq_len: int
+    framework: str
+    date: str
+
+
+class Row(NamedTuple):
+    """A published step: its table, its name there, what was measured and is predicted (seconds), its features."""
+
+    table: str
+    row: str
+    measured: float
+    predicted: float
+    features: Features
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence(Record):
+    """A measured row near a scenario, and what the simulator says about it; `error`: predicted ÷ measured − 1."""
+
+    table: str
+    row: str
+    quantity: str
+    measured: float
+    predicted: float
+    error: float
+    distance: float
+    where: str  # GPU, ranks, size of the model and precision, in words
+
+
+class Width(NamedTuple):
+    """Half of a 90 % interval, as a factor, and in words which errors it is made of."""
+
+    factor: float
+    why: str
+
+
+def kind_of(scenario: Scenario) -> str:
+    """Whether a step trains adapters, experts, or all of a dense model."""
+    if scenario.for_training.lora is not None:
+        return "lora"
+    return "dense" if scenario.model.moe is None else "moe"
+
+
+def features_of(scenario: Scenario) -> Features:
+    """Features of a training scenario."""
+    t, p, m = scenario.for_training, scenario.parallelism, scenario.model
+    gpu, active = scenario.cluster.gpu, round(count_parameters(m).active / 1e9, 3)
+    return Features(
+        gpu.name, gpu.architecture, kind_of(scenario), active, p.ranks, p.tp, p.pp, p.cp, p.ep,
+        p.zero == 3, 8 * dtype_bytes(t.precision), t.seq_len, t.framework, t.software_date or "",
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def published() -> tuple[Row, ...]:
+    """The shipped rows; none where the file is missing, as while it is being written."""
+    if not FILE.is_file():
+        return ()
+    data = json.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(Row(row[0], row[1], row[2], row[3], Features(*row[4])) for row in data["rows"])
+
+
+def distance(a: Features, b: Features) -> float:
+    """How unlike two steps are, from 0."""
+    gpu = 0.0 if a.gpu == b.gpu else 1.0 if a.architecture == b.architecture else 2.5
+    sizes = ((a.active, b.active, 0.5), (a.ranks, b.ranks, 0.15), (a.seq_len, b.seq_len, 0.15), (a.tp, b.tp, 0.2),
+             (a.pp, b.pp, 0.2), (a.cp, b.cp, 0.3), (a.ep, b.ep, 0.2), (a.bits, b.bits, 1.0))  # fmt: skip
+    apart = sum(weight * abs(math.log2(max(x, 1e-3) / max(y, 1e-3))) for x, y, weight in sizes)
+    years = abs(_year(a.date) - _year(b.date))
+    return (
+        gpu
+        + apart
+        + 2.0 * (a.kind != b.kind)
+        + 0.5 * (a.sharded != b.sharded)
+        + (0.0 if a.framework == b.framework else 0.5 if _family(a) == _family(b) else 1.0)
+        + 0.15 * years
+    )
+
+
+def _year(date: str) -> float:
+    return int(date[:4]) + int(date[5:7]) / 12 if date else 2026.0
+
+
+def _family(f: Features) -> str:
+    return FAMILY.get(f.framework, f.framework)
+
+
+def nearest(scenario: Scenario, count: int = SHOWN) -> tuple[Evidence, ...]:
+    """The published rows nearest to a scenario, nearest first, of a table at most one."""
+    if scenario.model.program is not None:
+        return ()
+    own, best = features_of(scenario), dict[str, tuple[float, Row]]()
+    for row in published():
+        d = distance(own, row.features)
+        if row.table not in best or d < best[row.table][0]:
+            best[row.table] = (d, row)
+    found = sorted(best.values(), key=lambda pair: pair[0])[:count]
+    return tuple(
+        Evidence(r.table, r.row, "step_time", r.measured, r.predicted, r.predicted / r.measured - 1.0, round(d, 3),
+                 in_words(r.features))
+        for d, r in found
+    )  # fmt: skip
+
+
+def in_words(f: Features) -> str:
+    """A row's machine and model.
+
+    >>> in_words(Features("h100-sxm", "hopper", "dense", 405.85, 2048, 8, 8, 2, 1, False, 8.0, 8192, "megatron", ""))
+    '2,048 h100-sxm, 406B dense, 8 bits, megatron'
+    """
+    size = f"{f.active:.0f}B" if f.active >= 10 else f"{f.active:.1f}B"
+    active = " active" if f.kind == "moe" else ""
+    when = f" of {f.date}" if f.date else ""
+    return f"{f.ranks:,} {f.gpu}, {size}{active} {f.kind}, {f.bits:.0f} bits, {f.framework}{when}"
+
+
+# From the most like a scenario on: what a group of published rows has in common with it, and that in words.
+GROUPS: tuple[tuple[Callable[[Features], tuple[str, ...]], str], ...] = (
+    (lambda f: (f.kind, f.architecture, _family(f)), "{kind} training with {family} on {architecture}"),
+    (lambda f: (f.kind, f.architecture), "{kind} training on {architecture} with any framework"),
+    (lambda f: (f.kind, _family(f)), "{kind} training with {family}, on any GPU"),
+    (lambda f: (f.kind,), "{kind} training"),
+    (lambda _: (), "training of any kind"),
+)
+LEVEL = 0.94  # of the errors of a group's tables, which count alike, lie within: then 90 % do on a table left out
+
+
+def interval_factor(own: Features, rows: Sequence[Row] | None = None) -> Width | None:
+    """The factor within which published rows of a scenario's sort were met; None without any.
+
+    `rows`: in place of all that are shipped, such as without a table that is judged.
+    """
+    rows = published() if rows is None else rows
+    for key, words in GROUPS:
+        mine = [row for row in rows if key(row.features) == key(own)]
+        tables = {row.table for row in mine}
+        if len(tables) >= FEWEST_TABLES:
+            named = words.format(kind=own.kind, family=_family(own), architecture=own.architecture)
+            why = f"errors on {len(tables)} published tables of {named}"
+            if key is not GROUPS[0][0]:
+                alike = {row.table for row in rows if GROUPS[0][0](row.features) == GROUPS[0][0](own)}
+                known = f"only {len(alike)} of them are" if alike else "none of them is"
+                why += f" ({known} with {_family(own)} on {own.architecture})"
+            return Width(math.exp(_quantile(mine)), why)
+    return None
+
+
+def _quantile(rows: Sequence[Row]) -> float:
+    """Of the rows' |log error|, every table weighing as much as the others."""
+    count: dict[str, int] = defaultdict(int)
+    for row in rows:
+        count[row.table] += 1
+    off = sorted((abs(math.log(row.predicted / row.measured)), 1.0 / count[row.table]) for row in rows)
+    reached, wanted = 0.0, LEVEL * len(count) - 1e-9
+    for error, weight in off:
+        reached += weight
+        if reached >= wanted:
+            return error
+    return off[-1][0]

@@ -1,0 +1,176 @@
+"""What faults cost a step, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sim.core.timeline import SENDS
+from sim.inputs.scenario import Faults, Scenario
+from sim.programs.compile import COMPUTE
+from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, nic_scales
+from sim.results.records import Record
+from sim.results.step import FinishedStep
+
+ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
+PAIRS = 12  # of ranks that wait for each other, the longest
+ROUNDING = 1e-9  # of a step: differences below are the order of additions
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A fault in words, and what it is: straggler, link, jitter, network, rest or all."""
+
+    kind: str
+    name: str
+    without: Faults | None  # the section with this fault taken away
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCost(Record):
+    """Seconds that a step loses to one fault (`kind` as in `Cause`), and the step's time without it."""
+
+    kind: str
+    cause: str
+    lost_s: float
+    without_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Record):
+    """Seconds for which one class of ranks stands still for another."""
+
+    ranks: str
+    awaited: str = field(metadata={"key": "for"})
+    seconds: float
+
+
+def causes(scenario: Scenario) -> list[Cause]:
+    """The faults that disturb a step, one by one (a rank's or a pair of nodes' entries together), then all of them."""
+    faults = scenario.faults
+    if faults is None or not disturbs(scenario):
+        return []
+    out = []
+    for rank, scale in compute_scales(scenario).items():
+        left = tuple(s for s in faults.stragglers if s.rank != rank)
+        without = faults.model_copy(update={"stragglers": left})
+        out.append(Cause("straggler", f"rank {rank}, computing {scale:g} times as long", without))
+    for pair, scale in link_scales(scenario).items():
+        names = {f"node{n}" for n in pair}
+        without = faults.model_copy(update={"links": tuple(x for x in faults.links if set(x.between) != names)})
+        where = f"inside node{pair[0]}" if pair[0] == pair[1] else f"between node{pair[0]} and node{pair[1]}"
+        cut = any(set(x.between) == names and x.bandwidth_scale == 0 for x in faults.links)
+        lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
+        out.append(Cause("link", f"links {where}, {lost}", without))
+    if has_jitter(scenario) and faults.jitter is not None:
+        without = faults.model_copy(update={"jitter": None})
+        name = "jitter as measured" if faults.jitter.factors else f"jitter of {faults.jitter.sigma:g}"
+        out.append(Cause("jitter", name, without))
+    if nic_scales(scenario) and faults.network_jitter is not None:
+        without = faults.model_copy(update={"network_jitter": None})
+        out.append(Cause("network", f"other jobs on the network, sigma {faults.network_jitter.sigma:g}", without))
+    if len(out) > ONE_BY_ONE:
+        out = [*out[:ONE_BY_ONE], _rest(scenario, faults, len(out) - ONE_BY_ONE)]
+    return [*out, Cause("all", "all faults", None)]
+
+
+def _rest(scenario: Scenario, faults: Faults, count: int) -> Cause:
+    """All but the first `ONE_BY_ONE` causes together."""
+    kept = {*list(compute_scales(scenario))[:ONE_BY_ONE]}
+    pairs = {*list(link_scales(scenario))[: max(0, ONE_BY_ONE - len(compute_scales(scenario)))]}
+    links = tuple(x for x in faults.links if tuple(sorted(int(n.removeprefix("node")) for n in x.between)) in pairs)
+    stragglers = tuple(s for s in faults.stragglers if s.rank in kept)
+    update = {"stragglers": stragglers, "links": links, "jitter": None, "network_jitter": None}
+    return Cause("rest", f"{count} more", faults.model_copy(update=update))
+
+
+def blame(step: FinishedStep, without_s: Callable[[Scenario], float]) -> tuple[FaultCost, ...]:
+    """Seconds of the step lost to each fault: the step's time less what it is with that fault alone taken away, which
+    `without_s` simulates.
+
+    Losses do not add up to the loss to all faults where one hides another (two equally slow ranks: taking one away
+    wins nothing) or where they meet (a slow rank on a slow link).
+    """
+    out = []
+    for cause in causes(step.scenario):
+        step_s = without_s(step.scenario.model_copy(update={"faults": cause.without}))
+        lost_s = step.step_time_s - step_s
+        lost_s = 0.0 if abs(lost_s) < ROUNDING * step.step_time_s else lost_s
+        out.append(FaultCost(cause.kind, cause.name, lost_s, step_s))
+    return tuple(out)
+
+
+def waiting(step: FinishedStep) -> tuple[Waiting, ...]:
+    """Seconds for which ranks stood still for others: at collectives for the last to arrive, at messages for the
+    sender (its work and the message itself). The longest pairs of classes; what computation hides is not counted.
+
+    A rank may wait for one that itself waits: the slow rank's peers at its collectives, its neighbours for its peers.
+    """
+    waits = _Waits(step)
+    for task in waits.computes:
+        waits.stall(task)
+    least_s = ROUNDING * step.step_time_s
+    rows = sorted(((s, a, b) for (a, b), s in waits.lost.items() if s > least_s), reverse=True)
+    return tuple(Waiting(step.names[a], step.names[b], s) for s, a, b in rows[:PAIRS])
+
+
+class _Arrivals(NamedTuple):
+    """One message or collective: what each member waited for before it, and when that member was ready for it."""
+
+    waits: dict[int, list[int]]
+    ready_s: dict[int, float]
+    last: int  # the member that was ready last
+
+
+class _Waits:
+    """A finished step, asked at each computation what its rank has waited for. Classes of ranks by index."""
+
+    def __init__(self, step: FinishedStep) -> None:
+        graph, times = step.built.graph, step.times
+        self.waits, self.start, self.end = graph.waits_of, times.start_s.tolist(), times.end_s.tolist()
+        self.members: list[list[int]] = [[] for _ in self.waits]
+        self.computes: dict[int, None] = {}
+        self.sender: dict[int, int] = {}  # of messages
+        self.lost: dict[tuple[int, int], float] = {}  # seconds, by who waits for whom
+        self._arrivals: dict[int, _Arrivals] = {}
+        compute = graph.streams.get(COMPUTE, -1)
+        messages = {i for kind, i in graph.span_kinds.items() if kind in SENDS}
+        for task, c, stream, kind in graph.slot_table().tolist():
+            self.members[task].append(c)
+            if stream == compute:
+                self.computes[task] = None
+            if kind in messages:
+                self.sender[task] = c
+
+    def stall(self, task: int) -> None:
+        """Go back from a computation through the messages and collectives it waited for, until its rank computed."""
+        me = self.members[task][0]
+        waits = self.waits[task]
+        since_s = max((self.end[w] for w in waits if w in self.computes), default=0.0)
+        while True:
+            task = max(waits, key=self.end.__getitem__, default=-1)
+            if task < 0 or task in self.computes or self.end[task] <= since_s:
+                return
+            if task in self.sender:
+                return self._lose(me, self.sender[task], self.end[task] - since_s)
+            arrivals = self._arrived(task)
+            self._lose(me, arrivals.last, self.start[task] - max(arrivals.ready_s.get(me, 0.0), since_s))
+            waits = arrivals.waits.get(me, [])
+
+    def _arrived(self, task: int) -> _Arrivals:
+        """Sort what a collective waited for by member, once: each of its n members asks, and it waits for n others."""
+        found = self._arrivals.get(task)
+        if found is None:
+            waits: dict[int, list[int]] = {c: [] for c in self.members[task]}
+            for w in dict.fromkeys(self.waits[task]):  # members name the collective before this one each
+                for c in self.members[w]:
+                    if c in waits:
+                        waits[c].append(w)
+            ready_s = {c: max((self.end[w] for w in before), default=0.0) for c, before in waits.items()}
+            found = self._arrivals[task] = _Arrivals(waits, ready_s, max(ready_s, key=ready_s.__getitem__))
+        return found
+
+    def _lose(self, who: int, whom: int, seconds: float) -> None:
+        if seconds > 0 and who != whom:
+            self.lost[who, whom] = self.lost.get((who, whom), 0.0) + seconds

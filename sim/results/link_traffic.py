@@ -1,0 +1,61 @@
+"""What a simulated step sends, group by group, for drawing the load of each link."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from sim.simulation import Simulation
+from topology.loads import Traffic
+
+MAX_RANKS = 512  # a drawing shows the first nodes alone
+
+
+def step_traffic(simulation: Simulation) -> list[Traffic]:
+    """Every collective and message of a step among the first `MAX_RANKS` ranks, bytes summed over the step."""
+    plan = simulation.plan
+    out: list[Traffic] = []
+    seen: set[tuple[str, str, tuple[int, ...]]] = set()
+    for c, traffic in zip(plan.classes, simulation.built.traffic, strict=True):
+        for (kind, group), size in traffic.items():
+            if group == "host":
+                continue
+            for rank in (r for r in c.ranks if r < MAX_RANKS):
+                members = tuple(plan.group(group, rank))
+                if len(members) > 1 and (kind, group, members) not in seen:
+                    seen.add((kind, group, members))
+                    out.append(Traffic(kind, members, size))
+    return out + _messages(simulation)
+
+
+def _messages(simulation: Simulation) -> list[Traffic]:
+    """Activations forward and their gradients back, between the ranks of neighbouring stages."""
+    from sim.programs.stages import stage_input_bytes
+
+    plan, schedule = simulation.plan, simulation.schedule
+    stride = plan.mesh.strides["pp"]
+    count = schedule.micro_batches // len(schedule.chains)
+    lanes = [r for c in plan.classes if c.pipeline_rank == 0 for r in c.ranks if r < MAX_RANKS]
+    out = []
+    for chain in schedule.chains:
+        for before, after in pairwise(chain):
+            a, b = (schedule.rank_of_stage[s] * stride for s in (before, after))
+            size = stage_input_bytes(plan, schedule.part_of_stage[after])
+            if a != b:
+                for rank in lanes:
+                    out += [
+                        Traffic("send_recv", (rank + a, rank + b), size, count),
+                        Traffic("send_recv", (rank + b, rank + a), size, count),
+                    ]
+    return out
+
+
+def topology_drawing(simulation: Simulation) -> str:
+    """HTML of the cluster with the part of the step for which each link is busy."""
+    from sim.views.topology_page import topology_page
+    from topology.loads import link_loads
+    from topology.recognise import first_nodes
+
+    cluster = simulation.scenario.cluster
+    drawn = first_nodes(cluster, -(-MAX_RANKS // cluster.gpus_per_node))
+    loads = link_loads(drawn, step_traffic(simulation), simulation.step_time_s)
+    return topology_page(cluster, loads)

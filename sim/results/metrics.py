@@ -1,0 +1,241 @@
+"""Numbers out of a finished run: where each rank's seconds went, the critical path, utilization, certainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core.normal import NINETY_PERCENT
+from sim.engine.run import Times
+from sim.graph.build import Built
+from sim.graph.taskgraph import TaskGraph, TimelineSlots, ints
+from sim.prices.profile import Profile
+from sim.programs.compile import COMPUTE
+from sim.ranks.plan import Plan
+from sim.results.records import Provenance
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Intervals = Floats  # [n, 2]: start and end in seconds
+MOST_NAMED = 1000  # ranks that are looked at for their name
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeconds:
+    """One class of ranks: seconds computing, in F, B and W (`busy_s`, blocking messages inside them included),
+    communicating with no computation beside, and idle for want of input until the last backward."""
+
+    compute_s: float
+    busy_s: float
+    exposed_comm_s: float
+    bubble_s: float
+
+
+class Spans(NamedTuple):
+    """Intervals of time, each of a group (such as a class of ranks): the group, start and end in seconds."""
+
+    group: Ints
+    start_s: Floats
+    end_s: Floats
+
+    def only(self, rows: Ints | NDArray[np.bool_]) -> Spans:
+        """Some of them."""
+        return Spans(self.group[rows], self.start_s[rows], self.end_s[rows])
+
+    def seconds(self, groups: int) -> Floats:
+        """How long those of each group are together."""
+        return _sums(self.group, self.end_s - self.start_s, groups)
+
+
+def merged(spans: Spans) -> Spans:
+    """The stretches that at least one interval of a group covers, by group and time."""
+    group, start, reach = spans.only(np.lexsort((spans.start_s, short(spans.group))))
+    switch = np.flatnonzero(group[1:] != group[:-1]) + 1
+    for a, b in pairwise([0, *switch.tolist(), len(group)]):
+        np.maximum.accumulate(reach[a:b], out=reach[a:b])
+    begins = np.append(len(group) > 0, start[1:] > reach[:-1])
+    begins[switch] = True
+    begin = np.flatnonzero(begins)
+    return Spans(group[begin], start[begin], reach[np.append(begin[1:] - 1, -1)[: len(begin)]])
+
+
+def joined(sets: Sequence[Sequence[Spans]], groups: int) -> Spans:
+    """The intervals of several sets: those of the i-th are of groups `i * groups` and up."""
+    apart = [(i * groups + each.group, each.start_s, each.end_s) for i, those in enumerate(sets) for each in those]
+    return Spans(*(np.concatenate(columns) for columns in zip(*apart, strict=True)))
+
+
+def union_s(intervals: Intervals) -> float:
+    """Seconds covered by at least one interval."""
+    return float(merged(Spans(np.zeros(len(intervals), dtype=np.int64), *intervals.T)).seconds(1)[0])
+
+
+def uncovered_s(what: Intervals, by: Intervals) -> float:
+    """Seconds of `what` that lie in no interval of `by`."""
+    return max(0.0, union_s(np.concatenate([what, by])) - union_s(by))
+
+
+def rank_seconds(built: Built, times: Times) -> list[RankSeconds]:
+    """For every class of ranks; see `RankSeconds`."""
+    start_s, end_s = times.start_s, times.end_s
+    classes, compute, places = len(built.actions), built.graph.streams.get(COMPUTE, -1), built.graph.slots
+    compute_s, inside_s = _alone(built.graph, compute, classes, times.stretch)
+    stream, runs = _runs(places, len(built.graph.streams), start_s, end_s)
+    at_work = runs.only(stream == compute)  # one stream, whose tasks follow each other
+    talking = merged(runs.only(stream != compute))
+    acting = merged(_actions(built, start_s, end_s))
+    phase_end = acting.end_s.max(initial=0.0)
+    early = Spans(talking.group, *(np.minimum(x, phase_end) for x in talking[1:]))
+    either, outside = merged(joined([(talking, at_work), (early, acting)], classes)).seconds(2 * classes).reshape(2, -1)
+    busy_s = acting.seconds(classes)
+    exposed_s = np.maximum(0.0, either - at_work.seconds(classes)) + inside_s
+    bubble_s = np.maximum(0.0, phase_end - np.maximum(busy_s, outside))
+    columns = (compute_s, busy_s, exposed_s, bubble_s)
+    return [RankSeconds(*row) for row in zip(*(x.tolist() for x in columns), strict=True)]
+
+
+def _alone(graph: TaskGraph, compute: int, classes: int, stretch: Floats | None) -> tuple[Floats, Floats]:
+    """Seconds of computation and of exposed communication inside what stands as one task, of every class of ranks;
+    `stretch` as in `Times`."""
+    task, row, rows = graph.slots
+    mine = np.flatnonzero((rows[:, 1] == compute)[row])
+    index, sort = rows[row[mine], 0], graph.task_kind[task[mine]]
+    columns = [s.compute_s for s in graph.task_kinds], [s.exposed_s for s in graph.task_kinds]
+    compute_s, inside_s = (np.array(x, dtype=np.float64)[sort] for x in columns)
+    if stretch is not None:
+        compute_s = compute_s * stretch[task[mine]]
+    return _sums(index, compute_s, classes), _sums(index, inside_s, classes)
+
+
+def _actions(built: Built, start_s: Floats, end_s: Floats) -> Spans:
+    """The actions of every class of ranks."""
+    acted = built.actions
+    first, last = np.concatenate([a.first for a in acted]), np.concatenate([a.last for a in acted])
+    return Spans(np.repeat(np.arange(len(acted)), [len(a.first) for a in acted]), start_s[first], end_s[last])
+
+
+def _runs(places: TimelineSlots, streams: int, start_s: Floats, end_s: Floats) -> tuple[Ints, Spans]:
+    """Stretches of tasks that follow each other at once, by class of ranks, then by stream: the streams, the spans."""
+    key = short(places.rows[:, 0] * streams + places.rows[:, 1])[places.row]
+    order = np.argsort(key, kind="stable")
+    key, task = key[order], places.task[order]
+    start, end = start_s[task], end_s[task]
+    first = np.flatnonzero(np.append(len(key) > 0, (key[1:] != key[:-1]) | (start[1:] != end[:-1])))
+    index, stream = np.divmod(key[first].astype(np.int64), streams)
+    return stream, Spans(index, start[first], end[np.append(first[1:] - 1, -1)[: len(first)]])
+
+
+def _sums(index: Ints, values: Floats, many: int) -> Floats:
+    """Values summed by index, which is below `many`, one after the other."""
+    return np.asarray(np.bincount(index, values, many), dtype=np.float64)
+
+
+def short(numbers: Ints) -> NDArray[np.integer[Any]]:
+    """Numbers from 0 on in as few bytes as hold them: short ones are sorted digit by digit."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
+
+
+def mean(values: Iterable[float], plan: Plan) -> float:
+    """Mean over all ranks of a value per class, rounded once: the same however ranks are folded."""
+    ratios = [v.as_integer_ratio() for v in values]
+    whole = max(below for _, below in ratios)  # powers of two
+    counts = [len(c.ranks) for c in plan.classes]
+    total = sum(n * above * (whole // below) for n, (above, below) in zip(counts, ratios, strict=True))
+    return total / (whole * sum(counts))
+
+
+HELD_BACK = "PROCESS"  # the kind of what a process of the user's own keeps from starting
+
+
+def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[int]]:
+    """Seconds by kind along the chain of tasks that fixes the step time, and that chain, first to last.
+
+    A first task that starts late was held back by a process of the user's own.
+    """
+    graph = built.graph
+    if not len(graph):
+        return {}, []
+    task, before = int(times.end_s.argmax()), _deciding(graph, times).data
+    chain = [task]
+    while (task := before[task]) >= 0:
+        chain.append(task)
+    chain.reverse()
+    start_s = times.start_s[chain]
+    lasts_s = np.append(start_s[1:], times.end_s[chain[-1]]) - start_s
+    kinds = ints([s.rows[0][2] if s.rows else 0 for s in graph.task_kinds])[graph.task_kind[chain]]
+    seconds = np.bincount(kinds, lasts_s, len(graph.span_kinds)).tolist()
+    found = {name: seconds[i] for i, name in enumerate(graph.span_kinds) if (kinds == i).any()}
+    if start_s[0] > 0:
+        found[HELD_BACK] = float(start_s[0])
+    return dict(sorted(found.items(), key=lambda kv: -kv[1])), chain
+
+
+def _deciding(graph: TaskGraph, times: Times) -> Ints:
+    """By task that whose end, or else whose start, let it start: of several the first listed; -1: none."""
+    waits, launches, before = graph.columns.waits, graph.columns.launches, np.full(len(graph), -1)
+    if times.stretch is not None:  # a task may start later than all it waits for: the last of these counts
+        order = np.argsort(times.end_s[waits.first], kind="stable")
+        before[waits.second[order]] = waits.first[order]
+    launched = times.start_s[launches.first] + launches.lag_s == times.start_s[launches.second]
+    before[launches.second[launched]] = launches.first[launched]
+    decides = np.flatnonzero(times.end_s[waits.first] == times.start_s[waits.second])[::-1]
+    before[waits.second[decides]] = waits.first[decides]
+    return before
+
+
+def source_shares(shares: dict[tuple[str, str, float], float]) -> dict[str, float]:
+    """Fraction of all priced seconds by where the price came from."""
+    total = sum(shares.values())
+    out = dict.fromkeys(("measured", "interpolated", "roofline", "topology"), 0.0)
+    for (_, source, _), seconds in shares.items():
+        out[source] = out.get(source, 0.0) + (seconds / total if total > 0 else 0.0)
+    return out
+
+
+def provenance(
+    profile: Profile, shares: dict[tuple[str, str, float], float], unknown: Mapping[str, int] | None = None
+) -> Provenance:
+    """Origin of the prices of a result; `unknown`: launches of operators that are priced by their bytes alone."""
+    hardware = dict(profile.hardware)
+    return Provenance(profile.name, profile.source, profile.date, hardware, source_shares(shares), unknown)
+
+
+def interval(step_time_s: float, shares: dict[tuple[str, str, float], float]) -> tuple[float, float]:
+    """90 % interval of the step time from the prices' own uncertainty.
+
+    Prices of one operator kind are taken to err together (they come from the same points or bound), different
+    kinds independently, and an error of x % in a kind to move the step by its share of all priced seconds.
+    Errors are taken as log-normal.
+    """
+    total = sum(shares.values())
+    if total <= 0:
+        return step_time_s, step_time_s
+    by_kind: dict[str, float] = {}
+    for (kind, _, uncertainty), seconds in shares.items():
+        by_kind[kind] = by_kind.get(kind, 0.0) + uncertainty * seconds / total
+    sigma = math.sqrt(sum(x * x for x in by_kind.values()))
+    return step_time_s * math.exp(-NINETY_PERCENT * sigma), step_time_s * math.exp(NINETY_PERCENT * sigma)
+
+
+def text_of(ranks: Sequence[int]) -> str:
+    """Ranks in words.
+
+    >>> text_of(range(8)), text_of(range(0, 127, 2)), text_of([0, 3, 4]), text_of([8, 9, 10, 12, 13, 14, 15])
+    ('0-7', '0-126 by 2', '0, 3, 4', '8-10, 12-15')
+    """
+    if len(ranks) < 3:
+        return ", ".join(map(str, ranks))
+    step = ranks[1] - ranks[0]
+    if isinstance(ranks, range) or tuple(ranks) == tuple(range(ranks[0], ranks[0] + step * len(ranks), step or 1)):
+        return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    pieces: list[str] = []
+    for _, run in groupby(enumerate(ranks[:MOST_NAMED]), key=lambda item: item[1] - item[0]):
+        a, *rest = [rank for _, rank in run]
+        pieces += [f"{a}-{rest[-1]}"] if len(rest) > 1 else map(str, [a, *rest])
+    return ", ".join(pieces[:8]) + (" …" if len(pieces) > 8 or len(ranks) > MOST_NAMED else "")

@@ -1,0 +1,61 @@
+"""Seconds of a step by operator and phase, for each class of equal ranks.
+
+Sums over the programs that a rank runs, each as often as it runs. Operators have the names of the model's description
+(`attention_softmax`, `mlp_up`, …), collectives `GROUP KIND` (`tp all_reduce`), and `host` is what the device waits for
+the host. Collectives count whether or not computation hides them, so shares need not add up to one; messages between
+pipeline stages belong to no program and are left out. A measured block is one operator (`layer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.results.metrics import text_of
+from sim.results.records import Record
+
+if TYPE_CHECKING:
+    from sim.results.step import FinishedStep
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime(Record):
+    """An operator's seconds in one phase of a step, and their share of the step's time."""
+
+    operator: str
+    phase: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankOperators(Record):
+    """The operators of a class of equal ranks, longest first."""
+
+    ranks: str
+    rank: int  # the lowest
+    operators: tuple[OperatorTime, ...]
+
+
+def time_by_operator(sim: FinishedStep) -> tuple[RankOperators, ...]:
+    """By class of ranks; classes that run the same for equally long are one, however faults tell them apart."""
+    step_s = sim.step_time_s
+    alike: dict[tuple[OperatorTime, ...], list[int]] = {}
+    for c, programs in zip(sim.plan.classes, sim.built.programs, strict=True):
+        total: dict[tuple[str, str], float] = {}
+        for program, count in programs.items():
+            for key, seconds in program.operators.items():
+                total[key] = total.get(key, 0.0) + seconds * count
+        rows = sorted(total.items(), key=lambda row: -row[1])
+        alike.setdefault(tuple(_row(*key, seconds, step_s) for key, seconds in rows), []).extend(c.ranks)
+    return tuple(RankOperators(text_of(sorted(ranks)), min(ranks), rows) for rows, ranks in alike.items())
+
+
+def _row(operator: str, phase: str, seconds: float, step_s: float) -> OperatorTime:
+    return OperatorTime(operator, phase, seconds, seconds / step_s if step_s > 0 else 0.0)
+
+
+def as_json(rows: Sequence[RankOperators]) -> list[dict[str, object]]:
+    """Plain data, a list entry for each class."""
+    return [row.to_json() for row in rows]

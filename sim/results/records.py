@@ -1,0 +1,99 @@
+"""Records that results are made of, and their one form as JSON.
+
+A result is a frozen dataclass: producers build it, views read its attributes, and only `Record.to_json` turns it into
+plain data. `StepResult` (`sim.results.result`) and `ServingResult` (`sim.serve.records`) are made of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pydantic import BaseModel
+
+INLINED = {"inlined": True}  # metadata of a field
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A frozen result that prints as a JSON object with a key for each field, in the order of the fields."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys and values as plain data.
+
+        A field whose default is None has no key while it is None. The keys of an `INLINED` field's record stand in its
+        place. `key` in a field's metadata is its key, where that cannot be a name in Python.
+        """
+        out: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is None and f.default is None:
+                continue
+            if f.metadata.get("inlined"):
+                out |= value.to_json()
+            else:
+                out[f.metadata.get("key", f.name)] = _plain(value)
+        return out
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, text, lists and dicts; tuples become lists."""
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {k: _plain(v) for k, v in value._asdict().items()}
+    return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow(Record):
+    """Bytes on a class of equal ranks: each category at its maximum, and the peak of their sum."""
+
+    ranks: str
+    rank: int  # the lowest
+    count: int
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float  # while serving, the key-value cache
+    kv_cache: float | None = None  # serving only
+    buffers: float
+    peak: float
+    teacher: float | None = None  # of `parameters`, where a teacher is on the same rank
+
+    @property
+    def lasting(self) -> float:
+        """Bytes held all the time."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance(Record):
+    """Origin of a result's prices: the profile, and the share of all priced seconds by kind of source.
+
+    `priced_by_bytes`: of a captured program alone, launches a micro-batch of operators that nobody knows.
+    """
+
+    profile: str
+    source: str
+    date: str
+    hardware: Mapping[str, str | int | float | bool]
+    shares: Mapping[str, float]
+    priced_by_bytes: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine(Record):
+    """Size of the simulation itself, and the seconds from the plan to the metrics."""
+
+    tasks: int
+    events: int | None = None
+    wall_s: float
+    path: str  # simpy or static
+    links_shared: bool | None = None
+    simulated_ranks: int | None = None

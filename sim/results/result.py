@@ -1,0 +1,318 @@
+"""The result of a simulated step: `StepResult`, and how each of its numbers is worked out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.core.actions import Kind
+from sim.core.gc_paused import no_collection
+from sim.core.program import Compute
+from sim.inputs.scenario import Scenario
+from sim.models.source import source_of
+from sim.programs.compile import compile_program
+from sim.ranks.equal_ranks import APART_RANKS
+from sim.ranks.faults import disturbs, has_jitter
+from sim.results.certainty import step_interval
+from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
+from sim.results.memory import AtMost, stranded_bytes
+from sim.results.metrics import RankSeconds, critical_path, mean, provenance, rank_seconds, source_shares
+from sim.results.processes import ProcessesResult
+from sim.results.records import INLINED, Engine, MemoryRow, Provenance, Record
+from sim.results.step import FinishedStep
+from sim.results.teacher import Distilled
+from sim.results.training_run import TrainingRun
+
+ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large segments up to this
+MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization(Record):
+    """Model FLOP/s on each GPU, and its share of the peak: MFU with causal and with full attention, and HFU, which
+    counts recomputed FLOPs too."""
+
+    model_flops_per_s_per_gpu: float
+    mfu: float
+    mfu_full_attention: float
+    hfu: float
+
+    def scaled(self, factor: float) -> Utilization:
+        """All figures times a factor."""
+        own = (self.model_flops_per_s_per_gpu, self.mfu, self.mfu_full_attention, self.hfu)
+        return Utilization(*(x * factor for x in own))
+
+
+@dataclass(frozen=True, slots=True)
+class MeanRank(Record):
+    """Means over ranks: idle time over the step and over busy time, communication that nothing hides, computation."""
+
+    bubble_fraction: float
+    bubble_ratio: float
+    exposed_comm_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MiddleLayer(Record):
+    """Forward and backward of one middle layer for one micro-batch, alone, its own communication included."""
+
+    layer_forward_s: float
+    layer_backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow(Record):
+    """Seconds of a step on a class of equal ranks; `waiting_s` is what the other three leave of the step."""
+
+    ranks: str
+    rank: int  # the lowest
+    count: int
+    pipeline_rank: int
+    compute_s: float
+    busy_s: float  # in F, B and W
+    exposed_comm_s: float
+    bubble_s: float
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed(Record):
+    """Communications of one kind on a class of ranks that others on their links slowed, and by how much in all."""
+
+    ranks: str
+    kind: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contention(Record):
+    """Cost of sharing links: seconds of the step, and the classes of links that are shared."""
+
+    lost_s: float
+    links: tuple[str, ...]
+    slowed: tuple[Slowed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication(Record):
+    """Bytes that a rank hands to one kind of collective of one group in a step, as nccl-tests counts them."""
+
+    rank: int
+    kind: str
+    group: str
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult(Record):
+    """A simulated training step: format sim-result/1."""
+
+    format: str = "sim-result/1"
+    scenario: Scenario
+    step_time_s: float
+    step_time_interval_s: tuple[float, float]  # 90 %; see `sim.results.certainty`
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    utilization: Utilization = field(metadata=INLINED)
+    mean_rank: MeanRank = field(metadata=INLINED)
+    middle_layer: MiddleLayer = field(metadata=INLINED)
+    peak_memory_bytes: float  # of the fullest rank
+    peak_reserved_bytes: float
+    memory: tuple[MemoryRow, ...]
+    fits_in_memory: bool
+    critical_path: Mapping[str, float]  # seconds by kind
+    ranks: tuple[RankRow, ...]
+    blame: tuple[FaultCost, ...]
+    waiting: tuple[Waiting, ...]
+    contention: Contention
+    communication: tuple[Communication, ...]
+    provenance: Provenance
+    warnings: tuple[str, ...]
+    engine: Engine
+    distillation: Distilled | None = None
+    training_run: TrainingRun | None = None
+    processes: ProcessesResult | None = None
+    interval_from: str | None = None
+
+
+@no_collection()
+def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
+    """The result of a step without its teacher; `lost`: by fault, as `sim.results.fault_costs.blame` has it."""
+    scenario = sim.scenario
+    t = scenario.for_training
+    begin = time.perf_counter()
+    step_s = sim.step_time_s
+    seconds = rank_seconds(sim.built, sim.times)
+    path, _ = critical_path(sim.built, sim.times)
+    most = sim.levels.at_most()
+    memory = tuple(_memory_row(sim, i, x) for i, x in enumerate(most))
+    peak = max(row.peak for row in memory)
+    fits = peak <= scenario.cluster.gpu.memory_bytes
+    throughput = t.global_batch_size * t.seq_len / step_s if step_s > 0 else 0.0
+    likely = step_interval(scenario, sim.profile, step_s, sim.built.shares)
+    return StepResult(
+        scenario=scenario,
+        step_time_s=step_s,
+        step_time_interval_s=(likely.low_s, likely.high_s),
+        interval_from=likely.why,
+        tokens_per_s=throughput,
+        tokens_per_s_per_gpu=throughput / scenario.parallelism.ranks,
+        utilization=_utilization(sim, throughput),
+        mean_rank=_mean_rank(sim, seconds),
+        middle_layer=_middle_layer(sim),
+        peak_memory_bytes=peak,
+        peak_reserved_bytes=_reserved_bytes(sim, most),
+        memory=memory,
+        fits_in_memory=fits,
+        critical_path=path,
+        ranks=_rank_rows(sim, seconds),
+        blame=lost,
+        waiting=waiting(sim) if disturbs(scenario) else (),
+        contention=_contention(sim),
+        communication=_communication(sim),
+        provenance=provenance(sim.profile, sim.built.shares, source_of(scenario).unknown()),
+        warnings=(*scenario.warnings, *_warnings(sim, peak, fits)),
+        engine=_engine(sim, begin),
+    )
+
+
+def _mean_rank(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> MeanRank:
+    busy, idle, exposed, compute = (
+        mean((getattr(r, k) for r in seconds), sim.plan) for k in ("busy_s", "bubble_s", "exposed_comm_s", "compute_s")
+    )
+    step_s = sim.step_time_s
+    return MeanRank(idle / step_s if step_s > 0 else 0.0, idle / busy if busy > 0 else 0.0, exposed, compute)
+
+
+def _rank_rows(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> tuple[RankRow, ...]:
+    """Where the time of each class of ranks goes."""
+    return tuple(
+        RankRow(
+            name, c.rank, len(c.ranks), c.pipeline_rank, r.compute_s, r.busy_s, r.exposed_comm_s, r.bubble_s,
+            max(0.0, sim.step_time_s - r.compute_s - r.exposed_comm_s - r.bubble_s),
+        )
+        for name, c, r in zip(sim.names, sim.plan.classes, seconds, strict=True)
+    )  # fmt: skip
+
+
+def _utilization(sim: FinishedStep, tokens_per_s: float) -> Utilization:
+    s = sim.scenario
+    t = s.for_training
+    ranks = s.parallelism.ranks
+    peak = s.cluster.gpu.peak_flops_per_s[t.precision]
+    source = source_of(s)
+    per_token, full = source.flops_per_token(causal_half=True), source.flops_per_token(causal_half=False)
+    per_gpu = per_token * tokens_per_s / ranks
+    again = sum(_recomputed_flops(sim, i) * len(c.ranks) for i, c in enumerate(sim.plan.classes)) / ranks
+    step_s = sim.step_time_s
+    hfu = (per_gpu + (again / step_s if step_s > 0 else 0.0)) / peak
+    return Utilization(per_gpu, per_gpu / peak, full * tokens_per_s / ranks / peak, hfu)
+
+
+def _recomputed_flops(sim: FinishedStep, class_index: int) -> float:
+    """Matmul FLOPs that one rank of a class recomputes in a step."""
+    stages = sim.stages[class_index]
+    per_stage = {
+        i: sum(op.flops for b in s.blocks for op in b.recompute if isinstance(op, Compute) and op.kind in MATMUL_KINDS)
+        for i, s in stages.items()
+    }
+    if not any(per_stage.values()):
+        return 0.0
+    return sum(per_stage[a.stage] for a in sim.built.actions[class_index].listed.actions if a.kind in (Kind.B, Kind.I))
+
+
+def _middle_layer(sim: FinishedStep) -> MiddleLayer:
+    middle = sim.scenario.model.layers // 2
+    part = next((p for p in sim.plan.parts if middle in p.layers), None)
+    if part is None:
+        return MiddleLayer(0.0, 0.0)
+    index = next(
+        i for i, stages in enumerate(sim.stages) if any(sim.schedule.part_of_stage[s] == part.index for s in stages)
+    )
+    rank = sim.plan.classes[index].rank
+    stage = next(s for i, s in sim.stages[index].items() if sim.schedule.part_of_stage[i] == part.index)
+    place = part.layers.index(middle) + part.embedding
+    price = sim.pricing.on(rank)
+    forward, backward = (stage.measured(k)[place] for k in (Kind.F, Kind.B))
+    whole_backward = (*backward.recompute, *backward.backward)
+    return MiddleLayer(
+        compile_program(forward.forward, price).makespan_s, compile_program(whole_backward, price).makespan_s
+    )
+
+
+def _memory_row(sim: FinishedStep, index: int, most: AtMost) -> MemoryRow:
+    """One class of ranks."""
+    c = sim.plan.classes[index]
+    return MemoryRow(ranks=sim.names[index], rank=c.rank, count=len(c.ranks), **most._asdict())
+
+
+def _reserved_bytes(sim: FinishedStep, allocated: Sequence[AtMost]) -> float:
+    """The most that torch's allocator reserves on any rank: allocated bytes in whole segments, and those stranded."""
+    segment_bytes, reserved = source_of(sim.scenario).stranded_bytes(), []
+    for most, stages in zip(allocated, sim.stages, strict=True):
+        rounding = ALLOCATOR_SEGMENT_BYTES * sum((-size / ALLOCATOR_SEGMENT_BYTES) % 1.0 for size in most[:-1])
+        reserved.append(rounding + most.peak + stranded_bytes(stages.values(), segment_bytes))
+    return max(reserved)
+
+
+def _communication(sim: FinishedStep) -> tuple[Communication, ...]:
+    """By class of ranks."""
+    return tuple(
+        Communication(c.rank, kind, group, size)
+        for c, traffic in zip(sim.plan.classes, sim.built.traffic, strict=True)
+        for (kind, group), size in sorted(traffic.items())
+    )
+
+
+def _contention(sim: FinishedStep) -> Contention:
+    graph = sim.built.graph
+    slowed: list[Slowed] = []
+    if sim.ran.flows is not None:
+        start_s, end_s = sim.span_arrays
+        slowed_s = end_s - start_s - graph.seconds
+        if sim.times.stretch is not None:
+            slowed_s[sim.times.stretch != 1.0] = 0.0  # computations, slowed by their clock
+        task, place, rows = graph.slots
+        late = np.flatnonzero((slowed_s > ROUNDING * sim.step_time_s)[task])
+        kinds = tuple(graph.span_kinds)
+        key = (rows[:, 0] * len(kinds) + rows[:, 2])[place[late]]
+        counts, seconds = np.bincount(key), np.bincount(key, slowed_s[task[late]])
+        for i in np.flatnonzero(counts).tolist():
+            c, kind = divmod(i, len(kinds))
+            slowed.append(Slowed(sim.names[c], kinds[kind], int(counts[i]), float(seconds[i])))
+    lost_s = max(0.0, sim.step_time_s - sim.ran.alone_s) if slowed else 0.0
+    return Contention(lost_s, tuple(sorted(sim.ran.links)), tuple(slowed))
+
+
+def _engine(sim: FinishedStep, begin: float) -> Engine:
+    """`begin`: when the metrics began."""
+    return Engine(
+        tasks=len(sim.built.graph),
+        events=sim.times.events,
+        wall_s=sim.wall_s + time.perf_counter() - begin,
+        path=sim.times.path,
+        links_shared=sim.ran.flows is not None,
+        simulated_ranks=len(sim.plan.classes),
+    )
+
+
+def _warnings(sim: FinishedStep, peak: float, fits: bool) -> list[str]:
+    out = []
+    if not fits:
+        limit = sim.scenario.cluster.gpu.memory_bytes
+        out.append(f"does not fit in memory: {peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB on the fullest rank")
+    if has_jitter(sim.scenario) and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
+        out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")
+    for name, launches in (source_of(sim.scenario).unknown() or {}).items():
+        out.append(f"model.program: {name} ({launches} launches a micro-batch) is not known; priced by its bytes")
+    shares = source_shares(sim.built.shares)
+    if shares["roofline"] > 0.5:
+        out.append(
+            f"{shares['roofline']:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured"
+        )
+    return out

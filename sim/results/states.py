@@ -1,0 +1,152 @@
+"""Bytes that a rank holds for the whole step: parameters, gradients, optimizer states, workspaces.
+
+States per parameter (Rajbhandari et al. 2020, section 3.1): stored parameter, gradient in `grad_dtype`, and for AdamW
+two fp32 moments, with an fp32 master copy where parameters are kept in 16 bits: 2+2+12 with 16-bit gradients, 2+4+12
+with fp32 ones, 4+4+8 in fp32, and 2+2+4 with 16-bit moments and no master copy (`models.optimizer.kept_bytes`). ZeRO-1
+shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters. Of fp32 parameters that are cast on use,
+FSDP frees a layer's 16-bit copies after it; elsewhere (torch.autocast) each layer's backward needs its own, and all
+but the embedding's are there. Captured blocks know their states' own bytes, and their casts are saved activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sim.core.dtypes import dtype_bytes
+from sim.core.program import Block, BlockKind
+from sim.models.frameworks import framework_of
+from sim.models.optimizer import kept_bytes
+from sim.models.source import captured_of, compute_bytes, source_of
+from sim.programs.data_parallel import DataParallel
+from sim.programs.stages import Stage
+from sim.ranks.plan import Plan
+from topology.spec import GpuSpec
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What a rank holds for the whole step, and what gathering and reducing needs for the moment. Bytes.
+
+    `gradients` are 0 where they are freed between steps and come with the first backward (`Block.own`, `zero_grad`);
+    `at_end` is transient in clipping and optimizer.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    at_end: float = 0.0
+
+
+def states(plan: Plan, stages: Sequence[Stage]) -> States:
+    """Parameters, gradients and optimizer states of a rank that holds these stages, by dtype and ZeRO stage."""
+    t = plan.scenario.for_training
+    dp = stages[0].dp
+    blocks = [b for s in stages for b in s.blocks]
+    if any(b.own is not None for b in blocks):
+        return _own_states(plan, stages)
+    copied = _tied_copy(plan, stages)
+    dense = sum(b.params for b in blocks) + (copied if t.lora is None else 0)
+    frozen = float(sum(b.frozen_params for b in blocks) + (copied if t.lora is not None else 0))
+    experts = sum(b.expert_params for b in blocks)
+    sharded = dense / dp.shard + experts / dp.expert_shard
+    whole = float(dense + experts)
+    kept = dtype_bytes(t.param_dtype)
+    optimizer = kept_bytes(t).total
+    held = (sharded + frozen / dp.shard if dp.zero == 3 else whole + frozen) * kept
+    gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
+    shared, gathered = max(dp.shard, dp.expert_shard) > 1, 0.0
+    if dp.zero == 3 and shared:
+        gathered = _gathered_bytes(blocks, dp)
+    elif kept > compute_bytes(t.precision):
+        casts = [b.held_params + b.expert_params for b in blocks if dp.zero == 3 or b.kind is not BlockKind.EMBEDDING]
+        tied = source_of(plan.scenario).tied_elements() if any(b.kind is BlockKind.HEAD for b in blocks) else 0
+        gathered = (max(casts, default=0) if dp.zero == 3 else sum(casts) + tied) * dp.parameter_bytes
+    quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
+    gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)  # of what is gathered, where it is
+    gathered += max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, experts > 0)
+    gradients = 0.0 if dp.fleeting_gradient_bytes else (sharded if gradients_sharded else whole)
+    own = compute_bytes(t.precision) if framework_of(t).keeps_own_gradients else 0.0
+    return States(
+        held,
+        gradients * (dtype_bytes(t.grad_dtype) + own),
+        (sharded if dp.zero >= 1 else whole) * optimizer,
+        gathered,
+    )
+
+
+def _gathered_bytes(blocks: Sequence[Block], dp: DataParallel) -> float:
+    """ZeRO-3's whole parameters: of two blocks at once, or of all where they stay."""
+    sizes = sorted((b.held_params + b.expert_params for b in blocks), reverse=True)
+    gathered = sum(sizes[:2] if dp.reshard else sizes) * dp.parameter_bytes
+    if dp.gathered_bytes > dp.parameter_bytes:  # arrives in a buffer of its own, from which it is cast
+        gathered += sizes[0] * dp.gathered_bytes
+    return gathered
+
+
+def _own_states(plan: Plan, stages: Sequence[Stage]) -> States:
+    """The states of captured blocks, each with its own bytes."""
+    dp, blocks = stages[0].dp, [b for s in stages for b in s.blocks]
+    own = [b.own for b in blocks if b.own is not None]
+    parameters, frozen, optimizer = (
+        sum(x) for x in zip(*[(o.parameters, o.frozen, o.optimizer) for o in own], strict=True)
+    )
+    trained = sum(b.params for b in blocks)
+    copied = _tied_copy(plan, stages) / trained if trained else 0.0  # a copy has states as all others have
+    parameters, optimizer = parameters * (1 + copied), optimizer * (1 + copied)
+    captured = captured_of(plan.scenario)
+    at_end = 0.0 if captured is None else captured.optimizer_peak_bytes * trained / max(1, captured.trained)
+    gathered = _gathered_bytes(blocks, dp) if dp.zero == 3 and dp.shard > 1 else 0.0
+    return States(
+        (parameters + frozen) / dp.shard if dp.zero == 3 else parameters + frozen,
+        0.0,
+        optimizer / dp.shard if dp.zero >= 1 else optimizer,
+        gathered + _workspaces(plan, False),
+        at_end / dp.shard if dp.zero >= 1 else at_end,
+    )
+
+
+BEFORE_HOPPER = ("volta", "ampere", "ada")
+
+
+class Workspace(NamedTuple):
+    """Bytes of one cuBLAS workspace: torch's for a thread and stream, Transformer Engine's for a stream."""
+
+    torch: float
+    transformer_engine: float
+
+
+def matmul_workspace(gpu: GpuSpec) -> Workspace:
+    """Both take them from torch's allocator with the first matmul and keep them.
+
+    torch: ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`; Transformer Engine: module/base.py,
+    `get_cublas_workspace_size_bytes`. Both are larger from Hopper on (compute capability 9.0); a GPU of no known
+    architecture is taken for older if it has no 8-bit floating point.
+    """
+    if gpu.architecture == "cpu":
+        return Workspace(0.0, 0.0)
+    large = 32.0 * 2**20
+    if gpu.architecture in BEFORE_HOPPER or (gpu.architecture == "other" and "fp8" not in gpu.peak_flops_per_s):
+        return Workspace(8_519_680.0, 4.0 * 2**20)
+    return Workspace(large, large)
+
+
+def _workspaces(plan: Plan, experts: bool) -> float:
+    """torch's for the threads of forward and backward; Megatron's layers use Transformer Engine's besides, and four
+    more on the streams of its grouped matmuls."""
+    size, t = matmul_workspace(plan.scenario.cluster.gpu), plan.scenario.training
+    if t is None:
+        return 2 * size.torch
+    framework = framework_of(t)
+    own = framework.grouped_streams * experts + framework.engine_workspaces
+    return 2 * size.torch + own * size.transformer_engine
+
+
+def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:
+    """The embedding matrix that the last stage holds a copy of, where the first stage is elsewhere."""
+    kinds = {b.kind for s in stages for b in s.blocks}
+    if BlockKind.HEAD not in kinds or BlockKind.EMBEDDING in kinds:
+        return 0
+    return source_of(plan.scenario).copied_elements()

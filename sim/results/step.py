@@ -1,0 +1,136 @@
+"""A step that has run: its graph, its times and what follows from them, rank by rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core.actions import Action, Schedule
+from sim.core.timeline import MESSAGES, Detail, Timeline
+from sim.engine.run import Times
+from sim.engine.shared_links import RunOutcome
+from sim.graph.build import Built
+from sim.graph.taskgraph import TaskGraph
+from sim.inputs.scenario import Scenario
+from sim.prices.profile import Profile
+from sim.prices.rank_prices import Pricing
+from sim.programs.stages import Stage
+from sim.ranks.plan import Plan
+from sim.results.memory import Levels, MemoryCurve, levels
+from sim.results.metrics import text_of
+from sim.results.states import States, states
+
+SLOWED = 1e-6  # of its seconds: what a communication takes longer is shown from there on
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FinishedStep:
+    """One step, its teacher left out. `stages[c]` are the stages of class c of ranks by schedule stage."""
+
+    scenario: Scenario
+    profile: Profile
+    plan: Plan
+    schedule: Schedule
+    pricing: Pricing
+    stages: list[dict[int, Stage]]
+    ran: RunOutcome
+    wall_s: float
+    expanded: bool = False
+
+    @property
+    def built(self) -> Built:
+        """The task graph and what it was built from."""
+        return self.ran.built
+
+    @property
+    def times(self) -> Times:
+        """When its tasks ran."""
+        return self.ran.times
+
+    @cached_property
+    def spans(self) -> list[dict[Action, tuple[float, float]]]:
+        """Start and end of every action, by class of ranks."""
+        start, end = self.times.start_s, self.times.end_s
+        return [
+            dict(zip(listed.actions, zip(start[first].tolist(), end[last].tolist(), strict=True), strict=True))
+            for listed, first, last in self.built.actions
+        ]
+
+    @cached_property
+    def span_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Start and end of every task."""
+        return self.times.start_s, self.times.end_s
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The ranks of every class in words."""
+        return [text_of(c.ranks) for c in self.plan.classes]
+
+    @cached_property
+    def states(self) -> list[States]:
+        """Parameters, gradients and optimizer states of every class of ranks; equal stages are one object."""
+        of = cache(partial(states, self.plan))
+        return [of(tuple(s.values())) for s in self.stages]
+
+    @cached_property
+    def levels(self) -> Levels:
+        """Memory over time of all classes of ranks."""
+        return levels(self.stages, self.built.actions, *self.span_arrays, self.states, self.expanded)
+
+    @cached_property
+    def memory(self) -> list[MemoryCurve]:
+        """Memory over time of every class of ranks."""
+        return [self.levels.curve(i, c.rank) for i, c in enumerate(self.plan.classes)]
+
+    @cached_property
+    def step_time_s(self) -> float:
+        """End of the last task."""
+        return self.times.step_s
+
+
+def make_timeline(built: Built, times: Times) -> Timeline:
+    """The columns of a Timeline: a row for every slot of every task, in order of start."""
+    graph, slots = built.graph, rows_of(built, times)
+    task = slots[:, 0]
+    details, detail = _details(graph, times)
+    kinds = tuple(graph.span_kinds)
+    message = np.array([k in MESSAGES for k in kinds])[slots[:, 3]]
+    return Timeline(
+        graph.classes,
+        tuple(graph.streams),
+        kinds,
+        details,
+        class_index=slots[:, 1],
+        stream=slots[:, 2],
+        kind=slots[:, 3],
+        detail=detail[task],
+        stage=graph.stages[task],
+        micro_batch=graph.micro_batches[task],
+        flow=np.where(message, task, -1),
+        start_s=times.start_s[task],
+        end_s=times.end_s[task],
+    )
+
+
+def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArray[np.int64]]:
+    """All details, and by task which; one that others on its links slowed says how long it takes alone."""
+    slowed = times.end_s - times.start_s > graph.seconds * (1 + SLOWED)
+    each = graph.details()
+    details = {d: i for i, d in enumerate(dict.fromkeys(each))}
+    detail = np.array([details[d] for d in each], dtype=np.int64)
+    for task in np.flatnonzero(slowed).tolist():
+        plain = each[task]
+        clock = times.stretch is not None and times.stretch[task] != 1.0
+        why = "at its full clock" if clock else "if alone on its links"
+        note = f"{plain.note}; {graph.seconds[task] * 1e3:.3g} ms {why}".removeprefix("; ")
+        detail[task] = details.setdefault(plain._replace(note=note), len(details))
+    return tuple(details), detail
+
+
+def rows_of(built: Built, times: Times) -> NDArray[np.int64]:
+    """The slots of all tasks, in order of start, then of class."""
+    slots = built.graph.slot_table()
+    return slots[np.lexsort((slots[:, 1], times.start_s[slots[:, 0]]))]

@@ -1,0 +1,109 @@
+"""The blocks of one way to run a model's layers, and sums over those of a stage: seconds, and gradients by bucket."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sim.core.actions import Kind
+from sim.inputs.scenario import Scenario
+from sim.models.dims import Shard
+from sim.models.source import source_of
+from sim.programs.data_parallel import DataParallel
+from sim.programs.stages import stage_input_bytes
+from sim.ranks.equal_ranks import expert_rank
+from sim.search.cached import cached
+from sim.search.mesh_prices import GridPrices, Sort
+from sim.search.pipeline_bound import Floats, Form
+
+KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
+EMBEDDING, HEAD, MTP = -1, -2, -3  # sorts of blocks; layers' sorts are 0 and up
+Signature = tuple[int, ...]  # the sorts of a stage's blocks, first to last
+
+
+class Blocks:
+    """The blocks of one way to run a layer (sp, micro-batch size, recomputation) on a rank, with sums by stage."""
+
+    def __init__(self, scenario: Scenario, prices: GridPrices, rank: int) -> None:
+        plan, p = prices.plan, scenario.parallelism
+        self.prices, self.scenario = prices, scenario
+        shard = _shard(prices, rank)
+        paired = p.ep_overlap and p.form.pairs
+        self.sorts: dict[int, Sort] = {}
+        numbers: dict[tuple[object, ...], int] = {}
+        order, source = [], source_of(scenario)
+        for layer in range(scenario.model.layers):
+            sort = numbers.setdefault(source.layer_sort(layer), len(numbers))
+            if sort not in self.sorts:
+                self.sorts[sort] = Sort(source.layer(layer, shard), prices, paired)
+            order.append(sort)
+        self.order = tuple(order)
+        head, *modules = source.last(shard)
+        self.sorts[EMBEDDING] = Sort(source.first(), prices, paired)
+        self.sorts[HEAD] = Sort(head, prices, paired)
+        if modules:
+            self.sorts[MTP] = Sort(modules[0], prices, paired)
+        self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
+
+    @cached
+    def work_s(self, gathered: bool) -> float:
+        """Forward and backward of all blocks at the least, whichever way backward runs."""
+        counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: self.scenario.model.mtp_layers, **Counter(self.order)})
+        return sum(n * self.sorts[sort].work_s(gathered) for sort, n in counts.items() if n)
+
+    @cached
+    def action_s(self, kind: Kind, stage: Signature, gathered: bool) -> float:
+        """Seconds of an action of a stage: its blocks one after the other."""
+        return sum([self.sorts[s].action_s(kind, gathered) for s in stage])
+
+    def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
+        """`action_s` with each block's parameters gathered one block ahead, and its gradients reduced behind.
+
+        Both queue on one stream in the order of the program: a gather, then the reduction of the block before.
+        Second: how much later the stream is done, which holds up the next action's first gather.
+        """
+        blocks = [self.sorts[s] for s in (stage if kind is Kind.F else stage[::-1])]
+        gathers = [b.gathers_s for b in blocks]
+        reduces = dp.each_micro_batch and kind is Kind.B
+        stream = arrived = gathers[0] if gathers else 0.0
+        done = 0.0
+        for i, block in enumerate(blocks):
+            here = arrived
+            if i + 1 < len(blocks):
+                stream = max(stream, done) + gathers[i + 1]
+            done = max(done, here) + block.action_s(kind, True)
+            arrived = stream
+            if reduces:
+                stream = max(stream, done) + block.reduces_s
+        return done, max(0.0, stream - done)
+
+
+def _shard(prices: GridPrices, rank: int) -> Shard:
+    """The context- and expert-parallel place of a rank of the first stage."""
+    plan = prices.plan
+    p = plan.scenario.parallelism
+    position = plan.mesh.along(["tp", "cp", "dp"], rank).index(rank) if p.ep > 1 else 0
+    return Shard(plan.mesh.coordinate("cp", rank), expert_rank(p, position))
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A model cut into stages: the sorts of its layers, and of each stage's blocks."""
+
+    order: Signature
+    stages: tuple[Signature, ...]
+
+    def each(self, of_stage: Callable[[Signature], Sequence[float]]) -> Floats:
+        """Numbers of each stage, [stages, numbers]; equal stages are asked for once."""
+        known = {stage: of_stage(stage) for stage in dict.fromkeys(self.stages)}
+        return np.array([known[stage] for stage in self.stages])
+
+    def by_rank(self, form: Form) -> list[Signature]:
+        """The blocks of every pipeline rank."""
+        held: list[Signature] = [()] * form.ranks
+        for rank, stage in zip(form.rank_of_stage.tolist(), self.stages, strict=True):
+            held[rank] += stage
+        return held

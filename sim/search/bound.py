@@ -1,0 +1,321 @@
+"""Bounds of every layout of one mesh: a step time it cannot beat, and memory it cannot do with less of.
+
+Both come from the very blocks, prices and states that the simulation uses, and are kept by what they depend on: a
+layer is built and priced once per (sp, micro-batch size, recomputation), its gradients' reductions once per ZeRO stage.
+
+Time: an action takes at least the makespan of its blocks, one after the other, with ZeRO-3's gathers and reductions
+on their stream; `sim.search.pipeline_bound` puts actions together. Messages are priced at the cheapest place that the
+mesh gives them. Left out, so the bound stays below: waiting for the data-parallel stream's earlier
+traffic, copies to the host, gathered stage inputs.
+
+Memory: exact states, and the activations of the forwards that a schedule runs before its first backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from sim.core.actions import Kind
+from sim.core.program import Phase
+from sim.inputs.parallelism import split_layers
+from sim.inputs.scenario import Scenario
+from sim.programs.data_parallel import gather_units
+from sim.programs.stages import Stage, epilogue
+from sim.ranks.faults import compute_scales, has_jitter, link_scales
+from sim.results.states import states
+from sim.schedules import FORMS
+from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MTP, Blocks, Cut, Signature
+from sim.search.cached import cached
+from sim.search.memory_bound import stage_bytes
+from sim.search.mesh_prices import GridPrices
+from sim.search.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
+from sim.search.space import Grid, Layout, Space, layouts_of, overlaps, scenario_of
+
+ROUNDING = 1 - 1e-9  # sums here run in another order than the engine's
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A layout with its bounds."""
+
+    bound_s: float
+    memory_bytes: float
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class GridBounds:
+    """The layouts of one mesh that may be among the best, and how many were looked at, were legal, and were pruned."""
+
+    bounded: list[Bounded]
+    counts: Counter[str]
+    cpu_s: float = 0.0  # that it took
+
+
+class GridSearch:
+    """Bounds the layouts of one mesh; what layouts share is computed once."""
+
+    def __init__(self, space: Space, grid: Grid, prices: GridPrices, limit_bytes: float) -> None:
+        self.space, self.grid, self.prices, self.limit_bytes = space, grid, prices, limit_bytes
+        self.scale = _fault_scale(space.base)
+        self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
+        self._of_order: dict[Signature, Blocks] = {}  # an example: those of one order have the same parameters
+
+    def run(self, ceiling_s: float = math.inf) -> GridBounds:
+        """All layouts of the mesh, a legal one, that may fit in memory and take no longer than `ceiling_s`."""
+        bounded: list[Bounded] = []
+        counts: Counter[str] = Counter()
+        for layout, legal in layouts_of(self.space, self.grid):
+            counts["enumerated"] += 1
+            if legal:
+                counts["legal"] += 1
+                found = self._bounded(layout, ceiling_s)
+                if isinstance(found, Bounded):
+                    bounded.append(found)
+                else:
+                    counts[found] += 1
+        return GridBounds(bounded, counts)
+
+    def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
+        """A layout with its bounds, the cheap ones first, or which of them rules it out."""
+        if ceiling_s < math.inf and (self.least_work_s(x) > ceiling_s or self.work_bound_s(x) > ceiling_s):
+            return "pruned_by_bound"
+        if (memory := self.memory_bytes(x)) > self.limit_bytes:
+            return "pruned_by_memory"
+        if (bound := self.bound_s(x)) > ceiling_s:
+            return "pruned_by_bound"
+        if FORMS[x.schedule].follows_times and (memory := self.memory_bytes(x, True)) > self.limit_bytes:
+            return "pruned_by_memory"
+        return Bounded(bound, memory, x)
+
+    # --- memory
+
+    def memory_bytes(self, x: Layout, timed: bool = False) -> float:
+        """Bytes that the worst rank needs at the least; `timed`: by the seconds of actions, where they decide it."""
+        blocks, form = self.blocks(x)[0], form_of(x.schedule, x.pp, x.virtual_stages)
+        cut = self.cut(blocks.order, form)
+        kept = self._state_bytes(x.zero, form, cut) + self._activation_bytes(blocks, form, cut, self._micro_batches(x))
+        if timed and (count := self._searched_forwards(x, blocks, cut)) > 1:
+            # Its other ranks are not known to begin with more forwards than one.
+            saved, _, backward = self._stage_bytes(blocks, cut)
+            kept = kept.copy()
+            first = self._state_bytes(x.zero, form, cut)[0] + count * saved[0] + backward[0]
+            kept[0] = max(kept[0], first)
+        return float(kept.max()) * ROUNDING
+
+    @cached
+    def _state_bytes(self, zero: int, form: Form, cut: Cut) -> Floats:
+        """Exact states and what gathering them takes, by pipeline rank."""
+        found: dict[Signature, float] = {}
+        for held in cut.by_rank(form):
+            if held not in found:
+                s = states(self.prices.plan, [self._stage(zero, cut.order, held)])
+                found[held] = s.parameters + s.gradients + s.optimizer + s.gathered
+        return np.array([found[held] for held in cut.by_rank(form)])
+
+    @cached
+    def _activation_bytes(self, blocks: Blocks, form: Form, cut: Cut, m: int) -> Floats:
+        """What the forwards before a rank's first backward keep, or one micro-batch of any of its stages."""
+        saved, forward, backward = self._stage_bytes(blocks, cut)
+        single = form.most(saved + np.maximum(forward, backward))
+        if self.space.training.activation_offload:
+            return single
+        many = np.bincount(form.rank_of_stage, form.forwards_first(m) * saved, form.ranks)
+        return np.maximum(single, many + form.least(backward))
+
+    def _searched_forwards(self, x: Layout, blocks: Blocks, cut: Cut) -> float:
+        """Of rank 0, before its first backward; 1 where its forward's longest time is not known."""
+        p, prices = self.space.base.parallelism, self.prices
+        first_forwards = FORMS[x.schedule].first_forwards
+        scattered = p.p2p_scatter and x.tp > 1 and not x.sp
+        if first_forwards is None or self.space.training.activation_offload or not prices.alike or scattered:
+            return 1.0
+        gathered = self._gathered(x)
+        gathers = [blocks.sorts[s].gathers_s for s in cut.stages[0]] if gathered else []
+        slowed = prices.costs.coefficients.collective_sm_share  # what computing beside them takes longer
+        t = self._alone(blocks, cut, gathered)
+        waits_s = sum(gathers) * (1.0 + slowed)
+        return first_forwards(p.schedule_memory, self._micro_batches(x), t.forward, t.input_grad, waits_s)
+
+    def _stage(self, zero: int, order: Signature, sorts: Signature) -> Stage:
+        sort_of, offload = self._of_order[order].sorts, self.space.training.activation_offload
+        return Stage(tuple([sort_of[s].block for s in sorts]), self.prices.dp(zero), self.prices.costs, offload, 0.0)
+
+    @cached
+    def _stage_bytes(self, blocks: Blocks, cut: Cut) -> tuple[Floats, Floats, Floats]:
+        """See `memory_bound.stage_bytes`; by stage."""
+        offload = self.space.training.activation_offload
+        each = cut.each(lambda stage: stage_bytes([blocks.sorts[s] for s in stage], offload))
+        saved, forward, backward = each.T
+        return saved, forward, backward
+
+    # --- time
+
+    def work_bound_s(self, x: Layout) -> float:
+        """The work of all stages shared evenly by the ranks: a bound for every schedule and ZeRO stage at once."""
+        work_s = self.blocks(x)[0].work_s(self._gathered(x))
+        return self._micro_batches(x) * work_s / x.pp * self.scale * ROUNDING
+
+    def least_work_s(self, x: Layout) -> float:
+        """The same for all recomputations and ZeRO stages at once: what does without either is in all of them."""
+        return self._least_work_s(x._replace(recompute="none", zero=2 if x.dp * x.cp > 1 else 0))
+
+    @cached
+    def _least_work_s(self, light: Layout) -> float:
+        return self.work_bound_s(light)
+
+    def bound_s(self, x: Layout) -> float:
+        """Seconds that a step of the layout takes at the least."""
+        form, m = form_of(x.schedule, x.pp, x.virtual_stages), self._micro_batches(x)
+        bound = 0.0
+        for blocks in self.blocks(x):
+            cut = self.cut(blocks.order, form)
+            t, end = self.stage_seconds(x, blocks, form, cut), self._epilogue_s(x.zero, form, cut)
+            pipeline_s = pipeline_bound_s(form, t, m, not overlaps(self.space, x), end)
+            bound = max(bound, pipeline_s, self._stream_bound_s(x.zero, form, cut, m))
+        return bound * self.scale * ROUNDING
+
+    def _micro_batches(self, x: Layout) -> int:
+        return self.space.training.global_batch_size // (x.micro_batch_size * x.dp)
+
+    def _gathered(self, x: Layout) -> bool:
+        """Whether every action gathers its parameters."""
+        return x.zero == 3 and self.prices.dp(3).reshard
+
+    def stage_seconds(self, x: Layout, blocks: Blocks, form: Form, cut: Cut) -> StageSeconds:
+        """Seconds by stage, with what of data parallelism cannot be hidden."""
+        dp, none = self.prices.dp(x.zero), np.zeros(len(cut.stages))
+        alone = self._alone(blocks, cut, self._gathered(x))
+        queued, lag = self._queued(blocks, cut) if self._gathered(x) else (alone, none)
+        last = alone.weight_grad if form.backward == "split" else alone.backward
+        total, final = self._reductions_s(x.zero, cut)
+        gathered = self._gathers_s(x.zero, cut) if dp.zero in (1, 2) and dp.gather_overlap else none
+        return StageSeconds(alone, queued, lag, *self._sends(blocks, form), np.maximum(final, total - last), gathered)
+
+    @cached
+    def _alone(self, blocks: Blocks, cut: Cut, gathered: bool) -> Actions:
+        """Actions of all stages, block after block."""
+        return Actions(*cut.each(lambda stage: [blocks.action_s(kind, stage, gathered) for kind in KINDS]).T)
+
+    @cached
+    def _queued(self, blocks: Blocks, cut: Cut) -> tuple[Actions, Floats]:
+        """With ZeRO-3's gathers; a weight gradient has none. Second: the lag of `StageSeconds`."""
+        dp, kinds = self.prices.dp(3), (Kind.F, Kind.B, Kind.I)
+        each = cut.each(lambda stage: [seconds for k in kinds for seconds in blocks.zero3_s(k, stage, dp)])
+        f, _, b, lag, i, _ = each.T
+        return Actions(f, b, i, self._alone(blocks, cut, True).weight_grad), lag
+
+    def _sends(self, blocks: Blocks, form: Form) -> tuple[Floats, Floats]:
+        p = blocks.scenario.parallelism
+        return self._sends_of(form, blocks.message_bytes / (p.tp if p.p2p_scatter and not p.sp else 1))
+
+    @cached
+    def _sends_of(self, form: Form, size: float) -> tuple[Floats, Floats]:
+        """Messages of each stage's result, forward and back; none from a chain's ends or to the same rank."""
+        forward, backward = np.zeros(len(form.rank_of_stage)), np.zeros(len(form.rank_of_stage))
+        rank = form.rank_of_stage.tolist()
+        for chain in form.chains:
+            for a, b in pairwise(chain):
+                forward[a] = self.prices.send_s(rank[a], rank[b], size)
+                backward[b] = self.prices.send_s(rank[b], rank[a], size)
+        return forward, backward
+
+    @cached
+    def _reductions_s(self, zero: int, cut: Cut) -> tuple[Floats, Floats]:
+        """Seconds of each stage's gradient reductions of one micro-batch, and of those after its last computation."""
+        dp, sort_of = self.prices.dp(zero), self._of_order[cut.order].sorts
+        if dp.at_the_end and not dp.each_micro_batch and dp.zero < 3:
+            return np.zeros(len(cut.stages)), np.zeros(len(cut.stages))
+        total, final = cut.each(lambda stage: self.prices.reductions_s([sort_of[s].gradients for s in stage], dp)).T
+        return total, final
+
+    @cached
+    def _gathers_s(self, zero: int, cut: Cut) -> Floats:
+        """Seconds in which each stage's parameters are gathered once."""
+        dp, sort_of = self.prices.dp(zero), self._of_order[cut.order].sorts
+
+        def seconds(stage: Signature) -> list[float]:
+            units = gather_units([sort_of[s].block for s in stage], dp)
+            return [sum(self.prices.comms_s(dp.gather("", a, b, Phase.FORWARD, "g")) for a, b, _ in units)]
+
+        return cut.each(seconds)[:, 0]
+
+    @cached
+    def _epilogue_s(self, zero: int, form: Form, cut: Cut) -> Floats:
+        """Clipping, optimizer and exposed gathers, by pipeline rank."""
+        tied_model = self.space.base.model.tied_embeddings and form.ranks > 1
+        found: dict[tuple[Signature, bool], float] = {}
+        out = []
+        for rank, held in enumerate(cut.by_rank(form)):
+            key = (held, tied_model and rank in (0, form.ranks - 1))
+            if key not in found:
+                program = epilogue((self._stage(zero, cut.order, held),), self.prices.plan, key[1])
+                found[key] = self.prices.program_s(program)
+            out.append(found[key])
+        return np.array(out)
+
+    @cached
+    def _stream_bound_s(self, zero: int, form: Form, cut: Cut, m: int) -> float:
+        """The data-parallel stream of the busiest rank: all that it carries, one after the other, then the epilogue."""
+        dp, runs = self.prices.dp(zero), m // form.copies
+        seconds = self._reductions_s(zero, cut)[0] * (runs if dp.each_micro_batch else 1)
+        if zero == 3:
+            seconds = seconds + self._gathers_s(zero, cut) * (2 * runs if dp.reshard else 1)
+        elif dp.zero and dp.gather_overlap:
+            seconds = seconds + self._gathers_s(zero, cut)
+        busy: Floats = np.bincount(form.rank_of_stage, seconds, form.ranks) + self._epilogue_s(zero, form, cut)
+        return float(busy.max())
+
+    # --- what layouts share
+
+    def blocks(self, x: Layout) -> list[Blocks]:
+        """The blocks of a layout, for each rank that is bounded."""
+        s, p = self.space, self.space.base.parallelism
+        paired = bool(s.fixed.get("ep_overlap")) and FORMS[x.schedule].pairs
+        by_stage = s.recomputes[x.recompute].layers is not None
+        whole = x.zero < 2 or p.accumulate_unsharded
+        stops_early = x.zero == 3 and s.recomputes[x.recompute].mode == "full"  # see `models.recompute`
+        cut_of = (x.schedule, x.virtual_stages) if by_stage else None
+        key = (x.sp, x.micro_batch_size, x.recompute, whole, stops_early, paired, cut_of)
+        if key not in self._blocks:
+            scenario = scenario_of(s, x)
+            self._blocks[key] = [Blocks(scenario, self.prices, rank) for rank in self.prices.bounded_ranks]
+            for blocks in self._blocks[key]:
+                self._of_order.setdefault(blocks.order, blocks)
+        return self._blocks[key]
+
+    def cut(self, order: Signature, form: Form) -> Cut:
+        """The sorts of blocks of every schedule stage."""
+        whole = self._cut(order, len(form.chains[0]))
+        return whole if form.copies == 1 else self._copied(whole, form)
+
+    @cached
+    def _cut(self, order: Signature, count: int) -> Cut:
+        """Into so many stages; schedules of equal numbers of stages share it, and all that follows from it."""
+        m = self.space.base.model
+        layers = self.space.fixed.get("layers_per_stage") or split_layers(m.layers, count)
+        first, out = 0, []
+        for i, n in enumerate(layers):
+            ends = (HEAD, *((MTP,) * m.mtp_layers)) if i == count - 1 else ()
+            out.append(((EMBEDDING,) if i == 0 else ()) + order[first : first + n] + ends)
+            first += n
+        return Cut(order, tuple(out))
+
+    @cached
+    def _copied(self, cut: Cut, form: Form) -> Cut:
+        """Of a schedule whose ranks hold the model several times."""
+        return Cut(cut.order, tuple([cut.stages[i] for i in form.part_of_stage.tolist()]))
+
+
+def _fault_scale(scenario: Scenario) -> float:
+    """How much faster than priced faults can make a step: ranks or links scaled the other way; jitter without end."""
+    if has_jitter(scenario):
+        return 0.0
+    links = (1 / scale for scale in link_scales(scenario).values())
+    return min([1.0, *compute_scales(scenario).values(), *links])

@@ -1,0 +1,112 @@
+"""What a search's workers do: bound the layouts of one mesh, simulate one layout.
+
+Plain functions of pickled data, so that they run in this process, in others and on a Dask cluster alike.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from dataclasses import replace
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
+
+from sim.core.errors import InputError
+from sim.core.gc_paused import no_collection
+from sim.graph.compiled import ProgramCache
+from sim.prices.operator_prices import Costs
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
+from sim.search.bound import ROUNDING, GridBounds, GridSearch
+from sim.search.least_time import least_time_s
+from sim.search.mesh_prices import GridPrices
+from sim.search.space import Grid, Layout, Space, scenario_of
+from sim.simulation import prepare
+from topology.network import Network
+
+Fate = Literal["too_large", "beaten", "refused", "simulated"]
+FATES: tuple[Fate, ...] = get_args(Fate)
+KEPT = 32  # ways to run layers whose compiled programs a worker keeps
+
+
+class Outcome(NamedTuple):
+    """One evaluated layout, and what became of it: it does not fit; it is too slow even as if links carried everything
+    at once, `step_time_s` being a least time; the simulator refuses it; it was simulated in full."""
+
+    layout: Layout
+    fate: Fate
+    step_time_s: float
+    peak_memory_bytes: float
+    cpu_s: float  # that evaluating it took
+    reason: str = ""  # of a refusal
+
+
+class _Tools(NamedTuple):
+    """What all tasks of one search share in a process."""
+
+    space: Space
+    profile: Profile
+    costs: Costs
+    network: Network
+
+
+def pack(space: Space) -> bytes:
+    """The search's data for its workers, its profile included, so that they need no files."""
+    return pickle.dumps((space, load_profile(space.base.calibration)))
+
+
+@lru_cache(maxsize=4)
+def _tools(packed: bytes) -> _Tools:
+    space, profile = pickle.loads(packed)  # what `pack` made, in this program
+    cluster = space.base.cluster
+    return _Tools(space, profile, Costs(profile, cluster.gpu), Network(cluster))
+
+
+def bound_grid(packed: bytes, grid: Grid, limit_bytes: float, ceiling_s: float) -> GridBounds:
+    """Bounds of a mesh's layouts; see `GridSearch.run`."""
+    tools, begin = _tools(packed), time.thread_time()
+    prices = GridPrices(tools.space, grid, tools.costs, tools.network)
+    with no_collection():
+        found = GridSearch(tools.space, grid, prices, limit_bytes).run(ceiling_s)
+    return replace(found, cpu_s=time.thread_time() - begin)
+
+
+def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceiling_s: float = math.inf) -> Outcome:
+    """Simulate one layout, if it fits in memory and takes no longer than `ceiling_s` as if links carried everything at
+    once. The time of one that does not fit is not known: infinite."""
+    tools, cache = _tools(packed), _program_cache(packed, layout._replace(schedule="", virtual_stages=0))
+    begin = time.thread_time()
+    with no_collection():  # until the step's tasks are gone
+        fate, step_s, peak, reason = _evaluate(tools, cache, layout, limit_bytes, ceiling_s)
+    return Outcome(layout, fate, step_s, peak, time.thread_time() - begin, reason)
+
+
+@lru_cache(maxsize=KEPT)
+def _program_cache(packed: bytes, way: Layout) -> ProgramCache:
+    """Compiled programs shared by all layouts that differ only in schedule; neighbours in the search usually do."""
+    return ProgramCache()
+
+
+def detail(packed: bytes, layout: Layout) -> dict[str, float]:
+    """What a list of layouts says of each besides its time and memory; they are means over the ranks."""
+    tools = _tools(packed)
+    step = prepare(scenario_of(tools.space, layout), tools.costs, cache=ProgramCache()).run().outcome
+    mean = step.mean_rank
+    return {"mfu": step.utilization.mfu, "exposed_comm_s": mean.exposed_comm_s, "bubble_fraction": mean.bubble_fraction}
+
+
+def _evaluate(
+    tools: _Tools, cache: ProgramCache, layout: Layout, limit_bytes: float, ceiling_s: float
+) -> tuple[Fate, float, float, str]:
+    """What becomes of it, seconds, bytes, and why it was refused."""
+    try:
+        step = prepare(scenario_of(tools.space, layout), tools.costs, cache=cache)
+        peak = step.peak_bytes
+        if peak > limit_bytes:
+            return "too_large", math.inf, peak, ""
+        if ceiling_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > ceiling_s:
+            return "beaten", least_s, peak, ""
+        return "simulated", step.run().step_time_s, peak, ""
+    except InputError as error:
+        return "refused", math.inf, math.inf, str(error)

@@ -1,0 +1,76 @@
+"""Latencies that a service has promised, and which requests kept them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sim.core.errors import InputError
+from sim.serve.result import ServingSimulation
+
+QUANTITIES = {
+    "ttft": "time_to_first_token_s", "tpot": "time_per_output_token_s", "itl": "inter_token_latency_s",
+    "latency": "request_latency_s",
+}  # fmt: skip
+STATISTICS = ("p50", "p90", "p99", "mean")
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """No more than `seconds`, of one quantity in one statistic."""
+
+    quantity: str
+    statistic: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """As an option of the command line says it."""
+        return f"{self.quantity}_{self.statistic}={self.seconds:g}"
+
+    def kept(self, result: Mapping[str, Any]) -> bool:
+        """Whether a workload as a whole kept it."""
+        return bool(result[QUANTITIES[self.quantity]][self.statistic] <= self.seconds)
+
+
+def parse_slo(text: str) -> tuple[Promise, ...]:
+    """`ttft_p99=0.25,tpot_p99=0.035` as promises.
+
+    >>> [p.text for p in parse_slo("ttft_p99=0.25, itl_mean=0.03")]
+    ['ttft_p99=0.25', 'itl_mean=0.03']
+
+    Raises:
+        InputError: for another quantity or statistic, or what is no number of seconds.
+    """
+    out = []
+    for part in text.split(","):
+        name, sign, value = (x.strip() for x in part.partition("="))
+        quantity, _, statistic = name.partition("_")
+        if not sign or quantity not in QUANTITIES or statistic not in STATISTICS:
+            allowed = f"one of {', '.join(QUANTITIES)}, then _ and one of {', '.join(STATISTICS)}, then = and seconds"
+            raise InputError(f"--slo {part.strip()}: must be {allowed}, such as ttft_p99=0.25")
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not 0.0 < seconds < 1e9:
+            raise InputError(f"--slo {part.strip()}: found {value!r}; must be a number of seconds above 0")
+        out.append(Promise(quantity, statistic, seconds))
+    return tuple(out)
+
+
+def share_within(served: ServingSimulation, slo: tuple[Promise, ...]) -> float:
+    """The part of requests whose own first token, time a token and latency keep every promised number of seconds;
+    of inter-token latencies a request's mean, which is its time a token."""
+    before_s = served.costs.host.times.request_s
+    sequences = served.sequences
+    kept = 0
+    for s in sequences:
+        own = {
+            "ttft": before_s + s.first_token_s - s.request.arrival_s,
+            "latency": before_s + s.finish_s - s.request.arrival_s,
+        }
+        own["tpot"] = own["itl"] = (s.finish_s - s.first_token_s) / max(1, s.request.output_tokens - 1)
+        kept += all(own[p.quantity] <= p.seconds for p in slo)
+    return kept / len(sequences)

@@ -1,0 +1,254 @@
+"""The layouts that a search goes through: which there are, which are legal, and the scenario of each.
+
+A layout is legal where `parse_scenario` accepts its scenario. Its sizes are asked here by the reader's own rules
+(`sim.inputs.layout_rules`), without parsing anything.
+
+The space of N GPUs: tp·cp·pp·dp = N; sp only beside tp; ep over the experts' divisors; zero above 0 only where
+dp·cp > 1, a schedule only where pp > 1 (else they are the same layout under other names); at most two stages more
+than layers (embedding and output alone); micro-batch sizes that divide the batch. Every other key is the
+scenario's own, and those with defaults that follow from searched ones take these unless the scenario says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from sim.core.errors import InputError
+from sim.inputs.input_source import Source, validate
+from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Sizes, first_problem
+from sim.inputs.overrides import merge
+from sim.inputs.parallelism import Parallelism, split_layers
+from sim.inputs.scenario import Recompute, Scenario, Training, resolve
+from sim.schedules import FORMS, ONE_RANK
+
+SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
+DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
+RECOMPUTE = ("none", "selective", "selective_op", "full")
+EXTRA_STAGES = 2
+MOST_GPUS = 1_000_000
+
+
+class Layout(NamedTuple):
+    """One point of the space. `recompute` is a mode, or text such as `full, layers 8` for the scenario's own."""
+
+    tp: int
+    sp: bool
+    cp: int
+    pp: int
+    dp: int
+    ep: int
+    zero: int
+    schedule: str
+    virtual_stages: int
+    micro_batch_size: int
+    recompute: str
+
+
+class Grid(NamedTuple):
+    """The sizes of a layout's mesh of ranks."""
+
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+    ep: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where a search looks. `base` has the searched keys at any legal values; `fixed` holds what the scenario says
+    of the keys that otherwise follow from searched ones; `only` narrows fields of Layout to some values."""
+
+    base: Scenario
+    gpus: int
+    fixed: Mapping[str, Any]
+    only: Mapping[str, tuple[Any, ...]]
+
+    @property
+    def training(self) -> Training:
+        """The training section, which a search needs."""
+        return self.base.for_training
+
+    def allows(self, field: str, value: object) -> bool:
+        """Whether the caller's own restriction of `field` lets `value` through."""
+        return field not in self.only or value in self.only[field]
+
+    @cached_property
+    def recomputes(self) -> dict[str, Recompute]:
+        """Recomputations by their name in a Layout: all modes, and the scenario's own if it is none of them."""
+        found = {mode: Recompute.model_validate({"mode": mode}) for mode in RECOMPUTE}
+        own = self.training.recompute
+        found.setdefault(_recompute_name(own), own)
+        return found
+
+
+def make_space(source: Source, gpus: int | None, name: str, only: Mapping[str, Sequence[Any]] | None = None) -> Space:
+    """The space of a scenario as it stands in its file (`sim.inputs.scenario.read_source`); `name`: as in `resolve`.
+
+    `gpus`: null for the scenario's ranks or, where it has no section `parallelism`, its cluster's GPUs.
+
+    Raises:
+        InputError: if the scenario is no training step, or wrong in a key that no layout changes; for too many GPUs.
+    """
+    data = source.data
+    if gpus is None:
+        as_written = resolve(source, name)
+        cluster = as_written.cluster
+        gpus = as_written.parallelism.ranks if data.get("parallelism") else cluster.nodes * cluster.gpus_per_node
+    if gpus > MOST_GPUS:
+        raise InputError(f"{source.label}: a search lays out at most {MOST_GPUS:,} GPUs; found {gpus:,}")
+    section = {} if data.get("parallelism") is None else data["parallelism"]
+    given = validate(Parallelism, section, source, ("parallelism",))
+    if given.micro_batch_group is not None:
+        said = "a search runs interleaved_1f1b in groups of pp micro-batches (null)"
+        raise source.error(("parallelism", "micro_batch_group"), f"found {given.micro_batch_group}; {said}")
+    kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
+    neutral = {**data, "parallelism": {**kept, "pp": gpus}}
+    if isinstance(data.get("training"), dict) and not _is_captured(data.get("model")):
+        neutral["training"] = merge(data["training"], {"micro_batch_size": 1})
+    base = resolve(replace(source, data=neutral), name)
+    if base.engine.collectives != "closed_form":
+        raise source.error(("engine", "collectives"), "found messages; a search compares closed forms (closed_form)")
+    if base.processes is not None:
+        raise source.error(("processes",), "a search compares steps that nothing disturbs; leave it out")
+    if base.training is None:
+        raise InputError(f"{source.label}: training: is missing; a search lays out training steps, with --slo serving")
+    fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
+    return Space(base, gpus, fixed, {k: tuple(v) for k, v in (only or {}).items()})
+
+
+def _is_captured(model: Any) -> bool:
+    return isinstance(model, dict) and model.get("program") is not None
+
+
+def grids(space: Space) -> Iterator[Grid]:
+    """All meshes of the space's GPUs: tp, cp, pp, dp and ep; legal ones have a layout or more."""
+    moe = space.base.model.moe
+    n = space.gpus
+    for tp in divisors(n):
+        for cp in divisors(n // tp):
+            for pp in divisors(n // tp // cp):
+                dp = n // (tp * cp * pp)
+                if pp > space.base.model.layers + EXTRA_STAGES:
+                    continue
+                for ep in divisors(moe.experts) if moe else (1,):
+                    grid = Grid(tp, cp, pp, dp, ep)
+                    if all(space.allows(k, v) for k, v in grid._asdict().items()):
+                        yield grid
+
+
+def layouts_of(space: Space, grid: Grid) -> Iterator[tuple[Layout, bool]]:
+    """The layouts of one legal mesh, each with whether it is legal; few are not. No rule between sizes reads `zero`."""
+    tp, cp, pp, dp, ep = grid
+    batch = space.training.global_batch_size
+    sizes = [b for b in divisors(batch // dp) if space.allows("micro_batch_size", b)]
+    whole = dp * cp == 1 or space.base.parallelism.dp_sync == "reduce_broadcast"  # of whole gradients alone
+    zeros = [z for z in ((0,) if whole else (0, 1, 2, 3)) if space.allows("zero", z)]
+    forms = [
+        f for f in schedule_forms(space, pp) if space.allows("schedule", f[0]) and space.allows("virtual_stages", f[1])
+    ]
+    modes = [r for r in space.recomputes if space.allows("recompute", r)]
+    for sp in (False, True) if tp > 1 else (False,):
+        if not space.allows("sp", sp):
+            continue
+        for size in sizes:
+            for mode in modes:
+                for schedule, v in forms:
+                    legal = is_legal(space, Layout(tp, sp, cp, pp, dp, ep, 0, schedule, v, size, mode))
+                    for zero in zeros:
+                        yield Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode), legal
+
+
+def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
+    """Schedules with their stages per rank."""
+    if pp == 1:
+        return [(ONE_RANK.name, 1)]
+    most = (space.base.model.layers + EXTRA_STAGES) // pp
+    forms = []
+    for name, form in FORMS.items():
+        v = form.stages_per_rank
+        if form.least_stages is not None:
+            forms += [(name, v) for v in range(v, most + 1)]
+        elif form.model_stages(1, v) <= most:
+            forms.append((name, v))
+    return forms
+
+
+def grid_is_legal(space: Space, grid: Grid) -> bool:
+    """The rules that the mesh alone decides, for micro-batches of one sequence."""
+    tp, cp, pp, dp, ep = grid
+    smallest = Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
+    return first_problem(MESH_RULES, sizes_of(space, smallest)) is None
+
+
+def is_legal(space: Space, layout: Layout) -> bool:
+    """The rest of the rules, for a layout of a legal mesh."""
+    return first_problem(LAYOUT_RULES, sizes_of(space, layout)) is None
+
+
+def sizes_of(space: Space, x: Layout) -> Sizes:
+    """The sizes that decide whether a layout is legal."""
+    fixed, p = space.fixed, space.base.parallelism
+    return Sizes(
+        space.base.model,
+        space.training,
+        x.micro_batch_size,
+        space.recomputes[x.recompute].mode,
+        x.tp,
+        x.sp,
+        x.cp,
+        x.pp,
+        x.dp,
+        x.ep,
+        fixed.get("expert_tp", 1),
+        fixed.get("ep_overlap", False),
+        fixed.get("shard_size", x.dp * x.cp),
+        p.cp_method,
+        p.cp_split,
+        FORMS[x.schedule] if x.pp > 1 else ONE_RANK,
+        x.virtual_stages,
+        fixed.get("layers_per_stage") or None,
+    )
+
+
+def stages_of(layout: Layout) -> int:
+    """Parts that the model's layers are dealt out to."""
+    return FORMS[layout.schedule].model_stages(layout.pp, layout.virtual_stages) if layout.pp > 1 else 1
+
+
+def scenario_of(space: Space, layout: Layout) -> Scenario:
+    """The layout's scenario, as parsing it would give, without parsing."""
+    x, base = layout, space.base
+    changes: dict[str, Any] = {k: getattr(x, k) for k in SEARCHED}
+    changes["shard_size"] = space.fixed.get("shard_size", x.dp * x.cp)
+    changes["expert_tp"] = space.fixed.get("expert_tp", 1)
+    changes["ep_overlap"] = space.fixed.get("ep_overlap", False)
+    changes["layers_per_stage"] = space.fixed.get("layers_per_stage") or split_layers(base.model.layers, stages_of(x))
+    changes["p2p_overlap"] = overlaps(space, x)
+    training = space.training.model_copy(
+        update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]}
+    )
+    return base.model_copy(update={"parallelism": base.parallelism.model_copy(update=changes), "training": training})
+
+
+def divisors(n: int) -> list[int]:
+    """In ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def overlaps(space: Space, layout: Layout) -> bool:
+    """`p2p_overlap`: what the scenario says, else what the schedule has by default."""
+    return bool(space.fixed.get("p2p_overlap", not FORMS[layout.schedule].blocking_sends))
+
+
+def _recompute_name(recompute: Recompute) -> str:
+    extra = [f"{k} {v}" for k, v in (("layers", recompute.layers), ("every", recompute.every)) if v is not None]
+    return ", ".join([recompute.mode, *extra])

@@ -1,0 +1,484 @@
+"""Seconds of one serving iteration on every pipeline stage.
+
+An iteration is a `Load`: tokens in all, prompt chunks, single tokens with the length of what they see, sequences
+that need logits. Its price is the sum of parts that are priced once and kept. Between kept sizes prices are
+linear: above 256 tokens sixteen sizes an octave, for decode attention four lengths an octave; a run of decode steps
+is therefore exactly the sum of its steps, however it is grouped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core.program import Comm, Compute, Program, Wait
+from sim.inputs.scenario import Scenario
+from sim.models.layers import Attention, LayerSpec, layer_specs
+from sim.models.served import ServingDims, embedding_tokens, head_samples, serving_dims
+from sim.prices.coefficients import PriceOptions
+from sim.prices.cost import REPEAT_UNCERTAINTY
+from sim.prices.kernel_tables import kernel_file
+from sim.prices.operator_prices import Costs
+from sim.prices.price import Priced
+from sim.prices.profile import Profile
+from sim.prices.rank_prices import Pricing
+from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
+from sim.prices.serving_parts import MeasuredParts, measured_parts
+from sim.prices.weight_only import WeightOnly, weight_only
+from sim.ranks.plan import Plan, make_plan
+from sim.serve.engines import ENGINES
+from sim.serve.host import Host
+from topology.network import Network
+
+SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE, MOE_LAYER)
+EXACT_TOKENS = 256
+FEW_ROWS = 64  # of one expert: less than a tile
+Shares = dict[tuple[str, str, float], float]
+
+
+class Work(StrEnum):
+    """A part of an iteration that is priced at once; the sizes that it depends on stand in a `Key`."""
+
+    __hash__ = str.__hash__  # Enum's is written in Python; prices are looked up often
+    LAYER = "layer"  # all of a layer that depends on the number of tokens alone
+    PREFILL = "prefill"  # a prompt chunk, what its last token sees, how many are equal
+    DECODE = "decode"  # sequences that add a token, how long they are, and the tokens of each
+    ROUTED = "routed"  # of a layer, the experts that replicas share
+    EMBEDDING = "embedding"
+    HEAD = "head"
+
+
+class Key(NamedTuple):
+    """A part of an iteration and its sizes; `spec`: which of `IterationCosts.specs` (a layer) or `.attentions`."""
+
+    work: Work
+    spec: int
+    a: int
+    b: int = 0
+    c: int = 0
+
+
+class Load(NamedTuple):
+    """What one iteration computes. `prefills`: (chunk, what its last token sees, how many are alike);
+    `decode_kv`: tokens seen by all single tokens together; `queries`: tokens of each of `decodes`, drafted ones among
+    them, which see the same cache; `pooled`: tokens of the mean replica among those that share experts, 0 where all
+    have as many as this one."""
+
+    tokens: int
+    decodes: int = 0
+    decode_kv: int = 0
+    prefills: tuple[tuple[int, int, int], ...] = ()
+    samples: int = 0
+    queries: int = 1
+    pooled: int = 0
+
+
+class Bill(NamedTuple):
+    """Seconds of a program, communication among them, and by (kind, source, uncertainty)."""
+
+    seconds: float
+    comm_s: float
+    shares: Shares
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayers:
+    """What one pipeline rank holds. `layers`: how many of each of `IterationCosts.specs`; `attentions` likewise."""
+
+    rank: int
+    layers: tuple[int, ...]
+    attentions: tuple[int, ...]
+    embedding: bool
+    head: bool
+
+
+@dataclass(slots=True)
+class Noted:
+    """How many iterations had these sizes. `prefills` as in `Load`; `decodes`: sequences, the kept length below, and
+    queries."""
+
+    tokens: Counter[int] = field(default_factory=Counter)
+    prefills: Counter[tuple[tuple[int, int, int], ...]] = field(default_factory=Counter)
+    decodes: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    samples: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class IterationCosts:
+    """Prices of iterations under one scenario and profile; see `stage_seconds`."""
+
+    plan: Plan
+    pricing: Pricing
+    dims: ServingDims
+    specs: tuple[LayerSpec, ...]
+    attentions: tuple[Attention, ...]
+    stages: tuple[StageLayers, ...]
+    overhead_s: float  # of the engine's own work between iterations, where it was measured
+    device: Device
+    stream_bytes_per_s: float
+    host: Host
+    formats: WeightOnly | None = None
+    measured: MeasuredParts | None = None
+    bills: dict[Key, Bill] = field(default_factory=dict)
+    without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
+    prefilled: dict[tuple[int, tuple[tuple[int, int, int], ...]], float] = field(default_factory=dict)
+    lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)
+    noted: Noted = field(default_factory=Noted)
+    rank: int = 0  # whose collectives these are
+    slowdown: float = 1.0  # how many times as long computations take
+
+    def stage_seconds(self, load: Load) -> tuple[float, ...]:
+        """Seconds of the iteration on every stage, messages between stages apart."""
+        rest = self._rest(load)
+        if load.pooled not in (0, load.tokens):
+            rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
+        attentions = [self._attention(load, i) for i in range(len(self.attentions))]
+        device_s = tuple([
+            seconds + sum([count * each for count, each in zip(s.attentions, attentions, strict=True)])
+            for seconds, s in zip(rest, self.stages, strict=True)
+        ])  # fmt: skip
+        if not self.host.engine.host:
+            return device_s
+        sequences, prompts = load.decodes + sum([alike for _, _, alike in load.prefills]), bool(load.prefills)
+        return tuple(
+            self.host.stage_seconds(i, seconds, load.tokens, sequences, prompts) for i, seconds in enumerate(device_s)
+        )
+
+    def _rest(self, load: Load) -> tuple[float, ...]:
+        """Seconds of all but attention on every stage's GPU, kept."""
+        rest = self.without_attention.get((load.tokens, load.samples))
+        if rest is None:
+            rest = self.without_attention[load.tokens, load.samples] = self._without_attention(load)
+        return rest
+
+    def _routed(self, load: Load, stage: StageLayers) -> float:
+        """What experts take more for the tokens of all replicas than if all had as many as this one."""
+        return sum([
+            count * (self._tokens(Work.ROUTED, load.pooled, i) - self._tokens(Work.ROUTED, load.tokens, i))
+            for i, count in enumerate(stage.layers) if count
+        ])  # fmt: skip
+
+    def _without_attention(self, load: Load) -> tuple[float, ...]:
+        """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
+        tokens = load.tokens if load.samples < load.tokens else self.host.padded(load.tokens)
+        layers = [self._tokens(Work.LAYER, tokens, i) for i in range(len(self.specs))]
+        out = []
+        for s in self.stages:
+            seconds = sum([count * each for count, each in zip(s.layers, layers, strict=True)])
+            if s.embedding:
+                seconds += self.overhead_s + self._tokens(Work.EMBEDDING, load.tokens)
+            if s.head and load.samples:
+                seconds += self._tokens(Work.HEAD, load.samples)
+            out.append(seconds)
+        return tuple(out)
+
+    def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
+        """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
+        base = self._rest(Load(decodes, 0, 0, (), decodes))[0]
+        mean, seconds = first_kv / decodes, np.full(steps, base)
+        means = mean + np.arange(steps)
+        low, high = (bisect_right(_LENGTHS, length, 1) - 1 for length in (mean, mean + (steps - 1)))
+        for i, layers in enumerate(self.stages[0].attentions):
+            if low == high:
+                first, slope = self._line(i, decodes, low, 1)
+                seconds += layers * (first + slope * (means - _LENGTHS[low]))
+            else:
+                knots = _LENGTHS[low : high + 2]
+                at = [self._line(i, decodes, low + n, 1)[0] for n in range(len(knots))]
+                seconds += layers * np.interp(means, knots, at)
+        return self.host.stage_seconds(0, seconds, decodes, decodes, False) if self.host.engine.host else seconds
+
+    def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
+        """Count a run's prices among those that the result reports, all steps as its middle one."""
+        self.note(Load(decodes, decodes, first_kv + decodes * (steps // 2), (), decodes), steps)
+
+    def note(self, load: Load, times: int = 1) -> None:
+        """Count an iteration's sizes among those whose prices the result reports."""
+        noted = self.noted
+        noted.tokens[load.tokens] += times
+        if load.prefills:
+            noted.prefills[load.prefills] += times
+        if load.decodes:
+            noted.decodes[load.decodes, _length_below(load.decode_kv / load.decodes), load.queries] += times
+        if load.samples:
+            noted.samples[load.samples] += times
+
+    def _used(self) -> dict[Key, float]:
+        """How often each part was used by everything noted; parts of a layer once for every layer."""
+        used: defaultdict[Key, float] = defaultdict(float)
+        specs = [sum(s.layers[i] for s in self.stages) for i in range(len(self.specs))]
+        attentions = [sum(s.attentions[i] for s in self.stages) for i in range(len(self.attentions))]
+        for tokens, times in self.noted.tokens.items():
+            size = _sizes_around(tokens)[0]
+            used[Key(Work.EMBEDDING, 0, size)] += times
+            for i, layers in enumerate(specs):
+                used[Key(Work.LAYER, i, size)] += times * layers
+        for prefills, times in self.noted.prefills.items():
+            for i, layers in enumerate(attentions):
+                for key, part in _prefill_parts(prefills, i):
+                    used[key] += times * layers * part
+        for (decodes, length, queries), times in self.noted.decodes.items():
+            for i, layers in enumerate(attentions):
+                used[Key(Work.DECODE, i, decodes, length, queries)] += times * layers
+        for samples, times in self.noted.samples.items():
+            used[Key(Work.HEAD, 0, _sizes_around(samples)[0])] += times
+        return used
+
+    def shares(self) -> Shares:
+        """Seconds of everything noted, by (operator kind, source, uncertainty)."""
+        total: Shares = {}
+        for key, times in self._used().items():
+            for sort, seconds in self._bill(key).shares.items():
+                total[sort] = total.get(sort, 0.0) + times * seconds
+        return total
+
+    def comm_share(self) -> float:
+        """Communication's part of everything noted."""
+        bills = [(self._bill(key), times) for key, times in self._used().items()]
+        seconds = sum(b.seconds * times for b, times in bills)
+        return sum(b.comm_s * times for b, times in bills) / seconds if seconds > 0 else 0.0
+
+    def send_s(self, stage: int, tokens: int) -> float:
+        """Seconds to hand the residual stream of `tokens` from a stage to the next."""
+        size = tokens * self.dims.model.hidden * self.dims.act_bytes
+        return self.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
+
+    def _tokens(self, work: Work, tokens: int, spec: int = 0) -> float:
+        low, high, share = _sizes_around(tokens)
+        first = self._bill(Key(work, spec, low)).seconds
+        return first if share == 0.0 else first + share * (self._bill(Key(work, spec, high)).seconds - first)
+
+    def _attention(self, load: Load, spec: int) -> float:
+        seconds = 0.0
+        if load.prefills:
+            known = self.prefilled.get((spec, load.prefills))
+            if known is None:
+                known = sum([self._bill(key).seconds * part for key, part in _prefill_parts(load.prefills, spec)])
+                self.prefilled[spec, load.prefills] = known
+            seconds = known
+        if load.decodes:
+            mean = load.decode_kv / load.decodes
+            low = bisect_right(_LENGTHS, mean, 1) - 1
+            first, slope = self._line(spec, load.decodes, low, load.queries)
+            seconds += first + slope * (mean - _LENGTHS[low])
+        return seconds
+
+    def _line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
+        """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""
+        found = self.lines.get((spec, decodes, low, queries))
+        if found is None:
+            at = [self._bill(Key(Work.DECODE, spec, decodes, k, queries)).seconds for k in _LENGTHS[low : low + 2]]
+            slope = (at[1] - at[0]) / (_LENGTHS[low + 1] - _LENGTHS[low]) if len(at) > 1 else 0.0
+            found = self.lines[spec, decodes, low, queries] = at[0], slope
+        return found
+
+    def _bill(self, key: Key) -> Bill:
+        found = self.bills.get(key)
+        if found is None:
+            found = self.bills[key] = self._priced(self._program(key)) if self.measured is None else self._known(key)
+        return found
+
+    def _known(self, key: Key) -> Bill:
+        """Price a part by a real engine's measured parts, which hold embedding and head in those of the layers."""
+        assert self.measured is not None
+        seconds = 0.0
+        if key.work is Work.PREFILL:
+            seconds = self.measured.core("prefill", key.a, key.b) * key.c
+        elif key.work is Work.DECODE:
+            seconds = self.measured.core("decode", key.a, key.b)
+        elif key.work is Work.LAYER:
+            seconds = self.measured.rest(key.a) / self.dims.model.layers
+        seconds *= self.slowdown
+        return Bill(seconds, 0.0, {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds})
+
+    def _program(self, key: Key) -> Program:
+        if key.work is Work.PREFILL:
+            return self.attentions[key.spec].prefill(self.dims, key.c, key.a, key.b)
+        if key.work is Work.DECODE:
+            return _of_queries(self.attentions[key.spec], self.dims, key.a, key.b, key.c)
+        if key.work is Work.EMBEDDING:
+            return embedding_tokens(self.dims, key.a)
+        if key.work is Work.HEAD:
+            return head_samples(self.dims, key.a)
+        if key.work is Work.ROUTED:
+            return self.specs[key.spec].serve_routed(self.dims, key.a)
+        return self.specs[key.spec].serve_tokens(self.dims, key.a)
+
+    def _priced(self, program: Program) -> Bill:
+        """Operators and messages one after another, as kernels on one stream."""
+        seconds, comm, shares = 0.0, 0.0, Shares()
+        for item in program:
+            if isinstance(item, Wait):
+                continue
+            if isinstance(item, Comm):
+                price = self.pricing.comm(item, self.rank)
+                if item.kind == "all_reduce":
+                    price = price._replace(seconds=price.seconds + self.host.times.collective_s)
+                comm += price.seconds
+            else:
+                price = self._operator(item)
+                price = price._replace(seconds=price.seconds * self.slowdown)
+            seconds += price.seconds
+            sort = (item.kind, price.source, price.uncertainty)
+            shares[sort] = shares.get(sort, 0.0) + price.seconds
+        return Bill(seconds, comm, shares)
+
+    def _operator(self, op: Compute) -> Priced:
+        """One operator on a healthy rank.
+
+        Tables know a shape in one dtype: where weights or cache are kept in fewer bytes, or one latent serves many
+        heads, the operator keeps its shape's efficiency on the roofline of what it really moves. And weights and cache
+        come from device memory: published points of small operators, repeated, read them from the L2 cache, which a
+        whole model's do not fit in, so no price is below what streaming them takes.
+        """
+        if op.kind not in SCALED:
+            return self.pricing.compute(op)
+        here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        price = self._converted(op)
+        if price is None:
+            known = _as_known(op)
+            price = self.pricing.compute(known)
+            if op.bytes < known.bytes:
+                there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
+                price = price._replace(seconds=price.seconds * here / there)
+            if op.kind == MOE_LAYER and op.dtype == "fp8":
+                price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)
+        streamed = op.bytes
+        if op.kind in MATMULS:
+            batch, m, n, k = op.shape
+            streamed -= batch * m * (n + k) * self.dims.act_bytes
+        return price._replace(seconds=max(price.seconds, here, streamed / self.stream_bytes_per_s))
+
+    def _converted(self, op: Compute) -> Priced | None:
+        """A product with 8- or 4-bit weights out of measured ones, where the profile has them."""
+        if self.formats is None or op.kind != "gemm" or op.shape[0] > 1:
+            return None
+        _, m, n, k = op.shape
+        fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
+        found = self.formats.at(m, n, k) if fewer else None
+        return None if found is None else Priced(found[0], "interpolated", found[1])
+
+
+def _prefill_parts(prefills: tuple[tuple[int, int, int], ...], attention: int) -> list[tuple[Key, float]]:
+    """Attention of prompt chunks, which are one kernel however their lengths differ (vLLM: flash_attn_varlen_func):
+    each takes its part of what as many equal chunks take as have the iteration's prompt tokens.
+
+    >>> [(tuple(key)[2:], part) for key, part in _prefill_parts(((32, 32, 2), (64, 64, 1)), 0)]
+    [((32, 32, 4), 0.5), ((64, 64, 2), 0.5)]
+    """
+    tokens = sum(q * alike for q, _, alike in prefills)
+    sizes = [(q, kv, alike, round(tokens / q)) for q, kv, alike in prefills]
+    return [(Key(Work.PREFILL, attention, q, kv, n), alike / n) for q, kv, alike, n in sizes]
+
+
+def _of_queries(attention: Attention, dims: ServingDims, batch: int, kv_len: int, queries: int) -> Program:
+    """Attention of `queries` tokens of each sequence: the cache is read once for all of them (as by FlashInfer's and
+    TensorRT-LLM's kernels for drafted tokens), and what is computed is as much as for single ones."""
+    single = attention.decode(dims, batch, kv_len)
+    if queries == 1:
+        return single
+    several = attention.decode(dims, batch * queries, kv_len)
+    return tuple([
+        replace(one, flops=many.flops) if isinstance(one, Compute) and one.kind == ATTENTION_DECODE else many
+        for one, many in zip(single, several, strict=True)
+        if isinstance(many, Compute)
+    ])  # fmt: skip
+
+
+def _as_known(op: Compute) -> Compute:
+    """The operator whose price is asked for: of the same shape, with all that it moves in its own dtype."""
+    dense = _as_dense(op)
+    usual = shape_bytes(dense.kind, dense.shape, dense.dtype)
+    return dense if dense.bytes >= usual else replace(dense, bytes=usual, flops=shape_flops(dense.kind, dense.shape))
+
+
+def _as_dense(op: Compute) -> Compute:
+    """Experts with a few tokens each: bound by reading weights, so like one product with as many of them as columns."""
+    if op.kind != "grouped_gemm" or op.shape[1] >= FEW_ROWS:
+        return op
+    groups, m, n, k = op.shape
+    return replace(op, kind="gemm", shape=(1, m, groups * n, k))
+
+
+def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
+    """Prices for `scenario` out of `profile`."""
+    plan = make_plan(scenario)
+    gpu, c = scenario.cluster.gpu, profile.coefficients
+    costs = Costs(profile, gpu, PriceOptions(group_launch=False))  # serving libraries run all experts in one launch
+    peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
+    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
+    parts = measured_parts(profile, scenario.model) if scenario.parallelism.ranks == 1 else None
+    parts = parts if scenario.for_serving.attention == "fused" else None  # the measured engine's is fused
+    dims, device = serving_dims(scenario), Device(gpu.name, peaks, bandwidth)
+    dims = replace(dims, one_kernel=_experts_measured(profile, dims))
+    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
+    engine_s = 0.0 if parts is None else parts.engine
+    specs = layer_specs(scenario.model)
+    kinds, attentions = tuple(dict.fromkeys(specs)), tuple(dict.fromkeys([spec.attention for spec in specs]))
+    stages, engine = _stages(plan, specs, kinds, attentions), ENGINES[scenario.for_serving.engine]
+    launched = tuple([_kernels(dims, kinds, attentions, s) for s in stages])
+    host = Host(engine, engine.host_on(gpu.architecture), scenario.parallelism.tp, launched)
+    return IterationCosts(
+        plan, Pricing(plan, costs, Network(scenario.cluster)), dims, kinds, attentions, stages, engine_s, device,
+        bandwidth * c.streaming_efficiency, host, formats, parts,
+    )  # fmt: skip
+
+
+def _kernels(
+    d: ServingDims, specs: tuple[LayerSpec, ...], attentions: tuple[Attention, ...], stage: StageLayers
+) -> int:
+    """Launches of an iteration of single tokens on a stage, collectives among them."""
+    parts = [
+        *((spec.serve_tokens(d, 1), n) for spec, n in zip(specs, stage.layers, strict=True)),
+        *((attention.decode(d, 1, 1), n) for attention, n in zip(attentions, stage.attentions, strict=True)),
+        (embedding_tokens(d, 1), stage.embedding), (head_samples(d, 1), stage.head),
+    ]  # fmt: skip
+    return sum(n * sum(item.kernels if isinstance(item, Compute) else 1 for item in part) for part, n in parts)
+
+
+def _experts_measured(profile: Profile, dims: ServingDims) -> bool:
+    """Whether the profile has whole layers of experts in their format."""
+    alike = {"fp16": "bf16", "mxfp8": "fp8"}.get(dims.experts_dtype, dims.experts_dtype)
+    return bool(profile.kernels) and (MOE_LAYER, alike) in kernel_file(profile.kernels).tables
+
+
+def _stages(
+    plan: Plan, specs: tuple[LayerSpec, ...], kinds: tuple[LayerSpec, ...], attentions: tuple[Attention, ...]
+) -> tuple[StageLayers, ...]:
+    """Parts dealt to pipeline ranks in turn; serving runs a rank's parts one after another."""
+    pp, out = plan.scenario.parallelism.pp, []
+    for i in range(pp):
+        parts = plan.parts[i::pp]
+        layers = Counter([specs[n] for part in parts for n in part.layers])
+        attending = Counter([specs[n].attention for part in parts for n in part.layers])
+        first, last = any(p.embedding for p in parts), any(p.head for p in parts)
+        counts = tuple([layers[kind] for kind in kinds]), tuple([attending[a] for a in attentions])
+        out.append(StageLayers(i * plan.mesh.strides["pp"], *counts, first, last))
+    return tuple(out)
+
+
+def _sizes_around(tokens: int) -> tuple[int, int, float]:
+    """The kept sizes below and above a number of tokens, and how far it is between them.
+
+    >>> _sizes_around(200), _sizes_around(1000), _sizes_around(1024)
+    ((200, 200, 0.0), (992, 1024, 0.25), (1024, 1024, 0.0))
+    """
+    if tokens <= EXACT_TOKENS:
+        return tokens, tokens, 0.0
+    step = 1 << (tokens.bit_length() - 5)  # sixteen in an octave
+    low = tokens // step * step
+    return (low, low, 0.0) if low == tokens else (low, low + step, (tokens - low) / step)
+
+
+_LENGTHS = tuple(sorted({round(2 ** (i / 4)) for i in range(4 * 40)}))
+
+
+def _length_below(length: float) -> int:
+    """The longest kept length that is no longer than this one."""
+    return _LENGTHS[bisect_right(_LENGTHS, length, 1) - 1]

@@ -1,0 +1,65 @@
+"""Slow ranks and links of a serving workload: one replica's prices, stage by stage.
+
+Tensor-parallel ranks meet in every layer, so a stage computes at the pace of its slowest rank, and its collectives take
+as long as on the slowest link that its group uses. Replicas serve their own requests and do not wait for each other.
+What a result says about prices (sources, communication's share) is that of healthy ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.inputs.scenario import Scenario
+from sim.prices.rank_prices import Pricing
+from sim.ranks.faults import compute_scales, link_scales
+from sim.serve.costs import IterationCosts, Load, Noted
+from topology.network import Network
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyCosts:
+    """Prices of one replica's iterations, every stage with its own; what is counted is counted by `healthy`."""
+
+    healthy: IterationCosts
+    stages: tuple[IterationCosts, ...]
+
+    def stage_seconds(self, load: Load) -> tuple[float, ...]:
+        """As `IterationCosts.stage_seconds`."""
+        return tuple(own.stage_seconds(load)[i] for i, own in enumerate(self.stages))
+
+    def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
+        """As `IterationCosts.decode_run`, which has one stage."""
+        return self.stages[0].decode_run(decodes, first_kv, steps)
+
+    def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
+        """As `IterationCosts.note_decode_run`."""
+        self.healthy.note_decode_run(decodes, first_kv, steps)
+
+    def note(self, load: Load) -> None:
+        """As `IterationCosts.note`."""
+        self.healthy.note(load)
+
+    def send_s(self, stage: int, tokens: int) -> float:
+        """As `IterationCosts.send_s`."""
+        return self.stages[stage].send_s(stage, tokens)
+
+
+def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> IterationCosts | FaultyCosts:
+    """Prices of one data-parallel replica; `healthy` itself where nothing disturbs it."""
+    scales, links = compute_scales(scenario), link_scales(scenario)
+    plan = healthy.plan
+    first = replica * plan.mesh.strides["dp"]
+    layers = tuple(replace(s, rank=s.rank + first) for s in healthy.stages)
+    members = [plan.mesh.along(["tp"], s.rank) for s in layers]
+    if not links and not any(r in scales for ranks in members for r in ranks):
+        return healthy
+    pricing = Pricing(plan, healthy.pricing.costs, Network(scenario.cluster, links)) if links else healthy.pricing
+    stages = tuple(
+        replace(healthy, pricing=pricing, stages=layers, rank=s.rank, bills={}, without_attention={}, prefilled={},
+                lines={}, noted=Noted(), slowdown=max(scales.get(r, 1.0) for r in ranks))
+        for s, ranks in zip(layers, members, strict=True)
+    )  # fmt: skip
+    return FaultyCosts(healthy, stages)

@@ -1,0 +1,46 @@
+"""Seconds that an engine's host adds to an iteration of its GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.serve.engines import Engine, HostTimes
+
+MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
+Seconds = TypeVar("Seconds", float, NDArray[np.float64])
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage."""
+
+    engine: Engine
+    times: HostTimes
+    tp: int
+    kernels: tuple[int, ...]
+
+    def padded(self, tokens: int) -> int:
+        """Tokens that are computed where `tokens` single ones are: those of the next larger CUDA graph."""
+        return next((size for size in self.engine.graph_sizes if size >= tokens), tokens)
+
+    def stage_seconds(self, stage: int, device_s: Seconds, tokens: int, sequences: int, prompts: bool) -> Seconds:
+        """Seconds of an iteration on a stage whose GPU computes for `device_s` of them.
+
+        Work between iterations is the first stage's. Kernels outside of a graph are issued one by one.
+        """
+        t, sizes = self.times, self.engine.graph_sizes
+        busy_s = device_s
+        if t.launch_s and (prompts or not sizes or sequences > sizes[-1]):
+            busy_s = (device_s**MEETING + (self.kernels[stage] * t.launch_s) ** MEETING) ** (1 / MEETING)
+        if stage:
+            return busy_s
+        own_s = t.iteration_s + (self.tp - 1) * t.rank_s + sequences * t.sequence_s + prompts * t.prompt_s
+        if self.engine.sized_tokens is not None and tokens > self.engine.sized_tokens:
+            own_s += tokens * self.tp * t.oversize_s
+        if self.engine.overlaps:
+            return np.maximum(busy_s, own_s) if isinstance(busy_s, np.ndarray) else max(busy_s, own_s)
+        return busy_s + own_s

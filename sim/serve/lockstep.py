@@ -1,0 +1,185 @@
+"""Running sequences that add one token in every iteration, advanced together without looking at each.
+
+Most running sequences do nothing else: in every iteration each adds one token, and takes a block where its last one is
+full. Who ends when, and how many need a block in which iteration, follows from numbers that are worked out when a
+sequence joins (`Lockstep.ends`, `Lockstep.residues`). An iteration then costs what changes in it: prompts, arrivals and
+ends. Wherever the scheduler's rules ask for more than that (nobody has a block left, the token budget is too small for
+all), `settle` writes every sequence's own numbers back, and the scheduler decides as ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sim.serve.scheduler import Batch, Piece, Scheduler, Sequence
+
+
+@dataclass(slots=True)
+class Lockstep:
+    """Members of one replica without pipeline stages. After `step` iterations a member has computed its `base` + `step`
+    tokens. `others` run as well, oldest first: prompts, and who waits for a copy from the host."""
+
+    scheduler: Scheduler
+    step: int = 0
+    members: dict[Sequence, int] = field(default_factory=dict)  # and their base
+    bases: int = 0  # their sum
+    newest: int = 0  # the youngest member's order, at least
+    ends: list[tuple[int, int, Sequence]] = field(default_factory=list)  # a heap: the step after which each ends
+    residues: Counter[int] = field(default_factory=Counter)  # how many bases have which remainder by the block's tokens
+    others: list[Sequence] = field(default_factory=list)
+
+    @property
+    def seen(self) -> int:
+        """Tokens that the members' next tokens see, themselves included."""
+        return self.bases + len(self.members) * (self.step + 1)
+
+    def schedule(self, now_s: float) -> Batch | None:
+        """The next iteration: every member's token (which are no pieces), and the pieces of others. None, and nothing
+        done, where the scheduler has to look at everybody."""
+        s = self.scheduler
+        self._join(now_s)
+        n, budget, blocks = len(self.members), s.limits.batch_tokens - len(self.members), self._lacking(1)
+        if budget < 0:
+            return None
+        wanted = []
+        for sequence in self.others:
+            if sequence.ready_s > now_s:
+                continue
+            tokens = min(sequence.remaining, budget)
+            if tokens < sequence.remaining and sequence.order < self.newest:
+                return None  # members that are younger would get what is left
+            if tokens:
+                wanted.append((sequence, tokens))
+                budget -= tokens
+                blocks += s.lacks(sequence, tokens)
+        if blocks > s.cache.available:
+            return None
+        self._compute(1)
+        pieces: list[Piece] = []
+        for sequence, tokens in wanted:
+            s.grow(sequence, tokens)
+            pieces.append(s.piece(sequence, tokens))
+        before = len(s.running)
+        s.admit(pieces, budget, s.limits.batch_sequences - n, now_s)
+        self.others += s.running[before:]
+        return Batch(tuple(pieces), s.out_free_s)
+
+    def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
+        """An iteration out of `schedule` has ended; who left."""
+        left: list[Sequence] = []
+        if batch.pieces:
+            left = self.scheduler.finish(batch, end_s)
+        else:
+            self.scheduler.note_end()
+        if left:
+            self.others = [x for x in self.others if x.running]
+        self.step += 1
+        return left + self._leave(end_s)
+
+    def settle(self) -> None:
+        """Every member has its own numbers again, and is none."""
+        for sequence, base in self.members.items():
+            self._write(sequence, base)
+        self.members.clear()
+        self.residues.clear()
+        self.ends.clear()
+        self.bases = self.newest = 0
+
+    def look_again(self) -> None:
+        """The scheduler itself did an iteration."""
+        self.others = list(self.scheduler.running)
+
+    def steady_steps(self, now_s: float) -> int:
+        """How many of the next iterations are all alike: members alone, of whom none ends before the last of them, or
+        lacks a block; 0 where the next one is not of that kind.
+
+        A request that waits for room goes on waiting, as these steps free none. One that may be admitted when it
+        arrives ends the run at that time, which the caller must look for.
+        """
+        self._join(now_s)
+        s, n = self.scheduler, len(self.members)
+        if not n or self.others or n > s.limits.batch_tokens:
+            return 0
+        if s.waiting and n < s.limits.running and s.fits(s.waiting[0]):
+            return 0
+        low, high = 0, self.ends[0][0] - self.step
+        if n * (high // s.cache.block_tokens + 1) <= s.cache.available:
+            return high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._lacking(middle) <= s.cache.available:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def run(self, steps: int, end_s: float) -> list[Sequence]:
+        """Do `steps` alike iterations at once (see `steady_steps`), the last ending at `end_s`; who left."""
+        self._compute(steps)
+        self.scheduler.note_end()
+        self.step += steps
+        return self._leave(end_s)
+
+    def _join(self, now_s: float) -> None:
+        """Others that from now on add a token in every iteration become members."""
+        if not self.others:
+            return
+        block, still = self.scheduler.cache.block_tokens, []
+        for x in self.others:
+            if x.generated == 0 or x.remaining != 1 or x.ready_s > now_s or x.private != self._blocks(x):
+                still.append(x)
+                continue
+            base = self.members[x] = x.computed - self.step
+            self.bases += base
+            self.newest = max(self.newest, x.order)
+            self.residues[base % block] += 1
+            heapq.heappush(self.ends, (self.step + x.request.output_tokens - x.generated, x.order, x))
+        self.others = still
+
+    def _lacking(self, steps: int) -> int:
+        """Blocks that members need for so many steps: one each time all of a member's are full. In the contiguous
+        layout a sequence has all its places from the start."""
+        cache = self.scheduler.cache
+        if cache.reserve_tokens:
+            return 0
+        rounds, rest = divmod(steps, cache.block_tokens)
+        full = rounds * len(self.members)
+        if rest == 1:
+            return full + self.residues.get(-self.step % cache.block_tokens, 0)
+        return full + sum([n for r, n in self.residues.items() if (-r - self.step) % cache.block_tokens < rest])
+
+    def _compute(self, steps: int) -> None:
+        cache = self.scheduler.cache
+        taken = cache.take(self._lacking(steps))
+        assert taken, "the members' blocks were promised"
+        cache.tokens += steps * len(self.members)
+
+    def _leave(self, end_s: float) -> list[Sequence]:
+        """Members that have all their tokens end."""
+        s, left = self.scheduler, []
+        while self.ends and self.ends[0][0] <= self.step:
+            sequence = heapq.heappop(self.ends)[2]
+            base = self.members.pop(sequence)
+            self._write(sequence, base)
+            self.bases -= base
+            self.residues[base % s.cache.block_tokens] -= 1
+            s.end(sequence, end_s)
+            left.append(sequence)
+        if not self.members:
+            self.newest = 0
+        if left:
+            s.running = [x for x in s.running if x.running]
+        return left
+
+    def _write(self, sequence: Sequence, base: int) -> None:
+        new = base + self.step - sequence.computed
+        sequence.computed += new
+        sequence.generated += new
+        sequence.private = self._blocks(sequence)
+
+    def _blocks(self, sequence: Sequence) -> int:
+        """A member's own blocks: just enough for what is computed."""
+        cache = self.scheduler.cache
+        return cache.blocks_of(sequence.computed) - sequence.shared // cache.block_tokens

@@ -1,0 +1,132 @@
+"""What a serving rank's memory holds: weights, an iteration's tensors, and the cache in what is left."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.inputs.scenario import Scenario
+from sim.models.dims import ceil_div
+from sim.models.elementwise import GATED
+from sim.models.layers import Attention, LayerSpec, norm_elements
+from sim.models.served import ServingDims
+from sim.serve.costs import IterationCosts, StageLayers
+from sim.serve.requests import Request
+
+
+class Capacity(NamedTuple):
+    """Cache of one replica. `blocks` are simulated, `blocks_fit` what there is room for on the fullest stage.
+
+    `token_bytes`: of one token on the stage with most layers (`stage_token_bytes`: the same, what a host copy moves
+    per GPU). `reserve_tokens`: what a sequence holds from the start in the contiguous layout, else 0.
+    """
+
+    blocks: int
+    blocks_fit: int
+    reserve_tokens: int
+    token_bytes: tuple[float, ...]
+    weight_bytes: tuple[float, ...]
+    buffer_bytes: tuple[float, ...]
+    host_tokens: int
+
+    @property
+    def stage_token_bytes(self) -> float:
+        return max(self.token_bytes)
+
+
+def cached_bytes(
+    d: ServingDims, attentions: tuple[Attention, ...], counts: tuple[int, ...], length: float = 1.0
+) -> float:
+    """Cache of one token on one rank that holds `counts` layers of each of these attentions.
+
+    Layers with a window drop what lies before it: of a sequence of `length` a token's average share.
+
+    >>> from sim.inputs.model_input import load_model
+    >>> from sim.inputs.scenario import parse_scenario
+    >>> from sim.models.layers import attention_spec
+    >>> from sim.models.served import serving_dims
+    >>> s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100",
+    ...     "inference": {"requests": {"prompt_len": 8, "output_len": 8}}})
+    >>> cached_bytes(serving_dims(s), (attention_spec(s.model),), (32,))
+    131072.0
+    """
+    return sum(
+        n * (a.cache_elements(d.tp) * d.kv_bytes) * (a.kept_tokens(length) / length)
+        for a, n in zip(attentions, counts, strict=True)
+    )
+
+
+def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
+    """Weights of one rank of a stage, in the formats the scenario keeps them in."""
+    total = 0.0
+    for spec, layers in zip(specs, stage.layers, strict=True):
+        if layers:
+            quantized, rest = spec.served_elements(d.tp, d.ep, d.expert_tp)
+            total += layers * (quantized * d.weight_bytes + rest * d.act_bytes)
+    m = d.model
+    table = d.vocab * m.hidden * d.act_bytes
+    tied_here = m.tied_embeddings and stage.embedding and stage.head
+    total += table * (stage.embedding + (stage.head and not tied_here))
+    if stage.embedding and m.positions == "learned":
+        total += m.max_positions * m.hidden * d.act_bytes
+    if stage.head:
+        total += norm_elements(m) * d.act_bytes
+    return total
+
+
+def buffer_bytes(
+    d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers, tokens: int, samples: int, longest: int = 0
+) -> float:
+    """The most that an iteration of `tokens` holds beside weights and cache: the residual stream and its sum, and the
+    widest of what attention or the MLP make of it; at the head the logits and their fp32 copy.
+
+    Unfused attention holds scores and probabilities of all its tokens against `longest` keys besides."""
+    m = d.model
+    inner = max(spec.mlp.widest(d.tp) for spec in specs)
+    wide = max(
+        *(spec.attention.expanded_width(d.tp) for spec in specs), inner * (3 if m.mlp in GATED else 2)
+    )
+    layer = tokens * (2 * m.hidden + wide) * d.act_bytes
+    if not d.fused_attention:
+        layer += 2 * tokens * longest * ceil_div(m.heads, d.tp) * d.act_bytes
+    logits = samples * d.vocab * d.tp * (d.act_bytes + 4.0) if stage.head else 0.0
+    return max(layer, tokens * m.hidden * d.act_bytes + logits)
+
+
+def cache_capacity(
+    scenario: Scenario, costs: IterationCosts, requests: tuple[Request, ...], held_bytes: float = 0.0,
+    draft: IterationCosts | None = None,
+) -> Capacity:  # fmt: skip
+    """Blocks that fit beside weights, buffers and others' `held_bytes` into `memory_fraction` of a GPU (vLLM's
+    gpu_memory_utilization); into all of it with static batching, which allocates what it needs.
+
+    Every stage must hold its layers' part of every block, so the stage with least room decides. Where not even the
+    longest request fits (for static batching: the whole batch), just enough blocks for it are simulated. A block's
+    bytes are those of a sequence of the requests' mean length, where layers with windows keep less than others. A
+    `draft` has its weights and its part of every block on the same ranks.
+    """
+    i, d = scenario.for_serving, costs.dims
+    drafted = 0 if i.speculative is None else i.speculative.tokens
+    longest = max(r.prompt_tokens + r.output_tokens for r in requests) + drafted
+    contiguous = i.kv_cache.layout == "contiguous"
+    reserve = max(longest, d.model.max_positions if d.model.max_positions > 1 else 0) if contiguous else 0
+    block = i.kv_cache.block_tokens
+    static = i.batching == "static"
+    sequences = -(-len(requests) // scenario.parallelism.dp) if static else i.max_running_requests
+    prompts = sum(r.prompt_tokens for r in requests)
+    tokens = -(-prompts // scenario.parallelism.dp) if static else min(i.max_batch_tokens, prompts + len(requests))
+    prompt, samples = max(r.prompt_tokens for r in requests), min(sequences, len(requests))
+    buffers = tuple(buffer_bytes(d, costs.specs, s, tokens, samples, prompt) for s in costs.stages)
+    weights = tuple(weight_bytes(d, costs.specs, s) for s in costs.stages)
+    mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
+    per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) for s in costs.stages)
+    if draft is not None:
+        (own,) = draft.stages
+        weights = (weights[0] + weight_bytes(draft.dims, draft.specs, own),)
+        per_token = (per_token[0] + cached_bytes(draft.dims, draft.attentions, own.attentions, mean),)
+    budget = scenario.cluster.gpu.memory_bytes * (1.0 if static else i.kv_cache.memory_fraction) - held_bytes
+    stages = zip(weights, buffers, per_token, strict=True)
+    fit = min(int(max(0.0, budget - w - b) // (t * block)) for w, b, t in stages if t)
+    each = -(-max(longest - 1, reserve) // block)
+    needed = each * (sequences if static else 1)
+    host_bytes = scenario.cluster.gpu.memory_bytes
+    return Capacity(max(fit, needed), fit, reserve, per_token, weights, buffers, int(host_bytes // max(per_token)))

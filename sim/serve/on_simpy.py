@@ -1,0 +1,188 @@
+"""Serving as SimPy processes and resources.
+
+A process for the arrivals, one for each replica, and one for each iteration under way, which passes the replica's
+pipeline stages: resources that hold one iteration at a time. Replicas hear of each other through a router and through
+what they send each other. Iterations are put together by the same scheduler as in the quick pass (`sim.serve.clock`),
+which stands in where replicas do not affect each other, and gives the same times.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as Items
+from typing import Any
+
+import simpy
+from simpy.events import NORMAL, EventPriority
+
+from sim.serve.pools import Pool, experts_span
+from sim.serve.prices import Prices
+from sim.serve.replica import Iteration, Replica, Work, Worker
+from sim.serve.scheduler import Sequence
+
+Process = Generator[simpy.Event, Any, None]
+LAST = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1
+
+
+class Clock(simpy.Environment):
+    """SimPy's environment, with events at an exact time: now + (time - now) would round."""
+
+    def at(self, time_s: float, priority: EventPriority = NORMAL) -> simpy.Event:
+        """An event at `time_s`."""
+        event = self.event()
+        event._ok, event._value = True, None  # as succeed() would, which takes place now
+        heapq.heappush(self._queue, (max(time_s, self.now), priority, next(self._eid), event))
+        return event
+
+
+class ReplicaProcess:
+    """A replica on SimPy's clock. `on_left`: is told who left, with all tokens or for another replica."""
+
+    def __init__(self, clock: Clock, replica: Replica, costs: Prices, group: bool, alone: bool = True) -> None:
+        self.clock, self.replica, self.costs = clock, replica, costs
+        self.worker = Worker(replica, costs, group)
+        self.stages = [simpy.Resource(clock) for _ in costs.stages]
+        self.on_left: Callable[[Sequence], None] | None = None
+        self.in_flight = 0
+        self.news = clock.event()  # a request, a copy or a result has come
+        if alone:
+            clock.process(self._serve())
+
+    def take(self, sequence: Sequence) -> None:
+        """A request comes in."""
+        self.replica.scheduler.waiting.append(sequence)
+        self.tell()
+
+    def tell(self) -> None:
+        """Something has changed: whoever waits for that looks again."""
+        news, self.news = self.news, self.clock.event()
+        news.succeed()
+
+    def end(self, work: Work) -> None:
+        """An iteration has ended."""
+        for sequence in self.worker.end(work, self.clock.now):
+            if self.on_left is not None:
+                self.on_left(sequence)
+
+    def _serve(self) -> Process:
+        """Put one iteration after another together, whenever the first stage is free and somebody can compute."""
+        clock = self.clock
+        while True:
+            yield clock.at(clock.now, LAST)
+            steps = self.worker.steady_steps(clock.now)
+            if steps > 1:
+                yield from self._run(steps)
+                continue
+            work = self.worker.begin(clock.now)
+            if work is None:
+                ready_s = self.worker.next_ready_s(clock.now)
+                yield self.news if ready_s is None else self.news | clock.at(ready_s)
+                continue
+            passed = clock.event()
+            clock.process(self._iteration(work, passed))
+            yield passed
+            while self.in_flight == len(self.stages):
+                yield self.news
+
+    def _run(self, steps: int) -> Process:
+        """Alike iterations of the only stage, until one ends after news have come."""
+        clock, start = self.clock, self.clock.now
+        ends = self.worker.run_ends(start, steps)
+        end = clock.at(float(ends[-1]))
+        yield self.news | end
+        until = clock.now
+        yield clock.at(float(ends[min(len(ends) - 1, int(ends.searchsorted(until)))]))
+        for sequence in self.worker.run(start, ends, until):
+            if self.on_left is not None:
+                self.on_left(sequence)
+
+    def _iteration(self, work: Work, passed: simpy.Event) -> Process:
+        """Through all stages, each of which holds one iteration at a time; `passed` is the first of them."""
+        clock, stages, iterations = self.clock, self.stages, self.replica.iterations
+        self.in_flight += 1
+        number, spans = len(iterations), []
+        iterations.append(Iteration((), work.load, 1))
+        if work.ready_s > clock.now:
+            yield clock.at(work.ready_s)
+        turn = stages[0].request()
+        for i, seconds in enumerate(self.costs.stage_seconds(work.load)):
+            yield turn
+            start = clock.now
+            yield clock.timeout(seconds)
+            spans.append((start, clock.now))
+            done = turn
+            if i + 1 < len(stages):
+                turn = stages[i + 1].request()  # before the message is sent, so that none overtakes another
+            stages[i].release(done)
+            if i + 1 < len(stages):
+                if i == 0:
+                    passed.succeed()
+                yield clock.timeout(self.costs.send_s(i, work.load.tokens))
+        iterations[number] = Iteration(tuple(spans), work.load, 1)
+        self.in_flight -= 1
+        self.end(work)
+        if len(stages) == 1:
+            passed.succeed()
+        self.tell()
+
+
+class SharedExperts:
+    """Replicas whose experts are spread over all of them: every layer exchanges tokens, so that their iterations start
+    and end together. An iteration takes what the slowest of them takes, with the experts' share of all tokens; who has
+    nothing to compute takes part with its experts alone (vLLM's data-parallel engines run empty batches meanwhile)."""
+
+    def __init__(self, clock: Clock, members: Items[ReplicaProcess], span: int) -> None:
+        self.clock, self.members, self.span = clock, members, span
+        clock.process(self._serve())
+
+    def _serve(self) -> Process:
+        clock = self.clock
+        while True:
+            yield clock.at(clock.now, LAST)
+            works = [(m, work) for m in self.members if (work := m.worker.begin(clock.now)) is not None]
+            if not works:
+                ready = [t for m in self.members if (t := m.worker.next_ready_s(clock.now)) is not None]
+                yield clock.any_of([*[m.news for m in self.members], *[clock.at(t) for t in ready]])
+                continue
+            pooled = max(1, round(sum([work.load.tokens for _, work in works]) / self.span))
+            start, end = max([work.ready_s for _, work in works]), clock.now
+            for m, work in works:
+                load = work.load._replace(pooled=pooled)
+                own = start + m.costs.stage_seconds(load)[0]
+                m.replica.iterations.append(Iteration(((start, own),), load, 1))
+                end = max(end, own)
+            yield clock.at(end)
+            for m, work in works:
+                m.end(work)
+
+
+def replica_processes(clock: Clock, pool: Pool, group: bool) -> list[ReplicaProcess]:
+    """A pool's replicas on the clock."""
+    span = experts_span(pool.scenario)
+    members = [
+        ReplicaProcess(clock, r, own, group, span == 1) for r, own in zip(pool.replicas, pool.prices, strict=True)
+    ]
+    if span > 1:
+        for first in range(0, len(members), span):
+            SharedExperts(clock, members[first : first + span], span)
+    return members
+
+
+def serve_on_simpy(
+    clock: Clock, replicas: Items[ReplicaProcess], requests: Items[Sequence], choose: Callable[[Sequence], int]
+) -> None:
+    """Let all requests, in order of arrival, come to the replicas that `choose` sends them to, until all are served."""
+
+    def arrivals() -> Process:
+        for sequence in requests:
+            if sequence.request.arrival_s > clock.now:
+                yield clock.at(sequence.request.arrival_s)
+            chosen = replicas[choose(sequence)]
+            chosen.replica.sequences.append(sequence)
+            chosen.take(sequence)
+
+    clock.process(arrivals())
+    clock.run()
+    unserved = sum(s.finish_s < 0 for s in requests)
+    assert not unserved, f"{unserved} requests wait for nothing at {clock.now} s"

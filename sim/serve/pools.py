@@ -1,0 +1,144 @@
+"""A pool: equal replicas of the model, with their prices and caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import PoolSize
+from sim.prices.profile import Profile
+from sim.serve.costs import IterationCosts, Shares, iteration_costs
+from sim.serve.faults import replica_costs
+from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
+from sim.serve.kv_cache import HostCache, KvCache
+from sim.serve.memory import Capacity, cache_capacity
+from sim.serve.prices import Prices
+from sim.serve.replica import Replica
+from sim.serve.requests import Request
+from sim.serve.scheduler import Limits, Scheduler, Sequence
+from sim.serve.speculation import Acceptance, SpeculativePrices, draft_costs
+
+UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Equal replicas. `name`: all, prefill or decode; `first_rank`: of its ranks among those of the cluster."""
+
+    name: str
+    scenario: Scenario
+    costs: IterationCosts
+    capacity: Capacity
+    first_rank: int
+    replicas: tuple[Replica, ...]
+    draft: IterationCosts | None = None
+
+    @property
+    def prices(self) -> list[Prices]:
+        """Prices of every replica, which may have slow ranks or links, and a draft."""
+        return [self._prices(r.index) for r in self.replicas]
+
+    def _prices(self, replica: int) -> Prices:
+        own, speculative = replica_costs(self.costs, self.scenario, replica), self.scenario.for_serving.speculative
+        if self.draft is None or speculative is None:
+            return own
+        return SpeculativePrices(own, replica_costs(self.draft, self.scenario, replica), speculative.tokens)
+
+    @property
+    def shares(self) -> Shares:
+        """Seconds of all iterations, the draft's among them, by (operator kind, source, uncertainty)."""
+        total = dict(self.costs.shares())
+        for sort, seconds in () if self.draft is None else self.draft.shares().items():
+            total[sort] = total.get(sort, 0.0) + seconds
+        return total
+
+    @property
+    def comm_s(self) -> float:
+        """Seconds of communication of all iterations."""
+        models = [self.costs] if self.draft is None else [self.costs, self.draft]
+        return sum([costs.comm_share() * sum(costs.shares().values()) for costs in models])
+
+    def first_rank_of(self, replica: Replica, stage: int = 0) -> int:
+        """The first rank of a replica's stage, among the cluster's."""
+        strides = self.costs.plan.mesh.strides
+        return self.first_rank + replica.index * strides["dp"] + stage * strides["pp"]
+
+
+def experts_span(scenario: Scenario) -> int:
+    """How many replicas share experts, and so wait for each other; 1 where each has all of them, or (a simplification)
+    where a pipeline's iterations overlap."""
+    p = scenario.parallelism
+    return max(1, p.ep * p.expert_tp // p.tp) if p.pp == 1 else 1
+
+
+def whole_pool(
+    scenario: Scenario, profile: Profile, requests: tuple[Request, ...], held_bytes: float = 0.0
+) -> tuple[Pool, list[Sequence]]:
+    """A scenario's dp replicas, each of which does all of a request, and their sequences in order of arrival, dealt out
+    in turn."""
+    dp = scenario.parallelism.dp
+    sequences = [Sequence(r, n) for n, r in enumerate(requests)]
+    dealt = [sequences[i::dp] for i in range(min(dp, len(requests)))]
+    return _pool("all", scenario, profile, requests, 0, dealt, held_bytes), sequences
+
+
+def prefill_pool(
+    scenario: Scenario, profile: Profile, requests: tuple[Request, ...], size: PoolSize
+) -> tuple[Pool, list[Sequence]]:
+    """Replicas that compute prompts and hand them over, and all sequences."""
+    sequences = [Sequence(r, n) for n, r in enumerate(requests)]
+    prompts = tuple([r._replace(output_tokens=1) for r in requests])
+    pool = _pool("prefill", _sized(scenario, size), profile, prompts, 0, [[] for _ in range(size.replicas)])
+    for replica in pool.replicas:
+        replica.scheduler.hands_over = True
+    return pool, sequences
+
+
+def decode_pool(
+    scenario: Scenario, profile: Profile, requests: tuple[Request, ...], size: PoolSize, first_rank: int
+) -> Pool:
+    """Replicas that take computed prompts over and add tokens."""
+    alone = _sized(scenario, size).model_copy(
+        update={"inference": scenario.for_serving.model_copy(update={"prefix_cache": "none"})}
+    )
+    return _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
+
+
+def _sized(scenario: Scenario, size: PoolSize) -> Scenario:
+    own = {"tp": size.tp, "dp": size.replicas, "shard_size": size.replicas}
+    return scenario.model_copy(update={"parallelism": scenario.parallelism.model_copy(update=own)})
+
+
+def _pool(
+    name: str, scenario: Scenario, profile: Profile, requests: tuple[Request, ...], first_rank: int,
+    dealt: list[list[Sequence]], held_bytes: float = 0.0,
+) -> Pool:  # fmt: skip
+    costs, speculative = iteration_costs(scenario, profile), scenario.for_serving.speculative
+    draft = None if speculative is None else draft_costs(scenario, profile, speculative)
+    capacity = cache_capacity(scenario, costs, requests, held_bytes, draft)
+    hashed = any(r.hashes for r in requests)
+    replicas = [Replica(i, own, _scheduler(scenario, costs, capacity, own, hashed)) for i, own in enumerate(dealt)]
+    return Pool(name, scenario, costs, capacity, first_rank, tuple(replicas), draft)
+
+
+def _scheduler(
+    scenario: Scenario, costs: IterationCosts, capacity: Capacity, sequences: list[Sequence], hashed: bool
+) -> Scheduler:
+    i, pp = scenario.for_serving, scenario.parallelism.pp
+    if i.batching == "static":
+        limits = Limits(len(sequences), UNLIMITED, -(-len(sequences) // pp))
+    else:
+        limits = Limits(i.max_running_requests, i.max_batch_tokens, -(-i.max_running_requests // pp))
+    kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
+    cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
+    store = HashedHostCache if hashed else HostCache
+    host = store(capacity.host_tokens) if i.prefix_cache == "cpu" else None
+    network = costs.pricing.network
+    latency = network.host_copy(0.0)
+    per_token = network.host_copy(capacity.stage_token_bytes) - latency
+    room = capacity.host_tokens if i.preemption == "swap" else 0
+    scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, per_token, latency, room)
+    if i.speculative is not None:
+        scheduler.drafted = i.speculative.tokens
+        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
+    return scheduler

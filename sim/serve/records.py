@@ -1,0 +1,121 @@
+"""The result of a serving workload as a frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.inputs.scenario import Scenario
+from sim.results.records import Engine, MemoryRow, Provenance, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles(Record):
+    """Of a quantity over requests."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheUse(Record):
+    """The key-value cache over a workload. Blocks are those of one replica, counts the sums over replicas; waste and
+    means are over time."""
+
+    layout: str
+    block_tokens: int
+    blocks: int
+    capacity_tokens: int
+    bytes_per_token: float
+    blocks_used: int  # at most
+    blocks_used_mean: float
+    waste: float  # empty places in blocks that are held
+    running_max: int  # sequences
+    running_mean: float
+    preemptions: int
+    recomputed_tokens: int
+    prefix_hit_rate: float
+    prefix_hit_tokens: int
+    evicted_blocks: int
+    loaded_bytes: float
+    stored_bytes: float
+    load_s: float
+    swapped_bytes: float
+    swap_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUse(Record):
+    """One pool of a disaggregated workload. `busy_share`: of the time from the first arrival to the last token, that in
+    which a replica computes; the mean over replicas."""
+
+    name: str
+    replicas: int
+    gpus: int
+    busy_share: float
+    iterations: int
+    kv_cache: KvCacheUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferUse(Record):
+    """Computed prompts sent from the pool that prefills to the one that decodes. `wait_s`: for links in use."""
+
+    count: int
+    bytes_per_gpu: float
+    transfer_s: Percentiles
+    wait_s: Percentiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationUse(Record):
+    """What became of drafted tokens. A verification is one sequence's in one iteration; accepted tokens beyond a
+    request's end count as accepted."""
+
+    verifications: int
+    drafted_tokens: int
+    accepted_tokens: int
+    tokens_per_verification: float
+    expected_tokens_per_verification: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingResult(Record):
+    """A simulated serving workload: format sim-result/1."""
+
+    format: str = "sim-result/1"
+    scenario: Scenario
+    duration_s: float
+    duration_interval_s: tuple[float, float]  # 90 %, from the prices' own uncertainty
+    requests: int
+    request_latency_s: Percentiles
+    queue_time_s: Percentiles  # from a request's arrival to its first admission
+    time_to_first_token_s: Percentiles
+    time_per_output_token_s: Percentiles  # of each request's mean
+    inter_token_latency_s: Percentiles  # over the gaps between tokens
+    output_tokens: int
+    output_tokens_per_s: float
+    output_tokens_per_s_per_gpu: float
+    iterations: int
+    kv_cache: KvCacheUse  # of the pool that adds tokens
+    pools: tuple[PoolUse, ...] | None = None  # disaggregated: prefill, decode
+    transfers: TransferUse | None = None
+    speculation: SpeculationUse | None = None
+    comm_share: float
+    peak_memory_bytes: float
+    memory: tuple[MemoryRow, ...]
+    fits_in_memory: bool
+    provenance: Provenance
+    warnings: tuple[str, ...]
+    engine: Engine
+
+
+def percentiles(values: list[float]) -> Percentiles:
+    """p50, p90, p99, between neighbours where needed, and the mean; zeros for no values."""
+    if not values:
+        return Percentiles(0.0, 0.0, 0.0, 0.0)
+    p50, p90, p99 = np.percentile(np.array(values), (50, 90, 99)).tolist()
+    return Percentiles(p50, p90, p99, sum(values) / len(values))

@@ -1,0 +1,166 @@
+"""One replica of the model: what it did, and how its iterations are put together and end, on whichever clock."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.serve.costs import Load
+from sim.serve.lockstep import Lockstep
+from sim.serve.prices import Prices
+from sim.serve.scheduler import Batch, Counts, Scheduler, Sequence
+
+LONGEST_RUN = 1 << 16  # iterations priced at once
+
+
+class Iteration(NamedTuple):
+    """One iteration, or `steps` alike, on every stage: (start, end) each."""
+
+    spans: tuple[tuple[float, float], ...]
+    load: Load
+    steps: int
+
+
+class CacheState(NamedTuple):
+    """The cache from `time_s` on: blocks held by running sequences, blocks kept for prefixes, waste."""
+
+    time_s: float
+    held: int
+    unused: int
+    waste: float
+    running: int
+
+
+@dataclass(slots=True)
+class Replica:
+    """What one replica did."""
+
+    index: int
+    sequences: list[Sequence]
+    scheduler: Scheduler
+    iterations: list[Iteration] = field(default_factory=list)
+    states: list[CacheState] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Counts:
+        return self.scheduler.counts
+
+
+class Work(NamedTuple):
+    """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start."""
+
+    batch: Batch
+    load: Load
+    together: bool
+    ready_s: float
+
+
+class Worker:
+    """Puts a replica's iterations together and takes what they leave; clocks say when. Without `group` the scheduler
+    looks at every sequence in every iteration: the reference."""
+
+    def __init__(self, replica: Replica, costs: Prices, group: bool) -> None:
+        self.replica, self.costs, self.scheduler = replica, costs, replica.scheduler
+        steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted
+        self.lockstep = Lockstep(replica.scheduler) if steady else None
+        self.step_s = 0.0  # of the last of alike iterations
+
+    def begin(self, now: float) -> Work | None:
+        """The next iteration, or None if nobody can compute now."""
+        lockstep = self.lockstep
+        batch = None if lockstep is None else lockstep.schedule(now)
+        if lockstep is None or batch is None:
+            work = self._looking_at_all(now)
+        else:
+            n = len(lockstep.members)
+            load = load_of(batch, n, lockstep.seen)
+            work = Work(batch, load, True, max(now, batch.ready_s)) if load.tokens else None
+        if work is not None:
+            self.costs.note(work.load)
+        self._note_state(now)
+        return work
+
+    def _looking_at_all(self, now: float) -> Work | None:
+        if self.lockstep is not None:
+            self.lockstep.settle()
+        batch = self.scheduler.schedule(now)
+        if batch.pieces:
+            return Work(batch, load_of(batch), False, max(now, batch.ready_s))
+        if self.lockstep is not None:
+            self.lockstep.look_again()
+        return None
+
+    def end(self, work: Work, end_s: float) -> list[Sequence]:
+        """An iteration has ended; who left."""
+        running = len(self.scheduler.running)
+        if self.lockstep is not None and work.together:
+            left = self.lockstep.finish(work.batch, end_s)
+        else:
+            left = self.scheduler.finish(work.batch, end_s)
+            if self.lockstep is not None:
+                self.lockstep.look_again()
+        self._note_end(end_s, running)
+        return left
+
+    def steady_steps(self, now: float) -> int:
+        """As `Lockstep.steady_steps`."""
+        return 0 if self.lockstep is None else self.lockstep.steady_steps(now)
+
+    def run_ends(self, now: float, steps: int, until_s: float | None = None) -> NDArray[np.float64]:
+        """When the next iterations end, which are all alike (see `steady_steps`): `steps` of them, or fewer where
+        about that many end before `until_s`."""
+        assert self.lockstep is not None
+        n, kv = len(self.lockstep.members), self.lockstep.seen
+        if until_s is not None and self.step_s > 0:
+            steps = min(steps, 2 + int((until_s - now) / self.step_s))
+        ends: NDArray[np.float64] = now + self.costs.decode_run(n, kv, min(steps, LONGEST_RUN)).cumsum()
+        return ends
+
+    def run(self, now: float, ends: NDArray[np.float64], until_s: float) -> list[Sequence]:
+        """Alike iterations, from `now` to the first of their `ends` that is not before `until_s`; who left."""
+        assert self.lockstep is not None
+        n, kv = len(self.lockstep.members), self.lockstep.seen
+        steps = min(len(ends), int(ends.searchsorted(until_s)) + 1)
+        end_s = float(ends[steps - 1])
+        self.costs.note_decode_run(n, kv, steps)
+        self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n), steps))
+        self.step_s = (end_s - now) / steps
+        left = self.lockstep.run(steps, end_s)
+        self._note_end(end_s, n)
+        return left
+
+    def next_ready_s(self, now: float) -> float | None:
+        """When the next running sequence's copy arrives, where that is known."""
+        return min([x.ready_s for x in self.scheduler.running if now < x.ready_s < math.inf], default=None)
+
+    def _note_end(self, at_s: float, running: int) -> None:
+        """The cache when an iteration ended: before and after the sequences that are done have left."""
+        self.replica.states.append(CacheState(at_s, *self.scheduler.before_end, running))
+        self._note_state(at_s)
+
+    def _note_state(self, at_s: float) -> None:
+        s = self.scheduler
+        self.replica.states.append(CacheState(at_s, s.cache.held, s.cache.unused, s.cache.waste, len(s.running)))
+
+
+def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
+    """What an iteration computes, alike prompt chunks together; `members` more single tokens see `seen` in all."""
+    chunks: Counter[tuple[int, int]] = Counter()
+    decodes = samples = tokens = members
+    decode_kv = seen if members else 0
+    queries = 1
+    for sequence, count, sampled, drafted in batch.pieces:
+        tokens += count
+        samples += sampled * (1 + drafted)
+        if count == 1 or drafted:
+            decodes += 1
+            decode_kv += sequence.computed + count
+            queries = max(queries, count)
+        else:
+            chunks[count, sequence.computed + count] += 1
+    return Load(tokens, decodes, decode_kv, tuple((q, kv, n) for (q, kv), n in chunks.items()), samples, queries)

@@ -1,0 +1,395 @@
+"""A simulated serving workload: its result, timeline and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.inputs.scenario import Scenario
+from sim.prices.profile import Profile
+from sim.ranks.faults import has_jitter
+from sim.results.memory import MemoryCurve
+from sim.results.metrics import interval, provenance, source_shares, text_of
+from sim.results.records import Engine, MemoryRow
+from sim.serve.costs import IterationCosts, Shares
+from sim.serve.inter_token import inter_token_latency
+from sim.serve.memory import Capacity
+from sim.serve.pools import Pool
+from sim.serve.records import KvCacheUse, PoolUse, ServingResult, SpeculationUse, TransferUse, percentiles
+from sim.serve.replica import CacheState, Iteration, Replica
+from sim.serve.scheduler import Sequence
+from sim.serve.speculation import expected_tokens
+
+if TYPE_CHECKING:
+    from sim.serve.handover import Transfer
+
+COPIES = {
+    "RELOAD": "prefix from host memory",
+    "SWAP_OUT": "preempted sequence to host memory",
+    "SWAP_IN": "preempted sequence from host memory",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ServingSimulation:
+    """One simulated workload: `outcome` holds its numbers, `timeline` and `memory` are for views."""
+
+    scenario: Scenario
+    profile: Profile
+    pools: tuple[Pool, ...]  # one, or disaggregated: prefill and decode
+    transfers: tuple[Transfer, ...]
+    path: str  # simpy or static: what gave the times
+    wall_s: float
+
+    @property
+    def costs(self) -> IterationCosts:
+        """Prices of the last pool, which adds the tokens."""
+        return self.pools[-1].costs
+
+    @property
+    def capacity(self) -> Capacity:
+        """The cache of one of its replicas."""
+        return self.pools[-1].capacity
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Replicas of all pools."""
+        return tuple([r for pool in self.pools for r in pool.replicas])
+
+    @cached_property
+    def sequences(self) -> list[Sequence]:
+        """What became of every request."""
+        return [s for r in self.replicas for s in r.sequences]
+
+    @cached_property
+    def shares(self) -> Shares:
+        """Seconds of all iterations, by (operator kind, source, uncertainty)."""
+        total: Shares = {}
+        for pool in self.pools:
+            for sort, seconds in pool.shares.items():
+                total[sort] = total.get(sort, 0.0) + seconds
+        return total
+
+    @cached_property
+    def start_s(self) -> float:
+        """When the first request arrived: a trace may begin at any time, and rates and means count from here."""
+        return min([s.request.arrival_s for s in self.sequences])
+
+    @cached_property
+    def end_s(self) -> float:
+        """When the last token came out."""
+        return max([s.finish_s for s in self.sequences])
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """`outcome` as plain data, in the form of `sim.run --json`."""
+        return self.outcome.to_json()
+
+    @cached_property
+    def outcome(self) -> ServingResult:
+        """The numbers."""
+        return _make_result(self)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """A span for every iteration (or run of alike ones) on every stage."""
+        return _make_timeline(self)
+
+    @cached_property
+    def memory(self) -> list[MemoryCurve]:
+        """Weights, cache (as activations) and what an iteration needs for the moment, on every stage."""
+        return _memory_curves(self)
+
+    def __repr__(self) -> str:
+        return f"ServingSimulation({self.scenario.name}: {len(self.sequences):,} requests in {self.end_s:.6g} s)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from sim.views.notebook import result_html
+
+        return result_html(self.outcome)
+
+    def memory_over(self, steps: int) -> list[MemoryCurve]:
+        """`memory`: a workload has no further steps."""
+        return self.memory
+
+    @property
+    def critical_rows(self) -> list[int]:
+        """No row is marked: an iteration follows the one before."""
+        return []
+
+
+def _make_result(sim: ServingSimulation) -> ServingResult:
+    sequences = sim.sequences
+    before_s = sim.costs.host.times.request_s
+    output = sum(s.request.output_tokens for s in sequences)
+    rate = output / (sim.end_s - sim.start_s) if sim.end_s > sim.start_s else 0.0
+    memory = _memory(sim)
+    peak = max(row.peak for row in memory)
+    fits = peak <= sim.scenario.cluster.gpu.memory_bytes
+    fits = fits and all(pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools)
+    shares = sim.shares
+    return ServingResult(
+        scenario=sim.scenario,
+        duration_s=sim.end_s,
+        duration_interval_s=interval(sim.end_s, shares),
+        requests=len(sequences),
+        request_latency_s=percentiles([before_s + s.finish_s - s.request.arrival_s for s in sequences]),
+        queue_time_s=percentiles([s.admitted_s - s.request.arrival_s for s in sequences]),
+        time_to_first_token_s=percentiles([before_s + s.first_token_s - s.request.arrival_s for s in sequences]),
+        time_per_output_token_s=percentiles(
+            [(s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)
+             for s in sequences if s.request.output_tokens > 1]),
+        inter_token_latency_s=inter_token_latency(sim.pools[-1].replicas, len(sim.costs.stages)),
+        output_tokens=output,
+        output_tokens_per_s=rate,
+        output_tokens_per_s_per_gpu=rate / sim.scenario.ranks,
+        iterations=sum(i.steps for r in sim.replicas for i in r.iterations),
+        kv_cache=_kv_cache(sim, sim.pools[-1]),
+        pools=None if len(sim.pools) == 1 else tuple([_pool_use(sim, pool) for pool in sim.pools]),
+        transfers=_transfer_use(sim) if len(sim.pools) > 1 else None,
+        speculation=_speculation(sim),
+        comm_share=_comm_share(sim),
+        peak_memory_bytes=peak,
+        memory=memory,
+        fits_in_memory=fits,
+        provenance=provenance(sim.profile, shares),
+        warnings=(*sim.scenario.warnings, *_warnings(sim, fits, shares)),
+        engine=Engine(tasks=sum(len(r.iterations) for r in sim.replicas), wall_s=sim.wall_s, path=sim.path),
+    )  # fmt: skip
+
+
+def _comm_share(sim: ServingSimulation) -> float:
+    """Communication's part of all iterations' seconds."""
+    seconds = sum(sim.shares.values())
+    return sum([pool.comm_s for pool in sim.pools]) / seconds if seconds > 0 else 0.0
+
+
+def _pool_use(sim: ServingSimulation, pool: Pool) -> PoolUse:
+    """One of several pools."""
+    busy = [sum([i.spans[0][1] - i.spans[0][0] for i in r.iterations]) for r in pool.replicas]
+    whole = (sim.end_s - sim.start_s) * len(busy)
+    p = pool.scenario.parallelism
+    return PoolUse(
+        name=pool.name, replicas=p.dp, gpus=p.ranks, busy_share=sum(busy) / whole if whole else 0.0,
+        iterations=sum(i.steps for r in pool.replicas for i in r.iterations), kv_cache=_kv_cache(sim, pool),
+    )  # fmt: skip
+
+
+def _transfer_use(sim: ServingSimulation) -> TransferUse:
+    """Computed prompts that moved between pools."""
+    moved = sim.transfers
+    size = max(pool.capacity.stage_token_bytes for pool in sim.pools)
+    return TransferUse(
+        count=len(moved),
+        bytes_per_gpu=sum(t.tokens for t in moved) * size,
+        transfer_s=percentiles([t.end_s - t.start_s for t in moved]),
+        wait_s=percentiles([t.start_s - t.asked_s for t in moved]),
+    )
+
+
+def _speculation(sim: ServingSimulation) -> SpeculationUse | None:
+    """What became of drafted tokens."""
+    speculative = sim.scenario.for_serving.speculative
+    if speculative is None:
+        return None
+    counts = [r.counts for r in sim.replicas]
+    drafted, accepted = sum(c.drafted_tokens for c in counts), sum(c.accepted_tokens for c in counts)
+    checks = sum(c.verifications for c in counts)
+    return SpeculationUse(
+        verifications=checks,
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
+        tokens_per_verification=1.0 + accepted / checks if checks else 0.0,
+        expected_tokens_per_verification=expected_tokens(speculative.tokens, speculative.acceptance),
+    )
+
+
+def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:
+    inference, capacity, replicas = sim.scenario.for_serving, pool.capacity, pool.replicas
+    counts = [r.counts for r in replicas]
+    prompts = sum(c.prompt_tokens for c in counts)
+    hits = sum(c.hit_tokens for c in counts)
+    block = inference.kv_cache.block_tokens
+    return KvCacheUse(
+        layout=inference.kv_cache.layout,
+        block_tokens=block,
+        blocks=capacity.blocks,
+        capacity_tokens=capacity.blocks * block,
+        bytes_per_token=capacity.stage_token_bytes,
+        blocks_used=max(s.held for r in replicas for s in r.states),
+        blocks_used_mean=_mean_over_time(replicas, "held", sim.start_s),
+        waste=_waste(replicas),
+        running_max=max(s.running for r in replicas for s in r.states),
+        running_mean=_mean_over_time(replicas, "running", sim.start_s),
+        preemptions=sum(c.preemptions for c in counts),
+        recomputed_tokens=sum(c.recomputed_tokens for c in counts),
+        prefix_hit_rate=hits / prompts if prompts else 0.0,
+        prefix_hit_tokens=hits,
+        evicted_blocks=sum(r.scheduler.cache.evicted for r in replicas),
+        loaded_bytes=sum(c.loaded_tokens for c in counts) * capacity.stage_token_bytes,
+        stored_bytes=sum(c.stored_tokens for c in counts) * capacity.stage_token_bytes,
+        load_s=_copy_s(replicas, "RELOAD"),
+        swapped_bytes=sum(c.swapped_tokens for c in counts) * capacity.stage_token_bytes,
+        swap_s=_copy_s(replicas, "SWAP_OUT") + _copy_s(replicas, "SWAP_IN"),
+    )
+
+
+def _copy_s(replicas: tuple[Replica, ...], kind: str) -> float:
+    """Seconds of all copies of one kind between GPU and host."""
+    return sum(c.end_s - c.start_s for r in replicas for c in r.scheduler.copies if c.kind == kind)
+
+
+def _mean_over_time(replicas: tuple[Replica, ...], name: str, start_s: float) -> float:
+    """The mean of a state's value over time since the first request, and over replicas."""
+    total, seconds = 0.0, 0.0
+    for r in replicas:
+        widths = np.diff(np.maximum([s.time_s for s in r.states], start_s))
+        total += float(widths @ [getattr(s, name) for s in r.states[:-1]])
+        seconds += float(widths.sum())
+    return total / seconds if seconds > 0 else 0.0
+
+
+def _waste(replicas: tuple[Replica, ...]) -> float:
+    """Empty places over held places, both summed over time."""
+    empty, held = 0.0, 0.0
+    for r in replicas:
+        times, blocks, waste = np.array([(s.time_s, s.held, s.waste) for s in r.states]).T
+        width = np.diff(times) * (blocks[:-1] + blocks[1:]) / 2
+        empty += float(width @ (waste[:-1] + waste[1:])) / 2
+        held += float(width.sum())
+    return empty / held if held > 0 else 0.0
+
+
+def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
+    """Per pool and pipeline stage: weights, the most cache in use (as activations), and an iteration's own tensors."""
+    block, out = sim.scenario.for_serving.kv_cache.block_tokens, []
+    for pool in sim.pools:
+        used = max(s.held + s.unused for r in pool.replicas for s in r.states)
+        for i, c in enumerate(_classes(pool, pool.replicas[0])):
+            cache = used * block * pool.capacity.token_bytes[i]
+            weights, buffers = pool.capacity.weight_bytes[i], pool.capacity.buffer_bytes[i]
+            out.append(
+                MemoryRow(
+                    ranks=text_of(c.ranks),
+                    rank=c.rank,
+                    count=len(c.ranks),
+                    parameters=weights,
+                    gradients=0.0,
+                    optimizer=0.0,
+                    activations=cache,
+                    kv_cache=cache,
+                    buffers=buffers,
+                    peak=weights + cache + buffers,
+                )
+            )
+    return tuple(out)
+
+
+def _classes(pool: Pool, replica: Replica) -> list[RankClass]:
+    """One class for each stage of a replica: its tensor-parallel ranks."""
+    found = []
+    for i in range(len(pool.costs.stages)):
+        first = pool.first_rank_of(replica, i)
+        own = pool.costs.plan.mesh.along(["tp"], first - pool.first_rank)
+        found.append(RankClass(first, tuple([pool.first_rank + rank for rank in own]), i))
+    return found
+
+
+def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, float], float]) -> list[str]:
+    out = []
+    inference = sim.scenario.for_serving
+    for pool in [] if fits else sim.pools:
+        c, block = pool.capacity, inference.kv_cache.block_tokens
+        if c.blocks > c.blocks_fit:
+            where = "" if len(sim.pools) == 1 else f", pool {pool.name}"
+            out.append(
+                f"does not fit in memory{where}: the requests need a cache of {c.blocks * block:,} tokens; beside "
+                f"weights and buffers there is room for {c.blocks_fit * block:,}"
+            )
+    if has_jitter(sim.scenario):
+        out.append("faults.jitter: is not simulated for serving; stragglers and links are")
+    linear = sim.costs.dims.linear
+    if inference.quantization in ("fp8", "llm_int8") and linear == sim.costs.dims.act:
+        out.append(
+            f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
+            f"weights are kept in 8 bits and multiplied in {linear}"
+        )
+    roofline = source_shares(shares)["roofline"]
+    if roofline > 0.5:
+        out.append(f"{roofline:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured")
+    return out
+
+
+def _make_timeline(sim: ServingSimulation) -> Timeline:
+    """A row for every iteration, or run of alike ones, on every stage, and for every load from the host's memory or
+    from another replica."""
+    classes, spans = [], []
+    for pool in sim.pools:
+        for r in pool.replicas:
+            own = _classes(pool, r)
+            classes += own
+            for number, iteration in enumerate(r.iterations):
+                detail = _detail(iteration)
+                kind = _kind(iteration)
+                for i, (start, end) in enumerate(iteration.spans):
+                    spans.append(Span(own[i].rank, "compute", kind, i, number, start, end, detail))
+            size = pool.capacity.stage_token_bytes
+            for start, end, tokens, kind in r.scheduler.copies:
+                detail = Detail(COPIES[kind], tokens * size, 0.0, "topology", f"{tokens:,} tokens")
+                stream = "to host" if kind == "SWAP_OUT" else "host"
+                spans.append(Span(own[0].rank, stream, kind, 0, -1, start, end, detail))
+    for t in sim.transfers:
+        size = max(pool.capacity.stage_token_bytes for pool in sim.pools) * t.tokens
+        note = f"{t.tokens:,} tokens from prefill replica {t.prefill}"
+        rank = sim.pools[-1].first_rank_of(sim.pools[-1].replicas[t.decode])
+        detail = Detail("computed prompt", size, 0.0, "topology", note)
+        spans.append(Span(rank, "network", "KV_TRANSFER", 0, -1, t.start_s, t.end_s, detail))
+    spans.sort(key=lambda s: s.start_s)
+    return from_spans(spans, classes)
+
+
+def _kind(iteration: Iteration) -> str:
+    load = iteration.load
+    if not load.decodes:
+        return "PREFILL"
+    return "MIXED" if load.prefills else "DECODE"
+
+
+def _detail(iteration: Iteration) -> Detail:
+    load, steps = iteration.load, iteration.steps
+    prompts = sum(n for _, _, n in load.prefills)
+    words = []
+    if prompts:
+        words.append(f"{load.tokens - load.decodes:,} prompt tokens of {prompts:,} requests")
+    if load.decodes:
+        words.append(
+            f"{load.decodes:,} sequences add {'a token' if steps == 1 else f'{steps:,} tokens'} each, "
+            f"{load.decode_kv / load.decodes:,.0f} in the cache"
+        )
+    return Detail("iteration" if steps == 1 else f"{steps:,} iterations", note="; ".join(words))
+
+
+def _memory_curves(sim: ServingSimulation) -> list[MemoryCurve]:
+    """Bytes over time on every stage of every replica."""
+    block, out = sim.scenario.for_serving.kv_cache.block_tokens, []
+    for pool in sim.pools:
+        c = pool.capacity
+        for r in pool.replicas:
+            for i, ranks in enumerate(_classes(pool, r)):
+                curve = _curve(ranks.rank, r.states, block * c.token_bytes[i], c.weight_bytes[i], c.buffer_bytes[i])
+                out.append(curve)
+    return out
+
+
+def _curve(rank: int, states: list[CacheState], block_bytes: float, weights: float, buffers: float) -> MemoryCurve:
+    times = np.array([0.0, *(s.time_s for s in states)])
+    cache = np.array([0.0, *((s.held + s.unused) * block_bytes for s in states)])
+    last = np.append(times[1:] != times[:-1], True)
+    times, cache = times[last], cache[last]
+    ones = np.ones(len(times))
+    return MemoryCurve(rank, times, ones * weights, ones * 0.0, ones * 0.0, cache, ones * buffers)

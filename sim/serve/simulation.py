@@ -1,0 +1,111 @@
+"""A serving workload simulated: requests arrive, iterations compute, tokens come out.
+
+Replicas have a scheduler and a cache of their own. With round-robin routing they do not affect each other, and each can
+be served alone (`sim.serve.clock`); what couples them runs on SimPy (`sim.serve.on_simpy`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Literal
+
+from sim.core.errors import InputError
+from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import Disaggregated
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
+from sim.serve.clock import Server
+from sim.serve.pools import Pool, decode_pool, experts_span, prefill_pool, whole_pool
+from sim.serve.requests import Request, make_requests
+from sim.serve.result import ServingSimulation
+from sim.serve.router import ROUTERS
+from sim.serve.scheduler import Sequence
+
+if TYPE_CHECKING:
+    from sim.engine.shared_links import Engine
+    from sim.serve.handover import Transfer
+
+SIMPY_REQUESTS = 1000  # on SimPy they take a tenth of a second longer, which nobody notices
+
+
+def simulate_serving(
+    scenario: Scenario,
+    profile: Profile | None = None,
+    requests: tuple[Request, ...] | None = None,
+    *,
+    engine: Engine = "auto",
+    group: bool = True,
+    held_bytes: float = 0.0,
+) -> ServingSimulation:
+    """Serve the scenario's requests, or `requests` in their place.
+
+    `engine`: simpy (`sim.serve.on_simpy`); static, the quick pass (`sim.serve.clock`), which gives the same times where
+    replicas do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests. Without
+    `group` the scheduler looks at every sequence in every iteration, which changes no time. `held_bytes` of every GPU
+    belong to others.
+
+    Raises:
+        InputError: without an inference section, for a trace that cannot be read, or for an engine that does not know
+            what the scenario asks for.
+    """
+    begin = time.perf_counter()
+    inference = scenario.inference
+    if inference is None:
+        raise InputError(f"{scenario.name}: this scenario has no `inference` section")
+    prices = profile or load_profile(scenario.calibration)
+    found = make_requests(inference.requests) if requests is None else requests
+    path = _path(scenario, engine, found)
+    pools: tuple[Pool, ...]
+    transfers: list[Transfer] = []
+    if inference.disaggregated is not None:
+        pools, transfers = _disaggregated(scenario, prices, found, inference.disaggregated, group)
+    else:
+        pool, sequences = whole_pool(scenario, prices, found, held_bytes)
+        pools = (pool,)
+        if path == "simpy":
+            _on_simpy(pool, sequences, inference.router, group)
+        else:
+            for replica, own in zip(pool.replicas, pool.prices, strict=True):
+                Server(replica, own, group).run()
+    return ServingSimulation(scenario, prices, pools, tuple(transfers), path, time.perf_counter() - begin)
+
+
+def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> Literal["simpy", "static"]:
+    """Which engine serves."""
+    inference = scenario.for_serving
+    coupled = "inference.disaggregated" if inference.disaggregated is not None else ""
+    if inference.router != "round_robin" and scenario.parallelism.dp > 1:
+        coupled = f"inference.router {inference.router}"
+    if experts_span(scenario) > 1:
+        coupled = "replicas that share experts (parallelism.ep)"
+    if coupled and engine == "static":
+        raise InputError(f"{scenario.name}: --engine static: does not know {coupled}; simpy does (auto)")
+    small = len(requests) <= SIMPY_REQUESTS
+    return "simpy" if coupled or engine == "simpy" or (engine == "auto" and small) else "static"
+
+
+def _on_simpy(pool: Pool, sequences: list[Sequence], router: str, group: bool) -> None:
+    from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
+
+    clock, route = Clock(), ROUTERS[router]([r.scheduler for r in pool.replicas])
+    for replica in pool.replicas:
+        replica.sequences.clear()  # the router deals them out
+    serve_on_simpy(clock, replica_processes(clock, pool, group), sequences, route.choose)
+
+
+def _disaggregated(
+    scenario: Scenario, profile: Profile, requests: tuple[Request, ...], sizes: Disaggregated, group: bool
+) -> tuple[tuple[Pool, Pool], list[Transfer]]:
+    """Prompts computed by one pool, tokens added by another."""
+    from sim.serve.handover import Handover
+    from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
+
+    prefill, sequences = prefill_pool(scenario, profile, requests, sizes.prefill)
+    decode = decode_pool(scenario, profile, requests, sizes.decode, sizes.prefill.ranks)
+    first, second = (ROUTERS[scenario.for_serving.router]([r.scheduler for r in p.replicas]) for p in (prefill, decode))
+    clock = Clock()
+    prefilling, decoding = (replica_processes(clock, pool, group) for pool in (prefill, decode))
+    handover = Handover(clock, prefill, decode, second)
+    handover.connect(prefilling, decoding)
+    serve_on_simpy(clock, prefilling, sequences, first.choose)
+    return (prefill, decode), handover.transfers

@@ -1,0 +1,119 @@
+"""Speculative decoding: a small model drafts tokens, the large one checks them all in one iteration.
+
+Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192: of `tokens`
+drafted ones those before the first rejected are kept, and the large model adds one of its own. Each is accepted with
+the same probability, whatever became of others (their assumption); then an iteration yields (1 - a^(k+1)) / (1 - a)
+tokens on average (their equation 1). What happens to a request is drawn, not averaged, so that requests end at
+different times as they do; its draws depend on the seed, the request and the position alone, not on what else there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import Speculative
+from sim.prices.profile import Profile
+from sim.serve.costs import IterationCosts, Load, iteration_costs
+from sim.serve.prices import Prices
+
+_WORD = (1 << 64) - 1
+
+
+def expected_tokens(drafted: int, acceptance: float) -> float:
+    """Tokens that an iteration yields on average.
+
+    >>> expected_tokens(4, 0.0), expected_tokens(4, 1.0), round(expected_tokens(4, 0.7), 3)
+    (1.0, 5.0, 2.773)
+    """
+    return sum([acceptance**i for i in range(drafted + 1)])
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Draws how many drafted tokens are accepted."""
+
+    probability: float
+    seed: int
+
+    def accepted(self, request: int, position: int, drafted: int) -> int:
+        """Of `drafted` tokens at a position of a request, those before the first rejected one."""
+        for i in range(drafted):
+            if _uniform(self.seed, request, position + i) >= self.probability:
+                return i
+        return drafted
+
+
+def _uniform(seed: int, request: int, position: int) -> float:
+    """A number from 0 to 1 (without it) for these three: SplitMix64's mixing (Steele et al. 2014).
+
+    >>> round(sum(_uniform(1, 2, i) for i in range(10_000)) / 10_000, 2)
+    0.5
+    """
+    x = (seed * 0x9E3779B97F4A7C15 + request * 0xD1342543DE82EF95 + position * 0xAF251AF3B0F025B5) & _WORD
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        x = ((x ^ (x >> shift)) * factor) & _WORD
+    return x / 2.0**64
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativePrices:
+    """Prices of iterations of a large model (`target`) with a draft on the same GPUs, one after the other."""
+
+    target: Prices
+    draft: Prices
+    tokens: int
+
+    @property
+    def stages(self) -> tuple[object, ...]:
+        """Of the large model: one."""
+        return self.target.stages
+
+    def stage_seconds(self, load: Load) -> tuple[float, ...]:
+        """As `IterationCosts.stage_seconds`, with the draft's prompts and steps."""
+        (seconds,) = self.target.stage_seconds(load)
+        return (seconds + sum([self.draft.stage_seconds(own)[0] for own in self._drafting(load)]),)
+
+    def note(self, load: Load) -> None:
+        """As `IterationCosts.note`, of both models."""
+        self.target.note(load)
+        for own in self._drafting(load):
+            self.draft.note(own)
+
+    def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
+        """As `IterationCosts.decode_run`: nothing is drafted in a run."""
+        return self.target.decode_run(decodes, first_kv, steps)
+
+    def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
+        """As `IterationCosts.note_decode_run`."""
+        self.target.note_decode_run(decodes, first_kv, steps)
+
+    def send_s(self, stage: int, tokens: int) -> float:
+        """As `IterationCosts.send_s`."""
+        return self.target.send_s(stage, tokens)
+
+    def _drafting(self, load: Load) -> list[Load]:
+        """What the draft computes in an iteration: the same prompts, then one token after another of each sequence that
+        is checked."""
+        n, out = load.decodes, []
+        if load.prefills:
+            prompts = sum([q * alike for q, _, alike in load.prefills])
+            out.append(Load(prompts, 0, 0, load.prefills, 0))
+        if load.queries > 1:
+            out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in range(self.tokens)]
+        return out
+
+
+def draft_costs(scenario: Scenario, profile: Profile, speculative: Speculative) -> IterationCosts:
+    """Prices of the draft on the same tensor-parallel ranks, each step without an engine's host time of its own."""
+    inference = scenario.for_serving.model_copy(update={"speculative": None, "engine": "bundled"})
+    layout = {"layers_per_stage": (speculative.draft.layers,), "ep": 1, "expert_tp": 1}
+    own = {
+        "model": speculative.draft,
+        "inference": inference,
+        "parallelism": scenario.parallelism.model_copy(update=layout),
+    }
+    return iteration_costs(scenario.model_copy(update=own), profile)

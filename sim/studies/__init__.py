@@ -1,0 +1,1 @@
+"""Questions over many steps: sweeps, weeks with failures, batch plans, distillation, measured runs."""

@@ -1,0 +1,90 @@
+"""What differs between two results: keys of their scenarios, times, memory, critical path, communication, operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Result = Mapping[str, Any]
+TIMES = (
+    "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "compute_s", "exposed_comm_s",
+    "bubble_fraction", "duration_s", "request_latency_s.p50", "request_latency_s.p99", "time_to_first_token_s.p50",
+    "time_to_first_token_s.p99", "time_per_output_token_s.p50", "time_per_output_token_s.p99", "output_tokens_per_s",
+    "output_tokens_per_s_per_gpu", "comm_share",
+)  # fmt: skip
+
+
+def difference(a: Result, b: Result) -> dict[str, Any]:
+    """The two results in the form of `--json`: format sim-diff/1.
+
+    Every entry is `{a, b, change}`, `change` being b ÷ a − 1, null where a is 0. `keys`: of the resolved scenarios,
+    those that differ, null where one side has none. `memory_bytes`: of the fullest ranks. `critical_path_s`: by kind.
+    `sent_bytes`: by kind and group, of the first rank. `operators_s`: where both results have them.
+    """
+    return {
+        "format": "sim-diff/1",
+        "names": [a["scenario"]["name"], b["scenario"]["name"]],
+        "keys": {key: {"a": x, "b": y} for key, x, y in differing_keys(a["scenario"], b["scenario"]) if key != "name"},
+        "times": _pairs(*({n: v for n in TIMES if (v := _at(r, n)) is not None} for r in (a, b))),
+        "fits_in_memory": {"a": a["fits_in_memory"], "b": b["fits_in_memory"]},
+        "memory_bytes": _pairs(_memory(a), _memory(b)),
+        "critical_path_s": _pairs(a.get("critical_path", {}), b.get("critical_path", {})),
+        "sent_bytes": _pairs(_sent(a), _sent(b)),
+        "operators_s": _pairs(_operators(a), _operators(b)),
+    }
+
+
+def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Keys, dotted, whose values differ; of a mapping that one side lacks, every key in it.
+
+    >>> list(differing_keys({"tp": 8, "x": {"y": 1, "z": 2}}, {"tp": 4, "x": {"y": 1, "z": 3}}))
+    [('tp', 8, 4), ('x.z', 2, 3)]
+    """
+    x, y = dict(_leaves(a, "")), dict(_leaves(b, ""))
+    for key in dict.fromkeys([*x, *y]):
+        if x.get(key) != y.get(key):
+            yield key, x.get(key), y.get(key)
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def _at(result: Result, dotted: str) -> float | None:
+    value: Any = result
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)
+
+
+def _memory(result: Result) -> dict[str, float]:
+    worst = max(result["memory"], key=lambda row: row["peak"])
+    return {key: value for key, value in worst.items() if key not in ("ranks", "rank", "count")}
+
+
+def _sent(result: Result) -> dict[str, float]:
+    rows = [row for row in result.get("communication", []) if row["rank"] == 0]
+    return {f"{row['kind']} {row['group']}": row["bytes"] for row in rows}
+
+
+def _operators(result: Result) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for ranks in result.get("time_by_operator", [])[:1]:
+        for row in ranks.get("operators", []) if isinstance(ranks, Mapping) else []:
+            name = f"{row['operator']} {row['phase']}"
+            out[name] = out.get(name, 0.0) + row["seconds"]
+    return out
+
+
+def _pairs(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+    """Values of either side that are not zero on both."""
+    out = {}
+    for key in dict.fromkeys([*a, *b]):
+        x, y = a.get(key, 0.0), b.get(key, 0.0)
+        if x or y:
+            out[key] = {"a": x, "b": y, "change": y / x - 1 if x else None}
+    return out

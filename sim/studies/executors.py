@@ -1,0 +1,119 @@
+"""Where tasks run: in this process, in others of this machine, or on a Dask cluster. All are `concurrent.futures`
+executors; `slots` is how many tasks are worth having under way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sim.core.errors import InputError
+
+T = TypeVar("T")
+PATIENCE_S = 30
+WATCH_EVERY_S = 0.5
+AHEAD = 4  # times the slots: a long task in front does not leave workers idle
+
+
+@dataclass(frozen=True)
+class Workers:
+    """An executor, how many tasks it works on at once, and how many to hand it."""
+
+    executor: Executor
+    cores: Callable[[], int]
+
+    @property
+    def slots(self) -> int:
+        """Tasks under way: two a core, so that none waits for the next; one where they run on the spot."""
+        cores = self.cores()
+        return 1 if isinstance(self.executor, _OnTheSpot) else 2 * cores
+
+
+class _OnTheSpot(Executor):
+    """Runs a task when it is submitted."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def results(workers: Workers, task: Callable[..., T], work: Iterable[tuple[Any, ...]]) -> Iterator[T]:
+    """`task(*item)` for every item of `work`, in order; a few more than `slots` are handed out ahead."""
+    waiting: deque[Future[T]] = deque()
+    for item in work:
+        waiting.append(workers.executor.submit(task, *item))
+        if len(waiting) > AHEAD * (workers.slots - 1):
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+@contextmanager
+def local_workers(count: int) -> Iterator[Workers]:
+    """`count` fresh processes, or this one if it is one."""
+    if count <= 1:
+        yield Workers(_OnTheSpot(), lambda: 1)
+        return
+    fresh = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, fresh, stay_with, (os.getpid(),))
+    try:
+        yield Workers(pool, lambda: count)
+    except BaseException:
+        for worker in multiprocessing.active_children():  # what they are at is wanted no more
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def stay_with(parent: int) -> None:
+    """Make this process end soon after `parent`, however that ends, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def dask_workers(address: str) -> Iterator[Workers]:
+    """The workers of a running Dask cluster. A task whose worker dies is run again elsewhere by Dask's scheduler.
+
+    Raises:
+        InputError: if dask.distributed is not installed, nothing answers at `address`, or it has no workers.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise InputError("--dask: dask.distributed is not installed; pip install 'stepsim[dask]'") from None
+    try:
+        client: Any = distributed.Client(address, timeout=PATIENCE_S, set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise InputError(f"--dask: no Dask scheduler answers at {address}: {error}") from None
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE_S)
+        except TimeoutError:
+            raise InputError(f"--dask: the cluster at {address} has no workers") from None
+        with client.get_executor(pure=False) as executor:
+            yield Workers(executor, lambda: max(1, sum(client.nthreads().values())))

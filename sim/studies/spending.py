@@ -1,0 +1,59 @@
+"""What a result costs in money and energy, where the price of a GPU hour is given.
+
+Money is GPU hours times the price. Energy counts GPUs alone, at their power limit, which large steps come close to.
+Hosts, switches and cooling are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.inputs.scenario import Scenario
+from sim.results.records import Record
+from sim.results.result import StepResult
+from sim.serve.records import ServingResult
+
+HOUR_S = 3_600.0
+TRILLION, MILLION = 1e12, 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Bill(Record):
+    """GPU hours, their price, and the energy that the GPUs take at their power limit."""
+
+    tokens: float
+    gpu_hours: float
+    price: float  # in the currency of the price of a GPU hour
+    energy_kwh: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spending(Record):
+    """Costs at one price of a GPU hour: of a trillion tokens in training, or a million tokens written in serving; of
+    the whole training where `training.tokens` gives its length."""
+
+    price_per_gpu_hour: float
+    trillion_tokens: Bill | None = None
+    million_output_tokens: Bill | None = None
+    whole_training: Bill | None = None
+
+
+def spending(result: StepResult | ServingResult, price_per_gpu_hour: float) -> Spending:
+    """The costs of a result; `price_per_gpu_hour` in any currency."""
+    scenario = result.scenario
+
+    def bill(tokens: float, gpu_hours: float) -> Bill:
+        return _bill(scenario, tokens, gpu_hours, price_per_gpu_hour)
+
+    if isinstance(result, ServingResult):
+        hours = MILLION / result.output_tokens_per_s_per_gpu / HOUR_S if result.output_tokens_per_s_per_gpu else 0.0
+        return Spending(price_per_gpu_hour, million_output_tokens=bill(MILLION, hours))
+    hours = TRILLION / result.tokens_per_s_per_gpu / HOUR_S if result.tokens_per_s_per_gpu else 0.0
+    run = result.training_run
+    whole = None if run is None else bill(run.tokens, run.gpu_hours)
+    return Spending(price_per_gpu_hour, trillion_tokens=bill(TRILLION, hours), whole_training=whole)
+
+
+def _bill(scenario: Scenario, tokens: float, gpu_hours: float, price_per_gpu_hour: float) -> Bill:
+    energy_kwh = gpu_hours * scenario.cluster.gpu.power_limit_w / 1e3
+    return Bill(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, energy_kwh)

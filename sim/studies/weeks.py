@@ -1,0 +1,136 @@
+"""One history of a job that fails, on SimPy's clock: the job trains, fails, waits for a spare node and restarts; every
+node that failed is repaired by a process of its own and joins the spares, which are a container.
+
+A stretch of training is one timeout, up to the next failure: how many checkpoints fit into it is arithmetic, so a week
+costs as many events as it has failures, not checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import simpy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from simpy.events import Event
+
+Waiting = Generator["Event", Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that fails. `kinds`: by sort of failure, the whole job's rate per second, its restart, whether it takes a
+    node away; `spares`: None if there is always one."""
+
+    kinds: tuple[tuple[float, float, bool], ...]
+    interval_s: float
+    checkpoint_s: float
+    spares: int | None
+    repair_s: float
+    horizon_s: float
+
+    @property
+    def mtbf_s(self) -> float:
+        """Mean time between failures of the whole job."""
+        return 1.0 / sum(rate for rate, _, _ in self.kinds)
+
+    @property
+    def restart_s(self) -> float:
+        """Mean restart."""
+        return sum(rate * restart_s for rate, restart_s, _ in self.kinds) * self.mtbf_s
+
+
+@dataclass(frozen=True, slots=True)
+class Weeks:
+    """Where the seconds of one run went; all but `failures` add up to the horizon."""
+
+    useful_s: float
+    checkpoint_s: float
+    lost_s: float  # computed, and lost with a failure
+    restart_s: float
+    waiting_s: float  # for a spare node
+    failures: int
+
+
+def one_run(job: Job, random: np.random.Generator) -> Weeks:
+    """One history of the job."""
+    history = _History(job, random)
+    history.env.process(history.train())
+    history.env.run(until=job.horizon_s)
+    return history.until_now()
+
+
+class _History:
+    """A history under way: `doing` since `since_s`, and the seconds before that."""
+
+    def __init__(self, job: Job, random: np.random.Generator) -> None:
+        self.env = simpy.Environment()
+        self.job, self.random = job, random
+        self.rates = list(accumulate(rate for rate, _, _ in job.kinds))
+        self.spares = None if job.spares is None else simpy.Container(self.env, init=job.spares)
+        self.useful_s = self.saving_s = self.lost_s = self.restarting_s = self.waiting_s = 0.0
+        self.failures = 0
+        self.doing, self.since_s = "training", 0.0
+
+    def train(self) -> Waiting:
+        """Train until a failure, come back, and so on."""
+        env, exponential, mtbf_s = self.env, self.random.exponential, self.job.mtbf_s
+        while True:
+            self.doing, self.since_s = "training", env.now
+            yield env.timeout(float(exponential(mtbf_s)))
+            worked_s = self._trained(env.now - self.since_s)
+            self.lost_s += worked_s
+            yield from self._restart()
+
+    def _restart(self) -> Waiting:
+        """From a failure on until the job runs again; a failure during the restart starts it anew."""
+        env, kinds, random, mtbf_s = self.env, self.job.kinds, self.random, self.job.mtbf_s
+        while True:
+            self.failures += 1
+            kind = bisect_right(self.rates, random.random() * self.rates[-1])
+            _, restart_s, takes_node = kinds[min(kind, len(kinds) - 1)]
+            if takes_node and self.spares is not None:
+                self.doing, self.since_s = "waiting", env.now
+                env.process(self._repair())
+                yield self.spares.get(1)
+                self.waiting_s += env.now - self.since_s
+            self.doing, self.since_s = "restarting", env.now
+            next_s = float(random.exponential(mtbf_s))
+            yield env.timeout(min(restart_s, next_s))
+            self.restarting_s += env.now - self.since_s
+            if next_s >= restart_s:
+                return
+
+    def _repair(self) -> Waiting:
+        """A node that failed comes back as a spare."""
+        assert self.spares is not None
+        yield self.env.timeout(self.job.repair_s)
+        yield self.spares.put(1)
+
+    def _trained(self, runs_s: float) -> float:
+        """Count a stretch of training; returns what was computed since its last checkpoint."""
+        job = self.job
+        cycles = math.floor(runs_s / (job.interval_s + job.checkpoint_s))
+        worked_s = min(runs_s - cycles * (job.interval_s + job.checkpoint_s), job.interval_s)
+        self.useful_s += cycles * job.interval_s
+        self.saving_s += runs_s - cycles * job.interval_s - worked_s
+        return worked_s
+
+    def until_now(self) -> Weeks:
+        """The history so far; work under way counts as useful."""
+        lasted_s = self.env.now - self.since_s
+        if self.doing == "training":
+            worked_s = self._trained(lasted_s)
+            self.useful_s += worked_s
+        elif self.doing == "waiting":
+            self.waiting_s += lasted_s
+        else:
+            self.restarting_s += lasted_s
+        self.since_s = self.env.now
+        return Weeks(self.useful_s, self.saving_s, self.lost_s, self.restarting_s, self.waiting_s, self.failures)

@@ -1,0 +1,267 @@
+"""What a replay changes: device, network, data-parallel degree, single kernels, single ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sim.core.errors import InputError
+from sim.traces.recording import Node, Recording
+from topology.collectives import bus_factor
+from topology.network import Network
+from topology.presets import CLUSTERS, GPUS
+from topology.spec import GpuSpec
+
+# Kernels that arithmetic limits; all others are taken to be limited by memory. Inductor's generated ones, named after
+# the operators fused into them (triton_poi_…, _red_, _per_), hold no matmul: its templates do (triton_tem_fused_mm).
+MATMUL = re.compile(
+    r"^(?!triton_(?:poi|red|per)_).*(?:gemm|cutlass|xmma|nvjet|flash|fmha|attention|matmul|conv(?!ert)|addmm"
+    r"|triton_tem_|aten::(?:b?mm|linear))",
+    re.I | re.S,
+)
+MAX_PATTERN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A what-if. The default changes nothing."""
+
+    kernels: tuple[tuple[re.Pattern[str], float], ...] = ()  # seconds of matching names times this
+    gpu_ratio: float = 1.0  # a device so many times as fast
+    gpus: tuple[GpuSpec, GpuSpec] | None = None  # recorded on, replayed on
+    network_scale: float = 1.0  # links so many times as fast
+    network: Network | None = None  # prices every transfer anew
+    dp: tuple[frozenset[str], int, int] | None = None  # process groups, their recorded size, their new one
+    stragglers: dict[int, float] = field(default_factory=dict)  # compute seconds of a rank times this
+
+    def compute(self, node: Node) -> float:
+        """What a node's own seconds are multiplied by."""
+        scale = 1.0
+        if node.compute:
+            scale = self.stragglers.get(node.rank, 1.0) / self.gpu_ratio
+            if self.gpus is not None:
+                scale *= _device_ratio(node.name, *self.gpus)
+        return self._named(node, scale)
+
+    def transfer_s(self, node: Node, seconds: float) -> float:
+        """Seconds of a transfer that took `seconds` from its last member's arrival on."""
+        message = node.message
+        assert message is not None
+        ranks, size = message.ranks, message.bytes
+        if self.dp is not None and message.group in self.dp[0]:
+            _, old, new = self.dp
+            seconds *= bus_factor_ratio(message.kind, old, new)
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+            ranks = tuple(ranks[0] + i * stride for i in range(new)) if ranks else ()
+        if self.network is not None and ranks and size:
+            seconds = _priced(self.network, message.kind, ranks, size)
+        return self._named(node, seconds / self.network_scale)
+
+    def _named(self, node: Node, value: float) -> float:
+        for pattern, scale in self.kernels:
+            if pattern.search(node.name[:2000]):
+                value *= scale
+        return value
+
+
+_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+)
+
+
+def bus_factor_ratio(kind: str, old: int, new: int) -> float:
+    """How a bandwidth-bound collective of equal size grows with its ranks: 2(n-1)/n and its like (nccl-tests).
+
+    >>> bus_factor_ratio("all_reduce", 2, 4)
+    1.5
+    """
+    if kind not in _COLLECTIVES or new == old or old == 1:
+        return 1.0
+    return bus_factor(kind, new) / bus_factor(kind, old) if new > 1 else 0.0
+
+
+def _priced(network: Network, kind: str, ranks: tuple[int, ...], size: float) -> float:
+    if kind in ("send", "recv"):
+        return network.send(ranks[0], ranks[-1], size)
+    if kind == "barrier":
+        kind, size = "all_reduce", 4.0
+    return network.collective(kind, ranks, size).seconds
+
+
+def _device_ratio(name: str, old: GpuSpec, new: GpuSpec) -> float:
+    if not MATMUL.search(name[:2000]):
+        return old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s
+    dtype = "bf16" if "bf16" in old.peak_flops_per_s and "bf16" in new.peak_flops_per_s else "fp16"
+    return old.peak_flops_per_s.get(dtype, 1.0) / new.peak_flops_per_s.get(dtype, 1.0)
+
+
+def parse_scales(texts: Sequence[str], option: str) -> list[tuple[str, float]]:
+    """`NAME=FACTOR` options.
+
+    Raises:
+        InputError: where the factor is missing, no number, not finite or not above 0.
+    """
+    out = []
+    for text in texts:
+        name, equals, factor = text.rpartition("=")
+        try:
+            value = float(factor)
+        except ValueError:
+            value = -1.0
+        if not equals or not name or not 0 < value <= 1e9:
+            raise InputError(
+                f"{option}: found '{text[:100]}'; must be NAME=FACTOR with a factor above 0, e.g. gemm=0.5"
+            )
+        out.append((name, value))
+    return out
+
+
+def kernel_scales(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], float], ...]:
+    """`--scale-kernels 'REGEX=FACTOR'`.
+
+    Raises:
+        InputError: for a bad factor or a pattern that is no regular expression.
+    """
+    out = []
+    for pattern, factor in parse_scales(texts, "--scale-kernels"):
+        try:
+            if len(pattern) > MAX_PATTERN:
+                raise re.error(f"longer than {MAX_PATTERN} characters")
+            out.append((re.compile(pattern), factor))
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InputError(f"--scale-kernels: '{pattern[:80]}' is no regular expression: {error}") from None
+    return tuple(out)
+
+
+def straggler_scales(texts: Sequence[str], ranks: Sequence[int]) -> dict[int, float]:
+    """`--straggler RANK=FACTOR`.
+
+    Raises:
+        InputError: for a bad factor or a rank that has no trace.
+    """
+    out = {}
+    for rank, factor in parse_scales(texts, "--straggler"):
+        if not rank.isascii() or not rank.isdigit() or len(rank) > 9 or int(rank) not in ranks:
+            shown = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
+            raise InputError(f"--straggler: found rank '{rank[:40]}'; there are traces of ranks {shown}")
+        out[int(rank)] = factor
+    return out
+
+
+def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
+    """`--gpu NAME` or `--gpu FROM=TO`: presets of the recorded device and of the one to replay on.
+
+    Raises:
+        InputError: for an unknown name, or where the trace's own device is none of the presets.
+    """
+    before, equals, after = text.rpartition("=")
+    before = before if equals else _known_gpu(recorded)
+    for name in (before, after):
+        if name not in GPUS:
+            found = (
+                f"the traces' device '{recorded}' is no preset; say --gpu FROM={after}"
+                if not name
+                else f"unknown GPU '{name[:60]}'"
+            )
+            raise InputError(f"--gpu: {found} (there are: {', '.join(GPUS)})")
+    return GPUS[before], GPUS[after]
+
+
+def _known_gpu(name: str) -> str:
+    """The preset of a device's name as CUDA gives it; "" where there is none (a PCIe card is no SXM module).
+
+    >>> _known_gpu("NVIDIA H100 80GB HBM3"), _known_gpu("NVIDIA A100-SXM4-40GB"), _known_gpu("NVIDIA H100 PCIe")
+    ('h100-sxm', 'a100-sxm-40g', 'h100-pcie')
+    """
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    found = (
+        key
+        for key, gpu in GPUS.items()
+        if gpu.architecture != "cpu"
+        and key.split("-")[0] in words
+        and ("pcie" in key) == ("pcie" in words)
+        and ("nvl" in key.split("-")) == ("nvl" in words)
+        and key.endswith("-40g") == ("40gb" in words)
+    )
+    return next(found, "")
+
+
+def network_of(preset: str, ranks: int) -> Network:
+    """The network of a cluster preset with nodes enough for the ranks.
+
+    Raises:
+        InputError: for an unknown preset.
+    """
+    if preset not in CLUSTERS:
+        raise InputError(f"--cluster: unknown preset '{preset[:60]}' (there are: {', '.join(CLUSTERS)})")
+    spec = CLUSTERS[preset]
+    return Network(spec.model_copy(update={"nodes": max(spec.nodes, -(-ranks // spec.gpus_per_node))}))
+
+
+def dp_change(recording: Recording, dp: int, group: str | None) -> tuple[frozenset[str], int, int]:
+    """The process groups that `--dp` changes: the one named, else that which reduces most bytes, and those alike.
+
+    Raises:
+        InputError: where no traced group reduces gradients, or the one named is not there.
+    """
+    sizes, members = _reducing(recording)
+    known = ", ".join(f"'{g}'" for g in sorted(sizes))
+    if group is not None and group not in sizes:
+        raise InputError(f"--dp-group: found '{group[:60]}'; groups that reduce are: {known or 'none'}")
+    chosen = group if group is not None else max(sizes, key=lambda g: sizes[g], default=None)
+    if chosen is None or len(members[chosen]) < 2:
+        raise InputError("--dp: the traces hold no all-reduce or reduce-scatter over a known group of ranks")
+    alike = frozenset(g for g in sizes if g == chosen or _alike(members[g], members[chosen]))
+    return alike, len(members[chosen]), dp
+
+
+def _reducing(recording: Recording) -> tuple[dict[str, float], dict[str, tuple[int, ...]]]:
+    """Bytes that each process group reduces, of all traced ranks, and the group's ranks."""
+    sizes: dict[str, float] = {}
+    members: dict[str, tuple[int, ...]] = {}
+    for node in recording.nodes:
+        m = node.message
+        if m is not None and m.kind in ("all_reduce", "reduce_scatter"):
+            sizes[m.group] = sizes.get(m.group, 0.0) + m.bytes
+            members[m.group] = max(members.get(m.group, ()), m.ranks, key=len)
+    return sizes, members
+
+
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two groups lie side by side, as those of one dimension of a layout: no rank in both, equal distances.
+
+    >>> _alike((0, 2), (1, 3)), _alike((0, 2), (0, 1)), _alike((0, 1), (2, 3))
+    (True, False, True)
+    """
+    if not one or not other or set(one) & set(other):
+        return False
+    return [rank - one[0] for rank in one] == [rank - other[0] for rank in other]
+
+
+def doubts(recording: Recording, change: Change) -> list[str]:
+    """What a user should know of a what-if: which groups `--dp` took, computations that `--gpu` cannot tell apart."""
+    out = []
+    if change.dp is not None:
+        sizes, members = _reducing(recording)
+        others = sorted(g for g in sizes if g not in change.dp[0] and len(members[g]) > 1)
+        if others:
+            first, shown = min(change.dp[0]), ", ".join(f"'{g}'" for g in others[:8])
+            out.append(
+                f"--dp: changes the groups like '{first}' (ranks {', '.join(map(str, members[first][:8]))}); others "
+                f"reduce too, of which --dp-group takes one: {shown}"
+            )
+    runs = sum(n.compute and " … " in n.name for n in recording.nodes) if change.gpus is not None else 0
+    if runs:
+        out.append(
+            f"--gpu: {runs} computations stand for several operators each (A … B); their first and last names alone "
+            "decide whether peak FLOP/s or memory bandwidth scales them"
+        )
+    return out

@@ -1,0 +1,191 @@
+"""Captured programs of ranks as a recording: priced on a cluster, and laid out in time.
+
+On a GPU the host issues one operator or collective after the other. A kernel starts when it was issued, the one before
+it on its stream has ended, and so has whatever its stream was told to wait for. A collective runs on its group's own
+stream after what its issuing stream held (NCCL's way). On a CPU the host computes itself, so that all streams are one;
+only collectives run beside it, until they are waited for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sim.core.errors import InputError
+from sim.core.timeline import Detail, RankClass
+from sim.engine.run import run_static
+from sim.graph.taskgraph import GraphBuilder
+from sim.inputs.program_file import CapturedOperator
+from sim.inputs.script_program import Collective, RankProgram, What
+from sim.traces.program_prices import ProgramPrices
+from sim.traces.recording import HOST, Message, Node, Recording
+
+KINDS = {"forward": "F", "recomputed": "B", "backward": "B", "clip": "OPTIMIZER", "optimizer": "OPTIMIZER"}
+
+
+def program_recording(ranks: Sequence[RankProgram], prices: ProgramPrices) -> Recording:
+    """One step of the captured ranks.
+
+    Raises:
+        InputError: for two files of one rank, or collectives that never meet.
+    """
+    ranks = sorted(ranks, key=lambda r: r.rank)
+    paths = {r.rank: r.program.path for r in ranks}
+    if len(paths) < len(ranks):
+        twice = next(r for r, n in Counter(r.rank for r in ranks).items() if n > 1)
+        same = ", ".join(r.program.path for r in ranks if r.rank == twice)
+        raise InputError(f"rank {twice} is captured in several of the files: {same}")
+    if len({r.world_size for r in ranks}) > 1:
+        found = ", ".join(f"{r.program.path}: {r.world_size}" for r in ranks[:4])
+        raise InputError(f"the programs were captured on worlds of different sizes: {found}")
+    nodes: list[Node] = []
+    for rank in ranks:
+        _Rank(rank, prices, nodes).run()
+    name = ranks[0].program.path if len(ranks) == 1 else f"{len(ranks)} programs"
+    recording = Recording(name, tuple(paths), nodes, ranks[0].world_size, priced_on=prices.name)
+    _lay_out(recording)
+    recording.warnings += [*_stand_ins(recording), *_unknown(prices)]
+    if not prices.on_host and not all(r.on_gpu for r in ranks):
+        recording.warnings.append(
+            "the script chose the CPU, so its operators are a CPU's, in the optimizer one by one for each tensor; a "
+            'script that asks for "cuda" is captured as a GPU runs it'
+        )
+    return recording
+
+
+class _Rank:
+    """Nodes of one rank, whose length alone is set: from 0 to their seconds."""
+
+    def __init__(self, rank: RankProgram, prices: ProgramPrices, nodes: list[Node]) -> None:
+        self.rank, self.prices, self.nodes = rank, prices, nodes
+        self.host: list[int] = []  # what the host's next work waits for
+        self.last: dict[int, list[int]] = {}  # what a stream's next work waits for
+        self.groups: dict[tuple[object, ...], int] = {}  # the last collective of each group
+        self.events: list[list[int]] = []
+        self.collectives: dict[int, int] = {}
+        self.count: Counter[tuple[object, ...]] = Counter()
+
+    def run(self) -> None:
+        """All operators and entries in the order of their issue."""
+        entries = iter(self.rank.entries)
+        entry = next(entries, None)
+        for i, op in enumerate(self.rank.program.operators):
+            while entry is not None and entry.before <= i:
+                self._entry(entry.what, self._stream(entry.stream), entry.value)
+                entry = next(entries, None)
+            if op.launches:
+                self._operator(op, self._stream(self.rank.streams[i]))
+        while entry is not None:
+            self._entry(entry.what, self._stream(entry.stream), entry.value)
+            entry = next(entries, None)
+
+    def _stream(self, number: int) -> int:
+        return 0 if self.prices.on_host else number
+
+    def _operator(self, op: CapturedOperator, stream: int) -> None:
+        seconds, host_s = self.prices.operator(op)
+        label = f"{op.name} of {op.module}" if op.module else op.name
+        waits = self._issued(host_s) + self.last.get(stream, [])
+        name = "compute" if stream == 0 else f"stream {stream}"
+        self.last[stream] = [self._add(name, KINDS[op.phase], label, seconds, waits, compute=True)]
+
+    def _issued(self, host_s: float) -> list[int]:
+        """The host's work on the next operator or collective."""
+        if self.prices.on_host:
+            return []
+        self.host = [self._add("host", HOST, "issues", host_s, self.host)]
+        return list(self.host)
+
+    def _entry(self, what: What, stream: int, value: int) -> None:
+        if what is What.START:
+            self._start(value, stream)
+        elif what is What.WAIT:
+            self._follow(stream, [self.collectives[value]] if value in self.collectives else [])
+        elif what is What.RECORD:
+            self.events.append(list(self.last.get(stream, [])))
+        elif what is What.WAIT_EVENT:
+            self._follow(stream, self.events[value])
+        elif not self.prices.on_host:
+            self.host = list(dict.fromkeys((*self.host, *self.events[value])))
+
+    def _follow(self, stream: int, nodes: list[int]) -> None:
+        self.last[stream] = list(dict.fromkeys((*self.last.get(stream, []), *nodes)))
+
+    def _start(self, number: int, stream: int) -> None:
+        found = self.rank.collectives[number]
+        if len(found.ranks) < 2:
+            return
+        queue = (found.ranks, found.kind) if found.kind in ("send", "recv") else (found.ranks,)
+        waits = self._issued(self.prices.collective_host_s) + self.last.get(stream, [])
+        if queue in self.groups:
+            waits.append(self.groups[queue])
+        node = self._add(f"group {found.group}", found.kind.upper(), found.kind, self.prices.collective(found), waits)
+        self.nodes[node].message = self._message(found)
+        self.groups[queue] = self.collectives[number] = node
+
+    def _message(self, found: Collective) -> Message:
+        """Both ends of a message count what went between them; a collective's members count theirs by kind."""
+        sends = found.kind in ("send", "recv")
+        key: tuple[object, ...] = ("message", found.ranks) if sends else ("collective", found.ranks, found.kind)
+        self.count[found.kind, key] += 1
+        key = (*key, found.group, self.count[found.kind, key])
+        return Message(found.kind, found.group, found.ranks, float(found.bytes), key)
+
+    def _add(
+        self, stream: str, kind: str, name: str, seconds: float, waits: Sequence[int], compute: bool = False
+    ) -> int:
+        edges = [(w, 0) for w in dict.fromkeys(waits)]
+        node = Node(self.rank.rank, stream, kind, name, 0, round(seconds * 1e9), edges, compute=compute)
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+
+def _lay_out(recording: Recording) -> None:
+    """Set the times of nodes from their lengths, what they wait for, and when all members of a collective are there.
+
+    Raises:
+        InputError: where ranks wait for each other in a circle.
+    """
+    draft = GraphBuilder(tuple(RankClass(r, (r,), i) for i, r in enumerate(recording.ranks)))
+    sort = draft.table.new_kind(Detail("captured"))
+    arrive = [draft.add(0.0, [], sort) for _ in recording.nodes]
+    done = [draft.add(n.end_ns * 1e-9, [arrive[i]], sort) for i, n in enumerate(recording.nodes)]
+    for i, node in enumerate(recording.nodes):
+        draft.waits[arrive[i]] += [done[w] for w, _ in node.waits]
+    for members in recording.members().values():
+        for m in members:
+            draft.waits[done[m]] += [arrive[other] for other in members if other != m]
+    try:
+        times = run_static(draft.graph())
+    except ValueError as error:
+        raise InputError(f"{recording.name}: {error}") from None
+    for i, node in enumerate(recording.nodes):
+        node.start_ns, node.end_ns = round(times.start_s[arrive[i]] * 1e9), round(times.end_s[done[i]] * 1e9)
+
+
+def _stand_ins(recording: Recording) -> list[str]:
+    """Who is not captured: ranks for which others stand, and the other ends of messages."""
+    said = []
+    missing = recording.world_size - len(recording.ranks)
+    if missing > 0:
+        shown = ", ".join(map(str, recording.ranks[:8]))
+        stands = "stands" if len(recording.ranks) == 1 else "stand"
+        said.append(f"rank {shown} {stands} for all {recording.world_size} ranks, which run in step")
+    apart = sorted(
+        {r for n in recording.nodes if n.message and n.message.kind in ("send", "recv") for r in n.message.ranks}
+        - set(recording.ranks)
+    )
+    if apart:
+        ranks = ",".join(map(str, sorted({*recording.ranks, *apart})[:16]))
+        said.append(
+            f"messages to or from ranks {', '.join(map(str, apart[:8]))} wait for nobody: those are not captured; "
+            f"capture them too with --ranks {ranks}"
+        )
+    return said
+
+
+def _unknown(prices: ProgramPrices) -> list[str]:
+    if not prices.unknown:
+        return []
+    names = ", ".join(f"{name} ({n})" for name, n in prices.unknown.most_common(12))
+    return [f"{prices.unknown.total()} launches of operators that are not known are priced by their bytes: {names}"]

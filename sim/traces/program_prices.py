@@ -1,0 +1,68 @@
+"""Prices of what a captured rank runs: operators by the profile, collectives by measured tables or the network."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sim.inputs.program_file import CapturedOperator
+from sim.inputs.script_program import Collective
+from sim.models.captured import compute_of, known
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile, shipped_profiles
+from topology.network import Network
+from topology.spec import ClusterSpec
+
+
+class ProgramPrices:
+    """Seconds on one cluster; answers are kept. `unknown`: launches of operators priced by their bytes alone."""
+
+    def __init__(self, cluster: ClusterSpec, calibration: str | None = None) -> None:
+        name = cluster.gpu.name if cluster.gpu.name in shipped_profiles() else "roofline"
+        self.cluster, self.calibration = cluster, calibration or name
+        self.costs = Costs(load_profile(self.calibration, "--calibration"), cluster.gpu)
+        self.network = Network(cluster)
+        self.unknown: Counter[str] = Counter()
+        self._operators: dict[CapturedOperator, tuple[float, float]] = {}
+
+    @property
+    def name(self) -> str:
+        """GPU and profile in words."""
+        return f"{self.cluster.gpu.name}, profile {self.calibration}"
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the device is the host itself: nothing is issued ahead."""
+        return self.cluster.gpu.architecture == "cpu"
+
+    def operator(self, op: CapturedOperator) -> tuple[float, float]:
+        """Seconds of the device and of the host that issues it."""
+        found = self._operators.get(op)
+        if not known(op.name):
+            self.unknown[op.name] += 1
+        if found is None:
+            item = compute_of(op)
+            host_s = 0.0 if self.on_host else self.costs.host_s(item, plain=True)
+            found = self._operators[op] = self.costs.compute(item).seconds, host_s
+        return found
+
+    @property
+    def collective_host_s(self) -> float:
+        """Seconds in which the host issues a collective."""
+        return 0.0 if self.on_host else self.costs.coefficients.host_collective_s
+
+    def collective(self, found: Collective) -> float:
+        """Seconds of a collective or message from its last member's arrival on.
+
+        As measured where the profile has it for as many ranks and these share a node, else from the links.
+        """
+        kind, ranks, size = found.kind, found.ranks, float(found.bytes)
+        if kind == "barrier":
+            kind, size = "all_reduce", 4.0
+        message = kind in ("send", "recv")
+        if len({r // self.cluster.gpus_per_node for r in ranks}) == 1 and len(ranks) > 1:
+            measured = self.costs.collective("send_recv" if message else kind, len(ranks), size)
+            if measured is not None:
+                return measured.seconds
+        if message:
+            return self.network.send(ranks[0], ranks[-1], size)
+        return self.network.collective(kind, ranks, size).seconds

@@ -1,0 +1,181 @@
+"""One MoE layer alone, as published for a whole layer: forward and backward seconds, and the allocator's peak.
+
+Megatron-LM's test (tests/functional_tests/test_cases/common/moe_perf/__main__.py) decides what such a row is:
+
+- its `TransformerConfig` sets neither `gated_linear_unit` nor `activation_func` nor `bias_activation_fusion`, so
+  experts are GELU MLPs of two matrices, GELU and the weighting by probabilities separate kernels of torch
+  (`_weighting` of `sim.models.moe`); a row whose model says `mlp` has that;
+- each iteration comes behind a long fp32 matmul, under which the host runs ahead until the dispatcher waits for the
+  counts of tokens (`_maybe_dtoh_and_synchronize` in token_dispatcher.py): the rest of the forward is issued by a host
+  that has nothing in hand, the backward by one that is ahead again. Iterations of some 10 ms end before the power
+  limit, which acts on longer averages, does anything;
+- `gradient_accumulation_fusion` is off and gradients are set to none before each iteration: they are new tensors of
+  the parameters' 16 bits, not fp32 `main_grad` buffers.
+
+Its "fp8 blockwise" scales blocks of 128 x 128: every 128 steps of a sum Hopper's matrix units hand their partial sums
+to the plain ones, to be scaled and added in fp32 (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). For a tile of 128 x
+128 that is 2 · 128² operations on an SM's 128 lanes, 256 clocks, beside 2 · 128³ flops on matrix units of 8,192 a
+clock, 512: half as long again where nothing hides it. Two groups of warps take turns to hide it; how well nobody says,
+so half of it is charged (with these rows in view).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sim.core.errors import InputError
+from sim.core.program import Program
+from sim.inputs.scenario import parse_scenario
+from sim.models.dims import Dims, Shard, dims
+from sim.models.layers import layer_specs
+from sim.models.operators import Operator, backward_of, forward_of, quantized_weight_bytes, saved_of
+from sim.prices.coefficients import PriceOptions
+from sim.prices.operator_prices import Costs
+from sim.prices.rank_prices import Pricing
+from sim.programs.compile import CompiledProgram, compile_program
+from sim.ranks.plan import make_plan
+from sim.results.states import matmul_workspace
+from sim.validation.prediction import (
+    PEAK_UNCERTAINTY,
+    Prediction,
+    Predictions,
+    calibration_of,
+    cluster_of,
+    profile_named,
+    spread,
+)
+from sim.validation.tables import Row
+from topology.network import Network
+from topology.spec import GpuSpec
+
+BLOCKWISE_SLOWDOWN = 1.25
+
+
+def moe_layer(row: Row, calibration: str | None) -> Predictions:
+    """Router, dispatch, grouped experts and combine of one layer on expert-parallel ranks, no attention."""
+    name = calibration or calibration_of(row)
+    scenario = parse_scenario(_scenario(row, name), row.id)
+    plan = make_plan(scenario)
+    options = PriceOptions(power=False)
+    if row.data.get("training", {}).get("precision") == "fp8 blockwise":
+        # The gradients' slowdown is for the same partial sums, unscaled: it would count them twice.
+        options = replace(options, fp8_gradients_slower=False, matmul_slowdown=BLOCKWISE_SLOWDOWN)
+    d, network = dims(scenario), Network(scenario.cluster)
+    parts = layer_specs(scenario.model)[0].mlp.train(scenario, d, 0, Shard())
+
+    def priced(program: Program, options: PriceOptions) -> Prediction:
+        costs = Costs(profile_named(name), scenario.cluster.gpu, options)
+        template = compile_program(program, Pricing(plan, costs, network).on(0))
+        return spread(template.makespan_s, _sigma(template))
+
+    peak = spread(layer_peak_bytes(d, parts, scenario.cluster.gpu), PEAK_UNCERTAINTY)
+    found = {
+        "forward_s": priced(forward_of(parts), options),
+        "backward_s": priced(backward_of(parts), replace(options, host=False)),
+        "max_allocated_bytes": peak,
+        "peak_memory_bytes": peak,
+    }
+    return {key: value for key, value in found.items() if key in row.measured}
+
+
+def layer_peak_bytes(d: Dims, parts: Sequence[Operator], gpu: GpuSpec) -> float:
+    """The most bytes that torch's allocator holds while the layer runs forward and backward by itself.
+
+    16-bit parameters, and 8-bit copies where matmuls read such; cuBLAS's workspaces: torch's for the long matmul,
+    Transformer Engine's for the router and the streams of grouped matmuls; what the forward saved and no part's
+    backward has freed yet; the result and its gradient, which the test holds on to; new gradients of the parameters
+    that the backward has passed; what the running part holds (Operator.backward_bytes).
+    """
+    workspace = matmul_workspace(gpu)
+    held = d.act_bytes * sum(p.params + p.expert_params for p in parts) + quantized_weight_bytes(d, parts)
+    own = d.framework.engine_workspaces + d.framework.grouped_streams
+    held += workspace.torch + own * workspace.transformer_engine
+    held += 2 * d.stream_bytes + sum(s.bytes for s in saved_of(parts))
+    peak = held
+    for part in reversed(parts):
+        held += d.grad_bytes * (part.params + part.expert_params)
+        peak = max(peak, held + part.backward_bytes)
+        held -= sum(s.bytes for s in part.saved)
+    return peak
+
+
+def _sigma(template: CompiledProgram) -> float:
+    whole = sum(template.shares.values())
+    return sum(u * s for (_, _, u), s in template.shares.items()) / whole if whole else 0.0
+
+
+_NAMES = {
+    "experts": ("experts", "num_experts"),
+    "top_k": ("experts_per_token", "top_k"),
+    "ffn": ("expert_ffn", "moe_ffn", "ffn"),
+    "hidden": ("hidden", "hidden_size"),
+    "seq_len": ("seq_len",),
+}
+_LAYOUT = ("dp", "tp", "cp", "ep", "pp", "expert_tp", "sp")
+
+
+def _scenario(row: Row, calibration: str) -> dict[str, Any]:
+    """The row's own short words as a scenario of one layer."""
+    given, layout, training = (_mapping(row.data, key) for key in ("model", "parallelism", "training"))
+    model = {name: _size(given, name) for name in _NAMES}
+    layout = {"dp": _data_parallel(row.data.get("gpus"), layout), **layout}
+    batch = training.get("micro_batch_size", 1)
+    return {
+        "name": row.id,
+        "model": {
+            "layers": 1,
+            "hidden": model["hidden"],
+            "heads": max(1, model["hidden"] // 128),
+            "ffn": model["ffn"],
+            "vocab": 1024,
+            "mlp": given.get("mlp", "gelu"),
+            "norm": "rmsnorm",
+            "bias": False,
+            "moe": {name: model[name] for name in ("experts", "top_k", "ffn")} | _shared_experts(given, model["ffn"]),
+        },
+        "training": {
+            "seq_len": model["seq_len"],
+            "precision": str(training.get("precision", "bf16")).split()[0],
+            "framework": "megatron",
+            "grad_dtype": "bf16",
+            "micro_batch_size": batch,
+            "global_batch_size": batch * layout["dp"],
+        },
+        "parallelism": {"sp": layout.get("tp", 1) > 1} | {key: layout[key] for key in _LAYOUT if key in layout},
+        "cluster": cluster_of(row).model_dump(mode="json"),
+        "calibration": calibration,
+    }
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = data.get(key) or {}
+    if not isinstance(found, dict):
+        raise InputError(f"moe_layer: {key}: found {str(found)[:40]}; allowed: a mapping")
+    return found
+
+
+def _data_parallel(gpus: object, layout: Mapping[str, Any]) -> int:
+    """What the row's GPUs leave, or as much as its expert-parallel ranks need, where it does not say."""
+    tp, cp, pp, ep = (int(layout.get(key, 1)) for key in ("tp", "cp", "pp", "ep"))
+    ranks = gpus if isinstance(gpus, int) else ep * pp
+    return max(1, ranks // (tp * cp * pp))
+
+
+def _size(given: Mapping[str, Any], what: str) -> int:
+    value = next((given[name] for name in _NAMES[what] if name in given), None)
+    if not isinstance(value, int) or value < 1:
+        names = " or ".join(_NAMES[what])
+        raise InputError(f"moe_layer: model.{names}: found {str(value)[:40]}; allowed: a whole number above 0")
+    return value
+
+
+def _shared_experts(given: Mapping[str, Any], ffn: int) -> dict[str, int]:
+    """Shared experts as so many of the routed experts' width."""
+    width = given.get("shared_expert_ffn") or 0
+    if not isinstance(width, int) or width < 0 or width % ffn:
+        raise InputError(
+            f"moe_layer: model.shared_expert_ffn: found {str(width)[:40]}; allowed: a multiple of expert_ffn ({ffn})"
+        )
+    return {"shared_experts": width // ffn}

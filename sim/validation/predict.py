@@ -1,0 +1,169 @@
+"""What the simulator says about one row of a published table: every quantity that the row measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.core.errors import InputError
+from sim.validation.collective_rows import collective_predictions
+from sim.validation.kernel_rows import kernel_predictions
+from sim.validation.prediction import (
+    PEAK_UNCERTAINTY,
+    RESERVED_UNCERTAINTY,
+    NotSimulated,
+    Prediction,
+    Predictions,
+    profile_named,
+    spread,
+)
+from sim.validation.tables import Row
+
+if TYPE_CHECKING:
+    from sim.ranks.plan import Plan
+
+Answers = dict[str, bool]
+
+
+def predict(row: Row, calibration: str | None = None, programs: Path | None = None) -> tuple[Predictions, Answers]:
+    """Predictions by measured key, and answers to what was only said to be so or not.
+
+    `calibration` takes the place of the profile that the row names; `programs` holds captured programs, which take the
+    place of the scenarios of rows that carry `program`.
+
+    Raises:
+        NotSimulated: an operator or quantity that is not modelled.
+        InputError: a row that should be known and was refused.
+    """
+    if programs is not None and "program" in row.data:
+        from sim.validation.program_rows import program_predictions
+
+        return program_predictions(row, calibration, programs), {}
+    if row.kind == "kernel":
+        return kernel_predictions(row, calibration), {}
+    if row.kind == "collective":
+        return collective_predictions(row, calibration), {}
+    return (_training_step if row.kind == "training_step" else _inference)(row, calibration)
+
+
+def quantity(key: str) -> str:
+    """The name under which a measured key is reported.
+
+    >>> quantity("step_time_s"), quantity("peak_memory_bytes"), quantity("seconds")
+    ('step_time', 'peak_memory', 'seconds')
+    """
+    if key.endswith("_per_s"):
+        return key
+    return key.removesuffix("_bytes").removesuffix("_s")
+
+
+def _training_step(row: Row, calibration: str | None) -> tuple[Predictions, Answers]:
+    from sim.inputs.scenario import parse_scenario
+    from sim.simulation import simulate
+
+    scenario = parse_scenario(_with(row, calibration), row.id)
+    if scenario.training is None:
+        raise InputError(f"{row.id}: scenario: found no training; a row of kind training_step has one")
+    step = simulate(scenario, profile_named(scenario.calibration), engine="static")
+    result = dict(step.result) | dict.fromkeys(SAMPLES_PER_S, step.result["tokens_per_s"] / scenario.training.seq_len)
+    rank = row.data.get("measured_rank")
+    if rank is not None:
+        result["peak_memory_bytes"] = result["memory"][_class_of(step.plan, rank, row.id)]["peak"]
+    out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
+    answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
+    if not out and not answers:
+        raise NotSimulated(f"a training step has no {', '.join((*row.measured, *row.answers)) or 'measured quantity'}")
+    return out, answers
+
+
+def _class_of(plan: Plan, rank: object, row: str) -> int:
+    """The class of ranks that `measured_rank`, whose memory alone was measured, is in."""
+    ranks = plan.scenario.parallelism.ranks
+    if isinstance(rank, bool) or not isinstance(rank, int) or not -ranks <= rank < ranks:
+        raise InputError(f"{row}: measured_rank: found {str(rank)[:40]}; allowed: a rank, 0 to {ranks - 1}")
+    return plan.class_of(rank % ranks)
+
+
+def _from_result(result: Mapping[str, Any], key: str) -> Prediction:
+    """A value of the result; whatever goes with the step time has the step time's relative interval.
+
+    Published MFUs count attention in full, as PaLM's definition does (arXiv 2204.02311, appendix B), whether or not
+    the mask halves the work: `mfu_full_attention` is what they are compared with.
+    """
+    value, (low, high) = result[_name(key)], result["step_time_interval_s"]
+    down, up = low / result["step_time_s"], high / result["step_time_s"]
+    if key.endswith("_bytes"):
+        return spread(value, RESERVED_UNCERTAINTY if "reserved" in key else PEAK_UNCERTAINTY)
+    if key.endswith("_s") and not key.endswith("_per_s"):
+        return Prediction(value, value * down, value * up)
+    return Prediction(value, value / up, value / down)
+
+
+_COUNTED_AS = {
+    "mfu": "mfu_full_attention", "iteration_time_s": "step_time_s", "max_allocated_bytes": "peak_memory_bytes",
+    "max_reserved_bytes": "peak_reserved_bytes",
+}  # fmt: skip
+SAMPLES_PER_S = ("samples_per_s", "sequences_per_s")
+
+
+def _name(key: str) -> str:
+    """The result's name of a measured key."""
+    return _COUNTED_AS.get(key, key)
+
+
+def _inference(row: Row, calibration: str | None) -> tuple[Predictions, Answers]:
+    from sim.inputs.scenario import parse_scenario
+    from sim.serve.simulation import simulate_serving
+
+    scenario = parse_scenario(_served_by(row, _with(row, calibration)), row.id)
+    result = simulate_serving(scenario, profile_named(scenario.calibration)).result
+    usual = "mean" if row.data.get("statistic") == "mean" else "p50"
+    out = {}
+    for key in row.measured:
+        name, which = _statistic(key, usual)
+        value = result.get(_SERVED.get(name, name))
+        value = value.get(which) if isinstance(value, Mapping) else value
+        if isinstance(value, float):
+            out[key] = spread(value, SERVING_UNCERTAINTY)
+    answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
+    if not out and not answers:
+        raise NotSimulated(f"a serving workload has no {', '.join(row.measured) or 'measured quantity'}")
+    return out, answers
+
+
+def _served_by(row: Row, scenario: dict[str, Any]) -> dict[str, Any]:
+    """The scenario on the engine that the table names, where the row's own scenario names none."""
+    from sim.serve.engines import engine_named
+
+    section, engine = scenario.get("inference"), engine_named(row.served_by)
+    if not isinstance(section, Mapping) or "engine" in section or engine is None:
+        return scenario
+    return {**scenario, "inference": {**section, "engine": engine.name}}
+
+
+def _statistic(key: str, usual: str) -> tuple[str, str]:
+    """A measured key without its statistic, and that statistic: `usual` where the key names none.
+
+    >>> _statistic("time_to_first_token_p99_s", "p50"), _statistic("time_to_first_token_s", "mean")
+    (('time_to_first_token_s', 'p99'), ('time_to_first_token_s', 'mean'))
+    """
+    for which in ("mean", "p50", "p90", "p99"):
+        if key.endswith(f"_{which}_s"):
+            return key.removesuffix(f"{which}_s") + "s", which
+    return key, usual
+
+
+_SERVED = {
+    "first_token_s": "time_to_first_token_s", "ttft_s": "time_to_first_token_s",
+    "tpot_s": "time_per_output_token_s",
+}  # fmt: skip
+SERVING_UNCERTAINTY = 0.15  # kernels of another library, schedulers of another server
+
+
+def _with(row: Row, calibration: str | None) -> dict[str, Any]:
+    scenario = dict(row.scenario)
+    scenario.setdefault("name", row.id)
+    if calibration is not None:
+        scenario["calibration"] = calibration
+    return scenario

@@ -1,0 +1,81 @@
+"""What a prediction of a published row is, and the hardware that a row of kernels or collectives names."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from sim.core.errors import InputError
+from sim.core.normal import NINETY_PERCENT
+from sim.prices.coefficients import PriceOptions
+from sim.prices.operator_prices import Costs
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
+from sim.validation.tables import Row
+from topology.presets import CLUSTERS, GPUS
+from topology.spec import ClusterSpec
+
+PEAK_UNCERTAINTY = 0.03  # of allocated bytes: rounding, small tensors and temporaries left out
+RESERVED_UNCERTAINTY = 0.07  # fragmentation besides, which depends on the order of sizes and streams
+
+
+class Prediction(NamedTuple):
+    """A predicted value and its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class NotSimulated(Exception):
+    """The simulator has no use for this row; the message says why."""
+
+
+Predictions = dict[str, Prediction]
+
+
+def spread(value: float, sigma: float) -> Prediction:
+    """A log-normal interval: the error of a factor is as likely up as down."""
+    factor = math.exp(NINETY_PERCENT * sigma)
+    return Prediction(value, value / factor, value * factor)
+
+
+@lru_cache(maxsize=16)
+def profile_named(name: str) -> Profile:
+    """Profiles are read once per process."""
+    return load_profile(name)
+
+
+def calibration_of(row: Row) -> str:
+    """The profile that the row names, or that of its cluster's GPU; empty where it names neither."""
+    named = row.scenario.get("calibration")
+    if named or row.scenario.get("cluster") is None:
+        return str(named or "")
+    return cluster_of(row).gpu.name
+
+
+def cluster_of(row: Row) -> ClusterSpec:
+    """The cluster that a row of kernels or collectives names, or that of the GPU of its profile."""
+    return _cluster(json.dumps(row.scenario.get("cluster"), sort_keys=True), str(row.scenario.get("calibration") or ""))
+
+
+def costs_of(row: Row, calibration: str | None = None, burst: bool = False) -> Costs:
+    """Prices on the row's GPU out of its profile, or out of the one named instead; `burst`: with no power limit."""
+    profile = profile_named(calibration or calibration_of(row))
+    return Costs(profile, cluster_of(row).gpu, PriceOptions(power=not burst))
+
+
+@lru_cache(maxsize=64)
+def _cluster(given: str, gpu: str) -> ClusterSpec:
+    from sim.inputs.scenario import parse_scenario
+
+    named = json.loads(given)
+    if named is None:
+        if gpu not in GPUS:
+            raise InputError(f"scenario: neither a cluster nor a GPU's profile is named (calibration: {gpu!r})")
+        nearest = next((c for c in CLUSTERS.values() if c.gpu.name == gpu), next(iter(CLUSTERS.values())))
+        return nearest.model_copy(update={"gpu": GPUS[gpu]})
+    training = {"seq_len": 8, "global_batch_size": 1, "precision": "fp16"}
+    return parse_scenario({"name": "row", "model": "gpt2", "training": training, "cluster": named}).cluster

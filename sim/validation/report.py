@@ -1,0 +1,58 @@
+"""A table of published measurements after all its rows were predicted: errors, and what was left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sim.validation.statistics import Error, Verdict, by_group
+from sim.validation.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one row: its errors and verdicts, or why there are none (`refused`: by a fault, else by design).
+    `missing`: measured keys beside these that nothing predicts."""
+
+    table: int
+    id: str
+    errors: tuple[Error, ...]
+    refused: bool = False
+    reason: str = ""
+    missing: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """A table and what became of its rows, in order."""
+
+    table: Table
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def errors(self) -> list[Error]:
+        return [e for o in self.outcomes for e in o.errors]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [v for o in self.outcomes for v in o.verdicts]
+
+    def left_out(self, refused: bool) -> list[Outcome]:
+        return [o for o in self.outcomes if o.reason and o.refused == refused]
+
+    def as_dict(self) -> dict[str, Any]:
+        """One entry of `tables` in format sim-validate/1."""
+        found: list[Error | Verdict] = [*self.errors, *self.verdicts]
+        return {
+            "name": self.table.name,
+            "title": self.table.title,
+            "kind": self.table.kind,
+            "rows": len(self.outcomes),
+            "simulated": sum(not o.reason for o in self.outcomes),
+            "failed": [{"id": o.id, "reason": o.reason} for o in self.left_out(True)],
+            "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
+            "not_predicted": [{"id": o.id, "keys": list(o.missing)} for o in self.outcomes if o.missing],
+            "groups": by_group(found),
+            "errors": [e.as_dict() for e in found],
+        }

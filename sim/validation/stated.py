@@ -1,0 +1,70 @@
+"""What a table says about its software, in a scenario's words: release dates, trainers, captured graphs.
+
+A scenario that was published years ago names no `training.framework` of ours, no `software_date` and no switches of the
+launch script; the table's `software` and a row's `run.settings` do. Keys that a row states itself stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# Trainers that have a record of their own in `sim.models.frameworks`, by the name that tables have for them.
+TRAINERS = {"nanotron": "nanotron", "composer": "composer"}
+# When releases of torch came out (github.com/pytorch/pytorch/releases).
+TORCH = {
+    "1.12": "2022-06", "1.13": "2022-10", "2.0": "2023-03", "2.1": "2023-10", "2.2": "2024-01", "2.3": "2024-04",
+    "2.4": "2024-07", "2.5": "2024-10", "2.6": "2025-01", "2.7": "2025-04", "2.8": "2025-08", "2.9": "2025-10",
+    "2.10": "2026-01",
+}  # fmt: skip
+# What NVIDIA's MLPerf submissions call their switches, the wider first.
+GRAPHS = {"FULL_CUDA_GRAPH": "step", "MCORE_CUDA_GRAPH": "layers", "LAYER_CUDA_GRAPH": "layers"}
+ON = ("1", "true")
+
+
+def software_date(text: str) -> str | None:
+    """The latest release that a text names: a day, a container of a month, a release of torch, or else a year.
+
+    >>> software_date("torch 1963fc8 (2024-12-23)"), software_date("NeMo 24.07"), software_date("PyTorch 1.13 era")
+    ('2024-12-23', '2024-07', '2022-10')
+    >>> software_date("nanotron (early 2025)"), software_date("Megatron-LM (2021)"), software_date("Megatron-Core")
+    ('2025-02', '2021-07', None)
+    """
+    found = re.findall(r"\b20\d\d-[01]\d-[0-3]\d\b", text)
+    found += [f"20{y}-{m}" for y, m in re.findall(r"\b(2[1-9])\.(0[1-9]|1[0-2])\b", text)]
+    found += [TORCH[v] for v in re.findall(r"\b(?:PyTorch|torch) (\d\.\d+)", text) if v in TORCH]
+    if not found:
+        found = [f"{y}-{'02' if early else '07'}" for early, y in re.findall(r"\b(early )?(20[12]\d)\b", text)]
+    return max(found, default=None)
+
+
+def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `training` that the table's `software` and the row's `run.settings` say."""
+    text = software if isinstance(software, str) else ""
+    out: dict[str, Any] = {}
+    if (date := software_date(text)) is not None:
+        out["software_date"] = date
+    named = re.match(r"\W*([\w-]+)", text)
+    if named and named[1].lower() in TRAINERS:
+        out["framework"] = TRAINERS[named[1].lower()]
+    run = row.get("run")
+    settings = run.get("settings") if isinstance(run, Mapping) else None
+    if isinstance(settings, Mapping):
+        on = [mode for name, mode in GRAPHS.items() if str(settings.get(name, "")).lower() in ON]
+        out |= {"cuda_graphs": on[0]} if on else {}
+    return out
+
+
+def with_stated(training: dict[str, Any], software: object, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's `training` with what is stated beside it; `eager` is but the nearest word for a trainer with a record.
+
+    >>> with_stated({"seq_len": 8, "elementwise": "eager"}, "nanotron (early 2025)", {})
+    {'seq_len': 8, 'software_date': '2025-02', 'framework': 'nanotron'}
+    """
+    stated = stated_training(software, row)
+    if training.get("framework", training.get("elementwise", "eager")) == "eager" and "framework" in stated:
+        training = {key: value for key, value in training.items() if key not in ("framework", "elementwise")}
+    else:
+        stated.pop("framework", None)
+    return {**training, **{key: value for key, value in stated.items() if key not in training}}

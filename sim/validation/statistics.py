@@ -1,0 +1,112 @@
+"""How far predictions are from measurements: statistics of relative errors, in all and by group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """One predicted quantity of one row; `error` is predicted ÷ measured − 1."""
+
+    id: str
+    group: str
+    quantity: str
+    predicted: float
+    measured: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1.0
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured value lies in the 90 % interval."""
+        return self.low <= self.measured <= self.high
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "group": self.group,
+            "quantity": self.quantity,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "error": self.error,
+            "interval": [self.low, self.high],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A predicted yes or no of one row, such as whether it fits in memory."""
+
+    id: str
+    group: str
+    quantity: str
+    predicted: bool
+    measured: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """One entry of `errors`: the error is 0 where both agree, 1 for a wrong yes and -1 for a wrong no."""
+        return {
+            "id": self.id,
+            "group": self.group,
+            "quantity": self.quantity,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "error": float(self.predicted) - float(self.measured),
+            "interval": None,
+        }
+
+
+def accuracy(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Share of right answers, and how many of the wrong ones said yes (`wrong_true`) or no (`wrong_false`)."""
+    wrong = [v for v in verdicts if v.predicted != v.measured]
+    yes = sum(v.predicted for v in wrong)
+    return {"accuracy": 1.0 - len(wrong) / len(verdicts), "wrong_true": yes, "wrong_false": len(wrong) - yes}
+
+
+def summary(errors: Sequence[Error]) -> dict[str, float]:
+    """Statistics of one quantity's errors, as fractions.
+
+    `mean_abs_by_group` is the mean over groups of each group's mean absolute error, which is what counts where
+    rows of a group are multiples of one another. `interval_width`: median of (high − low) / predicted.
+    """
+    found = np.array([e.error for e in errors])
+    off = np.abs(found)
+    groups: dict[str, list[float]] = {}
+    for e in errors:
+        groups.setdefault(e.group, []).append(abs(e.error))
+    return {
+        "mean_abs": float(off.mean()),
+        "median_abs": float(np.median(off)),
+        "p95_abs": float(np.quantile(off, 0.95)),
+        "max_abs": float(off.max()),
+        "bias": float(found.mean()),
+        "mean_abs_by_group": float(np.mean([np.mean(g) for g in groups.values()])),
+        "inside_interval": float(np.mean([e.inside for e in errors])),
+        "interval_width": float(np.median([(e.high - e.low) / e.predicted for e in errors])),
+    }
+
+
+def by_group(found: Iterable[Error | Verdict]) -> list[dict[str, Any]]:
+    """The group `all` first, then every group by name: rows, and a summary of each quantity."""
+    groups: dict[str, list[Error | Verdict]] = {"all": list(found)}
+    for e in sorted(groups["all"], key=lambda e: e.group):
+        groups.setdefault(e.group if e.group != "all" else "all rows", []).append(e)
+    return [_group(name, members) for name, members in groups.items()]
+
+
+def _group(name: str, members: Sequence[Error | Verdict]) -> dict[str, Any]:
+    out: dict[str, Any] = {"group": name, "rows": len({e.id for e in members})}
+    for quantity in dict.fromkeys(e.quantity for e in members):
+        errors = [e for e in members if isinstance(e, Error) and e.quantity == quantity]
+        verdicts = [e for e in members if isinstance(e, Verdict) and e.quantity == quantity]
+        out[quantity] = summary(errors) if errors else accuracy(verdicts)
+    return out

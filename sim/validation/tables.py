@@ -1,0 +1,119 @@
+"""Tables of published measurements: format measurements/1, read and checked.
+
+A row's scenario is the table's scenario with the row's merged over it, key by key. Of a training step it also has what
+the table says of its software (`sim.validation.stated`), unless the row says so itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sim.core.errors import InputError
+from sim.core.files import read_json
+from sim.inputs.file_kinds import refuse_other_kind
+from sim.inputs.overrides import merge
+from sim.validation.stated import with_stated
+
+FORMAT = "measurements/1"
+KINDS = ("training_step", "kernel", "collective", "inference")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
+    key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
+    the row cannot be read; then it has no values."""
+
+    table: str
+    kind: str
+    id: str
+    group: str
+    scenario: Mapping[str, Any]
+    measured: Mapping[str, float]
+    data: Mapping[str, Any]
+    answers: Mapping[str, bool] = field(default_factory=dict)
+    served_by: tuple[str, ...] = ()
+    unreadable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A published table. `source` is its citation, where it was found, its licence."""
+
+    name: str
+    title: str
+    kind: str
+    source: Mapping[str, str]
+    rows: tuple[Row, ...]
+    path: str
+
+
+def read_table(path: str | Path, limit: int | None = None) -> Table:
+    """A table from a file; of its rows the first `limit`.
+
+    Raises:
+        InputError: naming the file, the key, what was found and what is allowed.
+    """
+    data = read_json(Path(path))
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        refuse_other_kind(path, data, "a table of measurements is wanted", own="measurements")
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r}")
+    if data.get("kind") not in KINDS:
+        raise InputError(f"{path}: kind: found {str(data.get('kind'))[:60]!r}; allowed: {', '.join(KINDS)}")
+    rows = data.get("rows")
+    if not isinstance(rows, list):
+        raise InputError(f"{path}: rows: found {type(rows).__name__}; allowed: a list of rows")
+    name = str(data.get("name") or Path(path).stem)
+    shared = _mapping(data.get("scenario"), f"{path}: scenario")
+    source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
+    software = (str(data.get("software", "")), source.get("citation", ""))
+    made = tuple(
+        _row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software) for i, r in enumerate(rows[:limit])
+    )
+    return Table(name, str(data.get("title", name)), data["kind"], source, made, str(path))
+
+
+def _row(
+    data: object, where: str, table: str, kind: str, shared: dict[str, Any], software: tuple[str, ...]
+) -> Row:
+    """A row; one that cannot be read says why and leaves the rest of its table alone."""
+    row = data if isinstance(data, dict) else {}
+    name = row.get("id") if isinstance(row.get("id"), str) else where.rpartition(": ")[2]
+    group = str(row.get("group") or _group(row))
+    try:
+        row = _mapping(data, where)
+        if not isinstance(row.get("id"), str):
+            raise InputError(f"{where}.id: found {str(row.get('id'))[:60]!r}; allowed: text")
+        given = _mapping(row.get("measured"), f"{where}.measured")
+        answers = {key: value for key, value in given.items() if isinstance(value, bool)}
+        measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
+        scenario = merge(shared, _mapping(row.get("scenario"), f"{where}.scenario"))
+        if kind == "training_step" and isinstance(scenario.get("training"), dict):
+            scenario = scenario | {"training": with_stated(scenario["training"], software[0], row)}
+    except InputError as error:
+        return Row(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
+    return Row(table, kind, str(name), group, scenario, measured, row, answers, (str(row.get("engine", "")), *software))
+
+
+def _value(value: object, where: str) -> float:
+    if not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise InputError(f"{where}: found {str(value)[:40]}; allowed: a number above 0, below 1e30")
+    return float(value)
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    """Rows of kernels and collectives without a group of their own: by operator, provider, GPU, ranks."""
+    keys = ("op", "impl", "provider", "pass", "stage", "layout", "system", "gpu", "ranks")
+    return " ".join(str(row[k]) for k in keys if k in row) or "rows"
+
+
+def _mapping(data: object, where: str) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: found {type(data).__name__}; allowed: a mapping")
+    return data

@@ -1,0 +1,135 @@
+"""What differs between two results, as tables for a terminal and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sim.views.units import count, n_bytes, percent, seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+OPERATORS_SHOWN = 15  # in a terminal, those that change most
+PARTS = (
+    ("Memory of the fullest rank", "memory_bytes", n_bytes),
+    ("Critical path", "critical_path_s", seconds),
+    ("Bytes sent by rank 0", "sent_bytes", n_bytes),
+    ("Operators of the first class of ranks", "operators_s", seconds),
+)
+CARDS = {
+    "step_time_s": "Step time", "tokens_per_s_per_gpu": "Tokens/s per GPU", "mfu": "MFU",
+    "exposed_comm_s": "Exposed communication", "request_latency_s.p50": "Request latency, median",
+    "time_to_first_token_s.p50": "Time to first token, median", "output_tokens_per_s": "Output tokens/s",
+}  # fmt: skip
+FRACTIONS = ("mfu", "hfu", "bubble_fraction", "comm_share")
+
+
+class Cell(NamedTuple):
+    """A value as it is sorted and as it is shown."""
+
+    value: float | str
+    shown: str
+
+
+class Rows(NamedTuple):
+    """A table: its rows are (name, A, B, change)."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+
+
+def tables(found: Mapping[str, Any]) -> list[Rows]:
+    """All tables of `sim.studies.difference.difference` that have rows; operators that change most come first."""
+    keys = [tuple(Cell(text, text) for text in (key, _text(v["a"]), _text(v["b"]))) for key, v in found["keys"].items()]
+    out = [Rows("Keys", ("key", "A", "B"), keys)]
+    times = [_row(name, v, _shown(name, v["a"]), _shown(name, v["b"])) for name, v in found["times"].items()]
+    out.append(Rows("Result", ("", "A", "B", "B to A"), times))
+    for title, part, shown in PARTS:
+        pairs = list(found[part].items())
+        if part == "operators_s":
+            pairs.sort(key=lambda item: -abs(item[1]["b"] - item[1]["a"]))
+        rows = [_row(name, v, shown(v["a"]), shown(v["b"])) for name, v in pairs]
+        out.append(Rows(title, ("", "A", "B", "B to A"), rows))
+    return [table for table in out if table.rows]
+
+
+def print_difference(found: Mapping[str, Any], console: Console) -> None:
+    """Tables a person can read."""
+    name_a, name_b = found["names"]
+    console.print(f"A {name_a}\nB {name_b}\n", highlight=False, markup=False)
+    if not found["keys"]:
+        console.print("The scenarios are equal.")
+    for table in tables(found):
+        console.print(_rich(table))
+    for line in misfits(found):
+        console.print(line, style="bold red")
+
+
+def difference_page(found: Mapping[str, Any]) -> str:
+    """HTML of a page that opens without network."""
+    from sim.views.headline import Number
+    from sim.views.page import still_page
+
+    name_a, name_b = found["names"]
+    cards = [
+        Number(label, _shown(name, pair["b"]), f"A {_shown(name, pair['a'])}, {_change(pair) or 'equal'}")
+        for name, label in CARDS.items()
+        if (pair := found["times"].get(name)) is not None
+    ]
+    return still_page(
+        "difference.html",
+        f"{name_b} against {name_a}",
+        {},
+        sortable=True,
+        line=f"A: {name_a} · B: {name_b}" + ("" if found["keys"] else " · the scenarios are equal"),
+        headline=cards,
+        warnings=misfits(found),
+        tables=tables(found),
+    )
+
+
+def misfits(found: Mapping[str, Any]) -> list[str]:
+    """A line for each side that does not fit in memory."""
+    fits = found["fits_in_memory"]
+    return [f"{side.upper()} does not fit in memory." for side in ("a", "b") if not fits[side]]
+
+
+def _row(name: str, pair: Mapping[str, Any], a: str, b: str) -> tuple[Cell, ...]:
+    change = pair["change"]
+    return Cell(name, name), Cell(pair["a"], a), Cell(pair["b"], b), Cell(change or 0.0, _change(pair))
+
+
+def _rich(table: Rows) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    first, *others = table.head
+    out = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    out.add_column(first or table.title.lower(), overflow="fold")
+    for name in others:
+        out.add_column(name, justify="right", overflow="fold")
+    rows = table.rows if not table.title.startswith("Operators") else table.rows[:OPERATORS_SHOWN]
+    for row in rows:
+        out.add_row(*(cell.shown for cell in row))
+    if left := len(table.rows) - len(rows):
+        out.add_row(f"and {left} that change less", *[""] * len(others))
+    return out
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _shown(name: str, value: float) -> str:
+    if name in FRACTIONS:
+        return percent(value)
+    return count(value) if "_per_" in name and "time_" not in name else seconds(value)
+
+
+def _change(pair: Mapping[str, Any]) -> str:
+    if pair["change"] is None:
+        return "new"
+    return "" if pair["change"] == 0 else f"{pair['change']:+.1%}"

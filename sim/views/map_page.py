@@ -1,0 +1,195 @@
+"""The standalone page of a map: heat maps over model sizes and GPU counts, measured runs beside their simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sim.views.headline import Number, layout_words
+from sim.views.page import still_page
+from sim.views.search_page import mesh_words, schedule_words
+from sim.views.units import count, n_bytes, percent, seconds
+
+Result = Mapping[str, Any]
+Cell = Mapping[str, Any]
+
+_NONE, _INK, _PALE = "#e3e8ee", "#1b2733", "#ffffff"
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
+_TIP = (
+    "<div><b>@model on @gpus GPUs</b></div><div>@words</div><div>@step a step, @rate tokens/s/GPU</div>"
+    "<div>MFU @mfu, @memory</div>"
+)
+_ROW_HEIGHT = 62  # pixels
+NOTHING = "nothing fits"
+
+
+def map_page(result: Result) -> str:
+    """HTML of `sim-map/1` that opens without network."""
+    limit = result["memory_limit_bytes"]
+    plots = {
+        "mfu": _heat(result, "mfu", lambda b: b["mfu"], lambda b: percent(b["mfu"])),
+        "memory": _heat(result, "memory", lambda b: b["peak_memory_bytes"] / limit,
+                        lambda b: n_bytes(b["peak_memory_bytes"])),
+        "layout": _heat(result, "layout", lambda b: b["mfu"], lambda b: _short(b["layout"])),
+    }  # fmt: skip
+    measured = result["measured"]
+    if measured:
+        plots["measured"] = _measured_figure(measured["rows"])
+    return still_page(
+        "map.html",
+        "Map of model sizes and GPU counts",
+        plots,
+        what=f"{len(result['cells'])} searches, at most {n_bytes(limit)} a GPU, {', '.join(result['only'])}",
+        headline=_headline(result),
+        measured=measured,
+        runs=[_run_cells(row) for row in measured["rows"]] if measured else [],
+        best=[_cells(cell) for cell in result["cells"]],
+    )
+
+
+def cell_words(cell: Cell) -> list[str]:
+    """A cell in lines of text: MFU and memory, then the layout."""
+    best = cell["best"]
+    if best is None:
+        return [NOTHING]
+    return [f"{percent(best['mfu'])} {n_bytes(best['peak_memory_bytes'])}", _short(best["layout"])]
+
+
+def run_words(row: Mapping[str, Any]) -> str:
+    """The layout of a measured run."""
+    layout, training = row["scenario"]["parallelism"], row["scenario"]["training"]
+    return f"{' '.join(layout_words(layout, short=True))} b{training['micro_batch_size']}"
+
+
+def _short(layout: Mapping[str, Any]) -> str:
+    words = [*layout_words(layout, short=True), f"b{layout['micro_batch_size']}"]
+    if layout["virtual_stages"] > 1:
+        words.append(f"v{layout['virtual_stages']}")
+    if layout["recompute"] != "none":
+        words.append(f"r:{layout['recompute']}")
+    return " ".join(words)
+
+
+def _headline(result: Result) -> list[Number]:
+    fitting = [cell for cell in result["cells"] if cell["best"]]
+    numbers = []
+    if fitting:
+        best = max(fitting, key=lambda c: c["best"]["mfu"])
+        worst = min(fitting, key=lambda c: c["best"]["mfu"])
+        numbers = [
+            Number(f"{name} MFU", percent(c["best"]["mfu"]), f"{c['model']} on {count(c['gpus'])} GPUs", mood)
+            for name, c, mood in (("Highest", best, "good"), ("Lowest", worst, ""))
+        ]
+    legal = sum(cell["counts"]["legal"] for cell in result["cells"])
+    empty = len(result["cells"]) - len(fitting)
+    return [
+        *numbers,
+        Number("Layouts looked at", count(legal), f"{empty} of {len(result['cells'])} cells hold none that fits"),
+        Number("Searches", seconds(result["wall_s"]), f"{result['cores']} core{'s' * (result['cores'] != 1)}"),
+    ]
+
+
+def _heat(result: Result, name: str, value: Callable[[Cell], float], text: Callable[[Cell], str]) -> Any:
+    """A rectangle for each cell, coloured by `value` from the least to the most, with `text` in it."""
+    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.palettes import Viridis256
+    from bokeh.plotting import figure
+
+    ranges: dict[str, Any] = {
+        "x_range": [f"{n:,}" for n in result["gpus"]],
+        "y_range": list(reversed(result["models"])),
+    }
+    plot = figure(
+        **ranges,
+        height=90 + _ROW_HEIGHT * len(result["models"]), sizing_mode="stretch_width", x_axis_label="GPUs", tools="save",
+        name=name,
+    )  # fmt: skip
+    plot.toolbar.logo = None
+    plot.grid.visible = False
+    values = [value(cell["best"]) for cell in result["cells"] if cell["best"]]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    shares = [_share(value(c["best"]), low, high) if c["best"] else 0.0 for c in result["cells"]]
+    source = ColumnDataSource({
+        **_columns(result["cells"]),
+        "fill": [Viridis256[round(s * 255)] if c["best"] else _NONE
+                 for s, c in zip(shares, result["cells"], strict=True)],
+        "ink": [_PALE if c["best"] and s < 0.6 else _INK for s, c in zip(shares, result["cells"], strict=True)],
+        "text": [text(c["best"]) if c["best"] else NOTHING for c in result["cells"]],
+    })  # fmt: skip
+    tiles = plot.rect("x", "model", 0.98, 0.96, source=source, fill_color="fill", line_color=None)
+    size = "11px" if name == "layout" else "14px"
+    plot.text("x", "model", "text", source=source, text_align="center", text_baseline="middle", text_color="ink",
+              text_font_size=size)  # fmt: skip
+    plot.add_tools(HoverTool(renderers=[tiles], tooltips=_TIP))
+    return plot
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 1.0
+
+
+def _columns(cells: Sequence[Cell]) -> dict[str, list[Any]]:
+    def of(cell: Cell, text: Callable[[Cell], str]) -> str:
+        return text(cell["best"]) if cell["best"] else "–"
+
+    return {
+        "x": [f"{c['gpus']:,}" for c in cells],
+        "model": [c["model"] for c in cells],
+        "gpus": [f"{c['gpus']:,}" for c in cells],
+        "words": [of(c, lambda b: f"{mesh_words(b['layout'])}; {schedule_words(b['layout'])}") for c in cells],
+        "step": [of(c, lambda b: seconds(b["step_time_s"])) for c in cells],
+        "rate": [of(c, lambda b: count(b["tokens_per_s_per_gpu"])) for c in cells],
+        "mfu": [of(c, lambda b: percent(b["mfu"])) for c in cells],
+        "memory": [of(c, lambda b: n_bytes(b["peak_memory_bytes"])) for c in cells],
+    }
+
+
+def _cells(cell: Cell) -> tuple[str, ...]:
+    best = cell["best"]
+    start = (cell["model"], count(cell["gpus"]))
+    if best is None:
+        return (*start, NOTHING, "", "", "", "", "")
+    x = best["layout"]
+    return (
+        *start, seconds(best["step_time_s"]), count(best["tokens_per_s_per_gpu"]), percent(best["mfu"]),
+        n_bytes(best["peak_memory_bytes"]), f"{mesh_words(x)}; {schedule_words(x)}",
+        f"micro-batch {x['micro_batch_size']}, recompute {x['recompute']}",
+    )  # fmt: skip
+
+
+def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    measured, simulated = row["tokens_per_s_per_gpu"], row["simulated_tokens_per_s_per_gpu"]
+    return (
+        row["model"], count(row["gpus"]), run_words(row), count(measured), count(simulated),
+        f"{(simulated / measured - 1) * 100:+.1f} %", percent(row["mfu"]), percent(row["simulated_mfu"]),
+    )  # fmt: skip
+
+
+def _measured_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """MFU by number of GPUs: measured with dots, simulated dashed, a colour for each model."""
+    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.plotting import figure
+
+    places = [f"{n:,}" for n in sorted({row["gpus"] for row in rows})]
+    highest = max(max(row["mfu"], row["simulated_mfu"]) for row in rows)
+    ranges: dict[str, Any] = {"x_range": places, "y_range": (0, 1.1 * highest)}
+    plot = figure(**ranges, height=340, sizing_mode="stretch_width", x_axis_label="GPUs", y_axis_label="MFU",
+                  tools="save", name="measured")  # fmt: skip
+    plot.toolbar.logo = None
+    dots: list[Any] = []
+    for i, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
+        mine = [row for row in rows if row["model"] == model]
+        source = ColumnDataSource({
+            "x": [f"{row['gpus']:,}" for row in mine], "y": [row["mfu"] for row in mine],
+            "simulated": [row["simulated_mfu"] for row in mine], "words": [run_words(row) for row in mine],
+            "id": [row["id"] for row in mine],
+        })  # fmt: skip
+        colour = _COLOURS[i % len(_COLOURS)]
+        plot.line("x", "simulated", source=source, color=colour, line_dash="dashed",
+                  legend_label=f"{model}, the same layout simulated")  # fmt: skip
+        plot.line("x", "y", source=source, color=colour, line_width=2, legend_label=f"{model}, measured")
+        dots.append(plot.scatter("x", "y", source=source, color=colour, size=9, legend_label=f"{model}, measured"))
+    plot.add_tools(HoverTool(renderers=dots, tooltips="<div><b>@id</b></div><div>@words</div>"))
+    plot.legend.click_policy = "hide"
+    plot.add_layout(plot.legend[0], "right")
+    return plot

@@ -1,0 +1,73 @@
+"""The standalone page of quality beside throughput and memory: two Pareto plots and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.views.headline import Number
+from sim.views.page import still_page
+from sim.views.units import count, n_bytes, seconds
+
+Row = Mapping[str, Any]
+HEAD = ("Model", "Score", "Tokens/s/GPU", "", "Memory", "", "First token", "A token")
+_ON, _OFF, _INK = "#0072b2", "#a3a9b3", "#1b2733"
+
+
+def quality_page(result: Mapping[str, Any]) -> str:
+    """HTML of `sim-quality/1` that opens without network."""
+    rows = result["models"]
+    done = [row for row in rows if not row["refused"] and row["fits_in_memory"]]
+    best = max(done, key=lambda row: row["score"], default=None)
+    fast = max(done, key=lambda row: row["output_tokens_per_s_per_gpu"], default=None)
+    numbers = [
+        Number(name, row["model"], f"score {row['score']:g}, {count(row['output_tokens_per_s_per_gpu'])} tokens/s/GPU")
+        for name, row in (("Best score", best), ("Fastest", fast))
+        if row is not None
+    ]
+    return still_page(
+        "quality.html",
+        "Quality beside throughput and memory",
+        {
+            "throughput": _plot(done, "output_tokens_per_s_per_gpu", "output tokens a second and GPU", 1.0),
+            "memory": _plot(done, "peak_memory_bytes", "GiB on the fullest GPU", 2.0**30),
+        },
+        what=f"{result['name']}, scores of {result['scores']}",
+        headline=[*numbers, Number("Models", count(len(rows)), f"{count(len(done))} served within memory")],
+        head=HEAD,
+        rows=[cells(row) for row in sorted(rows, key=lambda row: -row["score"])],
+        sources=list(dict.fromkeys(f"{row['model']}: {row['source']}" for row in rows if row["source"])),
+    )
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A line of the table."""
+    if row["refused"]:
+        return (row["model"], f"{row['score']:g}", "refused", "", row["refused"][:60], "", "", "")
+    memory = n_bytes(row["peak_memory_bytes"]) + ("" if row["fits_in_memory"] else " ✗")
+    return (
+        row["model"], f"{row['score']:g}", count(row["output_tokens_per_s_per_gpu"]),
+        "✓" if row["best_by_output_tokens_per_s_per_gpu"] else "", memory,
+        "✓" if row["best_by_peak_memory_bytes"] else "", seconds(row["time_to_first_token_s"]),
+        seconds(row["time_per_output_token_s"]),
+    )  # fmt: skip
+
+
+def _plot(rows: list[Row], name: str, label: str, unit: float) -> Any:
+    """Score against one figure; models on the Pareto line are coloured and joined."""
+    from bokeh.models import ColumnDataSource
+    from bokeh.plotting import figure
+
+    plot = figure(height=380, sizing_mode="stretch_width", x_axis_label=label, y_axis_label="score",
+                  tools="pan,wheel_zoom,reset,save", name=name)  # fmt: skip
+    plot.toolbar.logo = None
+    front = sorted((row for row in rows if row[f"best_by_{name}"]), key=lambda row: row[name])
+    plot.line([row[name] / unit for row in front], [row["score"] for row in front], color=_ON, line_width=2)
+    source = ColumnDataSource({
+        "x": [row[name] / unit for row in rows], "y": [row["score"] for row in rows],
+        "model": [row["model"] for row in rows],
+        "fill": [_ON if row[f"best_by_{name}"] else _OFF for row in rows],
+    })  # fmt: skip
+    plot.scatter("x", "y", source=source, size=10, color="fill")
+    plot.text("x", "y", "model", source=source, x_offset=8, y_offset=4, text_color=_INK, text_font_size="12px")
+    return plot

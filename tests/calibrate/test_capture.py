@@ -1,0 +1,215 @@
+"""Capture of training steps that somebody else wrote."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.core.program import Compute
+from sim.inputs.scenario import parse_scenario
+from sim.models.captured_model import captured_model
+from sim.models.dims import Shard
+from sim.models.embedding import embedding_block
+from sim.models.head import head_block
+from sim.models.layer import layer_block
+
+torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
+
+SOURCE = """
+import torch
+from calibrate.capture import Step
+
+def step():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    x = torch.zeros(32, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    return Step(model, lambda: model(x).square().mean(), optimizer, 32, 1, "bf16", 1.0)
+
+def wrong():
+    model = torch.nn.Linear(4, 4)
+    return Step(model, lambda: model(torch.zeros(3, 5)).sum(), torch.optim.AdamW(model.parameters()), 3, 1)
+
+def nothing():
+    return 1
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "mine.py").write_text(SOURCE, encoding="utf-8")
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "calibrate.capture", *words]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("capture")
+    done = run(folder, "mine:step", "--out", "p.json.gz")
+    assert done.returncode == 0, done.stderr
+    data: dict[str, Any] = json.loads(gzip.decompress((folder / "p.json.gz").read_bytes()))
+    return data
+
+
+def rows(program: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Operators of one name, with phase, module and tensors in words."""
+    tables, ops = program["tables"], program["operators"]
+    return [
+        {
+            "phase": tables["phases"][ops["phase"][i]],
+            "module": tables["modules"][ops["module"][i]],
+            "inputs": [tables["tensors"][t] for t in ops["inputs"][i]],
+            "outputs": [tables["tensors"][t] for t in ops["outputs"][i]],
+            "launches": ops["launches"][i],
+        }
+        for i, n in enumerate(ops["name"])
+        if tables["names"][n] == name
+    ]
+
+
+def test_matmuls_run_in_16_bits_in_their_modules(program: dict[str, Any]) -> None:
+    forward = rows(program, "aten.addmm")
+    assert [(r["phase"], r["module"]) for r in forward] == [("forward", "0"), ("forward", "2")]
+    assert all(t[0] == "bf16" for r in forward for t in r["inputs"])
+    backward = rows(program, "aten.mm")  # the first layer's input needs no gradient
+    assert [(r["phase"], r["module"]) for r in backward] == [("backward", "2"), ("backward", "2"), ("backward", "0")]
+
+
+def test_a_multiply_add_counts_what_the_shapes_say(program: dict[str, Any]) -> None:
+    def flops(r: dict[str, Any]) -> int:
+        a, b = [t[1] for t in r["inputs"] if len(t[1]) == 2][-2:]
+        return int(2 * a[0] * a[1] * b[1])
+
+    one = 2 * 32 * 64 * 256
+    assert sum(flops(r) for name in ("aten.addmm", "aten.mm") for r in rows(program, name)) == 5 * one
+
+
+def test_views_launch_nothing(program: dict[str, Any]) -> None:
+    assert all(r["launches"] == 0 for r in rows(program, "aten.t"))
+    assert all(r["launches"] == 1 for r in rows(program, "aten.gelu"))
+
+
+def test_lives_of_storages(program: dict[str, Any]) -> None:
+    kinds, s = program["tables"]["kinds"], program["storages"]
+    total: dict[str, int] = {}
+    for size, kind in zip(s["bytes"], s["kind"], strict=True):
+        total[kinds[kind]] = total.get(kinds[kind], 0) + size
+    parameters = 4 * (64 * 256 + 256 + 256 * 64 + 64)
+    assert total["parameter"] == total["gradient"] == parameters
+    assert total["optimizer state"] == 2 * parameters
+    saved = 32 * 64 * 2 + 32 * 256 * 2 * 2 + 2 * 64 * 256  # inputs of both layers and of GELU; the second's weight
+    assert total["activation"] >= saved
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("mine:wrong", "mine.py:13: RuntimeError: a and b must have same reduction dim"),
+        ("mine:nothing", "must return a calibrate.capture.Step"),
+        ("mine:missing", "has no missing"),
+        ("nowhere.json", "nowhere.json: no such file"),
+        ("mine", "allowed: a config.json, its folder, or package.module:function"),
+    ],
+)
+def test_what_fails_is_one_message(tmp_path: Path, what: str, said: str) -> None:
+    done = run(tmp_path, what, "--out", "p.json.gz")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "p.json.gz").exists()
+
+
+def test_hugging_face_config(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="a Hugging Face config needs transformers")
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+        "max_position_embeddings": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for extra in ([], ["--gradient-checkpointing"]):
+        words = ["--seq-len", "64", "--autocast", "bf16", *extra]
+        done = run(tmp_path, str(tmp_path), "--out", "p.json.gz", *words)
+        assert done.returncode == 0, done.stderr
+        program = json.loads(gzip.decompress((tmp_path / "p.json.gz").read_bytes()))
+        attention = rows(program, "aten._scaled_dot_product_flash_attention")
+        phases = [r["phase"] for r in attention]
+        assert phases == ["forward"] * 2 + (["recomputed"] * 2 if extra else [])
+        assert attention[0]["inputs"][1][1] == [1, 2, 64, 16]  # as many key heads as the model has
+
+
+SCENARIO = {
+    "name": "small",
+    "model": {"layers": 2, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 512},
+    "training": {"seq_len": 128, "micro_batch_size": 2, "global_batch_size": 2, "precision": "fp32"},
+    "cluster": "cpu-host",
+}
+BUNDLED = """
+import sys, json
+import torch
+from calibrate.capture import Step
+from calibrate.model import _make_block, make_constants
+from sim.inputs.scenario import parse_scenario
+
+def step():
+    s = parse_scenario(json.loads(SCENARIO))
+    m, t = s.model, s.for_training
+    dtype = torch.bfloat16 if t.precision == "bf16" else torch.float32
+    constants = make_constants(m, t.seq_len, "cpu", dtype)
+    blocks = [_make_block(m, t, i, None, constants) for i in range(m.layers + 2)]
+    tokens = torch.zeros(t.micro_batch_size, t.seq_len, dtype=torch.long)
+
+    def loss():
+        x = tokens
+        for block in blocks[:-1]:
+            x = block(x)
+        return blocks[-1](x, tokens)
+
+    model = torch.nn.ModuleList(blocks).to(dtype)
+    return Step(model, loss, torch.optim.AdamW(model.parameters()), t.seq_len, t.micro_batch_size)
+"""
+
+
+LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope", "kv_heads": 2}
+
+
+@pytest.mark.parametrize("model", [{}, LLAMA])
+@pytest.mark.parametrize(("attention", "precision"), [("unfused", "fp32"), ("fused", "bf16")])
+def test_bundled_model_is_as_it_is_described(
+    tmp_path: Path, attention: str, precision: str, model: dict[str, Any]
+) -> None:
+    """The simulator's own description and the captured implementation agree in flops and in what a layer saves."""
+    training = {**SCENARIO["training"], "attention": attention, "precision": precision}  # type: ignore[dict-item]
+    data = {**SCENARIO, "training": training, "model": {**SCENARIO["model"], **model}}  # type: ignore[dict-item]
+    (tmp_path / "bundled.py").write_text(f"SCENARIO = {json.dumps(json.dumps(data))}\n{BUNDLED}", encoding="utf-8")
+    done = run(tmp_path, "bundled:step", "--out", "p.json.gz")
+    assert done.returncode == 0, done.stderr
+    captured = [b for b in captured_model(str(tmp_path / "p.json.gz")).pieces if b.forward]
+    scenario = parse_scenario({**data, "cluster": "dgx-h100"})
+    layers = [layer_block(scenario, i, Shard()) for i in range(2)]
+    described = [embedding_block(scenario), *layers, head_block(scenario)]
+    for kind in ("gemm", "attention_forward", "attention_backward"):
+        flops = [
+            [
+                sum(c.flops for c in (*b.forward, *b.backward) if isinstance(c, Compute) and c.kind == kind)
+                for b in blocks
+            ]
+            for blocks in (captured, described)
+        ]
+        assert flops[0] == flops[1]
+    saved = [sum(x.bytes for x in blocks[2].saved) for blocks in (captured, described)]  # the first shares its mask
+    assert saved[0] == pytest.approx(saved[1], rel=0.01)

@@ -1,0 +1,85 @@
+"""Steps captured as torch.compile runs them: what is fused, what is computed, what is saved."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured import compute_of
+
+torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
+
+ROWS, WIDTH = 32, 64
+
+
+def model() -> torch.nn.Module:
+    """A norm, a GELU in eight operators, a residual."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(WIDTH)
+            self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.up(self.norm(x))
+            return x + self.down(0.5 * h * (1.0 + torch.tanh(0.8 * (h + 0.04 * h**3))))
+
+    return torch.nn.Sequential(Block(), Block())
+
+
+def captured(compiled: bool) -> tuple[list[CapturedOperator], int]:
+    """Launched operators, and the bytes that the forward saves."""
+    from calibrate.capture import Step
+    from calibrate.capture.run_step import record
+
+    def make() -> Step:
+        m, x = model(), torch.zeros(ROWS, WIDTH)
+        return Step(
+            m, lambda: m(x).square().mean(), torch.optim.SGD(m.parameters()), ROWS, 1, "bf16", compiled=compiled
+        )
+
+    _, recorder = record(make)
+    operators = [
+        CapturedOperator(
+            r.name, r.phase, r.module, tuple(Tensor(*t) for t, _ in r.inputs), tuple(Tensor(*t) for t, _ in r.outputs),
+            r.launches, bool(r.flags),
+        )
+        for r in recorder.rows
+        if r.launches
+    ]  # fmt: skip
+    return operators, sum(x.bytes for x in recorder.lives if x.kind == "activation")
+
+
+@pytest.fixture(scope="module")
+def eager() -> tuple[list[CapturedOperator], int]:
+    return captured(False)
+
+
+@pytest.fixture(scope="module")
+def fused() -> tuple[list[CapturedOperator], int]:
+    return captured(True)
+
+
+def test_a_norm_is_one_kernel_and_so_is_a_gelu(fused: tuple[list[CapturedOperator], int]) -> None:
+    forward = [op for op in fused[0] if op.phase == "forward"]
+    large = [op for op in forward if op.name.startswith("inductor") and op.outputs[0].elements >= ROWS]
+    norms = [op for op in large if op.name == "inductor.reduction" and any(x.shape == (WIDTH,) for x in op.inputs)]
+    assert len(norms) == 2
+    gelu = [op for op in large if op.outputs[0].shape == (ROWS, 4 * WIDTH)]
+    assert [len(op.inputs) for op in gelu] == [1, 1]
+
+
+def test_matmuls_are_the_eager_ones(
+    eager: tuple[list[CapturedOperator], int], fused: tuple[list[CapturedOperator], int]
+) -> None:
+    flops = [sum(c.flops for c in map(compute_of, operators) if c.kind == "gemm") for operators, _ in (eager, fused)]
+    assert flops[0] == flops[1] > 0
+
+
+def test_less_is_moved_and_no_more_is_saved(
+    eager: tuple[list[CapturedOperator], int], fused: tuple[list[CapturedOperator], int]
+) -> None:
+    moved = [sum(compute_of(op).bytes for op in operators) for operators, _ in (eager, fused)]
+    assert moved[1] < 0.7 * moved[0]
+    assert fused[1] <= eager[1]

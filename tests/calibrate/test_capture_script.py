@@ -1,0 +1,247 @@
+"""Ranks of distributed scripts under a fake process group: the collectives that torch's own code makes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.script_program import RankProgram, What, read_rank_program
+
+torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, version("torch").split(".")[:2])) >= (2, 14),
+    reason="capture of scripts leans on internals that torch 2.14 changed; it is known to work with torch 2.13",
+)
+
+HEAD = """
+import torch, torch.nn as nn, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("gloo")
+n = dist.get_world_size()
+"""
+LOOP = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    loss = model(torch.randn(4, 64)).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    seen = loss.item()
+"""
+ATTENTION = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(1, 4, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+model = Attention()
+"""
+SCRIPTS_OF_EITHER = {"cpu": "model.double().float()", "cuda": 'model.to("cuda")'}
+LAYERS = "nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)])"
+SCRIPTS = {
+    "ddp": f"model = nn.parallel.DistributedDataParallel({LAYERS}, bucket_cap_mb=0.1)",
+    "fsdp2": f"""
+from torch.distributed.fsdp import fully_shard
+mesh = init_device_mesh("cpu", (n,))
+model = {LAYERS}
+for layer in model: fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+""",
+    "tp": f"""
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+mesh = init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("dp", "tp"))
+model = {LAYERS}
+for layer in model: parallelize_module(layer, mesh["tp"], {{"0": ColwiseParallel(), "2": RowwiseParallel()}})
+""",
+    "pipeline": """
+model = nn.Linear(64, 64)
+forward = model.forward
+def stage(x):
+    if dist.get_rank() == 0:
+        x = forward(x)
+        dist.send(x.detach(), 1)
+    else:
+        dist.recv(x, 0)
+        x = forward(x)
+    return x
+model.forward = stage
+""",
+}
+SCRIPTS |= {f"attention_{k}": ATTENTION + v for k, v in SCRIPTS_OF_EITHER.items()}
+SCRIPTS["cuda"] = """
+import os
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+local = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+device = torch.device("cuda", local)
+model = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 100)).to(device)
+model = nn.parallel.DistributedDataParallel(model, device_ids=[local])
+data = TensorDataset(torch.randint(0, 100, (64, 17)))
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), pin_memory=True)
+optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+for (ids,) in [*loader, *loader]:
+    ids = ids.to(device, non_blocking=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    torch.cuda.synchronize()
+"""
+LAYER_BYTES = 4 * (64 * 256 + 256 + 256 * 64 + 64)
+
+Captured = Callable[..., RankProgram]
+
+
+@pytest.fixture
+def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
+    """A rank of a script, captured in this process."""
+    import torch.distributed as dist
+
+    from calibrate.capture.script_out import write_script_program
+    from calibrate.capture.script_run import record_script
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def capture(name: str, world_size: int, rank: int = 0) -> RankProgram:
+        script, out = tmp_path / f"{name}.py", tmp_path / f"{name}.rank{rank}.json.gz"
+        script.write_text(HEAD + SCRIPTS[name] + LOOP, encoding="utf-8")
+        steps, recorder = record_script([str(script)], rank, world_size, 8)
+        write_script_program(out, steps, recorder, [str(script)], rank, world_size)
+        dist.destroy_process_group()
+        return read_rank_program(out)
+
+    yield capture
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def sizes(program: RankProgram, kind: str) -> list[int]:
+    return [c.bytes for c in program.collectives if c.kind == kind]
+
+
+def whats(program: RankProgram) -> Counter[What]:
+    return Counter(e.what for e in program.entries)
+
+
+def test_ddp_reduces_each_gradient_once_in_buckets(captured: Captured) -> None:
+    program = captured("ddp", 16)
+    reduced = sizes(program, "all_reduce")
+    assert sum(reduced) == 3 * LAYER_BYTES
+    assert len(program.collectives) == len(reduced) > 1
+    assert whats(program)[What.WAIT] == len(reduced)
+    starts = [e.before for e in program.entries if e.what is What.START]
+    ends = [e.before for e in program.entries if e.what is What.WAIT]
+    assert starts[0] < starts[-1] <= ends[0]  # launched under the backward, waited for after it
+    assert all(program.program.operators[i - 1].phase == "backward" for i in starts)
+    assert all(set(c.ranks) == set(range(16)) for c in program.collectives)
+
+
+def test_fsdp2_gathers_twice_and_reduces_once_on_streams_of_its_own(captured: Captured) -> None:
+    program = captured("fsdp2", 16)
+    assert sizes(program, "all_gather") == [LAYER_BYTES] * 6  # each layer for its forward and for its backward
+    assert sizes(program, "reduce_scatter") == [LAYER_BYTES] * 3
+    assert len(set(program.streams)) > 1
+    starts = {e.stream for e in program.entries if e.what is What.START}
+    assert 0 not in starts
+    shards = sum(s.bytes for s in program.program.storages if s.kind == "parameter")
+    assert shards == 3 * LAYER_BYTES // 16
+
+
+def test_fsdp2_on_many_ranks_is_as_large_as_on_few(captured: Captured) -> None:
+    few, many = captured("fsdp2", 4), captured("fsdp2", 256)
+    assert len(few.program.operators) == len(many.program.operators)
+    assert len(few.collectives) == len(many.collectives)
+
+
+def test_tensor_parallelism_reduces_within_its_own_group(captured: Captured) -> None:
+    program = captured("tp", 8, rank=5)
+    assert sizes(program, "all_reduce") == [4 * 64 * 4] * 5  # the first layer's input needs no gradient
+    assert {c.ranks for c in program.collectives} == {(4, 5)}
+    assert whats(program)[What.WAIT] == 5
+
+
+def test_a_script_for_cuda_runs_as_on_a_gpu(captured: Captured) -> None:
+    program = captured("cuda", 8, rank=3)
+    operators = program.program.operators
+    assert program.on_gpu
+    assert {x.dtype for op in operators if op.name in ("aten.mm", "aten.addmm") for x in op.inputs} == {"bf16"}
+    launched = Counter(op.name for op in operators if op.launches and op.phase == "optimizer")
+    assert launched["aten._foreach_addcdiv_"] == 1  # for all tensors at once
+    assert not launched["aten.addcdiv_"]
+    assert sum(sizes(program, "all_reduce")) == 4 * (100 * 64 + 64 * 100 + 100)
+    assert whats(program)[What.HOST_WAIT] == 2  # for the scaler's news, and to synchronize
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "flash_attention_for_cpu"), ("cuda", "efficient_attention")])
+def test_attention_is_that_of_the_device_that_the_script_chose(captured: Captured, device: str, name: str) -> None:
+    operators = captured(f"attention_{device}", 2).program.operators
+    assert f"aten._scaled_dot_product_{name}" in {op.name for op in operators}
+
+
+def test_read_loss_makes_the_host_wait(captured: Captured) -> None:
+    assert whats(captured("ddp", 2))[What.HOST_WAIT] == 1
+
+
+def test_stages_of_a_pipeline_meet_in_their_message(captured: Captured) -> None:
+    first, last = captured("pipeline", 2), captured("pipeline", 2, rank=1)
+    assert [(c.kind, c.ranks, c.bytes) for c in first.collectives] == [("send", (0, 1), 1024)]
+    assert [(c.kind, c.ranks, c.bytes) for c in last.collectives] == [("recv", (0, 1), 1024)]
+
+
+def run(folder: Path, source: str, *more: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(source, encoding="utf-8")
+    root = str(Path(__file__).parents[2])
+    command = [
+        sys.executable,
+        "-m",
+        "calibrate.capture",
+        "--script",
+        "train.py",
+        "--world-size",
+        "4",
+        "--out",
+        "p",
+        *more,
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+
+
+STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (STEP + "for _ in range(3):\n    model(torch.zeros(4, 9)).sum().backward()\n", "train.py:5: RuntimeError"),
+        (STEP + "for _ in range(3):\n    n = int((model(torch.zeros(4, 8)) > 0).sum())\n", "train.py:5: ValueError"),
+        (STEP + "model(torch.zeros(4, 8)).sum().backward()\noptimizer.step()\n", "ended after 1 optimizer steps"),
+        ("import sys\nsys.exit(3)\n", "ended with exit code 3 after 0 optimizer steps"),
+        ("x = (\n", "SyntaxError"),
+    ],
+)
+def test_what_fails_is_one_message_with_its_line(tmp_path: Path, source: str, said: str) -> None:
+    done = run(tmp_path, source)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("p*"))
+
+
+def test_ranks_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, STEP, "--ranks", "0,4")
+    assert done.returncode == 2
+    assert "--ranks: found '0,4'; allowed: numbers from 0 to 3" in done.stderr

@@ -1,0 +1,99 @@
+"""Framework records: one more is a framework, and the key's former name is still read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.inputs.explain import explain
+from sim.inputs.overrides import merge
+from sim.inputs.scenario import json_schema, load_scenario, parse_scenario
+from sim.models.frameworks import FRAMEWORKS, Framework, framework_table
+from sim.simulation import simulate
+
+
+def scenario(**training: Any) -> dict[str, Any]:
+    return {
+        "model": "llama3-8b",
+        "cluster": "dgx-a100",
+        "parallelism": {"tp": 2, "sp": True, "zero": 1, "dp": 4},
+        "training": {"seq_len": 2048, "global_batch_size": 8, **training},
+    }
+
+
+def step(**training: Any) -> tuple[float, float]:
+    found = simulate(parse_scenario(scenario(**training))).result
+    return found["step_time_s"], found["peak_memory_bytes"]
+
+
+def test_a_framework_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two that are known it shares what it does with either: here Megatron's kernels, torch's gradients."""
+    mixed = replace(FRAMEWORKS["megatron"], name="mixed", accumulates_in_matmul=False, keeps_empty_gradients=False)
+    with pytest.raises(InputError, match=r"found 'mixed'; must be 'eager', 'megatron', .* or 'nanotron'"):
+        parse_scenario(scenario(framework="mixed"))
+    monkeypatch.setitem(FRAMEWORKS, "mixed", mixed)
+    assert json_schema()["$defs"]["Training"]["properties"]["framework"]["anyOf"][0]["enum"][-1] == "mixed"
+    eager, found, megatron = (step(framework=name) for name in ("eager", "mixed", "megatron"))
+    assert megatron[0] < found[0] < eager[0]  # a kernel more for each weight gradient; its other chains are fused
+    assert parse_scenario(scenario(framework="mixed")).model_dump(mode="json")["training"]["framework"] == "mixed"
+
+
+def test_a_record_of_plain_torch_alone_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FRAMEWORKS, "plain", Framework("plain"))
+    assert step(framework="plain") == step(framework="eager") != step(framework="compiled")
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_former_name_of_the_key_is_read(name: str) -> None:
+    old, new = (parse_scenario(scenario(**{key: name})) for key in ("elementwise", "framework"))
+    assert old == new
+    assert "elementwise" not in json.loads(old.model_dump_json())["training"]
+    assert parse_scenario(scenario(elementwise=name, framework=name)) == new
+
+
+def written(folder: Path, **keys: str) -> Path:
+    file = folder / "scenario.yaml"
+    lines = [f"  {key}: {value}\n" for key, value in ({"seq_len": 128, "global_batch_size": 8} | keys).items()]
+    file.write_text("model: gpt2-124m\ncluster: dgx-h100\ntraining:\n" + "".join(lines))
+    return file
+
+
+def test_both_names_must_agree(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load_scenario(written(tmp_path, framework="eager", elementwise="compiled"))
+    said = "training.elementwise: found 'compiled', but training.framework, its present name, is 'eager' in line 6"
+    assert f":7: {said}; give one of the two" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["elementwise", "framework"])
+@pytest.mark.parametrize("option", ["elementwise", "framework"])
+def test_options_replace_the_key_by_either_name(tmp_path: Path, key: str, option: str) -> None:
+    file = written(tmp_path, **{key: "eager"})
+    for value in ("megatron", "compiled"):
+        found = load_scenario(file, [f"training.{option}={value}"]).training
+        assert found is not None
+        assert found.framework == value
+    with pytest.raises(InputError, match=f"--set training.{option}: .*must be 'eager', 'megatron', .* or 'nanotron'"):
+        load_scenario(file, [f"training.{option}=fast"])
+    merged = merge({"training": {key: "eager"}}, {"training": {option: "megatron"}})
+    assert merged == {"training": {"framework": "megatron"}}
+
+
+def test_a_wrong_value_is_told_at_its_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"scenario.yaml:6: .*found 'egaer'; .*did you mean 'eager'"):
+        load_scenario(written(tmp_path, elementwise="egaer"))
+
+
+def test_explain_says_that_it_is_the_former_name() -> None:
+    assert "former name of training.framework" in explain("training.elementwise")
+    assert "eager | megatron | compiled" in explain("training.framework")
+
+
+def test_the_page_shows_the_records() -> None:
+    """Written anew by `python -c "from sim.models.frameworks import *; print(framework_table())"`."""
+    assert framework_table() in (Path(__file__).parents[3] / "docs" / "operators.md").read_text(encoding="utf-8")

@@ -1,0 +1,121 @@
+"""What a framework did at a date, and what changes with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.core.program import Compute
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.dims import dims
+from sim.models.frameworks import FRAMEWORKS, framework_at
+from sim.models.layer import layer_block
+from sim.models.linear import linear
+from sim.models.operators import Linear, Operator
+from sim.simulation import simulate
+
+
+def scenario(cluster: str = "dgx-h100", parallelism: dict[str, Any] | None = None, **training: Any) -> Scenario:
+    return parse_scenario({
+        "model": "llama3-8b", "cluster": cluster, "parallelism": {"dp": 8, **(parallelism or {})},
+        "training": {"seq_len": 4096, "global_batch_size": 16, **training},
+    })  # fmt: skip
+
+
+def result(s: Scenario) -> dict[str, Any]:
+    return simulate(s).result
+
+
+def test_a_former_fact_ends_with_its_month() -> None:
+    assert framework_at("compiled", "2025-04-30").attention_kernel == "torch_2024"
+    assert framework_at("compiled", "2025-05") == framework_at("compiled", None) == FRAMEWORKS["compiled"]
+
+
+@pytest.mark.parametrize("date", ["2024-13", "24-12", "December"])
+def test_a_date_is_a_month_or_a_day(date: str) -> None:
+    with pytest.raises(InputError, match=r"training\.software_date"):
+        scenario(software_date=date)
+
+
+def test_attention_of_2024_takes_longer_on_hopper_alone() -> None:
+    def attention_s(cluster: str, date: str | None) -> float:
+        rows = result(scenario(cluster, framework="compiled", software_date=date))["time_by_operator"][0]["operators"]
+        return sum(row["seconds"] for row in rows if row["operator"].startswith("attention:"))
+
+    assert attention_s("dgx-h100", "2024-12") == pytest.approx(attention_s("dgx-h100", None) * 0.621 / 0.324, rel=0.1)
+    assert attention_s("dgx-a100", "2024-12") == attention_s("dgx-a100", None)
+
+
+def column_layer(s: Scenario) -> Operator:
+    return linear(dims(s), Linear("up", "mlp", 4096, 4096, (8192,), "column"))
+
+
+def test_blackwell_quantizes_a_tensor_of_one_scale_once() -> None:
+    """Read in 16 bits, written in 8: 3 bytes an element, 4 with the transposed copy."""
+
+    def cast_bytes(**changes: Any) -> float:
+        ops = column_layer(scenario(**{"cluster": "dgx-b200", "framework": "megatron", "precision": "fp8", **changes}))
+        return next(op.bytes for op in ops.forward if isinstance(op, Compute) and op.name == "up_cast")
+
+    elements = 4096 * 4096
+    assert cast_bytes() == 3 * elements
+    assert cast_bytes(precision="mxfp8") > 4 * elements  # a scale for 32 elements differs by rows and columns
+    for kept_twice in ({"software_date": "2024-09"}, {"cluster": "dgx-h100"}, {"framework": "compiled"}):
+        assert cast_bytes(**kept_twice) == 4 * elements
+
+
+def test_captured_kernels_cost_the_host_nothing() -> None:
+    def host_s(graphs: str) -> float:
+        s = scenario(parallelism={"dp": 1, "tp": 8, "sp": True}, framework="megatron", cuda_graphs=graphs)
+        rows = result(s)["time_by_operator"][0]["operators"]
+        return sum(row["seconds"] for row in rows if row["operator"] == "host" and row["phase"] != "optimizer")
+
+    assert host_s("none") > 0.05
+    assert host_s("layers") == host_s("step") == 0.0
+
+
+def test_nanotron_keeps_a_gradient_in_16_bits_beside_the_sum() -> None:
+    eager, nanotron = (result(scenario(framework=name))["memory"][0] for name in ("eager", "nanotron"))
+    assert nanotron["gradients"] == eager["gradients"] * 6 / 4
+    assert nanotron["parameters"] == eager["parameters"]
+
+
+def test_nanotron_sums_whole_gradients_at_zero_1() -> None:
+    def sent(framework: str) -> dict[str, float]:
+        s = scenario(parallelism={"zero": 1}, framework=framework)
+        return {c["kind"]: c["bytes"] for c in result(s)["communication"] if c["bytes"] > 4}
+
+    usual, whole = sent("eager"), sent("nanotron")
+    assert whole["all_reduce"] == pytest.approx(usual["reduce_scatter"], rel=1e-3)
+    assert whole["all_gather"] == usual["all_gather"]
+
+
+def test_adamw_operator_by_operator_moves_22_accesses() -> None:
+    def adamw_s(framework: str) -> float:
+        rows = result(scenario(framework=framework, param_dtype="fp32"))["time_by_operator"][0]["operators"]
+        return sum(row["seconds"] for row in rows if row["operator"] == "adamw")
+
+    assert adamw_s("composer") == pytest.approx(adamw_s("eager") * 22 / 7, rel=0.01)
+
+
+def test_copies_around_attention_are_counted() -> None:
+    """Four of a token's queries, read and written, in 16 bits."""
+    layer = layer_block(scenario(framework="composer"), 1)
+    found = [op.bytes for op in layer.forward if isinstance(op, Compute) and op.name == "attention_copies"]
+    assert found == [4 * 2 * 2 * 4096 * 4096]
+
+
+def test_multi_token_prediction_looks_tokens_up_on_the_last_stage() -> None:
+    """The embedding matrix stands at both ends: 2 + 4 + 12 bytes a parameter of it, but for the module's own."""
+
+    def last(mtp: int) -> float:
+        s = parse_scenario({
+            "model": {"preset": "llama3-8b", "mtp_layers": mtp}, "cluster": "dgx-h100", "parallelism": {"pp": 2},
+            "training": {"seq_len": 512, "global_batch_size": 2},
+        })  # fmt: skip
+        return float(result(s)["memory"][1]["parameters"])
+
+    table, layer = 128256 * 4096, 218_112_000 + 2 * 4096 * 4096 + 3 * 4096
+    assert last(1) - last(0) == pytest.approx(2 * (table + layer), rel=1e-3)

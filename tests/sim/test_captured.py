@@ -1,0 +1,150 @@
+"""Captured programs: the file, the operators that it becomes, memory by lives, and predictions of tables."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.commands.validate import validate_tables
+from sim.core.errors import InputError
+from sim.core.program import Role
+from sim.inputs.program_file import CapturedOperator, Tensor, read_program
+from sim.models.captured import compute_of, known
+from sim.validation.tables import read_table
+
+MLP = Path(__file__).parent / "data" / "mlp.json.gz"  # 64 -> 256 -> 64 on 32 rows, autocast bf16, fused AdamW
+PARAMETERS = (64 * 256, 256, 256 * 64, 64)
+
+
+def content() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(gzip.decompress(MLP.read_bytes()))
+    return data
+
+
+def written(folder: Path, data: object, name: str = "p.json.gz") -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+    return path
+
+
+def test_matmuls_have_the_flops_that_the_layers_have() -> None:
+    computes = [compute_of(op) for op in read_program(MLP).operators if op.launches]
+    matmuls = [c for c in computes if c.kind == "gemm"]
+    one = 2 * 32 * 64 * 256
+    by_role = {role: sum(c.flops for c in matmuls if c.role is role) for role in Role}
+    # the first layer's input needs no gradient
+    assert by_role == {Role.OUTPUT: 2 * one, Role.INPUT_GRADIENT: one, Role.WEIGHT_GRADIENT: 2 * one}
+    assert all(c.dtype == "bf16" for c in matmuls)
+
+
+def test_adam_moves_28_bytes_a_parameter() -> None:
+    adam = [compute_of(op) for op in read_program(MLP).operators if op.name == "aten._fused_adamw_"]
+    assert len(adam) == 1
+    assert adam[0].bytes == pytest.approx(28 * sum(PARAMETERS), rel=0.01)  # step counters besides
+
+
+def test_every_launch_of_a_plain_step_is_known() -> None:
+    assert [op.name for op in read_program(MLP).operators if op.launches and not known(op.name)] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.update(format="program/9"), "format: found 'program/9'; allowed: 'program/1'"),
+        (lambda d: d.update(seq_len="x"), "seq_len: found x; allowed: a whole number from 1"),
+        (lambda d: d["operators"].pop("phase"), "operators.phase: allowed: a list as long as name"),
+        (lambda d: d["operators"]["name"].__setitem__(3, 9999), r"operators\[3\].name: found 9999; allowed: 0 to"),
+        (lambda d: d["storages"]["bytes"].__setitem__(0, -1), r"storages\[0\].bytes: found -1"),
+        (lambda d: d["tables"]["phases"].append("later"), "tables.phases: found 'later'; allowed: forward"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
+    data = content()
+    change(data)
+    with pytest.raises(InputError, match=said):
+        read_program(written(tmp_path, data))
+
+
+def test_no_file_and_no_gzip(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_program(tmp_path / "none.json.gz")
+    (tmp_path / "text").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="is no gzipped file"):
+        read_program(tmp_path / "text")
+
+
+def table(folder: Path, **training: int) -> Path:
+    model = {"layers": 1, "hidden": 64, "heads": 1, "vocab": 64}
+    said = {"seq_len": 32, "micro_batch_size": 1, "global_batch_size": 1, **training}
+    row = {
+        "id": "mlp",
+        "group": "mlp",
+        "program": {},
+        "scenario": {"model": model, "training": said, "cluster": "dgx-h200"},
+        "measured": {"step_time_s": 0.001, "peak_memory_bytes": 1e6},
+    }
+    data = {"format": "measurements/1", "kind": "training_step", "name": "t", "title": "t", "rows": [row]}
+    path = folder / "table.json"
+    path.write_text(json.dumps({**data, "source": {"citation": "none"}}), encoding="utf-8")
+    return path
+
+
+def outcome(folder: Path, path: Path) -> dict[str, Any]:
+    written(folder, content(), "mlp.json.gz")
+    return validate_tables([read_table(path)], programs=folder)[0].as_dict()
+
+
+def test_a_row_is_predicted_from_its_program(tmp_path: Path) -> None:
+    found = outcome(tmp_path, table(tmp_path))
+    errors = {e["quantity"]: e for e in found["errors"]}
+    launches = sum(op.launches for op in read_program(MLP).operators)
+    # so small a step is the host's: 30 microseconds a kernel on this profile, the optimizer's step 500
+    assert errors["step_time"]["predicted"] == pytest.approx(launches * 30e-6, rel=0.5)
+    held = sum(-(-4 * n // 512) * 512 for n in PARAMETERS)
+    peak = errors["peak_memory"]["predicted"] - 2 * 32 * 2**20  # two workspaces
+    assert 4 * held <= peak <= 6 * held  # parameters, two moments, and gradients when the optimizer runs
+
+
+def test_a_row_that_contradicts_its_program_is_refused(tmp_path: Path) -> None:
+    found = outcome(tmp_path, table(tmp_path, seq_len=64))
+    assert found["simulated"] == 0
+    assert "training.seq_len: found 64" in found["failed"][0]["reason"]
+    assert "was captured with 32" in found["failed"][0]["reason"]
+
+
+def operator(name: str, inputs: list[Tensor], outputs: list[Tensor], phase: str = "forward") -> CapturedOperator:
+    return CapturedOperator(name, phase, "", tuple(inputs), tuple(outputs), 1, False)
+
+
+def test_a_convolution_is_the_matmul_that_it_is() -> None:
+    x, weight, y = (Tensor("bf16", shape, ()) for shape in ((2, 32, 16, 16), (64, 32, 3, 3), (2, 64, 16, 16)))
+    forward = compute_of(operator("aten.convolution", [x, weight], [y]))
+    assert forward.flops == 2 * y.elements * 32 * 9
+    backward = compute_of(operator("aten.convolution_backward", [y, x, weight], [x, weight], "backward"))
+    assert backward.flops == 2 * forward.flops  # gradients of input and weight
+    first = compute_of(operator("aten.convolution_backward", [y, x, weight], [weight], "backward"))
+    assert first.flops == forward.flops  # the step's input needs none
+    depthwise = weight._replace(shape=(32, 1, 3, 3))
+    assert compute_of(operator("aten.convolution", [x, depthwise], [x])).flops == 2 * x.elements * 9
+
+
+def test_layouts_of_tensors_name_their_kernel() -> None:
+    x, bf16, row = Tensor("fp32", (64, 128), ()), Tensor("bf16", (64, 128), ()), Tensor("fp32", (128,), ())
+    turned = Tensor("fp32", (64, 128), (1, 64))
+
+    def kernel(name: str, inputs: list[Tensor], output: Tensor) -> str:
+        return compute_of(operator(name, inputs, [output])).kernel
+
+    assert [kernel("aten.add", [x, other], x) for other in (x, bf16, row, turned)] == [
+        "", "mixed", "broadcast", "transposed",
+    ]  # fmt: skip
+    assert kernel("aten.mul", [x], x) == "unary"
+    assert kernel("aten.sum", [x], Tensor("fp32", (64,), ())) == "reduce_last"
+    assert kernel("aten.sum", [x], row) == "reduce_first"
+    assert compute_of(operator("aten.clone", [turned], [x])).kind == "permute"
+    assert compute_of(operator("aten.clone", [x], [x])).kind == "copy"

@@ -1,0 +1,253 @@
+"""Other trainers' configurations as scenarios: what `--emit` writes is read back, and files as people write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from sim.commands.convert import main
+from sim.core.errors import InputError
+from sim.emit import TRAINERS, emit
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
+from sim.inputs.shipped import shipped_scenarios
+from topology.presets import CLUSTERS
+
+MEGATRON = """
+#!/bin/bash
+# a launch script as Megatron-LM's examples have them
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-4}
+TP=4
+PP=2   # pipeline
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NNODES
+)
+GPT_MODEL_ARGS=(
+    --num-layers 32
+    --hidden-size 4096
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    --group-query-attention
+    --num-query-groups 8
+    --seq-length 8192
+    --max-position-embeddings 8192
+    --swiglu --normalization RMSNorm --disable-bias-linear
+    --untie-embeddings-and-output-weights
+    --position-embedding-type rope
+    --attention-dropout 0 --hidden-dropout 0
+    --vocab-size 128256
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1
+    --global-batch-size 128
+    --bf16
+    --use-distributed-optimizer
+    --overlap-grad-reduce
+    --recompute-activations
+    --cuda-graph-scope full
+)
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${GPT_MODEL_ARGS[@]} ${TRAINING_ARGS[@]} \\
+    --tensor-model-parallel-size $TP \\
+    --pipeline-model-parallel-size $PP \\
+    --sequence-parallel
+"""
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+[compile]
+enable = true
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+TITAN_PYTHON = """
+from torchtitan.config import TrainingConfig, ParallelismConfig, ActivationCheckpointConfig
+from . import model_registry
+
+def debug():
+    return Trainer.Config(model_spec=model_registry("debugmodel"), training=TrainingConfig(local_batch_size=8))
+
+def llama3_8b():
+    import os; os._exit(3)
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=1, seq_len=8192, steps=1000),
+        parallelism=ParallelismConfig(tensor_parallel_degree=8, data_parallel_shard_degree=2),
+        activation_checkpoint=ActivationCheckpointConfig(mode="full"),
+    )
+"""
+DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 3, "overlap_comm": true, "offload_optimizer": {"device": "cpu"}},
+  "wall_clock_breakdown": false}"""
+ARGUMENTS = """
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+bf16: true
+fsdp: full_shard auto_wrap
+torch_compile: true
+learning_rate: 2.0e-5
+"""
+
+
+def converted(tmp_path: Path, name: str, text: str, *options: str) -> tuple[dict[str, Any], str]:
+    file = tmp_path / name
+    file.write_text(text)
+    ran = CliRunner().invoke(main, [str(file), *options])
+    assert ran.exit_code == 0, ran.output
+    return yaml.safe_load(ran.output), ran.output
+
+
+def refused(tmp_path: Path, name: str, text: str, *options: str) -> str:
+    file = tmp_path / name
+    file.write_text(text)
+    ran = CliRunner().invoke(main, [str(file), *options])
+    assert ran.exit_code == 2
+    return ran.output
+
+
+def emitted() -> list[tuple[str, str, str]]:
+    found = []
+    for name, path in shipped_scenarios().items():
+        for trainer in TRAINERS:
+            try:
+                scenario = scenario_for(path, trainer)
+                if scenario.cluster.name in CLUSTERS:  # one of its own has no name to convert to
+                    found.append((name, trainer, emit(scenario, trainer)))
+            except InputError:
+                continue
+    return found
+
+
+def scenario_for(path: Path, trainer: str) -> Scenario:
+    """The scenario; for torchtitan with parameters in fp32, which it keeps."""
+    return load_scenario(path, ["training.param_dtype=fp32"] if trainer == "torchtitan" else [])
+
+
+WRITTEN = emitted()
+
+
+def test_several_scenarios_are_written_for_every_trainer() -> None:
+    assert {trainer for _, trainer, _ in WRITTEN} == set(TRAINERS)
+
+
+@pytest.mark.parametrize(("name", "trainer", "text"), WRITTEN, ids=[f"{n} {t}" for n, t, _ in WRITTEN])
+def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str, text: str) -> None:
+    """The scenario's own sections come back, but for faults and for what only its own schedule decides."""
+    before = scenario_for(shipped_scenarios()[name], trainer)
+    suffix = {"megatron": "sh", "torchtitan": "toml"}[trainer]
+    ranks = str(before.parallelism.ranks)
+    data, _ = converted(tmp_path, f"x.{suffix}", text, "--cluster", before.cluster.name, "--gpus", ranks)
+    after = parse_scenario(data)
+    assert sizes(after) == sizes(before)
+    assert trained(after) == trained(before)
+    differing = {
+        key
+        for key, value in before.parallelism.model_dump().items()
+        if getattr(after.parallelism, key) != value and decides(before, key)
+    }
+    assert not differing
+
+
+def sizes(scenario: Scenario) -> dict[str, Any]:
+    return scenario.model.model_dump(exclude={"max_positions", "moe"})
+
+
+def trained(scenario: Scenario) -> dict[str, Any]:
+    """What flags express: a kernel's version they do not, and compiling fuses the loss whatever the key says."""
+    left = {"tokens", "batch_schedule", "attention_kernel"}
+    compiled = {"cross_entropy"} if scenario.for_training.framework == "compiled" else set()
+    return scenario.for_training.model_dump(exclude=left | compiled)
+
+
+def decides(scenario: Scenario, key: str) -> bool:
+    """Whether a key of the layout decides anything where it is and what the others are."""
+    p = scenario.parallelism
+    needed = {
+        "tp_overlap": p.tp > 1 and p.tp_overlap != "none", "expert_tp": scenario.model.moe is not None, "sp": p.tp > 1,
+        "cp_method": p.cp > 1, "cp_split": p.cp > 1, "dp_sync": p.dp * p.cp > 1, "bucket_bytes": False,
+        "zero": p.dp * p.cp > 1, "shard_size": p.zero > 0, "param_gather_overlap": p.zero in (1, 2) and p.dp * p.cp > 1,
+        "schedule": p.pp > 1, "p2p_overlap": p.pp > 1, "accumulate_unsharded": scenario.micro_batches > 1,
+        "reshard_after_forward": p.zero == 3,
+    }  # fmt: skip
+    return needed.get(key, True)
+
+
+def test_a_megatron_script_with_variables_and_arrays(tmp_path: Path) -> None:
+    data, text = converted(tmp_path, "train.sh", MEGATRON, "--cluster", "dgx-h100")
+    p, t = data["parallelism"], data["training"]
+    assert (p["tp"], p["pp"], p["dp"], p["sp"], p["zero"], p["dp_sync"]) == (4, 2, 4, True, 1, "bucketed")
+    assert (t["micro_batch_size"], t["global_batch_size"], t["recompute"]) == (1, 128, "selective")
+    assert data["model"]["vocab"] == 128256
+    assert "# not expressed here: --cuda-graph-scope" in text
+
+
+def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> None:
+    data, _ = converted(tmp_path, "llama.toml", TITAN, "--cluster", "dgx-h100", "--gpus", "32")
+    p, t = data["parallelism"], data["training"]
+    assert (p["dp"], p["tp"], p["zero"], p["shard_size"]) == (16, 2, 3, 8)
+    assert (t["precision"], t["framework"], t["recompute"]) == ("fp8", "compiled", "selective_op")
+    assert t["global_batch_size"] == 2 * 16
+    assert data["model"] == "llama3.1-8b"
+
+
+def test_a_torchtitan_python_config_is_read_and_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "llama3"
+    folder.mkdir()
+    options = ("--cluster", "dgx-h100", "--config", "llama3_8b")
+    data, _ = converted(folder, "config_registry.py", TITAN_PYTHON, *options)
+    assert (data["model"], data["training"]["recompute"], data["name"]) == ("llama3.1-8b", "full", "llama3_8b")
+    assert (data["parallelism"]["tp"], data["parallelism"]["dp"], data["parallelism"]["zero"]) == (8, 2, 3)
+    assert "debug, llama3_8b" in refused(folder, "config_registry.py", TITAN_PYTHON, "--cluster", "dgx-h100")
+
+
+def test_deepspeed_and_training_arguments_need_model_length_and_gpus(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
+    data, text = converted(tmp_path, "ds.json", DEEPSPEED, *options)
+    assert (data["parallelism"]["zero"], data["parallelism"]["dp"]) == (3, 16)
+    assert data["training"]["global_batch_size"] == 2 * 4 * 16
+    assert "offloading states is not simulated" in text
+    data, _ = converted(tmp_path, "args.yaml", ARGUMENTS, *options)
+    assert (data["parallelism"]["zero"], data["training"]["recompute"]) == (3, "full")
+    assert (data["training"]["framework"], data["training"]["param_dtype"]) == ("compiled", "fp32")
+    assert "--model NAME" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:2])
+    assert "--gpus N" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:6])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "[model\n", "not TOML"),
+        ("a.py", "def f(:\n", "not Python"),
+        ("a.py", "x = 1\n", "holds no torchtitan config"),
+        ("a.sh", "echo hello\n", "whose configuration it is cannot be told"),
+        ("a.sh", "torchrun pretrain_gpt.py --num-layers four", "--gpus N"),
+        ("a.sh", "--nproc-per-node 8 --nnodes 1 --num-layers four --seq-length 8", "is required and missing"),
+        ("a.sh", "--nproc-per-node 9 --nnodes 1 --tensor-model-parallel-size 2", "must be a multiple of 2"),
+        ("a.json", "[1]", "holds no mapping"),
+        ("a.toml", '[parallelism]\ndata_parallel_shard_degree = 1\n[model]\nname = "flux"', "found flux None"),
+    ],
+)
+def test_what_cannot_be_read_is_one_message(tmp_path: Path, name: str, text: str, message: str) -> None:
+    output = refused(tmp_path, name, text, "--cluster", "dgx-h100")
+    assert message in output
+    assert "Traceback" not in output
+
+
+def test_variables_that_grow_without_end_are_refused(tmp_path: Path) -> None:
+    bomb = "\n".join(f"A{i}={'$A' + str(i + 1):s}{('$A' + str(i + 1)) * 60}" for i in range(6)) + "\nA6=" + "x" * 1000
+    assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--lr $A0 $A0 $A0", "--cluster", "dgx-h100")

@@ -1,0 +1,95 @@
+"""`sim.diff`: what differs between two scenarios or results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sim.commands.diff import main, result_of
+from sim.core.errors import InputError
+from sim.studies.difference import difference
+from tests.processes import ROOT
+
+TP8, TP8_SP = (str(ROOT / "scenarios" / f"{name}.yaml") for name in ("tp8", "tp8_sp"))
+
+
+def as_json(*words: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, [*words, "--json", "-"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_two_scenarios_differ_in_the_keys_that_their_files_differ_in() -> None:
+    found = as_json(TP8, TP8_SP)
+    assert found["keys"] == {
+        "training.recompute.mode": {"a": "full", "b": "none"}, "parallelism.sp": {"a": False, "b": True}
+    }  # fmt: skip
+    a, b = result_of(Path(TP8), ()), result_of(Path(TP8_SP), ())
+    step = found["times"]["step_time_s"]
+    assert (step["a"], step["b"]) == (a["step_time_s"], b["step_time_s"])
+    assert step["change"] == pytest.approx(b["step_time_s"] / a["step_time_s"] - 1)
+    assert sum(v["a"] for v in found["critical_path_s"].values()) == pytest.approx(a["step_time_s"])
+    assert found["memory_bytes"]["peak"]["b"] == b["peak_memory_bytes"]
+    assert found["sent_bytes"]["all_gather tp"] == {
+        "a": 0.0, "b": found["sent_bytes"]["all_gather tp"]["b"], "change": None
+    }  # fmt: skip
+
+
+def test_a_scenario_against_itself_differs_in_nothing() -> None:
+    found = as_json(TP8, TP8)
+    assert not found["keys"]
+    pairs = (p for part in ("times", "memory_bytes", "critical_path_s", "sent_bytes") for p in found[part].values())
+    assert all(pair["change"] == 0 for pair in pairs)
+
+
+def test_one_scenario_and_overrides() -> None:
+    found = as_json(TP8, "--set", "training.global_batch_size=16")
+    assert found["keys"] == {"training.global_batch_size": {"a": 8, "b": 16}}
+    both = as_json(TP8, TP8_SP, "--set", "training.global_batch_size=16")
+    assert "training.global_batch_size" not in both["keys"]
+
+
+def test_stored_results_and_serving(tmp_path: Path) -> None:
+    stored = tmp_path / "r.json"
+    result = result_of(ROOT / "scenarios" / "serve_batch1.yaml", ())
+    stored.write_text(json.dumps(result))
+    found = as_json(str(stored), "serve_batch1_int4")
+    assert found["times"]["request_latency_s.p50"]["change"] < -0.5
+    assert difference(result, result)["keys"] == {}
+    with pytest.raises(InputError, match="--set changes scenarios alone"):
+        result_of(stored, ("a=1",))
+
+
+def test_the_tables_name_keys_times_and_memory() -> None:
+    said = CliRunner().invoke(main, [TP8, TP8_SP]).stdout
+    assert all(w in said for w in ("parallelism.sp", "step_time_s", "activations", "critical path", "all_gather tp"))
+    assert "…" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('{"format": "profile/1"}', "is a calibration profile"), ("[]", "is no result"), ("{", "not JSON")],
+)
+def test_other_files(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        result_of(path, ())
+
+
+def test_the_page_and_the_terminal_show_what_changes_most(tmp_path: Path) -> None:
+    page = tmp_path / "d.html"
+    done = CliRunner().invoke(main, [TP8, TP8_SP, "--html", str(page)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    operators = as_json(TP8, TP8_SP)["operators_s"]
+    most = max(operators, key=lambda name: abs(operators[name]["b"] - operators[name]["a"]))
+    text = page.read_text()
+    rows = text[text.index("<h2>Operators") :]
+    assert rows.index(most) < min(rows.index(name) for name in operators if name != most)
+    assert f"and {len(operators) - 15} that change less" in done.output
+    assert "https://" not in text.replace("https://bokeh.org", "")[:2000]

@@ -1,0 +1,108 @@
+"""What new users get wrong: units, other programs' names, the wrong file; each is one message that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.commands.replay import load as load_traces
+from sim.commands.search import _limit_bytes, parse_only
+from sim.core.errors import InputError
+from sim.inputs.explain import all_keys, explain
+from sim.inputs.measured_run import load_measured
+from sim.inputs.scenario import load_scenario
+from sim.inputs.synonyms import SYNONYMS
+from sim.inputs.yaml_input import parse_yaml
+from sim.validation.tables import read_table
+from tests.processes import ROOT
+
+SCENARIO = ROOT / "scenarios" / "1f1b_pp8.yaml"
+PROFILE = ROOT / "sim" / "presets" / "profiles" / "cpu.json"
+RUN = ROOT / "scenarios" / "measured" / "tp2.json"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.seq_len=8k", "found '8k'; must be an integer: write 8192 (or 8_192)"),
+        ("training.global_batch_size=4M", "write 4194304 (or 4_194_304)"),
+        ("model=meta-llama/Llama-3.1-8B", "the nearest shipped model is 'llama3.1-8b'"),
+        ("model=Qwen/Qwen2.5-7B-Instruct", "hf download Qwen/Qwen2.5-7B-Instruct config.json"),
+        ("model=google/some-model", "looks like a Hugging Face Hub id: fetch its config"),
+        ("model=folder/config.json", "no such file"),
+        ("parallelism.pipeline_model_parallel_size=8", "unknown key; here it is parallelism.pp"),
+        ("tensor_parallel_degree=8", "unknown key; here it is parallelism.tp"),
+        ("training.gradient_checkpointing=true", "here it is training.recompute"),
+        ("model.num_hidden_layers=8", "here it is model.layers"),
+        ("cluster.gpu.memory_bytes=80", "80 bytes? write 80GiB"),
+        ("cluster.gpu.memory_bandwidth_bytes_per_s=fast", "such as 50GB/s or 400Gbps"),
+    ],
+)
+def test_keys_and_values(override: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_scenario(SCENARIO, [override])
+    assert said in str(error.value)
+
+
+def test_every_synonym_leads_to_a_key_that_there_is() -> None:
+    known = set(all_keys())
+    assert set(SYNONYMS.values()) <= known
+    assert not {word for word in SYNONYMS if f"{SYNONYMS[word].partition('.')[0]}.{word}" in known}
+
+
+def test_sizes_and_bandwidths_with_units() -> None:
+    words = (
+        "cluster.gpu.memory_bytes=70G",
+        "cluster.gpu.memory_bandwidth_bytes_per_s=3.35 TB/s",
+        "cluster.inter_node.nic_bandwidth_bytes_per_s=400Gbps",
+        "cluster.intra_node.bandwidth_bytes_per_s=450GB/s",
+    )
+    cluster = load_scenario(SCENARIO, words).cluster
+    assert (cluster.gpu.memory_bytes, cluster.gpu.memory_bandwidth_bytes_per_s) == (70e9, 3.35e12)
+    assert (cluster.inter_node.nic_bandwidth_bytes_per_s, cluster.intra_node.bandwidth_bytes_per_s) == (50e9, 450e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a:\n\tb: 1\n", "x:2: is not valid YAML: a tab; YAML indents with spaces"),
+     ("a:\n  b: 1\n   c: 1\n", "check the indentation of lines 2 and 3"),
+     ("a:\n   b: 1\n  c: 1\n", "check the indentation of lines 2 and 3")],
+)  # fmt: skip
+def test_indentation(text: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_yaml(text, "x")
+    assert said in str(error.value)
+
+
+def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> None:
+    for read, path, said in (
+        (load_scenario, PROFILE, "is a calibration profile; a scenario is wanted (name it with --set calibration="),
+        (load_scenario, RUN, "is a measured run; a scenario is wanted (`stepsim compare"),
+        (load_measured, SCENARIO, "for two scenarios there is `stepsim diff A B`"),
+        (load_measured, PROFILE, "is a calibration profile; compare wants a measured run"),
+        (read_table, RUN, "is a measured run; a table of measurements is wanted"),
+        (_traces, SCENARIO, "is a scenario; replay wants profiler JSON or Chakra's .et (`stepsim run"),
+        (_traces, RUN, "is a measured run; replay wants profiler JSON"),
+    ):
+        with pytest.raises(InputError) as error:
+            read(path)  # type: ignore[operator]
+        assert said in str(error.value)
+
+
+def _traces(path: Path) -> None:
+    load_traces([path])
+
+
+def test_a_key_may_be_asked_for_without_its_section() -> None:
+    assert explain("zero") == explain("parallelism.zero")
+    assert explain("schedule").startswith("parallelism.schedule:")
+    with pytest.raises(InputError, match="did you mean"):
+        explain("traning")
+
+
+def test_options_of_a_search() -> None:
+    assert parse_only(["parallelism.tp=4", "training.micro_batch_size=2"]) == {"tp": [4], "micro_batch_size": [2]}
+    assert _limit_bytes("70G") == 70e9
+    with pytest.raises(InputError, match="70 bytes\\? write 70GiB"):
+        _limit_bytes("70")

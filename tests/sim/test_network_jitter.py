@@ -1,0 +1,100 @@
+"""What other jobs leave of a shared network."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist, median
+from typing import Any
+
+import pytest
+
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.ranks.faults import network_of, nic_scales
+from sim.simulation import simulate
+from topology.network import Network, left_by_others
+from topology.presets import CLUSTERS
+
+
+def scenario(jitter: dict[str, Any] | None, dp: int = 4, **parallelism: Any) -> Scenario:
+    return parse_scenario(
+        {
+            "model": {"preset": "llama3-8b", "layers": 2},
+            "training": {"seq_len": 1024, "global_batch_size": 16},
+            "cluster": "dgx-h100",
+            "parallelism": {"tp": 8, "dp": dp, "zero": 1, **parallelism},
+            "faults": {"network_jitter": jitter},
+        }
+    )
+
+
+def test_no_spread_changes_nothing_and_the_same_seed_is_the_same_network() -> None:
+    plain = simulate(scenario(None)).step_time_s
+    assert simulate(scenario({"sigma": 0})).step_time_s == plain
+    shared = [simulate(scenario({"sigma": 1, "seed": seed})).step_time_s for seed in (3, 3, 4)]
+    assert shared[0] == shared[1] != shared[2]
+    assert min(shared) > plain
+
+
+def test_folding_changes_nothing() -> None:
+    s = scenario({"sigma": 1, "seed": 2}, pp=2)
+    assert simulate(s, expand=True).step_time_s == simulate(s, fold=False).step_time_s
+
+
+def test_a_collective_goes_at_the_pace_of_the_node_that_has_least() -> None:
+    s = scenario({"sigma": 1, "seed": 3})
+    left, shared, own = nic_scales(s), network_of(s), Network(s.cluster)
+    for ranks in (range(32), range(0, 32, 8), (8, 16)):
+        least = min(left.get(rank // 8, 1.0) for rank in ranks)
+        expected = own.group(ranks).inter_ring_bytes_per_s * least
+        assert shared.group(ranks).inter_ring_bytes_per_s == pytest.approx(expected)
+    assert shared.group(range(8)) == own.group(range(8))
+    assert shared.way(0, 9).bytes_per_s == pytest.approx(
+        own.way(0, 9).bytes_per_s * min(left.get(0, 1.0), left.get(1, 1.0))
+    )
+
+
+@pytest.mark.parametrize("nodes", [2, 16])
+def test_the_median_of_the_least_is_that_of_the_distribution(nodes: int) -> None:
+    sigma = 0.8
+    draws = [
+        min(nic_scales(scenario({"sigma": sigma, "seed": seed}, dp=nodes)).values(), default=1.0) for seed in range(300)
+    ]
+    expected = math.exp(sigma * NormalDist().inv_cdf(1 - 0.5 ** (1 / nodes)))
+    assert median(draws) == pytest.approx(expected, rel=0.12)
+
+
+def test_it_is_blamed() -> None:
+    outcome = simulate(scenario({"sigma": 1, "seed": 3})).outcome
+    cause = next(cost for cost in outcome.blame if cost.kind == "network")
+    assert cause.lost_s > 0
+
+
+def test_a_spread_gives_every_group_the_median_and_draws_take_its_place() -> None:
+    data = {
+        "model": "llama3.2-1b",
+        "training": {"seq_len": 1024, "global_batch_size": 32},
+        "parallelism": {"dp": 32},
+        "cluster": "p5-efa",
+    }
+    shared = parse_scenario(data)
+    alone = parse_scenario({**data, "cluster": {"preset": "p5-efa", "inter_node": {"spread": 0}}})
+    off = parse_scenario({**data, "faults": {"network_jitter": {"sigma": 0}}})
+    own = network_of(alone).group(range(32)).inter_ring_bytes_per_s
+    assert network_of(shared).group(range(32)).inter_ring_bytes_per_s == pytest.approx(own * left_by_others(0.8, 4))
+    assert network_of(off).group(range(32)).inter_ring_bytes_per_s == own
+    assert network_of(shared).chosen("all_reduce", range(32), 1e8) == network_of(alone).chosen(
+        "all_reduce", range(32), 1e8
+    )
+
+
+def test_nics_that_are_stated_as_efa_s_are_shared_as_efa_s() -> None:
+    """As published tables describe the cluster: number, bandwidth and latency of its NICs."""
+    nics = {"kind": "fat_tree", "nics_per_node": 32, "nic_bandwidth_bytes_per_s": 12.5e9, "latency_s": 75e-6}
+    stated = parse_scenario(
+        {
+            "model": "llama3.2-1b",
+            "training": {"seq_len": 1024, "global_batch_size": 32},
+            "cluster": {"preset": "dgx-h100", "inter_node": {**nics, "rendezvous": True}},
+        }
+    ).cluster.inter_node
+    assert stated == CLUSTERS["p5-efa"].inter_node

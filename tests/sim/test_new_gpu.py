@@ -1,0 +1,105 @@
+"""A GPU is one record: with it a scenario runs, warns of nothing, finds its profile and draws its roofline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from sim.prices import profiles
+from sim.results.states import matmul_workspace
+from sim.simulation import simulate
+from sim.views.roofline_svg import roofline_svg
+from topology.data_sheets import DATA_SHEET_GPUS
+from topology.presets import CLUSTERS, GPUS
+from topology.spec import GpuSpec
+from topology.timing import timing_of
+
+RECORD = {
+    "name": "x900", "architecture": "ampere", "memory_bytes": 64e9, "memory_bandwidth_bytes_per_s": 3e12,
+    "peak_flops_per_s": {"fp32": 3e13, "bf16": 5e14, "fp8": 1e15}, "sm_count": 120, "nvlink": False,
+    "host_bandwidth_bytes_per_s": 4e10, "sm_sram_bytes": 200 << 10, "sm_flops_per_clock": 2048,
+}  # fmt: skip
+SCENARIO = {"model": "gpt2", "training": {"seq_len": 128, "global_batch_size": 4}, "parallelism": {"dp": 2}}
+
+
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuSpec:
+    """The record among the presets, and a profile of its name among the shipped ones."""
+    gpu = GpuSpec.model_validate(RECORD)
+    monkeypatch.setitem(GPUS, gpu.name, gpu)
+    monkeypatch.setattr(profiles, "SHIPPED", tmp_path)
+    coefficients = {"matmul_efficiency": {"value": 0.5, "source": "made up"}}
+    data = {"format": "profile/1", "name": gpu.name, "reference": gpu.name, "coefficients": coefficients}
+    (tmp_path / f"{gpu.name}.json").write_text(json.dumps(data))
+    return gpu
+
+
+def test_a_shipped_record_is_all_that_a_gpu_needs(shipped: GpuSpec) -> None:
+    scenario = parse_scenario({**SCENARIO, "cluster": {"gpu": shipped.name}})
+    assert scenario.calibration == shipped.name
+    assert not any("GPU" in warning for warning in scenario.warnings)
+    assert scenario.cluster.intra_node.kind == "pcie"
+    assert scenario.cluster.intra_node.bandwidth_bytes_per_s == 4e10
+    half = simulate(scenario).step_time_s
+    assert half > simulate(scenario.model_copy(update={"calibration": "roofline"})).step_time_s > 0
+    assert timing_of(scenario.cluster.gpu) is timing_of(GPUS["a100-sxm"])
+    assert matmul_workspace(shipped) == matmul_workspace(GPUS["a100-sxm"])  # 8 bits do not make it a Hopper
+    assert "SRAM" in roofline_svg(shipped)
+
+
+def test_a_gpu_of_no_stated_architecture_is_taken_for_hopper_and_said_to_be() -> None:
+    unknown = {**RECORD, "name": "b900", "architecture": "other", "sm_sram_bytes": 0}
+    scenario = parse_scenario({**SCENARIO, "cluster": {"gpu": unknown}})
+    assert any("architecture: none is stated for GPU 'b900'" in warning for warning in scenario.warnings)
+    assert timing_of(scenario.cluster.gpu) is timing_of(GPUS["h100-sxm"])
+    assert "SRAM" not in roofline_svg(scenario.cluster.gpu)
+
+
+def test_a_description_in_full_of_a_shipped_gpu_is_still_that_chip() -> None:
+    full = GPUS["gb200"].model_dump(
+        include={"name", "memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flops_per_s"}
+    )
+    gpu = parse_scenario({**SCENARIO, "cluster": {"gpu": full}}).cluster.gpu
+    assert timing_of(gpu) is timing_of(GPUS["gb200"])
+    assert gpu.architecture == "blackwell"
+
+
+def test_a_variant_has_the_machine_and_the_profile_of_its_gpu() -> None:
+    gpu = {"preset": "h100-sxm", "name": "h100-96g", "memory_bytes": 96e9, "variant_of": "h100-sxm"}
+    scenario = parse_scenario({**SCENARIO, "cluster": {"gpu": gpu}})
+    assert scenario.calibration == "h100-sxm"
+    assert scenario.cluster.intra_node == CLUSTERS["dgx-h100"].intra_node
+
+
+@pytest.mark.parametrize("gpu", DATA_SHEET_GPUS, ids=lambda gpu: gpu.name)
+def test_a_gpu_of_a_data_sheet_runs_on_its_roofline_and_says_so(gpu: GpuSpec) -> None:
+    """One matmul-bound step: between what its peak allows and ten times that."""
+    training = {"seq_len": 2048, "global_batch_size": 1}
+    scenario = parse_scenario({"model": "llama3.2-1b", "training": training, "cluster": {"gpu": gpu.name}})
+    assert scenario.calibration == "roofline"
+    assert any("no profile for GPU" in warning for warning in scenario.warnings)
+    result = simulate(scenario).result
+    assert 0.1 < result["mfu"] < 1
+    assert gpu.source
+
+
+@pytest.mark.parametrize(("gpu", "kind", "gb_per_s"), [
+    ("mi300x", "nvswitch", 448), ("tpu-v5p", "nvswitch", 600), ("rtx4090", "pcie", 31.5), ("h100-pcie", "pcie", 63),
+])  # fmt: skip
+def test_links_come_with_the_gpu(gpu: str, kind: str, gb_per_s: float) -> None:
+    links = parse_scenario({**SCENARIO, "cluster": {"gpu": gpu}}).cluster.intra_node
+    assert (links.kind, links.bandwidth_bytes_per_s) == (kind, gb_per_s * 1e9)
+
+
+@pytest.mark.parametrize(("gpu", "sms", "clock_hz", "flops"), [
+    # Tensor flops a clock and multiprocessor: Ada whitepaper table 2 (GeForce: 512 with fp32 sums), boost 2,520 MHz;
+    # RTX Blackwell whitepaper, boost 2,407 MHz; H100 PCIe: 4,096 at 1,620 MHz
+    ("rtx4090", 128, 2.52e9, 512), ("rtx5090", 170, 2.407e9, 512), ("h100-pcie", 114, 1.62e9, 4096),
+    ("l40s", 142, 2.49e9, 1024), ("mi300x", 304, 2.1e9, 2048), ("a10", 72, 1.695e9, 1024),
+])  # fmt: skip
+def test_peaks_are_multiprocessors_times_clock(gpu: str, sms: int, clock_hz: float, flops: int) -> None:
+    assert GPUS[gpu].sm_count == sms
+    assert GPUS[gpu].peak_flops_per_s["bf16"] == pytest.approx(sms * clock_hz * flops, rel=0.05)

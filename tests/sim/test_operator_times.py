@@ -1,0 +1,80 @@
+"""Time by operator: nothing is lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.inputs.workloads import Faults, JitterFault
+from sim.simulation import simulate
+from tests.sim.cases import case
+
+
+def operators(result: dict[str, Any], rank: int = 0) -> dict[tuple[str, str], float]:
+    rows = next(of["operators"] for of in result["time_by_operator"] if of["rank"] == rank)
+    found = {(row["operator"], row["phase"]): row["seconds"] for row in rows}
+    assert len(found) == len(rows)
+    assert all(row["share"] == row["seconds"] / result["step_time_s"] for row in rows)
+    return found
+
+
+@pytest.mark.parametrize("calibration", ["roofline", "h100-sxm"])
+def test_on_one_rank_the_operators_fill_the_step(calibration: str) -> None:
+    r = simulate(case({}, {"global_batch_size": 4, "micro_batch_size": 2}, calibration=calibration)).result
+    assert sum(operators(r).values()) == pytest.approx(r["step_time_s"])
+
+
+def test_each_class_of_ranks_has_what_it_computes() -> None:
+    """Collectives apart, the operators of a rank are its computing time; a stage without a head has no loss."""
+    r = simulate(case({"pp": 2, "dp": 2, "tp": 2}, {"global_batch_size": 16})).result
+    assert [of["ranks"] for of in r["time_by_operator"]] == [row["ranks"] for row in r["ranks"]]
+    for row in r["ranks"]:
+        own = operators(r, row["rank"])
+        computed = sum(s for (name, _), s in own.items() if " " not in name)
+        assert computed == pytest.approx(row["compute_s"])
+        assert any(name.startswith("tp ") for name, _ in own)
+    last = max(r["ranks"], key=lambda row: row["pipeline_rank"])["rank"]
+    assert [any("cross_entropy" in n for n, _ in operators(r, i)) for i in (0, last)] == [False, True]
+
+
+def test_unfused_attention_shows_its_softmax() -> None:
+    """The chart of GPT-2's attention: matmuls, softmax and dropout of the unfused one, a single kernel fused."""
+    training = {"seq_len": 1024, "global_batch_size": 8, "micro_batch_size": 8}
+    unfused, fused = (
+        operators(simulate(case({}, {**training, "attention": a}, "gpt2-medium", calibration="h100-sxm")).result)
+        for a in ("unfused", "fused")
+    )
+    parts = {name for name, phase in unfused if name.startswith("attention_") and phase == "forward"}
+    assert {"attention_scores", "attention_softmax", "attention_context"} <= parts
+    assert not any("softmax" in name for name, _ in fused)
+    own = sum(s for (name, phase), s in unfused.items() if name in parts - {"attention_out"} and phase == "forward")
+    assert own > 2 * sum(s for (name, phase), s in fused.items() if name == "attention" and phase == "forward")
+
+
+def test_recomputed_operators_count_in_the_phase_that_reruns_them() -> None:
+    plain, again = (
+        operators(simulate(case({}, {"global_batch_size": 4, "recompute": mode})).result) for mode in ("none", "full")
+    )
+    more = {key for key in again if again[key] > plain.get(key, 0.0) * (1 + 1e-9)}
+    assert more
+    assert {phase for _, phase in more} == {"input_grad"}
+
+
+def test_ranks_that_jitter_tells_apart_run_the_same() -> None:
+    scenario = case({"dp": 4}).model_copy(update={"faults": Faults(jitter=JitterFault(sigma=0.1))})
+    r = simulate(scenario).result
+    assert len(r["ranks"]) == 4
+    assert [of["ranks"] for of in r["time_by_operator"]] == ["0-3"]
+
+
+def test_the_page_lists_the_longest_operators(tmp_path: Path) -> None:
+    page = tmp_path / "step.html"
+    command = [sys.executable, "-m", "sim.run", "attention_unfused_gpt2", "--html", str(page)]
+    subprocess.run(command, check=True, capture_output=True)
+    text = page.read_text("utf-8")
+    assert "Time by operator" in text
+    assert "attention_softmax" in text.partition("Time by operator")[2]

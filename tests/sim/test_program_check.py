@@ -1,0 +1,72 @@
+"""The form of programs: every shipped training scenario has it, and what breaks it is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sim.core.actions import Kind
+from sim.core.program import BLOCK_END, Comm, Compute, Item, Phase, Program, Wait
+from sim.core.program_check import check
+from sim.inputs.scenario import load_scenario
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from sim.programs.stages import Stage, epilogue
+from sim.simulation import Prepared, prepare
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = sorted(p for p in (ROOT / "scenarios").glob("*.yaml") if "\ntraining:" in p.read_text())
+
+
+def work(name: str = "x", phase: Phase = Phase.FORWARD, flops: float = 1.0) -> Compute:
+    return Compute(name, "gemm", (1, 1, 1, 1), "bf16", flops, 1.0, phase)
+
+
+def talk(handle: str = "", after: str = "") -> Comm:
+    return Comm("message", "all_reduce", "dp", 8.0, Phase.FORWARD, not handle, handle, after=after)
+
+
+def of_stage(stage: Stage, split: bool) -> list[Program]:
+    """What a stage runs in a step of two micro-batches."""
+    kinds = (Kind.I, Kind.W) if split else (Kind.B,)
+    forwards = [stage.forward(first, True) for first in (True, False)]
+    return [stage.prologue(), *forwards, *(stage.backward(k, last, True) for last in (False, True) for k in kinds)]
+
+
+def check_step(ready: Prepared) -> None:
+    for held in ready.stages:
+        for split in (False, True):
+            for stage in held.values():
+                left: frozenset[str] = frozenset()
+                for program in of_stage(stage, split):
+                    left = check(program, left)
+        check(epilogue(tuple(held.values()), ready.plan, True))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+def test_every_shipped_scenario_has_programs_of_this_form(path: Path) -> None:
+    scenario = load_scenario(path)
+    check_step(prepare(scenario, Costs(load_profile(scenario.calibration), scenario.cluster.gpu)))
+
+
+def test_what_is_left_is_returned() -> None:
+    assert check((work(), talk("a"), BLOCK_END, talk("b"), Wait("a", Phase.FORWARD))) == {"b"}
+    assert check((Wait("b", Phase.FORWARD), work()), {"b"}) == set()
+
+
+@pytest.mark.parametrize(("program", "message"), [
+    ((work("bad", flops=-1.0),), "name='bad'.*found -1.0"),
+    ((work("bad", flops=float("nan")),), "name='bad'.*found nan"),
+    ((replace(talk(), bytes=-2.0),), "found -2.0"),
+    ((work(phase=Phase.INPUT_GRAD), work("late")), "name='late'.*forward after input_grad"),
+    ((Wait("h", Phase.FORWARD),), "nothing of this handle"),
+    ((talk("h"), Wait("h", Phase.FORWARD), Wait("h", Phase.FORWARD)), "item 2.*nothing of this handle"),
+    ((talk("h"), talk("h")), "not waited for yet"),
+    ((talk("h", after="g"),), "comes after 'g'"),
+    ((replace(talk(), handle="h"),), "a blocking one has none"),
+])  # fmt: skip
+def test_what_breaks_the_form_is_named(program: tuple[Item, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(program)

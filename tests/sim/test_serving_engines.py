@@ -1,0 +1,152 @@
+"""Engines as records: what a fact changes, and that none is asked for by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.core.errors import InputError
+from sim.inputs.scenario import parse_scenario
+from sim.prices.profiles import load_profile
+from sim.serve.costs import IterationCosts, Load, iteration_costs
+from sim.serve.engines import ENGINES, Defaults, Engine, HostTimes, engine_named, engine_table
+from sim.serve.simulation import simulate_serving
+
+ONE = {"prompt_len": 128, "output_len": 33, "count": 4}
+
+
+def scenario(engine: str, tp: int = 1, model: str = "llama3-8b", **inference: Any) -> Any:
+    section = {"engine": engine, "batching": "static", "requests": ONE, **inference}
+    return parse_scenario({"model": model, "cluster": "dgx-h100", "parallelism": {"tp": tp}, "inference": section})
+
+
+def costs(engine: str, **more: Any) -> IterationCosts:
+    s = scenario(engine, **more)
+    return iteration_costs(s, load_profile(s.calibration))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Add an engine of one's own: no more than a record is needed."""
+
+    def add(**facts: Any) -> str:
+        host = {"hopper": facts.pop("host", HostTimes())}
+        monkeypatch.setitem(ENGINES, "own", Engine("own", "own", (), "2026-01", "a test", host=host, **facts))
+        return "own"
+
+    return add
+
+
+def decode(n: int = 4, kv: int = 128) -> Load:
+    return Load(n, n, n * kv, (), n)
+
+
+def test_the_bundled_engine_is_what_is_simulated_without_one() -> None:
+    data = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": ONE}}
+    plain = simulate_serving(parse_scenario(data)).result
+    named = simulate_serving(parse_scenario({**data, "inference": {"requests": ONE, "engine": "bundled"}})).result
+    assert plain["duration_s"] == named["duration_s"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_engine_is_faster_than_its_weights_are_read(engine: str) -> None:
+    result = simulate_serving(scenario(engine)).result
+    assert result["time_per_output_token_s"]["p50"] > 16.06e9 / 3.35e12
+
+
+def test_what_lies_between_iterations_is_added_to_the_gpu(made: Any) -> None:
+    host = HostTimes(iteration_s=1e-3, rank_s=2e-3, sequence_s=3e-4, prompt_s=5e-3)
+    own, bare = costs(made(host=host), tp=2), costs("bundled", tp=2)
+    more = own.stage_seconds(decode())[0] - bare.stage_seconds(decode())[0]
+    assert more == pytest.approx(1e-3 + 2e-3 + 4 * 3e-4)
+    prompts = Load(256, 0, 0, ((128, 128, 2),), 2)
+    assert own.stage_seconds(prompts)[0] - bare.stage_seconds(prompts)[0] == pytest.approx(8e-3 + 2 * 3e-4)
+
+
+def test_a_run_of_steps_is_the_sum_of_its_steps(made: Any) -> None:
+    own = costs(made(host=HostTimes(iteration_s=1e-3, sequence_s=1e-5, launch_s=1e-5), graph_sizes=(8,)))
+    run = own.decode_run(16, 16 * 100, 5)
+    each = [own.stage_seconds(Load(16, 16, 16 * (100 + i), (), 16))[0] for i in range(5)]
+    np.testing.assert_allclose(run, each, rtol=1e-12)
+
+
+def test_an_overlapped_host_is_hidden_until_it_is_slower(made: Any) -> None:
+    bare = costs("bundled").stage_seconds(decode())[0]
+    hidden = costs(made(host=HostTimes(iteration_s=bare / 2), overlaps=True))
+    assert hidden.stage_seconds(decode())[0] == bare
+    slow = costs(made(host=HostTimes(iteration_s=3 * bare), overlaps=True))
+    assert slow.stage_seconds(decode())[0] == 3 * bare
+
+
+def test_graphs_hide_launches_and_pad_the_batch(made: Any) -> None:
+    bare = costs("bundled")
+    own = costs(made(host=HostTimes(launch_s=1e-3), graph_sizes=(8, 16)))
+    assert own.stage_seconds(Load(8, 8, 800, (), 8)) == bare.stage_seconds(Load(8, 8, 800, (), 8))
+    padded = own.stage_seconds(Load(9, 9, 900, (), 9))[0] - bare.stage_seconds(Load(9, 9, 900, (), 9))[0]
+    layers = bare.stage_seconds(Load(16))[0] - bare.stage_seconds(Load(9))[0]
+    assert 0 < padded <= layers * 1.001  # the embedding of nine
+    assert own.stage_seconds(Load(17, 17, 1700, (), 17))[0] > own.host.kernels[0] * 1e-3
+
+
+def test_per_head_kernels_read_the_cache_for_every_query_head() -> None:
+    grouped, each = (costs("bundled", decode_attention=kind) for kind in ("grouped", "per_head"))
+    batch = Load(64, 64, 64 * 8192, (), 64)
+    ratio = (each.stage_seconds(batch)[0] - each.stage_seconds(Load(64, 0, 0, (), 64))[0]) / (
+        grouped.stage_seconds(batch)[0] - grouped.stage_seconds(Load(64, 0, 0, (), 64))[0]
+    )
+    assert 3.5 < ratio < 4.5  # 32 query heads, 8 key heads
+
+
+def test_keys_left_out_are_the_engines_and_keys_given_stay(made: Any) -> None:
+    made(defaults=Defaults(max_running_requests=7, max_batch_tokens=77, block_tokens=5, memory_fraction=0.5))
+    left_out = scenario("own").for_serving
+    assert (left_out.max_running_requests, left_out.max_batch_tokens) == (7, 77)
+    assert (left_out.kv_cache.block_tokens, left_out.kv_cache.memory_fraction) == (5, 0.5)
+    given = scenario("own", max_running_requests=9, kv_cache={"block_tokens": 3}).for_serving
+    assert (given.max_running_requests, given.kv_cache.block_tokens, given.kv_cache.memory_fraction) == (9, 3, 0.5)
+
+
+def test_requests_wait_for_the_front_end_before_they_reach_the_engine(made: Any) -> None:
+    host = HostTimes(request_s=0.25)
+    bare, own = simulate_serving(scenario("bundled")).result, simulate_serving(scenario(made(host=host))).result
+    for key, more in (("time_to_first_token_s", 0.25), ("request_latency_s", 0.25), ("time_per_output_token_s", 0.0)):
+        assert own[key]["p50"] - bare[key]["p50"] == pytest.approx(more, abs=1e-9)
+
+
+def test_an_unknown_engine_is_refused_with_those_known() -> None:
+    with pytest.raises(InputError, match=r"inference\.engine.*'bundled'.*'vllm-v1'"):
+        scenario("vlm")
+
+
+@pytest.mark.parametrize(
+    ("texts", "engine"),
+    [
+        (("vLLM 2023", ""), "vllm-0.2"),
+        (("vLLM 0.6.3",), "vllm-0.6"),
+        (("vLLM V1",), "vllm-v1"),
+        (("SGLang v0.4.1",), "sglang"),
+        (("TensorRT-LLM 0.14", "TensorRT-LLM 0.14, Triton"), "trtllm-triton"),
+        (
+            ("", "TensorRT-LLM static batching", "'Performance of TensorRT-LLM' (v0.6.1; v0.5 for latency)"),
+            "trtllm-0.6",
+        ),
+        (("LMDeploy 0.6",), None),
+    ],
+)
+def test_tables_name_engines_by_product_and_version(texts: tuple[str, ...], engine: str | None) -> None:
+    found = engine_named(texts)
+    assert (found and found.name) == engine
+
+
+def test_host_seconds_are_those_of_the_architecture_or_of_the_last_known() -> None:
+    engine = replace(ENGINES["bundled"], host={"ampere": HostTimes(1.0), "hopper": HostTimes(2.0)})
+    assert [engine.host_on(a).iteration_s for a in ("ampere", "hopper", "blackwell")] == [1.0, 2.0, 2.0]
+
+
+def test_the_documented_table_is_that_of_the_records() -> None:
+    """Written anew by `python -c "from sim.serve.engines import *; print(engine_table())"`."""
+    assert engine_table() in (Path(__file__).parents[2] / "docs" / "inference.md").read_text(encoding="utf-8")

@@ -1,0 +1,84 @@
+"""Data-parallel attention with experts spread over replicas: these wait for each other, and share all tokens."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.core.errors import InputError
+from sim.inputs.scenario import Scenario
+from sim.serve.costs import Load, iteration_costs
+from sim.serve.requests import Request
+from sim.serve.simulation import simulate_serving
+from tests.sim.test_serving import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
+
+MIXTURE = {**SMALL, "hidden": 1024, "heads": 8, "moe": {"experts": 16, "top_k": 2, "ffn": 4096}}
+
+
+def shared(inference: dict[str, Any] | None = None, replicas: int = 4, ep: int = 4, **more: Any) -> Scenario:
+    return serving(inference, MIXTURE, parallelism={"dp": replicas, "ep": ep}, **more)
+
+
+def test_equal_replicas_take_what_each_takes_alone() -> None:
+    """Four equal batches at once: nobody waits, and experts see four times one's tokens."""
+    scenario = shared({"requests": {"prompt_len": 100, "output_len": 9, "count": 8}, "batching": "static"})
+    sim = simulate_serving(scenario)
+    costs = iteration_costs(scenario, sim.profile)
+    expected = costs.stage_seconds(Load(200, 0, 0, ((100, 100, 2),), 2))[0]
+    expected += sum(costs.stage_seconds(Load(2, 2, 2 * (101 + i), (), 2))[0] for i in range(8))
+    assert sim.end_s == pytest.approx(expected, rel=1e-9)
+    finished(sim)
+
+
+def test_experts_of_one_busy_replica_see_its_tokens_alone() -> None:
+    """One of four has a prompt: the pooled tokens are a quarter of what four such replicas would have."""
+    scenario = shared()
+    costs = iteration_costs(scenario, simulate_serving(scenario).profile)
+    alone, all_alike = (costs.stage_seconds(Load(4000, 0, 0, ((4000, 4000, 1),), 1, 1, n))[0] for n in (1000, 0))
+    sim = simulate_serving(scenario, requests=(Request(0.0, 4000, 1),))
+    assert sim.end_s == pytest.approx(alone, rel=1e-9)
+    assert alone < all_alike
+    assert costs.stage_seconds(Load(4000, 0, 0, ((4000, 4000, 1),), 1, 1, 4000))[0] == all_alike
+
+
+def test_a_prompt_on_one_replica_delays_the_tokens_of_the_others() -> None:
+    """A long prompt comes to the second replica while the first adds tokens."""
+    requests = (Request(0.0, 10, 200), Request(1e-3, 8000, 2))
+    tied = simulate_serving(shared(replicas=2, ep=2), requests=requests)
+    apart = simulate_serving(serving(model=MIXTURE, parallelism={"dp": 2}), requests=requests)
+    gaps = []
+    for sim in (tied, apart):
+        starts = [i.spans[0][0] for i in sim.replicas[0].iterations]
+        gaps.append(max(b - a for a, b in itertools.pairwise(starts)))
+    prompt = next(i for i in tied.replicas[1].iterations if i.load.prefills)
+    assert gaps[0] == pytest.approx(prompt.spans[0][1] - prompt.spans[0][0], rel=1e-6)
+    assert gaps[0] > 5 * min(b - a for i in tied.replicas[0].iterations for a, b in i.spans)
+
+
+def test_groups_of_replicas_do_not_wait_for_each_other() -> None:
+    """Eight replicas, experts over four: a prompt in the first group does not reach the second."""
+    requests = tuple([Request(0.0, 8000 if i == 0 else 10, 20) for i in range(8)])
+    sim = simulate_serving(shared(replicas=8), requests=requests)
+    ends = [r.sequences[0].finish_s for r in sim.replicas]
+    assert min(ends[:4]) > max(ends[4:])
+
+
+@settings(max_examples=30, deadline=None)
+@given(requests_of, settings_of, st.floats(1e6, 6e6), st.sampled_from([(2, 2), (4, 4), (4, 2)]))
+def test_any_workload_is_served(
+    requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float, layout: tuple[int, int]
+) -> None:
+    gpu = {"memory_bytes": 8 * WEIGHTS_AND_BUFFERS + cache_bytes}
+    sim = simulate_serving(shared(inference, *layout, gpu=gpu), requests=requests)
+    finished(sim)
+    assert len(sim.sequences) == len(requests)
+
+
+def test_the_quick_pass_does_not_know_them() -> None:
+    with pytest.raises(InputError, match="replicas that share experts"):
+        simulate_serving(shared(), engine="static")
+    assert simulate_serving(serving(model=MIXTURE, parallelism={"tp": 4, "ep": 4}), engine="static").path == "static"

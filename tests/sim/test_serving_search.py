@@ -1,0 +1,94 @@
+"""The highest rate of requests within promised latencies, and the gaps between tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sim.commands.search import main
+from sim.core.errors import InputError
+from sim.inputs.scenario import parse_scenario
+from sim.search.slo import parse_slo
+from sim.serve.simulation import simulate_serving
+
+SMALL: dict[str, Any] = {
+    "model": "llama3.2-1b", "cluster": "dgx-h100", "parallelism": {"tp": 2},
+    "inference": {"requests": {"prompt_len": 512, "output_len": 16, "count": 60, "rate_per_s": 40.0, "seed": 1}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("slo") / "small.yaml"
+    path.write_text(json.dumps(SMALL))
+    return path
+
+
+def searched(file: Path, slo: str, *more: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, [str(file), "--slo", slo, "--json", "-", *more], catch_exceptions=False)
+    assert done.exit_code in (0, 1), done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_highest_rate_keeps_every_promise_and_a_higher_one_does_not(file: Path) -> None:
+    result = searched(file, "ttft_p99=0.02,latency_p90=0.06", "--gpus", "1", "--price", "3.6")
+    (best,) = result["best"]
+    assert best["within_slo"]
+    assert best["time_to_first_token_s"]["p99"] <= 0.02
+    assert best["request_latency_s"]["p90"] <= 0.06
+    assert best["cost_per_million_output_tokens"] == pytest.approx(1e-3 / best["output_tokens_per_s"] * 1e6)
+    faster = {**SMALL, "parallelism": {}, "inference": {"requests": {
+        **SMALL["inference"]["requests"], "rate_per_s": 1.1 * best["rate_per_s"]}}}  # fmt: skip
+    beyond = simulate_serving(parse_scenario(faster)).result
+    assert beyond["time_to_first_token_s"]["p99"] > 0.02 or beyond["request_latency_s"]["p90"] > 0.06
+
+
+def test_looser_promises_carry_more_and_replicas_add_up(file: Path) -> None:
+    tight, loose = (searched(file, f"ttft_p99={s}") for s in (0.015, 0.03))
+    rates = [{tuple(r["parallelism"].values()): r["rate_per_s"] for r in x["best"]} for x in (tight, loose)]
+    assert all(rates[0][key] < rates[1][key] for key in rates[0])
+    alone = searched(file, "ttft_p99=0.03", "--gpus", "1")["best"][0]["rate_per_s"]
+    assert rates[1][1, 1, 2] == pytest.approx(2 * alone, rel=0.03)
+    assert loose["fewest_gpus"]["gpus"] <= tight["fewest_gpus"]["gpus"]
+
+
+def test_the_curve_trades_one_for_the_other(file: Path) -> None:
+    curve = searched(file, "ttft_p99=0.03", "--gpus", "1")["curve"]
+    users = [p["tokens_per_s_per_user"] for p in curve]
+    gpus = [p["output_tokens_per_s_per_gpu"] for p in curve]
+    assert users == sorted(users, reverse=True)
+    assert gpus == sorted(gpus)
+    assert len(curve) > 3
+
+
+def test_a_promise_that_nobody_keeps_is_no_rate(file: Path) -> None:
+    result = searched(file, "ttft_p50=0.0001", "--gpus", "1")
+    assert result["best"][0]["rate_per_s"] == 0.0
+    assert result["fewest_gpus"] is None
+
+
+@pytest.mark.parametrize("text", ["ttft=0.2", "ttft_p99", "ttft_p95=1", "speed_p99=1", "ttft_p99=-1", "ttft_p99=x"])
+def test_other_promises_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--slo"):
+        parse_slo(text)
+
+
+def test_the_mean_gap_is_all_time_between_tokens_over_all_gaps() -> None:
+    served = simulate_serving(parse_scenario({**SMALL, "parallelism": {}}), engine="static")
+    sequences = [s for r in served.replicas for s in r.sequences]
+    seconds = sum(s.finish_s - s.first_token_s for s in sequences)
+    gaps = sum(s.request.output_tokens - 1 for s in sequences)
+    found = served.result["inter_token_latency_s"]
+    assert found["mean"] == pytest.approx(seconds / gaps, rel=1e-9)
+    assert found["p50"] <= found["p90"] <= found["p99"]
+
+
+def test_one_sequence_alone_has_equal_gaps() -> None:
+    inference = {"batching": "static", "requests": {"prompt_len": 128, "output_len": 64, "count": 4}}
+    result = simulate_serving(parse_scenario({**SMALL, "inference": inference})).result
+    assert result["inter_token_latency_s"]["p50"] == pytest.approx(result["time_per_output_token_s"]["p50"], rel=1e-3)

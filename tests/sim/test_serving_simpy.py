@@ -1,0 +1,32 @@
+"""Serving on SimPy's clock: the quick pass's times, and what couples replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.serve.requests import Request
+from sim.serve.simulation import simulate_serving
+from tests.sim.test_serving import WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests_of, settings_of, st.floats(1e5, 3e6),
+       st.sampled_from([{}, {"pp": 2}, {"dp": 3}, {"pp": 4, "tp": 2}, {"pp": 3, "dp": 2}]))  # fmt: skip
+def test_simpy_gives_the_quick_passes_times(
+    requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float, parallelism: dict[str, int]
+) -> None:
+    scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
+    quick, simpy = (simulate_serving(scenario, requests=requests, engine=e) for e in ("static", "simpy"))
+    finished(simpy)
+    for a, b in zip(quick.replicas, simpy.replicas, strict=True):
+        for x, y in zip(a.sequences, b.sequences, strict=True):
+            assert y.first_token_s == pytest.approx(x.first_token_s, rel=1e-9)
+            assert y.finish_s == pytest.approx(x.finish_s, rel=1e-9)
+            assert y.preemptions == x.preemptions
+        assert a.counts == b.counts
+    assert [s.result["engine"]["path"] for s in (quick, simpy)] == ["static", "simpy"]
+    assert simpy.result["iterations"] == quick.result["iterations"]

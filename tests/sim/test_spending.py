@@ -1,0 +1,70 @@
+"""Costs in money and energy, and a measured step as an anchor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sim.commands.run import main
+from sim.serve.simulation import simulate_serving
+from sim.simulation import simulate
+from sim.studies.anchor import anchor
+from sim.studies.spending import spending
+from tests.sim.cases import case
+
+
+def test_a_trillion_tokens_cost_their_gpu_hours() -> None:
+    result = simulate(case({"dp": 2}, {"tokens": 1e9})).outcome
+    found = spending(result, 3.0)
+    assert found.trillion_tokens is not None
+    assert found.whole_training is not None
+    hours = 1e12 / result.tokens_per_s * 2 / 3600
+    assert found.trillion_tokens.gpu_hours == pytest.approx(hours)
+    assert found.trillion_tokens.price == pytest.approx(3.0 * hours)
+    watts = result.scenario.cluster.gpu.power_limit_w
+    assert found.trillion_tokens.energy_kwh == pytest.approx(hours * watts / 1000)
+    assert found.whole_training.price == pytest.approx(found.trillion_tokens.price / 1000, rel=1e-3)  # whole steps
+
+
+def test_a_million_output_tokens_cost_what_serving_them_takes() -> None:
+    from sim.inputs.scenario import load_scenario
+
+    result = simulate_serving(load_scenario("scenarios/serve_static_a100.yaml")).outcome
+    bill = spending(result, 2.0).million_output_tokens
+    assert bill is not None
+    assert bill.price == pytest.approx(2.0 * 1e6 / result.output_tokens_per_s_per_gpu / 3600)
+
+
+def test_what_is_off_by_a_factor_is_scaled_by_it() -> None:
+    as_measured, changed = simulate(case({"dp": 2})).outcome, simulate(case({"dp": 4})).outcome
+    found = anchor(1.25 * as_measured.step_time_s, as_measured, changed)
+    assert found.anchored_step_time_s == pytest.approx(1.25 * changed.step_time_s)
+    assert found.anchored_tokens_per_s == pytest.approx(changed.tokens_per_s / 1.25)
+    assert found.error == pytest.approx(1 / 1.25 - 1)
+    same = anchor(as_measured.step_time_s, as_measured, as_measured)
+    assert same.inside_interval
+    assert same.error == 0
+
+
+def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    command = ["scenarios/dp8.yaml", "--measured", "2", "--set", "cluster=dgx-h200", "--json", str(out), "--price", "2"]
+    ran = CliRunner().invoke(main, command)
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(out.read_text())
+    from sim.inputs.scenario import load_scenario
+
+    assert found["measured"]["simulated_s"] == simulate(load_scenario("scenarios/dp8.yaml")).step_time_s
+    scaled_s = found["step_time_s"] * 2 / found["measured"]["simulated_s"]
+    assert found["measured"]["anchored_step_time_s"] == pytest.approx(scaled_s)
+    assert found["spending"]["price_per_gpu_hour"] == 2
+    assert "Per trillion tokens" in ran.output
+    assert "With --set, scaled" in ran.output
+
+
+def test_serving_has_no_measured_step() -> None:
+    ran = CliRunner().invoke(main, ["scenarios/serve_static_a100.yaml", "--measured", "2"])
+    assert ran.exit_code == 2

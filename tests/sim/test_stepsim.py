@@ -1,0 +1,145 @@
+"""The console command: names from any folder, any encoding, one line for what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.commands.stepsim import CALIBRATE, COMMANDS
+from sim.inputs.shipped import first_comment, shipped_scenarios
+from tests.processes import ROOT
+
+
+def stepsim(*words: str, cwd: Path = ROOT, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """`stepsim WORDS` as the console script runs it: the current folder is not on the path."""
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv[0] = 'stepsim'\n"
+    script += "from sim.__main__ import main; main()"
+    command = [sys.executable, "-P", "-c", script, *words]
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, errors="replace")
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_help_lists_every_command_without_loading_one() -> None:
+    said = stepsim("--help").stdout
+    assert all(f"\n  {name} " in said for name in (*COMMANDS, "calibrate", "scenarios", "models", "clusters"))
+    code = "import sys, click; from sim.commands.stepsim import main; click.Context(main).get_help()\n"
+    code += "for n in main.commands.values(): click.Context(n).get_help()\n"
+    code += "print(sorted({'numpy', 'pydantic', 'yaml', 'rich', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_there(name: str) -> None:
+    assert f"stepsim {name} " in stepsim(name, "--help").stdout
+
+
+def test_commands_that_need_no_torch_to_say_what_they_do() -> None:
+    assert "--out" in stepsim("calibrate", "fit", "--help").stdout
+    assert set(CALIBRATE) == {"run", "measure", "serving", "capture", "topology", "fit"}
+
+
+def test_shipped_scenarios_go_by_name_beside_another_sim(tmp_path: Path) -> None:
+    (tmp_path / "sim").mkdir()
+    (tmp_path / "sim" / "__init__.py").write_text("raise SystemExit('the wrong sim')")
+    (tmp_path / "topology.py").write_text("raise SystemExit('the wrong topology')")
+    found = json.loads(stepsim("run", "tp8_sp", "--json", "-", cwd=tmp_path).stdout)
+    there = json.loads(stepsim("run", "scenarios/tp8_sp.yaml", "--json", "-").stdout)
+    assert found["step_time_s"] == there["step_time_s"]
+    assert found["scenario"]["name"] == "tp8_sp"
+
+
+def test_other_processes_find_the_program_too(tmp_path: Path) -> None:
+    (tmp_path / "sim").mkdir()
+    (tmp_path / "sim" / "__init__.py").write_text("raise SystemExit('the wrong sim')")
+    words = ("sweep", "dp8", "--vary", "training.seq_len=1024,2048", "--workers", "2", "--json", "-")
+    assert len(json.loads(stepsim(*words, cwd=tmp_path).stdout)["rows"]) == 2
+
+
+def test_a_file_comes_before_a_shipped_name(tmp_path: Path) -> None:
+    (tmp_path / "tp8").write_text((ROOT / "scenarios" / "dp8.yaml").read_text())
+    assert json.loads(stepsim("run", "tp8", "--json", "-", cwd=tmp_path).stdout)["scenario"]["parallelism"]["dp"] == 8
+
+
+def test_lists() -> None:
+    scenarios, models = stepsim("scenarios").stdout, stepsim("models").stdout
+    assert all(name in scenarios for name in shipped_scenarios())
+    assert "8.03B parameters" in next(line for line in models.splitlines() if line.startswith("llama3-8b "))
+    assert "dgx-h100" in stepsim("clusters").stdout
+    assert stepsim("--version").stdout.startswith("stepsim ")
+    assert "_STEPSIM_COMPLETE=bash_complete" in stepsim("completion", "bash").stdout
+
+
+def test_every_shipped_scenario_says_what_it_shows() -> None:
+    assert all(len(first_comment(path)) > 20 for path in shipped_scenarios().values())
+
+
+def test_completion_knows_commands_and_scenarios() -> None:
+    def complete(words: str, at: int) -> str:
+        return stepsim(_STEPSIM_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(at)).stdout
+
+    assert "plain,search" in complete("stepsim se", 1)
+    assert "plain,zb_h1_pp8" in complete("stepsim run zb_h", 2)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+def test_output_in_any_encoding(encoding: str) -> None:
+    said = stepsim("run", "tp8", PYTHONIOENCODING=encoding).stdout
+    assert "+ fits" in said
+    assert "#" in said
+    stepsim("scenarios", PYTHONIOENCODING=encoding)
+    stepsim("clusters", PYTHONIOENCODING=encoding)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("rnu",), "did you mean 'run'?"),
+        (("run", "1f1b_pp9"), "did you mean '1f1b_pp8'?"),
+        (("run",), "SCENARIO: is missing"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], said: str) -> None:
+    error = stepsim(*words, code=2).stderr
+    assert error.startswith("error: ")
+    assert said in error
+
+
+def test_a_missing_extra_is_one_line() -> None:
+    code = "import sys; sys.modules['torch'] = None\n"  # as if it were not installed
+    code += "from sim.commands.command import run_command; run_command('calibrate.serving.side_by_side')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: this needs torch: pip install 'stepsim[calibrate]'\n"
+
+
+def test_the_summary_names_model_gpus_and_profile(tmp_path: Path) -> None:
+    page = tmp_path / "x.html"
+    done = stepsim("run", "tp8_sp", "--html", str(page))
+    words = " ".join(done.stdout.split())
+    assert "llama3-70b (70.6B parameters, 80 layers)" in words
+    assert "8 GPUs (dgx-b200: b200-sxm, 8 to a node)" in words
+    assert "costs: b200-sxm (shipped profile" in words
+    assert f"wrote {page} (" in done.stderr
+    assert page.resolve().as_uri() in done.stderr
+
+
+def test_require_fit() -> None:
+    small = ("--set", "cluster.gpu.memory_bytes=8GiB", "--json", "-")
+    stepsim("run", "tp8", *small)
+    stepsim("run", "tp8", *small, "--require-fit", code=1)
+    stepsim("run", "tp8_sp", "--json", "-", "--require-fit")
+    stepsim("run", "serve_batch1", "--set", "cluster.gpu.memory_bytes=8GiB", "--json", "-", "--require-fit", code=1)
+
+
+def test_search_in_a_pipe_is_whole() -> None:
+    words = ("search", "search_llama3_8b", "--only", "tp=4", "--only", "schedule=interleaved_1f1b", "--workers", "1")
+    said = stepsim(*words, COLUMNS="").stdout
+    assert "…" not in said
+    assert all(name in said for name in ("MFU", "exposed", "bubble", "recompute"))

@@ -1,0 +1,217 @@
+"""Captured programs of ranks as recordings: overlap, waits and messages against closed forms."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sim.commands.replay import load_programs, main
+from sim.core.errors import InputError
+from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.inputs.script_program import Collective, Entry, RankProgram, What, read_rank_program
+from sim.models.captured import moved_bytes
+from sim.traces.program_in import program_recording
+from sim.traces.replay import replay
+from topology.network import Network
+from topology.presets import CLUSTERS
+
+MM, TRANSFER = 4e-3, 10e-3
+WHATS = list(What)
+
+
+def file_of(path: Path, operators: int, script: dict[str, Any] | None, **changes: Any) -> Path:
+    """A program of equal matmuls, all alike but for the streams and entries of `script`."""
+    tensor = ["bf16", [4096, 4096], []]
+    columns = {
+        "name": [0] * operators, "phase": [0] * operators, "module": [0] * operators,
+        "inputs": [[0, 0]] * operators, "input_storages": [[0, 0]] * operators, "outputs": [[0]] * operators,
+        "output_storages": [[0]] * operators, "launches": [1] * operators, "causal": [0] * operators,
+    }  # fmt: skip
+    storages = {"bytes": [1], "kind": [0], "born": [0], "died": [-1], "module": [0]}
+    tables = {"phases": ["forward"], "names": ["aten.mm"], "modules": [""], "kinds": ["temporary"], "tensors": [tensor]}
+    data: dict[str, Any] = {
+        "format": "program/1", "seq_len": 1, "micro_batch_size": 1, "autocast": "", "clip_grad_norm": None,
+        "optimizer": "sgd", "facts": {}, "parameters": [], "operators": columns, "storages": storages, "tables": tables,
+    }  # fmt: skip
+    if script is not None:
+        data["script"] = script | changes
+    path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode()))
+    return path
+
+
+def script_of(
+    operators: int, collectives: list[Collective], entries: list[Entry], rank: int = 0, world: int = 16
+) -> dict[str, Any]:
+    return {
+        "rank": rank, "world_size": world, "device": "cuda", "streams": [0] * operators,
+        "groups": [{"name": c.group, "ranks": list(c.ranks)} for c in collectives],
+        "collectives": {
+            "kind": [c.kind for c in collectives], "group": list(range(len(collectives))),
+            "bytes": [c.bytes for c in collectives],
+        },
+        "entries": {
+            "before": [e.before for e in entries], "what": [WHATS.index(e.what) for e in entries],
+            "stream": [e.stream for e in entries], "value": [e.value for e in entries],
+        },
+        "whats": [str(w) for w in WHATS],
+    }  # fmt: skip
+
+
+class Prices:
+    """A matmul takes 4 ms, a transfer 10 ms, the host nothing."""
+
+    name, collective_host_s = "test", 0.0
+
+    def __init__(self, on_host: bool = False) -> None:
+        self.on_host = on_host
+        self.unknown: dict[str, int] = {}
+
+    def operator(self, _: CapturedOperator) -> tuple[float, float]:
+        return MM, 0.0
+
+    def collective(self, _: Collective) -> float:
+        return TRANSFER
+
+
+ALL_REDUCE = Collective("all_reduce", "0", tuple(range(16)), 1 << 20)
+
+
+def step_s(tmp_path: Path, operators: int, entries: list[Entry], on_host: bool = False) -> float:
+    path = file_of(tmp_path / "p.rank0.json.gz", operators, script_of(operators, [ALL_REDUCE], entries))
+    prices = Prices(on_host)
+    return replay(program_recording([read_rank_program(path)], prices)).step_time_s  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_collective_hides_under_what_does_not_wait_for_it(tmp_path: Path, on_host: bool) -> None:
+    """Started after the first of five matmuls, waited for before the last: 3 of them, or the transfer, lie between."""
+    entries = [Entry(1, What.START, 0, 0), Entry(4, What.WAIT, 0, 0)]
+    assert step_s(tmp_path, 5, entries, on_host) == pytest.approx(2 * MM + max(3 * MM, TRANSFER))
+
+
+def test_a_collective_that_is_waited_for_at_once_is_exposed(tmp_path: Path) -> None:
+    entries = [Entry(1, What.START, 0, 0), Entry(1, What.WAIT, 0, 0)]
+    assert step_s(tmp_path, 3, entries) == pytest.approx(3 * MM + TRANSFER)
+
+
+def test_another_stream_starts_without_the_first_ones_work(tmp_path: Path) -> None:
+    """Issued on a stream of its own, which waits for an event at the start: it runs under all matmuls but the last."""
+    entries = [
+        Entry(0, What.RECORD, 0, 0),
+        Entry(3, What.WAIT_EVENT, 1, 0),
+        Entry(3, What.START, 1, 0),
+        Entry(3, What.WAIT, 1, 0),
+        Entry(3, What.RECORD, 1, 1),
+        Entry(4, What.WAIT_EVENT, 0, 1),
+    ]
+    assert step_s(tmp_path, 5, entries) == pytest.approx(max(4 * MM, TRANSFER) + MM)
+    assert step_s(tmp_path, 5, entries, on_host=True) == pytest.approx(5 * MM + TRANSFER)  # a CPU has one stream
+
+
+def test_the_host_waits(tmp_path: Path) -> None:
+    """A collective on another stream, for which the host waits: what it issues afterwards starts later."""
+    entries = [Entry(0, What.START, 1, 0), Entry(0, What.WAIT, 1, 0), Entry(0, What.RECORD, 1, 0)]
+    assert step_s(tmp_path, 1, entries) == pytest.approx(TRANSFER)
+    waits = [*entries, Entry(0, What.HOST_WAIT, 1, 0)]
+    assert step_s(tmp_path, 1, waits) == pytest.approx(TRANSFER + MM)
+
+
+def test_a_message_waits_for_its_other_end(tmp_path: Path) -> None:
+    send, recv = (Collective(kind, "0", (0, 1), 1024) for kind in ("send", "recv"))
+    first = script_of(3, [send], [Entry(3, What.START, 0, 0)], 0, 2)
+    second = script_of(1, [recv], [Entry(0, What.START, 0, 0), Entry(0, What.WAIT, 0, 0)], 1, 2)
+    paths = [file_of(tmp_path / "a.json.gz", 3, first), file_of(tmp_path / "b.json.gz", 1, second)]
+    both = program_recording([read_rank_program(p) for p in paths], Prices())  # type: ignore[arg-type]
+    assert replay(both).step_time_s == pytest.approx(3 * MM + TRANSFER + MM)
+    alone = program_recording([read_rank_program(paths[1])], Prices())  # type: ignore[arg-type]
+    assert replay(alone).step_time_s == pytest.approx(TRANSFER + MM)
+    assert "--ranks 0,1" in " ".join(alone.warnings)
+
+
+def test_a_cluster_prices_collectives_for_their_ranks_and_bytes(tmp_path: Path) -> None:
+    entries = [Entry(1, What.START, 0, 0), Entry(1, What.WAIT, 0, 0)]
+    path = file_of(tmp_path / "p.rank0.json.gz", 2, script_of(2, [ALL_REDUCE], entries))
+    recording = load_programs([path], "dgx-h100")
+    node = next(n for n in recording.nodes if n.message)
+    network = Network(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 2}))
+    expected = network.collective("all_reduce", range(16), 1 << 20).seconds
+    assert node.end_ns - node.start_ns == pytest.approx(expected * 1e9, rel=1e-3)
+
+
+def test_what_ifs_change_the_priced_step(tmp_path: Path) -> None:
+    entries = [Entry(1, What.START, 0, 0), Entry(1, What.WAIT, 0, 0)]
+    path = file_of(tmp_path / "p.rank0.json.gz", 2, script_of(2, [ALL_REDUCE], entries))
+
+    def result(*words: str) -> dict[str, Any]:
+        done = CliRunner().invoke(main, [str(path), "--cluster", "dgx-h100", "--json", "-", *words])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    base = result()
+    assert base["format"] == "sim-replay/1"
+    assert base["step_time_s"] == base["replayed_step_s"] == base["recorded_step_s"] > 0
+    assert base["world_size"] == 16
+    assert result("--network-scale", "0.1")["step_time_s"] > base["step_time_s"]
+    assert result("--dp", "64")["step_time_s"] > base["step_time_s"]
+    assert result("--straggler", "0=3")["step_time_s"] > base["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rank": 16}, "script.rank: found 16; allowed: a whole number from 0 to 15"),
+        ({"device": "abacus"}, "script.device: found 'abacus'; allowed: cpu, cuda"),
+        ({"streams": [0]}, "script.streams: found 1; allowed: one for each of 2 operators"),
+        ({"whats": ["jump"]}, "script.whats: found 'jump'"),
+        ({"groups": [{"name": "0", "ranks": []}]}, "script.groups[0].ranks: found none"),
+        ({"entries": {"before": [9], "what": [0], "stream": [0], "value": [0]}}, "script.entries[0].before: found 9"),
+        (
+            {"collectives": {"kind": ["gossip"], "group": [0], "bytes": [1]}},
+            "script.collectives[0].kind: found 'gossip'",
+        ),
+    ],
+)
+def test_a_damaged_file_is_one_message(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = file_of(tmp_path / "p.json.gz", 2, script_of(2, [ALL_REDUCE], []), **changes)
+    with pytest.raises(InputError) as error:
+        read_rank_program(path)
+    assert said in str(error.value)
+
+
+def test_a_program_of_one_process_runs_alone(tmp_path: Path) -> None:
+    program = read_rank_program(file_of(tmp_path / "p.json.gz", 3, None))
+    assert isinstance(program, RankProgram)
+    assert replay(program_recording([program], Prices())).step_time_s == pytest.approx(3 * MM)  # type: ignore[arg-type]
+
+
+def test_a_program_needs_a_cluster(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "p.json.gz", 1, None)
+    with pytest.raises(InputError, match="--cluster: is missing"):
+        load_programs([path], None)
+
+
+def test_a_scenario_takes_no_rank_of_a_script(tmp_path: Path) -> None:
+    """Its layout is fixed: no other can be put over it."""
+    from sim.inputs.scenario import parse_scenario
+
+    path = file_of(tmp_path / "p.json.gz", 1, script_of(1, [], []))
+    data = json.loads(gzip.decompress(path.read_bytes())) | {"seq_len": 0, "micro_batch_size": 0}
+    path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode()))
+    scenario = {
+        "model": {"program": str(path)}, "training": {"seq_len": 8, "global_batch_size": 1}, "cluster": "dgx-h100",
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"sim\.replay plays it"):
+        parse_scenario(scenario)
+
+
+@pytest.mark.parametrize("name", ["aten.copy_", "aten._foreach_copy_"])
+def test_a_copy_reads_its_source_and_writes_its_target(name: str) -> None:
+    target, source = Tensor("bf16", (1024,), ()), Tensor("fp32", (1024,), ())
+    op = CapturedOperator(name, "forward", "", (target, source), (target,), 1, False)
+    assert moved_bytes(op) == 2048 + 4096

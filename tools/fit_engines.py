@@ -1,0 +1,144 @@
+"""Print host seconds of serving engines, fitted to every second row of published tables, with the errors on the others:
+
+    python tools/fit_engines.py            # all; minutes, most of them for trtllm
+    python tools/fit_engines.py vllm-0.2
+
+They go into sim/serve/engines.py. The rule, for all alike: rows in order of their id, the first of every two is fitted;
+least squares of log(predicted / measured) over all measured quantities, errors beyond 10 % counted linearly; constants
+named in `Fit.start` are free, all others as the record has them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.prices.profiles import load_profile
+from sim.serve.costs import iteration_costs
+from sim.serve.engines import ENGINES, Engine
+from sim.serve.simulation import simulate_serving
+from sim.validation.predict import predict
+from sim.validation.prediction import cluster_of
+from sim.validation.tables import Row, read_table
+
+PUBLISHED = Path(__file__).parent.parent / "scenarios" / "published"
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Which constants of which record are fitted to which rows. `whole`: requests come all at once, so that no price
+    decides what an iteration computes: each row is scheduled once, and its iterations are priced anew."""
+
+    engine: str
+    table: str
+    architecture: str
+    start: dict[str, float]
+    whole: bool = False
+
+
+VLLM = {"iteration_s": 5e-3, "rank_s": 1e-3, "sequence_s": 2e-4, "prompt_s": 1e-2, "oversize_s": 5e-6, "launch_s": 2e-5}
+FITS = (
+    Fit("vllm-0.2", "splitwise_llama2_70b", "ampere", VLLM),
+    Fit("vllm-0.2", "splitwise_llama2_70b", "hopper", VLLM),
+    Fit("trtllm-0.6", "trtllm_static_h100", "hopper", {"launch_s": 1e-5}),
+    Fit(
+        "trtllm-triton", "trtllm_014_online", "hopper",
+        {"iteration_s": 4e-4, "sequence_s": 2e-5, "prompt_s": 6e-4, "request_s": 5.5e-3},
+    ),
+    Fit("trtllm", "trtllm_017_throughput", "ampere", {"collective_s": 5e-5, "sequence_s": 2e-6}, whole=True),
+    Fit(
+        "trtllm", "trtllm_017_throughput", "hopper",
+        {"collective_s": 2e-5, "sequence_s": 2e-6, "experts_speed": 0.8}, whole=True,
+    ),
+)  # fmt: skip
+
+
+def changed(engine: Engine, architecture: str, names: list[str], values: Values) -> Engine:
+    """The record with fitted constants, by their names."""
+    given = dict(zip(names, values.tolist(), strict=True))
+    speed = given.pop("experts_speed", engine.experts_speed)
+    times = engine.host_on(architecture)._replace(**given)
+    return replace(engine, experts_speed=speed, host={**engine.host, architecture: times})
+
+
+def errors(fit: Fit, rows: list[Row], values: Values) -> Values:
+    """log(predicted / measured) of all measured quantities of `rows` under these constants."""
+    before = ENGINES[fit.engine]
+    ENGINES[fit.engine] = changed(before, fit.architecture, list(fit.start), values)
+    try:
+        if fit.whole:
+            return np.array([np.log(_rate(row) / row.measured["output_tokens_per_s_per_gpu"]) for row in rows])
+        found = [(predict(row)[0], row.measured) for row in rows]
+    finally:
+        ENGINES[fit.engine] = before
+    return np.array([np.log(p[key].value / measured[key]) for p, measured in found for key in p])
+
+
+def _scenario(row: Row) -> Scenario:
+    from sim.validation.predict import _served_by, _with
+
+    return parse_scenario(_served_by(row, _with(row, None)), row.id)
+
+
+@cache
+def _iterations(table: str, row_id: str) -> tuple[Any, ...]:
+    """What every iteration of a row computes, and how often."""
+    row = next(r for r in read_table(PUBLISHED / f"{table}.json").rows if r.id == row_id)
+    served = simulate_serving(_scenario(row))
+    return tuple((i.load, i.steps) for r in served.replicas for i in r.iterations)
+
+
+def _rate(row: Row) -> float:
+    """Output tokens a second and GPU, the iterations of the row's schedule priced by the records as they stand."""
+    s = _scenario(row)
+    costs = iteration_costs(s, load_profile(s.calibration))
+    seconds = 0.0
+    for load, steps in _iterations(row.table, row.id):
+        each = (
+            costs.decode_run(load.decodes, load.decode_kv, steps).sum() if steps > 1 else costs.stage_seconds(load)[0]
+        )
+        seconds += float(each)
+    requests: Any = s.for_serving.requests
+    return requests.count * requests.output_len / seconds / s.parallelism.ranks
+
+
+def solve(fit: Fit, rows: list[Row]) -> Values:
+    """The constants that meet `rows` best."""
+    start = np.log(list(fit.start.values()))
+    found = least_squares(
+        lambda p: errors(fit, rows, np.exp(p)), start, bounds=(start - 9, start + 3), loss="soft_l1", f_scale=0.1,
+        diff_step=0.02, max_nfev=4 if fit.whole else 12,
+    )  # fmt: skip
+    return np.exp(found.x)
+
+
+def main() -> None:
+    for fit in FITS:
+        if sys.argv[1:] and fit.engine not in sys.argv[1:]:
+            continue
+        table = read_table(PUBLISHED / f"{fit.table}.json")
+        mine = [r for r in sorted(table.rows, key=lambda r: r.id) if cluster_of(r).gpu.architecture == fit.architecture]
+        fitted = mine[::2]
+        values = solve(fit, fitted)
+        print(f"{fit.engine}, {fit.architecture}, {fit.table}: {len(fitted)} of {len(mine)} rows fitted")
+        print("  " + ", ".join(f"{name} {value:.3g}" for name, value in zip(fit.start, values, strict=True)))
+        for name, rows in (("fitted", fitted), ("others", [r for r in mine if r not in fitted])):
+            error = np.abs(np.expm1(errors(fit, rows, values)))
+            print(
+                f"  {name}: mean {error.mean():.1%}, median {np.median(error):.1%} of {len(error)} values", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

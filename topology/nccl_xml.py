@@ -1,0 +1,112 @@
+"""NCCL's own topology file (what NCCL_TOPO_DUMP_FILE writes): the node as NCCL sees it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from xml.etree.ElementTree import Element
+
+from topology.graph_files import TopologyError, check
+from topology.node_parts import NodeParts, gpu_by_capability, pcie_bytes_per_s
+from topology.wiring import Part, Wiring
+
+_NVSWITCH = "0x0680"  # the PCI class of its bridge
+_NIC_BITS_PER_S = 1e6  # the unit of a net's speed
+
+
+class _Gpu(NamedTuple):
+    """A GPU: its rank and bus id, what it hangs on and over how many bytes/s, and its element."""
+
+    rank: int
+    bus: str
+    above: str
+    pcie_bytes_per_s: float | None
+    element: Element
+
+
+def from_nccl(root: Element, name: str = "node") -> Wiring:
+    """The network of one node: `system` holds `cpu`, that `pci`, that `gpu` and `nic`.
+
+    Raises:
+        TopologyError: for the first thing wrong.
+    """
+    made = NodeParts(name, "NCCL's topology file")
+    cpus = root.findall("cpu")
+    if not cpus:
+        raise TopologyError("has no cpu: NCCL's topology file is a system of cpu, pci, gpu and nic")
+    speeds: dict[str, float] = {}
+    found: list[_Gpu] = []
+    for cpu in cpus:
+        socket = made.add(Part(f"cpu{cpu.get('numaid', '0')}", "cpu"))
+        for pci in cpu.findall("pci"):
+            _pci(made, socket, pci, found, speeds)
+        for nic in cpu.findall("nic"):
+            _nets(made, socket, nic, None, speeds)
+    made.join_sockets(cpus[0].get("vendor", ""))
+    gpus = _gpus(made, found)
+    _nvlinks(made, gpus)
+    made.join_network(speeds)
+    wiring = made.wiring()
+    if len(gpus) < 2:
+        raise TopologyError(f"has {len(gpus)} gpu; a network joins two or more")
+    check(wiring)
+    return wiring
+
+
+def _pci(made: NodeParts, above: str, pci: Element, found: list[_Gpu], speeds: dict[str, float]) -> None:
+    """A device, or a switch with what hangs on it."""
+    bus = pci.get("busid", "")
+    wide = pcie_bytes_per_s(pci.get("link_speed", ""), pci.get("link_width", ""))
+    for gpu in pci.findall("gpu"):
+        found.append(_Gpu(_integer(gpu, "rank", _integer(gpu, "dev", len(found))), bus, above, wide, gpu))
+    for nic in pci.findall("nic"):
+        _nets(made, above, nic, wide, speeds)
+    below = pci.findall("pci")
+    if below:
+        switch = made.add(Part(f"pcie {bus}", "pcie"))
+        made.join_pcie(above, switch, wide)
+        for each in below:
+            _pci(made, switch, each, found, speeds)
+
+
+def _nets(made: NodeParts, above: str, nic: Element, wide: float | None, speeds: dict[str, float]) -> None:
+    for net in nic.findall("net"):
+        name = made.add(Part(f"nic {net.get('name', net.get('dev', ''))}", "nic"))
+        speeds[name] = _integer(net, "speed", 100_000) * _NIC_BITS_PER_S / 8
+        made.join_pcie(above, name, wide)
+
+
+def _gpus(made: NodeParts, found: list[_Gpu]) -> dict[str, Element]:
+    """GPUs in the order of their ranks, by name."""
+    out: dict[str, Element] = {}
+    for rank, bus, above, wide, gpu in sorted(found, key=lambda each: each.rank):
+        preset = gpu_by_capability(_integer(gpu, "sm", 0))
+        if preset is None:
+            raise TopologyError(f"gpu of rank {rank}: sm: found {gpu.get('sm')}; no shipped GPU has it")
+        name = made.add(Part(bus, "gpu", preset))
+        made.join_pcie(above, name, wide)
+        out[name] = gpu
+    return out
+
+
+def _nvlinks(made: NodeParts, gpus: dict[str, Element]) -> None:
+    """`nvlink` names the bus id of what is at the other end: another GPU, or a switch by its class."""
+    counts: dict[tuple[str, str], int] = {}
+    switched = False
+    for name, gpu in gpus.items():
+        for nvlink in gpu.findall("nvlink"):
+            target, count = nvlink.get("target", ""), _integer(nvlink, "count", 1)
+            if nvlink.get("tclass", "").startswith(_NVSWITCH):
+                switched = True
+                counts[name, "nvswitch"] = counts.get((name, "nvswitch"), 0) + count
+            elif target in gpus and (target, name) not in counts:
+                counts[name, target] = count
+    if counts:
+        made.join_nvlink(counts, switched)
+
+
+def _integer(element: Element, key: str, default: int) -> int:
+    text = element.get(key)
+    try:
+        return default if text is None else int(text)
+    except ValueError:
+        raise TopologyError(f"{element.tag}: {key}: found '{text}'; must be an integer") from None

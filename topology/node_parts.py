@@ -1,0 +1,127 @@
+"""What a node's own description (sysfs, NCCL's topology file) says in words of the machine, as links.
+
+Bandwidths that no such description has are those of NCCL's own table (version 2.21, src/graph/topo.h): NVLink by
+generation, the link between two sockets by vendor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from topology.presets import GPUS, NVLINK_EFFICIENCY
+from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
+from topology.wiring import Ends, Link, Part, Wiring
+
+_ENCODING = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130, 64.0: 242 / 256}
+"""Part of a lane's bits that is data, by GT/s (PCI Express base specification)."""
+_NVLINK_BYTES_PER_S = {"volta": 25e9, "ampere": 25e9, "hopper": 25e9, "blackwell": 50e9}
+_MOST_NVLINKS = 18
+NIC_EFFICIENCY = 0.96  # 12 GB/s of 100 Gbit/s
+PCIE_EFFICIENCY = 6 / (8 * 128 / 130)  # 6 Gbit/s of a lane of 8 GT/s
+_SOCKETS_BYTES_PER_S = {"GenuineIntel": 10e9, "AuthenticAMD": 16e9}
+_OTHER_SOCKETS_BYTES_PER_S = 6e9
+_NAMES = (  # in a product's name, and what it is here; the first that fits
+    ("GB300", "gb300"), ("GB200", "gb200"), ("B300", "b300-sxm"), ("B200", "b200-sxm"), ("H200", "h200-sxm"),
+    ("GH200", "gh200"), ("H100 PCIE", "h100-pcie"), ("H100 NVL", "h100-nvl"), ("H100", "h100-sxm"), ("H20", "h20"),
+    ("A100-SXM4-40", "a100-sxm-40g"), ("A100-PCIE", "a100-pcie"), ("A100", "a100-sxm"), ("V100", "v100"),
+    ("L40S", "l40s"), ("L4", "l4"), ("A10", "a10"), ("A30", "a30"), ("RTX 4090", "rtx4090"), ("RTX 5090", "rtx5090"),
+    ("RTX PRO 6000", "rtx-pro-6000"),
+)  # fmt: skip
+_BY_CAPABILITY = {70: "v100", 80: "a100-sxm", 86: "a10", 89: "rtx4090", 90: "h100-sxm", 100: "b200-sxm",
+                  103: "b300-sxm", 120: "rtx5090"}  # fmt: skip
+
+
+def gpu_by_name(product: str) -> str | None:
+    """The shipped GPU that a product's name means, None for others.
+
+    >>> gpu_by_name("NVIDIA H100 80GB HBM3"), gpu_by_name("Quadro")
+    ('h100-sxm', None)
+    """
+    said = product.upper()
+    return next((name for word, name in _NAMES if re.search(rf"(?<![A-Z0-9]){word}(?![0-9])", said)), None)
+
+
+def gpu_by_capability(capability: int) -> str | None:
+    """The shipped GPU of a CUDA compute capability, 90 for 9.0."""
+    return _BY_CAPABILITY.get(capability)
+
+
+def pcie_bytes_per_s(speed: str, width: str | int) -> float | None:
+    """A PCIe link's bandwidth, a direction; None where the words are none ("Unknown").
+
+    >>> round(pcie_bytes_per_s("32.0 GT/s PCIe", 16) / 1e9, 1)
+    63.0
+    """
+    rate = re.match(r"\s*([0-9.]+)\s*GT/s", speed)
+    lanes = re.fullmatch(r"\s*x?([0-9]+)\s*", str(width))
+    if rate is None or lanes is None or float(rate[1]) not in _ENCODING or not 1 <= int(lanes[1]) <= 32:
+        return None
+    return float(rate[1]) * 1e9 * int(lanes[1]) * _ENCODING[float(rate[1])] / 8
+
+
+class NodeParts:
+    """Parts and links of one node, as they are found."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name, self.source = name, source
+        self.parts: dict[str, Part] = {}
+        self.links: dict[Ends, Link] = {}
+
+    def add(self, part: Part) -> str:
+        """Add a part once; its name."""
+        self.parts.setdefault(part.name, part)
+        return part.name
+
+    def join(self, a: str, b: str, link: Link) -> None:
+        """Join two parts, alike in both directions."""
+        self.links[a, b] = self.links[b, a] = link
+
+    def join_pcie(self, a: str, b: str, bytes_per_s: float | None) -> None:
+        """Join two parts over PCIe; NCCL counts 12 GB/s where the speed is not said."""
+        self.join(a, b, Link(12e9) if bytes_per_s is None else Link(bytes_per_s, 0.0, PCIE_EFFICIENCY))
+
+    def join_sockets(self, vendor: str) -> None:
+        """Every two sockets are joined, at what NCCL counts for the vendor's."""
+        sockets = [part.name for part in self.parts.values() if part.kind == "cpu"]
+        wide = _SOCKETS_BYTES_PER_S.get(vendor, _OTHER_SOCKETS_BYTES_PER_S)
+        for i, a in enumerate(sockets):
+            for b in sockets[i + 1 :]:
+                self.join(a, b, Link(wide))
+
+    def join_nvlink(self, counts: dict[tuple[str, str], int], switched: bool | None = None) -> None:
+        """GPUs by the number of NVLinks between each two; to one NVSwitch where `switched`.
+
+        None: where more links would meet in a GPU than any has, as tools show those of a switch for every pair.
+        """
+        gpus = [part.name for part in self.parts.values() if part.kind == "gpu"]
+        own = {gpu: [n for pair, n in counts.items() if gpu in pair and n] for gpu in gpus}
+        if switched is None:
+            switched = any(sum(each) > _MOST_NVLINKS for each in own.values())
+        if switched:
+            hub = self.add(Part("nvswitch", "nvswitch"))
+            for gpu, each in own.items():
+                if each:
+                    self.join(gpu, hub, self.nvlink(gpu, max(each), SIMPLE_NVLINK_S / 2))
+            return
+        for (a, b), count in counts.items():
+            if count:
+                self.join(a, b, self.nvlink(a, count, SIMPLE_NVLINK_S))
+
+    def nvlink(self, gpu: str, count: int, latency_s: float) -> Link:
+        """So many NVLinks of a GPU's generation."""
+        architecture = GPUS[self.parts[gpu].gpu].architecture
+        each = _NVLINK_BYTES_PER_S.get(architecture, 25e9)
+        return Link(each * count, latency_s, NVLINK_EFFICIENCY.get(architecture, 0.8))
+
+    def join_network(self, speeds: Mapping[str, float]) -> None:
+        """All NICs, of these bytes/s, hang on one switch: a node's own description says nothing of what is behind."""
+        for nic in [part.name for part in self.parts.values() if part.kind == "nic"]:
+            switch = self.add(Part("network", "switch", tier="leaf"))
+            self.join(nic, switch, Link(speeds[nic], SIMPLE_NETWORK_S / 2, NIC_EFFICIENCY))
+
+    def wiring(self) -> Wiring:
+        """The node as a network, ranks in the order in which its GPUs were added."""
+        gpus = [part for part in self.parts.values() if part.kind == "gpu"]
+        ranked = {part.name: part._replace(rank=i) for i, part in enumerate(gpus)}
+        return Wiring(self.parts | ranked, self.links, self.name, self.source)

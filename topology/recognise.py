@@ -1,0 +1,301 @@
+"""From a network's parts and links to a cluster's description: what is a node, an NVLink domain, a leaf; what is usual.
+
+A regular network is its description, and nothing else is kept: closed forms then give what its links give, for any
+number of ranks. Of another the description holds the most usual value of every sort of link, and the network is kept
+beside it, so that `uneven` can ask each route.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from topology.graph import described
+from topology.graph_files import TopologyError
+from topology.presets import GPUS, NVLS_EFFICIENCY
+from topology.protocols import SIMPLE_NVLINK_S
+from topology.spec import ClusterSpec, GpuSpec, InterNode, IntraNode
+from topology.wiring import Link, Wiring, link_word
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparison
+
+INSIDE = ("gpu", "pcie", "cpu", "nic")
+_ROUNDS = 6  # of telling parts apart by what they are linked to: a NIC's switch is four links from a GPU
+_DIGITS = 9
+ValueT = TypeVar("ValueT", bound="SupportsRichComparison")
+
+
+def recognise(wiring: Wiring) -> ClusterSpec:
+    """The cluster that a network is.
+
+    Raises:
+        TopologyError: where nodes hold unequal numbers of GPUs or ranks do not run through them node by node.
+    """
+    nodes = _nodes(wiring)
+    size = _equal_nodes(wiring, nodes)
+    gpu = _gpu(wiring)
+    inter = _inter_node(wiring, nodes)
+    spec = ClusterSpec(
+        name=wiring.name,
+        gpu=gpu,
+        gpus_per_node=size,
+        nodes=len(wiring.ranks) // size,
+        nvlink_domain=max(size, _domain(wiring, size)),
+        intra_node=_intra_node(wiring, gpu),
+        inter_node=inter,
+        source=wiring.source,
+    )
+    if _signature(described(spec)) == _signature(wiring):
+        return spec
+    return spec.model_copy(update={"topology": wiring})
+
+
+def first_nodes(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
+    """The cluster with its first nodes alone; of a network that was read, their parts and all switches."""
+    wiring = cluster.topology
+    if wiring is None or nodes >= cluster.nodes:
+        return cluster.model_copy(update={"nodes": min(nodes, cluster.nodes)})
+    home = node_of(wiring)
+    parts = {name: part for name, part in wiring.parts.items() if home.get(name, -1) < nodes}
+    links = {ends: each for ends, each in wiring.links.items() if ends[0] in parts and ends[1] in parts}
+    fewer = Wiring(parts, links, wiring.name, wiring.source, wiring.gpus)
+    return cluster.model_copy(update={"nodes": nodes, "topology": fewer})
+
+
+def _gpu(wiring: Wiring) -> GpuSpec:
+    """The GPU that all are, with the bandwidth that its links to the host have."""
+    name, *others = dict.fromkeys(wiring.parts[each].gpu for each in wiring.ranks)
+    if others:
+        raise TopologyError(f"has GPUs of two kinds, {name} and {others[0]}; all must be alike (links may differ)")
+    gpu = GpuSpec.model_validate({**wiring.gpus[name], "name": name}) if name in wiring.gpus else GPUS[name]
+    return gpu.model_copy(update={"host_bandwidth_bytes_per_s": _host_bandwidth(wiring, gpu)})
+
+
+def _host_bandwidth(wiring: Wiring, gpu: GpuSpec) -> float:
+    up = [
+        each.bandwidth_bytes_per_s
+        for (a, b), each in wiring.links.items()
+        if wiring.kind(b) == "cpu" and wiring.kind(a) in ("pcie", "gpu")
+        and not (wiring.kind(a) == "gpu" and _has(wiring, a, "pcie"))
+    ]  # fmt: skip
+    return _usual(up) if up else gpu.host_bandwidth_bytes_per_s
+
+
+def _has(wiring: Wiring, part: str, kind: str) -> bool:
+    return any(wiring.kind(other) == kind for other in wiring.beside[part])
+
+
+def node_of(wiring: Wiring) -> dict[str, int]:
+    """For each GPU, NIC, PCIe switch and CPU, the number of its node, by the lowest rank in it."""
+    return {name: i for i, members in enumerate(_nodes(wiring)) for name in members}
+
+
+def _nodes(wiring: Wiring) -> list[list[str]]:
+    """Parts that PCIe joins; GPUs without a host are of the node of those that NVLink joins them to."""
+    place = {name: name for name, part in wiring.parts.items() if part.kind in INSIDE or part.kind == "nvswitch"}
+
+    def top(name: str) -> str:
+        while place[name] != name:
+            place[name] = place[place[name]]
+            name = place[name]
+        return name
+
+    hostless = {name for name in wiring.ranks if not any(_has(wiring, name, kind) for kind in ("pcie", "cpu", "nic"))}
+    for a, b in wiring.links:
+        if a not in place or b not in place:
+            continue
+        word = link_word(wiring.kind(a), wiring.kind(b))
+        if word in ("pcie", "peer") or (word == "nvlink" and len(hostless) == len(wiring.ranks)):
+            place[top(a)] = top(b)
+    members: dict[str, list[str]] = {}
+    for name in place:
+        if wiring.kind(name) != "nvswitch":
+            members.setdefault(top(name), []).append(name)
+    with_gpus = [m for m in members.values() if any(wiring.kind(name) == "gpu" for name in m)]
+    return sorted(with_gpus, key=lambda m: min(wiring.parts[x].rank for x in m if wiring.kind(x) == "gpu"))
+
+
+def _equal_nodes(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> int:
+    """GPUs of a node."""
+    ranks = [sorted(wiring.parts[x].rank for x in m if wiring.kind(x) == "gpu") for m in nodes]
+    size = len(ranks[0])
+    for number, held in enumerate(ranks):
+        if len(held) != size:
+            raise TopologyError(
+                f"node {number} (with GPU '{wiring.ranks[held[0]]}') has {len(held)} GPUs and node 0 has {size}: "
+                "nodes, which are what PCIe joins, must hold as many each"
+            )
+        if held != list(range(number * size, number * size + size)):
+            raise TopologyError(
+                f"rank {held[0]} shares a node with ranks {', '.join(map(str, held[1:9]))}: ranks must run through "
+                f"the nodes one after the other, {size} a node"
+            )
+    return size
+
+
+def _domain(wiring: Wiring, size: int) -> int:
+    """GPUs that NVLink joins, whole nodes of them: the most that any domain has."""
+    seen: set[str] = set()
+    most = 1
+    for name in wiring.ranks:
+        if name in seen:
+            continue
+        found, left = {name}, [name]
+        while left:
+            for other in wiring.beside[left.pop()]:
+                if other not in found and wiring.kind(other) in ("gpu", "nvswitch"):
+                    found.add(other)
+                    left.append(other)
+        seen |= found
+        held = sorted(wiring.parts[each].rank for each in found if wiring.kind(each) == "gpu")
+        if len(held) > size and held != list(range(held[0], held[-1] + 1)):
+            raise TopologyError(
+                f"NVLink joins ranks {held[0]} to {held[-1]} and leaves out some between: a domain's ranks must "
+                "follow each other"
+            )
+        most = max(most, len(held))
+    return -(-most // size) * size
+
+
+def _intra_node(wiring: Wiring, gpu: GpuSpec) -> IntraNode:
+    """The usual link of a GPU into its domain: to all its NVSwitches, to other GPUs, or to the host.
+
+    Where PCIe states no latency, a step takes as long as on NVLink, most of which is NCCL's own.
+    """
+    by_word = {word: _gpu_links(wiring, word) for word in ("nvswitch", "gpu", "cpu", "pcie")}
+    kind = next((k for k in ("nvswitch", "gpu", "cpu") if by_word[k]), "pcie")
+    if kind == "nvswitch":
+        each = _together(by_word[kind])
+        said = [p.nvls_efficiency for p in wiring.parts.values() if p.kind == "nvswitch"]
+        nvls = _usual(NVLS_EFFICIENCY.get(gpu.architecture, 0.0) if x is None else x for x in said)
+        return _links_inside("nvswitch", each, 2 * each.latency_s, nvls)
+    if kind == "gpu":
+        each = _together(by_word[kind])
+        return _links_inside("nvlink_mesh", each, each.latency_s)
+    each = _together(by_word[kind])
+    return _links_inside("pcie", each, 2 * each.latency_s or SIMPLE_NVLINK_S)
+
+
+def _links_inside(kind: Any, each: Link, latency_s: float, nvls: float = 0.0) -> IntraNode:
+    return IntraNode(
+        kind=kind,
+        bandwidth_bytes_per_s=each.bandwidth_bytes_per_s,
+        latency_s=latency_s,
+        efficiency=each.efficiency,
+        nvls_efficiency=nvls,
+    )
+
+
+def _gpu_links(wiring: Wiring, kind: str) -> list[list[Link]]:
+    """By GPU that has any, its links to parts of a kind."""
+    found = ([each for other, each in wiring.beside[gpu].items() if wiring.kind(other) == kind] for gpu in wiring.ranks)
+    return [each for each in found if each]
+
+
+def _together(links_of_gpus: list[list[Link]]) -> Link:
+    """What GPUs usually have, all links of one together."""
+    return _usual(
+        Link(sum(x.bandwidth_bytes_per_s for x in each), max(x.latency_s for x in each), each[0].efficiency)
+        for each in links_of_gpus
+    )
+
+
+def _inter_node(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> InterNode:
+    """NICs, and the shape of what lies above them: a torus of routers, rails, or a tree."""
+    home = {name: i for i, members in enumerate(nodes) for name in members}
+    nics = [name for name in home if wiring.kind(name) == "nic"]
+    up = {nic: [s for s in wiring.beside[nic] if wiring.kind(s) == "switch"] for nic in nics}
+    ports = [wiring.beside[nic][s] for nic, found in up.items() for s in found]
+    if not ports:
+        return InterNode(nics_per_node=max(1, _usual(_counts(nics, home, len(nodes)))), rendezvous=False)
+    port = _usual(ports)
+    per_node = max(1, _usual(_counts(nics, home, len(nodes))))
+    below: dict[str, list[str]] = {}
+    for nic, found in up.items():
+        for switch in found:
+            below.setdefault(switch, []).append(nic)
+    said = [wiring.parts[nic].rendezvous for nic in nics]
+    about: dict[str, Any] = {
+        "nics_per_node": per_node,
+        "nic_bandwidth_bytes_per_s": port.bandwidth_bytes_per_s,
+        "efficiency": port.efficiency,
+        "rendezvous": _usual(bool(each) for each in said),
+        "transport": _usual(wiring.parts[nic].transport for nic in nics),
+        "spread": _usual(wiring.parts[nic].spread for nic in nics),
+    }
+    hop = _torus_hop(wiring, below, home, len(nodes), per_node)
+    if hop is not None:
+        return InterNode(kind="torus", latency_s=hop.latency_s, **about)
+    rails = _usual(len(held) == len({home[nic] for nic in held}) for held in below.values()) and per_node > 1
+    return InterNode(
+        kind="rail_optimized" if rails else "fat_tree",
+        latency_s=2 * port.latency_s,
+        nodes_per_leaf=_usual(len({home[nic] for nic in held}) for held in below.values()),
+        oversubscription=_oversubscription(wiring, below),
+        **about,
+    )
+
+
+def _counts(nics: Iterable[str], home: Mapping[str, int], nodes: int) -> list[int]:
+    held = Counter(home[nic] for nic in nics)
+    return [held[node] for node in range(nodes)]
+
+
+def _torus_hop(
+    wiring: Wiring, below: Mapping[str, Sequence[str]], home: Mapping[str, int], nodes: int, nics: int
+) -> Link | None:
+    """The usual link between routers, if every node has one of its own and they are joined as a torus."""
+    if nodes == 1 or len(below) != nodes or any(len({home[n] for n in held}) != 1 for held in below.values()):
+        return None
+    if any(part.kind == "switch" and name not in below for name, part in wiring.parts.items()):
+        return None
+    at = {switch: home[held[0]] for switch, held in below.items()}
+    spec = ClusterSpec(
+        gpu=GPUS["cpu"], gpus_per_node=1, nodes=nodes, inter_node=InterNode(kind="torus", nics_per_node=nics)
+    )
+    grid = {
+        tuple(int(end.removeprefix("router")) for end in ends)
+        for ends in described(spec).links
+        if all(end.startswith("router") for end in ends)
+    }
+    found = {(at[a], at[b]): each for (a, b), each in wiring.links.items() if a in at and b in at}
+    if not found or not grid.issuperset(found) or 2 * len(found) < len(grid):
+        return None
+    return _usual(found.values())
+
+
+def _oversubscription(wiring: Wiring, below: Mapping[str, Sequence[str]]) -> float:
+    """How many times more comes into a leaf from below than it can pass on above; 1 where nothing is above."""
+    found = []
+    for leaf, nics in below.items():
+        above = sum(x.usable_bytes_per_s for s, x in wiring.beside[leaf].items() if wiring.kind(s) == "switch")
+        into = sum(wiring.beside[nic][leaf].usable_bytes_per_s for nic in nics)
+        found.append(round(into / above, _DIGITS) if above else 1.0)
+    return min(1000.0, max(1.0, _usual(found)))
+
+
+def _usual(values: Iterable[ValueT]) -> ValueT:
+    """The most frequent value; of equally frequent ones the largest."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value))
+
+
+def _signature(wiring: Wiring) -> Counter[tuple[Any, ...]]:
+    """The network but for the names of its parts: GPUs are told apart by rank, all else by what it is linked to."""
+    label: dict[str, int] = {
+        name: hash((part.kind, part.gpu, part.rank, bool(part.rendezvous))) for name, part in wiring.parts.items()
+    }
+    values = {
+        ends: (float(f"{each.usable_bytes_per_s:.{_DIGITS}g}"), float(f"{each.latency_s:.{_DIGITS}g}"))
+        for ends, each in wiring.links.items()
+    }
+    for _ in range(_ROUNDS):
+        label = {
+            name: hash((label[name], tuple(sorted(label[other] for other in beside))))
+            for name, beside in wiring.beside.items()
+        }
+    found: Counter[tuple[Any, ...]] = Counter((label[a], label[b], *value) for (a, b), value in values.items())
+    found.update((each,) for each in label.values())
+    return found

@@ -1,0 +1,267 @@
+"""The ways that messages take on a network's parts and links, as NCCL would choose them.
+
+Inside a domain over NVLink: all NVSwitches that both GPUs hang on, a direct link, or over a third GPU (PATH_NVB); where
+none is left over PCIe and the host. Else through the GPU's own NICs, those nearest to it, in equal parts; on rails a
+message to another local index first crosses to the GPU on the receiver's rail (PXN). Between switches over all ways of
+fewest hops, in proportion to what their links carry (adaptive routing). Where links are cut, the quickest that is left.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from topology.recognise import node_of
+from topology.spec import ClusterSpec
+from topology.wiring import KINDS, Ends, Link, Wiring
+
+_PROBE_BYTES = 1 << 20  # a message of this size is timed to compare ways over PCIe
+
+
+class NoWay(ValueError):
+    """Two GPUs that no way of the network joins."""
+
+
+@dataclass(slots=True)
+class Passage:
+    """What a message between two GPUs puts on each link, for a byte of it, and the latency of its longest way."""
+
+    loads: dict[Ends, float] = field(default_factory=dict)
+    latency_s: float = 0.0
+
+    def then(self, other: Passage, part: float = 1.0) -> Passage:
+        """This passage and another of `part` of the bytes, one after the other."""
+        loads = dict(self.loads)
+        for ends, load in other.loads.items():
+            loads[ends] = loads.get(ends, 0.0) + part * load
+        return Passage(loads, self.latency_s + other.latency_s)
+
+    def seconds_per_byte(self, wiring: Wiring) -> float:
+        """Of a lone message: that of the link that it fills."""
+        return max((load / wiring.links[ends].usable_bytes_per_s for ends, load in self.loads.items()), default=0.0)
+
+
+def beside_each_other(passages: Iterable[Passage]) -> Passage:
+    """Equal parts of the bytes over each of several passages."""
+    several = list(passages)
+    out = Passage()
+    for each in several:
+        out = Passage(out.then(each, 1 / len(several)).loads, max(out.latency_s, each.latency_s))
+    return out
+
+
+class Routes:
+    """Passages between the ranks of a network; kept once found."""
+
+    def __init__(self, wiring: Wiring, cluster: ClusterSpec) -> None:
+        """`cluster`: the description of the network, which says where domains and rails are."""
+        self.wiring, self.cluster = wiring, cluster
+        self._node = node_of(wiring)
+        self._passages: dict[tuple[int, int], Passage] = {}
+        self._between: dict[tuple[str, str], Passage] = {}
+        self._far: dict[str, dict[str, int]] = {}
+        self._nearer: dict[str, dict[str, dict[str, Link]]] = {}  # by end and switch, the links that lead nearer to it
+        self._nics = self._owned()
+
+    def nics(self, rank: int) -> tuple[str, ...]:
+        """The NICs that a rank sends through."""
+        return self._nics[rank]
+
+    def passage(self, src: int, dst: int) -> Passage:
+        """From one rank to another.
+
+        Raises:
+            NoWay: where nothing joins them.
+        """
+        key = src, dst
+        if key not in self._passages:
+            self._passages[key] = self._passage(src, dst) if src != dst else Passage()
+        return self._passages[key]
+
+    def _passage(self, src: int, dst: int) -> Passage:
+        cluster = self.cluster
+        if src // cluster.domain_gpus == dst // cluster.domain_gpus:
+            found = self._inside(src, dst)
+            if found is not None:
+                return found
+        rails = (
+            cluster.inter_node.kind == "rail_optimized" and src % cluster.gpus_per_node != dst % cluster.gpus_per_node
+        )
+        via = src // cluster.gpus_per_node * cluster.gpus_per_node + dst % cluster.gpus_per_node
+        if rails and via not in (src, dst):
+            first = self._inside(src, via)
+            if first is not None:
+                return first.then(self._through_nics(via, dst))
+        return self._through_nics(src, dst)
+
+    def _inside(self, src: int, dst: int) -> Passage | None:
+        """Over NVLink, else over PCIe; None where neither joins them."""
+        a, b = self.wiring.ranks[src], self.wiring.ranks[dst]
+        beside = self.wiring.beside
+        hubs = [each for each in beside[a] if self.wiring.kind(each) == "nvswitch" and b in beside[each]]
+        if hubs:
+            wide = [min(beside[a][h].usable_bytes_per_s, beside[h][b].usable_bytes_per_s) for h in hubs]
+            loads = {ends: w / sum(wide) for h, w in zip(hubs, wide, strict=True) for ends in ((a, h), (h, b))}
+            return Passage(loads, max(beside[a][h].latency_s + beside[h][b].latency_s for h in hubs))
+        if b in beside[a]:
+            return self._along((a, b))
+        relays = [x for x in beside[a] if self.wiring.kind(x) == "gpu" and b in beside[x]]
+        if relays:
+            wide = [min(beside[a][x].usable_bytes_per_s, beside[x][b].usable_bytes_per_s) for x in relays]
+            best = [x for x, w in zip(relays, wide, strict=True) if w == max(wide)]
+            return self._along((a, best[(src + dst) % len(best)], b))
+        if self._node[a] != self._node[b]:
+            return self._over(a, b, ("nvswitch",))
+        peers = all(any(self.wiring.kind(x) == "cpu" for x in beside[each]) for each in (a, b))
+        found = self._over(a, b, ("cpu",)) if peers else None
+        return found or self._over(a, b, ("pcie", "cpu")) or self._over(a, b, ("nvswitch",))
+
+    def _along(self, way: tuple[str, ...]) -> Passage:
+        hops = list(pairwise(way))
+        return Passage(dict.fromkeys(hops, 1.0), sum(self.wiring.links[ends].latency_s for ends in hops))
+
+    def _over(self, start: str, end: str, kinds: tuple[str, ...]) -> Passage | None:
+        """The quickest way over parts of these kinds."""
+        way = self._quickest(start, kinds, {end}).get(end)
+        return None if way is None else self._along(way)
+
+    def _quickest(self, start: str, kinds: tuple[str, ...], ends: set[str]) -> dict[str, tuple[str, ...]]:
+        """The quickest ways to `ends` over parts of these kinds."""
+        ways: dict[str, tuple[str, ...]] = {}
+        queue: list[tuple[float, int, tuple[str, ...]]] = [(0.0, 0, (start,))]
+        while queue:
+            seconds, _, way = heapq.heappop(queue)
+            if way[-1] in ways:
+                continue
+            ways[way[-1]] = way
+            if way[-1] in ends and way[-1] != start:
+                continue
+            for other, each in self.wiring.beside[way[-1]].items():
+                if other not in ways and (other in ends or self.wiring.kind(other) in kinds):
+                    cost = each.latency_s + _PROBE_BYTES / each.usable_bytes_per_s
+                    heapq.heappush(queue, (seconds + cost, len(way), (*way, other)))
+        return {each: ways[each] for each in ends if each in ways}
+
+    def _to_nics(self, name: str, nics: set[str]) -> dict[str, tuple[str, ...]]:
+        """A GPU's ways to NICs of its node; past the host's own link to peers where it has another."""
+        beside = self.wiring.beside[name]
+        kinds = ("pcie", "cpu")
+        if any(self.wiring.kind(x) == "pcie" for x in beside) and any(self.wiring.kind(x) == "cpu" for x in beside):
+            first = [x for x in beside if self.wiring.kind(x) in ("pcie", "nic")]
+            found: dict[str, tuple[str, ...]] = {}
+            for switch in first:
+                for nic, way in (
+                    {switch: (switch,)} if switch in nics else self._quickest(switch, kinds, nics)
+                ).items():
+                    if nic not in found or len(way) + 1 < len(found[nic]):
+                        found[nic] = (name, *way)
+            return found
+        return self._quickest(name, kinds, nics)
+
+    def _owned(self) -> list[tuple[str, ...]]:
+        """By rank, its NICs: those nearest by PCIe, of which GPUs that are as near have equal parts each."""
+        wiring, per_node = self.wiring, self.cluster.gpus_per_node
+        usable: dict[int, set[str]] = {}
+        for name, node in self._node.items():
+            if wiring.kind(name) == "nic" and any(wiring.kind(x) in ("switch", "nic") for x in wiring.beside[name]):
+                usable.setdefault(node, set()).add(name)
+        order = {name: i for i, name in enumerate(wiring.parts)}
+        self._pcie_ways: dict[tuple[str, str], tuple[str, ...]] = {}
+        out: list[tuple[str, ...]] = []
+        for start in range(0, len(wiring.ranks), per_node):
+            near: dict[tuple[str, ...], list[int]] = {}
+            for rank in range(start, start + per_node):
+                name = wiring.ranks[rank]
+                ways = self._to_nics(name, usable.get(self._node[name], set()))
+                self._pcie_ways.update({(name, nic): way for nic, way in ways.items()})
+                least = min(map(len, ways.values()), default=0)
+                nearest = [nic for nic, way in ways.items() if len(way) == least]
+                near.setdefault(tuple(sorted(nearest, key=order.__getitem__)), []).append(rank)
+            of_rank: dict[int, tuple[str, ...]] = {}
+            for nics, ranks in near.items():
+                for i, rank in enumerate(ranks):
+                    of_rank[rank] = _part(nics, i, len(ranks))
+            out += [of_rank[rank] for rank in range(start, start + per_node)]
+        return out
+
+    def _through_nics(self, src: int, dst: int) -> Passage:
+        ours, theirs = self._nics[src], self._nics[dst]
+        count = max(len(ours), len(theirs)) if ours and theirs else 0
+        pairs = [(ours[i % len(ours)], theirs[i % len(theirs)]) for i in range(count)]
+        found = []
+        for nic, other in pairs:
+            between = self._nic_to_nic(nic, other)
+            if between is not None:
+                out, back = self._pcie_ways[self.wiring.ranks[src], nic], self._pcie_ways[self.wiring.ranks[dst], other]
+                found.append(self._along(out).then(between).then(self._along(back[::-1])))
+        if not found:  # links of its own are cut: whatever way is left, past other GPUs' NICs or other GPUs
+            detour = self._over(self.wiring.ranks[src], self.wiring.ranks[dst], KINDS)
+            if detour is None:
+                raise NoWay(f"no way leads from rank {src} to rank {dst}: neither NVLink, PCIe nor NICs join them")
+            return detour
+        return beside_each_other(found)
+
+    def _nic_to_nic(self, nic: str, other: str) -> Passage | None:
+        """Over the switches, all ways of fewest hops beside each other; None where there is none."""
+        beside = self.wiring.beside
+        if other in beside[nic]:
+            return self._along((nic, other))
+        if nic == other:
+            return Passage()
+        ends = [s for s in beside[other] if self.wiring.kind(s) == "switch"]
+        starts = [s for s in beside[nic] if self.wiring.kind(s) == "switch"]
+        best = min(
+            ((self._hops(end).get(start, 1 << 30), start, end) for start in starts for end in ends), default=None
+        )
+        if best is None or best[0] == 1 << 30:
+            return None
+        _, start, end = best
+        return self._along((nic, start)).then(self._switches(start, end)).then(self._along((end, other)))
+
+    def _hops(self, end: str) -> Mapping[str, int]:
+        """Hops to a switch from every other."""
+        if end not in self._far:
+            seen, line = {end: 0}, [end]
+            nearer: dict[str, dict[str, Link]] = {end: {}}
+            for name in line:
+                for other in self.wiring.beside[name]:
+                    if other not in seen and self.wiring.kind(other) == "switch":
+                        seen[other] = seen[name] + 1
+                        nearer[other] = {}
+                        line.append(other)
+                    if seen.get(other) == seen[name] + 1:
+                        nearer[other][name] = self.wiring.links[other, name]
+            self._far[end], self._nearer[end] = seen, nearer
+        return self._far[end]
+
+    def _switches(self, start: str, end: str) -> Passage:
+        if (start, end) not in self._between:
+            hops = self._hops(end)
+            part, latency, loads = {start: 1.0}, {start: 0.0}, {}
+            for left in range(hops[start], 0, -1):
+                for name in [each for each in part if hops[each] == left]:
+                    on = self._nearer[end][name]
+                    wide = sum(each.usable_bytes_per_s for each in on.values())
+                    for other, each in on.items():
+                        load = part[name] * each.usable_bytes_per_s / wide
+                        loads[name, other] = load
+                        part[other] = part.get(other, 0.0) + load
+                        latency[other] = max(latency.get(other, 0.0), latency[name] + each.latency_s)
+            self._between[start, end] = Passage(loads, latency[end])
+        return self._between[start, end]
+
+
+def _part(nics: tuple[str, ...], index: int, owners: int) -> tuple[str, ...]:
+    """What one of several owners has of NICs: some to itself, one with others, or all with all.
+
+    >>> _part(("a", "b", "c", "d"), 1, 2), _part(("a", "b"), 3, 4), _part(("a", "b", "c"), 0, 2)
+    (('c', 'd'), ('b',), ('a', 'b', 'c'))
+    """
+    if len(nics) % owners == 0:
+        each = len(nics) // owners
+        return nics[index * each : (index + 1) * each]
+    if owners % len(nics or "x") == 0:
+        return (nics[index * len(nics) // owners],) if nics else ()
+    return nics

@@ -1,0 +1,225 @@
+"""What a network's own routes leave of what its description says: a slower link, a longer way, a narrow spine.
+
+A collective's transfers, and those of its like beside it on all other ranks, are laid on the routes of the network as
+it is and of the one that its description says; how many times longer the fullest link takes is what its bandwidth loses
+against the closed form. Worked out once for groups that lie alike. Where no route differs, nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+
+from topology.collectives import Group
+from topology.durations import Way
+from topology.graph import described
+from topology.loads import ring_transfers
+from topology.mesh import ring_cycles
+from topology.routes import Routes
+from topology.spec import ClusterSpec
+from topology.wiring import Ends
+
+Transfers = Sequence[tuple[int, int, float]]
+MAX_PEERS = 64  # of an exchange, to which as many evenly chosen ones stand for all
+_DIGITS = 12  # ratios beyond are rounding
+
+
+class _Side:
+    """One of the two networks: routes, and what classes of groups put on its links together."""
+
+    def __init__(self, routes: Routes) -> None:
+        self.routes = routes
+        self._loads: dict[tuple[str, bool, tuple[int, ...]], dict[Ends, float]] = {}
+
+    def loads(
+        self, key: tuple[str, bool, tuple[int, ...]], classes: Callable[[], Iterator[Transfers]]
+    ) -> dict[Ends, float]:
+        """What all groups of a class put on links."""
+        if key not in self._loads:
+            self._loads[key] = self._summed(each for transfers in classes() for each in transfers)
+        return self._loads[key]
+
+    def _summed(self, transfers: Iterator[tuple[int, int, float]]) -> dict[Ends, float]:
+        out: dict[Ends, float] = {}
+        for src, dst, size in transfers:
+            for ends, load in self.routes.passage(src, dst).loads.items():
+                out[ends] = out.get(ends, 0.0) + size * load
+        return out
+
+    def seconds(self, own: Transfers, loads: dict[Ends, float]) -> float:
+        """Of the fullest link on a group's own ways."""
+        mine = self._summed(iter(own))
+        links = self.routes.wiring.links
+        return max(
+            (max(load, loads.get(e, 0.0)) / links[e].usable_bytes_per_s for e, load in mine.items()), default=0.0
+        )
+
+    def latency_s(self, own: Transfers) -> float:
+        return max((self.routes.passage(src, dst).latency_s for src, dst, _ in own), default=0.0)
+
+
+class Uneven:
+    """Ratios of a read network against its description."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        assert cluster.topology is not None
+        self.cluster = cluster
+        self.regular = cluster.model_copy(update={"topology": None})
+        self._here = _Side(Routes(cluster.topology, self.regular))
+        self._ways: dict[tuple[int, int], tuple[float, float]] = {}
+
+    @cached_property
+    def _usual(self) -> _Side:
+        return _Side(Routes(described(self.regular), self.regular))
+
+    def group(self, group: Group, ranks: Sequence[int]) -> Group:
+        """A group's closed forms with what its routes leave."""
+        ring_near, step_near = self._left("ring", ranks, True)
+        ring_far, step_far = self._left("ring", ranks, False)
+        all_near, _ = self._left("exchange", ranks, True)
+        all_far, _ = self._left("exchange", ranks, False)
+        pair_near, _ = self._left("pair", ranks, True)
+        pair_far, _ = self._left("pair", ranks, False)
+        return replace(
+            group,
+            ring_bytes_per_s=group.ring_bytes_per_s * ring_near,
+            chain_bytes_per_s=group.chain_bytes_per_s * ring_near,
+            exchange_bytes_per_s=group.exchange_bytes_per_s * all_near,
+            pair_bytes_per_s=group.pair_bytes_per_s * pair_near,
+            latency_s=group.latency_s * step_near,
+            inter_ring_bytes_per_s=group.inter_ring_bytes_per_s * ring_far,
+            inter_tree_bytes_per_s=group.inter_tree_bytes_per_s * ring_far,
+            inter_exchange_bytes_per_s=group.inter_exchange_bytes_per_s * all_far,
+            inter_pair_bytes_per_s=group.inter_pair_bytes_per_s * pair_far,
+            inter_latency_s=group.inter_latency_s * step_far,
+        )
+
+    def way(self, way: Way, src: int, dst: int) -> Way:
+        """A message's way with what its route leaves."""
+        if (src, dst) not in self._ways:
+            own = [(src, dst, 1.0)]
+            shift = dst - src
+
+            def all_alike() -> Iterator[Transfers]:
+                ranks = len(self._here.routes.wiring.ranks)
+                yield [(r, r + shift, 1.0) for r in range(max(0, -shift), min(ranks, ranks - shift))]
+
+            key = ("shift", True, (shift,))
+            self._ways[src, dst] = self._compared(key, own, all_alike)
+        left, step = self._ways[src, dst]
+        return replace(
+            way,
+            latency_s=way.latency_s * step,
+            inter_latency_s=way.inter_latency_s * step,
+            bytes_per_s=way.bytes_per_s * left,
+        )
+
+    def of_rank(self, rank: int) -> dict[str, float]:
+        """What is left of a GPU's own links, by the names of `shares.LINKS`."""
+        here, usual = (_own_links(side.routes, rank) for side in (self._here, self._usual))
+        return {name: _rounded(here[name] / most) if most and here[name] else 1.0 for name, most in usual.items()}
+
+    def _left(self, pattern: str, ranks: Sequence[int], near: bool) -> tuple[float, float]:
+        own = self._transfers(pattern, ranks, near)
+        if not own:
+            return 1.0, 1.0
+        first = min(ranks)
+        shape = tuple([rank - first for rank in ranks])
+
+        def all_alike() -> Iterator[Transfers]:
+            for members in _side_by_side(shape, len(self._here.routes.wiring.ranks)):
+                yield self._transfers(pattern, members, near)
+
+        return self._compared((pattern, near, shape), own, all_alike)
+
+    def _compared(
+        self, key: tuple[str, bool, tuple[int, ...]], own: Transfers, all_alike: Callable[[], Iterator[Transfers]]
+    ) -> tuple[float, float]:
+        """The part of the bandwidth that is left, and how many times as long a step takes."""
+        usual_s, here_s = (side.seconds(own, side.loads(key, all_alike)) for side in (self._usual, self._here))
+        usual_step_s, here_step_s = (side.latency_s(own) for side in (self._usual, self._here))
+        left = _rounded(usual_s / here_s) if here_s else 1.0
+        return left, _rounded(here_step_s / usual_step_s) if usual_step_s and here_step_s else 1.0
+
+    def _transfers(self, pattern: str, ranks: Sequence[int], near: bool) -> Transfers:
+        """Who sends how much to whom, inside domains or between them."""
+        domain = self.cluster.domain_gpus
+        found = _PATTERNS[pattern](self.regular, ranks, near)
+        return [each for each in found if (each[0] // domain == each[1] // domain) == near]
+
+
+def _rings(cluster: ClusterSpec, ranks: Sequence[int], near: bool) -> Transfers:
+    if cluster.intra_node.kind == "nvlink_mesh" and near:
+        return [each for members in _by_domain(cluster, ranks) for each in _mesh_rings(cluster, members)]
+    return ring_transfers(cluster, ranks, 1.0)
+
+
+def _mesh_rings(cluster: ClusterSpec, members: Sequence[int]) -> Transfers:
+    """Along the cycles that fit on the mesh, both ways; where every two GPUs are linked, over all links alike."""
+    gpus = cluster.gpus_per_node
+    local = tuple(sorted(rank % gpus for rank in members))
+    if len(local) == 2 or gpus != 8:
+        return [(a, b, 1 / (len(members) - 1)) for a in members for b in members if a != b]
+    start = members[0] // gpus * gpus
+    cycles = ring_cycles(gpus, local)
+    ways = [way for cycle in cycles for way in ((*cycle, cycle[0]), (*cycle[::-1], cycle[-1]))]
+    ways = ways or [(*local, local[0])]
+    return [(start + a, start + b, 1 / len(ways)) for way in ways for a, b in pairwise(way)]
+
+
+def _by_domain(cluster: ClusterSpec, ranks: Sequence[int]) -> list[list[int]]:
+    out: dict[int, list[int]] = {}
+    for rank in ranks:
+        out.setdefault(rank // cluster.domain_gpus, []).append(rank)
+    return [members for members in out.values() if len(members) > 1]
+
+
+def _exchange(cluster: ClusterSpec, ranks: Sequence[int], near: bool) -> Transfers:
+    n = len(ranks)
+    count = min(n - 1, MAX_PEERS)
+    shifts = [1 + i * (n - 1) // count for i in range(count)]
+    return [(rank, ranks[(i + shift) % n], 1 / count) for i, rank in enumerate(ranks) for shift in shifts]
+
+
+def _pairs(cluster: ClusterSpec, ranks: Sequence[int], near: bool) -> Transfers:
+    return [(a, b, 1.0) for a, b in zip(ranks, (*ranks[1:], ranks[0]), strict=True) if a != b]
+
+
+_PATTERNS = {"ring": _rings, "exchange": _exchange, "pair": _pairs}
+
+
+def _side_by_side(shape: tuple[int, ...], ranks: int) -> Iterator[tuple[int, ...]]:
+    """Groups of one shape (ranks from the lowest on) until no more fit among all ranks."""
+    taken = bytearray(ranks)
+    reach = max(shape)
+    for start in range(ranks - reach):
+        if not taken[start] and not any(taken[start + each] for each in shape):
+            for each in shape:
+                taken[start + each] = 1
+            yield tuple([start + each for each in shape])
+
+
+def _own_links(routes: Routes, rank: int) -> dict[str, float]:
+    """Bytes/s of a GPU's links: into its domain, its part of its NICs and above their leaves, and to its host."""
+    wiring = routes.wiring
+    beside = wiring.beside[wiring.ranks[rank]]
+    by_kind = {
+        kind: sum(each.usable_bytes_per_s for other, each in beside.items() if wiring.kind(other) == kind)
+        for kind in ("nvswitch", "gpu", "cpu", "pcie")
+    }
+    fast = next((by_kind[kind] for kind in ("nvswitch", "gpu", "cpu", "pcie") if by_kind[kind]), 0.0)
+    nic = spine = 0.0
+    for name in routes.nics(rank):
+        for switch, each in wiring.beside[name].items():
+            if wiring.kind(switch) == "switch":
+                nic += each.usable_bytes_per_s
+                spine += sum(
+                    x.usable_bytes_per_s for s, x in wiring.beside[switch].items() if wiring.kind(s) == "switch"
+                )
+    return {"domain": fast, "nic": nic, "spine": spine, "host": by_kind["pcie"] or by_kind["cpu"]}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

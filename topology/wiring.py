@@ -1,0 +1,115 @@
+"""A network as plain data: its parts, and the links between them. Any shape; the graph that users write and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+KINDS = ("gpu", "nvswitch", "pcie", "cpu", "nic", "switch")
+"""What a part may be. `cpu`: a socket with its memory; `switch`: of the network between nodes."""
+
+
+class Link(NamedTuple):
+    """One direction of a link. `efficiency`: the part of the bandwidth that data can use, headers taken off."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    efficiency: float = 1.0
+
+    @property
+    def usable_bytes_per_s(self) -> float:
+        """Bandwidth that is left for data."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+
+class Part(NamedTuple):
+    """One part of the network.
+
+    `gpu`, `rank`: of a GPU, its preset's name and its rank. `tier`: of a switch, a word for drawings (leaf, spine,
+    router). `nvls_efficiency`: of an NVSwitch, as in `IntraNode`; `rendezvous`, `transport`, `spread`: of a NIC, as in
+    `InterNode`. None: not said.
+    """
+
+    name: str
+    kind: str
+    gpu: str = ""
+    rank: int = -1
+    tier: str = ""
+    nvls_efficiency: float | None = None
+    rendezvous: bool | None = None
+    transport: str = "auto"
+    spread: float = 0.0
+
+
+Ends = tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """Parts, and links by the two parts that they join, one entry a direction.
+
+    `name`, `source`: of the cluster. `gpus`: descriptions of GPUs that are no presets, by name.
+    """
+
+    parts: Mapping[str, Part]
+    links: Mapping[Ends, Link]
+    name: str = "custom"
+    source: str = ""
+    gpus: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @cached_property
+    def beside(self) -> dict[str, dict[str, Link]]:
+        """For each part, the links that leave it, by the part that they reach."""
+        out: dict[str, dict[str, Link]] = {name: {} for name in self.parts}
+        for (a, b), each in self.links.items():
+            out[a][b] = each
+        return out
+
+    @cached_property
+    def ranks(self) -> tuple[str, ...]:
+        """Names of the GPUs, by rank."""
+        gpus = [part for part in self.parts.values() if part.kind == "gpu"]
+        return tuple(part.name for part in sorted(gpus, key=lambda part: part.rank))
+
+    def kind(self, name: str) -> str:
+        """What a part is."""
+        return self.parts[name].kind
+
+
+def link_word(kind: str, other: str) -> str:
+    """What a link between two kinds of parts is called: nvlink, peer (GPU to GPU through the host), nic, fabric, pcie.
+
+    >>> link_word("gpu", "nvswitch"), link_word("nic", "switch"), link_word("pcie", "nic")
+    ('nvlink', 'nic', 'pcie')
+    """
+    ends = {kind, other}
+    if ends <= {"gpu", "nvswitch"}:
+        return "nvlink"
+    if ends == {"gpu", "cpu"}:
+        return "peer"
+    if "switch" in ends or ends == {"nic"}:
+        return "fabric" if ends == {"switch"} else "nic"
+    return "pcie"
+
+
+def node_link(wiring: Wiring) -> dict[str, Any]:
+    """The network in networkx's node-link form. Undirected, unless some link differs in its two directions."""
+    one_way = any(wiring.links.get((b, a)) != each for (a, b), each in wiring.links.items())
+    about = {"name": wiring.name, "source": wiring.source, "gpus": {k: dict(v) for k, v in wiring.gpus.items()}}
+    seen: set[Ends] = set()
+    edges = []
+    for (a, b), each in wiring.links.items():
+        if one_way or (b, a) not in seen:
+            seen.add((a, b))
+            edges.append({"source": a, "target": b, **each._asdict()})
+    nodes = [{"id": part.name, **_said(part)} for part in wiring.parts.values()]
+    graph = {key: value for key, value in about.items() if value}
+    return {"directed": one_way, "multigraph": False, "graph": graph, "nodes": nodes, "edges": edges}
+
+
+def _said(part: Part) -> dict[str, Any]:
+    """The fields of a part that say something."""
+    usual = Part("", "")._asdict()
+    return {key: value for key, value in part._asdict().items() if key != "name" and value != usual[key]}
