@@ -181,17 +181,20 @@ class IterationCosts:
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
         base = self._rest(Load(decodes, 0, 0, (), decodes))[0]
-        mean, seconds = first_kv / decodes, np.full(steps, base)
-        means = mean + np.arange(steps)
-        low, high = (bisect_right(_LENGTHS, length, 1) - 1 for length in (mean, mean + (steps - 1)))
+        means = (first_kv + decodes * np.arange(steps)) / decodes
+        low, high = (bisect_right(_LENGTHS, float(means[i]), 1) - 1 for i in (0, -1))
+        attention = np.zeros(steps)
+        # The very sums of `stage_seconds`, in its order: an iteration ends at the same bit, alone or in a run.
         for i, layers in enumerate(self.stages[0].attentions):
             if low == high:
                 first, slope = self._line(i, decodes, low, 1)
-                seconds += layers * (first + slope * (means - _LENGTHS[low]))
+                attention += layers * (first + slope * (means - _LENGTHS[low]))
             else:
-                knots = _LENGTHS[low : high + 2]
-                at = [self._line(i, decodes, low + n, 1)[0] for n in range(len(knots))]
-                seconds += layers * np.interp(means, knots, at)
+                lines = np.array([self._line(i, decodes, n, 1) for n in range(low, high + 1)])
+                piece = np.searchsorted(_LENGTHS[low + 1 : high + 1], means, "right")
+                begins = np.array(_LENGTHS[low : high + 1])[piece]
+                attention += layers * (lines[piece, 0] + lines[piece, 1] * (means - begins))
+        seconds = base + attention
         return self.host.stage_seconds(0, seconds, decodes, decodes, False) if self.host.engine.host else seconds
 
     def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:

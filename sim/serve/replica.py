@@ -118,7 +118,8 @@ class Worker:
         n, kv = len(self.lockstep.members), self.lockstep.seen
         if until_s is not None and self.step_s > 0:
             steps = min(steps, 2 + int((until_s - now) / self.step_s))
-        ends: NDArray[np.float64] = now + self.costs.decode_run(n, kv, min(steps, LONGEST_RUN)).cumsum()
+        seconds = self.costs.decode_run(n, kv, min(steps, LONGEST_RUN))
+        ends: NDArray[np.float64] = np.concatenate(((now,), seconds)).cumsum()[1:]  # one after another, as a clock adds
         return ends
 
     def run(self, now: float, ends: NDArray[np.float64], until_s: float) -> list[Sequence]:
