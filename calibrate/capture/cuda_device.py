@@ -8,7 +8,7 @@ optimizers run for many tensors at once. Code that asks a tensor whether it is o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +28,8 @@ MEMORY_BYTES = 80 * 2**30
 STAY = ("cuda", "pin_memory")  # methods of a tensor that copy it to where it is
 NOTHING = (
     "set_device empty_cache manual_seed manual_seed_all reset_peak_memory_stats init _lazy_init ipc_collect "
-    "reset_max_memory_allocated set_rng_state set_per_process_memory_fraction"
+    "reset_max_memory_allocated set_rng_state set_per_process_memory_fraction set_device_index set_device_idx "
+    "empty_host_cache reset_accumulated_memory_stats"
 )
 NONE_YET = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
 
@@ -78,7 +79,7 @@ def _named(device: str | int) -> str:
 
 @contextmanager
 def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -> Iterator[None]:
-    """Let `torch.cuda` and what looks for it find `count` GPUs, of which this process has one."""
+    """Let `torch.cuda` and `torch.accelerator` find `count` GPUs, of which this process has one."""
     facts = SimpleNamespace(
         name="GPU", total_memory=MEMORY_BYTES, major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=132
     )
@@ -89,11 +90,16 @@ def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -
         "is_initialized": lambda: True,
         "device_count": lambda: count,
         "current_device": lambda: local_rank,
+        "current_device_index": lambda: local_rank,
+        "current_device_idx": lambda: local_rank,
+        "device_index": lambda *_: nullcontext(),
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
         "get_device_name": lambda *_: facts.name,
         "get_device_capability": lambda *_: CAPABILITY,
         "get_device_properties": lambda *_: facts,
         "is_bf16_supported": lambda *_, **__: True,
         "mem_get_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),
+        "get_memory_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),
         "memory_stats": lambda *_: {},
         "get_rng_state": lambda *_: torch.get_rng_state(),
         **StreamModule(queue).attributes,
@@ -131,9 +137,10 @@ def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -
         mesh(self, device.on_cpu(device_type), *words, **more)
 
     with ExitStack() as stack:
-        for name, value in made.items():
-            if hasattr(torch.cuda, name):
-                stack.enter_context(patch.object(torch.cuda, name, value))
+        for module in (torch.cuda, torch.accelerator):
+            for name, value in made.items():
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, value))
         stack.enter_context(patch.object(torch.utils, "swap_tensors", swapped))
         stack.enter_context(patch.multiple(torch.nn.Module, to=to, cuda=to_cuda))
         stack.enter_context(patch.object(distributed, "__init__", on_its_device))

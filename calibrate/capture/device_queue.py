@@ -133,6 +133,10 @@ class StreamModule:
                 """Let the host wait for this stream."""
                 queue.host_wait(self.number)
 
+            def is_capturing(self) -> bool:
+                """Whether a CUDA graph is being captured: none is, its kernels would be recorded as any others."""
+                return False
+
             def query(self) -> bool:
                 """Whether it is empty: nobody knows, and who asks goes on."""
                 return True
@@ -148,10 +152,14 @@ class StreamModule:
             with queue.on(queue.current if chosen is None else chosen.number):
                 yield
 
+        def set_stream(chosen: Any) -> None:
+            queue.current = chosen.number
+
         self.attributes: dict[str, Any] = {
             "Stream": Stream,
             "Event": Event,
             "stream": stream,
+            "set_stream": set_stream,
             "StreamContext": stream,
             "current_stream": lambda *_: Stream(number=queue.current),
             "default_stream": lambda *_: Stream(number=0),

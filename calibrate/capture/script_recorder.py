@@ -29,6 +29,11 @@ READ_AS = 1.0
 REAL_BYTES = 1 << 26  # integers of at most so many bytes are computed for real
 WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # make integers unless told otherwise
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+FSDP_KERNELS = {
+    "all_gather_copy_in": "aten.cat",
+    "chunk_cat": "aten._chunk_cat",
+    "chunk_cat_mixed_dtype": "aten._chunk_cat",
+}
 SCALAR = torch.ops.aten._local_scalar_dense.default
 
 
@@ -139,29 +144,29 @@ class ScriptRecorder(Recorder):
                 weakref.finalize(storage, self.started.pop, storage._cdata, None)
 
     def _fsdp(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """FSDP2's copies, as the ATen kernels that they launch on a device."""
+        """FSDP2's copies, as the ATen kernels that they launch on a device.
+
+        An operator writes what its schema calls mutable and reads its other tensors. `all_gather_copy_in` alone says it
+        otherwise: it writes this rank's part, its first result. Operators that write nothing launch nothing.
+        """
         name = func._schema.name.split("::")[1]
-        values = {
-            a.name: kwargs.get(a.name, args[i] if i < len(args) else None) for i, a in enumerate(func._schema.arguments)
-        }
+        arguments = [
+            (a, kwargs.get(a.name, args[i] if i < len(args) else None)) for i, a in enumerate(func._schema.arguments)
+        ]
+        read = [x for a, x in arguments if a.alias_info is None]
+        written = [x for a, x in arguments if a.alias_info is not None]
         out = func(*args, **kwargs)
-        if self.phase:
-            read, written, aten = {
-                "all_gather_copy_in": (values.get("all_gather_inputs"), out, "aten.cat"),
-                "split_with_sizes_copy": (
-                    values.get("all_gather_output"),
-                    values.get("out"),
-                    "aten.split_with_sizes_copy",
-                ),
-                "chunk_cat": (values.get("tensors"), values.get("out"), "aten._chunk_cat"),
-            }[name]
-            if name == "all_gather_copy_in":
-                written = written[0]  # this rank's part of the gathered tensor
-            self._add(aten, read, written)
+        if name == "all_gather_copy_in":
+            read, written = [args[0]], [out[0]]
+        if self.phase and written:
+            self._add(FSDP_KERNELS.get(name, f"aten.{name}"), read, written)
         return out
 
     def _add(self, name: str, read: Any, written: Any) -> None:
-        inputs, outputs = ([(describe(x), self.storage(x)) for x in tree_leaves(t)] for t in (read, written))
+        inputs, outputs = (
+            [(describe(x), self.storage(x)) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
+            for t in (read, written)
+        )
         self.rows.append(Row(name, *self._place(), inputs, outputs, 1, 0))
         self._count()
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,6 @@ import pytest
 from sim.inputs.script_program import RankProgram, What, read_rank_program
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, version("torch").split(".")[:2])) >= (2, 14),
-    reason="capture of scripts leans on internals that torch 2.14 changed; it is known to work with torch 2.13",
-)
 
 HEAD = """
 import torch, torch.nn as nn, torch.distributed as dist
@@ -43,7 +38,14 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v)
 model = Attention()
 """
-SCRIPTS_OF_EITHER = {"cpu": "model.double().float()", "cuda": 'model.to("cuda")'}
+SCRIPTS_OF_EITHER = {
+    "cpu": "model.double().float()",
+    "cuda": 'model.to("cuda")',
+    "accelerator": """
+model.to(torch.accelerator.current_accelerator())
+torch.accelerator.synchronize(), torch.accelerator.current_stream().synchronize()
+""",
+}
 LAYERS = "nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)])"
 SCRIPTS = {
     "ddp": f"model = nn.parallel.DistributedDataParallel({LAYERS}, bucket_cap_mb=0.1)",
@@ -185,7 +187,14 @@ def test_a_script_for_cuda_runs_as_on_a_gpu(captured: Captured) -> None:
     assert whats(program)[What.HOST_WAIT] == 2  # for the scaler's news, and to synchronize
 
 
-@pytest.mark.parametrize(("device", "name"), [("cpu", "flash_attention_for_cpu"), ("cuda", "efficient_attention")])
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("cpu", "flash_attention_for_cpu"),
+        ("cuda", "efficient_attention"),
+        ("accelerator", "efficient_attention"),
+    ],
+)
 def test_attention_is_that_of_the_device_that_the_script_chose(captured: Captured, device: str, name: str) -> None:
     operators = captured(f"attention_{device}", 2).program.operators
     assert f"aten._scaled_dot_product_{name}" in {op.name for op in operators}

@@ -8,17 +8,13 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from sim.inputs.script_program import read_rank_program
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(
-    tuple(map(int, version("torch").split(".")[:2])) >= (2, 14),
-    reason="capture of scripts leans on internals that torch 2.14 changed; it is known to work with torch 2.13",
-)]
+pytestmark = pytest.mark.real
 
 WORKER = Path(__file__).with_name("counting_worker.py")
 SCRIPT = """
