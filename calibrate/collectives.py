@@ -129,13 +129,14 @@ def make(op: str, size: int, device: str) -> Work:
     part = torch.zeros(len(full) // n, device=device)
     if op == "send_recv":
         return partial(_shift, full, torch.empty_like(full), (rank + 1) % n, (rank - 1) % n)
-    return {
+    calls: dict[str, Work] = {
         "all_reduce": partial(dist.all_reduce, full),
         "all_gather": partial(dist.all_gather_into_tensor, full, part),
         "reduce_scatter": partial(dist.reduce_scatter_tensor, part, full),
         "all_to_all": partial(dist.all_to_all_single, torch.empty_like(full), full),
         "broadcast": partial(dist.broadcast, full, 0),
-    }[op]
+    }
+    return calls[op]
 
 
 def _shift(send: Tensor, receive: Tensor, to: int, source: int) -> None:

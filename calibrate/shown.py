@@ -119,7 +119,7 @@ def _one_rank(what: str) -> None:
     rank, _ = join("cpu")
     products = {"columns": column_product, "rows": row_product}
     for name, run in (COLLECTIVES if what == "collectives" else products).items():
-        found = [None] * dist.get_world_size()
+        found: list[object] = [None] * dist.get_world_size()
         dist.all_gather_object(found, run().tolist())
         if rank == 0:
             print(json.dumps([name, found]), flush=True)

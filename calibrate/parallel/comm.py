@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from calibrate.parallel.pipeline import Record
 
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
-_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 WAIT = "wait"
 COUNTS = "counts"  # what is asked before an all-to-all of uneven parts, and belongs to it
@@ -181,7 +181,7 @@ class Group:
         counted: Tensor,
         result: Tensor,
         blocking: bool,
-        begin: Callable[[], dist.Work | list[dist.Work]],
+        begin: Callable[[], Any],
     ) -> Pending:
         """Begin a communication that counts as the bytes of `counted`, and note both its ends."""
         if self.size == 1:

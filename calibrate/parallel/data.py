@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -246,7 +246,7 @@ class DataParallel:
         self._wait()  # gloo runs what is started together in any order
         self._send("broadcast", x, partial(dist.broadcast, x, root))
 
-    def _send(self, op: str, x: Tensor, call: Callable[..., dist.Work]) -> None:
+    def _send(self, op: str, x: Tensor, call: Callable[..., Any]) -> None:
         start = time.perf_counter_ns()
         work = call(group=self.group, async_op=True)
         sent = Sent(op, self.group, x.nbytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -163,10 +164,10 @@ class ModelParallel:
 
 def _make(groups: Sequence[Sequence[int]], rank: int) -> dist.ProcessGroup | None:
     """The process group that `rank` is in, of groups that all ranks make in this order; None where it is alone."""
-    own = None
+    own: dist.ProcessGroup | None = None
     for members in groups:
         if len(members) > 1:
-            made = dist.new_group(list(members))
+            made: Any = dist.new_group(list(members))  # torch types a group that this rank is not in as a number
             own = made if rank in members else own
     return own
 

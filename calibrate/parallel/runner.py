@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -109,19 +110,19 @@ def _ways(plan: Plan, mesh: Mesh, rank: int) -> tuple[dist.ProcessGroup | None, 
     for first in range(plan.scenario.parallelism.ranks):
         members = list(mesh.along(["pp"], first))
         if members[0] == first:
-            pair = dist.new_group(members), dist.new_group(members)
+            pair: Any = dist.new_group(members), dist.new_group(members)
             own = pair if rank in members else own
     return own
 
 
 def _own_group(plan: Plan, name: str, rank: int) -> dist.ProcessGroup | None:
     """This rank's process group of one of `sim.ranks.plan.GROUPS`; None where it would be alone."""
-    own = None
+    own: dist.ProcessGroup | None = None
     if plan.group_size(name) > 1:
         for first in range(plan.scenario.parallelism.ranks):
             members = plan.group(name, first)
             if members[0] == first:
-                group = dist.new_group(members)
+                group: Any = dist.new_group(members)
                 own = group if rank in members else own
     return own
 
