@@ -115,8 +115,8 @@ def _layout(s: Scenario) -> Iterator[Problem]:
     p = s.parallelism
     if p.zero == 3 and s.model.tied_embeddings:
         yield "parallelism.zero", "3 with tied embeddings", "0 to 2 with tied embeddings"
-    if 0 in p.layers_per_stage[1:-1]:
-        found = list(p.layers_per_stage)
+    if 0 in p.stage_layers[1:-1]:
+        found = list(p.stage_layers)
         yield "parallelism.layers_per_stage", found, "at least one layer on stages in the middle"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)
     if s.cluster.gpu.architecture == "cpu" and p.ranks > most:

@@ -36,6 +36,7 @@ from sim.graph.schedule_columns import ScheduleColumns
 from sim.graph.scheduling import make_schedule
 from sim.graph.taskgraph import Deadlock
 from sim.inputs.scenario import Scenario
+from sim.models.balance import with_balanced_stages
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
@@ -102,6 +103,7 @@ def simulate(
             f"{scenario.name}: this scenario has no `training` section; "
             "a serving workload is simulated by sim.serve.simulation.simulate_serving"
         )
+    scenario = with_balanced_stages(scenario)
     if costs is None:
         costs = Costs(profile or load_profile(scenario.calibration), scenario.cluster.gpu)
     with no_collection():

@@ -89,6 +89,9 @@ class Compute:
     block: BlockRef | None = None
 
 
+MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")  # what model FLOPs count
+
+
 @dataclass(frozen=True, slots=True)
 class Comm:
     """One collective of a group that this rank is a member of.

@@ -10,6 +10,7 @@ from sim.core.errors import InputError
 from sim.emit.megatron import Megatron
 from sim.emit.torchtitan import Titan
 from sim.inputs.scenario import Scenario
+from sim.models.balance import with_balanced_stages
 
 TRAINERS = {"torchtitan": Titan, "megatron": Megatron}
 
@@ -24,7 +25,8 @@ def emit(scenario: Scenario, trainer: str) -> str:
         raise InputError(f"--emit: found '{trainer[:40]}'; must be one of {', '.join(TRAINERS)}")
     if scenario.training is None:
         raise InputError(f"{scenario.name}: --emit: the scenario has no training section, and {trainer} trains")
-    out = TRAINERS[trainer](scenario, scenario.training)
+    scenario = with_balanced_stages(scenario)
+    out = TRAINERS[trainer](scenario, scenario.for_training)
     text = out.build()
     if out.reasons:
         shown = "".join(f"\n  - {reason}" for reason in out.reasons)

@@ -61,4 +61,4 @@ class Emission:
     @property
     def even(self) -> bool:
         """Whether all stages hold as many layers."""
-        return len(set(self.scenario.parallelism.layers_per_stage)) == 1
+        return len(set(self.scenario.parallelism.stage_layers)) == 1

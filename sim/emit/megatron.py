@@ -137,7 +137,7 @@ class Megatron(Emission):
 
     def _stages(self) -> str:
         """Embedding, layers, prediction layers and loss, stage by stage: E, t, m, L."""
-        counts = self.scenario.parallelism.layers_per_stage
+        counts = self.scenario.parallelism.stage_layers
         stages = ["t" * n for n in counts]
         stages[0] = "E" + stages[0]
         stages[-1] += "m" * self.scenario.model.mtp_layers + "L"

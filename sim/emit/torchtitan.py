@@ -149,9 +149,9 @@ class Titan(Emission):
         name = _TITAN_SCHEDULES.get(p.schedule, "")
         self.refuse("parallelism.schedule", p.schedule, f"has {', '.join(_TITAN_SCHEDULES)}", not name)
         self.refuse(
-            "parallelism.layers_per_stage", list(p.layers_per_stage), "stages begin at a layer", 0 in p.layers_per_stage
+            "parallelism.layers_per_stage", list(p.stage_layers), "stages begin at a layer", 0 in p.stage_layers
         )
-        starts = [sum(p.layers_per_stage[:i]) for i in range(1, len(p.layers_per_stage))]
+        starts = [sum(p.stage_layers[:i]) for i in range(1, len(p.stage_layers))]
         return {
             "pipeline_parallel_schedule": name, "pipeline_parallel_microbatch_size": t.micro_batch_size,
             "pipeline_parallel_split_points": [f"layers.{n}" for n in starts],

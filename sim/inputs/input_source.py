@@ -19,7 +19,7 @@ _THOUSANDS = re.compile(r"([0-9]{1,9})\s*([kKmM])")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 # Tags of unions told apart by form; pydantic puts them into an error's location.
-_FORM_TAGS = ("<mapping>", "<name>", "<trace>", "<pattern>")
+_FORM_TAGS = ("<mapping>", "<name>", "<list>", "<trace>", "<pattern>")
 
 
 class UserInput(BaseModel):

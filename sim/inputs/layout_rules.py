@@ -7,7 +7,7 @@ hundred thousand and more, so a rule computes with integers and words its messag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.training_config import Training
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     cp_split: str
     form: ScheduleForm
     virtual_stages: int
-    layers_per_stage: tuple[int, ...] | None
+    layers_per_stage: tuple[int, ...] | Literal["balanced"] | None
 
 
 Rule = Callable[[Sizes], Problem | None]
@@ -218,7 +218,9 @@ def stages(s: Sizes) -> Problem | None:
         return ("parallelism", "virtual_stages"), f"found {s.virtual_stages} with schedule {form.name}; {problem}"
     if problem := form.ranks_problem(s.pp):
         return ("parallelism", "pp"), f"found {s.pp} with schedule {form.name}; {problem}"
-    if counts is None:
+    if counts == "balanced" and s.training is None:
+        return ("parallelism", "layers_per_stage"), "found 'balanced', by a training step's FLOPs; serving takes a list"
+    if counts is None or counts == "balanced":
         return None
     if len(counts) != (number := form.model_stages(s.pp, s.virtual_stages)):
         made = f"pp {s.pp} with schedule {form.name} and {s.virtual_stages} virtual stages makes {number} stages"

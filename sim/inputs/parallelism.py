@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sim.core.dtypes import GatherDtype, TransportDtype
 from sim.inputs.input_source import UserInput, as_tuple, nearest
@@ -84,11 +84,21 @@ ByteSize = Annotated[
 ]
 
 
+_LayerCounts = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=10_000)], ...], BeforeValidator(as_tuple), Field(max_length=1_000_000)
+]
+
+
+def _counts_form(value: Any) -> str:
+    return "<name>" if isinstance(value, str) else "<list>"
+
+
 class Parallelism(UserInput):
     """How a model and its batch are split over ranks; see docs/scenario.md for each key.
 
     In a loaded scenario no null is left. `layers_per_stage` has one entry per stage in model order:
-    pp·virtual_stages of them, but pp with dualpipe (each held by ranks i and p-1-i), and one where pp is 1.
+    pp·virtual_stages of them, but pp with dualpipe (each held by ranks i and p-1-i), and one where pp is 1; or it says
+    `balanced`, which `sim.models.balance.with_balanced_stages` turns into numbers.
     """
 
     dp: Degree = 1
@@ -112,9 +122,8 @@ class Parallelism(UserInput):
         default=None, ge=1, le=1_000_000_000, description="interleaved_1f1b: in a row on a stage; null: pp"
     )
     layers_per_stage: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=10_000)], ...],
-        BeforeValidator(as_tuple),
-        Field(max_length=1_000_000),
+        Annotated[Literal["balanced"], Tag("<name>")] | Annotated[_LayerCounts, Tag("<list>")],
+        Discriminator(_counts_form),
     ] = Field(default=(), json_schema_extra={"default": None})
     dp_sync: Literal["bucketed", "after_backward", "per_parameter", "reduce_broadcast"] = "bucketed"
     bucket_bytes: ByteSize = Field(default=25 * 2**20, ge=1, le=10**15, json_schema_extra={"default": "25MiB"})
@@ -143,6 +152,17 @@ class Parallelism(UserInput):
     def ranks(self) -> int:
         """tp·cp·dp·pp."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers of each stage.
+
+        Raises:
+            ValueError: where `balanced` has not been turned into numbers.
+        """
+        if self.layers_per_stage == "balanced":
+            raise ValueError("layers_per_stage is `balanced`; sim.models.balance.with_balanced_stages counts them")
+        return self.layers_per_stage
 
     @property
     def form(self) -> ScheduleForm:

@@ -75,7 +75,7 @@ def mode_of_layer(scenario: Scenario, layer: int) -> str:
 
 
 def _place_in_stage(scenario: Scenario, layer: int) -> int:
-    for count in scenario.parallelism.layers_per_stage:
+    for count in scenario.parallelism.stage_layers:
         if layer < count:
             return layer
         layer -= count

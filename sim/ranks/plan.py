@@ -49,7 +49,7 @@ class ModelSlice:
 
 def make_parts(scenario: Scenario) -> tuple[ModelSlice, ...]:
     """The model cut into consecutive parts by `layers_per_stage`; the first embeds, the last has the output."""
-    counts = scenario.parallelism.layers_per_stage
+    counts = scenario.parallelism.stage_layers
     parts, first = [], 0
     for i, n in enumerate(counts):
         parts.append(ModelSlice(i, range(first, first + n), i == 0, i == len(counts) - 1))

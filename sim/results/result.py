@@ -10,7 +10,7 @@ import numpy as np
 
 from sim.core.actions import Kind
 from sim.core.gc_paused import no_collection
-from sim.core.program import Compute
+from sim.core.program import MATMUL_KINDS, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
 from sim.programs.compile import compile_program
@@ -27,7 +27,6 @@ from sim.results.teacher import Distilled
 from sim.results.training_run import TrainingRun
 
 ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large segments up to this
-MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")
 
 
 @dataclass(frozen=True, slots=True)

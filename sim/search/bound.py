@@ -23,7 +23,6 @@ import numpy as np
 
 from sim.core.actions import Kind
 from sim.core.program import Phase
-from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import Scenario
 from sim.programs.data_parallel import gather_units
 from sim.programs.stages import Stage, epilogue
@@ -35,7 +34,7 @@ from sim.search.cached import cached
 from sim.search.memory_bound import stage_bytes
 from sim.search.mesh_prices import GridPrices
 from sim.search.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
-from sim.search.space import Grid, Layout, Space, layouts_of, overlaps, scenario_of
+from sim.search.space import Grid, Layout, Space, layouts_of, overlaps, scenario_of, stage_layers
 
 ROUNDING = 1 - 1e-9  # sums here run in another order than the engine's
 
@@ -299,7 +298,7 @@ class GridSearch:
     def _cut(self, order: Signature, count: int) -> Cut:
         """Into so many stages; schedules of equal numbers of stages share it, and all that follows from it."""
         m = self.space.base.model
-        layers = self.space.fixed.get("layers_per_stage") or split_layers(m.layers, count)
+        layers = stage_layers(self.space, count)
         first, out = 0, []
         for i, n in enumerate(layers):
             ends = (HEAD, *((MTP,) * m.mtp_layers)) if i == count - 1 else ()

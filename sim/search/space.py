@@ -22,6 +22,7 @@ from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Sizes, first_probl
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Recompute, Scenario, Training, resolve
+from sim.models.balance import cost_of_last, deal
 from sim.schedules import FORMS, ONE_RANK
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
@@ -75,6 +76,11 @@ class Space:
     def allows(self, field: str, value: object) -> bool:
         """Whether the caller's own restriction of `field` lets `value` through."""
         return field not in self.only or value in self.only[field]
+
+    @cached_property
+    def cost_of_last(self) -> float:
+        """See `sim.models.balance`."""
+        return cost_of_last(self.base)
 
     @cached_property
     def recomputes(self) -> dict[str, Recompute]:
@@ -214,6 +220,14 @@ def sizes_of(space: Space, x: Layout) -> Sizes:
     )
 
 
+def stage_layers(space: Space, stages: int) -> tuple[int, ...]:
+    """Layers of each of so many stages: as the scenario says, else evenly dealt out."""
+    fixed = space.fixed.get("layers_per_stage")
+    if fixed == "balanced":
+        return deal(space.base.model.layers, stages, space.cost_of_last)
+    return fixed or split_layers(space.base.model.layers, stages)
+
+
 def stages_of(layout: Layout) -> int:
     """Parts that the model's layers are dealt out to."""
     return FORMS[layout.schedule].model_stages(layout.pp, layout.virtual_stages) if layout.pp > 1 else 1
@@ -226,7 +240,7 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     changes["shard_size"] = space.fixed.get("shard_size", x.dp * x.cp)
     changes["expert_tp"] = space.fixed.get("expert_tp", 1)
     changes["ep_overlap"] = space.fixed.get("ep_overlap", False)
-    changes["layers_per_stage"] = space.fixed.get("layers_per_stage") or split_layers(base.model.layers, stages_of(x))
+    changes["layers_per_stage"] = stage_layers(space, stages_of(x))
     changes["p2p_overlap"] = overlaps(space, x)
     training = space.training.model_copy(
         update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from sim.inputs.parallelism import split_layers
 from sim.schedules import FORMS
 from topology.presets import CLUSTERS
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 AS_IN_FILE = "as in the file"
+EVEN = "even"  # layers_per_stage: null
+LAYERS = "parallelism.layers_per_stage"
 MOST_ACTIONS = 20_000  # forwards and backwards of all pipeline ranks that are drawn live
 MOST_REQUESTS = 20_000  # that are served live
 _POWERS = tuple(2**i for i in range(17))
@@ -49,6 +52,7 @@ def _of_training(scenario: Scenario) -> tuple[Control, ...]:
         _degrees("parallelism.cp", "Context parallel (cp)", p.cp, 64),
         _degrees("parallelism.pp", "Pipeline parallel (pp)", p.pp, 64),
         _menu("parallelism.schedule", "Schedule", tuple(FORMS), p.schedule),
+        _layers(scenario),
         _degrees("parallelism.dp", "Data parallel (dp)", p.dp, 1024),
         _menu("parallelism.zero", "ZeRO", tuple("0123"), str(p.zero)),
         *((_degrees("parallelism.ep", "Expert parallel (ep)", p.ep, 256),) if moe else ()),
@@ -57,6 +61,13 @@ def _of_training(scenario: Scenario) -> tuple[Control, ...]:
         _menu("training.recompute", "Recompute", (AS_IN_FILE, "none", "selective", "selective_op", "full"), AS_IN_FILE),
         _menu("cluster", "Cluster", (AS_IN_FILE, *CLUSTERS), AS_IN_FILE),
     )
+
+
+def _layers(scenario: Scenario) -> Control:
+    p = scenario.parallelism
+    even = p.layers_per_stage == split_layers(scenario.model.layers, p.stages)
+    written = "balanced" if p.layers_per_stage == "balanced" else EVEN if even else AS_IN_FILE
+    return _menu(LAYERS, "Layers by stage", tuple(dict.fromkeys((written, EVEN, "balanced"))), written)
 
 
 def _of_serving(scenario: Scenario) -> tuple[Control, ...]:
@@ -109,9 +120,10 @@ def overrides(choices: Choices, controls: Iterable[Control]) -> list[str]:
     cluster) goes back to its default.
     """
     changed = {c.key for c in controls if choices[c.key] != c.initial}
-    out = [f"{key}={choices[key]}" for key in choices if key in changed]
+    out = [f"{key}={'null' if choices[key] == EVEN else choices[key]}" for key in choices if key in changed]
     if changed & {"parallelism.pp", "parallelism.schedule"}:
-        out += [f"parallelism.{k}=null" for k in ("virtual_stages", "layers_per_stage", "p2p_overlap")]
+        out += [f"parallelism.{k}=null" for k in ("virtual_stages", "p2p_overlap")]
+        out += [f"{LAYERS}=null"] if choices.get(LAYERS) == AS_IN_FILE else []
     if changed & {"parallelism.dp", "parallelism.cp"}:
         out.append("parallelism.shard_size=null")
     if "cluster" in changed:

@@ -43,12 +43,20 @@ def test_what_is_no_option_is_passed_over() -> None:
 
 
 def test_what_the_file_derived_goes_back_to_its_default() -> None:
-    path = SCENARIOS / "uneven_pp8.yaml"
-    controls = controls_of(load_scenario(path))
+    path, listed = SCENARIOS / "uneven_pp8.yaml", ["parallelism.layers_per_stage=[4, 4, 5, 5, 4, 4, 4, 2]"]
+    controls = controls_of(load_scenario(path, listed))
     chosen = {**initial(controls), "parallelism.pp": "4", "cluster": "dgx-b200"}
-    changed = load_scenario(path, overrides(chosen, controls))
-    assert len(changed.parallelism.layers_per_stage) == 4
+    changed = load_scenario(path, [*listed, *overrides(chosen, controls)])
+    assert changed.parallelism.layers_per_stage == (8, 8, 8, 8)
     assert changed.calibration == "b200-sxm"
+
+
+def test_balanced_layers_stay_balanced_and_can_be_chosen() -> None:
+    path = SCENARIOS / "1f1b_pp8.yaml"
+    controls = controls_of(load_scenario(path))
+    for chosen, layers in (({}, "balanced"), ({"parallelism.layers_per_stage": "even"}, (8, 8, 8, 8))):
+        choices = {**initial(controls), "parallelism.pp": "4", **chosen}
+        assert load_scenario(path, overrides(choices, controls)).parallelism.layers_per_stage == layers
 
 
 def test_a_step_of_too_many_actions_is_named() -> None:
