@@ -28,6 +28,7 @@ from sim.core.files import write_json
 from sim.core.processes import python_module
 from sim.core.program import Block, Compute
 from sim.inputs.scenario import Scenario, load_scenario
+from sim.models.balance import with_balanced_stages
 from sim.prices.profile import Facts, Profile
 from sim.prices.profiles import load_profile
 
@@ -108,7 +109,7 @@ def main(
 
 def _checked(wanted: Wanted) -> Scenario:
     """The scenario, after everything a user may have got wrong was looked at."""
-    scenario = load_scenario(wanted.scenario, wanted.overrides)
+    scenario = with_balanced_stages(load_scenario(wanted.scenario, wanted.overrides))
     if wanted.program is not None:
         from calibrate.capture.what import Options, maker
         from calibrate.measure_program import check_program
