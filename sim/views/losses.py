@@ -173,7 +173,7 @@ def _uneven(result: StepResult) -> str:
         return f"{who.capitalize()} {compute} {seconds(more_s)} longer than the mean; the others wait at collectives."
     return (
         f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for "
-        "that. Fewer layers there (`layers_per_stage: balanced`) recover most of it; more micro-batches recover the rest."
+        "that. Fewer layers there (`layers_per_stage: balanced`) win most of it back, more micro-batches the rest."
     )
 
 
