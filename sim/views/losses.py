@@ -173,7 +173,7 @@ def _uneven(result: StepResult) -> str:
         return f"{who.capitalize()} {compute} {seconds(more_s)} longer than the mean; the others wait at collectives."
     return (
         f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for "
-        "that. Fewer layers there (`layers_per_stage: balanced`) win most of it back, more micro-batches the rest."
+        "that. Fewer layers there (`layers_per_stage`) win most of it back, more micro-batches the rest."
     )
 
 
@@ -264,7 +264,7 @@ def _teacher(result: StepResult, timeline: Timeline) -> str:
 
 def _other(result: StepResult, timeline: Timeline) -> str:
     return (
-        "Ranks wait for the slowest after the pipeline has drained. Equal stages (`layers_per_stage: balanced`), "
+        "Ranks wait for the slowest after the pipeline has drained. More equal stages (`layers_per_stage`), "
         "or no stragglers, would remove it."
     )
 
