@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,7 +80,14 @@ def with_figures() -> set[str]:
     return {f.get("run", row.run) for row in rows() for f in row.figures}
 
 
-def run(command: str) -> Any:
+def as_process(words: Sequence[str], folder: str) -> subprocess.CompletedProcess[str]:
+    """`python -m` with these words, in a folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, "-m", *words]
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+
+
+def run(command: str, start: Callable[[Sequence[str], str], subprocess.CompletedProcess[str]] = as_process) -> Any:
     """Run a row's command in a folder of its own; its JSON where a row takes numbers from it, else None.
 
     Raises:
@@ -90,11 +97,10 @@ def run(command: str) -> Any:
     module = ["sim"] if name == "stepsim" else []
     arguments = arguments if module else arguments[1:]  # python -m MODULE
     wanted = command in with_figures()
-    line = [sys.executable, "-m", *module, *arguments, *(["--json", "-"] if wanted else [])]
+    words = [*module, *arguments, *(["--json", "-"] if wanted else [])]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "scenarios").symlink_to(ROOT / "scenarios", target_is_directory=True)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        done = start(words, folder)
     assert done.returncode == 0, f"{command}\n{done.stderr}"
     return json.loads(done.stdout) if wanted else None
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.browser.test_explore import running_explorer, visit
+from tests.modules import run_module
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,7 @@ Part = dict[str, float]
 def made(tmp_path: Path, *command: str) -> str:
     """The page that a command writes."""
     page = tmp_path / "made.html"
-    words = [sys.executable, "-m", *command, "--html", str(page)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_module(*command, "--html", page)
     assert done.returncode == 0, done.stderr
     return page.read_text("utf-8")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import synthetic
 
 from sim.views.palette import KINDS
 from sim.views.timeline_page import timeline_page
+from tests.modules import run_module
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -284,11 +283,8 @@ def test_hovering_over_the_picture_names_a_span(open_page: Any) -> None:
 
 
 def test_page_of_the_command(open_page: Any, tmp_path: Path) -> None:
-    if not (ROOT / "sim" / "run.py").exists():
-        pytest.skip("there is no sim/run.py yet")
     made = tmp_path / "run.html"
-    command = [sys.executable, "-m", "sim.run", "scenarios/1f1b_pp8.yaml", "--html", str(made)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ran = run_module("sim.run", "scenarios/1f1b_pp8.yaml", "--html", made)
     assert ran.returncode == 0, ran.stderr
     page = open_page(made.read_text("utf-8"))
     tracks = {row[0] for row in page.evaluate("stepsim.data.rows")}

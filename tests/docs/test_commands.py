@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
 import re
 import shlex
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.modules import run_module
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = "# not run by the tests: "
 OURS = {"sim", "topology", "json", "pathlib"}
-SECONDS = 120
 
 
 def fences(page: Path) -> list[tuple[str, str]]:
@@ -50,9 +48,7 @@ def to_run(page: Path) -> list[list[str]]:
 
 @functools.cache
 def options(module: str) -> str:
-    command = [sys.executable, "-m", module, "--help"]
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS).stdout
+    return run_module(module, "--help", COLUMNS="200").stdout
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if shown(p)], ids=lambda p: p.stem)
@@ -69,9 +65,7 @@ def test_commands_are_known(page: Path) -> None:
 def test_commands_run(page: Path, tmp_path: Path) -> None:
     prepare(page, tmp_path)
     for arguments in dict.fromkeys(map(tuple, to_run(page))):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-m", *arguments], cwd=tmp_path, env=environment, capture_output=True,
-                              text=True, timeout=SECONDS)
+        done = run_module(*arguments, cwd=tmp_path)
         assert done.returncode == 0, f"{page.name}: python -m {shlex.join(arguments)}\n{done.stderr}"
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from docs import courses  # noqa: E402
+from tests.modules import run_module  # noqa: E402
 
 ROWS = list(courses.rows())
 COMMANDS = sorted(set().union(*map(courses.commands, ROWS)))
@@ -26,7 +27,7 @@ def committed() -> list[str]:
 
 @cache
 def found(command: str) -> Any:
-    return courses.run(command)
+    return courses.run(command, lambda words, folder: run_module(*words, cwd=Path(folder), timeout=courses.SECONDS))
 
 
 def test_there_are_135_in_order() -> None:

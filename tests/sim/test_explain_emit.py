@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from sim.core.errors import InputError
 from sim.emit import emit
 from sim.inputs.explain import all_keys, explain
 from sim.inputs.scenario import Scenario, parse_scenario
+from tests.modules import run_module
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LLAMA: dict[str, Any] = {
@@ -67,7 +67,7 @@ def scenario(**sections: Any) -> Scenario:
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "sim.run", *args], capture_output=True, text=True, check=False)
+    return run_module("sim.run", *args)
 
 
 # --- explain and schema

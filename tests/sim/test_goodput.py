@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.studies.goodput import DAY_S, daly_s, effective, goodput, job_of, many_runs, young_s
 from sim.studies.weeks import Job, Weeks, one_run
+from tests.modules import run_module
 from tests.sim.cases import case
 
 ROOT = Path(__file__).parents[2]
@@ -110,12 +109,11 @@ def test_the_same_seed_gives_the_same_distribution_in_any_number_of_processes() 
 
 
 def test_what_was_published_stands_beside_and_serving_has_no_days() -> None:
-    command = [sys.executable, "-m", "sim.run", "scenarios/dp8.yaml", "--days", "5", "--runs", "4", "--set"]
+    command = ("sim.run", "scenarios/dp8.yaml", "--days", "5", "--runs", "4", "--set")
     failures = "faults.failures={published: {effective_training_time: 0.93, failures: 7}, mtbf_s_per_gpu: 1e6}"
-    shown = subprocess.run([*command, failures], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    shown = run_module(*command, failures).stdout
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("  published")] == ["93.0", "7"]
-    command = [sys.executable, "-m", "sim.run", "scenarios/serve_batch1.yaml", "--days", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = run_module("sim.run", "scenarios/serve_batch1.yaml", "--days", "5")
     assert done.returncode == 2
     assert "--days: is for training" in done.stderr
 
@@ -133,8 +131,7 @@ def test_llama3_405b_over_54_days() -> None:
     """466 interruptions in 54 days on 16,384 GPUs, effective training time above 90 % (Llama Team 2024, section 3.3.4).
     What a restart takes and how often checkpoints are written was not published; see the scenario's comments."""
     file = ROOT / "scenarios" / "goodput_llama3_405b.yaml"
-    done = subprocess.run([sys.executable, "-m", "sim.run", str(file), "--days", "54", "--runs", "50", "--json", "-"],
-                          capture_output=True, text=True, check=True, cwd=ROOT)  # fmt: skip
+    done = run_module("sim.run", file, "--days", "54", "--runs", "50", "--json", "-")
     found = json.loads(done.stdout)["goodput"]
     assert found["gpus"] == 16384
     assert found["published"] == {"effective_training_time": 0.9, "failures": 466}

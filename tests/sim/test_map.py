@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from sim.simulation import simulate
 from sim.validation.best_measured import best_measured
 from sim.validation.tables import read_table
 from sim.views.map_page import NOTHING, cell_words, map_page
+from tests.modules import run_module
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "scenarios" / "map_llama3.yaml"
@@ -88,10 +87,10 @@ def test_bad_models_and_too_many_cells() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "map.html"
-    command = [sys.executable, "-m", "sim.map", "--models", "gpt2", "--gpus", "8", "--only", "tp=1", "--only", "pp=1",
-               "--only", "cp=1", "--only", "micro_batch_size=1", "--measured", "-", "--set", "training.seq_len=1024",
-               "--workers", "1"]  # fmt: skip
-    done = subprocess.run([*command, "--json", "-", "--html", str(out)], cwd=ROOT, capture_output=True, text=True)
+    command = ("sim.map", "--models", "gpt2", "--gpus", "8", "--only", "tp=1", "--only", "pp=1", "--only", "cp=1",
+               "--only", "micro_batch_size=1", "--measured", "-", "--set", "training.seq_len=1024",
+               "--workers", "1")  # fmt: skip
+    done = run_module(*command, "--json", "-", "--html", out)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["format"] == "sim-map/1"

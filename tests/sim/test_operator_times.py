@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 from sim.inputs.workloads import Faults, JitterFault
 from sim.simulation import simulate
+from tests.modules import run_module
 from tests.sim.cases import case
 
 
@@ -73,8 +72,7 @@ def test_ranks_that_jitter_tells_apart_run_the_same() -> None:
 
 def test_the_page_lists_the_longest_operators(tmp_path: Path) -> None:
     page = tmp_path / "step.html"
-    command = [sys.executable, "-m", "sim.run", "attention_unfused_gpt2", "--html", str(page)]
-    subprocess.run(command, check=True, capture_output=True)
+    assert run_module("sim.run", "attention_unfused_gpt2", "--html", page).returncode == 0
     text = page.read_text("utf-8")
     assert "Time by operator" in text
     assert "attention_softmax" in text.partition("Time by operator")[2]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from sim.inputs.scenario import load_scenario
 from sim.serve.simulation import simulate_serving
 from sim.studies.quality import quality, read_scores
 from sim.views.quality_page import quality_page
+from tests.modules import run_module
 
 ROOT = Path(__file__).parents[2]
 SERVING, SCORES = ROOT / "scenarios" / "quality_serving.yaml", ROOT / "scenarios" / "quality_mmlu.csv"
@@ -69,8 +68,8 @@ def test_a_model_that_cannot_be_served_says_why(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "quality.html"
-    command = [sys.executable, "-m", "sim.quality", *(x for s in FEW for x in ("--set", s))]
-    done = subprocess.run([*command, "--json", "-", "--html", str(out)], cwd=ROOT, capture_output=True, text=True)
+    command = ("sim.quality", *(x for s in FEW for x in ("--set", s)))
+    done = run_module(*command, "--json", "-", "--html", out)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["format"] == "sim-quality/1"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sim.commands.replay import main
+from tests.modules import run_module
 from tests.sim.traces import programs as p
 from tests.sim.traces.test_chakra import coll, comp, encode_file
 
@@ -38,9 +37,7 @@ def invoke(*args: str) -> Any:
 
 
 def test_json_alone_on_standard_output(traces: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "sim.replay", *traces, "--json", "-", "--straggler", "0=1.5"],
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    result = json.loads(done.stdout)
+    result = json.loads(run_module("sim.replay", *traces, "--json", "-", "--straggler", "0=1.5").stdout)
     assert result["format"] == "sim-replay/1"
     assert abs(result["error"]) < 1e-6
     assert result["what_if"] == {"straggler": ["0=1.5"]}

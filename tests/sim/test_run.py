@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.modules import run_module
 
 ROOT = Path(__file__).parents[2]
 SCENARIO = "scenarios/1f1b_pp8.yaml"
@@ -20,9 +20,7 @@ cluster: dgx-h100
 
 
 def run(*args: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-m", "sim.run", *map(str, args)], cwd=ROOT, env=env, capture_output=True,
-                          text=True, timeout=120, check=False)
+    return run_module("sim.run", *args, **environment)
 
 
 def test_json_alone_on_standard_output() -> None:

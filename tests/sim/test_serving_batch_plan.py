@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
 from sim.studies.batch_plan import batch_sizes, kaplan_critical_tokens, plan_batch, steps_factor, tokens_factor
+from tests.modules import run_module
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "scenarios" / "zero1_llama8b_dp8.yaml"
@@ -58,9 +57,7 @@ def test_serving_has_no_batch_to_plan() -> None:
 
 def test_command() -> None:
     arguments = ["--plan-batch", "--critical-batch", "16", "--json", "-", "--set", "parallelism.dp=4"]
-    done = subprocess.run([sys.executable, "-m", "sim.run", str(FILE), *arguments], capture_output=True, text=True,
-                          cwd=ROOT, check=True)  # fmt: skip
-    plan = json.loads(done.stdout)
+    plan = json.loads(run_module("sim.run", FILE, *arguments).stdout)
     assert plan["format"] == "sim-batch-plan/1"
     assert plan["best"] == plan["cuts"][0]
     assert plan["steps_factor"] == plan["tokens_factor"] == 2.0
@@ -70,10 +67,10 @@ def test_command() -> None:
 def test_critical_batch_by_loss_is_kaplans() -> None:
     assert kaplan_critical_tokens(1.0) == 2.1e8
     assert kaplan_critical_tokens(3.0) / kaplan_critical_tokens(3.0 * 2**0.21) == pytest.approx(2.0)
-    command = [sys.executable, "-m", "sim.run", str(FILE), "--plan-batch", "--critical-loss", "2.5", "--json", "-"]
-    plan = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    command = ("sim.run", FILE, "--plan-batch", "--critical-loss", "2.5", "--json", "-")
+    plan = json.loads(run_module(*command).stdout)
     seq_len = load_scenario(FILE).for_training.seq_len
     assert plan["critical_batch_size"] == pytest.approx(kaplan_critical_tokens(2.5) / seq_len)
-    both = subprocess.run([*command, "--critical-batch", "9"], capture_output=True, text=True)
+    both = run_module(*command, "--critical-batch", "9")
     assert both.returncode == 2
     assert "one of them" in both.stderr

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from sim.simulation import simulate
 from sim.studies.executors import dask_workers, local_workers, results
 from sim.studies.sweep_worker import attempt, pack
 from sim.views.sweep_page import sweep_page
+from tests.modules import run_module
 from tests.sim.test_search_dask import cluster
 
 ROOT = Path(__file__).parents[2]
@@ -137,13 +136,13 @@ def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "sweep.html"
-    command = [sys.executable, "-m", "sim.sweep", str(FILE), "--vary", RANKS, "--vary", SCALES]
-    done = subprocess.run([*command, "--json", "-", "--html", str(out)], cwd=ROOT, capture_output=True, text=True)
+    command = ("sim.sweep", FILE, "--vary", RANKS, "--vary", SCALES)
+    done = run_module(*command, "--json", "-", "--html", out)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["format"] == "sim-sweep/1"
     assert "Sweep: 1f1b_pp8" in out.read_text()
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = run_module(*command).stdout
     assert "lost to faults" in shown
-    bad = subprocess.run([*command, "--vary", "x=1"], cwd=ROOT, capture_output=True, text=True)
+    bad = run_module(*command, "--vary", "x=1")
     assert bad.returncode == 2
     assert "Traceback" not in bad.stderr

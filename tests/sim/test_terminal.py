@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.modules import run_module
 from tests.processes import ROOT, start, wait_until
 
 RUN = ("sim.run", "scenarios/1f1b_pp8.yaml")
@@ -54,7 +55,7 @@ def test_a_check_that_fails_says_so_though_nobody_reads() -> None:
 
 @pytest.mark.parametrize("command", [RUN, SEARCH, VALIDATE, GOODPUT, COMPARE], ids=lambda c: c[0])
 def test_json_on_standard_output_is_json_alone(command: tuple[str, ...]) -> None:
-    done = subprocess.run([sys.executable, "-m", *command, "--json", "-"], cwd=ROOT, capture_output=True, text=True)
+    done = run_module(*command, "--json", "-")
     assert json.loads(done.stdout)["format"].startswith("sim-")
     assert done.stderr == ""
 

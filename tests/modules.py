@@ -1,0 +1,78 @@
+"""`python -m MODULE …` in a process of its own that starts in milliseconds.
+
+A server process has imported what commands import, and every run is a fork of it: a fresh process with its own folder,
+environment, output and exit code, less the half second of imports. Tests of a process's very start, of signals and of
+terminals start Python itself (`tests.processes`, `subprocess`).
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import pytest
+
+from sim.commands.command import UNUSED
+
+ROOT = Path(__file__).parents[1]
+PRELOADED = [f"sim.commands.{name}" for name in ("run", "stepsim", "search", "sweep", "diff", "compare", "validate")]
+PRELOADED += ["sim.simulation", "sim.serve.simulation", "sim.views.timeline_page", "sim.engine.on_simpy", "rich.table"]
+
+
+def run_module(
+    *arguments: str | Path, cwd: Path = ROOT, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`python -m` with these arguments, waited for; its exit code, standard output and standard error.
+
+    Raises:
+        subprocess.TimeoutExpired: after `timeout` seconds; the process is ended.
+    """
+    words = [str(word) for word in arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder, "out"), Path(folder, "errors")
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        process = _server().Process(target=_be, args=(words, str(cwd), variables, str(out), str(errors)))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            raise subprocess.TimeoutExpired(words, timeout)
+        assert process.exitcode is not None
+        said = [path.read_text("utf-8") if path.exists() else "" for path in (out, errors)]
+        return subprocess.CompletedProcess(words, process.exitcode, *said)
+
+
+@functools.cache
+def _server() -> ForkServerContext:
+    """Started from the checkout's folder, so that it loads the checkout's packages."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        for name, value in {**UNUSED, "PYTHONPATH": str(ROOT)}.items():
+            patch.setenv(name, value)
+        first = context.Process(target=os.getpid)
+        first.start()
+        first.join()
+    return context
+
+
+def _be(words: Sequence[str], folder: str, variables: Mapping[str, str], out: str, errors: str) -> None:
+    """Become the command."""
+    for path, stream in ((os.devnull, 0), (out, 1), (errors, 2)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), stream)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    sys.path[:] = [folder, str(ROOT), *(entry for entry in sys.path if entry not in ("", folder, str(ROOT)))]
+    sys.argv = list(words)
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
