@@ -57,12 +57,16 @@ def _outcomes(work: Sequence[Job], jobs: int) -> Iterator[Outcome]:
     if jobs == 1 or len(work) < 2 * CHUNK:
         yield from map(_outcome, work)
         return
-    from concurrent.futures import ProcessPoolExecutor
+    from sim.studies.executors import local_workers, results
 
-    from sim.studies.executors import stay_with
+    chunks = [(work[first : first + CHUNK],) for first in range(0, len(work), CHUNK)]
+    with local_workers(jobs, start=None) as workers:
+        for outcomes in results(workers, _chunk, chunks):
+            yield from outcomes
 
-    with ProcessPoolExecutor(jobs, initializer=stay_with, initargs=(os.getpid(),)) as pool:
-        yield from pool.map(_outcome, work, chunksize=CHUNK)
+
+def _chunk(work: Sequence[Job]) -> list[Outcome]:
+    return [_outcome(job) for job in work]
 
 
 def _outcome(job: Job) -> Outcome:

@@ -66,13 +66,16 @@ def results(workers: Workers, task: Callable[..., T], work: Iterable[tuple[Any, 
 
 
 @contextmanager
-def local_workers(count: int) -> Iterator[Workers]:
-    """`count` fresh processes, or this one if it is one."""
+def local_workers(count: int, start: str | None = "spawn") -> Iterator[Workers]:
+    """`count` processes, or this one if it is one.
+
+    `start`: how they start (`multiprocessing.get_context`): fresh, or with None as the system does, where a fork has
+    all modules at once. When the block ends early, so do they, whatever they are at.
+    """
     if count <= 1:
         yield Workers(_OnTheSpot(), lambda: 1)
         return
-    fresh = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, fresh, stay_with, (os.getpid(),))
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context(start), stay_with, (os.getpid(),))
     try:
         yield Workers(pool, lambda: count)
     except BaseException:
