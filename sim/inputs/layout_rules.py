@@ -69,10 +69,15 @@ def tensor_parallel(s: Sizes) -> Problem | None:
         return _found("tp", tp, f"must divide model.kv_heads ({m.kv_heads}) or be a multiple of them")
     if m.hidden % tp:
         return _found("tp", tp, f"must divide model.hidden ({m.hidden})")
-    if (m.moe is None or m.moe.dense_layers or m.moe.every > 1) and m.ffn % tp:
+    if tp > 1 and m.ffn % tp and m.has_dense_layers:
         return _found("tp", tp, f"must divide model.ffn ({m.ffn})")
     if m.moe is not None and m.moe.shared_width % tp:
         return _found("tp", tp, f"must divide the shared experts' ffn ({m.moe.shared_width})")
+    if (states := m.state_space) is not None:
+        if states.heads % tp:
+            return _found("tp", tp, f"must divide model.state_space.heads ({states.heads})")
+        if states.groups % tp and tp % states.groups:
+            return _found("tp", tp, f"must divide model.state_space.groups ({states.groups}) or be a multiple of them")
     if tp > 1 and m.qk_norm_over == "all_heads":
         return _found("tp", tp, "a norm over all heads (model.qk_norm_over) is simulated whole on a rank: 1")
     return None
@@ -102,6 +107,8 @@ def context_parallel(s: Sizes) -> Problem | None:
     if s.training is None:
         return _found("cp", s.cp, "inference is not split by context parallelism") if s.cp > 1 else None
     seq_len, window = s.training.seq_len, s.model.window
+    if s.cp > 1 and s.model.state_space is not None:
+        return _found("cp", s.cp, "layers with a state (model.state_space) are simulated on whole sequences: 1")
     whole = s.cp_method == "all_to_all" or (s.cp_method == "all_gather" and s.cp_split != "striped")
     if s.cp > 1 and window is not None and window < seq_len and not whole:
         why = "only all_to_all, and all_gather with split contiguous or zigzag, are simulated"

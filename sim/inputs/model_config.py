@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from sim.core.dtypes import StorageDtype
 from sim.inputs.input_source import UserInput, as_tuple
 
 
@@ -59,7 +60,42 @@ class MlaConfig(UserInput):
     v_head_dim: int = Field(ge=1, le=65_536)
 
 
-_VARIATIONS = ("window", "norm_position", "qk_norm_over", "sinks", "no_rope_every")
+class StateSpaceConfig(UserInput):
+    """Layers with a state in place of keys and values: Mamba 2 (arXiv 2405.21060) and 1 (2312.00752), the gated
+    delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658).
+
+    A head turns `head_dim` numbers a token into as many, through a state of `state`·`head_dim`; `groups` of heads share
+    what writes and reads it. A causal convolution of `conv_kernel` tokens comes before, a norm with a gate after it.
+    `chunk`: tokens that are computed at once; `rank` (mamba1): of the matrix that makes steps, with `inner_norms`
+    (Jamba) on steps, B and C. `state_dtype`: of states that serving keeps; null: as activations.
+    """
+
+    kind: Literal["mamba2", "mamba1", "gated_delta", "kda", "lightning"] = "mamba2"
+    heads: int = Field(ge=1, le=1_000_000)
+    head_dim: int = Field(ge=1, le=65_536)
+    state: int = Field(ge=1, le=65_536)
+    groups: int = Field(default=1, ge=1, le=1_000_000)
+    conv_kernel: int = Field(default=4, ge=0, le=1_024)
+    conv_bias: bool = True
+    chunk: int = Field(default=256, ge=1, le=65_536)
+    bias: bool = False
+    gated_norm: bool = True
+    rank: int | None = Field(default=None, ge=1, le=1_000_000)
+    inner_norms: bool = False
+    state_dtype: StorageDtype | None = None
+
+
+_VARIATIONS = (
+    "window",
+    "norm_position",
+    "qk_norm_over",
+    "sinks",
+    "no_rope_every",
+    "attention_gate",
+    "parallel_block",
+    "state_space",
+    "mlp_pattern",
+)
 _MOE_VARIATIONS = ("shared_ffn", "shared_gate", "router_bias", "every")
 
 
@@ -74,6 +110,17 @@ def _head_dim(data: dict[str, Any]) -> int:
     return max(1, int(data["hidden"] // data["heads"]))
 
 
+AttentionKind = Literal["full", "sliding", "chunked", "state_space", "beside", "none"]
+LOCAL = ("sliding", "chunked")
+STATEFUL = ("state_space", "beside")
+
+
+def _attention_pattern(data: dict[str, Any]) -> tuple[AttentionKind, ...]:
+    if data.get("window") is not None:
+        return ("sliding",)
+    return ("full",) if data.get("state_space") is None else ("state_space",)
+
+
 class ModelConfig(UserInput):
     """A decoder-only transformer. Sizes are whole, before any parallel split.
 
@@ -83,7 +130,10 @@ class ModelConfig(UserInput):
     (OLMo 2). `norm_position`: before attention and MLP, after them (OLMo 2) or both (Gemma 2). `sinks`: a learned score
     of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each so-many-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
-    chunk of `window` tokens (Llama 4).
+    chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
+    (Falcon-H1), or neither. `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
+    projection multiplies the attention's result (Qwen3-Next). `parallel_block`: attention and MLP read one norm, and
+    both are added to the stream (Command R).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in.
     """
 
@@ -113,12 +163,18 @@ class ModelConfig(UserInput):
         default=0, ge=1, le=100_000_000, description="null: seq_len", json_schema_extra={"default": None}
     )
     window: int | None = Field(default=None, ge=1, le=100_000_000)
-    attention_pattern: Annotated[tuple[Literal["full", "sliding", "chunked"], ...], BeforeValidator(as_tuple)] = Field(
-        default_factory=lambda data: ("full",) if data.get("window") is None else ("sliding",),
+    state_space: StateSpaceConfig | None = None
+    attention_pattern: Annotated[tuple[AttentionKind, ...], BeforeValidator(as_tuple)] = Field(
+        default_factory=_attention_pattern,
         min_length=1,
         max_length=10_000,
-        description="null: full without window, sliding with it",
+        description="null: sliding with window, else state_space with it, else full",
     )
+    mlp_pattern: Annotated[tuple[Literal["dense", "experts", "none"], ...] | None, BeforeValidator(as_tuple)] = Field(
+        default=None, min_length=1, max_length=10_000, description="null: as moe says"
+    )
+    attention_gate: bool = False
+    parallel_block: bool = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
     moe: MoeConfig | None = None
     program: str | None = Field(default=None, description="a captured program, which takes the place of all other keys")
@@ -140,8 +196,24 @@ class ModelConfig(UserInput):
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether transformer layer `layer` (from 0) has experts in place of a dense MLP."""
+        return self.mlp_kind(layer) == "experts"
+
+    def mlp_kind(self, layer: int) -> Literal["dense", "experts", "none"]:
+        """What stands behind the attention of layer `layer` (from 0)."""
+        if self.mlp_pattern is not None:
+            return self.mlp_pattern[layer % len(self.mlp_pattern)]
         moe = self.moe
-        return moe is not None and layer >= moe.dense_layers and (layer + 1) % moe.every == 0
+        routed = moe is not None and layer >= moe.dense_layers and (layer + 1) % moe.every == 0
+        return "experts" if routed else "dense"
+
+    def attention_kind(self, layer: int) -> AttentionKind:
+        """What kind of attention layer `layer` (from 0) has."""
+        return self.attention_pattern[layer % len(self.attention_pattern)]
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether any layer has a dense MLP of `ffn`."""
+        return any(self.mlp_kind(layer) == "dense" for layer in range(self.layers))
 
     @property
     def moe_layers(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from sim.core.files import read_text
 from sim.inputs.captured_input import captured_config
 from sim.inputs.input_source import Source, nearest, show, validate
-from sim.inputs.model_config import ModelConfig
+from sim.inputs.model_config import LOCAL, STATEFUL, ModelConfig
 from sim.inputs.overrides import merge
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 
@@ -136,12 +136,13 @@ def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:
                 (*path, "head_dim"),
                 f"found {model.head_dim}; with mla it is qk_nope_head_dim + qk_rope_head_dim = {head_dim}",
             )
-    local = any(kind != "full" for kind in model.attention_pattern)
+    local = any(kind in LOCAL for kind in model.attention_pattern)
     if local != (model.window is not None):
         why = "needs model.window" if local else "with model.window some layer must be sliding or chunked"
         raise source.error((*path, "attention_pattern"), f"found {list(model.attention_pattern)}; {why}")
     if local and model.mla is not None:
         raise source.error((*path, "window"), f"found {model.window}; latent attention (mla) sees all keys: null")
+    _check_patterns(model, source, path)
     if model.qk_norm_over != "head" and not model.qk_norm:
         raise source.error((*path, "qk_norm_over"), f"found {show(model.qk_norm_over)}; needs qk_norm: true")
     moe = model.moe
@@ -156,3 +157,52 @@ def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:
             (*path, "moe", "dense_layers"),
             f"found {moe.dense_layers}; must be at most layers ({model.layers})",
         )
+
+
+def _check_patterns(model: ModelConfig, source: Source, path: KeyPath) -> None:
+    """Each kind of layer that a pattern names is described, and what is described is in a layer."""
+    stateful = any(kind in STATEFUL for kind in model.attention_pattern)
+    if stateful != (model.state_space is not None):
+        why = (
+            "needs model.state_space" if stateful else "with model.state_space some layer must be state_space or beside"
+        )
+        raise source.error((*path, "attention_pattern"), f"found {list(model.attention_pattern)}; {why}")
+    if "beside" in model.attention_pattern and model.mla is not None:
+        raise source.error((*path, "attention_pattern"), "found 'beside'; latent attention (mla) is simulated alone")
+    states = model.state_space
+    if states is not None and states.heads % states.groups:
+        raise source.error(
+            (*path, "state_space", "groups"), f"found {states.groups}; must divide heads ({states.heads})"
+        )
+    if states is not None and (states.kind == "mamba1") != (states.rank is not None):
+        why = "needs model.state_space.rank" if states.rank is None else "model.state_space.rank is mamba1's alone"
+        raise source.error((*path, "state_space", "kind"), f"found {states.kind}; {why}")
+    if states is not None and states.rank is not None and "beside" in model.attention_pattern:
+        raise source.error((*path, "attention_pattern"), "found 'beside'; mamba1 is simulated alone")
+    if model.mlp_pattern is not None:
+        routed = "experts" in model.mlp_pattern
+        if routed != (model.moe is not None):
+            why = "needs model.moe" if routed else "with model.moe some layer must have experts"
+            raise source.error((*path, "mlp_pattern"), f"found {list(model.mlp_pattern)}; {why}")
+        if model.moe is not None and (model.moe.dense_layers or model.moe.every > 1):
+            raise source.error(
+                (*path, "mlp_pattern"), "found beside moe.dense_layers or moe.every; one of them says it"
+            )
+    kinds = {(model.attention_kind(i), model.mlp_kind(i)) for i in range(model.layers)}
+    if ("none", "none") in kinds:
+        raise source.error((*path, "mlp_pattern"), "found a layer with neither attention nor MLP")
+    whole = {(a, b) for a, b in kinds if a not in ("none", "state_space") and b != "none"}
+    if model.parallel_block and model.moe is not None:
+        raise source.error((*path, "parallel_block"), "found true; experts (model.moe) are simulated in serial blocks")
+    if model.parallel_block and whole != kinds:
+        raise source.error((*path, "parallel_block"), "found true; needs attention and an MLP in every layer")
+    if model.parallel_block and model.norm_position != "pre":
+        raise source.error(
+            (*path, "parallel_block"), f"found true; needs norm_position pre, found {model.norm_position}"
+        )
+    if model.mtp_layers and (model.attention_kind(model.layers - 1), model.mlp_kind(model.layers - 1)) not in whole:
+        raise source.error(
+            (*path, "mtp_layers"), f"found {model.mtp_layers}; the last layer must have attention and an MLP"
+        )
+    if model.attention_gate and model.mla is not None:
+        raise source.error((*path, "attention_gate"), "found true; latent attention (mla) has none")

@@ -54,6 +54,15 @@ class Core:
         return self.window if self.window is not None and self.window.tokens < self.kv_len else None
 
 
+def attention_flops(
+    heads: int, widths: tuple[int, int], seen_keys: float | None, seq_len: int, causal_half: bool
+) -> float:
+    """Model FLOPs of a token in the core, forward and backward: 12·heads·head_dim·seq_len, halved when causal
+    (Chowdhery 2022, appendix B); of a window what it shows (`seen_keys`) is counted as it is."""
+    seen = seq_len * (0.5 if causal_half else 1.0) if seen_keys is None else seen_keys
+    return 6.0 * heads * sum(widths) * seen
+
+
 def core_forward(d: Dims, c: Core, name: str = "attention") -> Program:
     """Fused: one kernel, 2·b·a·q·kv·(d + d_v) flops, half when causal; q, k, v read, o written."""
     if not d.fused_attention:

@@ -18,14 +18,11 @@ def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = 
 
     Matmul parameters: the output layer's count, the embedding look-up's not; of experts those active. The
     attention term is the PaLM paper's (Chowdhery 2022, appendix B); MLA's query-key and value widths take the
-    place of 2·head_dim. A window's layers count the keys that a query sees in the mean.
+    place of 2·head_dim. A window's layers count the keys that a query sees in the mean, state-space layers the matmuls
+    over chunks, three times those of forward.
     """
     specs = (*layer_specs(model), *[prediction_layer(model)] * model.mtp_layers)
-    full = [spec.attention for spec in specs if spec.attention.seen_keys(seq_len) is None]
-    attention = 6.0 * sum(a.heads * sum(a.widths) for a in full) * seq_len * (0.5 if causal_half else 1.0)
-    for spec in specs:  # what a window shows is counted as it is
-        if (seen := spec.attention.seen_keys(seq_len)) is not None:
-            attention += 6.0 * spec.attention.heads * sum(spec.attention.widths) * seen
+    attention = sum(spec.attention.core_flops(seq_len, causal_half) for spec in specs if spec.attention is not None)
     return (4.0 if frozen else 6.0) * matmul_params_per_token(model) + attention
 
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.core.program import Block, BlockKind
-from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, norm, residual
-from sim.models.layers import layer_specs
+from sim.models.layers import LayerSpec, layer_specs
 from sim.models.lora import frozen, only_behind_adapters
 from sim.models.operators import Operator, quantized_weight_bytes, workspace
 from sim.models.recompute import as_block, keep, mode_of_layer, stops_early
@@ -38,23 +37,57 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
     """The layer's operators in forward order."""
     m, spec = scenario.model, layer_specs(scenario.model)[layer]
-    core = attention_core(scenario, d, shard, spec.attention.core(d))
-    before, after = spec.norm_position != "post", spec.norm_position != "pre"
+    if spec.parallel:
+        return _parallel(scenario, d, layer, shard)
+    parts: tuple[Operator, ...] = ()
+    if spec.attention is not None:
+        inner = spec.attention.train(scenario, d, shard)
+        parts += _branch(scenario, d, spec, "attention", inner, m.bias and d.tp > 1)
+    if spec.mlp is not None:
+        inner = spec.mlp.train(scenario, d, layer, shard)
+        parts += _branch(scenario, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, bool(parts))
+    return parts
 
-    def norms(name: str, here: bool, after_sum: bool = False) -> tuple[Operator, ...]:
-        return (norm(d, name, m.norm, d.rows, d.hidden, m.bias, after_sum),) if here else ()
+
+def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
+    """Attention and MLP on one norm; both results are added to the stream. The MLP's input is kept by the attention."""
+    m, spec = scenario.model, layer_specs(scenario.model)[layer]
+    assert spec.attention is not None
+    assert spec.mlp is not None
+    first, *rest = spec.mlp.train(scenario, d, layer, shard)
+    return (
+        branch_sum(d),
+        norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),
+        branch_sum(d),
+        *spec.attention.train(scenario, d, shard),
+        residual(d, "attention_residual", "attention", m.bias and d.tp > 1),
+        replace(first, saved=()),
+        *rest,
+        residual(d, "mlp_residual", "mlp", spec.mlp.bias_after and d.tp > 1),
+    )
+
+
+def _branch(
+    scenario: Scenario,
+    d: Dims,
+    spec: LayerSpec,
+    name: str,
+    inner: tuple[Operator, ...],
+    bias_after: bool,
+    after_sum: bool = False,
+) -> tuple[Operator, ...]:
+    """Norm, what computes, the norm after it, and the sum with the residual stream. `after_sum`: see `norm`."""
+    m = scenario.model
+
+    def norms(of: str, here: bool, after_sum: bool = False) -> tuple[Operator, ...]:
+        return (norm(d, of, m.norm, d.rows, d.hidden, m.bias, after_sum),) if here else ()
 
     return (
         branch_sum(d),
-        *norms("attention_norm", before),
-        *spec.attention.train(d, core),
-        *norms("attention_post_norm", after),
-        residual(d, "attention_residual", "attention", m.bias and d.tp > 1),
-        branch_sum(d),
-        *norms("mlp_norm", before, after_sum=True),
-        *spec.mlp.train(scenario, d, layer, shard),
-        *norms("mlp_post_norm", after),
-        residual(d, "mlp_residual", "mlp", spec.mlp.bias_after and d.tp > 1),
+        *norms(f"{name}_norm", spec.norm_position != "post", after_sum),
+        *inner,
+        *norms(f"{name}_post_norm", spec.norm_position != "pre"),
+        residual(d, f"{name}_residual", name, bias_after),
     )
 
 
@@ -70,8 +103,9 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         text += f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if layer == 0 else ''}"
     if m.mla is not None:
         text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())
-    if (seen := layer_specs(m)[layer].attention.seen_keys(d.full_seq)) is not None:
-        text += f" seen_keys={seen:g}"
+    spec = layer_specs(m)[layer]
+    if spec.attention is not None:
+        text += spec.attention.key(d.full_seq)
     text += "".join(f" {key}={value}" for key, value in m.variations.items() if key != "window")
     if d.cp > 1:
         text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"

@@ -38,7 +38,9 @@ def prediction_layer(model: ModelConfig) -> LayerSpec:
     """The transformer layer inside a multi-token-prediction module: of the same kind as the model's last layers."""
     moe = model.moe
     mlp = mlp_spec(model, 0 if moe is None else -(-(moe.dense_layers + 1) // moe.every) * moe.every - 1)
-    return LayerSpec(attention_spec(model, model.layers - 1), mlp, norm_elements(model), model.norm_position)
+    return LayerSpec(
+        attention_spec(model, model.layers - 1), mlp, norm_elements(model), model.norm_position, model.parallel_block
+    )
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
@@ -53,6 +55,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     True
     """
     specs = layer_specs(model)
+    dense = [spec.mlp for spec in specs if spec.mlp is not None and not isinstance(spec.mlp, Experts)]
     experts = [spec.mlp for spec in specs if isinstance(spec.mlp, Experts)]
     embedding = model.vocab * model.hidden
     parts = {
@@ -60,7 +63,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
         "positions": model.max_positions * model.hidden if model.positions == "learned" else 0,
         "head": 0 if model.tied_embeddings else embedding,
         "attention": sum(spec.attention_parameters for spec in specs),
-        "mlp": sum(spec.mlp.parameters for spec in specs if not isinstance(spec.mlp, Experts)),
+        "mlp": sum(mlp.parameters for mlp in dense),
         "router": sum(mlp.router_parameters for mlp in experts),
         "shared_experts": sum(mlp.shared_parameters for mlp in experts),
         "experts": sum(mlp.expert_parameters for mlp in experts),

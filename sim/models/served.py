@@ -108,6 +108,12 @@ def served_add_norm(d: ServingDims, name: str, tokens: int) -> Compute:
     return memory_op(name, F, "elementwise", n, 4 * n * d.act_bytes, d.act)
 
 
+def rope_cache(d: ServingDims, tokens: int, width: int) -> Compute:
+    """Rope and the cache's write in one kernel: `width` numbers of a token read and written."""
+    n = tokens * width
+    return memory_op("rope_cache", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
+
+
 def served_norm(d: ServingDims, name: str, tokens: int) -> Compute:
     """A norm alone: read and written once."""
     n = tokens * d.model.hidden

@@ -423,7 +423,7 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
     engine_s = 0.0 if parts is None else parts.engine
     specs = layer_specs(scenario.model)
-    kinds, attentions = tuple(dict.fromkeys(specs)), tuple(dict.fromkeys([spec.attention for spec in specs]))
+    kinds, attentions = tuple(dict.fromkeys(specs)), _attentions(specs)
     stages, engine = _stages(plan, specs, kinds, attentions), ENGINES[scenario.for_serving.engine]
     launched = tuple([_kernels(dims, kinds, attentions, s) for s in stages])
     host = Host(engine, engine.host_on(gpu.architecture), scenario.parallelism.tp, launched)
@@ -431,6 +431,11 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
         plan, Pricing(plan, costs, Network(scenario.cluster)), dims, kinds, attentions, stages, engine_s, device,
         bandwidth * c.streaming_efficiency, host, formats, parts,
     )  # fmt: skip
+
+
+def _attentions(specs: tuple[LayerSpec, ...]) -> tuple[Attention, ...]:
+    """The distinct ones of the layers that have any."""
+    return tuple(dict.fromkeys([spec.attention for spec in specs if spec.attention is not None]))
 
 
 def _kernels(
@@ -459,7 +464,7 @@ def _stages(
     for i in range(pp):
         parts = plan.parts[i::pp]
         layers = Counter([specs[n] for part in parts for n in part.layers])
-        attending = Counter([specs[n].attention for part in parts for n in part.layers])
+        attending = Counter(specs[n].attention for part in parts for n in part.layers)
         first, last = any(p.embedding for p in parts), any(p.head for p in parts)
         counts = tuple([layers[kind] for kind in kinds]), tuple([attending[a] for a in attentions])
         out.append(StageLayers(i * plan.mesh.strides["pp"], *counts, first, last))

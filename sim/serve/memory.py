@@ -38,7 +38,8 @@ def cached_bytes(
 ) -> float:
     """Cache of one token on one rank that holds `counts` layers of each of these attentions.
 
-    Layers with a window drop what lies before it: of a sequence of `length` a token's average share.
+    Layers with a window drop what lies before it, state-space layers keep one state: of a sequence of `length` a
+    token's average share.
 
     >>> from sim.inputs.model_input import load_model
     >>> from sim.inputs.scenario import parse_scenario
@@ -49,10 +50,7 @@ def cached_bytes(
     >>> cached_bytes(serving_dims(s), (attention_spec(s.model),), (32,))
     131072.0
     """
-    return sum(
-        n * (a.cache_elements(d.tp) * d.kv_bytes) * (a.kept_tokens(length) / length)
-        for a, n in zip(attentions, counts, strict=True)
-    )
+    return sum(n * a.sequence_bytes(d, length) / length for a, n in zip(attentions, counts, strict=True))
 
 
 def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
@@ -81,10 +79,9 @@ def buffer_bytes(
 
     Unfused attention holds scores and probabilities of all its tokens against `longest` keys besides."""
     m = d.model
-    inner = max(spec.mlp.widest(d.tp) for spec in specs)
-    wide = max(
-        *(spec.attention.expanded_width(d.tp) for spec in specs), inner * (3 if m.mlp in GATED else 2)
-    )
+    inner = max((spec.mlp.widest(d.tp) for spec in specs if spec.mlp is not None), default=0.0)
+    widths = [spec.attention.expanded_width(d.tp) for spec in specs if spec.attention is not None]
+    wide = max(*widths, inner * (3 if m.mlp in GATED else 2))
     layer = tokens * (2 * m.hidden + wide) * d.act_bytes
     if not d.fused_attention:
         layer += 2 * tokens * longest * ceil_div(m.heads, d.tp) * d.act_bytes

@@ -63,7 +63,8 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
         # The gradients' slowdown is for the same partial sums, unscaled: it would count them twice.
         options = replace(options, fp8_gradients_slower=False, matmul_slowdown=BLOCKWISE_SLOWDOWN)
     d, network = dims(scenario), Network(scenario.cluster)
-    parts = layer_specs(scenario.model)[0].mlp.train(scenario, d, 0, Shard())
+    mlp = layer_specs(scenario.model)[0].mlp
+    parts = () if mlp is None else mlp.train(scenario, d, 0, Shard())
 
     def priced(program: Program, options: PriceOptions) -> Prediction:
         costs = Costs(profile_named(name), scenario.cluster.gpu, options)

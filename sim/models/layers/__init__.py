@@ -14,83 +14,111 @@ from typing import TYPE_CHECKING, Literal
 
 from sim.core.program import Item, Program
 from sim.models.elementwise import GATED
+from sim.models.layers.beside import Beside
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.latent import LatentAttention
 from sim.models.layers.matrix import Matrix
-from sim.models.operators import F, memory_op
-from sim.models.served import ServingDims, served_add_norm, served_linear, served_norm, served_sum
+from sim.models.layers.scans import SCANS
+from sim.models.layers.selective_scan import SelectiveScan
+from sim.models.layers.state_space import StateSpace
+from sim.models.served import ServingDims, served_add_norm, served_norm, served_sum
 from sim.models.window import Window
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
-Attention = GroupedQueryAttention | LatentAttention
+Attention = GroupedQueryAttention | LatentAttention | StateSpace | SelectiveScan | Beside
 Mlp = DenseMlp | Experts
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: norm, attention, residual sum, norm, MLP, residual sum. Equal layers are equal records.
+    """One layer: norm, attention, residual sum, norm, MLP, residual sum; either may be missing. Equal layers are equal
+    records.
 
     `norm_position`: pre (as said), post (the norms stand before the sums: OLMo 2) or both (Gemma 2).
     """
 
-    attention: Attention
-    mlp: Mlp
+    attention: Attention | None
+    mlp: Mlp | None
     norm_elements: int  # of one norm
     norm_position: Literal["pre", "post", "both"] = "pre"
+    parallel: bool = False  # attention and MLP read one norm, and both are added to the stream
 
     @property
     def norms(self) -> int:
-        """Norms over the hidden size: two, or one on each side of attention and MLP."""
-        return 4 if self.norm_position == "both" else 2
+        """Norms over the hidden size: one, or one on each side, of attention and MLP; one for both in parallel."""
+        if self.parallel:
+            return 1
+        return ((self.attention is not None) + (self.mlp is not None)) * (2 if self.norm_position == "both" else 1)
 
     @property
     def attention_parameters(self) -> int:
         """Projections, their biases and the norms inside the attention."""
-        return sum(m.parameters for m in self.attention.matrices()) + self.attention.norm_elements()
+        if self.attention is None:
+            return 0
+        return sum(m.parameters for m in self.attention.matrices()) + self.attention.other_parameters()
 
     @property
     def parameters(self) -> int:
         """All of the layer's parameters, experts included."""
-        return self.attention_parameters + self.mlp.parameters + self.norms * self.norm_elements
+        mlp = 0 if self.mlp is None else self.mlp.parameters
+        return self.attention_parameters + mlp + self.norms * self.norm_elements
 
     @property
     def active_elements(self) -> int:
         """Weights that one token is multiplied by."""
-        return sum(m.elements for m in self.attention.matrices()) + self.mlp.active_elements
+        attention = 0 if self.attention is None else sum(m.elements for m in self.attention.matrices())
+        return attention + (0 if self.mlp is None else self.mlp.active_elements)
 
     def served_elements(self, tp: int, ep: int, expert_tp: int) -> tuple[int, int]:
         """Elements on one rank: of weights that serving may quantize, and of what stays in 16 bits."""
-        matrices = self.attention.matrices(tp)
-        weights, rest = self.mlp.served_elements(tp, ep, expert_tp)
-        rest += sum(m.parameters - m.elements for m in matrices)
-        rest += self.attention.norm_elements() + self.norms * self.norm_elements
-        return weights + sum(m.elements for m in matrices), rest
+        weights, rest = (0, 0) if self.mlp is None else self.mlp.served_elements(tp, ep, expert_tp)
+        rest += self.norms * self.norm_elements
+        if self.attention is not None:
+            matrices = self.attention.matrices(tp)
+            weights += sum(m.elements for m in matrices)
+            rest += sum(m.parameters - m.elements for m in matrices) + self.attention.other_parameters()
+        return weights, rest
 
     def serve_routed(self, d: ServingDims, tokens: int) -> Program:
         """The part of `serve_tokens` that replicas share: their experts."""
-        return self.mlp.routed(d, tokens)
+        return () if self.mlp is None else self.mlp.routed(d, tokens)
 
     def serve_tokens(self, d: ServingDims, tokens: int) -> Program:
         """All of the layer that depends on an iteration's number of tokens alone, be they prompts' or decodes'."""
-        out, width = self.attention.matrices(d.tp)[-1], tokens * self.attention.rotated_width(d.tp)
-        items: list[Item] = [served_add_norm(d, "attention_norm", tokens)]
-        for matrix in self.attention.projected(d.tp):
-            items += served_linear(d, matrix, tokens)
-        items.append(memory_op("rope_cache", F, "elementwise", width, 2 * width * d.act_bytes, d.act))
-        items += served_linear(d, out, tokens)
-        items += served_sum(d, "attention_out", tokens)
+        items: list[Item] = []
+        if self.attention is not None:
+            items += [served_add_norm(d, "attention_norm", tokens), *self.attention.serve(d, tokens)]
+            items += served_sum(d, "attention_out", tokens)
         if self.norm_position == "both":
             items += [served_norm(d, name, tokens) for name in ("attention_post_norm", "mlp_post_norm")]
-        items.append(served_add_norm(d, "mlp_norm", tokens))
-        return (*items, *self.mlp.serve(d, tokens), *served_sum(d, "mlp_down", tokens))
+        if self.mlp is not None:
+            items += [] if self.parallel else [served_add_norm(d, "mlp_norm", tokens)]
+            items += self.mlp.serve(d, tokens)
+            items += served_sum(d, "mlp_down", tokens)
+        return tuple(items)
 
 
-def attention_spec(model: ModelConfig, layer: int = 0) -> Attention:
+def attention_spec(model: ModelConfig, layer: int = 0) -> Attention | None:
     """The attention of layer `layer`, counted from 0 over the model."""
+    kind = model.attention_kind(layer)
+    if kind == "none":
+        return None
+    if kind == "state_space":
+        return _state_space(model)
+    attention = _attention(model, layer)
+    if kind != "beside":
+        return attention
+    state_space = _state_space(model)
+    assert isinstance(attention, GroupedQueryAttention)
+    assert isinstance(state_space, StateSpace)
+    return Beside(attention, state_space)
+
+
+def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | LatentAttention:
     c = model.mla
     if c is None:
         return GroupedQueryAttention(
@@ -103,6 +131,7 @@ def attention_spec(model: ModelConfig, layer: int = 0) -> Attention:
             qk_norm=model.qk_norm,
             qk_norm_over=model.qk_norm_over,
             sinks=model.sinks,
+            gate=model.attention_gate,
             rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
             projections=3 if model.mlp in GATED else 1,  # as Llama's code has it, and GPT's
             window=window_of(model, layer),
@@ -112,14 +141,28 @@ def attention_spec(model: ModelConfig, layer: int = 0) -> Attention:
     )
 
 
+def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan:
+    c = model.state_space
+    assert c is not None
+    if c.rank is not None:
+        own = (c.conv_kernel, c.conv_bias, c.inner_norms, c.state_dtype)
+        return SelectiveScan(model.hidden, c.heads * c.head_dim, c.state, c.rank, *own)
+    sizes = (c.heads, c.head_dim, c.state, c.groups, c.conv_kernel, c.chunk)
+    return StateSpace(model.hidden, SCANS[c.kind], *sizes, c.conv_bias, c.bias, c.gated_norm, c.state_dtype)
+
+
 def window_of(model: ModelConfig, layer: int) -> Window | None:
     """The window of layer `layer` by `model.attention_pattern`, which repeats over the layers."""
-    kind = model.attention_pattern[layer % len(model.attention_pattern)]
-    return None if model.window is None or kind == "full" else Window(model.window, kind == "chunked")
+    kind = model.attention_kind(layer)
+    return (
+        Window(model.window, kind == "chunked") if model.window is not None and kind in ("sliding", "chunked") else None
+    )
 
 
-def mlp_spec(model: ModelConfig, layer: int) -> Mlp:
+def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
     """The MLP of layer `layer`, counted from 0 over the model."""
+    if model.mlp_kind(layer) == "none":
+        return None
 
     def dense(ffn: int) -> DenseMlp:
         return DenseMlp(model.hidden, ffn, model.mlp, model.bias)
@@ -141,7 +184,8 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
     specs: dict[LayerSpec, LayerSpec] = {}
     norms = norm_elements(model)
     layers = (
-        LayerSpec(attention_spec(model, i), mlp_spec(model, i), norms, model.norm_position) for i in range(model.layers)
+        LayerSpec(attention_spec(model, i), mlp_spec(model, i), norms, model.norm_position, model.parallel_block)
+        for i in range(model.layers)
     )
     return tuple([specs.setdefault(spec, spec) for spec in layers])
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from sim.core.program import Compute, Program
-from sim.models.attention import Core
-from sim.models.dims import Dims, ceil_div
+from sim.core.program import Compute, Program, Saved
+from sim.models.attention import Core, attention_flops
+from sim.models.context_parallel import attention_core
+from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, Operator
-from sim.models.served import ServingDims, prefill_attention, unfused_attention
+from sim.models.operators import F, I, Operator, memory_op
+from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,8 @@ class GroupedQueryAttention:
     `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3). `projections`: into how many
     matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if every query
     sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `sinks`: a learned score
-    of each query head (gpt-oss), which kernels add to a row's softmax at no cost."""
+    of each query head (gpt-oss), which kernels add to a row's softmax at no cost. `gate`: a second
+    query projection whose sigmoid multiplies the result (Qwen3-Next)."""
 
     hidden: int
     heads: int
@@ -37,6 +42,7 @@ class GroupedQueryAttention:
     window: Window | None = None
     qk_norm_over: Literal["head", "all_heads"] = "head"
     sinks: bool = False
+    gate: bool = False
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -51,7 +57,14 @@ class GroupedQueryAttention:
         """Projections on one of `tp` ranks."""
         queries, keys = (n * self.head_dim for n in self.heads_of(tp))
         return (
-            Matrix("qkv", self.hidden, (queries, keys, keys), "column", self.bias or self.qkv_bias, target="qkv"),
+            Matrix(
+                "qkv",
+                self.hidden,
+                (queries * (2 if self.gate else 1), keys, keys),
+                "column",
+                self.bias or self.qkv_bias,
+                target="qkv",
+            ),
             Matrix("attention_out", queries, (self.hidden,), "row", self.bias, target="attention_out"),
         )
 
@@ -59,19 +72,34 @@ class GroupedQueryAttention:
         """Shapes of the attention on one rank's tokens."""
         return Core(d.seq, d.seq, *self.heads_of(d.tp), *self.widths, window=self.window)
 
-    def train(self, d: Dims, core: Operator) -> tuple[Operator, ...]:
-        """Projection to query, key and value, their norms, rope, `core`, output projection."""
+    def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
+        """Projection to query, key and value, their norms, rope, core, output projection."""
+        core = attention_core(scenario, d, shard, self.core(d))
         qkv, out = self.matrices(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
-        turn = (rope(d, d.tokens * sum(qkv.outputs[:2])),) if self.rope else ()
+        turn = (rope(d, d.tokens * (out.inputs + qkv.outputs[1])),) if self.rope else ()
         if self.qk_norm:
             turn = (*self._head_norms(d), *turn)
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
         if d.framework.attention_copies:
-            turn = (*turn, copied("attention_copies", d, d.framework.attention_copies * d.tokens * qkv.outputs[0]))
+            turn = (*turn, copied("attention_copies", d, d.framework.attention_copies * d.tokens * out.inputs))
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
-        return linear(d, before), *turn, core, linear(d, out.linear("attention", d.tokens))
+        gate = (self._gate(d, d.tokens * out.inputs),) if self.gate else ()
+        return linear(d, before), *turn, core, *gate, linear(d, out.linear("attention", d.tokens))
+
+    def _gate(self, d: Dims, elements: int) -> Operator:
+        """The result times the gate's sigmoid; kept are both, the result by the core's own backward (fused) or here."""
+        e, kernels = d.act_bytes, 1 if d.framework.fuses_activation else 2
+        forward = memory_op(
+            "attention_gate", F, "elementwise", elements, (1 + 2 * kernels) * e * elements, d.act, kernels
+        )
+        backward = memory_op(
+            "attention_gate_backward", I, "elementwise", elements, (3 + 2 * kernels) * e * elements, d.act, kernels + 1
+        )
+        names = ("attention output", "attention gate", *(() if kernels == 1 else ("sigmoid of the gate",)))
+        saved = tuple(Saved("attention", name, e * elements) for name in names)
+        return Operator("attention_gate", (forward,), (backward,), saved, backward_bytes=3 * e * elements)
 
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:
         names = zip(("query_norm", "key_norm"), self.heads_of(d.tp), strict=True)
@@ -79,7 +107,7 @@ class GroupedQueryAttention:
             return tuple(norm(d, name, "rmsnorm", d.tokens, heads * self.head_dim, False) for name, heads in names)
         return tuple(norm(d, name, "rmsnorm", d.tokens * heads, self.head_dim, False) for name, heads in names)
 
-    def norm_elements(self) -> int:
+    def other_parameters(self) -> int:
         """Weights of the norms inside the attention, and sinks."""
         norms = self.heads + self.kv_heads if self.qk_norm_over == "all_heads" else 2
         return (norms * self.head_dim if self.qk_norm else 0) + (self.heads if self.sinks else 0)
@@ -94,13 +122,30 @@ class GroupedQueryAttention:
             return None
         return self.window.pairs(length, length) / length
 
+    def key(self, seq_len: int) -> str:
+        """What of a block's key the model's own sizes do not say."""
+        seen = self.seen_keys(seq_len)
+        return "" if seen is None else f" seen_keys={seen:g}"
+
+    def core_flops(self, seq_len: int, causal_half: bool) -> float:
+        """Model FLOPs of a token outside matrices, forward and backward: see `attention_flops`."""
+        return attention_flops(self.heads, self.widths, self.seen_keys(seq_len), seq_len, causal_half)
+
     def kept_tokens(self, length: float) -> float:
         """Tokens of a sequence of `length` whose keys and values the cache keeps."""
         return length if self.window is None else self.window.kept(length)
 
-    def projected(self, tp: int) -> tuple[Matrix, ...]:
-        """What every token of an iteration is multiplied by before its attention."""
-        return self.matrices(tp)[:-1]
+    def sequence_bytes(self, d: ServingDims, length: float) -> float:
+        """Cache of a sequence of `length` tokens on one rank."""
+        return self.cache_elements(d.tp) * d.kv_bytes * self.kept_tokens(length)
+
+    def serve(self, d: ServingDims, tokens: int) -> Program:
+        """What depends on an iteration's number of tokens alone, up to the sum over tp."""
+        qkv, out = self.matrices(d.tp)
+        n = tokens * out.inputs
+        gate = (memory_op("attention_gate", F, "elementwise", n, 3 * n * d.act_bytes, d.act),) if self.gate else ()
+        turned = rope_cache(d, tokens, self.rotated_width(d.tp))
+        return (*served_linear(d, qkv, tokens), turned, *gate, *served_linear(d, out, tokens))
 
     def rotated_width(self, tp: int) -> int:
         """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes."""

@@ -7,16 +7,21 @@ every head, decode absorbs the up-projections into query and output, so that all
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sim.core.program import Compute, Program
-from sim.models.attention import Core
-from sim.models.dims import Dims, ceil_div
+from sim.models.attention import Core, attention_flops
+from sim.models.context_parallel import attention_core
+from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import norm, rope
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, memory_op
-from sim.models.served import ServingDims, prefill_attention, served_linear, unfused_attention
+from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.prices.roofline import ATTENTION_DECODE
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
 
 LATENT_HEADS = 16  # assumption: however many heads read one latent, their kernel is as efficient as with so many
 
@@ -62,8 +67,8 @@ class LatentAttention:
         heads = ceil_div(self.heads, d.tp)
         return Core(d.seq, d.seq, heads, heads, *self.widths)
 
-    def train(self, d: Dims, core: Operator) -> tuple[Operator, ...]:
-        """Down-projections (whole on every rank), latent norms, up-projections (split by heads), rope, `core`, output.
+    def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
+        """Down-projections (whole on every rank), latent norms, up-projections (split by heads), rope, core, output.
 
         With sequence parallelism the latents are gathered instead of the hidden state: fewer bytes.
         """
@@ -86,11 +91,11 @@ class LatentAttention:
             linear(d, layer(kv_up, keep)),
             rope(d, d.tokens * (heads + 1) * self.rope_width),
             _assembled(d, heads, self.widths[0], self.rope_width),
-            core,
+            attention_core(scenario, d, shard, self.core(d)),
             linear(d, out.linear("attention", d.tokens)),
         )
 
-    def norm_elements(self) -> int:
+    def other_parameters(self) -> int:
         """Weights of the norms of both latents."""
         return (self.query_rank or 0) + self.latent_rank
 
@@ -102,13 +107,24 @@ class LatentAttention:
         """None: a query sees all keys before it."""
         return None
 
-    def kept_tokens(self, length: float) -> float:
-        """Tokens of a sequence of `length` whose latents the cache keeps: all."""
-        return length
+    def key(self, seq_len: int) -> str:
+        """Nothing: all its sizes are the model's."""
+        return ""
 
-    def projected(self, tp: int) -> tuple[Matrix, ...]:
-        """What every token of an iteration is multiplied by before its attention; the latent is expanded in it."""
-        return self.matrices(tp)[:-2]
+    def core_flops(self, seq_len: int, causal_half: bool) -> float:
+        """Model FLOPs of a token outside matrices, forward and backward: see `attention_flops`."""
+        return attention_flops(self.heads, self.widths, None, seq_len, causal_half)
+
+    def sequence_bytes(self, d: ServingDims, length: float) -> float:
+        """Cache of a sequence of `length` tokens on one rank."""
+        return self.cache_elements(d.tp) * d.kv_bytes * length
+
+    def serve(self, d: ServingDims, tokens: int) -> Program:
+        """What depends on an iteration's number of tokens alone, up to the sum over tp; the latent is expanded in
+        the attention."""
+        *projected, _, out = self.matrices(d.tp)
+        items = [item for matrix in projected for item in served_linear(d, matrix, tokens)]
+        return (*items, rope_cache(d, tokens, self.rotated_width(d.tp)), *served_linear(d, out, tokens))
 
     def rotated_width(self, tp: int) -> int:
         """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes."""

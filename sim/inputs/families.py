@@ -1,0 +1,278 @@
+"""Hugging Face's keys of each family of decoders, as a scenario's `model`. Only numbers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sim.inputs.input_source import show
+
+Config = dict[str, Any]
+
+
+class NotExpressibleError(Exception):
+    """The config asks for something that a scenario's model has no key for."""
+
+
+def require(config: Config, key: str, allowed: tuple[Any, ...]) -> None:
+    """Refuse a config whose `key` is there and none of `allowed`."""
+    if config.get(key, allowed[0]) not in allowed:
+        words = " or ".join(show(value) for value in allowed)
+        raise NotExpressibleError(f"{key}: found {show(config[key])}; only {words} can be simulated")
+
+
+def window(config: Config, size: str, pattern: list[str]) -> Config:
+    """Layers with local attention: `layer_types` where the config has them, else the family's own `pattern`."""
+    if config.get(size) is None:
+        return {}
+    types = config.get("layer_types")
+    if types is None:
+        kinds = pattern
+    else:
+        known = {"full_attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked"}
+        if unknown := [t for t in types if t not in known]:
+            raise NotExpressibleError(f"layer_types: found {show(unknown[0])}; can be simulated: {', '.join(known)}")
+        kinds = [known[t] for t in types]
+    return {"window": config[size], "attention_pattern": kinds} if set(kinds) != {"full"} else {}
+
+
+def llama(config: Config) -> Config:
+    require(config, "attention_bias", (False, None))
+    require(config, "mlp_bias", (False, None))
+    require(config, "hidden_act", ("silu", "swish"))
+    return {
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "heads": config["num_attention_heads"],
+        "kv_heads": config.get("num_key_value_heads"),
+        "head_dim": config.get("head_dim"),
+        "ffn": config["intermediate_size"],
+        "vocab": config["vocab_size"],
+        "mlp": "swiglu",
+        "norm": "rmsnorm",
+        "bias": False,
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "dropout": config.get("attention_dropout"),
+        "positions": "rope",
+    }
+
+
+def router(config: Config, experts: str, ffn: int, top_k: str = "num_experts_per_tok") -> Config:
+    """Routed experts of `ffn`; `experts` and `top_k`: the keys of their numbers."""
+    return {"experts": config[experts], "top_k": config[top_k], "ffn": ffn}
+
+
+def _mixtral(config: Config) -> Config:
+    return llama(config) | {"moe": router(config, "num_local_experts", config["intermediate_size"])}
+
+
+def _minimax_m2(config: Config) -> Config:
+    found = _mixtral({"head_dim": 128, **config})
+    return found | {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads"}
+
+
+def _cohere(config: Config) -> Config:
+    """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output."""
+    require(config, "use_qk_norm", (False, None))
+    found = llama({"tie_word_embeddings": True, **config})
+    return found | {"norm": "layernorm", "parallel_block": True}
+
+
+def _cohere2(config: Config) -> Config:
+    """Command R7B: windows with rope, each fourth layer all tokens without it."""
+    step = config.get("sliding_window_pattern") or 4
+    found = _cohere({"sliding_window": 4096, **config})
+    found |= window({"sliding_window": 4096, **config}, "sliding_window", ["sliding"] * (step - 1) + ["full"])
+    if "attention_pattern" not in found:
+        return found
+    kinds = [found["attention_pattern"][i % len(found["attention_pattern"])] for i in range(found["layers"])]
+    if [kind == "full" for kind in kinds] != [(i + 1) % step == 0 for i in range(found["layers"])]:
+        raise NotExpressibleError(f"layer_types: can be simulated: full attention in each {step}-th layer")
+    return found | {"no_rope_every": step}
+
+
+def _qwen2(config: Config) -> Config:
+    return llama({**config, "attention_bias": False}) | {"qkv_bias": True}
+
+
+def qwen2_moe(config: Config) -> Config:
+    moe = {
+        "experts": config["num_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn": config["moe_intermediate_size"],
+        "shared_ffn": config["shared_expert_intermediate_size"],
+        "shared_gate": True,
+        "every": every(config, "decoder_sparse_step"),
+    }
+    return _qwen2(config) | {"moe": moe}
+
+
+def every(config: Config, key: str) -> int:
+    """Experts in each so-many-th layer; lists of other layers are refused."""
+    require(config, "mlp_only_layers", ([], None))
+    return int(config.get(key, 1))
+
+
+def _phi3(config: Config) -> Config:
+    return llama(config) | window(config, "slidingwindow", ["sliding"])
+
+
+def _olmo2(config: Config) -> Config:
+    return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post"}
+
+
+def _gemma(config: Config, pattern: list[str]) -> Config:
+    """Gemma 2: GeGLU, norms on both sides, embedding and output one matrix."""
+    require(config, "use_bidirectional_attention", (False, None))
+    for key in ("hidden_act", "hidden_activation"):
+        require(config, key, ("gelu_pytorch_tanh", None))
+    found = llama({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": "silu"})
+    return found | {"mlp": "geglu", "norm_position": "both"} | window(config, "slidingwindow", pattern)
+
+
+def _gemma2(config: Config) -> Config:
+    return _gemma({"slidingwindow": 4096, **config}, ["sliding", "full"])
+
+
+def _gemma3(config: Config) -> Config:
+    pattern = ["sliding"] * (config.get("slidingwindow_pattern", 6) - 1) + ["full"]
+    return _gemma({"slidingwindow": 4096, **config}, pattern) | {"qk_norm": True}
+
+
+def _gpt_oss(config: Config) -> Config:
+    """Biases in attention, experts and router; a sink for each query head."""
+    plain = {"head_dim": 64, "attention_bias": True, "slidingwindow": 128, **config}
+    require(plain, "attention_bias", (True,))
+    moe = {
+        "experts": plain["num_local_experts"],
+        "top_k": plain["num_experts_per_tok"],
+        "ffn": plain["intermediate_size"],
+        "router_bias": True,
+    }
+    found = llama({**plain, "attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
+    return found | window(plain, "slidingwindow", ["sliding", "full"])
+
+
+def _glm4_moe(config: Config) -> Config:
+    moe = {
+        "experts": config["n_routed_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn": config["moe_intermediate_size"],
+        "shared_experts": config.get("n_shared_experts", 1),
+        "dense_layers": config.get("first_k_dense_replace", 1),
+    }
+    found = llama({**config, "attention_bias": False}) | {"moe": moe}
+    found |= {"qkv_bias": config.get("attention_bias", False), "qk_norm": config.get("use_qk_norm", False)}
+    return found | {"mtp_layers": config.get("num_nextn_predict_layers")}
+
+
+def _llama4(config: Config) -> Config:
+    """Chunks where a layer has rope, all tokens where it has none; one shared expert beside the routed ones."""
+    require(config, "moe_layers", (None,))
+    step = config.get("no_rope_layer_interval", 4)
+    ropes = config.get("no_rope_layers")
+    if ropes and [bool(x) for x in ropes] != [(i + 1) % step != 0 for i in range(len(ropes))]:
+        raise NotExpressibleError(f"no_rope_layers: can be simulated: none in each {step}-th layer")
+    moe = {
+        "experts": config["num_local_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn": config["intermediate_size"],
+        "shared_experts": 1,
+        "every": every(config, "interleave_moe_layer_step"),
+    }
+    found = llama({**config, "intermediate_size": config["intermediate_size_mlp"]}) | {"moe": moe}
+    pattern = ["chunked"] * (step - 1) + ["full"]
+    chunks = window({"attention_chunk_size": 8192, **config}, "attention_chunk_size", pattern)
+    return found | {"no_rope_every": step} | chunks
+
+
+def _qwen3(config: Config) -> Config:
+    return llama({"head_dim": 128, **config}) | {"qk_norm": True}
+
+
+def _qwen3_moe(config: Config) -> Config:
+    moe = {
+        "experts": config["num_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn": config["moe_intermediate_size"],
+        "every": every(config, "decoder_sparse_step"),
+    }
+    return _qwen3(config) | {"moe": moe}
+
+
+def _deepseek(config: Config) -> Config:
+    require(config, "moe_layer_freq", (1, None))
+    mla = {
+        "q_lora_rank": config.get("q_lora_rank"),
+        "kv_lora_rank": config["kv_lora_rank"],
+        "qk_nope_head_dim": config["qk_nope_head_dim"],
+        "qk_rope_head_dim": config["qk_rope_head_dim"],
+        "v_head_dim": config["v_head_dim"],
+    }
+    moe = {
+        "experts": config["n_routed_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn": config["moe_intermediate_size"],
+        "shared_experts": config.get("n_shared_experts"),
+        "dense_layers": config.get("first_k_dense_replace"),
+        # routing groups stand on nodes (arXiv 2412.19437, 2.1.2); one group is no limit
+        "max_nodes_per_token": None if config.get("n_group") == 1 else config.get("topk_group"),
+    }
+    mtp = config.get("num_nextn_predict_layers")
+    return llama(config) | {"kv_heads": None, "head_dim": None, "mla": mla, "moe": moe, "mtp_layers": mtp}
+
+
+def _gpt2(config: Config) -> Config:
+    require(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
+    return {
+        "layers": config["n_layer"],
+        "hidden": config["n_embd"],
+        "heads": config["n_head"],
+        "ffn": config.get("n_inner"),
+        "vocab": config["vocab_size"],
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "dropout": config.get("resid_pdrop", 0.1),
+        "positions": "learned",
+        "max_positions": config["n_positions"],
+    }
+
+
+def _gpt_neox(config: Config) -> Config:
+    require(config, "hidden_act", ("gelu", "gelu_new", "gelu_fast"))
+    require(config, "attention_bias", (True,))
+    return {
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "heads": config["num_attention_heads"],
+        "ffn": config["intermediate_size"],
+        "vocab": config["vocab_size"],
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "dropout": config.get("hidden_dropout"),
+        "positions": "rope",
+    }
+
+
+FAMILIES: dict[str, Callable[[Config], Config]] = {
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "llama": llama,
+    "mistral": llama,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "qwen2_moe": qwen2_moe,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+    "cohere": _cohere,
+    "cohere2": _cohere2,
+    "minimax_m2": _minimax_m2,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
+    "glm4_moe": _glm4_moe,
+    "llama4_text": _llama4,
+    "kimi_k2": _deepseek,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+}

@@ -1,0 +1,210 @@
+"""Hugging Face's keys of families whose layers carry a state, beside attention or without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.inputs.families import Config, NotExpressibleError, llama, qwen2_moe, require, router
+from sim.inputs.input_source import show
+
+_KINDS = {  # names of a layer's kind: a scenario's attention and, where the layer has one thing alone, its MLP
+    "linear_attention": ("state_space", "none"),
+    "mamba": ("state_space", "none"),
+    "attention": ("full", "none"),
+    "full_attention": ("full", "none"),
+    "mlp": ("none", "dense"),
+    "moe": ("none", "experts"),
+}
+
+
+def _kinds(names: list[str], key: str) -> list[tuple[str, str]]:
+    if unknown := [name for name in names if name not in _KINDS]:
+        raise NotExpressibleError(f"{key}: found {show(unknown[0])}; can be simulated: {', '.join(_KINDS)}")
+    return [_KINDS[name] for name in names]
+
+
+def _layer_types(config: Config, default: list[str]) -> list[str]:
+    """The kinds of attention of all layers, by `layer_types` or `layers_block_type`."""
+    key = "layer_types" if config.get("layer_types") is not None else "layers_block_type"
+    found = config[key] if config.get(key) is not None else default
+    return [attention for attention, _ in _kinds(found, key)]
+
+
+def _mamba2(config: Config) -> Config:
+    """Mamba 2: nothing but state-space layers."""
+    require(config, "hidden_act", ("silu", "swish"))
+    heads, groups = config["num_heads"], config.get("n_groups", 8)
+    states = {
+        "heads": heads, "head_dim": config["head_dim"], "state": config["state_size"], "groups": groups,
+        "conv_kernel": config.get("conv_kernel", 4), "conv_bias": config.get("use_conv_bias", True),
+        "bias": config.get("use_bias", False), "chunk": config.get("chunk_size", 256),
+    }  # fmt: skip
+    return {
+        "layers": config["num_hidden_layers"], "hidden": config["hidden_size"], "heads": heads,
+        "head_dim": config["head_dim"], "vocab": config["vocab_size"], "norm": "rmsnorm", "bias": False,
+        "tied_embeddings": config.get("tie_word_embeddings", False), "state_space": states, "mlp_pattern": ["none"],
+    }  # fmt: skip
+
+
+def _states(config: Config, inner: int) -> Config:
+    """Sizes under the names that hybrids of Granite's and Falcon's make share; `inner`: all heads' width."""
+    heads, width = config["mamba_n_heads"], config.get("mamba_d_head", "auto")
+    return {
+        "heads": heads, "head_dim": inner // heads if width == "auto" else width, "state": config["mamba_d_state"],
+        "groups": config.get("mamba_n_groups", 1), "conv_kernel": config.get("mamba_d_conv", 4),
+        "conv_bias": config.get("mamba_conv_bias", True), "bias": config.get("mamba_proj_bias", False),
+        "chunk": config.get("mamba_chunk_size", 256),
+    }  # fmt: skip
+
+
+def _granite_hybrid(config: Config) -> Config:
+    """Granite 4: Mamba 2 or attention, then experts beside a shared MLP, or that alone."""
+    shared, experts = config["shared_intermediate_size"], config.get("num_local_experts", 0)
+    found = llama({**config, "intermediate_size": shared}) | {
+        "positions": "rope" if config.get("position_embedding_type") == "rope" else "none",
+        "attention_pattern": _layer_types(config, ["mamba"] * config["num_hidden_layers"]),
+    }
+    if "state_space" in found["attention_pattern"]:
+        found["state_space"] = _states(config, config.get("mamba_expand", 2) * config["hidden_size"])
+    if experts:
+        moe = {"experts": experts, "top_k": config["num_experts_per_tok"], "ffn": config["intermediate_size"]}
+        found["moe"] = moe | {"shared_ffn": shared}
+    return found
+
+
+def _falcon_h1(config: Config) -> Config:
+    """Falcon-H1: attention and Mamba 2 side by side in every layer, then an MLP."""
+    for key in ("mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias"):
+        require(config, key, (False, None))
+    inner = config.get("mamba_d_ssm") or config.get("mamba_expand", 2) * config["hidden_size"]
+    states = _states(config, inner) | {"gated_norm": config.get("mamba_rms_norm", False)}
+    return llama(config) | {"state_space": states, "attention_pattern": ["beside"]}
+
+
+_NEMOTRON = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+
+
+def _nemotron_h(config: Config) -> Config:
+    """Nemotron-H: each layer is one thing, Mamba 2, attention, an MLP or experts; squared ReLU, no positions."""
+    require(config, "mlp_hidden_act", ("relu2",))
+    for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
+        require(config, key, (False, None))
+    require(config, "moe_latent_size", (None,))
+    names = config.get("layers_block_type") or [_NEMOTRON.get(sign, sign) for sign in config["hybrid_override_pattern"]]
+    kinds = _kinds(names, "hybrid_override_pattern")
+    states = {
+        "heads": config["mamba_num_heads"], "head_dim": config["mamba_head_dim"], "state": config["ssm_state_size"],
+        "groups": config.get("n_groups", 8), "conv_kernel": config.get("conv_kernel", 4),
+        "conv_bias": config.get("use_conv_bias", True), "chunk": config.get("chunk_size", 128),
+        "state_dtype": config.get("mamba_ssm_cache_dtype", "float32"),
+    }  # fmt: skip
+    found = llama({"num_hidden_layers": len(kinds), "intermediate_size": 21504, **config}) | {
+        "layers": len(kinds), "mlp": "relu2", "positions": "none", "state_space": states,
+        "head_dim": config.get("head_dim") or config.get("attention_head_dim"),
+        "attention_pattern": [a for a, _ in kinds], "mlp_pattern": [m for _, m in kinds],
+    }  # fmt: skip
+    if "experts" not in found["mlp_pattern"]:
+        return found
+    moe = {
+        "experts": config["n_routed_experts"], "top_k": config["num_experts_per_tok"],
+        "ffn": config["moe_intermediate_size"], "shared_ffn": config["moe_shared_expert_intermediate_size"],
+    }  # fmt: skip
+    return found | {"moe": moe}
+
+
+def _qwen3_next(config: Config) -> Config:
+    """Qwen3-Next: the gated delta rule, in each fourth layer attention with a gate; experts with a gated shared one."""
+    names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
+    states = {
+        "kind": "gated_delta", "heads": config["linear_num_value_heads"], "head_dim": config["linear_value_head_dim"],
+        "state": config["linear_key_head_dim"], "groups": config["linear_num_key_heads"], "chunk": 64,
+        "conv_kernel": config.get("linear_conv_kernel_dim", 4), "conv_bias": False,
+    }  # fmt: skip
+    found = qwen2_moe({"head_dim": 256, **config}) | {"qkv_bias": False, "qk_norm": True, "attention_gate": True}
+    return found | {"state_space": states, "attention_pattern": _layer_types(config, names)}
+
+
+def _minimax(config: Config) -> Config:
+    """MiniMax-Text-01 and M1: lightning attention, in each so-many-th layer attention; experts."""
+    heads, width = config["num_attention_heads"], config.get("head_dim")
+    width = width or config["hidden_size"] // heads
+    signs = config.get("attn_type_list")  # 0 for lightning attention
+    kinds = None if signs is None else ["full_attention" if sign else "linear_attention" for sign in signs]
+    names = kinds or ["full_attention", "linear_attention"]
+    states = {
+        "kind": "lightning", "heads": heads, "head_dim": width, "state": width, "groups": heads, "conv_kernel": 0,
+        "conv_bias": False, "chunk": config.get("block_size", 256),
+    }  # fmt: skip
+    found = llama(config) | {"moe": router(config, "num_local_experts", config["intermediate_size"])}
+    return found | {"state_space": states, "attention_pattern": _layer_types(config, names)}
+
+
+def _kimi_linear(config: Config) -> Config:
+    """Kimi Linear: the delta rule with a gate for every channel, in each fourth layer latent attention; experts."""
+    own = config.get("linear_attn_config") or {}
+    heads, width = (
+        own.get("num_heads", config.get("linear_num_heads")),
+        own.get("head_dim", config.get("linear_head_dim")),
+    )
+    if heads is None or width is None:
+        raise KeyError("linear_attn_config")
+    layers = config["num_hidden_layers"]
+    full = own.get("full_attn_layers") or [i + 1 for i in range(layers) if i and i % 4 == 0]  # counted from 1
+    names = ["full_attention" if i + 1 in full else "linear_attention" for i in range(layers)]
+    states = {
+        "kind": "kda", "heads": heads, "head_dim": width, "state": width, "groups": heads, "chunk": 64,
+        "conv_kernel": own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)), "conv_bias": False,
+    }  # fmt: skip
+    mla = {key: config.get(key) for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")}
+    moe = router(
+        {**config, "top_k": config.get("num_experts_per_token", config.get("num_experts_per_tok"))},
+        "num_experts", config["moe_intermediate_size"], "top_k",
+    )  # fmt: skip
+    moe |= {
+        "shared_experts": config.get("num_shared_experts", config.get("n_shared_experts", 1)),
+        "dense_layers": config.get("first_k_dense_replace", 1),
+    }
+    require(config, "moe_layer_freq", (1, None))
+    found = llama(config) | {"kv_heads": None, "head_dim": None, "moe": moe, "positions": "none"}
+    found |= {"mla": mla | {"v_head_dim": config["v_head_dim"]}, "state_space": states}
+    return found | {"attention_pattern": _layer_types(config, names)}
+
+
+def _jamba(config: Config) -> Config:
+    """Jamba: Mamba 1, in each eighth layer attention; an MLP or experts in turn; no positions."""
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    require(config, "mamba_proj_bias", (False, None))
+    rank = config.get("mamba_dt_rank", "auto")
+    states = {
+        "kind": "mamba1", "heads": config.get("mamba_expand", 2) * hidden, "head_dim": 1, "groups": 1,
+        "state": config.get("mamba_d_state", 16), "rank": -(-hidden // 16) if rank == "auto" else rank,
+        "conv_kernel": config.get("mamba_d_conv", 4), "conv_bias": config.get("mamba_conv_bias", True),
+        "inner_norms": True, "gated_norm": False,
+    }  # fmt: skip
+
+    def every(what: str, period: int, offset: int) -> list[bool]:
+        first, step = config.get(f"{what}_layer_offset", offset), config.get(f"{what}_layer_period", period)
+        return [(i - first) % step == 0 for i in range(layers)]
+
+    experts = config.get("num_experts", 16)
+    routed = every("expert", 2, 1) if experts > 1 else [False] * layers
+    found = llama(config) | {
+        "positions": "none", "state_space": states,
+        "attention_pattern": ["full" if attends else "state_space" for attends in every("attn", 8, 4)],
+        "mlp_pattern": ["experts" if here else "dense" for here in routed],
+    }  # fmt: skip
+    return found | ({"moe": router(config, "num_experts", config["intermediate_size"])} if any(routed) else {})
+
+
+FAMILIES: dict[str, Callable[[Config], Config]] = {
+    "mamba2": _mamba2,
+    "granitemoehybrid": _granite_hybrid,
+    "falcon_h1": _falcon_h1,
+    "nemotron_h": _nemotron_h,
+    "jamba": _jamba,
+    "qwen3_next": _qwen3_next,
+    "minimax": _minimax,
+    "minimax_m1": _minimax,
+    "minimax_text_01": _minimax,
+    "kimi_linear": _kimi_linear,
+}

@@ -1,0 +1,159 @@
+"""Mamba 1 (Gu and Dao 2023, arXiv 2312.00752): every channel has a state of its own, scanned in one kernel.
+
+Projection to x and gate, causal convolution, a small projection to steps, B and C, which another widens the steps of,
+selective scan, output projection (JambaMambaMixer of Transformers). The scan's kernel computes everything inside a
+chip's memory: it is priced by what it reads and writes, with 9 flops a number of the state and token
+(`mamba_ssm/ops/selective_scan_interface.py`; state-spaces/mamba's own count).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.core.program import Compute, Phase, Program, Saved
+from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.elementwise import norm
+from sim.models.layers.matrix import Matrix
+from sim.models.linear import linear
+from sim.models.operators import F, I, Operator, W, memory_op
+from sim.models.served import ServingDims, served_linear
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+SCAN_FLOPS = 9.0  # a token, channel and number of its state: decay, input, state, output
+KEPT_EVERY = (
+    2048  # tokens between states that the forward kernel leaves for the backward (selective_scan_fwd_kernel.cuh)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveScan:
+    """Sizes of the whole model. `inner`: channels; `state`: numbers of a channel's state; `rank`: of the steps."""
+
+    hidden: int
+    inner: int
+    state: int
+    rank: int
+    conv_kernel: int
+    conv_bias: bool
+    inner_norms: bool
+    state_dtype: str | None
+
+    def channels(self, tp: int) -> int:
+        """Of one rank."""
+        return ceil_div(self.inner, tp)
+
+    def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
+        """Projections on one of `tp` ranks; steps, B and C are summed over them."""
+        inner, small = self.channels(tp), self.rank + 2 * self.state
+        return (
+            Matrix("state_in", self.hidden, (2 * inner,), "column"),
+            Matrix("steps_down", inner, (small,), "row"),
+            Matrix("steps_up", self.rank, (inner,), "column", bias=True),
+            Matrix("state_out", inner, (self.hidden,), "row"),
+        )
+
+    def other_parameters(self, tp: int = 1) -> int:
+        """Convolution, decays of every channel's state, skip weights, norms of steps, B and C."""
+        own = self.conv_kernel + self.conv_bias + self.state + 1
+        return self.channels(tp) * own + (self.rank + 2 * self.state if self.inner_norms else 0)
+
+    def key(self, seq_len: int) -> str:
+        """All sizes, which stand beside those of the model's attention."""
+        return f" {self!r}"
+
+    def core_flops(self, seq_len: int, causal_half: bool) -> float:
+        """Model FLOPs of a token outside matrices: the scan forward, and twice as much backward."""
+        return 3.0 * SCAN_FLOPS * self.inner * self.state
+
+    def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
+        """Input projection, convolution, steps, scan, output projection."""
+        first, down, up, last = self.matrices(d.tp)
+        keep, small = not d.framework.rebuilds_pointwise, self.rank + 2 * self.state
+        norms = (norm(d, "steps_norm", "rmsnorm", d.tokens, small, False),) if self.inner_norms else ()
+        return (
+            linear(d, first.linear("attention", d.tokens, keep)),
+            self._convolution(d),
+            linear(d, down.linear("attention", d.tokens, False)),  # its input is the scan's
+            *norms,
+            linear(d, up.linear("attention", d.tokens, keep)),
+            self._scan(d),
+            linear(d, last.linear("attention", d.tokens)),
+        )
+
+    def _convolution(self, d: Dims) -> Operator:
+        n = d.tokens * self.channels(d.tp)
+        return Operator(
+            "convolution",
+            (_over("convolution", F, n, 2, d.act_bytes, d.act),),
+            (
+                _over("convolution_backward", I, n, 3, d.act_bytes, d.act),
+                _over("convolution_wgrad", W, n, 2, d.act_bytes, d.act),
+            ),
+            (Saved("attention", "projected input", 2 * n * d.act_bytes),),
+            params=self.channels(d.tp) * (self.conv_kernel + self.conv_bias),
+            backward_bytes=2 * n * d.act_bytes,
+        )
+
+    def _scan(self, d: Dims) -> Operator:
+        n, e = d.tokens * self.channels(d.tp), d.act_bytes
+        states = d.batch * ceil_div(d.seq, KEPT_EVERY) * self.channels(d.tp) * 2 * self.state * FP32_BYTES
+        params = self.other_parameters(d.tp) - self.channels(d.tp) * (self.conv_kernel + self.conv_bias)
+        norms = self.rank + 2 * self.state if self.inner_norms else 0
+        return Operator(
+            "selective_scan",
+            (self._kernel("selective_scan", F, d.tokens, d.tp, 5, e, d.act),),
+            (self._kernel("selective_scan_backward", I, d.tokens, d.tp, 9, e, d.act),),
+            (
+                Saved("attention", "convolved", n * e),
+                Saved("attention", "steps", n * e),
+                Saved("attention", "scanned", n * e),
+                Saved("attention", "states", states),
+            ),
+            params=params - norms,
+            backward_bytes=4 * n * e,
+        )
+
+    def _kernel(self, name: str, phase: Phase, tokens: int, tp: int, accesses: int, e: float, act: str) -> Compute:
+        """`accesses` a token and channel, and B and C; backward computes states again: three times the flops."""
+        n, shared = tokens * self.channels(tp), 2 * tokens * self.state
+        op = memory_op(name, phase, "elementwise", n, (accesses * n + shared) * e, act)
+        return replace(op, flops=SCAN_FLOPS * n * self.state * (1 if phase is F else 3))
+
+    def sequence_bytes(self, d: ServingDims, length: float) -> float:
+        """State of a sequence on one rank, however long it is."""
+        inner = self.channels(d.tp)
+        return inner * (self.state * self._state_bytes(d) + (self.conv_kernel - 1) * d.act_bytes)
+
+    def _state_bytes(self, d: ServingDims) -> float:
+        return d.act_bytes if self.state_dtype is None else dtype_bytes(self.state_dtype)
+
+    def expanded_width(self, tp: int) -> int:
+        """Numbers of a token between the projections, on one rank."""
+        return 5 * self.channels(tp) + self.rank + 2 * self.state
+
+    def serve(self, d: ServingDims, tokens: int) -> Program:
+        """Projections, which depend on the number of tokens alone."""
+        return tuple(item for matrix in self.matrices(d.tp) for item in served_linear(d, matrix, tokens))
+
+    def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
+        """`batch` prompt chunks of `q_len` tokens, which begin from a state: what came before costs nothing."""
+        n = batch * q_len * self.channels(d.tp)
+        scan = self._kernel("selective_scan", F, batch * q_len, d.tp, 5, d.act_bytes, d.act)
+        return (_over("convolution", F, n, 2, d.act_bytes, d.act), scan)
+
+    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
+        """One new token of each of `batch` sequences: convolution and state are read, brought forward and written."""
+        inner = batch * self.channels(d.tp)
+        moved = 2 * inner * self.state * self._state_bytes(d) + 5 * inner * d.act_bytes
+        return (
+            _over("convolution_update", F, inner, 2 * self.conv_kernel, d.act_bytes, d.act),
+            memory_op("state_update", F, "elementwise", inner * self.state, moved, d.act),
+        )
+
+
+def _over(name: str, phase: Phase, elements: int, accesses: int, e: float, act: str) -> Compute:
+    return memory_op(name, phase, "elementwise", elements, accesses * e * elements, act)
