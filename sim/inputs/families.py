@@ -114,7 +114,7 @@ def every(config: Config, key: str) -> int:
 
 
 def _phi3(config: Config) -> Config:
-    return llama(config) | window(config, "slidingwindow", ["sliding"])
+    return llama(config) | window(config, "sliding_window", ["sliding"])
 
 
 def _olmo2(config: Config) -> Config:
@@ -127,21 +127,21 @@ def _gemma(config: Config, pattern: list[str]) -> Config:
     for key in ("hidden_act", "hidden_activation"):
         require(config, key, ("gelu_pytorch_tanh", None))
     found = llama({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": "silu"})
-    return found | {"mlp": "geglu", "norm_position": "both"} | window(config, "slidingwindow", pattern)
+    return found | {"mlp": "geglu", "norm_position": "both"} | window(config, "sliding_window", pattern)
 
 
 def _gemma2(config: Config) -> Config:
-    return _gemma({"slidingwindow": 4096, **config}, ["sliding", "full"])
+    return _gemma({"sliding_window": 4096, **config}, ["sliding", "full"])
 
 
 def _gemma3(config: Config) -> Config:
-    pattern = ["sliding"] * (config.get("slidingwindow_pattern", 6) - 1) + ["full"]
-    return _gemma({"slidingwindow": 4096, **config}, pattern) | {"qk_norm": True}
+    pattern = ["sliding"] * (config.get("sliding_window_pattern", 6) - 1) + ["full"]
+    return _gemma({"sliding_window": 4096, **config}, pattern) | {"qk_norm": True}
 
 
 def _gpt_oss(config: Config) -> Config:
     """Biases in attention, experts and router; a sink for each query head."""
-    plain = {"head_dim": 64, "attention_bias": True, "slidingwindow": 128, **config}
+    plain = {"head_dim": 64, "attention_bias": True, "sliding_window": 128, **config}
     require(plain, "attention_bias", (True,))
     moe = {
         "experts": plain["num_local_experts"],
@@ -150,7 +150,7 @@ def _gpt_oss(config: Config) -> Config:
         "router_bias": True,
     }
     found = llama({**plain, "attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
-    return found | window(plain, "slidingwindow", ["sliding", "full"])
+    return found | window(plain, "sliding_window", ["sliding", "full"])
 
 
 def _glm4_moe(config: Config) -> Config:

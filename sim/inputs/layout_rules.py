@@ -198,6 +198,14 @@ def adapters(s: Sizes) -> Problem | None:
     return None
 
 
+def states(s: Sizes) -> Problem | None:
+    """A state along the sequence is recomputed as part of its layer, not operator by operator."""
+    if s.training is None or s.model.state_space is None or s.recompute != "selective_op":
+        return None
+    why = "found 'selective_op' with model.state_space; recomputed with the whole layer only: none, selective, full"
+    return ("training", "recompute"), why
+
+
 def sequence_parallel(s: Sizes) -> Problem | None:
     """Sequence parallelism cuts what a context-parallel rank has among tensor-parallel ranks."""
     if not s.sp:
@@ -252,6 +260,6 @@ def micro_batches(s: Sizes) -> Problem | None:
 # What the mesh alone decides (the batch: for micro-batches of one sequence), and what each layout of a legal mesh does.
 MESH_RULES: tuple[Rule, ...] = (captured_layout, tensor_parallel, experts, context_parallel, sharding, batch, loss)
 LAYOUT_RULES: tuple[Rule, ...] = (
-    captured_step, sequence_parallel, expert_overlap, stages, batch, micro_batches, adapters,
+    captured_step, sequence_parallel, expert_overlap, stages, batch, micro_batches, adapters, states,
 )  # fmt: skip
 ALL_RULES = tuple(dict.fromkeys((*MESH_RULES, *LAYOUT_RULES)))

@@ -70,7 +70,7 @@ def check_rules(sections: Sections, source: Source) -> None:
         _check_batches(sections.training, sections, source)
     _check_precision(sections, source)
     if sections.inference is not None:
-        _check_inference(sections.inference, source)
+        _check_inference(sections.inference, sections.model, source)
         _check_pools(sections, sections.inference, source)
         _check_speculative(sections, sections.inference, source)
     if sections.distillation is not None:
@@ -179,7 +179,7 @@ def _check_precision(sections: Sections, source: Source) -> None:
             )
 
 
-def _check_inference(inference: Inference, source: Source) -> None:
+def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:
     path = ("inference",)
     requests = inference.requests
     if inference.batching == "static":
@@ -197,6 +197,9 @@ def _check_inference(inference: Inference, source: Source) -> None:
     block, cached = inference.kv_cache.block_tokens, inference.prefix_cache != "none"
     if cached and isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block:
         raise source.error((*path, "kv_cache", "block_tokens"), f"found {block}; must divide a hash's 512 tokens")
+    if cached and model.state_space is not None:
+        why = "a state (model.state_space) is of all tokens so far; a prefix's own is not kept: none"
+        raise source.error((*path, "prefix_cache"), f"found '{inference.prefix_cache}'; {why}")
     if cached and inference.kv_cache.layout != "paged":
         raise source.error(
             (*path, "prefix_cache"),

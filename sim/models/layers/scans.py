@@ -5,10 +5,10 @@ numbers a token and group, what a head has of its own P.
 
 - `SSD`: state-space duality (Dao and Gu 2024, arXiv 2405.21060, section 6), kernel by kernel as `mamba_ssm` has them
   (ops/triton/ssd_combined.py: `_mamba_chunk_scan_combined_fwd` and `_bwd`; backward computes scores and states again).
-- `GATED_DELTA`: the gated delta rule (Yang et al. 2024, arXiv 2412.06464, section 3.3), as flash-linear-attention has
-  it (fla/ops/gated_delta_rule/chunk.py); the triangular system of a chunk is taken for a product of two squares, and
+- `GATED_DELTA`: the gated delta rule (Yang et al. 2024, arXiv 2412.06464, section 3.3), by the paper's formulas, not
+  held to a library's kernels; the triangular system of a chunk is taken for a product of two squares, and
   its kernel for the states, which goes through the chunks one by one, for parallel.
-- `KIMI_DELTA`: the same with a decay for every channel (Kimi Linear, arXiv 2510.26692, section 3); fla/ops/kda.
+- `KIMI_DELTA`: the same with a decay for every channel (Kimi Linear, arXiv 2510.26692, section 3).
 - `LIGHTNING`: linear attention with one decay a head that nobody learns (Lightning Attention-2, arXiv 2401.04658,
   section 3.2), as MiniMax has it.
 """
