@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,11 @@ GATE, ROOM = Path(__file__), Path(__file__).with_name("__init__.py")  # locks be
 # The same examples each time, so that a change fails by its own fault; `--hypothesis-profile=default` draws new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
+# Hypothesis also draws constants out of the project's modules imported so far, that is, of the tests that ran before.
+with suppress(ImportError):
+    from hypothesis.internal.conjecture import providers
+
+    providers.is_local_module_file = lambda path: False
 
 
 def pytest_configure() -> None:

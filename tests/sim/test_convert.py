@@ -14,6 +14,7 @@ from sim.core.errors import InputError
 from sim.emit import TRAINERS, emit
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
+from sim.models.balance import with_balanced_stages
 from topology.presets import CLUSTERS
 
 MEGATRON = """
@@ -148,7 +149,7 @@ def test_several_scenarios_are_written_for_every_trainer() -> None:
 @pytest.mark.parametrize(("name", "trainer", "text"), WRITTEN, ids=[f"{n} {t}" for n, t, _ in WRITTEN])
 def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str, text: str) -> None:
     """The scenario's own sections come back, but for faults and for what only its own schedule decides."""
-    before = scenario_for(shipped_scenarios()[name], trainer)
+    before = with_balanced_stages(scenario_for(shipped_scenarios()[name], trainer))
     suffix = {"megatron": "sh", "torchtitan": "toml"}[trainer]
     ranks = str(before.parallelism.ranks)
     data, _ = converted(tmp_path, f"x.{suffix}", text, "--cluster", before.cluster.name, "--gpus", ranks)
