@@ -23,7 +23,7 @@ from calibrate.blocks import silence
 from calibrate.model import Embedding
 from calibrate.parallel.data import Traffic
 from calibrate.parallel.runner import Runner, make_batch
-from calibrate.parallel.zero import all_gather, reduce_scatter
+from calibrate.parallel.zero import Sharding, all_gather, reduce_scatter
 
 LEAST_ELEMENTS = 256  # smallest collective worth timing
 REPEATS = 2
@@ -108,26 +108,34 @@ def _parts(runner: Runner) -> Iterator[Any]:
 
 def _sorts(runner: Runner) -> Iterator[_Sort]:
     """The collectives of this rank's gradients and parameters, with all of them as the largest size."""
-    place, zero = runner.place, runner.scenario.parallelism.zero
+    place = runner.place
     sizes: dict[dist.ProcessGroup | None, int] = defaultdict(int)
     for part in _parts(runner):
-        group = place.sharding.replicas if zero else part.group
-        sizes[group] += sum(g.numel() for g in part.owned_gradients())
-    own = sum(sizes.values())
+        for group, n in part.reduced():
+            sizes[group] += n
     if place.copies is not None:
-        sizes[place.copies] += own
+        sizes[place.copies] += sum(sizes.values())
     if runner.tied:
-        sizes[place.tied] += runner.tied[0].numel()
-    group, shards = place.sharding.group, place.sharding.shards
-    x = torch.zeros(own * shards, dtype=runner.dtype, device=runner.device)
-    for number, (g, n) in enumerate(sizes.items()):
+        sizes[place.tied] += runner.copied_gradients()[0].numel()
+    shares: dict[Sharding, int] = defaultdict(int)
+    for unit in (u for part in _parts(runner) for u in getattr(part, "units", ())):
+        shares[unit.sharding] += unit.share
+    whole = max([n * s.shards for s, n in shares.items()], default=0)
+    x = torch.zeros(max(whole, *sizes.values()), dtype=runner.dtype, device=runner.device)
+    number = 0
+    for g, n in sizes.items():
         if g is not None and n:
             yield _Sort("all_reduce", g, n, partial(_all_reduce, x, g), number)
-    if zero and group is not None:
-        part = torch.zeros(own, dtype=runner.dtype, device=runner.device)
-        scatter, gather = partial(_reduce_scatter, part, x, group), partial(_all_gather, x, part, group)
-        yield _Sort("reduce_scatter", group, own * shards, scatter, len(sizes))
-        yield _Sort("all_gather", group, own * shards, gather, len(sizes) + 1)
+        number += 1
+    for sharding, n in shares.items():
+        if sharding.group is not None and n:
+            group, everything = sharding.group, x[: n * sharding.shards]
+            own = torch.zeros(n, dtype=runner.dtype, device=runner.device)
+            scatter = partial(_reduce_scatter, own, everything, group)
+            yield _Sort("reduce_scatter", group, len(everything), scatter, number)
+            gather = partial(_all_gather, everything, own, group)
+            yield _Sort("all_gather", group, len(everything), gather, number + 1)
+            number += 2
 
 
 def _all_reduce(x: Tensor, group: dist.ProcessGroup, n: int) -> dist.Work:

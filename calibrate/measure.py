@@ -328,9 +328,10 @@ def simulated_blocks(
     blocks = {s: stage_blocks(plan, plan.parts[part_of_stage[s]], rank) for s in numbers}
     for s, own in blocks.items():
         assert len(own) == len(numbers[s]), f"stage {s}: {len(own)} blocks, {len(numbers[s])} real ones"
-    params = sum(b.params + b.expert_params for own in blocks.values() for b in own)
-    if scenario.parallelism.zero:
-        params = -(-params // plan.group_size("shard"))
+    every = [b for own in blocks.values() for b in own]
+    kinds = (sum(b.params for b in every), "shard"), (sum(b.expert_params for b in every), "expert_shard")
+    sharded = bool(scenario.parallelism.zero)
+    params = sum(-(-n // plan.group_size(group)) if sharded else n for n, group in kinds)
     clip = clip_items(params, scenario) if scenario.for_training.gradient_clipping else ()
     ends = (*clip, *optimizer_items(params, scenario))
     items = [(f"{i.kind}:{i.kernel}", round(i.bytes)) for i in ends if isinstance(i, Compute)]

@@ -52,9 +52,9 @@ def _model(s: Scenario) -> Iterator[Problem]:
     if m.mtp_layers:
         yield "model.mtp_layers", m.mtp_layers, "0"
     p = s.parallelism
-    if m.tied_embeddings and p.pp > 1 and (not p.form.ends_on_last_rank or p.zero):
-        found = f"true with schedule {p.schedule}, zero {p.zero}"
-        yield "model.tied_embeddings", found, f"at pp > 1: {_names(lambda f: f.ends_on_last_rank)}; zero 0"
+    if m.tied_embeddings and p.pp > 1 and not p.form.ends_on_last_rank:
+        found = f"true with schedule {p.schedule}"
+        yield "model.tied_embeddings", found, f"at pp > 1: {_names(lambda f: f.ends_on_last_rank)}"
     if s.training is not None and s.training.lora is not None:
         yield "training.lora", "adapters", "all parameters trained; adapters with --huggingface"
     if s.faults is not None:
@@ -113,8 +113,6 @@ def _training(s: Scenario) -> Iterator[Problem]:
 
 def _layout(s: Scenario) -> Iterator[Problem]:
     p = s.parallelism
-    if p.zero == 3 and s.model.tied_embeddings:
-        yield "parallelism.zero", "3 with tied embeddings", "0 to 2 with tied embeddings"
     if 0 in p.stage_layers[1:-1]:
         found = list(p.stage_layers)
         yield "parallelism.layers_per_stage", found, "at least one layer on stages in the middle"
@@ -150,8 +148,6 @@ def _experts(s: Scenario) -> Iterator[Problem]:
     for name, even in (("capacity_factor", None), ("max_nodes_per_token", None), ("imbalance", "balanced")):
         if getattr(moe, name) != even:
             yield f"model.moe.{name}", getattr(moe, name), "null" if even is None else even
-    if p.zero:
-        yield "parallelism.zero", f"{p.zero} with experts", "0 with experts"
     if p.expert_tp > 1:
         yield "parallelism.expert_tp", p.expert_tp, "1"
     if p.ep > 1 and (p.ep_overlap or p.ep_dispatch_dtype != t.precision):

@@ -196,6 +196,14 @@ class DataParallel:
         """The gradient of `p` from a row on, flat."""
         return gradient(p)[row:].view(-1)
 
+    def reduced(self) -> list[tuple[dist.ProcessGroup | None, int]]:
+        """Who sums gradients by all-reduce, and how many elements."""
+        return [(self.group, self.flat.numel())]
+
+    def copied_gradient(self, p: nn.Parameter) -> Tensor:
+        """What ranks that hold `p` too have to sum: its gradient."""
+        return gradient(p)
+
     def state(self) -> list[Tensor]:
         """Where all parameters lie, to be saved and put back."""
         return [p.detach() for p in self.params]

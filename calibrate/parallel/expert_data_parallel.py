@@ -68,6 +68,10 @@ class ExpertDataParallel:
         """The gradient of `p` from a row on, flat."""
         return self.parts[0].own_gradient(p, row)
 
+    def copied_gradient(self, p: nn.Parameter) -> Tensor:
+        """What ranks that hold `p` too have to sum."""
+        return self.parts[0].copied_gradient(p)
+
     def begin(self) -> None:
         """A step begins."""
 

@@ -20,20 +20,36 @@ from calibrate.linear import WeightJob
 from calibrate.model import Embedding, Head
 from calibrate.parallel.data import Sync
 from calibrate.parallel.pipeline import Stage
-from calibrate.parallel.zero import Sharded, Sharding, Unit
+from calibrate.parallel.zero import Sharded, Shared, Unit
 
 
 class ShardedParameters(Sharded):
-    """ZeRO-3: units are blocks, gathered before each forward and backward, and freed after it.
+    """ZeRO-3: a block's parameters are gathered before each forward and backward, and freed after it.
+
+    A block has one unit and one more of its experts. A matrix that two blocks share is a unit of both, and reduced when
+    the first of them, the last in backward, has added to it.
 
     Without `reshard` they stay from the first forward until the step's end. `each`: gradients are reduced after
     every micro-batch, else after the last.
     """
 
     def __init__(
-        self, blocks: Sequence[nn.Module], sharding: Sharding, sync: Sync, each: bool, reshard: bool, stage: int
+        self, blocks: Sequence[nn.Module], shared: Shared, sync: Sync, each: bool, reshard: bool, stage: int
     ) -> None:
-        super().__init__([Unit(list(b.parameters())[::-1], sharding) for b in blocks], stage)
+        units: list[Unit] = []
+        at: dict[int, int] = {}  # the unit that begins with a parameter
+        self.units_of: list[list[int]] = []  # by block
+        self.completes: list[list[int]] = []  # units whose gradients a block's backward is the last to add to
+        for b in blocks:
+            first = len(units)
+            groups = shared.groups(list(b.parameters())[::-1])
+            for params, sharding in groups:
+                if id(params[0]) not in at:
+                    at[id(params[0])] = len(units)
+                    units.append(Unit(params, sharding))
+            self.units_of.append([at[id(params[0])] for params, _ in groups])
+            self.completes.append(list(range(first, len(units))))
+        super().__init__(units, stage)
         self.each, self.reshard = each, reshard
         self.sync = sync
         self.missing = [sync.micro_batches] * len(blocks)
@@ -46,9 +62,9 @@ class ShardedParameters(Sharded):
 
     def silence(self) -> None:
         """Gather everything once, and communicate no more."""
-        for i in range(len(self.units)):
-            self.gather(i)
-            self.arrived(i)
+        for i in range(len(self.units_of)):
+            self.fetch(i)
+            self.ready(i)
         self.begin()
         self.silent = True
 
@@ -56,13 +72,17 @@ class ShardedParameters(Sharded):
         """Communicate again; nothing stays gathered."""
         self.settle()
         self.silent = False
-        for i in range(len(self.units)):
-            self.release(i)
+        self._release_all()
 
     def fetch(self, i: int) -> None:
         """Start gathering block i, if there is such a block and it is not here."""
-        if 0 <= i < len(self.units):
-            self.gather(i)
+        for u in self.units_of[i] if 0 <= i < len(self.units_of) else ():
+            self.gather(u)
+
+    def ready(self, i: int) -> None:
+        """Wait for block i's parameters."""
+        for u in self.units_of[i]:
+            self.arrived(u)
 
     def done(self, i: int) -> None:
         """Block i has computed: free its parameters."""
@@ -71,24 +91,30 @@ class ShardedParameters(Sharded):
 
     def release(self, i: int) -> None:
         """Free block i's parameters."""
-        if not self.silent and i in self.gathers:
-            self.arrived(i)
-            del self.gathers[i]
-            self.units[i].free()
+        for u in self.units_of[i]:
+            if not self.silent and u in self.gathers:
+                self.arrived(u)
+                del self.gathers[u]
+                self.units[u].free()
+
+    def _release_all(self) -> None:
+        for i in range(len(self.units_of)):
+            self.release(i)
 
     def graded(self, i: int) -> None:
         """Block i's gradients of one micro-batch are there: reduce them, every time or the last."""
         self.missing[i] -= 1
         if self.each or self.missing[i] == 0:
-            self.reduce(self.units[i])
+            for u in self.completes[i]:
+                self.reduce(self.units[u])
 
     def begin(self) -> None:
         """A step begins."""
-        self.missing = [self.sync.micro_batches] * len(self.units)
+        self.missing = [self.sync.micro_batches] * len(self.units_of)
 
     def last(self) -> None:
         """The next micro-batch is the step's last."""
-        self.missing = [1] * len(self.units)
+        self.missing = [1] * len(self.units_of)
 
     def before_block(self, block: nn.Module) -> None:
         """The stage itself fetches blocks."""
@@ -96,8 +122,7 @@ class ShardedParameters(Sharded):
     def finish(self) -> None:
         """Wait for the last reductions; nothing stays gathered."""
         self.settle()
-        for i in range(len(self.units)):
-            self.release(i)
+        self._release_all()
 
     def updated(self) -> None:
         """The optimizer has run: the next forward gathers what it updated."""
@@ -115,7 +140,7 @@ class ShardedStage(Stage):
         self.sharded.fetch(0)
         for i, block in enumerate(self.blocks):
             self.sharded.fetch(i + 1)
-            self.sharded.arrived(i)
+            self.sharded.ready(i)
             self.before_block(block, micro_batch)
             x = x if isinstance(block, Embedding) else x.detach().requires_grad_()
             inputs.append(x)
@@ -134,7 +159,7 @@ class ShardedStage(Stage):
         while edges:
             i, x = len(edges) - 1, inputs.pop()
             self.sharded.fetch(i - 1)
-            self.sharded.arrived(i)
+            self.sharded.ready(i)
             torch.autograd.backward(edges.pop(), grad)
             grad = x.grad
             self.sharded.done(i)
@@ -149,7 +174,7 @@ class ShardedStage(Stage):
         self.sharded.fetch(len(edges) - 1)
         for i in reversed(range(len(edges))):
             self.sharded.fetch(i - 1)
-            self.sharded.arrived(i)
+            self.sharded.ready(i)
             if isinstance(self.blocks[i], Embedding):
                 embedded = edges[i]
             else:

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import gradient
 from calibrate.model import Constants, Embedding, Experts, Head, Layer, Router
 from calibrate.norm import Norm
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
 from calibrate.parallel.expert import ExpertParallel
 from calibrate.parallel.tensor import ColumnLinear, Cut, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
+from calibrate.parallel.zero import Sharding
 from sim.inputs.scenario import ModelConfig, Scenario
 from sim.ranks.plan import Plan
 
@@ -44,6 +44,7 @@ class ModelParallel:
         self.tp, self.cp, self.ep = (self._group(plan, name, rank) for name in ("tp", "cp", "ep"))
         p, t, moe = s.parallelism, s.for_training, s.model.moe is not None
         self.expert_group = self._group(plan, "expert_dp", rank).process_group if moe else None
+        self.expert_sharding = self._expert_sharding(plan, rank) if moe and p.zero else Sharding()
         self.copies = max(1, p.tp // s.model.kv_heads)  # tp ranks with the same key heads
         self.copies_group = self._copies_group(plan, rank)
         self.sequence = p.sp and p.tp > 1
@@ -60,6 +61,10 @@ class ModelParallel:
         every = sorted({tuple(plan.group(name, r)) for r in range(plan.scenario.parallelism.ranks)})
         own = next(g for g in every if rank in g)
         return Group(name, own, own.index(rank), _make(every, rank), self.tape)
+
+    def _expert_sharding(self, plan: Plan, rank: int) -> Sharding:
+        group, replicas = (self._group(plan, name, rank) for name in ("expert_shard", "expert_replica"))
+        return Sharding(group.process_group, group.size, group.index, replicas.process_group)
 
     def _copies_group(self, plan: Plan, rank: int) -> dist.ProcessGroup | None:
         ranks = [plan.group("tp", r) for r in range(plan.scenario.parallelism.ranks)]
@@ -128,20 +133,22 @@ class ModelParallel:
             if g.numel():
                 dist.all_reduce(g, group=self.copies_group)
 
-    def square_correction(self, blocks: Sequence[nn.Module], own: OwnGradient) -> Tensor:
-        """What to add to the sum of squares of this rank's gradients, so that the sum over the ranks along tp and pp
-        counts each parameter once: less what an earlier tp rank counts too, plus other ranks' experts.
+    def square_correction(self, blocks: Sequence[nn.Module], own: OwnGradient, shards: int) -> Tensor:
+        """What to add to the sum of squares of this rank's gradients, so that the sum over the ranks along tp, pp and
+        the `shards` of ZeRO counts each parameter once: less what an earlier tp rank counts too, plus other ranks'
+        experts.
         """
         twice = [own(p, 0) for p in self._whole(blocks)] if self.tp.index else []
         twice += self._copied(blocks, own) if self.tp.index % self.copies else []
         out = -_squares(twice, self.device)
-        experts = [gradient(p) for x in expert_modules(blocks) for p in x.parameters()]
+        experts = [own(p, 0) for x in expert_modules(blocks) for p in x.parameters()]
         if experts:
             mine = _squares(experts, self.device)
             every = mine.clone()
-            if self.ep.size > 1:
-                dist.all_reduce(every, group=self.ep.process_group)
-            out += every / self.tp.size - mine
+            for group in (self.expert_sharding.group, self.ep.process_group):
+                if group is not None:
+                    dist.all_reduce(every, group=group)
+            out += every / (self.tp.size * shards) - mine
         return out
 
     def _whole(self, blocks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:

@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads, gradient
+from calibrate.linear import WeightGrads
 from calibrate.model import Build, Embedding, Head, Layer, make_blocks
 from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.expert_data_parallel import ExpertDataParallel
 from calibrate.parallel.fsdp import ShardedParameters, ShardedStage
 from calibrate.parallel.master import MasterAdamW
-from calibrate.parallel.model_parallel import ModelParallel, whole_model
+from calibrate.parallel.model_parallel import ModelParallel, expert_modules, whole_model
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
 from calibrate.parallel.recompute import recompute
-from calibrate.parallel.zero import ShardedOptimizer, Sharding
+from calibrate.parallel.zero import ShardedOptimizer, Sharding, Shared
 from sim.core.actions import Kind, Schedule, parts
 from sim.inputs.scenario import Scenario
 from sim.models.recompute import mode_of_layer
@@ -197,17 +197,22 @@ class Runner:
             return ExpertDataParallel(blocks, groups, sync, s, self.store)
         if p.zero == 0:
             return DataParallel(blocks, place.data_group, sync, s, self.store)
+        alone = self.scenario.model.tied_embeddings and (p.zero == 3 or p.pp > 1)
+        shared = Shared(
+            place.sharding,
+            place.model.expert_sharding,
+            frozenset(id(p) for x in expert_modules(blocks) for p in x.parameters()),
+            frozenset(id(p) for p in _ends(blocks)) if alone else frozenset(),
+        )
         if p.zero == 3:
-            return ShardedParameters(blocks, place.sharding, sync, each, p.reshard_after_forward, s)
-        return ShardedOptimizer(blocks, place.sharding, sync, each, p.param_gather_overlap, s, self.store)
+            return ShardedParameters(blocks, shared, sync, each, p.reshard_after_forward, s)
+        return ShardedOptimizer(blocks, shared, sync, each, p.param_gather_overlap, s, self.store)
 
     def _tied(self) -> list[nn.Parameter]:
         """The embedding matrix, where another pipeline rank holds it too."""
         if self.place.tied is None:
             return []
-        blocks = [b for s in self.stages.values() for b in s.blocks]
-        found = [b.weight for b in blocks if isinstance(b, Embedding)]
-        return found + [b.output.weight for b in blocks if isinstance(b, Head)]
+        return _ends(self.blocks())
 
     def _make_optimizer(self) -> torch.optim.Optimizer | MasterAdamW:
         if self.scenario.for_training.optimizer == "sgd":
@@ -222,8 +227,15 @@ class Runner:
 
     def own_gradient(self, p: nn.Parameter, row: int) -> Tensor:
         """What this rank keeps of the reduced gradient of `p` from a row on, flat: all of it, or ZeRO's shard."""
+        return self._data_of(p).own_gradient(p, row)
+
+    def copied_gradients(self) -> list[Tensor]:
+        """Of `tied`: what the pipeline's ends sum."""
+        return [self._data_of(p).copied_gradient(p) for p in self.tied]
+
+    def _data_of(self, p: nn.Parameter) -> DataParallel | ExpertDataParallel | ShardedOptimizer | ShardedParameters:
         (stage,) = (s for s, stage in self.stages.items() if any(q is p for b in stage.blocks for q in b.parameters()))
-        return self.data[stage].own_gradient(p, row)
+        return self.data[stage]
 
     def blocks(self) -> list[nn.Module]:
         """Blocks of all stages of this rank."""
@@ -276,7 +288,7 @@ class Runner:
     def _reduce_copies(self) -> list[Record]:
         """Sum the gradients of what two pipeline ranks hold copies of: DualPipe's parts, a tied matrix."""
         spans = []
-        same: list[tuple[Tensor, dist.ProcessGroup | None]] = [(gradient(p), self.place.tied) for p in self.tied]
+        same: list[tuple[Tensor, dist.ProcessGroup | None]] = [(g, self.place.tied) for g in self.copied_gradients()]
         if self.place.copies is not None:
             for s in sorted(self.data, key=lambda s: self.schedule.part_of_stage[s]):
                 same += [(g, self.place.copies) for g in self.data[s].owned_gradients()]
@@ -309,11 +321,12 @@ class Runner:
         groups += [self.place.sharding.group] if self.scenario.parallelism.zero else []
         times, kinds = [self.pipeline.now()], ["OPTIMIZER"]
         square = torch.stack([g.dot(g) for g in gradients]).sum()
-        square += self.place.model.square_correction(self.blocks(), self.own_gradient)
+        shards = self.place.sharding.shards if self.scenario.parallelism.zero else 1
+        square += self.place.model.square_correction(self.blocks(), self.own_gradient, shards)
         if self.place.copies is not None:
             square /= 2
         if self.tied and self.place.pipeline_rank > 0:  # the first stage counts the tied matrix
-            square -= sum((gradient(p).square().sum() for p in self.tied), torch.zeros_like(square))
+            square -= sum((self.own_gradient(p, 0).square().sum() for p in self.tied), torch.zeros_like(square))
         times.append(self.pipeline.now())
         for group in groups:
             if group is not None:
@@ -348,6 +361,12 @@ class Runner:
         """
         counts = self.place.model.tp.index == 0
         return sum(float(x) for s in self.stages.values() for x in s.losses.values()) if counts else 0.0
+
+
+def _ends(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The matrices over the vocabulary."""
+    found = [b.weight for b in blocks if isinstance(b, Embedding)]
+    return found + [b.output.weight for b in blocks if isinstance(b, Head)]
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:

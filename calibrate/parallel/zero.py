@@ -44,6 +44,27 @@ class Sharding:
     replicas: dist.ProcessGroup | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """How a stage's parameters are shared out: experts (ids in `experts`) over other ranks than all else.
+
+    Parameters whose ids are in `alone` stand in a unit of their own: a matrix that blocks or pipeline ranks have
+    together. So its shards lie alike wherever it is held (Megatron-Core, `_does_param_require_new_bucket`).
+    """
+
+    sharding: Sharding
+    expert_sharding: Sharding = Sharding()
+    experts: frozenset[int] = frozenset()
+    alone: frozenset[int] = frozenset()
+
+    def groups(self, params: Sequence[nn.Parameter]) -> list[tuple[list[nn.Parameter], Sharding]]:
+        """`params`, in their order, by who shares them out; empty groups left out."""
+        routed = [p for p in params if id(p) in self.experts]
+        alone = [([p], self.sharding) for p in params if id(p) in self.alone]
+        dense = [p for p in params if id(p) not in self.experts | self.alone]
+        return [g for g in ((dense, self.sharding), (routed, self.expert_sharding), *alone) if g[0]]
+
+
 class Unit:
     """Parameters that are gathered and reduced together: a bucket, or (ZeRO-3) a block.
 
@@ -178,6 +199,17 @@ class Sharded:
         """The reduced gradients of `owned`, flat."""
         return [gradient(u.shard) for u in self.units]
 
+    def reduced(self) -> list[tuple[dist.ProcessGroup | None, int]]:
+        """Who sums gradients by all-reduce after they were scattered, and how many elements."""
+        return [(u.sharding.replicas, u.share) for u in self.units]
+
+    def copied_gradient(self, p: nn.Parameter) -> Tensor:
+        """What ranks that hold `p` too have to sum, `p` standing alone: its whole gradient (of which this rank's part
+        is reduced) where gradients stay whole, else this rank's part.
+        """
+        (unit,) = (u for u in self.units if any(q is p for q in u.params))
+        return gradient(unit.shard) if unit.kept is None else unit.kept
+
     def own_gradient(self, p: nn.Parameter, row: int = 0) -> Tensor:
         """This rank's part of the reduced gradient of `p` from a row on, flat."""
         return next(u for u in self.units if any(q is p for q in u.params)).own_gradient(p, row)
@@ -290,7 +322,7 @@ class ShardedOptimizer(Sharded):
     def __init__(
         self,
         blocks: Sequence[nn.Module],
-        sharding: Sharding,
+        shared: Shared,
         sync: Sync,
         each: bool,
         gather_ahead: bool,
@@ -298,9 +330,13 @@ class ShardedOptimizer(Sharded):
         store: WeightGrads | None,
     ) -> None:
         params = distinct_parameters(blocks)[::-1]  # as backward reaches them
-        sizes = [p.numel() * p.element_size() for p in params]
-        buckets = [[params[i] for i in members] for members in make_buckets(sizes, sync.limit_bytes)]
-        super().__init__([Unit(members, sharding) for members in buckets], stage)
+        buckets, units = [], []
+        for group, sharding in shared.groups(params):
+            sizes = [p.numel() * p.element_size() for p in group]
+            own = [[group[i] for i in members] for members in make_buckets(sizes, sync.limit_bytes)]
+            buckets += own
+            units += [Unit(members, sharding) for members in own]
+        super().__init__(units, stage)
         self.each, self.gather_ahead = each, gather_ahead
         self.hooked = each or not sync.after_backward
         self.bucket_of = {id(p): i for i, members in enumerate(buckets) for p in members}

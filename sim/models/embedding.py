@@ -1,4 +1,8 @@
-"""The embedding: token look-up (vocabulary-parallel), learned positions, dropout."""
+"""The embedding: token look-up (vocabulary-parallel), learned positions, dropout.
+
+Nobody waits for the gradient of its output, so all of its backward is weight gradient (torch's pipelining leaves the
+first stage's whole backward to `backward_weight_one_chunk`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from sim.core.program import Block, BlockKind, NeededBy, Program, Saved
 from sim.models.dims import Dims, dims
 from sim.models.layer import shape_key
 from sim.models.lora import frozen
-from sim.models.operators import F, I, Operator, W, collective, memory_op
+from sim.models.operators import F, Operator, W, collective, memory_op
 from sim.models.recompute import as_block, keep_all
 
 if TYPE_CHECKING:
@@ -54,7 +58,7 @@ def lookup(scenario: Scenario, d: Dims) -> Operator:
         kind = "reduce_scatter" if d.sp else "all_reduce"
         forward += (collective(f"embedding_{kind}", kind, size, F),)
         if d.sp:
-            backward = (collective("embedding_grad_gather", "all_gather", size, I), *backward)
+            backward = (collective("embedding_grad_gather", "all_gather", size, W), *backward)
     return Operator(
         "embedding",
         forward,
@@ -94,7 +98,7 @@ def _dropout(d: Dims) -> tuple[Operator, ...]:
         Operator(
             "embedding_dropout",
             (memory_op("embedding_dropout", F, "elementwise", n, moved, d.act),),
-            (memory_op("embedding_dropout_backward", I, "elementwise", n, moved, d.act),),
+            (memory_op("embedding_dropout_backward", W, "elementwise", n, moved, d.act),),
             (Saved("embedding", "dropout mask", float(n)),),
             backward_bytes=2 * n * d.act_bytes,
         ),

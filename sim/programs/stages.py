@@ -178,7 +178,8 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     buffered = sum(sharded) if dp.each_micro_batch else dense + experts
     out: list[Item] = [*gradient_buffer_items(buffered, scenario), *after_backward(blocks, dp)]
     if tied:
-        size = source.copied_elements() * dp.gradient_bytes
+        held = dp.shard if dp.zero == 3 or dp.each_micro_batch else 1  # else whole gradients are kept, and summed
+        size = source.copied_elements() * dp.gradient_bytes / held
         out.append(Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER))
     dense, experts = sharded
     if plan.group_size("copies") > 1:

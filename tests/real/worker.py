@@ -55,6 +55,7 @@ def _prove(cases: str, out: str) -> None:
         }
         if case.get("cuts"):
             found[name]["communications"] = _communications(scenario, place)
+        if case.get("cuts") or case.get("trained"):
             found[name]["trained"] = _trained(run, place)
     if rank == 0:
         Path(out).write_text(json.dumps(found))
@@ -102,12 +103,12 @@ def _trained(run: runner.Runner, place: runner.Place) -> float:
             r.step(runner.make_batch(run.scenario, step))
     whole = {f"{n}.{k}": p for n, b in zip(device.numbers[0], device.blocks(), strict=True)
              for k, p in b.state_dict().items()}  # fmt: skip
-    own = run.data[0].whole_parameters()
-    off = [
-        float((own[id(p)] - place.model.expected(b, k, whole[f"{n}.{k}"])).abs().max())
-        for n, b in zip(run.numbers[0], run.blocks(), strict=True)
-        for k, p in b.named_parameters()
-    ]
+    off = [0.0]
+    for s, stage in run.stages.items():
+        own = run.data[s].whole_parameters()
+        for n, b in zip(run.numbers[s], stage.blocks, strict=True):
+            for k, p in b.named_parameters():
+                off.append(float((own[id(p)] - place.model.expected(b, k, whole[f"{n}.{k}"])).abs().max()))
     worst = torch.tensor(max(off))
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return float(worst)
