@@ -120,7 +120,6 @@ def _joined(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ({"parallelism": {"dp": 2, "zero": 3}, "model": {"tied_embeddings": True}}, "parallelism.zero: found 3 with"),
         ({"parallelism": {"dp": 1000}}, "parallelism: found 1000 ranks"),
         ({"training": {"precision": "bf16"}}, "training.grad_dtype: found fp32; calibrate.measure can run: bf16"),
         ({"training": {"recompute": "selective_op"}}, "training.recompute: found selective_op"),
