@@ -11,6 +11,7 @@ from sim.core.actions import Kind
 from sim.core.program import BLOCK_END, Comm, Compute, Item, Phase, Program, Wait
 from sim.core.program_check import check
 from sim.inputs.scenario import load_scenario
+from sim.models.balance import with_balanced_stages
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.programs.stages import Stage, epilogue
@@ -47,7 +48,7 @@ def check_step(ready: Prepared) -> None:
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
 def test_every_shipped_scenario_has_programs_of_this_form(path: Path) -> None:
-    scenario = load_scenario(path)
+    scenario = with_balanced_stages(load_scenario(path))
     check_step(prepare(scenario, Costs(load_profile(scenario.calibration), scenario.cluster.gpu)))
 
 
