@@ -18,7 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-FOLDER = "STEPSIM_RENDEZVOUS"
+from calibrate.words import FOLDER, Listener, words_file
+
 PARENT = "STEPSIM_PARENT"
 END_WITHIN_S = 3.0
 TAIL_CHARACTERS = 4000
@@ -78,7 +79,7 @@ def need_torch() -> None:
 
 
 def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None) -> None:
-    """Run `command` once for each rank and wait for all.
+    """Run `command` once for each rank and wait for all; what ranks `say` is printed meanwhile.
 
     The first rank that fails takes the others down within seconds. Interrupted, all are ended.
 
@@ -94,15 +95,18 @@ def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None
                 with log.open("wb") as err:
                     env = rank_environment(r, ranks, folder)
                     processes.append(subprocess.Popen(command, env=env, stderr=err, stdin=subprocess.DEVNULL))
-            _watch(processes, logs, timeout_s)
+            _watch(processes, logs, timeout_s, Listener([words_file(folder, r) for r in range(ranks)]))
         finally:
             _end(processes)
 
 
-def _watch(processes: list[subprocess.Popen[bytes]], logs: list[Path], timeout_s: float | None) -> None:
+def _watch(
+    processes: list[subprocess.Popen[bytes]], logs: list[Path], timeout_s: float | None, listener: Listener
+) -> None:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         codes = [p.poll() for p in processes]
+        listener.pass_on()  # after the poll, so that an ended rank's last words are heard
         failed = [r for r, c in enumerate(codes) if c not in (None, 0)]
         if failed:
             _fail(failed, processes, logs)

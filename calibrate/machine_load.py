@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-QUIET_CORES = 0.25  # windows with more than this are dropped
+from calibrate.words import say
+
 START_BELOW_CORES = 0.3  # windows start once others use less
 _STAT = Path("/proc/stat")
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # user nice system irq softirq steal; idle and iowait left out
@@ -79,5 +80,6 @@ def wait_for_quiet(patience_s: float) -> float:
             waited[0] = time.perf_counter() - start
             if foreign <= START_BELOW_CORES or float(waited) >= patience_s:
                 break
+            say(f"others keep this machine busy: waiting for quiet, up to {patience_s:.3g} s before each round")
     dist.broadcast(waited, 0)
     return float(waited)

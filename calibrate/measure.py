@@ -9,7 +9,6 @@ proof failed, 2 bad input.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import click
 
 from calibrate.launch import RankError, is_rank, join, run_ranks
 from calibrate.runnable import check_runnable
+from calibrate.words import hear_warnings, say, warn, warned
 from sim.commands.command import Command, run_command
 from sim.commands.options import FILE, overrides_option, scenario_argument
 from sim.core.errors import InputError
@@ -98,12 +98,12 @@ def main(
     try:
         if is_rank():
             return _rank_main(loaded, wanted)
-        _say(f"{loaded.name}: {loaded.parallelism.ranks} ranks, until {steps} steps were quiet")
+        say(f"{loaded.name}: {loaded.parallelism.ranks} ranks, until {steps} steps were quiet")
         command = [*python_module("calibrate.measure"), *wanted.arguments()]
         run_ranks(command, loaded.parallelism.ranks, HANGS_AFTER_S)
         return 0
     except RankError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return error.code
 
 
@@ -141,22 +141,21 @@ def _checked(wanted: Wanted) -> Scenario:
     return scenario
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _rank_main(scenario: Scenario, wanted: Wanted) -> int:
     """What one rank does; rank 0 writes the file."""
     import torch.distributed as dist
 
     device = device_of(scenario)
+    hear_warnings()
     rank, ranks = join(device)
     try:
         if ranks != scenario.parallelism.ranks:
             raise InputError(f"{wanted.scenario}: needs {scenario.parallelism.ranks} ranks; found {ranks}")
         measured = _how(wanted)(scenario, rank, device, wanted)
+        found: list[Any] = [None] * ranks
+        dist.all_gather_object(found, warned())
         if measured is not None:
-            write_json(wanted.out, measured)
+            write_json(wanted.out, measured | {"warnings": list(dict.fromkeys(w for own in found for w in own))})
         dist.barrier()
         return 0
     except ProofError as error:
@@ -188,6 +187,7 @@ def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict
     from calibrate.blocks import Rehearsal
     from calibrate.distillation_step import Lesson, Pupil
     from calibrate.parallel.memory import SavedBytes, allocated_peak
+    from calibrate.run_record import assemble
     from calibrate.timed_rounds import Limits, calibrate, run_rounds
 
     runner, proof = _proven(scenario, rank, device, wanted.scenario)
@@ -218,7 +218,7 @@ def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict
         "worst": proof.worst,
         "tolerance": proof.tolerance,
     }
-    return _assemble(scenario, logs, memories, proven, profile, facts) | {"schedule": lists}
+    return assemble(scenario, logs, memories, proven, profile, facts) | {"schedule": lists}
 
 
 def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any, Any]:
@@ -253,6 +253,7 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wan
     from calibrate.fused import peak_bytes
     from calibrate.huggingface import Imported
     from calibrate.profile_from_steps import make_profile
+    from calibrate.run_record import assemble
     from calibrate.timed_rounds import Limits, run_rounds
 
     assert wanted.huggingface is not None
@@ -278,12 +279,13 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wan
         scenario.parallelism, facts["hardware"], facts["software"])  # fmt: skip
     proof = {"parameters": sum(p.numel() for p in runner.inner.parameters()),
              "simulated_parameters": sum(b.held_params for b in blocks[0])}  # fmt: skip
-    return _assemble(scenario, logs, memories, proof, profile, facts)
+    return assemble(scenario, logs, memories, proof, profile, facts)
 
 
 def _measure_program(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
     """The same of a captured program's code on one rank; what is proven is that it runs the captured operators."""
     from calibrate.measure_program import ProgramRunner, check_program, differences
+    from calibrate.run_record import assemble
     from calibrate.timed_rounds import Limits, run_rounds
 
     program = check_program(scenario, wanted.scenario)
@@ -295,10 +297,10 @@ def _measure_program(scenario: Scenario, rank: int, device: str, wanted: Wanted)
     operators = runner.operators()
     different = differences(program, operators, scenario.micro_batches)
     for name, more in different.items():
-        _say(f"{scenario.name}: {name}: {abs(more)} launches {'more' if more > 0 else 'fewer'} than captured")
+        warn(f"{scenario.name}: {name}: {abs(more)} launches {'more' if more > 0 else 'fewer'} than captured")
     profile = load_profile(wanted.profile) if wanted.profile else None
     proof = {"operators": sum(row["count"] for row in operators), "launches_beyond_captured": different}
-    return _assemble(scenario, [log], [memory], proof, profile, environment(device)) | {"operators": operators}
+    return assemble(scenario, [log], [memory], proof, profile, environment(device)) | {"operators": operators}
 
 
 def _from_all_ranks(log: Any, memory: Any, epilogue: Any) -> tuple[list[Any], list[Any], list[Any]]:
@@ -361,61 +363,6 @@ def _paired(scenario: Scenario, logs: list[Any], epilogues: list[Any], runner: A
         facts["hardware"],
         facts["software"],
     )
-
-
-def _assemble(
-    scenario: Scenario,
-    logs: list[Any],
-    memories: list[dict[str, int]],
-    proof: dict[str, Any],
-    profile: Profile | None,
-    facts: Any,
-) -> dict[str, Any]:
-    """The measured run, `measured-run/1`."""
-    from calibrate.machine_load import QUIET_CORES
-    from calibrate.profile_from_steps import chosen_rounds, representative
-
-    steps = logs[0].steps
-    chosen = [i for r in chosen_rounds(logs[0]) for i in (2 * r, 2 * r + 1)]
-    times = [steps[i].seconds for i in chosen]
-    dropped = [i for i in range(len(steps)) if i not in chosen]
-    noise = max(steps[i].foreign_cores for i in chosen)
-    if noise > QUIET_CORES:
-        _say(f"{scenario.name}: no round was quiet, others kept {noise:.2g} cores busy: expect large errors")
-    _say(
-        f"{scenario.name}: {len(times)} steps, median {statistics.median(times):.4g} s; "
-        f"{len(dropped)} noisy steps dropped; waited {logs[0].waited_s:.0f} s for quiet"
-    )
-    return {
-        "format": "measured-run/1",
-        "scenario": scenario.model_dump(mode="json"),
-        "environment": facts | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
-        "step_times_s": times,
-        "foreign_cores": [steps[i].foreign_cores for i in chosen],
-        "dropped_steps": [{"seconds": steps[i].seconds, "foreign_cores": steps[i].foreign_cores} for i in dropped],
-        "actions": _actions(logs, representative(logs[0], chosen)),
-        "memory": memories,
-        "losses": [steps[i].loss for i in chosen],
-        "proof": proof,
-        **({} if profile is None else {"profile": profile.to_json()}),
-    }
-
-
-def _actions(logs: list[Any], step: int) -> list[dict[str, Any]]:
-    """What every rank did in one step, from the step's start on rank 0."""
-    start_ns = logs[0].steps[step].start_ns
-    return [
-        {
-            "rank": log.rank,
-            "kind": r.kind,
-            "stage": r.stage,
-            "micro_batch": r.micro_batch,
-            "start_s": (r.start_ns - start_ns) * 1e-9,
-            "end_s": (r.end_ns - start_ns) * 1e-9,
-        }
-        for log in logs
-        for r in sorted(log.steps[step].records, key=lambda r: r.start_ns)
-    ]
 
 
 if __name__ == "__main__":

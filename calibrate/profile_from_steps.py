@@ -11,8 +11,8 @@ import numpy as np
 from calibrate.block_cuts import Transfer, transfer_seconds
 from calibrate.blocks import RECOMPUTING, Sample
 from calibrate.gradient_times import Beneath, expected_waits_s
-from calibrate.machine_load import QUIET_CORES
 from calibrate.timed_rounds import LEAST, Log, foreign, good_rounds
+from sim.inputs.measured_run import QUIET_CORES
 from sim.inputs.parallelism import Parallelism
 from sim.prices.coefficients import Coefficients
 from sim.prices.profile import BlockPoint, CollectiveTable, Facts, PointTable, Profile

@@ -19,9 +19,10 @@ from torch import Tensor
 from calibrate.block_cuts import Transfer
 from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_messages
 from calibrate.gradient_times import Beside, Timed, time_beside, time_collectives
-from calibrate.machine_load import QUIET_CORES, Window, wait_for_quiet
+from calibrate.machine_load import Window, wait_for_quiet
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, sum_over_ranks
+from sim.inputs.measured_run import QUIET_CORES
 
 LEAST = 3  # rounds that are better than nothing
 PATIENCE = 3.0

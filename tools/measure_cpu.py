@@ -19,12 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sim.inputs.measured_run import QUIET_CORES
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEAD = """| scenario | step, measured | simulated | error | noise | pairs | bytes saved | peak memory | others, cores |
 |---|---|---|---|---|---|---|---|---|"""
-QUIET_CORES = 0.25
 
 
 def run(command: list[str], allowed: tuple[int, ...]) -> None:

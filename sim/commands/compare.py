@@ -23,7 +23,7 @@ from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.timeline import MESSAGES, SENDS, Detail, Span, Timeline
 from sim.engine.run import run_static
-from sim.inputs.measured_run import MeasuredRun, load_measured
+from sim.inputs.measured_run import QUIET_CORES, MeasuredRun, load_measured
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
@@ -56,6 +56,9 @@ def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolera
         "step_time_s": step,
         "step_time_interval_s": list(simulation.outcome.step_time_interval_s),
         "noise": run.noise,
+        "quiet": run.quiet,
+        "others_cores": run.others_cores,
+        "warnings": list(run.warnings),
         "steps": {"count": len(run.step_times_s), "min_s": min(run.step_times_s), "max_s": max(run.step_times_s)},
         "actions": _kinds(simulated, measured),
         "replay": _replay(simulation, measured),
@@ -273,7 +276,7 @@ def print_table(result: dict[str, Any]) -> None:
     table.add_column("")
     for name in ("simulated", "measured", "error"):
         table.add_column(name, justify="right")
-    _row(table, "step", step, 1e3, "ms")
+    _row(table, "step" if result["quiet"] else "step (noisy run)", step, 1e3, "ms")
     for kind, pair in result["actions"].items():
         _row(table, kind, pair, 1e3, "ms")
     for m in result["ranks"]:
@@ -288,9 +291,18 @@ def print_table(result: dict[str, Any]) -> None:
     console.print(table)
     verdict = "within" if result["within_tolerance"] else "OUT OF"
     console.print(
-        f"step time {step['error']:+.1%}, {verdict} tolerance ({result['tolerance']:.0%}); measured steps "
-        f"spread by {result['noise']:.1%}; actions end {result['action_ends']['mean']:.1%} of the step apart"
+        f"step time {step['error']:+.1%}{doubt(result)}, {verdict} tolerance ({result['tolerance']:.0%}); measured "
+        f"steps spread by {result['noise']:.1%}; actions end {result['action_ends']['mean']:.1%} of the step apart"
     )
+    for warning in result["warnings"]:
+        console.print(f"the run warned: {warning}", markup=False)
+
+
+def doubt(result: dict[str, Any]) -> str:
+    """What stands beside an error of a run that was not quiet, and by how much; nothing beside another."""
+    if result["quiet"]:
+        return ""
+    return f" (noisy run: others kept up to {result['others_cores']:.2g} cores busy, quiet is {QUIET_CORES:g})"
 
 
 def _row(table: Any, name: str, pair: dict[str, Any], scale: float, unit: str) -> None:

@@ -14,7 +14,9 @@ from sim.inputs.file_kinds import SCENARIO, kind_of, read_yaml_if_any, refuse_ot
 
 FORMAT = "measured-run/1"
 MOST_VARYING = 100_000  # actions that jitter is taken from
+QUIET_CORES = 0.25  # a run is noisy where others than its ranks kept more cores busy
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Cores = Annotated[float, Field(ge=0, le=1e6)]
 Bytes = Annotated[float, Field(ge=0, le=1e18)]
 StepTime = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -60,12 +62,19 @@ class MeasuredOperator(_Record):
 
 
 class MeasuredRun(_Record):
-    """A file of format `measured-run/1`. `actions` are of one representative step, from its start."""
+    """A file of format `measured-run/1`. `actions` are of one representative step, from its start.
+
+    `foreign_cores`: what others than the ranks kept busy during each step, `calibration_foreign_cores` during each
+    calibration between them. `warnings`: what the ranks warned of.
+    """
 
     format: Literal["measured-run/1"]
     scenario: dict[str, Any]
     environment: dict[str, Any] = Field(default_factory=dict)
     step_times_s: tuple[StepTime, ...] = Field(min_length=1, max_length=1_000_000)
+    foreign_cores: tuple[Cores, ...] = Field(default=(), max_length=1_000_000)
+    calibration_foreign_cores: tuple[Cores, ...] = Field(default=(), max_length=1_000_000)
+    warnings: tuple[Annotated[str, Field(max_length=2000)], ...] = Field(default=(), max_length=1000)
     actions: tuple[MeasuredAction, ...] = Field(default=(), max_length=10_000_000)
     memory: tuple[MeasuredMemory, ...] = ()
     operators: tuple[MeasuredOperator, ...] = Field(default=(), max_length=100_000)
@@ -83,6 +92,16 @@ class MeasuredRun(_Record):
         """Median absolute deviation of the steps, divided by their median."""
         middle = self.step_time_s
         return statistics.median(abs(t - middle) for t in self.step_times_s) / middle
+
+    @property
+    def others_cores(self) -> float | None:
+        """The most cores that others kept busy in any step or calibration that counts; None where nobody looked."""
+        return max((*self.foreign_cores, *self.calibration_foreign_cores), default=None)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether others left the machine alone, as far as is known."""
+        return (self.others_cores or 0.0) <= QUIET_CORES
 
 
 def load_measured(path: str | Path) -> MeasuredRun:

@@ -70,6 +70,16 @@ def _line(compare: Comparison) -> str:
     return " · ".join(w for w in words if w)
 
 
+def _others(compare: Comparison) -> list[Number]:
+    """How busy others kept the machine; nothing where nobody looked."""
+    cores = compare.get("others_cores")
+    if cores is None:
+        return []
+    quiet = bool(compare.get("quiet"))
+    words = "cores at most: a quiet run" if quiet else "cores: a noisy run, its error says little"
+    return [Number("Others kept busy", f"{cores:.2f}", words, "good" if quiet else "bad")]
+
+
 def _headline(compare: Comparison) -> list[Number]:
     step = compare["step_time_s"]
     tolerance = compare.get("tolerance")
@@ -85,6 +95,7 @@ def _headline(compare: Comparison) -> list[Number]:
         ),
         Number("Simulated", seconds(step["simulated"]), f"90 %: {seconds(low)} – {seconds(high)}"),
         Number("Measured", seconds(step["measured"]), f"median; noise {percent(compare.get('noise') or 0.0)}"),
+        *_others(compare),
     ]
     ends = compare.get("action_ends")
     if ends:

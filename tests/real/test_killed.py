@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.launch import FOLDER
+from calibrate.words import FOLDER
 from sim.prices.profiles import load_profile
 from tests.processes import ALL_SIGNALS, CODES, Marked, start, wait_until
 

@@ -76,6 +76,23 @@ def test_table_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "<html" in (tmp_path / "c.html").read_text()[:500].lower()
 
 
+def test_a_noisy_run_says_so_beside_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By how much: the most that others used in any step or calibration; a quiet run has no such words."""
+    scenario_file, run_file = _files(tmp_path)
+    run = json.loads(Path(run_file).read_text())
+    page = tmp_path / "c.html"
+    for cores, calibrating, quiet in ((0.1, 0.2, True), (0.1, 1.3, False), (0.9, 0.1, False)):
+        noise = {"foreign_cores": [0.0, cores], "calibration_foreign_cores": [calibrating], "warnings": ["a word"]}
+        Path(run_file).write_text(json.dumps(run | noise))
+        _, result = _compare(capsys, scenario_file, run_file)
+        assert (result["quiet"], result["others_cores"]) == (quiet, max(cores, calibrating))
+        exit_code(main, scenario_file, run_file, "--html", str(page))
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "the run warned: a word" in shown
+        assert (f"noisy run: others kept up to {max(cores, calibrating):g} cores busy" in shown) is not quiet
+        assert ("a noisy run" in page.read_text()) is not quiet
+
+
 def test_another_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, result = _compare(capsys, *_files(tmp_path), "--calibration", "roofline")
     assert result["profile"] == "roofline"
