@@ -27,6 +27,10 @@ _HOMES = {"simulate": "sim.simulation", "simulate_serving": "sim.serve.simulatio
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    if name == "__version__":
+        from sim.core.version import version_words
+
+        return version_words()
     if name not in __all__:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "sim.inputs.scenario")), name)

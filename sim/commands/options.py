@@ -9,13 +9,13 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from sim.core.files import write_text
+from sim.core.files import STANDARD_INPUT, write_text
 
 FILE = click.Path(path_type=Path)
 
 
 class ScenarioFile(click.Path):
-    """A scenario's file, or the name of a shipped one (`1f1b_pp8`) where no file has that name."""
+    """A scenario's file, `-` for standard input, or the name of a shipped one (`1f1b_pp8`) where no file has it."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -23,7 +23,7 @@ class ScenarioFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path; of a shipped scenario's name its file."""
         path = Path(str(super().convert(value, param, ctx)))
-        if path.suffix or path.exists() or "\0" in str(path):
+        if path.suffix or path == STANDARD_INPUT or path.exists() or "\0" in str(path):
             return path
         from sim.inputs.shipped import shipped_scenarios
 

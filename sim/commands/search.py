@@ -113,13 +113,13 @@ def _serving(
 ) -> int:  # fmt: skip
     """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies."""
     from sim.commands.serving_search import print_serving_search
-    from sim.inputs.scenario import read_source
+    from sim.inputs.scenario import name_of, read_source
     from sim.search.serving import search_serving
     from sim.search.slo import parse_slo
 
     if html is not None:
         raise InputError("--html: --slo has no page; --json has the curve")
-    result = search_serving(read_source(path, overrides), path.stem, parse_slo(slo), gpus, price)
+    result = search_serving(read_source(path, overrides), name_of(path), parse_slo(slo), gpus, price)
     if json is not None:
         write_json(json, result, indent=1)
     if json != "-":
@@ -162,10 +162,10 @@ def space_of(
     Raises:
         InputError: for a scenario or an option that is wrong.
     """
-    from sim.inputs.scenario import read_source
+    from sim.inputs.scenario import name_of, read_source
     from sim.search.space import make_space
 
-    space = make_space(read_source(path, overrides), gpus, path.stem, parse_only(only))
+    space = make_space(read_source(path, overrides), gpus, name_of(path), parse_only(only))
     return space, _limit_bytes(memory_limit) or float(space.base.cluster.gpu.memory_bytes)
 
 
@@ -243,6 +243,8 @@ def make_result(
     space: Space, found: Found, limit_bytes: float, objective: str, details: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
     """The result as plain data: format sim-search/1. `details`: what `evaluation.detail` says of each of the best."""
+    from sim.search.why_none import why_none_legal
+
     c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
     evaluating_s = sum(cpu_s.values()) - cpu_s["bounding"]
     return {
@@ -259,6 +261,7 @@ def make_result(
         "pareto": [_row(space, o) for o in found.pareto],
         "evaluated": [_row(space, o) for o in found.fitting],
         "counts": c,
+        "why_none_legal": "" if c["legal"] else why_none_legal(space),
         "refusals": [{"reason": reason, "count": n} for reason, n in found.refusals.items()],
         "wall_s": found.wall_s,
         "cores": found.cores,
@@ -350,7 +353,8 @@ def print_result(result: dict[str, Any]) -> None:
     limit, gpus = result["memory_limit_bytes"], f"{result['gpus']:,} GPU" + "s" * (result["gpus"] != 1)
     console.print(f"{result['name']}: {gpus}, at most {limit / 2**30:.4g} GiB each", highlight=False)
     if not c["legal"]:
-        console.print(f"No layout is legal{' with these values of --only' * bool(result['only'])}.", highlight=False)
+        with_only = " with these values of --only" * bool(result["only"])
+        console.print(f"No layout is legal{with_only}: {result['why_none_legal']}", highlight=False, markup=False)
         return
     if result["best"]:
         console.print(table)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import click
@@ -12,6 +11,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from sim.commands.command import Command
 from sim.core.errors import InputError
+from sim.core.version import version_words
 
 
 class Lazy(NamedTuple):
@@ -65,13 +65,6 @@ class LazyGroup(click.Group):
         return [*((name, place.about) for name, place in self.lazy.items()), *here]
 
 
-def _version() -> str:
-    try:
-        return version("stepsim")
-    except PackageNotFoundError:  # a checkout that was never installed
-        return "not installed"
-
-
 CALIBRATE = {
     "run": Lazy("calibrate.run", "Measure this machine and write a calibration profile"),
     "measure": Lazy("calibrate.measure", "Run a scenario for real on local ranks"),
@@ -98,7 +91,7 @@ COMMANDS = {
 
 
 @click.group("stepsim", cls=LazyGroup, lazy=COMMANDS)
-@click.version_option(_version(), prog_name="stepsim", message="%(prog)s %(version)s")
+@click.version_option(version_words(), prog_name="stepsim", message="%(prog)s %(version)s")
 def main() -> None:
     """Simulate LLM training and serving on GPU clusters. SCENARIO is a YAML file or the name of a shipped scenario."""
 

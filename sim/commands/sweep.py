@@ -85,14 +85,14 @@ def run_sweep(
         InputError: for a scenario or an option that is wrong, if no combination can be simulated, or if a Dask cluster
             does not answer.
     """
-    from sim.inputs.scenario import read_source
+    from sim.inputs.scenario import name_of, read_source
     from sim.studies.executors import available_cores, dask_workers, local_workers
     from sim.studies.sweep_worker import attempt, pack
 
     keys = parse_vary(vary)
     changes: list[Change] = [tuple(zip(keys, values, strict=True)) for values in itertools.product(*keys.values())]
     source = read_source(path, overrides)
-    packed = pack(source, path.stem, changes)
+    packed = pack(source, name_of(path), changes)
     begin = time.perf_counter()
     first = attempt(packed, changes[0])  # what it takes tells whether other processes are worth their start
     much = (time.perf_counter() - begin) * len(changes) > POOL_FROM_S
@@ -103,7 +103,7 @@ def run_sweep(
     if all(row.refused for row in rows):
         raise InputError(f"{rows[0].refused}; none of the {len(rows):,} combinations can be simulated")
     return {
-        "format": "sim-sweep/1", "name": source.data.get("name") or path.stem,
+        "format": "sim-sweep/1", "name": source.data.get("name") or name_of(path),
         "vary": {key: list(values) for key, values in keys.items()},
         "rows": [row.as_dict() for row in rows],
         "wall_s": time.perf_counter() - begin, "cores": cores,

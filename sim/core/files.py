@@ -9,23 +9,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 from sim.core.errors import InputError
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
+STANDARD_INPUT = Path("-")
 
 
 def read_text(path: Path, limit_bytes: int) -> str:
-    """The text of a file that a user names.
+    """The text of a file that a user names; `-` is standard input.
 
     Raises:
         InputError: if it cannot be read, is larger than `limit_bytes`, or is not UTF-8.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(limit_bytes + 1)
+        raw = _standard_input(limit_bytes) if path == STANDARD_INPUT else _bytes_of(path, limit_bytes)
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory; a file is needed") from None
     except FileNotFoundError:
@@ -39,6 +40,17 @@ def read_text(path: Path, limit_bytes: int) -> str:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{line}: is not UTF-8 text (byte 0x{raw[error.start]:02x})") from None
+
+
+def _bytes_of(path: Path, limit_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit_bytes + 1)
+
+
+@cache
+def _standard_input(limit_bytes: int) -> bytes:
+    """Read once, since commands may load their scenario again."""
+    return sys.stdin.buffer.read(limit_bytes + 1)
 
 
 def read_json(path: Path, limit_bytes: int = MAX_JSON_BYTES) -> object:

@@ -73,7 +73,8 @@ def _root() -> Schema:
 
 def _text(key: str, schema: Schema, default: Any, root: Schema) -> str:
     lines = [f"{key or 'scenario'}: {' | '.join(_forms(schema, root))}"]
-    lines += [f"  {note}" for note in dict.fromkeys((_documented().get(key, ""), _note(schema, root))) if note]
+    note = _documented().get(key) or _note(schema, root)
+    lines += [f"  {note}"] if note else []
     keys = _keys(schema, root)
     if key:
         lines.append(f"  default: {'required, there is none' if default == 'required' else _value(default)}")

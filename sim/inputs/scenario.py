@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
-from sim.core.files import read_text
+from sim.core.files import STANDARD_INPUT, read_text
 from sim.inputs.captured_input import captured_training
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.file_kinds import refuse_other_kind
@@ -114,7 +114,12 @@ class Scenario(BaseModel):
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario in a YAML file, with `KEY=VALUE` overrides applied first."""
     source = read_source(path, overrides)
-    return resolve(source, Path(path).stem)
+    return resolve(source, name_of(path))
+
+
+def name_of(path: str | Path) -> str:
+    """The name of a scenario that has none of its own: that of its file."""
+    return "standard input" if Path(path) == STANDARD_INPUT else Path(path).stem
 
 
 def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:

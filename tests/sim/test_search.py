@@ -168,7 +168,24 @@ def test_nothing_is_legal(scenario_file: Path, capsys: pytest.CaptureFixture[str
     assert exit_code(main, str(scenario_file), "--gpus", "1", "--only", "tp=3") == 1
     said = capsys.readouterr().out
     assert "1 GPU," in said
-    assert said.endswith("No layout is legal with these values of --only.\n")
+    assert said.endswith("No layout is legal with these values of --only: tp 3: must divide the GPUs (1)\n")
+
+
+@pytest.mark.parametrize(
+    ("only", "rule"),
+    [
+        ("tp=4 pp=4", "tp 4 with pp 4: tp·cp·pp·dp must be the GPUs (8)"),
+        ("ep=2", "ep 2: the model has no experts (model.moe)"),
+        ("cp=8 sp=true", "sp true (true needs tp above 1)"),
+        ("tp=8 micro_batch_size=7", "micro_batch_size 7 (must divide global_batch_size / dp)"),
+        ("pp=4 schedule=dualpipe micro_batch_size=8", "found dualpipe; with pp 4"),
+    ],
+)
+def test_the_rule_that_leaves_no_layout_is_named(
+    scenario_file: Path, only: str, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(main, str(scenario_file), *(o for pair in only.split() for o in ("--only", pair))) == 1
+    assert rule in capsys.readouterr().out
 
 
 def test_without_a_layout_the_whole_cluster_is_laid_out(scenario_file: Path) -> None:

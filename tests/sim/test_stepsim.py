@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import sim
 from sim.commands.stepsim import CALIBRATE, COMMANDS
 from sim.inputs.shipped import first_comment, shipped_scenarios
 from tests.processes import ROOT
@@ -67,12 +68,20 @@ def test_a_file_comes_before_a_shipped_name(tmp_path: Path) -> None:
     assert json.loads(stepsim("run", "tp8", "--json", "-", cwd=tmp_path).stdout)["scenario"]["parallelism"]["dp"] == 8
 
 
+def test_a_scenario_comes_from_standard_input() -> None:
+    text = (ROOT / "scenarios" / "dp8.yaml").read_text().replace("name:", "# name:")
+    command = [sys.executable, "-m", "sim", "run", "-", "--json", "-", "--measured", "1", "--set", "parallelism.dp=4"]
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scenario"]["name"] == "standard input"
+
+
 def test_lists() -> None:
     scenarios, models = stepsim("scenarios").stdout, stepsim("models").stdout
     assert all(name in scenarios for name in shipped_scenarios())
     assert "8.03B parameters" in next(line for line in models.splitlines() if line.startswith("llama3-8b "))
     assert "dgx-h100" in stepsim("clusters").stdout
-    assert stepsim("--version").stdout.startswith("stepsim ")
+    assert stepsim("--version").stdout == f"stepsim {sim.__version__}\n"
     assert "_STEPSIM_COMPLETE=bash_complete" in stepsim("completion", "bash").stdout
 
 
