@@ -172,7 +172,7 @@ def prepare(
     pricing = Pricing(plan, costs, network_of(scenario))
     dp = make_data_parallel(plan)
     schedule = schedule or make_schedule(scenario, plan, pricing, dp, cache)
-    stages = class_stages(plan, schedule, costs, dp, expand, cache.stages)
+    stages = class_stages(plan, schedule, pricing.costs_of, dp, expand, cache.stages)
     return Prepared(plan, schedule, pricing, stages, expand, cache, begin_s)
 
 

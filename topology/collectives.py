@@ -15,7 +15,7 @@ nccl-tests, doc/PERFORMANCE.md (bus bandwidth).
 
 The functions give bare α–β; `choose` adds the protocols (see `protocols`) on links that NCCL runs on, and picks as
 NCCL does; `durations` tells what the choice then takes. Left out: in-network reduction between nodes (CollNet,
-SHARP, NVLSTree), PAT, NCCL's limits per channel.
+SHARP), PAT, NCCL's limits per channel.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Group:
     inter_latency_s: float
     nics: float  # of the domain with the fewest members, those that its members own together, at least one
     nvls_share: float  # of the ring's bandwidth, under in-switch reduction; 0: the switch has none
+    nvls_tree_bytes: float  # from this size on NCCL considers NVLS with trees between domains; inf: never
     protocols: bool  # NCCL's apply
     timing: Timing  # what its machine takes, for `durations`
     fabric: Fabric
@@ -175,11 +176,23 @@ def nvls_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
     return AlphaBeta(4 * group.latency_s, size_bytes * (group.ranks - 1) / group.ranks / bytes_per_s)
 
 
+def nvls_tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """5α + 2⌈log2 d⌉α' + S·max((1+1/g)/eB, w/gb): the switch of each domain reduces, two trees run between the domains,
+    the switch multicasts (NCCL's NVLSTree). Each GPU's NICs carry the n-th that it reads; w as in a tree. The phases
+    are pipelined, so the slower one decides (`ncclTopoTuneModel`, src/graph/tuning.cc, has the same minimum).
+    """
+    near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
+    far_latency_s = 2 * math.ceil(math.log2(group.domains)) * group.inter_latency_s
+    between = min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s) * group.members
+    sent_bytes = size_bytes * (1 if group.domains == 2 else 2)
+    return AlphaBeta(near.latency_s + far_latency_s, max(near.transfer_s, sent_bytes / between))
+
+
 def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """Reduce-scatter inside the domain, all-reduce of S/g among d peers over each rail, all-gather inside.
 
     2((g-1)α + (d-1)α') + 2S(g-1)/g / B + 2(S/g)(d-1)/d / b, one phase after the other. Not NCCL's own (its
-    counterpart NVLSTree overlaps the phases): what frameworks do with two communicators.
+    NVLSTree overlaps the phases): what frameworks do with two communicators.
     """
     g, d = group.members_max, group.domains
     latency_s = 2 * ((g - 1) * group.latency_s + (d - 1) * group.inter_latency_s)
@@ -223,7 +236,12 @@ def direct_send_recv(group: Group, size_bytes: float) -> AlphaBeta:
 
 
 ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
-    "all_reduce": {"ring": ring_all_reduce, "tree": tree_all_reduce, "nvls": nvls_all_reduce},
+    "all_reduce": {
+        "ring": ring_all_reduce,
+        "tree": tree_all_reduce,
+        "nvls": nvls_all_reduce,
+        "nvls_tree": nvls_tree_all_reduce,
+    },
     "all_gather": {"ring": ring_all_gather, "nvls": nvls_all_gather},
     "reduce_scatter": {"ring": ring_all_gather, "nvls": nvls_all_gather},
     "broadcast": {"ring": ring_broadcast},
@@ -233,7 +251,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "scatter": {"direct": direct_gather},
     "send_recv": {"direct": direct_send_recv},
 }
-"""What NCCL considers for each collective; the fastest is taken. NVLS only within one domain that has it."""
+"""What NCCL considers for each collective; the fastest is taken, of those that the group can run (`_usable`)."""
 
 
 MESSAGES = ("all_to_all", "gather", "scatter", "send_recv")
@@ -287,15 +305,22 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
         (name,) = ALGORITHMS[kind]
         size = size_bytes if kind == "send_recv" else size_bytes / group.ranks
         return Choice(name, message_protocol(group.timing, group.domains > 1, size))
-    usable = group.nvls_share > 0 and group.domains == 1
     best, least_s = None, math.inf
     for name, algorithm in ALGORITHMS[kind].items():
+        if not _usable(name, group, size_bytes):
+            continue
         for protocol in PROTOCOLS[name] if group.protocols else PLAIN:
-            if name != "nvls" or usable:
-                cost = algorithm(group.stepped(protocol.step, protocol.inter_step), size_bytes)
-                start_s = protocol.base * group.latency_s
-                seconds = start_s + cost.latency_s + cost.transfer_s / protocol.bandwidth
-                if best is None or seconds < least_s:
-                    best, least_s = Choice(name, protocol.name), seconds
+            cost = algorithm(group.stepped(protocol.step, protocol.inter_step), size_bytes)
+            start_s = protocol.base * group.latency_s
+            seconds = start_s + cost.latency_s + cost.transfer_s / protocol.bandwidth
+            if best is None or seconds < least_s:
+                best, least_s = Choice(name, protocol.name), seconds
     assert best is not None
     return best
+
+
+def _usable(algorithm: str, group: Group, size_bytes: float) -> bool:
+    """NVLS needs a switch that reduces, and one domain; its trees what `Network` says of domains and size."""
+    if algorithm == "nvls":
+        return group.nvls_share > 0 and group.domains == 1
+    return algorithm != "nvls_tree" or (group.domains > 1 and size_bytes >= group.nvls_tree_bytes)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from topology.collectives import (
     ALGORITHMS,
@@ -168,6 +168,24 @@ def in_switch(bare: Callable[[Group, float], AlphaBeta]) -> Callable[[Group, str
     return duration
 
 
+def switches_and_trees(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+    """NVLS in each domain, trees between: NVLS's start, a step of NCCL's for each hop between domains, what fills the
+    trees as in `tree_reduce`, and the slower of both for the rest.
+
+    Nothing here was fitted: starts and shares are those of NVLS within a domain, a hop's step is NCCL's own. The share
+    that trees of `tree_reduce` lose where a node has two neighbours was measured on trees of chains and is not taken.
+    """
+    hops = 2 * math.ceil(math.log2(group.domains))
+    latency_s = group.timing.nvls_start_s * _near(group) + hops * _far(group, USUAL_LATENCY_S)
+    near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
+    share = min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s) * group.members * NETWORK_SHARE
+    window = min(size_bytes, WINDOW_BYTES * min(1.0, group.nics / WINDOW_NICS))
+    sent = 1 if group.domains == 2 else 2
+    rest = 1.0 - window / size_bytes if size_bytes else 0.0
+    flow_s = max(near.transfer_s / group.timing.nvls_share, sent * size_bytes / share)
+    return AlphaBeta(latency_s, window * hops * WINDOW_FILL / share + rest * flow_s)
+
+
 def exchange(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     """An all-to-all, gather or scatter: sends at once, the own block copied beside them."""
     kernel = group.timing.direct
@@ -218,7 +236,12 @@ class Way:
 
 
 DURATIONS: Mapping[str, Mapping[str, Duration]] = {
-    "all_reduce": {"ring": ring_reduce, "tree": tree_reduce, "nvls": in_switch(nvls_all_reduce)},
+    "all_reduce": {
+        "ring": ring_reduce,
+        "tree": tree_reduce,
+        "nvls": in_switch(nvls_all_reduce),
+        "nvls_tree": switches_and_trees,
+    },
     "all_gather": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather)},
     "reduce_scatter": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather)},
     "broadcast": {"ring": ring_pipeline},

@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, lcm
+from functools import reduce
+from math import exp, inf, lcm
 from typing import TYPE_CHECKING
 
 from topology.collectives import Choice, Group, bus_factor, choose
 from topology.durations import Way, duration, message_seconds
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
 from topology.spec import ClusterSpec
-from topology.timing import TREE_SHARE, fabric_of, timing_of
+from topology.timing import TREE_SHARE, fabric_of, slower, timing_of
 from topology.torus import mean_hops, torus_hops, torus_shape
 
 if TYPE_CHECKING:
@@ -73,6 +74,25 @@ class _Inside:
     pair: float
 
 
+def _of_several(group: Group, sorts: Sequence[Network]) -> Group:
+    """A group with GPUs of several sorts: kernels start, step and sustain as the slower one's do.
+
+    Bandwidths, which the routes say, stay. NCCL runs LL128 only among GPUs of one compute capability, or all from
+    Hopper on (`ncclTopoTuneModel`, src/graph/tuning.cc), and in the switch what all their switches can reduce.
+    """
+    chips = {each.cluster.gpu.architecture for each in sorts}
+    lines = group.fabric.lines and (len(chips) == 1 or chips <= {"hopper", "blackwell"})
+    nvls = min(each._nvls_share for each in sorts)
+    return replace(
+        group,
+        nvls_share=nvls,
+        nvls_tree_bytes=group.nvls_tree_bytes if nvls else inf,
+        protocols=all(each._protocols for each in sorts),
+        timing=reduce(slower, (each._timing for each in sorts)),
+        fabric=replace(group.fabric, lines=lines),
+    )
+
+
 class Network:
     """A cluster's communication costs, from its links' bandwidths and latencies and NCCL's protocols.
 
@@ -99,7 +119,7 @@ class Network:
         inter = cluster.inter_node
         self._full = cluster.intra_node.usable_bytes_per_s
         self._protocols = cluster.intra_node.kind != "pcie"
-        self._switched = cluster.intra_node.kind == "nvswitch"
+        self._nvls_share = cluster.intra_node.nvls_efficiency if cluster.intra_node.kind == "nvswitch" else 0.0
         self._share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
         self._shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
         self._timing, self._fabric = timing_of(cluster.gpu), fabric_of(inter)
@@ -113,6 +133,8 @@ class Network:
             from topology.uneven import Uneven
 
             self._uneven = Uneven(cluster)
+        own = (cluster.of_kind(other.gpu.name) for other in cluster.others)
+        self._of_kind = {each.gpu.name: Network(each, self._scales, self._nics) for each in own}
 
     def collective(self, kind: str, ranks: Sequence[int], size_bytes: float) -> CollectiveCost:
         """Cost of one collective over `ranks` (in ring order); `size_bytes` as nccl-tests counts it.
@@ -133,13 +155,17 @@ class Network:
         """Seconds of one message: α + S/B of its way, under the protocol that suits its size."""
         if src == dst:
             return 0.0
-        way, intra = self.way(src, dst), self.cluster.intra_node
-        if not self._protocols:
+        seen = self._seen_by((src, dst))
+        way, sorts = self.way(src, dst), self._sorts_of((src, dst))
+        if not all(each._protocols for each in sorts):
             return way.latency_s + way.inter_latency_s + size_bytes / way.bytes_per_s
-        return message_seconds(self._timing, self._fabric, way, intra.latency_s, size_bytes)
+        timing = reduce(slower, (each._timing for each in sorts))
+        return message_seconds(timing, self._fabric, way, seen.cluster.intra_node.latency_s, size_bytes)
 
     def way(self, src: int, dst: int) -> Way:
         """What lies between two ranks."""
+        if (seen := self._seen_by((src, dst))) is not self:
+            return seen.way(src, dst)
         found = self._usual_way(src, dst)
         if self._spread and found.hops:
             found = replace(found, bytes_per_s=found.bytes_per_s * left_by_others(self._spread, 2))
@@ -197,6 +223,8 @@ class Network:
 
     def host_copy(self, size_bytes: float, rank: int = 0) -> float:
         """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
+        if (seen := self._seen_by((rank,))) is not self:
+            return seen.host_copy(size_bytes, rank)
         gpu = self.cluster.gpu
         left = 1.0 if self._uneven is None else self._uneven.of_rank(rank)["host"]
         return gpu.launch_overhead_s + size_bytes / (gpu.host_bandwidth_bytes_per_s * left)
@@ -214,11 +242,27 @@ class Network:
         """Algorithm and protocol of a collective: those of links without faults, which nobody knows of beforehand."""
         return choose(kind, self._healthy(ranks) if self._lessened else self.group(ranks), size_bytes)
 
+    def _sorts_of(self, ranks: Sequence[int]) -> list[Network]:
+        """The cluster as it would be of each sort of GPU that the ranks have."""
+        if not self._of_kind:
+            return [self]
+        return [self._of_kind.get(name, self) for name in dict.fromkeys(self.cluster.kind_of(rank) for rank in ranks)]
+
+    def _seen_by(self, ranks: Sequence[int]) -> Network:
+        """The network as ranks of one sort of GPU see it; that of the most usual sort where they have several."""
+        sorts = self._sorts_of(ranks)
+        return sorts[0] if len(sorts) == 1 else self
+
     def _healthy(self, ranks: Sequence[int]) -> Group:
         if self._uneven is not None:
             key = tuple(ranks)
             if key not in self._placed:
-                self._placed[key] = self._uneven.group(self._place(key), key)
+                sorts = self._sorts_of(key)
+                if sorts != [self] and len(sorts) == 1:
+                    self._placed[key] = sorts[0]._healthy(key)
+                else:
+                    found = self._uneven.group(self._place(key), key)
+                    self._placed[key] = found if len(sorts) == 1 else _of_several(found, sorts)
             return self._placed[key]
         start = ranks[0] // self._alike * self._alike
         like = tuple([rank - start for rank in ranks])  # lies in domains and leaves as these do
@@ -248,11 +292,22 @@ class Network:
             inter_pair_bytes_per_s=pair,
             inter_latency_s=self.cluster.inter_node.latency_s,
             nics=max(1.0, fewest * self.cluster.inter_node.nics_per_node / self.cluster.gpus_per_node),
-            nvls_share=self.cluster.intra_node.nvls_efficiency if self._switched else 0.0,
+            nvls_share=self._nvls_share,
+            nvls_tree_bytes=self._nvls_tree_bytes(fewest, most, len(counts)),
             protocols=self._protocols,
             timing=self._timing,
             fabric=self._fabric,
         )
+
+    def _nvls_tree_bytes(self, fewest: int, most: int, domains: int) -> float:
+        """From which size on NCCL considers NVLS with trees between domains; inf where it never does.
+
+        It needs more than two GPUs in each domain (`ncclNvlsInit`, src/transport/nvls.cc), as many in all, and domains
+        that are nodes (src/graph/tuning.cc switches it off on multi-node NVLink).
+        """
+        fabric, nodes = self._fabric, self.domain_gpus == self.cluster.gpus_per_node
+        possible = self._nvls_share > 0 and nodes and 2 < fewest == most and domains <= fabric.nvls_tree_domains
+        return fabric.nvls_tree_bytes if possible else inf
 
     def _inside(self, ranks: Sequence[int], most: int) -> _Inside:
         """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there

@@ -8,14 +8,14 @@ beside it, so that `uneven` can ask each route.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from topology.graph import described
 from topology.graph_files import TopologyError
 from topology.presets import GPUS, NVLS_EFFICIENCY
 from topology.protocols import SIMPLE_NVLINK_S
-from topology.spec import ClusterSpec, GpuSpec, InterNode, IntraNode
+from topology.spec import ClusterSpec, GpuKind, GpuSpec, InterNode, IntraNode
 from topology.wiring import Link, Wiring, link_word
 
 if TYPE_CHECKING:
@@ -35,19 +35,20 @@ def recognise(wiring: Wiring) -> ClusterSpec:
     """
     nodes = _nodes(wiring)
     size = _equal_nodes(wiring, nodes)
-    gpu = _gpu(wiring)
+    usual, *others = [_gpu_kind(wiring, nodes, name) for name in _gpu_names(wiring)]
     inter = _inter_node(wiring, nodes)
     spec = ClusterSpec(
         name=wiring.name,
-        gpu=gpu,
+        gpu=usual.gpu,
+        others=tuple(others),
         gpus_per_node=size,
         nodes=len(wiring.ranks) // size,
         nvlink_domain=max(size, _domain(wiring, size)),
-        intra_node=_intra_node(wiring, gpu),
+        intra_node=usual.intra_node,
         inter_node=inter,
         source=wiring.source,
     )
-    if _signature(described(spec)) == _signature(wiring):
+    if not others and _signature(described(spec)) == _signature(wiring):
         return spec
     return spec.model_copy(update={"topology": wiring})
 
@@ -64,20 +65,25 @@ def first_nodes(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
     return cluster.model_copy(update={"nodes": nodes, "topology": fewer})
 
 
-def _gpu(wiring: Wiring) -> GpuSpec:
-    """The GPU that all are, with the bandwidth that its links to the host have."""
-    name, *others = dict.fromkeys(wiring.parts[each].gpu for each in wiring.ranks)
-    if others:
-        raise TopologyError(f"has GPUs of two kinds, {name} and {others[0]}; all must be alike (links may differ)")
+def _gpu_names(wiring: Wiring) -> list[str]:
+    """The sorts of GPUs, the most usual first; of equally usual ones that of the lowest rank."""
+    return [name for name, _ in Counter(wiring.parts[each].gpu for each in wiring.ranks).most_common()]
+
+
+def _gpu_kind(wiring: Wiring, nodes: Sequence[Sequence[str]], name: str) -> GpuKind:
+    """A sort of GPU, with the bandwidth that its links to the host have, and its usual links within a node."""
+    own = [each for each in wiring.ranks if wiring.parts[each].gpu == name]
+    around = {part for members in nodes if not set(own).isdisjoint(members) for part in members}
     gpu = GpuSpec.model_validate({**wiring.gpus[name], "name": name}) if name in wiring.gpus else GPUS[name]
-    return gpu.model_copy(update={"host_bandwidth_bytes_per_s": _host_bandwidth(wiring, gpu)})
+    gpu = gpu.model_copy(update={"host_bandwidth_bytes_per_s": _host_bandwidth(wiring, gpu, around)})
+    return GpuKind(gpu=gpu, intra_node=_intra_node(wiring, gpu, own))
 
 
-def _host_bandwidth(wiring: Wiring, gpu: GpuSpec) -> float:
+def _host_bandwidth(wiring: Wiring, gpu: GpuSpec, around: Collection[str]) -> float:
     up = [
         each.bandwidth_bytes_per_s
         for (a, b), each in wiring.links.items()
-        if wiring.kind(b) == "cpu" and wiring.kind(a) in ("pcie", "gpu")
+        if a in around and wiring.kind(b) == "cpu" and wiring.kind(a) in ("pcie", "gpu")
         and not (wiring.kind(a) == "gpu" and _has(wiring, a, "pcie"))
     ]  # fmt: skip
     return _usual(up) if up else gpu.host_bandwidth_bytes_per_s
@@ -159,16 +165,17 @@ def _domain(wiring: Wiring, size: int) -> int:
     return -(-most // size) * size
 
 
-def _intra_node(wiring: Wiring, gpu: GpuSpec) -> IntraNode:
-    """The usual link of a GPU into its domain: to all its NVSwitches, to other GPUs, or to the host.
+def _intra_node(wiring: Wiring, gpu: GpuSpec, own: Sequence[str]) -> IntraNode:
+    """The usual link of the GPUs `own` into their domains: to all its NVSwitches, to other GPUs, or to the host.
 
     Where PCIe states no latency, a step takes as long as on NVLink, most of which is NCCL's own.
     """
-    by_word = {word: _gpu_links(wiring, word) for word in ("nvswitch", "gpu", "cpu", "pcie")}
+    by_word = {word: _gpu_links(wiring, word, own) for word in ("nvswitch", "gpu", "cpu", "pcie")}
     kind = next((k for k in ("nvswitch", "gpu", "cpu") if by_word[k]), "pcie")
     if kind == "nvswitch":
         each = _together(by_word[kind])
-        said = [p.nvls_efficiency for p in wiring.parts.values() if p.kind == "nvswitch"]
+        hubs = {other for each in own for other in wiring.beside[each] if wiring.kind(other) == "nvswitch"}
+        said = [part.nvls_efficiency for name, part in wiring.parts.items() if name in hubs]
         nvls = _usual(NVLS_EFFICIENCY.get(gpu.architecture, 0.0) if x is None else x for x in said)
         return _links_inside("nvswitch", each, 2 * each.latency_s, nvls)
     if kind == "gpu":
@@ -188,9 +195,9 @@ def _links_inside(kind: Any, each: Link, latency_s: float, nvls: float = 0.0) ->
     )
 
 
-def _gpu_links(wiring: Wiring, kind: str) -> list[list[Link]]:
-    """By GPU that has any, its links to parts of a kind."""
-    found = ([each for other, each in wiring.beside[gpu].items() if wiring.kind(other) == kind] for gpu in wiring.ranks)
+def _gpu_links(wiring: Wiring, kind: str, own: Sequence[str]) -> list[list[Link]]:
+    """By GPU of `own` that has any, its links to parts of a kind."""
+    found = ([each for other, each in wiring.beside[gpu].items() if wiring.kind(other) == kind] for gpu in own)
     return [each for each in found if each]
 
 

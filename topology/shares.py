@@ -134,6 +134,8 @@ def _sent_bytes(kind: str, algorithm: str, group: Group, size_bytes: float) -> t
     across = group.domains > 1
     if algorithm == "nvls":
         return size_bytes * (1 + 1 / n if kind == "all_reduce" else (n - 1) / n), 0.0
+    if algorithm == "nvls_tree":
+        return size_bytes * (1 + 1 / far), size_bytes * (1 if group.domains == 2 else 2) / far
     if algorithm == "tree":
         between = size_bytes * (1 if group.domains == 2 else 2) / far if across else 0.0
         return 2 * size_bytes if near > 1 else 0.0, between

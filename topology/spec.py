@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, WithJsonSchema, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    WithJsonSchema,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from topology.wiring import Wiring, node_link
 
@@ -95,11 +106,19 @@ class InterNode(_Spec):
         return self.nic_bandwidth_bytes_per_s * self.efficiency
 
 
+class GpuKind(_Spec):
+    """A further sort of GPU in a mixed cluster, and the links inside its nodes."""
+
+    gpu: GpuSpec
+    intra_node: IntraNode
+
+
 class ClusterSpec(_Spec):
-    """Nodes of equal GPUs. `nvlink_domain`: GPUs that share NVLink; left out, the node's (72 on NVL72).
+    """Nodes of GPUs. `nvlink_domain`: GPUs that share NVLink; left out, the node's (72 on NVL72).
 
     `topology`: the network's parts and links, where they are not all as regular as the other fields say, which then
-    describe the most usual of each sort (`topology.recognise`).
+    describe the most usual of each sort (`topology.recognise`). `others`: further sorts of GPUs, where there are
+    several; which rank has which, the topology says.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -112,11 +131,17 @@ class ClusterSpec(_Spec):
     intra_node: IntraNode = IntraNode()
     inter_node: InterNode = InterNode()
     source: str = ""
+    others: tuple[GpuKind, ...] = ()
     topology: Annotated[SkipValidation[Wiring | None], WithJsonSchema({"type": ["string", "object", "null"]})] = None
 
     @field_serializer("topology")
     def _as_node_link(self, topology: Wiring | None) -> dict[str, Any] | None:
         return None if topology is None else node_link(topology)
+
+    @field_validator("others", mode="before")
+    @classmethod
+    def _as_tuple(cls, others: Any) -> Any:
+        return tuple(others) if isinstance(others, list) else others
 
     @model_validator(mode="before")
     @classmethod
@@ -138,3 +163,32 @@ class ClusterSpec(_Spec):
     def domain_gpus(self) -> int:
         """GPUs of one NVLink domain: at least a node, for PCIe within a node counts as its fast level."""
         return max(self.nvlink_domain, self.gpus_per_node) if self.intra_node.kind == "nvswitch" else self.gpus_per_node
+
+    @property
+    def gpus(self) -> tuple[GpuSpec, ...]:
+        """The sorts of GPUs, the most usual first."""
+        return (self.gpu, *(other.gpu for other in self.others))
+
+    def gpu_of(self, rank: int) -> GpuSpec:
+        """The GPU of a rank."""
+        name = self.kind_of(rank)
+        return next(gpu for gpu in self.gpus if gpu.name == name)
+
+    def kind_of(self, rank: int) -> str:
+        """The name of a rank's GPU."""
+        return self.topology.gpu_of(rank) if self.others and self.topology is not None else self.gpu.name
+
+    def mean_over(self, ranks: int, figure: Callable[[GpuSpec], float]) -> float:
+        """The mean of a GPU's figure over the first ranks."""
+        if not self.others:
+            return figure(self.gpu)
+        counts = Counter(self.kind_of(rank) for rank in range(ranks))
+        return sum(counts[gpu.name] * figure(gpu) for gpu in self.gpus) / ranks
+
+    def of_kind(self, name: str) -> ClusterSpec:
+        """The cluster as if all its GPUs were of one of its sorts."""
+        own: dict[str, Any] = {"others": ()}
+        for other in self.others:
+            if other.gpu.name == name:
+                own |= {"gpu": other.gpu, "intra_node": other.intra_node}
+        return self.model_copy(update=own)

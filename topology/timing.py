@@ -11,7 +11,8 @@ are stated for a `latency_s` of 3.4 µs and scale with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import inf
 
 from topology.spec import Architecture, GpuSpec, InterNode
 
@@ -66,7 +67,8 @@ class Fabric:
     (Simple). `ring_steps_s`: a ring's hop between nodes in LL, LL128, Simple; `message_step_s`: a
     message's, which goes in Simple. `ring_floor_s`: the least time between two blocks on that hop.
     `rendezvous_s` comes on top of a hop's step in LL from `RENDEZVOUS_BYTES` on. `ll_bytes`: as in `Kernel`.
-    `lines`: LL128 works, which passes data on in lines as they arrive.
+    `lines`: LL128 works, which passes data on in lines as they arrive. `nvls_tree_`: NVLS with trees between domains
+    is considered from this size on, over so many domains at most.
     """
 
     ll_step_s: float
@@ -79,6 +81,8 @@ class Fabric:
     rendezvous_s: float
     ll_bytes: float
     lines: bool
+    nvls_tree_bytes: float = 0.0
+    nvls_tree_domains: float = inf
 
 
 RENDEZVOUS_BYTES = 4096.0
@@ -93,8 +97,11 @@ USUAL_LATENCY_S = 14e-6  # what the steps below are stated for: NCCL's step on I
 
 MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 38.3e-6, 13.4e-6, 9.92, False)
 """Libfabric and others that match sender and receiver for each message (GH200 over Slingshot)."""
-HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 0.0, 0.0, 2.0, False)
-"""Posted buffers, but through the host's memory or kernel: no LL128 (TCPX)."""
+HOST = Fabric(
+    5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 0.0, 0.0, 2.0, False, nvls_tree_domains=1
+)
+"""Posted buffers, but through the host's memory or kernel: no LL128, and no NVLS (TCPX; the machines that have it set
+NCCL_ALGO=Ring,Tree and NCCL_NVLS_ENABLE=0: NVIDIA DGX Cloud, "GCP TCPXO Networking")."""
 POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (5e-6, 8.5e-6, 28e-6), 14e-6, 0.0, 0.0, 2.0, True)
 """InfiniBand and RoCE: receivers post buffers ahead (NCCL, src/transport/net_ib.cc); steps are NCCL's own.
 
@@ -103,11 +110,15 @@ one GPU a node, "latencies are fully exposed"): the closed form follows a block 
 block hides of it is in `durations`.
 """
 
+EFA = replace(POSTED, nvls_tree_bytes=float(30 << 20), nvls_tree_domains=2)
+"""AWS's network. Its plugin takes NVLS with trees for eight GPUs on each of two nodes from 30 MiB on; over more nodes,
+trees and rings until sizes far above those of training (aws-ofi-nccl, src/tuner/nccl_ofi_regions.c, P5)."""
+
 
 def fabric_of(inter: InterNode) -> Fabric:
     """The kind of transport: matched per message; RDMA; or, if its latency is far above RDMA's, the host's."""
     if inter.transport == "posted":
-        return POSTED
+        return EFA
     if inter.rendezvous:
         return MATCHED
     return POSTED if inter.latency_s <= 2 * USUAL_LATENCY_S else HOST
@@ -174,3 +185,25 @@ _MEASURED: dict[Architecture, str] = {
 def timing_of(gpu: GpuSpec) -> Timing:
     """Starts and steps of a GPU's collectives: of the GPU that it names, else measured on its architecture."""
     return _TIMINGS[gpu.collectives_like or _MEASURED[gpu.architecture]]
+
+
+def slower(one: Timing, other: Timing) -> Timing:
+    """A group of two machines: of every start and step the longer, of every share the smaller."""
+    if one == other:
+        return one
+    return Timing(
+        _slower_kernel(one.ring, other.ring),
+        _slower_kernel(one.direct, other.direct),
+        max(one.nvls_start_s, other.nvls_start_s),
+        min(one.nvls_share, other.nvls_share),
+        min(one.message_channels, other.message_channels),
+    )
+
+
+def _slower_kernel(one: Kernel, other: Kernel) -> Kernel:
+    longest = {
+        field.name: max(getattr(one, field.name), getattr(other, field.name))
+        for field in fields(Kernel)
+        if field.name != "share"
+    }
+    return Kernel(**longest, share=min(one.share, other.share))

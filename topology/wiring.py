@@ -73,6 +73,10 @@ class Wiring:
         gpus = [part for part in self.parts.values() if part.kind == "gpu"]
         return tuple(part.name for part in sorted(gpus, key=lambda part: part.rank))
 
+    def gpu_of(self, rank: int) -> str:
+        """The name of a rank's GPU."""
+        return self.parts[self.ranks[rank]].gpu
+
     def kind(self, name: str) -> str:
         """What a part is."""
         return self.parts[name].kind

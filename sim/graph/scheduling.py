@@ -53,7 +53,7 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
     healthy, rows = pricing.healthy, []
     if healthy is not pricing:  # with faults, what is compiled takes other seconds
         cache = ProgramCache(cache.stages)
-    held = class_stages(plan, layout, pricing.costs, dp, False, cache.stages)
+    held = class_stages(plan, layout, pricing.costs_of, dp, False, cache.stages)
     stages = [stage for of_class in held for stage in of_class.values()]
     known: dict[tuple[object, ...], list[float]] = {}
     for i, (stage, c) in enumerate(zip(stages, plan.classes, strict=True)):

@@ -17,6 +17,7 @@ CHIP = {
     "architecture", "collectives_like", "variant_of", "nvlink", "link_bandwidth_bytes_per_s", "sm_sram_bytes",
     "sm_flops_per_clock",
 }  # fmt: skip
+MOST_MIXED_NODES = 1000  # of one sort: each is parts and links
 LEAST_MEMORY_BYTES = 10**6  # less is gigabytes without their unit
 SpecT = TypeVar("SpecT", GpuSpec, ClusterSpec)
 
@@ -33,6 +34,8 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     if not isinstance(given, dict):
         raise source.error(path, f"found {show(value)}; must be a preset's name or a mapping")
     data = given = _with_rates(given, source, path)
+    if "mixed" in given:
+        return _of_several(given, source, path)
     if "topology" in given:
         return _of_topology(given, source, path)
     if "preset" in data:
@@ -49,6 +52,34 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
         if per_node >= 1:
             data.setdefault("nodes", max(1, -(-ranks // per_node)))
     return validate(ClusterSpec, data, source, path)
+
+
+def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> ClusterSpec:
+    """The cluster of nodes of several sorts, each described as a cluster of its own with its `nodes`."""
+    from topology.graph_files import TopologyError
+    from topology.mixed import mixed
+    from topology.recognise import recognise
+
+    at, listed = (*path, "mixed"), given["mixed"]
+    if len(given) > 1:
+        other = next(key for key in given if key != "mixed")
+        raise source.error((*path, other), "stands beside mixed, which describes all of the cluster")
+    if not isinstance(listed, list) or len(listed) < 2:
+        raise source.error(at, f"found {show(listed)}; must be a list of two clusters or more, each with its nodes")
+    clusters = []
+    for i, each in enumerate(listed):
+        nodes = each.get("nodes") if isinstance(each, dict) else None
+        if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MOST_MIXED_NODES:
+            found = f"found {show(nodes)}; must be an integer from 1 to {MOST_MIXED_NODES:,}"
+            raise source.error((*at, i, "nodes"), f"{found}: how many nodes are of this sort")
+        if any(key in each for key in ("topology", "mixed")):
+            raise source.error((*at, i), "must be a preset or a description; a file describes all of a cluster")
+        one = {key: value for key, value in each.items() if key != "nodes"}
+        clusters.append(resolve_cluster(one, nodes, source, (*at, i)).model_copy(update={"nodes": nodes}))
+    try:
+        return recognise(mixed(clusters))
+    except TopologyError as error:
+        raise source.error(at, str(error)) from None
 
 
 def _of_topology(given: dict[str, Any], source: Source, path: KeyPath) -> ClusterSpec:

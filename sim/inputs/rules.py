@@ -6,6 +6,7 @@ Those of a layout's sizes are in `sim.inputs.layout_rules`, which the search ask
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import NamedTuple
 
 from sim.core.dtypes import matmul_peak_names, sixteen_bit
@@ -69,6 +70,7 @@ def check_rules(sections: Sections, source: Source) -> None:
         _check_loss(sections.training, sections, source)
         _check_batches(sections.training, sections, source)
     _check_precision(sections, source)
+    _check_mixed(sections, source)
     if sections.inference is not None:
         _check_inference(sections.inference, sections.model, source)
         _check_pools(sections, sections.inference, source)
@@ -169,14 +171,22 @@ def _check_batches(t: Training, sections: Sections, source: Source) -> None:
 def _check_precision(sections: Sections, source: Source) -> None:
     section, workload = ("training", sections.training) if sections.training else ("inference", sections.inference)
     assert workload is not None
-    peaks = sections.cluster.gpu.peak_flops_per_s
-    for needed in (workload.precision, sixteen_bit(workload.precision)):
+    for gpu, needed in product(sections.cluster.gpus, (workload.precision, sixteen_bit(workload.precision))):
+        peaks = gpu.peak_flops_per_s
         if not any(name in peaks for name in matmul_peak_names(needed)):
             raise source.error(
                 (section, "precision"),
-                f"found '{workload.precision}'; GPU {sections.cluster.gpu.name} has no {needed} peak "
-                f"(it has: {', '.join(peaks)})",
+                f"found '{workload.precision}'; GPU {gpu.name} has no {needed} peak (it has: {', '.join(peaks)})",
             )
+
+
+def _check_mixed(sections: Sections, source: Source) -> None:
+    """Serving and a teacher are priced on one sort of GPU."""
+    names = " and ".join(gpu.name for gpu in sections.cluster.gpus)
+    if len(sections.cluster.gpus) > 1 and sections.inference is not None:
+        raise source.error(("cluster",), f"has GPUs of several kinds, {names}; requests are served on one kind")
+    if len(sections.cluster.gpus) > 1 and sections.distillation is not None:
+        raise source.error(("cluster",), f"has GPUs of several kinds, {names}; a teacher is priced on one kind")
 
 
 def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:

@@ -31,7 +31,7 @@ from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference,
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 from topology.data_sheets import DATA_SHEET_GPUS
 from topology.presets import GPUS
-from topology.spec import ClusterSpec
+from topology.spec import ClusterSpec, GpuSpec
 
 __all__ = [
     "ClusterSpec", "Distillation", "Faults", "Inference", "ModelConfig", "Parallelism", "Recompute",
@@ -39,7 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 KEYS = (
-    "version", "name", "model", "training", "parallelism", "cluster", "calibration", "inference",
+    "version", "name", "model", "training", "parallelism", "cluster", "calibration", "calibrations", "inference",
     "distillation", "faults", "processes", "engine",
 )  # fmt: skip
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -50,7 +50,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
 class Scenario(BaseModel):
     """A checked scenario: no preset names and no nulls that stand for a default are left.
 
-    `training` is None for a serving workload, `inference` for a training step; `warnings` is no input.
+    `training` is None for a serving workload, `inference` for a training step; `warnings` is no input. `calibration`
+    is the profile of the cluster's usual GPU, `calibrations` those of its others, by the GPU's name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -62,6 +63,7 @@ class Scenario(BaseModel):
     parallelism: Parallelism = Parallelism()
     cluster: ClusterSpec
     calibration: str
+    calibrations: dict[str, str] = {}
     inference: Inference | None = None
     distillation: Distillation | None = None
     faults: Faults | None = None
@@ -172,6 +174,7 @@ def resolve(source: Source, name: str) -> Scenario:
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
     check_rules(sections, source)
     calibration, unknown = _calibration(data, cluster, source)
+    calibrations, more_unknown = _calibrations(data, cluster, source)
     return Scenario(
         name=data.get("name", name),
         model=model,
@@ -179,12 +182,13 @@ def resolve(source: Source, name: str) -> Scenario:
         parallelism=parallelism,
         cluster=cluster,
         calibration=calibration,
+        calibrations=calibrations,
         inference=inference,
         distillation=distillation,
         faults=faults,
         processes=_processes(data, parallelism, source),
         engine=_engine(data, source),
-        warnings=(*unknown, *_unknown_architecture(cluster, ranks), *notes(sections)),
+        warnings=(*unknown, *more_unknown, *_unknown_architecture(cluster, ranks), *notes(sections)),
     )
 
 
@@ -337,22 +341,52 @@ def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> 
     """The profile's name or path, and a warning where the GPU has none."""
     if "calibration" in data:
         return _profile_named(data["calibration"], source), ()
-    own = cluster.gpu.variant_of or cluster.gpu.name  # a variant's bandwidth is priced by its ratio
+    return _own_profile(cluster.gpu, "calibration", "calibration: h100-sxm")
+
+
+def _calibrations(
+    data: dict[str, Any], cluster: ClusterSpec, source: Source
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The profiles of a mixed cluster's further GPUs: those given, else each GPU's own; and warnings as above.
+
+    Raises:
+        InputError: for what is no mapping, and for a GPU that the cluster has not besides its usual one.
+    """
+    path, given = ("calibrations",), data.get("calibrations", {})
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise source.error(path, f"found {show(given)}; must be a mapping from names of GPUs to profiles")
+    others = {other.gpu.name: other.gpu for other in cluster.others}
+    for name in given:
+        if name not in others:
+            allowed = ", ".join(others) or "none: the cluster has one sort of GPU, whose profile is calibration"
+            raise source.error((*path, name), f"is no further GPU of the cluster (allowed: {allowed})")
+    out, warnings = {}, list[str]()
+    for name, gpu in others.items():
+        own, unknown = _own_profile(gpu, "calibrations", f"calibrations: {{{name}: h100-sxm}}")
+        out[name] = _profile_named(given[name], source, (*path, name)) if name in given else own
+        warnings += unknown if name not in given else ()
+    return out, tuple(warnings)
+
+
+def _own_profile(gpu: GpuSpec, key: str, other: str) -> tuple[str, tuple[str, ...]]:
+    """A GPU's shipped profile, or the roofline and a warning that names what else one might write."""
+    own = gpu.variant_of or gpu.name  # a variant's bandwidth is priced by its ratio
     if own in GPUS and GPUS[own] not in DATA_SHEET_GPUS:
         return own, ()
-    said = f"calibration: no profile for GPU '{cluster.gpu.name}', so roofline is used"
-    return "roofline", (f"{said}; `calibration: h100-sxm` would scale an H100's efficiencies to this GPU",)
+    said = f"{key}: no profile for GPU '{gpu.name}', so roofline is used"
+    return "roofline", (f"{said}; `{other}` would scale an H100's efficiencies to this GPU",)
 
 
 def _unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
     """Warn where collectives are timed by another architecture's measurements."""
-    if cluster.gpu.architecture != "other" or ranks == 1:
+    if ranks == 1:
         return ()
-    said = f"cluster.gpu.architecture: none is stated for GPU '{cluster.gpu.name}'"
-    return (f"{said}, so its collectives start and step as Hopper's do",)
+    said = "cluster.gpu.architecture: none is stated for GPU"
+    rest = "so its collectives start and step as Hopper's do"
+    return tuple(f"{said} '{gpu.name}', {rest}" for gpu in cluster.gpus if gpu.architecture == "other")
 
 
-def _profile_named(name: str, source: Source) -> str:
+def _profile_named(name: str, source: Source, path: KeyPath = ("calibration",)) -> str:
     """A profile's name, or its path where the scenario is a file; one stored with a result may lie elsewhere."""
     from sim.prices.profiles import shipped_profiles
 
@@ -360,9 +394,9 @@ def _profile_named(name: str, source: Source) -> str:
     if name in known or not source.origins:
         return name
     try:
-        return found_file(name, source, ("calibration",))
+        return found_file(name, source, path)
     except InputError:
         if "/" in name or name.endswith(".json"):
             raise
     names = f"{nearest(name, known)} (there are: {', '.join(known)}; or a path to one)"
-    raise source.error(("calibration",), f"found {show(name)}; no such profile{names}")
+    raise source.error(path, f"found {show(name)}; no such profile{names}")

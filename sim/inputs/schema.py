@@ -64,6 +64,12 @@ def scenario_schema() -> Schema:
                 "default": None,
                 "description": "a profile's name or path, or roofline; null: that of the cluster's GPU",
             },
+            "calibrations": {
+                "type": "object",
+                "additionalProperties": {"type": "string"},
+                "default": {},
+                "description": "of nodes of two kinds, the profiles of the less usual GPUs, by the GPU's name",
+            },
             **nullable,
         },
         "oneOf": [{"required": ["training"]}, {"required": ["inference"]}],
@@ -132,3 +138,6 @@ def _open_cluster(cluster: Schema, definitions: dict[str, Schema]) -> None:
     nics = definitions["InterNode"]["properties"]["nics_per_node"]
     nics |= {"default": None, "description": "null: gpus_per_node"}
     definitions["Cluster"] = _or_preset(cluster, spec, "a shipped cluster's name")
+    several = {"type": "array", "minItems": 2, "items": {"$ref": "#/$defs/Cluster"}}
+    mixed = {"type": "object", "required": ["mixed"], "properties": {"mixed": several}, "additionalProperties": False}
+    definitions["Cluster"]["anyOf"].append(mixed)

@@ -76,7 +76,8 @@ def ceil_div(a: int, b: int) -> int:
 
 def _quantized_copies(scenario: Scenario, t: Training, framework: Framework) -> int:
     """By rows for one matmul and by columns for another, unless frozen weights or the hardware spare the latter."""
-    either = t.precision == "fp8" and scenario.cluster.gpu.architecture == "blackwell" and framework.skips_transposes
+    blackwell = all(gpu.architecture == "blackwell" for gpu in scenario.cluster.gpus)
+    either = t.precision == "fp8" and blackwell and framework.skips_transposes
     return 1 if t.lora is not None or either else 2
 
 

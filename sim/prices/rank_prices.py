@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 from sim.core.program import Comm, Compute
@@ -14,13 +14,14 @@ from sim.prices.cost import Cost
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Price, Priced
 from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.prices.roofline import ATTENTION
 from sim.ranks.faults import compute_scales, disturbs_links
 from sim.ranks.places import aligned
 from sim.ranks.plan import Plan
 from topology.network import Network
 from topology.presets import CLUSTERS
-from topology.spec import ClusterSpec
+from topology.spec import ClusterSpec, GpuSpec
 
 LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives reach 0.6 to 0.95 of them
 CHANNELS_IN_NODE = 24  # what `collective_sm_share` stands for
@@ -30,22 +31,27 @@ HOST_COPIES = ("offload", "reload")
 
 
 class Pricing:
-    """Prices for all ranks of one plan; answers are kept. `network` holds the faults of links, if there are any."""
+    """Prices for all ranks of one plan; answers are kept. `network` holds the faults of links, if there are any.
+
+    `costs` are those of the cluster's usual GPU; of its `others` each has those of its own profile.
+    """
 
     def __init__(self, plan: Plan, costs: Costs, network: Network) -> None:
         self.plan, self.costs, self.network = plan, costs, network
+        cluster = plan.scenario.cluster
         self._scales = compute_scales(plan.scenario)
-        self._links = disturbs_links(plan.scenario) or plan.scenario.cluster.topology is not None
-        self._reference = _measured_on(costs.profile, plan.scenario.cluster)
+        self._links = disturbs_links(plan.scenario) or cluster.topology is not None
         self._aligned = aligned(plan.scenario)
-        self._pace = costs.pace(_waiting_ranks(plan.scenario))
+        waiting = _waiting_ranks(plan.scenario)
+        self._usual = Sort(costs, cluster, waiting, None if self._links else network)
+        of_others = costs_of_others(plan.scenario)
+        self._sorts = {name: Sort(own, cluster.of_kind(name), waiting) for name, own in of_others.items()}
         training = plan.scenario.training
         self._plain_host = training is not None and framework_of(training).plain_host
         self._graphs = "" if training is None or training.cuda_graphs == "none" else training.cuda_graphs
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
         self._simulated = frozenset([c.rank for c in plan.classes])
-        self._computes: dict[Compute, Priced] = {}
         self._comms: dict[tuple[str, str, float, int], Priced] = {}
         self._sends: dict[tuple[int, int, float], Priced] = {}
 
@@ -53,12 +59,12 @@ class Pricing:
         """The prices that hold on `rank`."""
 
         def price(item: Compute | Comm) -> Priced:
-            return self.compute(item) if isinstance(item, Compute) else self.comm(item, rank)
+            return self.compute(item, rank) if isinstance(item, Compute) else self.comm(item, rank)
 
         def scaled(item: Compute | Comm) -> Priced:
             if not isinstance(item, Compute):
                 return self.comm(item, rank)
-            priced = self.compute(item)
+            priced = self.compute(item, rank)
             return priced._replace(seconds=priced.seconds * scale)
 
         scale = self._scales.get(rank, 1.0)
@@ -72,28 +78,32 @@ class Pricing:
         plan = replace(self.plan, scenario=self.plan.scenario.model_copy(update={"faults": None}))
         return Pricing(plan, self.costs, Network(plan.scenario.cluster))
 
-    @cached_property
-    def _even(self) -> Network:
-        """The network that the cluster's description says, with no faults and nothing uneven."""
-        if not self._links:
-            return self.network
-        return Network(self.plan.scenario.cluster.model_copy(update={"topology": None}))
+    def _sort(self, rank: int) -> Sort:
+        """What a rank's GPU is priced by."""
+        if not self._sorts:
+            return self._usual
+        return self._sorts.get(self.plan.scenario.cluster.kind_of(rank), self._usual)
 
-    def compute(self, op: Compute) -> Priced:
-        """An operator's price, or that of a measured run of them."""
-        found = self._computes.get(op)
+    def costs_of(self, rank: int) -> Costs:
+        """The costs of a rank's GPU."""
+        return self._sort(rank).costs
+
+    def compute(self, op: Compute, rank: int = 0) -> Priced:
+        """An operator's price on a rank's GPU, or that of a measured run of them."""
+        sort = self._sort(rank)
+        found = sort.computes.get(op)
         if found is None:
-            found = self._computes[op] = self._compute(op)
+            found = sort.computes[op] = self._compute(op, sort)
         return found
 
-    def _compute(self, op: Compute) -> Priced:
+    def _compute(self, op: Compute, sort: Sort) -> Priced:
         if op.kernel and op.kind in ATTENTION and self.plan.scenario.model.program is None:  # which names its own
-            self.costs.check_attention_kernel(op.kernel)
-        return Priced(*self.costs.compute(op, self._pace), host_s=self._host_s(op))
+            sort.costs.check_attention_kernel(op.kernel)
+        return Priced(*sort.costs.compute(op, sort.pace), host_s=self._host_s(op, sort.costs))
 
-    def _host_s(self, op: Compute) -> float:
+    def _host_s(self, op: Compute, costs: Costs) -> float:
         """Of what a CUDA graph replays nothing."""
-        return 0.0 if self._graphs and op.kind != "optimizer" else self.costs.host_s(op, self._plain_host)
+        return 0.0 if self._graphs and op.kind != "optimizer" else costs.host_s(op, self._plain_host)
 
     def comm(self, comm: Comm, rank: int) -> Priced:
         """A collective's price within the group that `rank` is in."""
@@ -102,8 +112,9 @@ class Pricing:
         if found is None:
             found = self._comm(comm, rank)
             if found.seconds and comm.kind not in HOST_COPIES:
-                slows = self.costs.coefficients.collective_sm_share * self._channel_share(self.group(comm.group, rank))
-                host_s = 0.0 if self._graphs else self.costs.coefficients.host_collective_s
+                own = self.costs_of(rank).coefficients
+                slows = own.collective_sm_share * self._channel_share(self.group(comm.group, rank))
+                host_s = 0.0 if self._graphs else own.host_collective_s
                 found = found._replace(host_s=host_s, slows=slows)
             self._comms[key] = found
         return found
@@ -173,13 +184,7 @@ class Pricing:
         """Measured if the profile has this collective for as many ranks and these share a node; else from the links."""
         here = self._in_first_node(ranks)
         inside = size * here / len(ranks) if kind in BLOCKS_FOR_EACH else size
-        measured = self.costs.collective(kind, here, inside) if here > 1 else None
-        if measured is not None and self._reference is not None:
-            there = self._reference.collective(kind, list(range(here)), inside).seconds
-            near = self._even.collective(kind, ranks[:here], inside).seconds
-            measured = _slowed(measured, near, there)
-        if measured is not None and self._links:
-            measured = self._slowest_inside(measured, kind, ranks, inside)
+        measured = self._measured_inside(kind, ranks, here, inside) if here > 1 else None
         if measured is not None and here == len(ranks):
             return Priced(*measured)
         cost = self.network.collective(kind, ranks, size)
@@ -187,35 +192,85 @@ class Pricing:
             return Priced(measured.seconds, measured.source, measured.uncertainty, cost.choice)
         return Priced(cost.seconds, "topology", LINK_UNCERTAINTY, cost.choice, cost.bus_bandwidth_bytes_per_s)
 
-    def _slowest_inside(self, measured: Cost, kind: str, ranks: list[int], size: float) -> Cost:
-        """A collective's part inside a node, as it is where links inside are slowest."""
-        per_node = self.plan.scenario.cluster.gpus_per_node
-        slowest = measured
+    def _measured_inside(self, kind: str, ranks: list[int], here: int, size: float) -> Cost | None:
+        """A collective's part inside a node, where it was measured: as it is where links and GPUs are slowest.
+
+        `here`: members in the first node. None where some node's GPUs have none measured, or are of several sorts.
+        """
+        if not self._links:
+            return self._usual.measured_collective(kind, ranks[:here], here, size)
+        per_node, found = self.plan.scenario.cluster.gpus_per_node, list[Cost]()
         for _, held in groupby(ranks, key=lambda rank: rank // per_node):
             members = list(held)
+            sorts = {id(self._sort(rank)): self._sort(rank) for rank in members}
+            sort = sorts.popitem()[1]
+            measured = None if sorts else sort.measured_collective(kind, ranks[:here], here, size)
+            if measured is None:
+                return None
+            found.append(measured)
             if len(members) > 1:
-                lost, even = (n.collective(kind, members, size).seconds for n in (self.network, self._even))
-                slowest = max(slowest, _slowed(measured, lost, even), key=lambda cost: cost.seconds)
-        return slowest
+                lost, even = (n.collective(kind, members, size).seconds for n in (self.network, sort.even))
+                found.append(_slowed(measured, lost, even))
+        return max(found, key=lambda cost: cost.seconds)
 
     def send(self, src: int, dst: int, size: float) -> Priced:
         """A message between two ranks."""
         key = (src, dst, size)
         if key not in self._sends:
             sent = self._send(src, dst, size)  # blocking messages keep host and device waiting for one another
-            host_s = 0.0 if self._graphs == "step" else self.costs.coefficients.host_message_s
+            host_s = 0.0 if self._graphs == "step" else self.costs_of(src).coefficients.host_message_s
             self._sends[key] = sent._replace(seconds=sent.seconds + host_s)
         return self._sends[key]
 
     def _send(self, src: int, dst: int, size: float) -> Priced:
-        per_node = self.plan.scenario.cluster.gpus_per_node
-        measured = self.costs.collective("send_recv", 2, size) if src // per_node == dst // per_node else None
+        per_node, sort = self.plan.scenario.cluster.gpus_per_node, self._sort(src)
+        alike = src // per_node == dst // per_node and self._sort(dst) is sort
+        measured = sort.costs.collective("send_recv", 2, size) if alike else None
         if measured is not None:
             if self._links:
-                measured = _slowed(measured, self.network.send(src, dst, size), self._even.send(src, dst, size))
+                measured = _slowed(measured, self.network.send(src, dst, size), sort.even.send(src, dst, size))
             return Priced(*measured)
         seconds = self.network.send(src, dst, size)
         return Priced(seconds, "topology", LINK_UNCERTAINTY, None, size / seconds if seconds > 0 else 0.0)
+
+
+class Sort:
+    """What ranks of one sort of GPU are priced by: the costs of that GPU, and the network as if all were of its sort.
+
+    `waiting`: ranks that wait for each other. `network`: the real one, where it is as the description says.
+    """
+
+    def __init__(self, costs: Costs, cluster: ClusterSpec, waiting: int, network: Network | None = None) -> None:
+        self.costs, self.pace, self._cluster, self._network = costs, costs.pace(waiting), cluster, network
+        self.computes: dict[Compute, Priced] = {}
+        self._reference = _measured_on(costs.profile, cluster)
+
+    @cached_property
+    def even(self) -> Network:
+        """The network that the description says, with no faults and nothing uneven."""
+        return self._network or Network(self._cluster.model_copy(update={"topology": None, "others": ()}))
+
+    def measured_collective(self, kind: str, ranks: list[int], here: int, size: float) -> Cost | None:
+        """A collective of `here` ranks of a node, where the profile has it; `ranks`: the group's first ones."""
+        measured = self.costs.collective(kind, here, size)
+        if measured is None or self._reference is None:
+            return measured
+        there = self._reference.collective(kind, list(range(here)), size).seconds
+        return _slowed(measured, self.even.collective(kind, ranks, size).seconds, there)
+
+
+def costs_of_others(scenario: Scenario) -> dict[str, Costs]:
+    """By name, the costs of the sorts of GPUs that a cluster has besides its usual one."""
+    return {
+        other.gpu.name: _costs_of(scenario.calibrations[other.gpu.name], other.gpu.model_dump_json())
+        for other in scenario.cluster.others
+    }
+
+
+@lru_cache(maxsize=16)
+def _costs_of(profile: str, gpu_json: str) -> Costs:
+    """Kept, since many steps of one cluster ask for the same."""
+    return Costs(load_profile(profile, "calibrations"), GpuSpec.model_validate_json(gpu_json))
 
 
 def _waiting_ranks(scenario: Scenario) -> int:

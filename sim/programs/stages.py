@@ -7,6 +7,7 @@ stand in for their operators where the profile has them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sim.core.actions import Kind, Schedule
@@ -208,13 +209,13 @@ def stage_input_bytes(plan: Plan, part: int | None = None) -> float:
 def class_stages(
     plan: Plan,
     schedule: Schedule,
-    costs: Costs,
+    costs_of: Callable[[int], Costs],
     dp: DataParallel,
     named: bool,
     made: dict[tuple[object, ...], Stage],
 ) -> list[dict[int, Stage]]:
     """The stages that each class of ranks holds, by schedule stage. Unless `named`, equal stages are one object (whose
-    layers then carry the first one's names); those in `made` are not made again."""
+    layers then carry the first one's names); those in `made` are not made again. `costs_of`: the costs of a rank."""
     s = plan.scenario
     t, p = s.for_training, s.parallelism
     gather = stage_input_bytes(plan) if p.p2p_scatter and p.tp > 1 and not p.sp else 0.0
@@ -226,10 +227,10 @@ def class_stages(
     out: list[dict[int, Stage]] = []
     for c in plan.classes:
         out.append({})
-        mine = plan.work_of(c.rank)
+        mine, costs = plan.work_of(c.rank), costs_of(c.rank)
         for i in stages[c.pipeline_rank]:
             part = schedule.part_of_stage[i]
-            key: tuple[object, ...] = (i if named else works[part], mine)
+            key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name)
             if key not in made:
                 blocks = stage_blocks(plan, plan.parts[part], c.rank)
                 made[key] = Stage(blocks, dp, costs, t.activation_offload, gather)

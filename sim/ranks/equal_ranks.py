@@ -1,10 +1,10 @@
 """Which ranks are equal: the ranks of a pipeline stage fold into lanes that are simulated once each.
 
-Two ranks are equal if they compute the same at the same speed, if their groups and messages cost the same, if their
-own links carry the same, and if the groups of both reach into the same lanes. The last is found by refining a first
-partition until nothing more splits (colour refinement, as in the minimization of automata: Hopcroft 1971; here with
-sets of neighbours, for a collective starts with its last member, however many are alike). By induction over the
-tasks in the order of their starts, equal ranks then have equal times to the last bit.
+Two ranks are equal if they compute the same at the same speed on equal GPUs, if their groups and messages cost the
+same, if their own links carry the same, and if the groups of both reach into the same lanes. The last is found by
+refining a first partition until nothing more splits (colour refinement, as in the minimization of automata: Hopcroft
+1971; here with sets of neighbours, for a collective starts with its last member, however many are alike). By
+induction over the tasks in the order of their starts, equal ranks then have equal times to the last bit.
 
 All pipeline ranks have the same lanes: a rank's neighbours in the pipeline wait for it, so what tells two ranks
 apart tells apart those before and after them. So columns fold: ranks of equal tp, cp and dp coordinates.
@@ -126,13 +126,14 @@ def lanes(
         return np.arange(len(plane))
     faulty = {node for pair in link_scales(scenario) for node in pair} | nic_scales(scenario).keys()
     work, speeds = _work(scenario, mesh, plane), _speeds(scenario, mesh, len(plane))
+    gpus = _gpus(scenario, mesh, plane)
     alone = np.zeros_like(work)
     for i, position in enumerate(sorted({position_of(mesh, rank) for rank in single})):
         alone[position] = i + 1
     apart = bool(faulty) or not aligned(scenario)
-    if not (apart or work.any() or speeds.any() or alone.any()):
+    if not (apart or work.any() or speeds.any() or alone.any() or gpus.any()):
         return None
-    colors = _rows(np.stack([work, speeds, alone], axis=1))
+    colors = _rows(np.stack([work, speeds, alone, gpus], axis=1))
     numbers = group_numbers(scenario, mesh, plane, shard, expert_shard)
     if apart:
         places = GroupLocations(scenario.cluster, network_of(scenario), faulty)
@@ -166,6 +167,16 @@ def _speeds(scenario: Scenario, mesh: Mesh, columns: int) -> Ints:
     for position, scales in slow.items():
         out[position] = numbers.setdefault(tuple(scales), len(numbers) + 1)
     return out
+
+
+def _gpus(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
+    """A number for the sorts of GPUs of each column's ranks."""
+    cluster = scenario.cluster
+    if not cluster.others:
+        return np.zeros_like(plane)
+    columns = [tuple(cluster.kind_of(rank + i * mesh.strides["pp"]) for i in range(mesh.sizes["pp"])) for rank in plane]
+    numbers: dict[tuple[str, ...], int] = {}
+    return np.array([numbers.setdefault(column, len(numbers)) for column in columns], dtype=np.int64)
 
 
 def position_of(mesh: Mesh, rank: int) -> int:

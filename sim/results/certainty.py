@@ -45,15 +45,19 @@ def step_interval(
     width = _width(scenario)
     if width is None:
         return StepInterval(low_s, high_s, own)
-    if scenario.cluster.gpu.architecture not in _architectures():
+    if any(gpu.architecture not in _architectures() for gpu in scenario.cluster.gpus):
         low_s, high_s = min(low_s, step_s / width.factor), max(high_s, step_s * width.factor)
         return StepInterval(low_s, high_s, f"{own}, and {width.why}")
     return StepInterval(step_s / width.factor, step_s * width.factor, width.why)
 
 
 def _width(scenario: Scenario) -> Width | None:
-    t, gpu = scenario.for_training, scenario.cluster.gpu
-    return _width_of(kind_of(scenario), gpu.architecture, t.framework)
+    """Of a cluster's several sorts of GPUs the widest."""
+    t, found = scenario.for_training, list[Width]()
+    for gpu in scenario.cluster.gpus:
+        width = _width_of(kind_of(scenario), gpu.architecture, t.framework)
+        found += [] if width is None else [width]
+    return max(found, key=lambda width: width.factor, default=None)
 
 
 @lru_cache(maxsize=256)

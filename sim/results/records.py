@@ -77,6 +77,7 @@ class Provenance(Record):
     """Origin of a result's prices: the profile, and the share of all priced seconds by kind of source.
 
     `priced_by_bytes`: of a captured program alone, launches a micro-batch of operators that nobody knows.
+    `of_other_gpus`: of a cluster with several sorts of GPUs, the profiles of the less usual ones, by the GPU's name.
     """
 
     profile: str
@@ -85,6 +86,7 @@ class Provenance(Record):
     hardware: Mapping[str, str | int | float | bool]
     shares: Mapping[str, float]
     priced_by_bytes: Mapping[str, int] | None = None
+    of_other_gpus: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

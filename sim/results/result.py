@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large se
 @dataclass(frozen=True, slots=True)
 class Utilization(Record):
     """Model FLOP/s on each GPU, and its share of the peak: MFU with causal and with full attention, and HFU, which
-    counts recomputed FLOPs too."""
+    counts recomputed FLOPs too. Of GPUs of several kinds all peaks are summed."""
 
     model_flops_per_s_per_gpu: float
     mfu: float
@@ -151,7 +151,7 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
     most = sim.levels.at_most()
     memory = tuple(_memory_row(sim, i, x) for i, x in enumerate(most))
     peak = max(row.peak for row in memory)
-    fits = peak <= scenario.cluster.gpu.memory_bytes
+    fits = all(row.peak <= scenario.cluster.gpu_of(row.rank).memory_bytes for row in memory)
     throughput = t.global_batch_size * t.seq_len / step_s if step_s > 0 else 0.0
     likely = step_interval(scenario, sim.profile, step_s, sim.built.shares)
     return StepResult(
@@ -174,8 +174,11 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
         waiting=waiting(sim) if disturbs(scenario) else (),
         contention=_contention(sim),
         communication=_communication(sim),
-        provenance=provenance(sim.profile, sim.built.shares, source_of(scenario).unknown()),
-        warnings=(*scenario.warnings, *_warnings(sim, peak, fits)),
+        provenance=replace(
+            provenance(sim.profile, sim.built.shares, source_of(scenario).unknown()),
+            of_other_gpus=scenario.calibrations or None,
+        ),
+        warnings=(*scenario.warnings, *_warnings(sim, memory)),
         engine=_engine(sim, begin),
     )
 
@@ -203,7 +206,7 @@ def _utilization(sim: FinishedStep, tokens_per_s: float) -> Utilization:
     s = sim.scenario
     t = s.for_training
     ranks = s.parallelism.ranks
-    peak = s.cluster.gpu.peak_flops_per_s[t.precision]
+    peak = s.cluster.mean_over(ranks, lambda gpu: gpu.peak_flops_per_s[t.precision])
     source = source_of(s)
     per_token, full = source.flops_per_token(causal_half=True), source.flops_per_token(causal_half=False)
     per_gpu = per_token * tokens_per_s / ranks
@@ -300,11 +303,13 @@ def _engine(sim: FinishedStep, begin: float) -> Engine:
     )
 
 
-def _warnings(sim: FinishedStep, peak: float, fits: bool) -> list[str]:
-    out = []
-    if not fits:
-        limit = sim.scenario.cluster.gpu.memory_bytes
-        out.append(f"does not fit in memory: {peak / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB on the fullest rank")
+def _warnings(sim: FinishedStep, memory: Sequence[MemoryRow]) -> list[str]:
+    out, cluster = [], sim.scenario.cluster
+    for gpu in cluster.gpus:
+        peak = max((row.peak for row in memory if cluster.kind_of(row.rank) == gpu.name), default=0.0)
+        if peak > gpu.memory_bytes:
+            said = f"does not fit in memory: {peak / 2**30:.1f} GiB of {gpu.memory_bytes / 2**30:.1f} GiB"
+            out.append(f"{said} on the fullest {f'{gpu.name} ' * bool(cluster.others)}rank")
     if has_jitter(sim.scenario) and len(sim.plan.classes) < sim.scenario.parallelism.ranks:
         out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")
     for name, launches in (source_of(sim.scenario).unknown() or {}).items():

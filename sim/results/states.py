@@ -66,7 +66,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
         gathered = (max(casts, default=0) if dp.zero == 3 else sum(casts) + tied) * dp.parameter_bytes
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)  # of what is gathered, where it is
-    gathered += max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, experts > 0)
+    gathered += max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts > 0)
     gradients = 0.0 if dp.fleeting_gradient_bytes else (sharded if gradients_sharded else whole)
     own = compute_bytes(t.precision) if framework_of(t).keeps_own_gradients else 0.0
     return States(
@@ -103,7 +103,7 @@ def _own_states(plan: Plan, stages: Sequence[Stage]) -> States:
         (parameters + frozen) / dp.shard if dp.zero == 3 else parameters + frozen,
         0.0,
         optimizer / dp.shard if dp.zero >= 1 else optimizer,
-        gathered + _workspaces(plan, False),
+        gathered + _workspaces(plan, stages, False),
         at_end / dp.shard if dp.zero >= 1 else at_end,
     )
 
@@ -133,10 +133,10 @@ def matmul_workspace(gpu: GpuSpec) -> Workspace:
     return Workspace(large, large)
 
 
-def _workspaces(plan: Plan, experts: bool) -> float:
+def _workspaces(plan: Plan, stages: Sequence[Stage], experts: bool) -> float:
     """torch's for the threads of forward and backward; Megatron's layers use Transformer Engine's besides, and four
     more on the streams of its grouped matmuls."""
-    size, t = matmul_workspace(plan.scenario.cluster.gpu), plan.scenario.training
+    size, t = matmul_workspace(stages[0].costs.gpu), plan.scenario.training
     if t is None:
         return 2 * size.torch
     framework = framework_of(t)

@@ -118,6 +118,8 @@ def make_space(source: Source, gpus: int | None, name: str, only: Mapping[str, S
     base = resolve(replace(source, data=neutral), name)
     if base.engine.collectives != "closed_form":
         raise source.error(("engine", "collectives"), "found messages; a search compares closed forms (closed_form)")
+    if base.cluster.others:
+        raise source.error(("cluster",), "has GPUs of several kinds; a search lays out GPUs of one kind")
     if base.processes is not None:
         raise source.error(("processes",), "a search compares steps that nothing disturbs; leave it out")
     if base.training is None:

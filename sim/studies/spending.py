@@ -55,5 +55,5 @@ def spending(result: StepResult | ServingResult, price_per_gpu_hour: float) -> S
 
 
 def _bill(scenario: Scenario, tokens: float, gpu_hours: float, price_per_gpu_hour: float) -> Bill:
-    energy_kwh = gpu_hours * scenario.cluster.gpu.power_limit_w / 1e3
+    energy_kwh = gpu_hours * scenario.cluster.mean_over(scenario.ranks, lambda gpu: gpu.power_limit_w) / 1e3
     return Bill(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, energy_kwh)

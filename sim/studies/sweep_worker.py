@@ -126,5 +126,6 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
     healthy_s = _healthy_s(packed, healthy.model_dump_json()) if disturbs(scenario) else step_s
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
-    peak = max(float(curve.total.max()) for curve in simulation.memory)
-    return WhatIf(dict(change), step_s, healthy_s, rate, peak, peak <= scenario.cluster.gpu.memory_bytes)
+    peaks = {curve.rank: float(curve.total.max()) for curve in simulation.memory}
+    fits = all(peak <= scenario.cluster.gpu_of(rank).memory_bytes for rank, peak in peaks.items())
+    return WhatIf(dict(change), step_s, healthy_s, rate, max(peaks.values()), fits)

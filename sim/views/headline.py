@@ -107,7 +107,7 @@ def _serving(result: ServingResult) -> list[Number]:
 
 
 def _peak(result: StepResult | ServingResult) -> Number:
-    peak, limit, fits = result.peak_memory_bytes, memory_limit_bytes(result), result.fits_in_memory
+    (peak, limit), fits = tightest(result), result.fits_in_memory
     share = f"{percent(peak / limit)} of {n_bytes(limit)}"
     if not fits:
         return Number("Peak memory", n_bytes(peak), f"✗ does not fit, {share}", "bad")
@@ -186,11 +186,12 @@ def gpus_words(scenario: Scenario) -> str:
     cluster, ranks = scenario.cluster, scenario.ranks
     gpus = f"{ranks:,} GPU{'s' * (ranks != 1)}"
     name = "" if cluster.name == "custom" else f"{cluster.name}: "
-    return f"{gpus} ({name}{cluster.gpu.name}, {cluster.gpus_per_node} to a node)"
+    kinds = " and ".join(gpu.name for gpu in cluster.gpus)
+    return f"{gpus} ({name}{kinds}, {cluster.gpus_per_node} to a node)"
 
 
 def cluster_words(cluster: ClusterSpec) -> str:
-    """A node's GPUs and links.
+    """A node's GPUs and links; of the most usual node, where they differ.
 
     >>> from topology.presets import CLUSTERS
     >>> cluster_words(CLUSTERS["dgx-h100"])
@@ -200,8 +201,9 @@ def cluster_words(cluster: ClusterSpec) -> str:
     links = f"{inside.kind} {rate(inside.bandwidth_bytes_per_s, 'B/s')}"
     nics = f"{outside.nics_per_node} NIC{'s' * (outside.nics_per_node != 1)}"
     domain = f", NVLink domains of {cluster.nvlink_domain}" if cluster.nvlink_domain != cluster.gpus_per_node else ""
+    kinds = " or ".join(f"{gpu.name} of {n_bytes(gpu.memory_bytes)}" for gpu in cluster.gpus)
     return (
-        f"{cluster.gpus_per_node} × {cluster.gpu.name} of {n_bytes(cluster.gpu.memory_bytes)}{domain}; {links}, "
+        f"{cluster.gpus_per_node} × {kinds}{domain}; {links}, "
         f"{nics} of {rate(outside.nic_bandwidth_bytes_per_s, 'B/s')} a node (per direction)"
     )
 
@@ -212,6 +214,15 @@ def evidence_line(row: Evidence) -> str:
     return f"{row.table}, {row.where}: {said}"
 
 
+def tightest(result: StepResult | ServingResult) -> tuple[float, float]:
+    """The peak of the ranks that come nearest to their GPUs' memory, and that memory; bytes."""
+    cluster = result.scenario.cluster
+    if not cluster.others:
+        return result.peak_memory_bytes, float(cluster.gpu.memory_bytes)
+    pairs = [(row.peak, cluster.gpu_of(row.rank).memory_bytes) for row in result.memory]
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
 def memory_limit_bytes(result: StepResult | ServingResult) -> float:
-    """The device's memory."""
-    return float(result.scenario.cluster.gpu.memory_bytes)
+    """The memory of the device that is tightest."""
+    return tightest(result)[1]

@@ -25,7 +25,7 @@ from sim.core.timeline import Timeline
 from sim.models.frameworks import FRAMEWORKS, framework_of
 from sim.results.result import StepResult
 from sim.schedules import FORMS
-from sim.views.headline import PIPELINE_BUBBLE, bubble_name, memory_limit_bytes
+from sim.views.headline import PIPELINE_BUBBLE, bubble_name, tightest
 from sim.views.palette import COMPUTE_KINDS
 from sim.views.rows import row_stream
 from sim.views.units import ranks_text, seconds
@@ -225,7 +225,7 @@ def _unknown(result: StepResult, timeline: Timeline) -> str:
 
 
 def _recompute(result: StepResult, timeline: Timeline) -> str:
-    limit, peak = memory_limit_bytes(result), result.peak_memory_bytes
+    peak, limit = tightest(result)
     training = result.scenario.training
     full = training is not None and training.recompute.mode == "full"
     less = "`recompute: selective`" if full else "`recompute: none`"

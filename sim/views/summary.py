@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.prices.profiles import shipped_profiles
 from sim.results.evidence import nearest
 from sim.results.result import RankRow, StepResult
-from sim.views.headline import Number, evidence_line, headline, layout_line, memory_limit_bytes
+from sim.views.headline import Number, evidence_line, headline, layout_line
 from sim.views.palette import memory_styles
 from sim.views.units import count, n_bytes, percent, ranks_text, seconds
 
@@ -116,9 +116,10 @@ def _bar(lengths: tuple[float, float, float], step: float, width: int) -> Text:
 
 
 def _memory(result: StepResult | ServingResult, width: int) -> Table:
-    """The fullest class of ranks by category, against the device's memory."""
-    worst = max(result.memory, key=lambda row: row.peak)
-    whole = memory_limit_bytes(result)
+    """The fullest class of ranks by category, against its device's memory."""
+    cluster = result.scenario.cluster
+    worst = max(result.memory, key=lambda row: row.peak / cluster.gpu_of(row.rank).memory_bytes)
+    whole = cluster.gpu_of(worst.rank).memory_bytes
     table = _table(f"memory of {ranks_text(worst.ranks)}", "", f"█ share of {n_bytes(whole)}")
     table.columns[2].justify = "left"
     names = {category: style.label for category, style in memory_styles(result.scenario).items()}
@@ -197,8 +198,9 @@ def _provenance(result: StepResult | ServingResult) -> list[Text]:
     shares = ", ".join(f"{percent(v)} {SHARES.get(k, k)}" for k, v in source.shares.items() if v)
     kind = "shipped profile" if source.profile in shipped_profiles() else "profile"
     named = f"{source.profile} ({kind}{', ' * bool(source.date)}{source.date})"
+    further = "".join(f", {profile} on {gpu}" for gpu, profile in (source.of_other_gpus or {}).items())
     lines = (
-        f"costs: {named}" + (f": {shares}" if shares else ""),
+        f"costs: {named}{further}" + (f": {shares}" if shares else ""),
         f"{count(engine.tasks)} tasks, {engine.path} engine, {seconds(engine.wall_s)}",
     )
     return [Text(line, style="dim") for line in lines]

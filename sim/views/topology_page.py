@@ -72,7 +72,8 @@ def _size(cluster: ClusterSpec, shown: ClusterSpec) -> str:
     gpus = cluster.nodes * cluster.gpus_per_node
     rest = f"; the first {count(shown.nodes)} nodes are drawn" if shown.nodes < cluster.nodes else ""
     nodes = f"{count(cluster.nodes)} node{'s' * (cluster.nodes > 1)}"
-    return f"{nodes} of {count(cluster.gpus_per_node)} {cluster.gpu.name}, {count(gpus)} GPUs{rest}"
+    kinds = " or ".join(gpu.name for gpu in cluster.gpus)
+    return f"{nodes} of {count(cluster.gpus_per_node)} {kinds}, {count(gpus)} GPUs{rest}"
 
 
 def _headline(cluster: ClusterSpec) -> tuple[Number, ...]:
@@ -83,7 +84,7 @@ def _headline(cluster: ClusterSpec) -> tuple[Number, ...]:
         Number("NIC", rate(inter.nic_bandwidth_bytes_per_s, "B/s"), f"per direction, {inter.nics_per_node} a node"),
         Number("Network", inter.kind.replace("_", " "), f"oversubscription {inter.oversubscription:g}"),
         Number("Latency per hop", seconds(intra.latency_s), f"inside; {seconds(inter.latency_s)} between nodes"),
-        Number("GPU memory", n_bytes(cluster.gpu.memory_bytes), cluster.gpu.name),
+        *(Number("GPU memory", n_bytes(gpu.memory_bytes), gpu.name) for gpu in cluster.gpus),
     )
 
 

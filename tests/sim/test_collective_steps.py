@@ -60,6 +60,9 @@ def test_an_exchange_sends_once_from_each_to_each(n: int) -> None:
     assert set(pairs.values()) == {1}
 
 
+RINGS = {"preset": "dgx-h100", "intra_node": {"nvls_efficiency": 0.0}}  # as with NCCL_NVLS_ENABLE=0
+
+
 def scenario(parallelism: dict[str, Any], collectives: str = "messages", **more: Any) -> Scenario:
     whole = {
         "model": {"preset": "llama3.2-1b", "layers": 4},
@@ -79,7 +82,7 @@ def messages(step: Simulation) -> set[str]:
 
 
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "ring": ({"dp": 16, "dp_sync": "after_backward"}, {"cluster": "dgx-h100"}),
+    "ring": ({"dp": 16, "dp_sync": "after_backward"}, {"cluster": RINGS}),
     "tp": ({"tp": 8, "sp": True}, {}),
     "zero 3": ({"dp": 8, "zero": 3}, {"calibration": "roofline"}),
     "pipeline": ({"tp": 2, "pp": 2, "dp": 2, "dp_sync": "after_backward"}, {}),
@@ -123,8 +126,8 @@ def test_a_late_member_holds_up_who_needs_it_and_nobody_else() -> None:
     """Before the straggler begins, messages between others are over; the last piece comes a whole pass after it."""
     faults = {"stragglers": [{"rank": 5, "compute_scale": 1.5}]}
     layout, training = {"dp": 16, "dp_sync": "after_backward"}, {"seq_len": 4096, "global_batch_size": 16}
-    one = scenario(layout, "closed_form", cluster="dgx-h100", training=training, faults=faults)
-    many = scenario(layout, "messages", cluster="dgx-h100", training=training, faults=faults)
+    one = scenario(layout, "closed_form", cluster=RINGS, training=training, faults=faults)
+    many = scenario(layout, "messages", cluster=RINGS, training=training, faults=faults)
     whole, step = simulate(one), simulate(many)
     spans = [x for x in step.timeline.spans() if x.kind == "ALL_REDUCE" and "message" in x.detail.name]
     late_s = max(x.start_s for x in whole.timeline.spans() if x.kind == "ALL_REDUCE")
@@ -135,7 +138,7 @@ def test_a_late_member_holds_up_who_needs_it_and_nobody_else() -> None:
 
 
 def test_a_link_that_another_uses_holds_up_the_messages_on_it() -> None:
-    s = scenario({"dp": 16, "dp_sync": "after_backward"}, cluster="dgx-h100")
+    s = scenario({"dp": 16, "dp_sync": "after_backward"}, cluster=RINGS)
 
     def traffic(env: Any, cluster: Any) -> Any:
         while True:

@@ -21,7 +21,7 @@ def scenario(parallelism: dict[str, Any], batch: int = 16) -> Scenario:
     return parse_scenario(
         {
             "model": {"preset": "llama3.2-1b", "layers": 4},
-            "cluster": "dgx-h100",
+            "cluster": {"preset": "dgx-h100", "intra_node": {"nvls_efficiency": 0.0}},  # rings, which fill the NICs
             "training": {"seq_len": 2048, "global_batch_size": batch},
             "parallelism": parallelism,
         },

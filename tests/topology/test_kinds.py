@@ -7,7 +7,7 @@ import pytest
 from tests.topology.link_flows import cluster
 from topology.dragonfly import GLOBAL_S, dragonfly_plus
 from topology.graph import described
-from topology.graph_files import TopologyError, from_node_link
+from topology.graph_files import from_node_link
 from topology.network import Network
 from topology.recognise import recognise
 from topology.routes import Routes
@@ -47,8 +47,13 @@ def test_nodes_divide_into_groups() -> None:
         dragonfly_plus(cluster("dgx-h100", 8), 3)
 
 
-def test_gpus_of_two_kinds_are_refused() -> None:
-    data = node_link(described(cluster("dgx-h100", 2)))
-    next(node for node in data["nodes"] if node["id"] == "gpu9")["gpu"] = "a100-sxm"
-    with pytest.raises(TopologyError, match="GPUs of two kinds, h100-sxm and a100-sxm"):
-        recognise(from_node_link(data))
+def test_gpus_of_two_kinds_are_told_apart() -> None:
+    """A file whose second node holds another GPU: the most usual one is the cluster's, the other stands beside it."""
+    data = node_link(described(cluster("dgx-h100", 3)))
+    for node in data["nodes"]:
+        if node["kind"] == "gpu" and node["rank"] in range(8, 16):
+            node["gpu"] = "a100-sxm"
+    found = recognise(from_node_link(data))
+    assert [gpu.name for gpu in found.gpus] == ["h100-sxm", "a100-sxm"]
+    assert [found.kind_of(rank) for rank in (0, 8, 15, 16)] == ["h100-sxm", "a100-sxm", "a100-sxm", "h100-sxm"]
+    assert found.others[0].intra_node == found.intra_node

@@ -13,6 +13,7 @@ from topology.collectives import (
     ring_all_reduce,
     tree_all_reduce,
 )
+from topology.durations import duration
 from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec, InterNode
@@ -31,7 +32,7 @@ def with_fabric(name: str, nodes: int = 4, **inter_node: object) -> ClusterSpec:
     ("name", "kind", "times"),
     [
         ("dgx-a100", "all_reduce", 1.14),
-        ("dgx-h100", "all_reduce", 1.2),
+        ("dgx-h100", "all_reduce", 1.0),
         ("dgx-b200", "all_reduce", 1.0),
         ("dgx-a100", "all_gather", 1.15),
         ("dgx-h100", "all_gather", 0.9),
@@ -43,7 +44,7 @@ def with_fabric(name: str, nodes: int = 4, **inter_node: object) -> ClusterSpec:
 def test_a_group_over_two_nodes_is_no_faster_than_one_inside(name: str, kind: str, times: float) -> None:
     """Tensor parallelism 16 against 8: the same bytes a rank, so nothing but the place differs.
 
-    An all-reduce over two nodes sends S up and down a tree; a B200's NICs and NVLink carry that as fast as NVLS."""
+    An all-reduce over two nodes sends S up and down a tree, which NICs and switches carry nearly as fast as NVLS."""
     network = Network(CLUSTERS[name])
     inside = network.collective(kind, range(8), SIZE).seconds
     assert network.collective(kind, range(16), SIZE).seconds > times * inside
@@ -113,8 +114,38 @@ def test_small_all_reduces_over_many_nodes_go_by_tree_and_large_ones_by_ring() -
 def test_nvls_is_taken_where_the_switch_has_it() -> None:
     assert Network(CLUSTERS["dgx-a100"]).collective("all_reduce", range(8), SIZE).algorithm == "ring Simple"
     assert Network(CLUSTERS["dgx-h100"]).collective("all_reduce", range(8), SIZE).algorithm == "nvls Simple"
-    across = Network(CLUSTERS["dgx-h100"]).collective("all_reduce", range(16), SIZE)
-    assert across.algorithm in ("ring Simple", "tree Simple", "ring LL128", "tree LL128")
+
+
+def test_switches_and_trees_reduce_where_nccl_says_so() -> None:
+    """Between nodes of more than two GPUs that reduce in switches; on AWS's network over two nodes and from 30 MiB."""
+    h100, efa, a100 = (Network(CLUSTERS[name]) for name in ("dgx-h100", "p5-efa", "dgx-a100"))
+    two_each, uneven = [0, 1, 8, 9], [*range(8), *range(8, 12)]
+    nvl72 = Network(CLUSTERS["gb200-nvl72"].model_copy(update={"nodes": 36}))
+    tcpx = Network(
+        CLUSTERS["dgx-h100"].model_copy(
+            update={"inter_node": CLUSTERS["dgx-h100"].inter_node.model_copy(update={"latency_s": 5e-5})}
+        )
+    )
+    assert h100.chosen("all_reduce", range(16), SIZE) == ("nvls_tree", "Simple")
+    assert h100.chosen("all_reduce", range(64), SIZE) == ("nvls_tree", "Simple")
+    assert efa.chosen("all_reduce", range(16), 31 << 20) == ("nvls_tree", "Simple")
+    for network, ranks, size in (
+        (efa, range(16), 29 << 20), (efa, range(32), SIZE), (a100, range(16), SIZE), (h100, two_each, SIZE),
+        (h100, uneven, SIZE), (nvl72, range(144), SIZE), (tcpx, range(16), SIZE),
+    ):  # fmt: skip
+        assert network.chosen("all_reduce", ranks, size).algorithm in ("ring", "tree")
+
+
+def test_switches_and_trees_take_what_the_slower_of_both_takes() -> None:
+    """A large all-reduce: S(1+1/g)/eB in the switches, or the tree's 2S over a node's NICs (S between two nodes)."""
+    cluster = CLUSTERS["dgx-h100"]
+    network, size, timing = Network(cluster), 1e12, timing_of(cluster.gpu)
+    nvlink = cluster.intra_node.usable_bytes_per_s * cluster.intra_node.nvls_efficiency * timing.nvls_share
+    nics = 8 * cluster.inter_node.usable_bytes_per_s * 0.983
+    for ranks, expected in ((16, size * (1 + 1 / 8) / nvlink), (64, 2 * size / nics)):
+        found = duration("all_reduce", "nvls_tree", "Simple", network.group(range(ranks)), size)
+        assert found.seconds == pytest.approx(expected, rel=1e-3)
+
 
 
 def test_hierarchical_all_reduce_between_its_neighbours() -> None:
