@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import (
-    FILE,
-    SCENARIO,
-    dask_option,
-    json_option,
-    overrides_option,
-    page_option,
-    processes_option,
-    write_page,
-)
+from sim.commands.options import FILE, SCENARIO, Narrowing, Study, narrowing_options, study_options
 from sim.core.errors import InputError
-from sim.core.files import write_json
 
 if TYPE_CHECKING:
     from sim.studies.executors import Workers
@@ -43,27 +33,12 @@ BASE, MEASURED = "map_llama3.yaml", Path("published") / "ultrascale_h100.json"
 @click.argument("scenario", type=SCENARIO, metavar="[SCENARIO]", required=False)
 @click.option("--models", default=MODELS, metavar="NAME,…", help="model presets or config.json files, a row each")
 @click.option("--gpus", default=GPUS, metavar="N,…", help="numbers of GPUs, a column each")
-@click.option("--only", multiple=True, default=ONLY, metavar="KEY=VALUE,…", help="layouts to search, as in sim.search")
-@click.option("--memory-limit", metavar="BYTES", help="bytes a GPU may use, such as 70GiB; by default all it has")
+@narrowing_options(ONLY)
 @click.option("--measured", type=FILE, metavar="TABLE.json", help="measured steps to draw beside the map, by default "
               "the playbook's; - for none")  # fmt: skip
-@processes_option
-@dask_option
-@json_option
-@page_option
-@overrides_option
+@study_options
 def main(
-    scenario: Path | None,
-    models: str,
-    gpus: str,
-    only: tuple[str, ...],
-    memory_limit: str | None,
-    measured: Path | None,
-    workers: int | None,
-    dask: str | None,
-    json: str | None,
-    html: Path | None,
-    overrides: tuple[str, ...],
+    scenario: Path | None, models: str, gpus: str, narrowing: Narrowing, measured: Path | None, study: Study
 ) -> int:
     """Search the best layout of every model on every number of GPUs. SCENARIO gives batch, sequence and cluster;
     by default the shipped map_llama3."""
@@ -72,16 +47,16 @@ def main(
     path = scenario or scenarios_folder() / BASE
     table = measured or scenarios_folder() / MEASURED
     beside = None if str(table) == "-" else table
-    result = run_map(path, overrides, parse_list(models), parse_gpus(gpus), only, memory_limit, workers, dask, beside)
-    if json is not None:
-        write_json(json, result, indent=1)
-    if html is not None:
-        from sim.views.map_page import map_page
-
-        write_page(html, map_page(result))
-    if json != "-":
-        print_map(result)
+    rows, columns, limit = parse_list(models), parse_gpus(gpus), narrowing.memory_limit
+    result = run_map(path, study.overrides, rows, columns, narrowing.only, limit, study.workers, study.dask, beside)
+    study.show(result, _page, print_map)
     return 0 if any(cell["best"] for cell in result["cells"]) else 1
+
+
+def _page(result: dict[str, Any]) -> str:
+    from sim.views.map_page import map_page
+
+    return map_page(result)
 
 
 def parse_list(text: str) -> list[str]:
@@ -157,7 +132,8 @@ def _cell(
     """One search: the fastest layout of a model that fits, or none."""
     from sim.commands.search import search_space, space_of
 
-    space, limit_bytes = space_of(path, [*overrides, f"model={model}"], gpus, limit, only)
+    narrowing = Narrowing(tuple(only), limit)
+    space, limit_bytes, _ = space_of(path, [*overrides, f"model={model}"], gpus, narrowing)
     found = search_space(space, limit_bytes, 1, False, pool)
     best = found["best"][0] if found["best"] else None
     return {

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from sim.core.files import STANDARD_INPUT, write_text
+from sim.core.errors import InputError
+from sim.core.files import STANDARD_INPUT, write_json, write_text
 
 FILE = click.Path(path_type=Path)
 
@@ -30,7 +34,6 @@ class ScenarioFile(click.Path):
         found = shipped_scenarios()
         if path.as_posix() in found:
             return found[path.as_posix()]
-        from sim.core.errors import InputError
         from sim.inputs.input_source import nearest
 
         hint = nearest(path.as_posix(), found)
@@ -64,3 +67,76 @@ processes_option = click.option(
     "--workers", type=click.IntRange(1, 4096), metavar="N", help="processes; by default one a core"
 )
 dask_option = click.option("--dask", metavar="ADDRESS", help="run on this Dask cluster")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where the steps of a study run, what it changes, and where its result goes: options of every such command."""
+
+    workers: int | None
+    dask: str | None
+    json: str | None
+    html: Path | None
+    overrides: tuple[str, ...]
+
+    def show(
+        self,
+        result: dict[str, Any],
+        page: Callable[[dict[str, Any]], str] | None,
+        table: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Write the result where the options say, and print its table unless its JSON is on standard output.
+
+        Raises:
+            InputError: for --html, of a result that has no page.
+        """
+        if self.html is not None and page is None:
+            raise InputError("--html: this result has no page; --json has all of it")
+        if self.json is not None:
+            write_json(self.json, result, indent=1)
+        if self.html is not None and page is not None:
+            write_page(self.html, page(result))
+        if self.json != "-":
+            table(result)
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """Which layouts a search looks at: options of every command that searches."""
+
+    only: tuple[str, ...] = ()
+    memory_limit: str | None = None
+
+
+def gathered(record: type, name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that gives a command these options, as one argument `name`: a record with a field for each."""
+
+    def decorate(function: Any) -> Any:
+        @wraps(function)
+        def call(**given: Any) -> Any:
+            values = {f.name: given.pop(f.name) for f in fields(record)}
+            return function(**given, **{name: record(**values)})
+
+        for option in reversed(options):
+            call = option(call)
+        return call
+
+    return decorate
+
+
+study_options = gathered(Study, "study", processes_option, dask_option, json_option, page_option, overrides_option)
+
+
+def narrowing_options(default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """--only, with a default, and --memory-limit."""
+    only = click.option(
+        "--only",
+        multiple=True,
+        default=default,
+        metavar="KEY=VALUE,…",
+        help="search these values of a key alone, repeatable; tp,pp=8:1,4:2 are two pairs",
+    )
+    limit = click.option(
+        "--memory-limit", metavar="BYTES", help="bytes a GPU may use, such as 70GiB; by default all it has"
+    )
+    return gathered(Narrowing, "narrowing", only, limit)

@@ -1,4 +1,4 @@
-"""The flags that start a scenario's layout in another trainer: torchtitan's TOML or Megatron-LM's arguments.
+"""The flags that start a scenario's layout in another trainer: torchtitan's configs or Megatron-LM's arguments.
 
 What a trainer cannot do like the scenario is refused, every reason at once; what it does a little differently stands
 in a comment.
@@ -6,13 +6,49 @@ in a comment.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from sim.core.errors import InputError
+from sim.emit.common import Emission
 from sim.emit.megatron import Megatron
 from sim.emit.torchtitan import Titan
 from sim.inputs.scenario import Scenario
 from sim.models.balance import with_balanced_stages
 
-TRAINERS = {"torchtitan": Titan, "megatron": Megatron}
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer that flags are written for, and what a search for it keeps to.
+
+    `unsaid`: what it does where a scenario leaves a key out. `only`: values of a layout's fields that it has.
+    `sums_in_pipelines`: its pipelines reduce sharded gradients once a step, its other layouts once a micro-batch
+    (`accumulate_unsharded`).
+    """
+
+    writer: type[Emission]
+    unsaid: Mapping[str, object] = field(default_factory=dict)
+    only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    sums_in_pipelines: bool = False
+
+
+TRAINERS = {
+    "torchtitan": Trainer(
+        Titan,
+        {"training.param_dtype": "fp32"},
+        {
+            "schedule": ("gpipe", "1f1b", "interleaved_1f1b", "zb_v", "dualpipe_v"),
+            "recompute": ("none", "selective_op", "full"),
+            "zero": (0, 3),
+        },
+        sums_in_pipelines=True,
+    ),
+    "megatron": Trainer(
+        Megatron,
+        {"training.framework": "megatron"},
+        {"schedule": ("1f1b", "interleaved_1f1b"), "recompute": ("none", "selective", "full")},
+    ),
+}
 
 
 def emit(scenario: Scenario, trainer: str) -> str:
@@ -25,10 +61,19 @@ def emit(scenario: Scenario, trainer: str) -> str:
         raise InputError(f"--emit: found '{trainer[:40]}'; must be one of {', '.join(TRAINERS)}")
     if scenario.training is None:
         raise InputError(f"{scenario.name}: --emit: the scenario has no training section, and {trainer} trains")
-    scenario = with_balanced_stages(scenario)
-    out = TRAINERS[trainer](scenario, scenario.for_training)
-    text = out.build()
-    if out.reasons:
-        shown = "".join(f"\n  - {reason}" for reason in out.reasons)
+    text, reasons = _written(scenario, trainer)
+    if reasons:
+        shown = "".join(f"\n  - {reason}" for reason in reasons)
         raise InputError(f"{scenario.name}: --emit {trainer}: cannot be expressed:{shown}")
     return text
+
+
+def reasons_against(scenario: Scenario, trainer: str) -> list[str]:
+    """What of a training scenario the trainer cannot do; empty where `emit` writes its flags."""
+    return _written(scenario, trainer)[1]
+
+
+def _written(scenario: Scenario, trainer: str) -> tuple[str, list[str]]:
+    scenario = with_balanced_stages(scenario)
+    out = TRAINERS[trainer].writer(scenario, scenario.for_training)
+    return out.build(), out.reasons

@@ -22,6 +22,11 @@ def shipped_scenarios() -> dict[str, Path]:
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
 
 
+def shipped_name(path: Path) -> str:
+    """The name of a shipped scenario's file; nothing for another file."""
+    return next((name for name, own in shipped_scenarios().items() if own == path), "")
+
+
 def first_comment(path: Path) -> str:
     """The first sentence of a scenario's comment, which says what it shows.
 

@@ -192,7 +192,8 @@ class GridSearch:
         dp, none = self.prices.dp(x.zero), np.zeros(len(cut.stages))
         alone = self._alone(blocks, cut, self._gathered(x))
         queued, lag = self._queued(blocks, cut) if self._gathered(x) else (alone, none)
-        last = alone.weight_grad if form.backward == "split" else alone.backward
+        # with ZeRO-3 the last backward waits for its gathers too, and its reductions hide under all of that
+        last = queued.weight_grad if form.backward == "split" else queued.backward
         total, final = self._reductions_s(x.zero, cut)
         gathered = self._gathers_s(x.zero, cut) if dp.zero in (1, 2) and dp.gather_overlap else none
         return StageSeconds(alone, queued, lag, *self._sends(blocks, form), np.maximum(final, total - last), gathered)
@@ -275,10 +276,10 @@ class GridSearch:
 
     def blocks(self, x: Layout) -> list[Blocks]:
         """The blocks of a layout, for each rank that is bounded."""
-        s, p = self.space, self.space.base.parallelism
+        s = self.space
         paired = bool(s.fixed.get("ep_overlap")) and FORMS[x.schedule].pairs
         by_stage = s.recomputes[x.recompute].layers is not None
-        whole = x.zero < 2 or p.accumulate_unsharded
+        whole = x.zero < 2 or s.accumulates(x.pp, x.zero)
         stops_early = x.zero == 3 and s.recomputes[x.recompute].mode == "full"  # see `models.recompute`
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
         key = (x.sp, x.micro_batch_size, x.recompute, whole, stops_early, paired, cut_of)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from sim.core.errors import InputError
 from sim.core.gc_paused import no_collection
+from sim.emit import reasons_against
 from sim.graph.compiled import ProgramCache
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
@@ -101,7 +102,10 @@ def _evaluate(
 ) -> tuple[Fate, float, float, str]:
     """What becomes of it, seconds, bytes, and why it was refused."""
     try:
-        step = prepare(scenario_of(tools.space, layout), tools.costs, cache=cache)
+        scenario = scenario_of(tools.space, layout)
+        if tools.space.trainer and (reasons := reasons_against(scenario, tools.space.trainer)):
+            return "refused", math.inf, math.inf, f"{tools.space.trainer}: {reasons[0]}"
+        step = prepare(scenario, tools.costs, cache=cache)
         peak = step.peak_bytes
         if peak > limit_bytes:
             return "too_large", math.inf, peak, ""

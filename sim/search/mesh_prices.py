@@ -104,7 +104,7 @@ class GridPrices:
     """Prices on one mesh: operators, and messages at the cheapest of the places that stages have."""
 
     def __init__(self, space: Space, grid: Grid, costs: Costs, network: Network) -> None:
-        self.costs = costs
+        self.costs, self._space, self._grid = costs, space, grid
         x = Layout(grid.tp, False, grid.cp, grid.pp, grid.dp, grid.ep, 0, ONE_RANK.name, 1, 1, "none")
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)
@@ -193,7 +193,8 @@ class GridPrices:
         """Data parallelism at a ZeRO stage."""
         if zero not in self._dps:
             base = self.plan.scenario
-            parallelism = base.parallelism.model_copy(update={"zero": zero})
+            changes = {"zero": zero, "accumulate_unsharded": self._space.accumulates(self._grid.pp, zero)}
+            parallelism = base.parallelism.model_copy(update=changes)
             scenario = base.model_copy(update={"parallelism": parallelism})
             self._dps[zero] = make_data_parallel(replace(self.plan, scenario=scenario))
         return self._dps[zero]

@@ -58,15 +58,32 @@ class Grid(NamedTuple):
     ep: int
 
 
+class Linked(NamedTuple):
+    """Fields of Layout that have one of these rows of values, together."""
+
+    keys: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def allows(self, found: Layout | Grid) -> bool:
+        """Whether a row agrees with the fields that are known."""
+        known = [(i, getattr(found, key)) for i, key in enumerate(self.keys) if key in found._fields]
+        return any(all(row[i] == value for i, value in known) for row in self.rows)
+
+
 @dataclass(frozen=True)
 class Space:
     """Where a search looks. `base` has the searched keys at any legal values; `fixed` holds what the scenario says
-    of the keys that otherwise follow from searched ones; `only` narrows fields of Layout to some values."""
+    of the keys that otherwise follow from searched ones; `only` narrows fields of Layout to some values, `linked` some
+    of them together. `trainer`: the name of one (`sim.emit.TRAINERS`) that must be able to run the layouts, or nothing.
+    """
 
     base: Scenario
     gpus: int
     fixed: Mapping[str, Any]
     only: Mapping[str, tuple[Any, ...]]
+    linked: tuple[Linked, ...] = ()
+    trainer: str = ""
+    sums_in_pipelines: bool = False
 
     @property
     def training(self) -> Training:
@@ -76,6 +93,16 @@ class Space:
     def allows(self, field: str, value: object) -> bool:
         """Whether the caller's own restriction of `field` lets `value` through."""
         return field not in self.only or value in self.only[field]
+
+    def allows_together(self, found: Layout | Grid) -> bool:
+        """Whether linked fields let a mesh or a layout through."""
+        return all(link.allows(found) for link in self.linked)
+
+    def accumulates(self, pp: int, zero: int) -> bool:
+        """`accumulate_unsharded`: what the scenario says, or what its trainer does."""
+        if not self.sums_in_pipelines:
+            return self.base.parallelism.accumulate_unsharded
+        return pp > 1 and zero >= 2
 
     @cached_property
     def cost_of_last(self) -> float:
@@ -91,7 +118,15 @@ class Space:
         return found
 
 
-def make_space(source: Source, gpus: int | None, name: str, only: Mapping[str, Sequence[Any]] | None = None) -> Space:
+def make_space(
+    source: Source,
+    gpus: int | None,
+    name: str,
+    only: Mapping[str, Sequence[Any]] | None = None,
+    linked: Sequence[Linked] = (),
+    trainer: str = "",
+    sums_in_pipelines: bool = False,
+) -> Space:
     """The space of a scenario as it stands in its file (`sim.inputs.scenario.read_source`); `name`: as in `resolve`.
 
     `gpus`: null for the scenario's ranks or, where it has no section `parallelism`, its cluster's GPUs.
@@ -125,7 +160,9 @@ def make_space(source: Source, gpus: int | None, name: str, only: Mapping[str, S
     if base.training is None:
         raise InputError(f"{source.label}: training: is missing; a search lays out training steps, with --slo serving")
     fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
-    return Space(base, gpus, fixed, {k: tuple(v) for k, v in (only or {}).items()})
+    narrowed = {k: tuple(v) for k, v in (only or {}).items()}
+    derives = sums_in_pipelines and "accumulate_unsharded" not in given.model_fields_set
+    return Space(base, gpus, fixed, narrowed, tuple(linked), trainer, derives)
 
 
 def _is_captured(model: Any) -> bool:
@@ -144,7 +181,7 @@ def grids(space: Space) -> Iterator[Grid]:
                     continue
                 for ep in divisors(moe.experts) if moe else (1,):
                     grid = Grid(tp, cp, pp, dp, ep)
-                    if all(space.allows(k, v) for k, v in grid._asdict().items()):
+                    if all(space.allows(k, v) for k, v in grid._asdict().items()) and space.allows_together(grid):
                         yield grid
 
 
@@ -167,7 +204,9 @@ def layouts_of(space: Space, grid: Grid) -> Iterator[tuple[Layout, bool]]:
                 for schedule, v in forms:
                     legal = is_legal(space, Layout(tp, sp, cp, pp, dp, ep, 0, schedule, v, size, mode))
                     for zero in zeros:
-                        yield Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode), legal
+                        layout = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode)
+                        if not space.linked or space.allows_together(layout):
+                            yield layout, legal
 
 
 def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
@@ -244,6 +283,7 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     changes["ep_overlap"] = space.fixed.get("ep_overlap", False)
     changes["layers_per_stage"] = stage_layers(space, stages_of(x))
     changes["p2p_overlap"] = overlaps(space, x)
+    changes["accumulate_unsharded"] = space.accumulates(x.pp, x.zero)
     training = space.training.model_copy(
         update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]}
     )

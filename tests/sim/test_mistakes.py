@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sim.commands.layout_options import limit_bytes, parse_only
 from sim.commands.replay import load as load_traces
-from sim.commands.search import _limit_bytes, parse_only
 from sim.core.errors import InputError
 from sim.inputs.explain import all_keys, explain
 from sim.inputs.measured_run import load_measured
@@ -103,7 +103,7 @@ def test_a_key_may_be_asked_for_without_its_section() -> None:
 
 
 def test_options_of_a_search() -> None:
-    assert parse_only(["parallelism.tp=4", "training.micro_batch_size=2"]) == {"tp": [4], "micro_batch_size": [2]}
-    assert _limit_bytes("70G") == 70e9
+    assert parse_only(["parallelism.tp=4", "training.micro_batch_size=2"]) == ({"tp": [4], "micro_batch_size": [2]}, [])
+    assert limit_bytes("70G") == 70e9
     with pytest.raises(InputError, match="70 bytes\\? write 70GiB"):
-        _limit_bytes("70")
+        limit_bytes("70")

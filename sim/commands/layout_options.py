@@ -1,0 +1,160 @@
+"""What the options of a search say about layouts: values of keys, alone or linked, bytes, prices, clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sim.core.errors import InputError
+
+if TYPE_CHECKING:
+    from sim.emit import Trainer
+    from sim.search.space import Linked
+
+LINK = ":"  # between the values of keys that are given together
+
+
+def parse_only(options: Sequence[str]) -> tuple[dict[str, list[Any]], list[Linked]]:
+    """`KEY=VALUE,…` options as values of fields of Layout, and `KEY,KEY=VALUE:VALUE,…` as rows of linked ones.
+
+    >>> parse_only(["tp=4,8", "schedule=1f1b"])
+    ({'tp': [4, 8], 'schedule': ['1f1b']}, [])
+    >>> parse_only(["tp,pp=8:1,4:2"])[1][0].rows
+    ((8, 1), (4, 2))
+
+    Raises:
+        InputError: for another key, or a value that the key never has.
+    """
+    from sim.search.space import Layout, Linked
+
+    single: dict[str, list[Any]] = {}
+    linked: list[Linked] = []
+    for option in options:
+        text, sign, listed = option.partition("=")
+        keys = [key.strip().removeprefix("parallelism.").removeprefix("training.") for key in text.split(",")]
+        if not sign or not set(keys) <= set(Layout._fields) or len(set(keys)) < len(keys):
+            raise InputError(f"--only {option}: must be KEY=VALUE,… with KEY one of {', '.join(Layout._fields)}")
+        if len(keys) == 1:
+            single[keys[0]] = [_value(keys[0], word, option) for word in listed.split(",")]
+            continue
+        rows = [row.split(LINK) for row in listed.split(",")]
+        if any(len(row) != len(keys) for row in rows):
+            example = f"rows of {len(keys)} values joined by '{LINK}', such as 8{LINK}1"
+            raise InputError(f"--only {option}: must be {example}")
+        made = [tuple([_value(k, word, option) for k, word in zip(keys, row, strict=True)]) for row in rows]
+        linked.append(Linked(tuple(keys), tuple(made)))
+    return single, linked
+
+
+def _value(key: str, word: str, option: str) -> Any:
+    """A value of a field of Layout.
+
+    Raises:
+        InputError: where the field never has it.
+    """
+    from sim.inputs.input_source import nearest
+    from sim.inputs.yaml_input import parse_yaml
+    from sim.schedules import FORMS
+    from sim.search.space import RECOMPUTE
+
+    words = {"schedule": tuple(FORMS), "recompute": RECOMPUTE}
+    if key in words:
+        if word.strip() not in words[key]:
+            hint = nearest(word.strip(), words[key])
+            raise InputError(f"--only {option}: found '{word.strip()}'; must be one of {', '.join(words[key])}{hint}")
+        return word.strip()
+    value = parse_yaml(word, f"--only {option}")[0]
+    if type(value) is not (bool if key == "sp" else int):
+        kind = "true or false" if key == "sp" else "integers"
+        raise InputError(f"--only {option}: found {value!r}; must be {kind}")
+    return value
+
+
+def with_trainer(only: dict[str, list[Any]], name: str, trainer: Trainer) -> dict[str, list[Any]]:
+    """The values of --only that a trainer has, and the trainer's own for other fields.
+
+    Raises:
+        InputError: where none of a field's values are among the trainer's.
+    """
+    out: dict[str, list[Any]] = dict(only)
+    for key, has in trainer.only.items():
+        out[key] = [value for value in only.get(key, has) if value in has]
+        if not out[key]:
+            found = ",".join(map(str, only[key]))
+            raise InputError(f"--only {key}={found}: {name} has {', '.join(map(str, has))}")
+    return out
+
+
+def limit_bytes(text: str | None) -> float | None:
+    """Bytes of --memory-limit; None without it.
+
+    Raises:
+        InputError: for no size, or less than any GPU has.
+    """
+    from sim.inputs.cluster_input import LEAST_MEMORY_BYTES
+    from sim.inputs.parallelism import parse_size
+
+    if text is None:
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise InputError(f"--memory-limit: found {text!r}; {error}") from None
+    if size < LEAST_MEMORY_BYTES:
+        hint = f"; {size} bytes? write {size}GiB" if size > 0 else "; must be above 0"
+        raise InputError(f"--memory-limit: found {text!r}{hint}")
+    return float(size)
+
+
+def parse_clusters(text: str) -> list[str]:
+    """`--cluster a,b` as names of shipped clusters.
+
+    Raises:
+        InputError: for an unknown one, or one that is given twice.
+    """
+    from sim.inputs.input_source import nearest
+    from topology.presets import CLUSTERS
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in CLUSTERS:
+            hint = nearest(name, CLUSTERS)
+            raise InputError(f"--cluster: found '{name}'; no such cluster{hint} (`stepsim clusters` lists them)")
+    if len(set(names)) < len(names):
+        raise InputError(f"--cluster: found {text!r}; each cluster once")
+    return names
+
+
+class Prices:
+    """Prices of a GPU hour: one for all clusters, or one for each (`dgx-h200=2.5,dgx-b200=4`), in any currency.
+
+    Raises:
+        InputError: for anything else.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        self.everywhere: float | None = None
+        self.by_cluster: dict[str, float] = {}
+        for part in [] if text is None else text.split(","):
+            name, sign, value = part.rpartition("=")
+            price = _price(value, text or "")
+            if sign:
+                self.by_cluster[name.strip()] = price
+            elif self.everywhere is None and text == part:
+                self.everywhere = price
+            else:
+                raise InputError(f"--price: found {text!r}; must be one number, or CLUSTER=NUMBER,…")
+
+    def of(self, cluster: str) -> float | None:
+        """The price on one cluster, if it is given."""
+        return self.by_cluster.get(cluster, self.everywhere)
+
+
+def _price(value: str, text: str) -> float:
+    try:
+        price = float(value)
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < 1e9:
+        raise InputError(f"--price: found {text!r}; must be a number, the price of a GPU hour, or CLUSTER=NUMBER,…")
+    return price

@@ -1,0 +1,77 @@
+"""What runs a layout that a search found: the keys to set, the command, a scenario file, a trainer's flags."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sim.emit import emit
+from sim.inputs.input_source import Source
+from sim.inputs.overrides import with_overrides
+from sim.inputs.parallelism import Parallelism
+from sim.inputs.shipped import shipped_name
+from sim.schedules import FORMS
+from sim.search.space import SEARCHED, Layout, Space, scenario_of
+
+TRAINING = {"micro_batch_size": 1, "recompute": "none"}  # a layout's keys of this section, and their defaults
+
+
+def runnable(space: Space, layout: Layout, source: Source, path: Path, overrides: Sequence[str]) -> dict[str, str]:
+    """A found layout as a command, as a file's text and, where the search is for a trainer, as its flags.
+
+    `source`: what the scenario's file says with `overrides` (KEY=VALUE) applied; `path` names it.
+    """
+    sets = sets_of(space, layout, source.data)
+    changes = [word for option in (*overrides, *sets) for word in ("--set", option)]
+    words = ["stepsim", "run", shipped_name(path) or str(path), *changes]
+    data = with_overrides(replace(source, data=anchored(source.data, source.folder)), sets).data
+    out = {"command": shlex.join(words), "yaml": yaml.safe_dump(data, sort_keys=False, width=120)}
+    return out | ({"flags": emit(scenario_of(space, layout), space.trainer)} if space.trainer else {})
+
+
+def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[str]:
+    """KEY=VALUE of the keys in which a layout differs from what was written."""
+    found: dict[tuple[str, str], Any] = {("parallelism", key): getattr(layout, key) for key in SEARCHED}
+    found |= {("training", key): getattr(layout, key) for key in TRAINING}
+    if space.sums_in_pipelines:
+        found["parallelism", "accumulate_unsharded"] = space.accumulates(layout.pp, layout.zero)
+    if layout.pp == 1:  # the schedule, of which there is none, keeps its name
+        del found["parallelism", "schedule"], found["parallelism", "virtual_stages"]
+        if (written.get("parallelism") or {}).get("virtual_stages") is not None:
+            found["parallelism", "virtual_stages"] = None
+    sets = []
+    for (section, key), value in found.items():
+        own = (written.get(section) or {}).get(key)
+        if own is None:
+            own = _default(key, layout)
+        if isinstance(own, dict):
+            own = None  # a recomputation of the scenario's own, which has a name of several words
+        if key == "recompute" and value not in TRAINING.values() and "," in value:
+            continue  # it is the one that was written
+        if own != value:
+            sets.append(f"{section}.{key}={value if isinstance(value, str) else json.dumps(value)}")
+    return sets
+
+
+def _default(key: str, layout: Layout) -> Any:
+    if key in TRAINING:
+        return TRAINING[key]
+    return FORMS[layout.schedule].stages_per_rank if key == "virtual_stages" else Parallelism.model_fields[key].default
+
+
+def anchored(value: Any, folder: str) -> Any:
+    """Data with the paths of files that lie beside the scenario made whole, so that it can be run from elsewhere."""
+    if isinstance(value, dict):
+        return {key: anchored(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [anchored(item, folder) for item in value]
+    if isinstance(value, str) and "." in value and len(value) < 4096 and "\n" not in value and "\0" not in value:
+        path = Path(folder, value)
+        return str(path.resolve()) if path.is_file() else value
+    return value
