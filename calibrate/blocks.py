@@ -25,7 +25,7 @@ from calibrate.linear import WeightGrads, WeightJob
 from calibrate.model import Embedding, Head, Layer
 from calibrate.parallel.comm import Clock, Entry, Tape
 from calibrate.parallel.recompute import keeping
-from calibrate.parallel.runner import Runner, make_batch
+from calibrate.parallel.runner import Runner
 from sim.core.actions import Action, Kind, parts
 
 RECOMPUTING = "recomputing"  # a backward (or input gradient) with what it recomputes
@@ -95,7 +95,7 @@ class Rehearsal:
         return dict(self.samples)
 
     def _walk(self, batch: Tensor) -> None:
-        tokens, targets = self.runner.own_batch(batch)
+        tokens, targets = self.runner.micro_batch_tokens(batch)
         self.walks += 1
         for entry in self.runner.schedule.ranks[self.runner.place.pipeline_rank]:
             for a in parts(entry):
@@ -223,7 +223,7 @@ def time_messages(runner: Runner) -> list[tuple[tuple[object, ...], int, int]]:
     own = pipeline.stages
     pipeline.stages = {s: _Rehearsed(_any_layer(runner), runner) for s in own}
     try:
-        tokens, targets = runner.own_batch(make_batch(runner.scenario, 0, runner.device))
+        tokens, targets = runner.micro_batch_tokens(runner.batch(0))
         with silence(runner):
             dist.barrier()
             records = pipeline.step(tokens, targets)

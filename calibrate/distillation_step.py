@@ -67,7 +67,12 @@ class Pupil(Runner):
             stage.blocks[-1].__class__ = DistillingHead
 
     def batch(self, number: int) -> Tensor:
-        """Sentences of the made-up language [sequences, s + 1]."""
+        """This rank's sentences of the made-up language [m · b, s + 1]."""
+        own = self.scenario.for_training.global_batch_size // self.scenario.parallelism.dp
+        return self.sentences(number)[self.place.data_rank * own :][:own]
+
+    def sentences(self, number: int) -> Tensor:
+        """Those of all ranks in a step."""
         t = self.scenario.for_training
         rows = text(t.global_batch_size, 70_000 + number, self.scenario.model.vocab, t.seq_len + 1)
         return rows.to(self.device)
@@ -82,7 +87,7 @@ class Pupil(Runner):
         optimizer = torch.optim.AdamW(parameters, lr=RATE, fused=True)
         for number in range(lessons):
             optimizer.zero_grad()
-            loss(self.teacher, self.batch(number - lessons)).backward()
+            loss(self.teacher, self.sentences(number - lessons)).backward()
             optimizer.step()
         for p in parameters:
             p.requires_grad_(False)
@@ -100,7 +105,7 @@ class Pupil(Runner):
         """The teacher's turn: logits for all micro-batches, or what it writes in the batch's place."""
         if self.logits:
             with torch.no_grad():
-                self.wanted = [logits_of(self.teacher, tokens) for tokens in self.own_batch(batch)[0]]
+                self.wanted = [logits_of(self.teacher, tokens) for tokens in self.micro_batch_tokens(batch)[0]]
             return batch
         prompts, missing = batch[:, : self.prompt + 1], self.seq_len - self.prompt
         written, served = generate(self.teacher, prompts, missing, self.config, time.process_time)
@@ -135,7 +140,7 @@ class Lesson(Rehearsal):
         pupil, found = self.pupil, Samples()
         assert pupil.scenario.distillation is not None
         keys = [b.key for b in teacher_blocks(pupil.scenario, pupil.scenario.distillation)]
-        for x in pupil.own_batch(batch)[0]:
+        for x in pupil.micro_batch_tokens(batch)[0]:
             for key, block in zip(keys, pupil.teacher, strict=True):
                 start = time.perf_counter(), time.process_time()
                 x = block.output(block.norm(x)) if isinstance(block, Head) else block(x)

@@ -22,7 +22,7 @@ from torch import Tensor
 from calibrate.blocks import silence
 from calibrate.model import Embedding
 from calibrate.parallel.data import Traffic
-from calibrate.parallel.runner import Runner, make_batch
+from calibrate.parallel.runner import Runner
 from calibrate.parallel.zero import Sharding, all_gather, reduce_scatter
 
 LEAST_ELEMENTS = 256  # smallest collective worth timing
@@ -229,7 +229,7 @@ def _micro_batch(runner: Runner, talk: bool) -> tuple[float, float]:
 
 def _compute(runner: Runner) -> None:
     x = torch.zeros(runner.pipeline.shape, dtype=runner.dtype, device=runner.device)
-    tokens, targets = runner.own_batch(make_batch(runner.scenario, 0, runner.device))
+    tokens, targets = runner.micro_batch_tokens(runner.batch(0))
     last = {}
     for s, stage in runner.stages.items():
         first = isinstance(stage.blocks[0], Embedding) if stage.blocks else False

@@ -27,7 +27,8 @@ from calibrate.linear import gradient
 from calibrate.machine_load import Window
 from calibrate.parallel.memory import saved_storages, storages
 from calibrate.parallel.pipeline import Record
-from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, make_batch
+from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE
+from calibrate.parallel.samples import draw
 from calibrate.timed_rounds import Calibration
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
@@ -125,14 +126,12 @@ class Imported:
         return apart
 
     def batch(self, number: int) -> Tensor:
-        """The global batch of a step, the same on every rank."""
-        return make_batch(self.scenario, number, self.device)
+        """The sequences [m · b, s + 1] that this rank takes in a step."""
+        return draw(self.scenario, number, dist.get_rank() if dist.is_initialized() else 0, self.device)
 
     def own(self, batch: Tensor) -> list[Tensor]:
         """This rank's micro-batches [b, s + 1]."""
-        b = self.training.micro_batch_size
-        first = (dist.get_rank() if dist.is_initialized() else 0) * self.micro_batches * b
-        return list(batch[first : first + self.micro_batches * b].split(b))
+        return list(batch.split(self.training.micro_batch_size))
 
     def zero_losses(self) -> None:
         """Forget the losses of the last step."""

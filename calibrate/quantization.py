@@ -6,8 +6,8 @@ Dettmers et al. 2022, "LLM.int8()", arXiv 2208.07339: section 2 (absmax, zero-po
 (outlier decomposition), table 1 (the order of their perplexities). Frantar et al. 2022, "GPTQ", arXiv 2210.17323
 (4-bit weights in groups, here rounded to nearest); Micikevicius et al. 2022, arXiv 2209.05433 (fp8).
 
-All take X [rows, k] and W [n, k] and return X Wᵀ [rows, n]. 8-bit operands are multiplied as integers and summed in
-32 bits, as tensor cores do.
+All take X [rows, k] and W [n, k] and return X Wᵀ [rows, n]. 8-bit operands are whole numbers, multiplied and summed
+exactly, as tensor cores do in 32 bits; here in doubles, which hold such sums exactly and which a CPU multiplies faster.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _scale(x: Tensor, dim: int | None, largest: float = 127.0) -> Tensor:
 
 
 def _int8(x: Tensor, scale: Tensor) -> Tensor:
-    return (x / scale).round().clamp(-127, 127).to(torch.int32)
+    return (x / scale).round().clamp(-127, 127).double()
 
 
 def _symmetric(x: Tensor, w: Tensor, rows: bool, columns: bool) -> Tensor:
@@ -60,7 +60,7 @@ def _affine(x: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
     scale = ((high - low) / 255).clamp_min(1e-12)
     zero = (-128 - low / scale).round()
     q = (x / scale + zero).round().clamp(-128, 127)
-    return (q - zero).to(torch.int32), scale
+    return (q - zero).double(), scale
 
 
 def _zero_point(x: Tensor, w: Tensor, vectors: bool) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks import FRAMEWORKS, framework_of
+from sim.models.linear import CHUNKS
 from sim.schedules import FORMS, ScheduleForm
 
 RANKS_PER_CORE = 4
@@ -136,9 +137,12 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
         yield "training.attention", f"{t.attention} with cp {p.cp}", "fused"
     if p.tp > 1 and p.p2p_scatter and p.pp > 1:
         yield "parallelism.p2p_scatter", "true", "false"
-    if p.tp > 1 and (p.tp_overlap == "full" or (p.tp_overlap == "wgrad" and p.form.backward != "whole")):
+    if p.tp > 1 and p.tp_overlap != "none" and p.form.backward != "whole":
         whole = _names(lambda f: f.backward == "whole")
-        yield "parallelism.tp_overlap", p.tp_overlap, f"none; at pp 1 and with schedules {whole} wgrad too"
+        yield "parallelism.tp_overlap", p.tp_overlap, f"none; at pp 1 and with schedules {whole} wgrad and full too"
+    tokens = t.micro_batch_size * t.seq_len // p.cp // (p.tp if p.sp else 1)
+    if p.tp > 1 and p.tp_overlap == "full" and tokens < CHUNKS:
+        yield "training.seq_len", f"{tokens} tokens a rank", f"at least {CHUNKS} with tp_overlap full"
 
 
 def _experts(s: Scenario) -> Iterator[Problem]:

@@ -293,22 +293,3 @@ class DataParallel:
     def whole_parameters(self) -> dict[int, Tensor]:
         """All parameters by their id."""
         return {id(p): p.detach() for p in self.params}
-
-
-class DistributedSampler:
-    """Which samples a rank sees in an epoch: each once over all ranks, in an order all agree on.
-
-    The permutation depends on seed and epoch alone; rank r takes every ranks-th sample from the r-th (torch's
-    DistributedSampler with `drop_last`: what does not divide is left for another epoch).
-    """
-
-    def __init__(self, samples: int, ranks: int, rank: int, seed: int = 0) -> None:
-        if not 0 <= rank < ranks <= samples:
-            raise ValueError(f"rank {rank} of {ranks} over {samples} samples")
-        self.samples, self.ranks, self.rank, self.seed = samples, ranks, rank, seed
-
-    def epoch(self, number: int) -> list[int]:
-        """This rank's samples of an epoch, in order."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        order = torch.randperm(self.samples, generator=generator).tolist()
-        return order[: self.samples // self.ranks * self.ranks][self.rank :: self.ranks]

@@ -48,7 +48,8 @@ class ModelParallel:
         self.copies = max(1, p.tp // s.model.kv_heads)  # tp ranks with the same key heads
         self.copies_group = self._copies_group(plan, rank)
         self.sequence = p.sp and p.tp > 1
-        self.cut_over_tp = Cut(self.tp, self.sequence, t.micro_batch_size, p.tp_overlap == "wgrad")
+        late, chunked = p.tp_overlap == "wgrad", p.tp_overlap == "full"
+        self.cut_over_tp = Cut(self.tp, self.sequence, t.micro_batch_size, late, chunked)
         self.split = "contiguous" if p.cp_method == "all_to_all" else p.cp_split
         self.positions = own_positions(t.seq_len, p.cp, self.cp.index, self.split).to(device)
         starts = torch.arange(t.micro_batch_size, device=device)[:, None] * t.seq_len

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from calibrate.linear import gradient
 from calibrate.model import Build, Head, make_blocks
 from calibrate.parallel.model_parallel import whole_model
-from calibrate.parallel.runner import Runner, make_batch, seed_dropout, sum_over_ranks
+from calibrate.parallel.runner import Runner, seed_dropout, sum_over_ranks
+from calibrate.parallel.samples import make_batch
 from sim.inputs.scenario import Scenario
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -69,21 +70,20 @@ def single_device(
     return total, grads
 
 
-def prove(runner: Runner, batch: Tensor | None = None, sabotage: bool = False) -> Proof:
+def prove(runner: Runner, sabotage: bool = False) -> Proof:
     """Compare one step's loss and all gradients of all ranks with one device's.
 
     `sabotage` spoils one gradient of this rank first, to show that the comparison can fail. Collective: every
     rank must call it; gradients are zero afterwards.
     """
     scenario = runner.scenario
-    batch = make_batch(scenario, 0, runner.device) if batch is None else batch
     runner.zero_gradients()
     runner.zero_losses()
-    runner.gradients(batch)
+    runner.gradients(runner.batch(0))
     loss = sum_over_ranks([runner.loss()])[0]
     if sabotage:
         gradient(runner.owned()[0]).view(-1)[0] += 1.0
-    single, expected = single_device(scenario, batch, runner.dtype, runner.device)
+    single, expected = single_device(scenario, make_batch(scenario, 0, runner.device), runner.dtype, runner.device)
     difference, worst = _worst(runner, expected)
     if dist.is_initialized():
         found: list[tuple[float, str]] = [(0.0, "")] * dist.get_world_size()

@@ -21,6 +21,7 @@ from calibrate.parallel.master import MasterAdamW
 from calibrate.parallel.model_parallel import ModelParallel, expert_modules, whole_model
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
 from calibrate.parallel.recompute import recompute
+from calibrate.parallel.samples import draw
 from calibrate.parallel.zero import ShardedOptimizer, Sharding, Shared
 from sim.core.actions import Kind, Schedule, parts
 from sim.inputs.scenario import Scenario
@@ -48,14 +49,6 @@ def block_numbers(scenario: Scenario, part: int) -> list[int]:
     numbers = [0] if p.embedding else []
     numbers += [layer + 1 for layer in p.layers]
     return numbers + ([scenario.model.layers + 1] if p.head else [])
-
-
-def make_batch(scenario: Scenario, step: int, device: str = "cpu") -> Tensor:
-    """Random tokens of a whole global batch [sequences, s + 1], the same on every rank."""
-    t = scenario.for_training
-    generator = torch.Generator().manual_seed(7_919 + step)
-    shape = (t.global_batch_size, t.seq_len + 1)
-    return torch.randint(scenario.model.vocab, shape, generator=generator).to(device)
 
 
 def seed_dropout(block_number: int, micro_batch: int) -> None:
@@ -263,14 +256,13 @@ class Runner:
                 x.untyped_storage().resize_(0)
 
     def batch(self, number: int) -> Tensor:
-        """The global batch of a step, the same on every rank."""
-        return make_batch(self.scenario, number, self.device)
+        """The sequences [m · b, s + 1] that this rank takes in a step."""
+        return draw(self.scenario, number, self.place.data_rank, self.device)
 
-    def own_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's tokens and targets, each [micro-batches, b, s / cp], of a global batch."""
-        b, m = self.scenario.for_training.micro_batch_size, self.micro_batches
-        own = batch[self.place.data_rank * m * b :][: m * b].view(m, b, -1)
-        return self.place.model.own_tokens(own[:, :, :-1]), self.place.model.own_tokens(own[:, :, 1:])
+    def micro_batch_tokens(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's tokens and targets, each [micro-batches, b, s / cp], of what `batch` drew."""
+        rows = batch.view(self.micro_batches, self.scenario.for_training.micro_batch_size, -1)
+        return self.place.model.own_tokens(rows[:, :, :-1]), self.place.model.own_tokens(rows[:, :, 1:])
 
     def gradients(self, batch: Tensor) -> list[Record]:
         """Forward, backward and gradient synchronization; gradients stand in the parameters' `.grad`."""
@@ -278,7 +270,7 @@ class Runner:
             data.begin()
         tape = self.place.model.tape
         tape.take()
-        records = cut_records(self.pipeline.step(*self.own_batch(batch)), tape.take())
+        records = cut_records(self.pipeline.step(*self.micro_batch_tokens(batch)), tape.take())
         for data in self.data.values():
             data.finish()
         records += [r for data in self.data.values() for r in data.records]

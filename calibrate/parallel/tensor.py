@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from calibrate.linear import Linear
 from calibrate.model import Embedding, Head, Layer, _dropout
+from calibrate.parallel.chunked import ChunkedColumn, ChunkedRow
 from calibrate.parallel.comm import Group
 from sim.inputs.scenario import ModelConfig
 
@@ -31,13 +32,15 @@ from sim.inputs.scenario import ModelConfig
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a layer is cut: over which ranks, with sequence parallelism or not, for a micro-batch of `batch`
-    sequences, and whether a backward's communication runs beside the weight gradient (`overlap`).
+    sequences, whether a backward's communication runs beside the weight gradient (`overlap`), and whether all of it
+    runs beside matmuls in chunks of tokens (`chunked`).
     """
 
     group: Group
     sequence: bool
     batch: int
     overlap: bool = False
+    chunked: bool = False
 
     def gather(self, x: Tensor) -> Tensor:
         """This rank's tokens [rows, h] → all [b, s, h]; without sequence parallelism they are all here."""
@@ -137,7 +140,7 @@ class ColumnLinear(Linear):
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows])
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _Column.apply(x, self.weight, self.bias, self)
+        out: Tensor = (ChunkedColumn if self.cut.chunked else _Column).apply(x, self.weight, self.bias, self)
         return out
 
     def part(self, name: str, whole: Tensor) -> Tensor:
@@ -156,7 +159,7 @@ class RowLinear(Linear):
         self.bias = whole.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _Row.apply(x, self.weight, self.bias, self)
+        out: Tensor = (ChunkedRow if self.cut.chunked else _Row).apply(x, self.weight, self.bias, self)
         return out
 
     def part(self, name: str, whole: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from calibrate.launch import run_ranks
-from calibrate.parallel.data import DistributedSampler
 from calibrate.parallel.memory import Allocation, peak_bytes
+from calibrate.parallel.samples import DistributedSampler
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from tests.real.conftest import ROOT, small

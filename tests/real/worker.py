@@ -25,6 +25,7 @@ from calibrate.parallel import (
     model_parallel,
     proof,
     runner,
+    samples,
     tensor,
 )
 from sim.inputs.scenario import Scenario, parse_scenario
@@ -42,7 +43,7 @@ def _prove(cases: str, out: str) -> None:
             for patch in _patches(case):
                 patches.enter_context(patch)
             result = proof.prove(run, sabotage=case.get("spoil") == "gradient" and rank == 0)
-        batch = runner.make_batch(scenario, 0)
+        batch = run.batch(0)
         saved: list[int] = [0] * dist.get_world_size()
         dist.all_gather_object(saved, memory.SavedBytes(run).step(lambda run=run, b=batch: run.gradients(b)))
         found[name] = {
@@ -88,7 +89,7 @@ def _communications(scenario: Scenario, place: runner.Place) -> int:
     cuts = {b.key: block_cuts.block_cuts(b) for own in simulated.values() for b in own}
     rehearsal = blocks.Rehearsal(run, {s: [b.key for b in own] for s, own in simulated.items()}, cuts)
     run.zero_gradients()
-    rehearsal.run(runner.make_batch(scenario, 0))
+    rehearsal.run(run.batch(0))
     return len(rehearsal.transfers)
 
 
@@ -99,8 +100,8 @@ def _trained(run: runner.Runner, place: runner.Place) -> float:
     device = runner.Runner(alone, runner.make_place(alone, 0), torch.float64)
     run.zero_gradients()
     for step in range(3):
-        for r in (run, device):
-            r.step(runner.make_batch(run.scenario, step))
+        run.step(run.batch(step))
+        device.step(samples.make_batch(run.scenario, step))
     whole = {f"{n}.{k}": p for n, b in zip(device.numbers[0], device.blocks(), strict=True)
              for k, p in b.state_dict().items()}  # fmt: skip
     off = [0.0]

