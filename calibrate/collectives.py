@@ -25,7 +25,9 @@ from calibrate.records import Collective, Record, from_json, to_json
 from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
 from sim.core.processes import python_module
 
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+OPS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "reduce", "gather", "scatter",
+)  # fmt: skip
 MAX_CPU_RANKS = 8
 Work = Callable[[], object]
 
@@ -135,6 +137,9 @@ def make(op: str, size: int, device: str) -> Work:
         "reduce_scatter": partial(dist.reduce_scatter_tensor, part, full),
         "all_to_all": partial(dist.all_to_all_single, torch.empty_like(full), full),
         "broadcast": partial(dist.broadcast, full, 0),
+        "reduce": partial(dist.reduce, full, 0),
+        "gather": partial(dist.gather, part, list(full.split(len(part))) if rank == 0 else None),
+        "scatter": partial(dist.scatter, part, list(full.split(len(part))) if rank == 0 else None),
     }
     return calls[op]
 

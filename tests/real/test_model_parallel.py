@@ -111,6 +111,8 @@ def _sized(parallelism: dict[str, Any], **model: Any) -> dict[str, Any]:
 SIZED = {
     "tp": _sized({"tp": 2}),
     "sp": _sized({"tp": 2, "sp": True}),
+    "tp, chunked": _sized({"tp": 2, "tp_overlap": "full"}),
+    "sp, chunked": _sized({"tp": 2, "sp": True, "tp_overlap": "full"}),
     "tp, llama": _sized({"tp": 2, "sp": True}, attention="fused", **LLAMA),
     "ring": _sized({"cp": 2}, attention="fused"),
     "ring, llama": _sized({"cp": 2}, attention="fused", **LLAMA),

@@ -6,7 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from calibrate import collectives  # noqa: E402
 from calibrate.shown import W, X, on_ranks  # noqa: E402
+from calibrate.timing import Bench  # noqa: E402
 
 pytestmark = pytest.mark.real
 
@@ -28,3 +30,12 @@ def test_a_product_by_columns_and_by_rows() -> None:
     whole = (torch.tensor(X) @ torch.tensor(W)).tolist()
     assert whole == [[20.0, 40.0], [80.0, 180.0], [140.0, 320.0], [200.0, 460.0]]
     assert found["columns"] == found["rows"] == [whole, whole]
+
+
+def test_every_collective_is_measured() -> None:
+    """`calibrate.run` times them all, those that no scheme uses included."""
+    keys = [f"collective {op} 2 4096" for op in collectives.OPS]
+    found = dict(collectives.measure(Bench("cpu", quick=True, limit_s=0.01), 2, keys))
+    assert list(found) == keys
+    assert {"reduce", "gather", "scatter"} < set(collectives.OPS)
+    assert all(record.seconds > 0 for (record,) in found.values())
