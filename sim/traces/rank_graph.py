@@ -215,9 +215,28 @@ class RankGraph:
                     self.nodes[n].end_ns = min(self.nodes[n].end_ns, s.end_ns)
                 self.blocks(thread, i, joined)
                 open_ = [(at, n) for at, n in open_ if n not in joined]
+        open_ = [(at, n) for at, n in open_ if not self._outlasts(thread, at, n)]
         if open_ and thread.segments:
             last = thread.segments[-1].start_ns
             self.nodes[thread.nodes[-1]].waits += [(n, 0) for _, n in open_ if self.nodes[n].end_ns <= last]
+
+    def _outlasts(self, thread: Thread, issued_ns: int, n: int) -> bool:
+        """Whether a collective's event ends after the step: its thread was not on a core to write the end.
+
+        The step's own thread can have waited for it in the longest gap since it was issued alone; where there is no
+        gap it is part of this step until the step's end.
+        """
+        node = self.nodes[n]
+        if not thread.segments or node.end_ns <= thread.segments[-1].end_ns:
+            return False
+        gaps = [i for i, s in enumerate(thread.segments)
+                if s.owner is None and s.start_ns >= issued_ns and s.end_ns - s.start_ns >= MIN_WAIT_NS
+                and s.end_ns > node.start_ns]  # fmt: skip
+        longest = max(gaps, key=lambda i: thread.segments[i].end_ns - thread.segments[i].start_ns, default=None)
+        node.end_ns = thread.segments[-1 if longest is None else longest].end_ns
+        if longest is not None:
+            self.blocks(thread, longest, [n])
+        return True
 
     @staticmethod
     def _done_by(node: Node, time_ns: int) -> bool:

@@ -202,6 +202,22 @@ def test_a_collective_whose_event_ends_just_after_the_gap_was_awaited_in_it() ->
     assert slower.step_time_s == pytest.approx((1105 + 945) * 1e-6, abs=2e-9)
 
 
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_collective_whose_event_outlasts_its_step(waited: bool) -> None:
+    """gloo's thread was off its core: the step's own length counts, and its longest gap waited for the collective."""
+    more = [] if waited else [event("aten::mm", 105, 895)]
+    step = event("ProfilerStep#1", 0, 1100, cat="user_annotation")
+    late = [step, event("aten::mm", 0, 100), c10d("allreduce_", 100), gloo("all_reduce", 105, 2000), *more,
+            event("aten::add", 1000, 100)]  # fmt: skip
+    alone = {"distributedInfo": {"rank": 0, "world_size": 1, "pg_count": 1}}
+    recording = recorded(trace(0, late) | alone, step=1)
+    assert recording.step_ns == 1_100_000
+    assert replay(recording).step_time_s == pytest.approx(1100e-6, abs=2e-9)
+    slower = replay(recording, Change(network_scale=0.5))  # 895 µs until the gap's end, or 995 to the step's
+    longer = 1100 + 895 if waited else 105 + 2 * 995
+    assert slower.step_time_s == pytest.approx(longer * 1e-6, abs=2e-9)
+
+
 def test_a_send_that_was_done_before_the_receiver_came_did_not_wait() -> None:
     sender = [
         event("aten::mm", 0, 100),
