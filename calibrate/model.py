@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calibrate.dropout import Share, dropout
 from calibrate.linear import Linear, WeightGrads
 from calibrate.norm import Norm
 from sim.inputs.model_config import ModelConfig, MoeConfig
@@ -42,10 +43,6 @@ def make_constants(m: ModelConfig, seq_len: int, device: str, dtype: torch.dtype
 def _rotate(x: Tensor, c: Constants) -> Tensor:
     a, b = x.chunk(2, -1)
     return torch.cat((a * c.cos - b * c.sin, b * c.cos + a * c.sin), -1)
-
-
-def _dropout(x: Tensor, p: float) -> Tensor:
-    return torch.native_dropout(x, p, True)[0] if p > 0 else x
 
 
 def activation(mlp: str, x: Tensor) -> Tensor:
@@ -148,10 +145,13 @@ class Layer(nn.Module):
             self.up = Linear(m.hidden, ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
             self.down = Linear(ffn, m.hidden, m.bias, store)
         self.dense = ffn > 0
+        self.tokens: Share | None = None  # of a micro-batch's tokens, and of the scores [b · kv_heads, rows, s]:
+        self.scores: Share | None = None  # what this rank has, where that is not all
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + _dropout(self.proj(self.attention(self.qkv(self.norm1(x)))), self.m.dropout)
-        return x + _dropout(self.mlp(self.norm2(x)), self.m.dropout)
+        p, tokens = self.m.dropout, self.tokens
+        x = x + dropout(self.proj(self.attention(self.qkv(self.norm1(x)))), p, tokens)
+        return x + dropout(self.mlp(self.norm2(x)), p, tokens)
 
     def mlp(self, x: Tensor) -> Tensor:
         """The dense MLP, or routed experts and the shared ones that see every token."""
@@ -187,7 +187,7 @@ class Layer(nn.Module):
         k, v = (x.transpose(1, 2).reshape(b * m.kv_heads, s, d) for x in (k, v))
         mask = self.constants.mask[:s, :s].repeat(group, 1) if group > 1 else self.constants.mask[:s, :s]
         scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=d**-0.5)
-        out = torch.bmm(_dropout(torch.softmax(scores, -1), m.dropout), v)
+        out = torch.bmm(dropout(torch.softmax(scores, -1), m.dropout, self.scores), v)
         return out.view(b, m.kv_heads, group, s, d).permute(0, 3, 1, 2, 4).reshape(b, s, -1)
 
 
@@ -204,7 +204,7 @@ class Embedding(nn.Module):
         x = F.embedding(tokens, self.weight)
         if self.positions is not None:
             x = x + self.positions[: tokens.shape[-1]]
-        return _dropout(x, self.m.dropout)
+        return dropout(x, self.m.dropout)
 
 
 class Head(nn.Module):

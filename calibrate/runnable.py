@@ -131,8 +131,6 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
     """Tensor, sequence and context parallelism."""
     p, t = s.parallelism, s.training
     assert t is not None
-    if p.tp * p.cp > 1 and s.model.dropout > 0:
-        yield "model.dropout", f"{s.model.dropout:g} with tp {p.tp}, cp {p.cp}", "0 (masks would not be one device's)"
     if p.cp > 1 and t.attention != "fused":
         yield "training.attention", f"{t.attention} with cp {p.cp}", "fused"
     if p.tp > 1 and p.p2p_scatter and p.pp > 1:

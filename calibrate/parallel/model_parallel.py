@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from calibrate.dropout import Share
 from calibrate.model import Constants, Embedding, Experts, Head, Layer, Router
 from calibrate.norm import Norm
 from calibrate.parallel.comm import Group, Tape
@@ -55,6 +56,12 @@ class ModelParallel:
         starts = torch.arange(t.micro_batch_size, device=device)[:, None] * t.seq_len
         numbers = (starts + self.positions).view(-1)  # of this rank's tokens in the micro-batch
         self.numbers = numbers.chunk(p.tp)[self.tp.index] if self.sequence else numbers
+        self.tokens = self._tokens(s) if self.sequence or p.cp > 1 else None
+
+    def _tokens(self, s: Scenario) -> Share:
+        """Of a micro-batch's activations [b, s, h], those of this rank's tokens."""
+        t, h = s.for_training, s.model.hidden
+        return Share((t.micro_batch_size, t.seq_len, h), lambda whole: whole.view(-1, h)[self.numbers])
 
     def _group(self, plan: Plan, name: str, rank: int) -> Group:
         if name == "ep" and plan.scenario.model.moe is None:
@@ -98,10 +105,11 @@ class ModelParallel:
         if isinstance(block, Embedding):
             alone = self.tp.size == self.cp.size == 1
             at = self.numbers % self.scenario.for_training.seq_len if self.sequence else self.positions
-            return block if alone else VocabularyEmbedding(block, self.cut_over_tp, at)
+            return block if alone else VocabularyEmbedding(block, self.cut_over_tp, at, self.tokens)
         if isinstance(block, Head):
             return VocabularyHead(block, self.cut_over_tp) if self.tp.size > 1 else block
         assert isinstance(block, Layer)
+        block.tokens = self.tokens
         if self.tp.size > 1:
             cut_layer(block, self.scenario.model, self.cut_over_tp)
         if self.cp.size > 1:

@@ -22,8 +22,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calibrate.dropout import Share, dropout
 from calibrate.linear import Linear
-from calibrate.model import Embedding, Head, Layer, _dropout
+from calibrate.model import Embedding, Head, Layer
 from calibrate.parallel.chunked import ChunkedColumn, ChunkedRow
 from calibrate.parallel.comm import Group
 from sim.inputs.scenario import ModelConfig
@@ -182,6 +183,7 @@ def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
     rows += [torch.arange(kv.start * d, kv.stop * d) + first + i * m.kv_heads * d for i in (0, 1)]
     layer.qkv = ColumnLinear(layer.qkv, cut, torch.cat(rows), copies, len(rows[0]))
     layer.proj = RowLinear(layer.proj, cut)
+    layer.scores = _scores(m, cut, layer.constants.mask.shape[0], q)
     layer.m = m.model_copy(update={"heads": q.stop - q.start, "kv_heads": kv.stop - kv.start})
     if layer.dense:
         inner = layer.down.weight.shape[1]
@@ -189,6 +191,16 @@ def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
         gate_and_up = m.mlp == "swiglu"
         layer.up = ColumnLinear(layer.up, cut, torch.cat((own, own + inner)) if gate_and_up else own)
         layer.down = RowLinear(layer.down, cut)
+
+
+def _scores(m: ModelConfig, cut: Cut, s: int, heads: slice) -> Share:
+    """Of the attention scores, stacked by key head as `Layer.unfused` does, those of this rank's query heads."""
+    group = m.heads // m.kv_heads
+
+    def own(whole: Tensor) -> Tensor:
+        return whole.view(cut.batch, m.heads, s, s)[:, heads]
+
+    return Share((cut.batch * m.kv_heads, group * s, s), own)
 
 
 def _heads(m: ModelConfig, cut: Cut) -> tuple[slice, slice, int]:
@@ -219,12 +231,12 @@ class _Sum(torch.autograd.Function):
 class VocabularyEmbedding(Embedding):
     """Every rank looks up the tokens of its part of the vocabulary, zeros for all others, and they sum.
 
-    `positions` are those of the tokens that this rank has after the sum.
+    `at`: positions of the tokens that this rank has after the sum; `tokens`: which of the micro-batch's they are.
     """
 
-    def __init__(self, whole: Embedding, cut: Cut, at: Tensor) -> None:
+    def __init__(self, whole: Embedding, cut: Cut, at: Tensor, tokens: Share | None = None) -> None:
         nn.Module.__init__(self)
-        self.m, self.cut, self.at = whole.m, cut, at
+        self.m, self.cut, self.at, self.tokens = whole.m, cut, at, tokens
         self.own = cut.share(whole.weight.shape[0])
         self.weight = nn.Parameter(whole.weight.detach()[self.own].clone())
         self.positions = whole.positions
@@ -233,7 +245,7 @@ class VocabularyEmbedding(Embedding):
         x = self._look_up(tokens)
         if self.positions is not None:
             x = x + self.positions[self.at]
-        return _dropout(x, self.m.dropout)
+        return dropout(x, self.m.dropout, self.tokens)
 
     def _look_up(self, tokens: Tensor) -> Tensor:
         if self.cut.group.size == 1:
