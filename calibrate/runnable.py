@@ -98,8 +98,10 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.master_weights", "false", "null (an fp32 copy of 16-bit parameters)"
     if t.zero_grad == "set_to_none":
         yield "training.zero_grad", t.zero_grad, "null, keep"
-    if t.recompute.mode == "selective_op":
-        yield "training.recompute", t.recompute.mode, "none, selective, full"
+    p = s.parallelism
+    if t.recompute.mode == "selective_op" and (s.model.moe is not None or (p.sp and p.tp > 1)):
+        found = "selective_op with experts" if s.model.moe is not None else "selective_op with sp"
+        yield "training.recompute", found, "none, selective, full; selective_op without experts and sp"
     if t.activation_offload:
         yield "training.activation_offload", "true", "false"
     if t.attention == "fused" and s.model.dropout > 0:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._C._profiler import _EventType
 
 from calibrate.model import Layer
+from calibrate.parallel.recompute import kept_watchers
 from calibrate.parallel.runner import Runner
 from sim.core.actions import Action, Kind
 
@@ -47,8 +48,12 @@ def saved_storages(ignore: dict[int, int]) -> Iterator[dict[int, int]]:
             found[storage._cdata] = storage.nbytes()
         return t
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        yield found
+    kept_watchers.append(pack)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            yield found
+    finally:
+        kept_watchers.remove(pack)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,9 @@
 """Activation recomputation: what a layer does not keep for its backward is computed again just before.
 
 - full: of a layer only its input is kept, the whole forward runs again (Chen et al. 2016, arXiv 1604.06174);
+- selective_op: every second matmul and all that is no matmul run again; outputs of the other matmuls (the first, third,
+  …) and of fused attention are kept (torchtitan's selective "op" policy; torch's own
+  `create_selective_checkpoint_contexts` does the same, without telling what it keeps);
 - selective: query, key and value are kept and the attention core runs again, whose inner tensors grow with
   the square of the sequence (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
 
@@ -14,13 +17,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from calibrate.model import Layer
 
-ENTRY = {"full": ("forward",), "selective": ("core", "unfused")}  # the methods that run again
+ENTRY = {"full": ("forward",), "selective_op": ("forward",), "selective": ("core", "unfused")}  # what runs again
+MATMULS = ("aten::mm", "aten::addmm")
+ATTENTION = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
+)  # fmt: skip
+kept_watchers: list[Callable[[Tensor], object]] = []  # are shown each output that selective_op keeps
 _keeping = [False]
 
 
@@ -39,12 +52,42 @@ def recompute(blocks: Sequence[nn.Module], modes: Sequence[str]) -> None:
     for block, mode in zip(blocks, modes, strict=True):
         if isinstance(block, Layer) and mode != "none":
             for name in ENTRY[mode]:
-                setattr(block, name, partial(_again, getattr(block, name)))
+                setattr(block, name, partial(_again, getattr(block, name), mode == "selective_op"))
 
 
-def _again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Call `function`; its inner tensors are not kept but made again in backward."""
+def _again(function: Callable[..., Tensor], by_operator: bool, *inputs: Tensor) -> Tensor:
+    """Call `function`; its inner tensors are not kept but made again in backward, `by_operator` but for some outputs."""
     if _keeping[0]:
         return function(*inputs)
-    out: Tensor = checkpoint(function, *inputs, use_reentrant=False)
+    more = {"context_fn": _kept_and_given_back} if by_operator else {}
+    out: Tensor = checkpoint(function, *inputs, use_reentrant=False, **more)
     return out
+
+
+def _kept_and_given_back() -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """What surrounds a forward, and its second run."""
+    kept: list[Any] = []
+    return _Operators(kept, again=False), _Operators(kept, again=True)
+
+
+class _Operators(TorchDispatchMode):
+    """Keeps outputs of a forward's operators by the policy; in the second run gives them back instead of computing."""
+
+    def __init__(self, kept: list[Any], again: bool) -> None:
+        super().__init__()
+        self.kept, self.again, self.matmuls = kept, again, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._keeps(func._schema.name):
+            return func(*args, **(kwargs or {}))
+        if self.again:
+            return tree_map_only(Tensor, torch.detach, self.kept.pop(0))
+        out = func(*args, **(kwargs or {}))
+        self.kept.append(tree_map_only(Tensor, torch.detach, out))
+        for watch in kept_watchers:
+            tree_map_only(Tensor, watch, out)
+        return out
+
+    def _keeps(self, name: str) -> bool:
+        self.matmuls += name in MATMULS
+        return name in ATTENTION or (name in MATMULS and self.matmuls % 2 == 1)

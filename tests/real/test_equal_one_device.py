@@ -40,6 +40,11 @@ TWO_RANKS: dict[str, Any] = {
     "recompute every second": small({"pp": 2, "schedule": "gpipe"}, recompute={"mode": "full", "every": 2}),
     "recompute selective": small({"pp": 2, "schedule": "1f1b"}, recompute="selective", dropout=0.1),
     "recompute selective, llama": small({"pp": 2}, recompute="selective", attention="fused", **LLAMA),
+    "recompute by operator": small({"pp": 2, "schedule": "1f1b"}, recompute="selective_op", dropout=0.1),
+    "recompute by operator, llama": small({"pp": 2}, recompute="selective_op", attention="fused", **LLAMA),
+    "recompute by operator, split backward": small({"pp": 2, "schedule": "zb_h1"}, recompute="selective_op"),
+    "recompute by operator, tp": small({"tp": 2}, recompute="selective_op", **LLAMA),
+    "recompute by operator, zero 3": small({"dp": 2, "zero": 3}, recompute="selective_op", dropout=0.1),
     "dp after backward": small({"dp": 2, "dp_sync": "after_backward"}),
     "dp by one rank": small({"dp": 2, "dp_sync": "reduce_broadcast"}),
     "dp per parameter": small({"dp": 2, "dp_sync": "per_parameter"}),
@@ -125,6 +130,8 @@ def test_two_ranks(two_ranks: Any, name: str) -> None:
         "recompute full",
         "recompute every second",
         "recompute selective",
+        "recompute by operator",
+        "recompute by operator, zero 3",
     ],
 )
 def test_bytes_saved_over_a_step(two_ranks: Any, name: str) -> None:

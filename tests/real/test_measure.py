@@ -125,7 +125,10 @@ def _joined(pid: int) -> bool:
     [
         ({"parallelism": {"dp": 1000}}, "parallelism: found 1000 ranks"),
         ({"training": {"precision": "bf16"}}, "training.grad_dtype: found fp32; calibrate.measure can run: bf16"),
-        ({"training": {"recompute": "selective_op"}}, "training.recompute: found selective_op"),
+        (
+            {"training": {"recompute": "selective_op"}, "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 48}}},
+            "training.recompute: found selective_op with experts",
+        ),
         ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
     ],
 )
