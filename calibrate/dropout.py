@@ -53,7 +53,7 @@ def dropout(x: Tensor, p: float, share: Share | None = None) -> Tensor:
 
 
 def _mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """What `torch.native_dropout` draws for a tensor of this shape: on a CPU Bernoulli numbers, on a GPU by its kernel."""
+    """What `torch.native_dropout` draws for this shape: on a CPU Bernoulli numbers, on a GPU what its kernel does."""
     if like.device.type == "cpu":
         return torch.empty(shape, dtype=torch.bool).bernoulli_(1.0 - p)
     return torch.native_dropout(like.new_ones(shape), p, True)[1]

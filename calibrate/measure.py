@@ -243,7 +243,7 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     if scenario.precision == "fp32" and wanted is student:
         return runner, proof
     runner.free()
-    dtype = torch.bfloat16 if scenario.precision == "bf16" else torch.float32
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(scenario.precision, torch.float32)
     return Runner(scenario, make_place(scenario, rank, device), dtype, device), proof
 
 

@@ -84,11 +84,13 @@ def _distillation(s: Scenario) -> Iterator[Problem]:
 def _training(s: Scenario) -> Iterator[Problem]:
     t = s.training
     assert t is not None
-    if t.precision not in ("fp32", "bf16"):
-        yield "training.precision", t.precision, "fp32, bf16"
-    if t.precision == "bf16" and (t.optimizer != "adamw" or s.distillation is not None):
-        found = f"bf16 with {t.optimizer}" if t.optimizer != "adamw" else "bf16 with a teacher"
-        yield "training.precision", found, "fp32; bf16 with adamw and no teacher"
+    if t.precision not in ("fp32", "bf16", "fp16"):
+        yield "training.precision", t.precision, "fp32, bf16, fp16"
+    if t.precision != "fp32" and (t.optimizer != "adamw" or s.distillation is not None):
+        found = f"{t.precision} with {t.optimizer if t.optimizer != 'adamw' else 'a teacher'}"
+        yield "training.precision", found, "fp32; bf16 and fp16 with adamw and no teacher"
+    if t.precision == "fp16" and not t.gradient_clipping:
+        yield "training.gradient_clipping", "false with fp16", "true (an overflow shows in the norm)"
     for name in ("param_dtype", "grad_dtype", "grad_reduce_dtype"):
         if getattr(t, name) != t.precision:
             yield f"training.{name}", getattr(t, name), f"{t.precision}, as precision"

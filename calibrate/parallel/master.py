@@ -32,9 +32,10 @@ class MasterAdamW:
             for p, m in zip(c.low, c.master, strict=True)
         }
 
-    def step(self) -> None:
+    def step(self, scale: float = 1.0) -> None:
+        """An update by the gradients times `scale` (of loss scaling: a division that fp16 would lose them to)."""
         for chunk in self.chunks:
-            chunk.step()
+            chunk.step(scale)
 
 
 def _chunks(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
@@ -59,9 +60,11 @@ class _Chunk:
         self.adamw = torch.optim.AdamW(self.master, lr=lr, fused=True)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, scale: float) -> None:
         for p, m in zip(self.low, self.master, strict=True):
             m.grad = None if p.grad is None else p.grad.float()
+            if m.grad is not None and scale != 1.0:
+                m.grad.mul_(scale)
         self.adamw.step()
         torch._foreach_copy_(self.low, self.master)
         for m in self.master:

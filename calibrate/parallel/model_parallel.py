@@ -21,6 +21,7 @@ from calibrate.norm import Norm
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
 from calibrate.parallel.expert import ExpertParallel
+from calibrate.parallel.loss_scale import square_sum
 from calibrate.parallel.tensor import ColumnLinear, Cut, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
 from calibrate.parallel.zero import Sharding
 from sim.inputs.scenario import ModelConfig, Scenario
@@ -193,8 +194,9 @@ def _at(c: Constants, positions: Tensor) -> Constants:
 
 
 def _squares(gradients: Sequence[Tensor], device: str) -> Tensor:
-    zero = torch.zeros((), dtype=gradients[0].dtype if gradients else torch.float32, device=device)
-    return sum((g.square().sum() for g in gradients), zero)
+    wide = gradients and gradients[0].dtype == torch.float64
+    zero = torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=device)
+    return sum((square_sum(g) for g in gradients), zero)
 
 
 def expert_modules(blocks: Iterable[nn.Module]) -> list[nn.Module]:

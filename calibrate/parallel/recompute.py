@@ -56,12 +56,12 @@ def recompute(blocks: Sequence[nn.Module], modes: Sequence[str]) -> None:
 
 
 def _again(function: Callable[..., Tensor], by_operator: bool, *inputs: Tensor) -> Tensor:
-    """Call `function`; its inner tensors are not kept but made again in backward, `by_operator` but for some outputs."""
+    """Call `function`; its inner tensors are made again in backward, `by_operator` all but some outputs."""
     if _keeping[0]:
         return function(*inputs)
-    more = {"context_fn": _kept_and_given_back} if by_operator else {}
-    out: Tensor = checkpoint(function, *inputs, use_reentrant=False, **more)
-    return out
+    if by_operator:
+        return checkpoint(function, *inputs, use_reentrant=False, context_fn=_kept_and_given_back)
+    return checkpoint(function, *inputs, use_reentrant=False)
 
 
 def _kept_and_given_back() -> tuple[TorchDispatchMode, TorchDispatchMode]:

@@ -17,6 +17,7 @@ from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.expert_data_parallel import ExpertDataParallel
 from calibrate.parallel.fsdp import ShardedParameters, ShardedStage
+from calibrate.parallel.loss_scale import LossScale, square_sum
 from calibrate.parallel.master import MasterAdamW
 from calibrate.parallel.model_parallel import ModelParallel, expert_modules, whole_model
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
@@ -128,6 +129,7 @@ class Runner:
         self.schedule = make_schedule(scenario)
         p = scenario.parallelism
         self.micro_batches = self.schedule.micro_batches
+        self.mean = 1.0 / (self.micro_batches * p.dp * p.cp)  # of a rank's micro-batches in the global batch's loss
         self.store = WeightGrads() if self._splits() else None
         self.numbers: dict[int, list[int]] = {}
         self.stages: dict[int, Stage] = {}
@@ -148,13 +150,15 @@ class Runner:
             place.ways,
         )
         self.tied = self._tied()
+        self.loss_scale = LossScale() if dtype == torch.float16 else None
+        self.scaled_by = 1.0  # the losses and gradients of the last step
         self.optimizer = self._make_optimizer()
 
     def _splits(self) -> bool:
         return any(a.kind is Kind.W for rank in self.schedule.ranks for entry in rank for a in parts(entry))
 
     def _add_stage(self, s: int) -> None:
-        scenario, p = self.scenario, self.scenario.parallelism
+        scenario = self.scenario
         numbers = block_numbers(scenario, self.schedule.part_of_stage[s])
         build_ = Build(self.device, self.dtype, store=self.store)
         blocks = self.place.model.cut(make_blocks(whole_model(scenario), scenario.for_training, numbers, build_))
@@ -162,7 +166,7 @@ class Runner:
         recompute(blocks, modes)
         self.modes.update({id(b): mode for b, mode in zip(blocks, modes, strict=True) if isinstance(b, Layer)})
         data = self.data[s] = self._make_data(s, blocks)
-        scale, store = 1.0 / (self.micro_batches * p.dp * p.cp), self.store or WeightGrads()
+        scale, store = self.mean, self.store or WeightGrads()
         if isinstance(data, ShardedParameters):
             stage: Stage = ShardedStage(blocks, scale, store, after_block=data.graded, sharded=data)
         else:
@@ -210,7 +214,7 @@ class Runner:
     def _make_optimizer(self) -> torch.optim.Optimizer | MasterAdamW:
         if self.scenario.for_training.optimizer == "sgd":
             return torch.optim.SGD(self.owned(), lr=LEARNING_RATE, fused=True)
-        if self.dtype == torch.bfloat16:
+        if self.dtype.itemsize == 2:
             return MasterAdamW(self.owned(), LEARNING_RATE)
         return torch.optim.AdamW(self.owned(), lr=LEARNING_RATE, fused=True)
 
@@ -268,6 +272,9 @@ class Runner:
         """Forward, backward and gradient synchronization; gradients stand in the parameters' `.grad`."""
         for data in self.data.values():
             data.begin()
+        self.scaled_by = self.loss_scale.value if self.loss_scale else 1.0
+        for stage in self.stages.values():
+            stage.scale = self.mean * self.scaled_by
         tape = self.place.model.tape
         tape.take()
         records = cut_records(self.pipeline.step(*self.micro_batch_tokens(batch)), tape.take())
@@ -294,7 +301,7 @@ class Runner:
         """Clip the gradients, update the parameters and zero the gradients."""
         records = self._clip() if self.scenario.for_training.gradient_clipping else []
         start = self.pipeline.now()
-        self.optimizer.step()
+        self._update()
         records.append(Record("OPTIMIZER", -1, -1, start, self.pipeline.now()))
         for data in self.data.values():
             before = len(data.records)
@@ -302,6 +309,16 @@ class Runner:
             records += data.records[before:]
             data.zero()
         return records
+
+    def _update(self) -> None:
+        """The optimizer's step; under loss scaling with its factor, or not at all."""
+        if self.loss_scale is None:
+            self.optimizer.step()
+            return
+        assert isinstance(self.optimizer, MasterAdamW)
+        if self.loss_scale.apply is not None:
+            self.optimizer.step(self.loss_scale.apply)
+        self.loss_scale.stepped()
 
     def _clip(self) -> list[Record]:
         """Scale the gradients to a norm of at most `CLIP_NORM` over everyone who holds other parts of them.
@@ -312,13 +329,14 @@ class Runner:
         groups = [self.place.model_group]
         groups += [self.place.sharding.group] if self.scenario.parallelism.zero else []
         times, kinds = [self.pipeline.now()], ["OPTIMIZER"]
-        square = torch.stack([g.dot(g) for g in gradients]).sum()
+        scaling = self.loss_scale
+        square = torch.stack([g.dot(g) if scaling is None else square_sum(g) for g in gradients]).sum()
         shards = self.place.sharding.shards if self.scenario.parallelism.zero else 1
         square += self.place.model.square_correction(self.blocks(), self.own_gradient, shards)
         if self.place.copies is not None:
             square /= 2
         if self.tied and self.place.pipeline_rank > 0:  # the first stage counts the tied matrix
-            square -= sum((self.own_gradient(p, 0).square().sum() for p in self.tied), torch.zeros_like(square))
+            square -= sum((square_sum(self.own_gradient(p, 0)) for p in self.tied), torch.zeros_like(square))
         times.append(self.pipeline.now())
         for group in groups:
             if group is not None:
@@ -326,7 +344,9 @@ class Runner:
                 times.append(self.pipeline.now())
                 kinds.append("ALL_REDUCE")
         scale = (CLIP_NORM / (square.sqrt() + 1e-6)).clamp(max=1.0)
-        for g in gradients:
+        if scaling is not None:
+            scaling.found(square.sqrt(), CLIP_NORM)
+        for g in gradients if scaling is None else ():
             g.mul_(scale)
         times.append(self.pipeline.now())
         kinds.append("OPTIMIZER")
@@ -352,7 +372,8 @@ class Runner:
         its tensor-parallel ranks counts it.
         """
         counts = self.place.model.tp.index == 0
-        return sum(float(x) for s in self.stages.values() for x in s.losses.values()) if counts else 0.0
+        losses = [float(x) / self.scaled_by for s in self.stages.values() for x in s.losses.values()]
+        return sum(losses) if counts else 0.0
 
 
 def _ends(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:

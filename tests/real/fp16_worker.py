@@ -1,0 +1,51 @@
+"""What `test_loss_scaling.py` runs on each rank: fp16 steps of a scenario beside one device's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from calibrate.launch import join
+from calibrate.parallel.runner import Runner, make_batch, make_place, sum_over_ranks
+from sim.inputs.scenario import parse_scenario
+
+
+def _steps(scenario: dict[str, Any], rank: int, first_scale: float) -> dict[str, Any]:
+    """Losses of four steps, the factor after each, and whether the parameters moved in it."""
+    parsed = parse_scenario(scenario)
+    run = Runner(parsed, make_place(parsed, rank), torch.float16)
+    assert run.loss_scale is not None
+    run.loss_scale.value = first_scale
+    out: dict[str, Any] = {"losses": [], "scales": [], "moved": []}
+    for step in range(4):
+        before = [p.detach().clone() for p in run.owned()]
+        run.step(make_batch(parsed, step))
+        out["losses"].append(sum_over_ranks([run.loss()])[0] if dist.get_world_size() == parsed.parallelism.ranks
+                             else run.loss())  # fmt: skip
+        out["scales"].append(run.loss_scale.value)
+        out["moved"].append(any(not torch.equal(a, b) for a, b in zip(before, run.owned(), strict=True)))
+    return out
+
+
+def main(cases: str, out: str) -> None:
+    """Each case on all ranks, and on this one alone."""
+    rank, ranks = join()
+    found = {}
+    for name, case in json.loads(Path(cases).read_text()).items():
+        alone = case["scenario"] | {"parallelism": {}}
+        every: list[Any] = [None] * ranks
+        dist.all_gather_object(every, _steps(case["scenario"], rank, case["scale"]))
+        found[name] = {"ranks": every, "alone": _steps(alone, 0, case["scale"])}
+    if rank == 0:
+        Path(out).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
