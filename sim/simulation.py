@@ -53,7 +53,7 @@ from sim.results.operator_times import as_json, time_by_operator
 from sim.results.processes import Acted, processes_result, timeline_with_processes
 from sim.results.result import StepResult, make_result
 from sim.results.states import states
-from sim.results.step import FinishedStep, make_timeline, rows_of
+from sim.results.step import FinishedStep, SpanWaits, make_timeline, rows_of, span_waits
 from sim.results.teacher import Teacher, memory_with_teacher, timeline_with_teacher
 from sim.results.training_run import training_run
 
@@ -334,8 +334,19 @@ class Simulation(FinishedStep):
         _, chain = critical_path(self.built, self.times)
         own = rows_of(self.built, self.times)
         rows: list[int] = np.flatnonzero(np.isin(own[:, 0], chain)).tolist()
-        before = len(self.timeline) - len(own) - (self.acted.rows(self.plan) if self.acted else 0)  # the teacher's
-        return [row + before for row in rows]
+        return [row + self._rows_before(len(own)) for row in rows]
+
+    def _rows_before(self, own: int) -> int:
+        """Rows of `timeline` before the step's own: the teacher's."""
+        return len(self.timeline) - own - (self.acted.rows(self.plan) if self.acted else 0)
+
+    @property
+    def waits(self) -> SpanWaits:
+        """What each row of `timeline` waited for; of a teacher and of processes that is not known."""
+        own = span_waits(self.built, self.times)
+        before = self._rows_before(len(own.task))
+        around = (before, len(self.timeline) - before - len(own.task))
+        return SpanWaits(*(np.pad(column, around, constant_values=-1) for column in own))
 
     def memory_over(self, steps: int) -> list[MemoryCurve]:
         """Memory over the first `steps` steps; over one alone, a step in the steady state. A teacher is in it."""

@@ -18,7 +18,7 @@ from sim.core.gc_paused import no_collection
 if TYPE_CHECKING:
     from sim.engine.shared_links import Engine
     from sim.inputs.scenario import Scenario
-    from sim.results.operator_times import RankOperators
+    from sim.results.memory import MemoryCurve
     from sim.serve.result import ServingSimulation
     from sim.simulation import Simulation
     from sim.studies.anchor import Anchor
@@ -314,23 +314,23 @@ def _write_chakra(path: Path, overrides: Sequence[str], prefix: Path) -> None:
     write_chakra(simulate(whole, expand=True), prefix)
 
 
-def _operators_of(simulation: Simulation | ServingSimulation) -> tuple[RankOperators, ...]:
-    """Time by operator of a training step; serving has none."""
-    from sim.results.operator_times import time_by_operator
+def _page(simulation: Simulation | ServingSimulation, memory: list[MemoryCurve]) -> str:
+    """The page of a step, with what spans are made of and waited for, or of a serving workload."""
+    from sim.results.operator_times import runs_of_details, time_by_operator
     from sim.simulation import Simulation
+    from sim.views.timeline_page import timeline_page
 
-    return time_by_operator(simulation) if isinstance(simulation, Simulation) else ()
+    whole = (simulation.outcome, simulation.timeline, memory, simulation.critical_rows)
+    if not isinstance(simulation, Simulation):
+        return timeline_page(*whole)
+    runs = runs_of_details(simulation, simulation.timeline.details)
+    return timeline_page(*whole, time_by_operator(simulation), simulation.waits, runs)
 
 
 def _write_views(simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int) -> None:
-
     memory = simulation.memory_over(steps)
     if html is not None:
-        from sim.views.timeline_page import timeline_page
-
-        longest = _operators_of(simulation)
-        page = timeline_page(simulation.outcome, simulation.timeline, memory, simulation.critical_rows, longest)
-        write_page(html, page)
+        write_page(html, _page(simulation, memory))
     if trace is not None:
         import json
 

@@ -161,7 +161,7 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     graph = built.graph
     if not len(graph):
         return {}, []
-    task, before = int(times.end_s.argmax()), _deciding(graph, times).data
+    task, before = int(times.end_s.argmax()), deciding(graph, times).data
     chain = [task]
     while (task := before[task]) >= 0:
         chain.append(task)
@@ -176,7 +176,7 @@ def critical_path(built: Built, times: Times) -> tuple[dict[str, float], list[in
     return dict(sorted(found.items(), key=lambda kv: -kv[1])), chain
 
 
-def _deciding(graph: TaskGraph, times: Times) -> Ints:
+def deciding(graph: TaskGraph, times: Times) -> Ints:
     """By task that whose end, or else whose start, let it start: of several the first listed; -1: none."""
     waits, launches, before = graph.columns.waits, graph.columns.launches, np.full(len(graph), -1)
     if times.stretch is not None:  # a task may start later than all it waits for: the last of these counts

@@ -16,6 +16,7 @@ from sim.results.metrics import text_of
 from sim.results.records import Record
 
 if TYPE_CHECKING:
+    from sim.core.timeline import Detail
     from sim.results.step import FinishedStep
 
 
@@ -38,6 +39,9 @@ class RankOperators(Record):
     operators: tuple[OperatorTime, ...]
 
 
+Runs = list[tuple[float, list[OperatorTime]]]  # seconds of a run, and its operators
+
+
 def time_by_operator(sim: FinishedStep) -> tuple[RankOperators, ...]:
     """By class of ranks; classes that run the same for equally long are one, however faults tell them apart."""
     step_s = sim.step_time_s
@@ -50,6 +54,24 @@ def time_by_operator(sim: FinishedStep) -> tuple[RankOperators, ...]:
         rows = sorted(total.items(), key=lambda row: -row[1])
         alike.setdefault(tuple(_row(*key, seconds, step_s) for key, seconds in rows), []).extend(c.ranks)
     return tuple(RankOperators(text_of(sorted(ranks)), min(ranks), rows) for rows, ranks in alike.items())
+
+
+def runs_of_details(sim: FinishedStep, details: Sequence[Detail]) -> list[Runs]:
+    """For each of a timeline's details its runs of more than one operator: seconds of a run, and its operators,
+    longest first, with their share of it. Runs of one name may differ, as stages of more and fewer layers do."""
+    found: dict[tuple[str, str], dict[float, list[OperatorTime]]] = {}
+    for programs in sim.built.programs:
+        for program in programs:
+            for task, spent in zip(program.tasks, program.spent, strict=True):
+                runs = found.setdefault((task.detail.name, task.detail.source), {})
+                if task.group or task.seconds in runs:
+                    continue
+                own = dict(spent.priced.operators)
+                if spent.late_s > 0:
+                    own["host", spent.priced.phase] = spent.late_s
+                rows = sorted(own.items(), key=lambda row: -row[1])
+                runs[task.seconds] = [_row(*key, seconds, task.seconds) for key, seconds in rows]
+    return [[x for x in found.get((d.name, d.source), {}).items() if len(x[1]) > 1] for d in details]
 
 
 def _row(operator: str, phase: str, seconds: float, step_s: float) -> OperatorTime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,18 @@ from sim.prices.rank_prices import Pricing
 from sim.programs.stages import Stage
 from sim.ranks.plan import Plan
 from sim.results.memory import Levels, MemoryCurve, levels
-from sim.results.metrics import text_of
+from sim.results.metrics import deciding, text_of
 from sim.results.states import States, states
 
 SLOWED = 1e-6  # of its seconds: what a communication takes longer is shown from there on
+
+
+class SpanWaits(NamedTuple):
+    """Of every span of a timeline its task, and the task whose end let that start; -1: none. A task of several spans
+    is a message or collective with an end on each of its ranks."""
+
+    task: NDArray[np.int64]
+    after: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,6 +137,12 @@ def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArra
         note = f"{plain.note}; {graph.seconds[task] * 1e3:.3g} ms {why}".removeprefix("; ")
         detail[task] = details.setdefault(plain._replace(note=note), len(details))
     return tuple(details), detail
+
+
+def span_waits(built: Built, times: Times) -> SpanWaits:
+    """What the rows of `make_timeline` waited for."""
+    task = rows_of(built, times)[:, 0]
+    return SpanWaits(task, deciding(built.graph, times)[task])
 
 
 def rows_of(built: Built, times: Times) -> NDArray[np.int64]:

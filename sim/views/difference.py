@@ -83,7 +83,6 @@ def difference_page(found: Mapping[str, Any]) -> str:
         "difference.html",
         f"{name_b} against {name_a}",
         {},
-        sortable=True,
         line=f"A: {name_a} · B: {name_b}" + ("" if found["keys"] else " · the scenarios are equal"),
         headline=cards,
         warnings=misfits(found),

@@ -7,7 +7,7 @@ Models that the scripts look for carry names: `timeline`, `memory`, `exact:F`, `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from bokeh.models import (
@@ -26,12 +26,16 @@ from bokeh.models import (
     SaveTool,
     WheelZoomTool,
 )
+from bokeh.models.annotations import BoxAnnotation
 from bokeh.plotting import figure
 
 from sim.core.timeline import Timeline
-from sim.views.level_of_detail import add_far
+from sim.views.level_of_detail import add_clip, add_far
 from sim.views.palette import COMPUTE_KINDS, MEMORY, Style, style_of
 from sim.views.rows import Layout, Track, kinds_of, lanes_of, lay_out
+
+if TYPE_CHECKING:
+    from sim.results.step import SpanWaits
 
 NEAR_MOST = 5000  # spans in view that are drawn one by one
 EDGED = 0.003  # of the axis: of a narrower bar a white edge would be all that shows
@@ -51,11 +55,12 @@ _MEMORY_HOVER = "return window.stepsim ? stepsim.memoryHover(format, special_var
 
 
 def timeline_figure(
-    timelines: Sequence[Timeline], tracks: Sequence[Track], critical: Sequence[int] = (), until_s: float = 0.0
+    timelines: Sequence[Timeline], tracks: Sequence[Track], critical: Sequence[int] = (), until_s: float = 0.0,
+    waits: SpanWaits | None = None,
 ) -> tuple[Any, Layout]:
     """A plot of one or more timelines on one axis: `tracks` tell which of their classes stand where.
 
-    The axis reaches to the end of the longest, or to `until_s` if that is later.
+    The axis reaches to the end of the longest, or to `until_s` if that is later. `waits` are of a single timeline.
     """
     layout = lay_out(timelines, tracks)
     end_s = max((t.step_time_s for t in timelines), default=0.0) or 1.0
@@ -70,9 +75,10 @@ def timeline_figure(
     plot.min_border_left = plot.min_border_left + max(0, longest - 6) * 8
     _row_axes(plot, layout)
     _backgrounds(plot, layout, end_s)
-    renderers = _bars(plot, timelines, layout, EDGED * far_s)
+    renderers = _bars(plot, timelines, layout, EDGED * far_s, waits)
     if len(critical):
         _critical(plot, timelines[0], layout, critical)
+    _marks(plot)
     plot.text(
         x="x",
         y="y",
@@ -160,6 +166,8 @@ def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:
         min_border_right=14,
         lod_threshold=None,
         outline_line_color=None,
+        background_fill_color=None,
+        border_fill_color=None,
     )
     plot.toolbar.logo = None
     plot.xgrid.grid_line_color = GRID
@@ -229,13 +237,40 @@ def _backgrounds(plot: Any, layout: Layout, end_s: float) -> None:
     )
 
 
-def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout, edged_s: float) -> list[Any]:
+def _marks(plot: Any) -> None:
+    """Frames of spans that were searched for, of the pinned one, and the shade of a range: all empty at first."""
+    for name, colour, width in (("found", "#d55e00", 1.5), ("pinned", INK, 3)):
+        plot.hbar(
+            y="y", left="start", right="end", height="height", fill_color=None, line_color=colour, line_width=width,
+            source=ColumnDataSource({"start": [], "end": [], "y": [], "height": []}), name=name,
+        )  # fmt: skip
+    plot.add_layout(BoxAnnotation(name="range", left=0, right=0, fill_color="#e69f00", fill_alpha=0.2, visible=False,
+                                  line_color="#8a6d00", line_alpha=0.8))  # fmt: skip
+
+
+def axis_figure(timeline: Any) -> Any:
+    """The time axis of a timeline by itself, to stay in sight while its rows are scrolled."""
+    plot = _frame("axis", timeline.x_range, Range1d(start=0, end=1), 34)
+    plot.line([0], [0], line_alpha=0.0)
+    plot.update(min_border_left=timeline.min_border_left, min_border_top=0, min_border_bottom=0)
+    plot.yaxis.visible = False
+    plot.xgrid.visible = False
+    plot.add_layout(plot.xaxis[0], "above")
+    plot.below = []
+    return plot
+
+
+def _bars(
+    plot: Any, timelines: Sequence[Timeline], layout: Layout, edged_s: float, waits: SpanWaits | None
+) -> list[Any]:
     """One renderer a kind; of very many spans they are empty, and filled with those in view where these are few.
 
     Computations of `edged_s` and more have white edges, which tell one from the next.
     """
     kinds = kinds_of(timelines)
     spans = _columns(timelines, layout, kinds)
+    if waits is not None:
+        spans |= {"task": waits.task.astype(np.int32), "after": waits.after.astype(np.int32)}
     many = len(spans["start"]) > NEAR_MOST
     renderers = []
     for i, kind in enumerate(kinds):
@@ -254,6 +289,8 @@ def _bars(plot: Any, timelines: Sequence[Timeline], layout: Layout, edged_s: flo
         renderers.append(bars)
     if many:
         add_far(plot, spans, layout, kinds, renderers, NEAR_MOST, _TIP.format("$x"))
+    else:
+        add_clip(plot, layout, kinds, renderers)
     return renderers
 
 
@@ -291,6 +328,7 @@ def _critical(plot: Any, timeline: Timeline, layout: Layout, critical: Sequence[
         "height": 0.2 * where["height"],
         "start": timeline.start_s[chosen],
         "end": timeline.end_s[chosen],
+        "row": row[chosen].astype(np.int32),
     }
     plot.hbar(
         y="y",

@@ -1,5 +1,7 @@
 """Level of detail: of many spans a picture in the wide view, made in the browser by assets/far.js, bars in a near one.
 
+Bars are drawn of spans in view only, of few spans too: Bokeh draws an edge of those outside at the edge of the plot.
+
 A plot of ten thousand bars takes seconds to draw where there is no graphics card. The picture has a line of PIXELS
 pixels for each row; its cost does not grow with the number of spans.
 """
@@ -17,6 +19,7 @@ from sim.views.rows import Layout
 
 PIXELS = 1400
 _REFINE = "window.stepsim?.refine?.({plot, spans, far, near, rows, kinds, colours, pixels, most})"
+_CLIP = "window.stepsim?.refine?.({plot, near, rows, kinds, pixels, most: Infinity})"
 _HOVER = "return window.stepsim?.farHover ? stepsim.farHover(format, special_vars, {plot, spans, rows, pixels}) : ''"
 
 
@@ -36,13 +39,22 @@ def add_far(
     shared = {"plot": plot, "spans": source, "rows": count, "pixels": PIXELS}
     args = {**shared, "far": far, "near": list(near), "kinds": list(kinds), "most": most,
             "colours": [_little_endian(style_of(k).fill) for k in kinds]}  # fmt: skip
-    refine = CustomJS(args=args, code=_REFINE)
-    plot.js_on_change("inner_width", refine)
-    for end in ("start", "end"):
-        plot.x_range.js_on_change(end, refine)
+    _on_moves(plot, CustomJS(args=args, code=_REFINE))
     hover = HoverTool(renderers=[far], tooltips=tip, point_policy="follow_mouse")
     hover.formatters = {"$x": CustomJSHover(args=shared, code=_HOVER)}
     plot.add_tools(hover)
+
+
+def add_clip(plot: Any, layout: Layout, kinds: Sequence[str], near: Sequence[Any]) -> None:
+    """Draw of `near`, one renderer a kind that holds all its spans, only those in view."""
+    args = {"plot": plot, "near": list(near), "rows": len(layout.rows), "kinds": list(kinds), "pixels": PIXELS}
+    _on_moves(plot, CustomJS(args=args, code=_CLIP))
+
+
+def _on_moves(plot: Any, callback: CustomJS) -> None:
+    plot.js_on_change("inner_width", callback)
+    for end in ("start", "end"):
+        plot.x_range.js_on_change(end, callback)
 
 
 def _blank(spans: Mapping[str, Any], layout: Layout) -> ColumnDataSource:

@@ -13,18 +13,23 @@ from sim.views.rows import Layout, kinds_of
 from sim.views.templating import render
 from sim.views.units import finite
 
+TIMELINE_SCRIPTS = ("far.js", "page.js", "rows.js", "pin.js", "measure.js", "link.js")
 _CDN = "https://cdn.jsdelivr.net/"
 
 
 def page(template: str, title: str, plots: Mapping[str, Any], data: Mapping[str, Any], **values: Any) -> str:
     """A document whose plots page.js brings to life; `data` is for it."""
+    from sim.views.figures import axis_figure
+
     own = f"window.stepsim = {{data: {json_for_script(data)}}}"
-    return _document(template, title, plots, [own, asset("far.js") + asset("page.js")], [], values)
+    scripts = "".join(asset(name) for name in TIMELINE_SCRIPTS)
+    plots = {"axis": axis_figure(plots["timeline"]), **plots}
+    return _document(template, title, plots, [own, scripts], [], values)
 
 
-def still_page(template: str, title: str, plots: Mapping[str, Any], sortable: bool = False, **values: Any) -> str:
-    """A document whose plots need no script of ours; buttons in the heads of `sortable` tables sort them."""
-    return _document(template, title, plots, [], [asset("ready.js"), *([asset("sort.js")] if sortable else [])], values)
+def still_page(template: str, title: str, plots: Mapping[str, Any], **values: Any) -> str:
+    """A document whose plots need no script of ours."""
+    return _document(template, title, plots, [], [asset("ready.js")], values)
 
 
 def _document(
@@ -35,7 +40,10 @@ def _document(
     after: Sequence[str],
     values: Mapping[str, Any],
 ) -> str:
-    """A whole HTML document that fetches nothing. `before` and `after` are scripts around that which draws `plots`."""
+    """A whole HTML document that fetches nothing. `before` and `after` are scripts around that which draws `plots`.
+
+    Light and dark, and what tables can do, are the same on every page.
+    """
     from markupsafe import Markup
 
     library, draw, divs = _drawn(plots) if plots else ("", "", {})
@@ -50,7 +58,7 @@ def _document(
         library=Markup(library),
         draw=Markup(draw),
         before=scripts(before),
-        after=scripts(after),
+        after=scripts([*after, asset("theme.js"), asset("tables.js")]),
         plots={name: Markup(div) for name, div in divs.items()},
         **values,
     )
@@ -84,6 +92,9 @@ def view_data(timelines: Sequence[Timeline], layout: Layout) -> dict[str, Any]:
     return {
         "details": [[finite(v) for v in d] for t in timelines for d in t.details],
         "rows": [[r.track, r.stream, r.y - r.height / 2, r.y + r.height / 2] for r in layout.rows],
+        "bands": [list(band) for band in layout.bands],
+        "sizes": {t.label: len(timelines[t.timeline].classes[t.class_index].ranks) for t in layout.tracks},
+        "single": all(int(t.micro_batch.max(initial=-1)) <= 0 for t in timelines),
         "kinds": {k: {"label": s.label, "text": s.text} for k, s in styles.items()},
         "categories": [],
         "item": "micro-batch",

@@ -31,6 +31,14 @@ class Row(NamedTuple):
     height: float
 
 
+class Track(NamedTuple):
+    """A class of one of the timelines, under the name that the page shows."""
+
+    label: str
+    timeline: int
+    class_index: int
+
+
 class Layout(NamedTuple):
     """Rows from top to bottom, the bands that hold one track each, and the span → row map per timeline."""
 
@@ -38,14 +46,7 @@ class Layout(NamedTuple):
     bands: tuple[tuple[str, float, float], ...]  # label, top, bottom
     height: float
     row_of: tuple[Ints, ...]  # per timeline, per span
-
-
-class Track(NamedTuple):
-    """A class of one of the timelines, under the name that the page shows."""
-
-    label: str
-    timeline: int
-    class_index: int
+    tracks: tuple[Track, ...]
 
 
 def row_stream(stream: str) -> str:
@@ -98,7 +99,7 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
             y += step
         y += 4 * scale
         bands.append((track.label, top, y))
-    return Layout(tuple(rows), tuple(bands), y, tuple(row_of))
+    return Layout(tuple(rows), tuple(bands), y, tuple(row_of), tuple(tracks))
 
 
 def _streams_used(timeline: Timeline) -> list[dict[str, list[int]]]:

@@ -40,7 +40,6 @@ def search_page(result: Result) -> str:
         "search.html",
         title,
         {"search": _figure(result)},
-        sortable=True,
         what=f"{count(result['gpus'])} GPUs, at most {n_bytes(result['memory_limit_bytes'])} each",
         headline=_headline(result),
         tables=[

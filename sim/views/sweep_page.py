@@ -27,7 +27,6 @@ def sweep_page(result: Result) -> str:
         "sweep.html",
         title,
         {"sweep": _figure(result)},
-        sortable=True,
         what=what,
         headline=_headline(result),
         faults=faults,

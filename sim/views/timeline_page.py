@@ -20,7 +20,8 @@ from sim.views.units import count, percent, ranks_text, seconds
 
 if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve
-    from sim.results.operator_times import RankOperators
+    from sim.results.operator_times import RankOperators, Runs
+    from sim.results.step import SpanWaits
     from sim.serve.records import ServingResult
 
     Result = StepResult | ServingResult
@@ -38,21 +39,23 @@ _RANK_BARS = (
 
 def timeline_page(
     result: Result, timeline: Timeline, memory: Sequence[MemoryCurve], critical: Sequence[int] = (),
-    operators: Sequence[RankOperators] = (),
+    operators: Sequence[RankOperators] = (), waits: SpanWaits | None = None, runs: Sequence[Runs] = (),
 ) -> str:
     """HTML of a page that opens without network: a result, its timeline and its memory over time.
 
     `critical` are the indices of the spans on the critical path, which the page can outline; `operators` the time by
-    operator, whose longest are listed.
+    operator, whose longest are listed; `waits` what each span waited for, and `runs` the operators of each detail, for
+    the span that a click pins.
     """
     from sim.views.figures import NEAR_MOST, memory_figure, timeline_figure
     from sim.views.rows import tracks_of
 
     until_s = max((float(c.time_s[-1]) for c in memory), default=0.0)
-    chart, layout = timeline_figure([timeline], tracks_of(timeline), critical, until_s)
+    chart, layout = timeline_figure([timeline], tracks_of(timeline), critical, until_s, waits)
     limit, styles, plots = memory_limit_bytes(result), memory_styles(result.scenario), {"timeline": chart}
     data = view_data([timeline], layout)
     data["end_s"] = max(data["end_s"], until_s)
+    data["operators"] = [[(s, [(o.operator, o.phase, o.seconds) for o in rows]) for s, rows in run] for run in runs]
     if memory:
         points = max(400, MEMORY_POINTS // len(memory))
         curves = [curve_columns(c, timeline.step_time_s, points) for c in memory]

@@ -72,6 +72,9 @@ def test_stored_runs_are_drawn_above_each_other(open_page: Any, name: str, track
     rows = page.evaluate("stepsim.data.rows")
     if tracks:
         assert list(dict.fromkeys(row[0] for row in rows)) == tracks
+    page.locator("#empty-rows").check()
+    page.wait_for_function("stepsim.hiddenRows.size === 0")
+    page.wait_for_timeout(100)
     filled = page.evaluate(f"""Object.keys(stepsim.data.kinds).flatMap((k) =>
         [...{MODEL}('exact:' + k).data_source.data.row])""")
     assert set(filled) == set(range(len(rows)))  # no row is empty

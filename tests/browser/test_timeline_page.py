@@ -108,10 +108,10 @@ def test_legend_hides_and_shows_a_kind_by_keyboard(open_page: Any) -> None:
     button = page.locator(".legend button[data-kind=F]")
     button.focus()
     page.keyboard.press("Enter")
-    assert page.evaluate(f"{MODEL}('exact:F').visible") is False
+    page.wait_for_function(f"{MODEL}('exact:F').visible === false")
     assert button.get_attribute("aria-pressed") == "false"
     page.keyboard.press("Enter")
-    assert page.evaluate(f"{MODEL}('exact:F').visible") is True
+    page.wait_for_function(f"{MODEL}('exact:F').visible === true")
 
 
 def test_hover_tells_name_place_and_times(open_page: Any) -> None:

@@ -1,9 +1,21 @@
-// Level of detail, on every page with a timeline of many spans. `stepsim.refine` runs when the view moves: few spans in
-// view are drawn one by one, of many a picture is made, whose pixels take the kind that fills most of them.
+// Level of detail, on every page with a timeline. `stepsim.refine` runs when the view moves: few spans in view are drawn
+// one by one, of many a picture is made, whose pixels take the kind that fills most of them. What lies outside the view
+// is not drawn at all: Bokeh would leave a line of its edge at the plot's.
 "use strict";
 window.stepsim ??= {};
 (() => {
   const {max, min, floor, ceil, round} = Math
+
+  // All spans in columns, sorted by row and start: as they came with the page, or gathered from the bars of each kind.
+  const gather = (args) => {
+    const parts = args.near.map((r) => r ? {...r.data_source.data} : {start: []})
+    const names = [...new Set(parts.flatMap((part) => Object.keys(part)))]
+    const places = parts.flatMap((part, kind) => Array.from(part.start, (_, i) => [kind, i]))
+    const of = (name, [kind, i]) => parts[kind][name]?.[i]
+    places.sort((a, b) => of("row", a) - of("row", b) || of("start", a) - of("start", b))
+    const data = Object.fromEntries(names.map((name) => [name, places.map((place) => of(name, place))]))
+    return {data: {...data, kind: places.map(([kind]) => kind)}}
+  }
 
   // Of spans sorted by row and start: where each row begins, and the latest end up to each span.
   const index = (args) => {
@@ -76,24 +88,26 @@ window.stepsim ??= {};
 
   const draw = (args) => {
     const {start, end} = args.plot.x_range
-    const ranges = Array.from({length: args.rows}, (_, row) => seen(args, row, start, end))
+    const ranges = Array.from({length: args.rows}, (_, row) => {
+      return stepsim.hiddenRows?.has(row) ? [0, 0] : seen(args, row, start, end)
+    })
     const few = ranges.reduce((n, [from, to]) => n + to - from, 0) <= args.most
     if (few) exact(args, ranges)
     else picture(args, ranges, start, end)
-    args.far.visible = !few
+    if (args.far) args.far.visible = !few
     args.near.forEach((r, kind) => { if (r) r.visible = few && !stepsim.hidden?.has(args.kinds[kind]) })
     stepsim.drawn?.(few)
   }
 
-  stepsim.refine = (args) => {
+  stepsim.refine = (given) => {
+    const args = stepsim.args = given.plot.stepsim_args ??= {...given, spans: given.spans ?? gather(given)}
     if (args.plot.stepsim_waiting) return
     args.plot.stepsim_waiting = true
     requestAnimationFrame(() => { args.plot.stepsim_waiting = false; draw(args) })
   }
 
   // Which spans lie under a point of the picture: indices, the longest there first.
-  stepsim.under = (args, row, time_s) => {
-    const half = (args.plot.x_range.end - args.plot.x_range.start) / args.pixels
+  stepsim.under = (args, row, time_s, half = (args.plot.x_range.end - args.plot.x_range.start) / args.pixels) => {
     const [from, to] = seen(args, row, time_s - half, time_s + half)
     const {start, end} = args.spans.data
     const found = []
