@@ -62,6 +62,17 @@ def router(config: Config, experts: str, ffn: int, top_k: str = "num_experts_per
     return {"experts": config[experts], "top_k": config[top_k], "ffn": ffn}
 
 
+def rope_share(config: Config, default: float) -> float:
+    """`partial_rotary_factor`, which configs of Transformers 5 keep among the rope's parameters."""
+    found = (config.get("rope_parameters") or {}).get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    return float(default if found is None else found)
+
+
+def _experts_key(config: Config) -> str:
+    """Where the number of experts stands: Transformers 5 writes `num_local_experts` for some families."""
+    return "num_experts" if "num_experts" in config else "num_local_experts"
+
+
 def _mixtral(config: Config) -> Config:
     return llama(config) | {"moe": router(config, "num_local_experts", config["intermediate_size"])}
 
@@ -75,7 +86,7 @@ def _cohere(config: Config) -> Config:
     """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output."""
     require(config, "use_qk_norm", (False, None))
     found = llama({"tie_word_embeddings": True, **config})
-    return found | {"norm": "layernorm", "parallel_block": True}
+    return found | {"norm": "layernorm", "parallel_block": True, "norm_in_fp32": True}
 
 
 def _cohere2(config: Config) -> Config:
@@ -97,7 +108,7 @@ def _qwen2(config: Config) -> Config:
 
 def qwen2_moe(config: Config) -> Config:
     moe = {
-        "experts": config["num_experts"],
+        "experts": config[_experts_key(config)],
         "top_k": config["num_experts_per_tok"],
         "ffn": config["moe_intermediate_size"],
         "shared_ffn": config["shared_expert_intermediate_size"],
@@ -114,11 +125,14 @@ def every(config: Config, key: str) -> int:
 
 
 def _phi3(config: Config) -> Config:
-    return llama(config) | window(config, "sliding_window", ["sliding"])
+    own = {"merged_projections": True, "rope_share": rope_share(config, 1.0)}
+    return llama(config) | own | window(config, "sliding_window", ["sliding"])
 
 
 def _olmo2(config: Config) -> Config:
-    return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post"}
+    return llama(config) | {
+        "qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True,
+    }  # fmt: skip
 
 
 def _gemma(config: Config, pattern: list[str]) -> Config:
@@ -127,11 +141,15 @@ def _gemma(config: Config, pattern: list[str]) -> Config:
     for key in ("hidden_act", "hidden_activation"):
         require(config, key, ("gelu_pytorch_tanh", None))
     found = llama({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": "silu"})
-    return found | {"mlp": "geglu", "norm_position": "both"} | window(config, "sliding_window", pattern)
+    found |= {"mlp": "geglu", "norm_position": "both", "norm_in_fp32": True}
+    found |= {"attention_softcap": config.get("attn_logit_softcapping")}
+    found |= {"logit_softcap": config.get("final_logit_softcapping")}
+    return found | window(config, "sliding_window", pattern)
 
 
 def _gemma2(config: Config) -> Config:
-    return _gemma({"sliding_window": 4096, **config}, ["sliding", "full"])
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # where a config leaves them out
+    return _gemma({"sliding_window": 4096, **caps, **config}, ["sliding", "full"])
 
 
 def _gemma3(config: Config) -> Config:
@@ -150,6 +168,7 @@ def _gpt_oss(config: Config) -> Config:
         "router_bias": True,
     }
     found = llama({**plain, "attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
+    found |= {"mlp": "clamped_swiglu", "norm_in_fp32": True}
     return found | window(plain, "sliding_window", ["sliding", "full"])
 
 
@@ -160,15 +179,20 @@ def _glm4_moe(config: Config) -> Config:
         "ffn": config["moe_intermediate_size"],
         "shared_experts": config.get("n_shared_experts", 1),
         "dense_layers": config.get("first_k_dense_replace", 1),
+        "router_fp32": True,
     }
     found = llama({**config, "attention_bias": False}) | {"moe": moe}
     found |= {"qkv_bias": config.get("attention_bias", False), "qk_norm": config.get("use_qk_norm", False)}
+    found |= {"rope_share": rope_share(config, 0.5)}
     return found | {"mtp_layers": config.get("num_nextn_predict_layers")}
 
 
 def _llama4(config: Config) -> Config:
     """Chunks where a layer has rope, all tokens where it has none; one shared expert beside the routed ones."""
-    require(config, "moe_layers", (None,))
+    sparse = config.get("moe_layers")
+    each = every(config, "interleave_moe_layer_step")
+    if sparse is not None and list(sparse) != list(range(each - 1, config["num_hidden_layers"], each)):
+        raise NotExpressibleError(f"moe_layers: can be simulated: each {each}-th layer")
     step = config.get("no_rope_layer_interval", 4)
     ropes = config.get("no_rope_layers")
     if ropes and [bool(x) for x in ropes] != [(i + 1) % step != 0 for i in range(len(ropes))]:
@@ -178,7 +202,7 @@ def _llama4(config: Config) -> Config:
         "top_k": config["num_experts_per_tok"],
         "ffn": config["intermediate_size"],
         "shared_experts": 1,
-        "every": every(config, "interleave_moe_layer_step"),
+        "every": each,
     }
     found = llama({**config, "intermediate_size": config["intermediate_size_mlp"]}) | {"moe": moe}
     pattern = ["chunked"] * (step - 1) + ["full"]
@@ -192,7 +216,7 @@ def _qwen3(config: Config) -> Config:
 
 def _qwen3_moe(config: Config) -> Config:
     moe = {
-        "experts": config["num_experts"],
+        "experts": config[_experts_key(config)],
         "top_k": config["num_experts_per_tok"],
         "ffn": config["moe_intermediate_size"],
         "every": every(config, "decoder_sparse_step"),
@@ -215,6 +239,7 @@ def _deepseek(config: Config) -> Config:
         "ffn": config["moe_intermediate_size"],
         "shared_experts": config.get("n_shared_experts"),
         "dense_layers": config.get("first_k_dense_replace"),
+        "router_fp32": True,
         # routing groups stand on nodes (arXiv 2412.19437, 2.1.2); one group is no limit
         "max_nodes_per_token": None if config.get("n_group") == 1 else config.get("topk_group"),
     }

@@ -25,7 +25,8 @@ class MoeConfig(UserInput):
     """Mixture of experts in every layer after the first `dense_layers`, or each `every`-th. `ffn`: inner size of one.
 
     `shared_experts` experts of the same size see every token, or one of `shared_ffn`; `shared_gate`: what they give is
-    weighted by a number that each token gets (Qwen2-MoE). `capacity_factor` null: no token is dropped.
+    weighted by a number that each token gets (Qwen2-MoE). `router_fp32`: the router multiplies in fp32.
+    `capacity_factor` null: no token is dropped.
     """
 
     experts: int = Field(ge=1, le=100_000)
@@ -35,6 +36,7 @@ class MoeConfig(UserInput):
     shared_ffn: int | None = Field(default=None, ge=1, le=100_000_000)
     shared_gate: bool = False
     router_bias: bool = False
+    router_fp32: bool = False
     dense_layers: int = Field(default=0, ge=0, le=10_000)
     every: int = Field(default=1, ge=1, le=10_000)
     capacity_factor: float | None = Field(default=None, gt=0, le=1_000)
@@ -91,8 +93,13 @@ _VARIATIONS = (
     "qk_norm_over",
     "sinks",
     "no_rope_every",
+    "rope_share",
     "attention_gate",
     "parallel_block",
+    "norm_in_fp32",
+    "attention_softcap",
+    "logit_softcap",
+    "merged_projections",
     "state_space",
     "mlp_pattern",
 )
@@ -133,7 +140,10 @@ class ModelConfig(UserInput):
     chunk of `window` tokens (Llama 4); or the layer has a state (`state_space`), attention and a state `beside` it
     (Falcon-H1), or neither. `mlp_pattern` repeats over the layers too. `attention_gate`: a sigmoid of a second query
     projection multiplies the attention's result (Qwen3-Next). `parallel_block`: attention and MLP read one norm, and
-    both are added to the stream (Command R).
+    both are added to the stream (Command R). `norm_in_fp32`: norms' weights multiply before the cast back (Gemma).
+    `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2). `merged_projections`: query,
+    key and value are one matrix, gate and up another, in the model's own code (Phi 3). `rope_share`: of a head's width,
+    if it is turned apart and joined to the rest (GLM-4.5, Phi 3).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in.
     """
 
@@ -147,17 +157,22 @@ class ModelConfig(UserInput):
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"
     )
     vocab: int = Field(ge=1, le=100_000_000)
-    mlp: Literal["gelu", "swiglu", "geglu", "relu2"] = "gelu"
+    mlp: Literal["gelu", "swiglu", "geglu", "relu2", "clamped_swiglu"] = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     qkv_bias: bool = False
     qk_norm: bool = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
     norm_position: Literal["pre", "post", "both"] = "pre"
+    norm_in_fp32: bool = False
     sinks: bool = False
+    attention_softcap: float | None = Field(default=None, gt=0, le=1e6)
+    logit_softcap: float | None = Field(default=None, gt=0, le=1e6)
+    merged_projections: bool = False
     tied_embeddings: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     positions: Literal["none", "learned", "rope"] = "none"
+    rope_share: float | None = Field(default=None, gt=0, le=1)
     no_rope_every: int | None = Field(default=None, ge=1, le=10_000)
     max_positions: int = Field(
         default=0, ge=1, le=100_000_000, description="null: seq_len", json_schema_extra={"default": None}
@@ -183,7 +198,7 @@ class ModelConfig(UserInput):
     def variations(self) -> dict[str, object]:
         """Keys that make layers unlike those of GPT, Llama and DeepSeek: real runs and emitted flags lack them."""
         found = {name: getattr(self, name) for name in _VARIATIONS if getattr(self, name) != _default(self, name)}
-        if self.mlp == "geglu":
+        if self.mlp in ("geglu", "clamped_swiglu"):
             found["mlp"] = self.mlp
         moe = self.moe
         of_moe = () if moe is None else (name for name in _MOE_VARIATIONS if getattr(moe, name) != _default(moe, name))

@@ -7,8 +7,10 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sim.core.program import Compute, Program, Saved, TensorRole
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, Phase, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
@@ -24,7 +26,8 @@ class Core:
 
     `causal`: the mask is aligned to the last key, so that query i of q sees kv − q + i + 1 keys.
     `share` replaces the share of the q·kv scores that the mask leaves, where it is not that triangle. `window`: what of
-    the causal keys a query sees; only fused kernels skip the others.
+    the causal keys a query sees; only fused kernels skip the others. `softcap`: scores pass c·tanh(x / c) (Gemma 2,
+    arXiv 2408.00118, section 2), which fused kernels do on the way. `sinks`: see `GroupedQueryAttention`.
     """
 
     q_len: int
@@ -36,6 +39,8 @@ class Core:
     causal: bool = True
     share: float | None = None
     window: Window | None = None
+    softcap: bool = False
+    sinks: bool = False
 
     @property
     def visible(self) -> float:
@@ -104,33 +109,69 @@ def _scores(d: Dims, c: Core) -> float:
     return float(d.batch * c.heads * c.q_len * c.kv_len)
 
 
-def _softmax_accesses(d: Dims, c: Core) -> tuple[float, float]:
+class SoftmaxPass(NamedTuple):
+    """Bytes moved for each of the q·kv scores between the two matmuls, and kernels, of one direction."""
+
+    bytes: float
+    kernels: int
+
+    def plus(self, bytes_: float, kernels: int) -> SoftmaxPass:
+        """With something more on every score."""
+        return SoftmaxPass(self.bytes + bytes_, self.kernels + kernels)
+
+
+def _softmax(d: Dims, c: Core) -> tuple[SoftmaxPass, SoftmaxPass]:
     """Forward reads scores and writes probabilities, backward reads both and writes; Megatron's causal kernel
     reads only what the mask leaves (scaled_upper_triang_masked_softmax).
+
+    In separate operators with an fp32 softmax: scale (2e), mask (2e), softmax (e + 4), cast back (4 + e); backward cast
+    (e + 4), softmax (12), cast back (4 + e), scale (2e). Soft caps: division, tanh and product (2e each); backward
+    product (2e), tanh (3e), division (2e). Sinks: joined to the scores, their maximum found and subtracted (5e);
+    backward the same but the maximum (4e).
     """
+    e = d.act_bytes
     seen = c.visible / (c.q_len * c.kv_len) if d.framework.skips_masked_scores else 1.0
-    return 1.0 + seen, 1.0 + 2.0 * seen
+    forward, backward = SoftmaxPass((1.0 + seen) * e, 1), SoftmaxPass((1.0 + 2.0 * seen) * e, 1)
+    if d.framework.softmax_in_fp32:
+        forward = SoftmaxPass(4 * e + 2 * (e + FP32_BYTES), 4)
+        backward = SoftmaxPass(2 * e + 2 * (e + FP32_BYTES) + 3 * FP32_BYTES, 4)
+    if c.softcap and not d.framework.fuses_chains:
+        forward, backward = forward.plus(6 * e, 3), backward.plus(7 * e, 3)
+    if c.sinks and not d.framework.fuses_chains:
+        forward, backward = forward.plus(5 * e, 3), backward.plus(4 * e, 2)
+    return forward, backward
 
 
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
-    return unfused_core(d.batch, c, d.act, d.act_bytes, _softmax_accesses(d, c)[0], bool(d.dropout), name)
+    repeated = _repeated(d, c, F, f"{name}_repeat")
+    repeats = d.framework.repeats_keys
+    return (*repeated, *unfused_core(d.batch, c, d.act, d.act_bytes, _softmax(d, c)[0], bool(d.dropout), name, repeats))
+
+
+def _repeated(d: Dims, c: Core, phase: Phase, name: str) -> Program:
+    """Keys and values copied for every query head; backward their gradients are summed: as many reads and writes."""
+    if not d.framework.repeats_keys or c.heads == c.kv_heads:
+        return ()
+    own = _kv_bytes(d, c)
+    moved = own * (1 + c.heads / c.kv_heads)
+    return (memory_op(name, phase, "copy", own / d.act_bytes * c.heads / c.kv_heads, moved, d.act, 2),)
 
 
 def unfused_core(
-    batch: int, c: Core, act: str, act_bytes: float, softmax_accesses: float, dropout: bool, name: str
-) -> Program:
+    batch: int, c: Core, act: str, act_bytes: float, softmax: SoftmaxPass, dropout: bool, name: str,
+    repeats: bool = False,
+) -> Program:  # fmt: skip
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context, of `batch` sequences, kernel by kernel.
 
-    `softmax_accesses`: of each of the q·kv scores. The query heads that share a key head are stacked as rows of one
-    matmul: keys and values are not repeated.
+    The query heads that share a key head are stacked as rows of one matmul, unless keys and values are repeated.
     """
     n, e = float(batch * c.heads * c.q_len * c.kv_len), act_bytes
-    batch, rows = _stacked(batch, c)
+    batch, rows = _stacked(batch, c, repeats)
     context = batch * rows * c.v_head_dim
     items = [
         gemm(f"{name}_scores", F, rows, c.kv_len, c.head_dim, act, batch),
-        memory_op(f"{name}_softmax", F, "softmax", n, softmax_accesses * n * e, act),
+        memory_op(f"{name}_softmax", F, "softmax", n, softmax.bytes * n, act, softmax.kernels),
     ]
     if dropout:
         items.append(memory_op(f"{name}_dropout", F, "elementwise", n, (2 * e + MASK_BYTES) * n, act))
@@ -141,15 +182,18 @@ def unfused_core(
     return tuple(items)
 
 
-def _stacked(batch: int, c: Core) -> tuple[int, int]:
+def _stacked(batch: int, c: Core, repeats: bool) -> tuple[int, int]:
     """Batch and rows of the unfused matmuls."""
+    if repeats:
+        return batch * c.heads, c.q_len
     return batch * c.kv_heads, c.heads // c.kv_heads * c.q_len
 
 
 def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     """Four batched matmuls (dV, dA, dQ, dK), dropout and softmax backward."""
     n, e = _scores(d, c), d.act_bytes
-    batch, rows = _stacked(d.batch, c)
+    softmax = _softmax(d, c)[1]
+    batch, rows = _stacked(d.batch, c, d.framework.repeats_keys)
     context = batch * rows * c.v_head_dim
     items = [
         memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act),
@@ -159,11 +203,11 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     if d.dropout:
         items.append(memory_op(f"{name}_dropout", I, "elementwise", n, (2 * e + MASK_BYTES) * n, d.act))
     items += [
-        memory_op(f"{name}_softmax", I, "softmax", n, _softmax_accesses(d, c)[1] * n * e, d.act),
+        memory_op(f"{name}_softmax", I, "softmax", n, softmax.bytes * n, d.act, softmax.kernels),
         gemm(f"{name}_dq", I, rows, c.head_dim, c.kv_len, d.act, batch),
         gemm(f"{name}_dk", I, c.kv_len, c.head_dim, rows, d.act, batch),
     ]
-    return tuple(items)
+    return (*items, *_repeated(d, c, I, f"{name}_repeat"))
 
 
 def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...]:
@@ -173,8 +217,9 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...
     dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input, and kept beside
     it where the projection keeps 8 bits of it: the kernel's backward reads the 16.
     """
+    repeats = d.framework.repeats_keys and not d.fused_attention
     q = d.batch * own.heads * own.q_len * own.head_dim * d.act_bytes
-    kv = d.batch * own.kv_heads * own.kv_len * d.act_bytes
+    kv = d.batch * (own.heads if repeats else own.kv_heads) * own.kv_len * d.act_bytes
     saved = [
         Saved("attention", "query", q, role=TensorRole.INPUT),
         Saved("attention", "key", kv * own.head_dim, role=TensorRole.INPUT),
@@ -186,13 +231,28 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...
         statistics = Saved("attention", "log-sum-exp", rows * LSE_BYTES, role=TensorRole.STATISTICS)
         return (*saved, statistics, output)
     scores = sum(_scores(d, c) for c in blocks)
-    saved.append(Saved("attention", "softmax output", scores * d.act_bytes))
+    saved += _softmax_saved(d, own, scores)
     if d.dropout:
         saved += [
             Saved("attention", "dropout mask", scores * MASK_BYTES),
             Saved("attention", "dropped probabilities", scores * d.act_bytes),
         ]
     return tuple(saved)
+
+
+def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
+    """Probabilities, in the activations' dtype and where it was made in it in fp32 too; a cap's tanh; of sinks, which
+    are joined to the scores and kept in their dtype, a column, and the place of each row's maximum, 64 bits.
+    """
+    rows = scores / own.kv_len
+    saved = [Saved("attention", "softmax output", (scores + (rows if own.sinks else 0.0)) * d.act_bytes)]
+    if d.framework.softmax_in_fp32 and d.act_bytes < FP32_BYTES and not own.sinks:
+        saved.append(Saved("attention", "softmax output in fp32", scores * FP32_BYTES))
+    if own.sinks and d.framework.softmax_in_fp32:
+        saved.append(Saved("attention", "maximum's place", rows * 8.0, role=TensorRole.STATISTICS))
+    if own.softcap and not d.framework.fuses_chains:
+        saved.append(Saved("attention", "capped scores' tanh", scores * d.act_bytes))
+    return saved
 
 
 def core_part(d: Dims, own: Core, blocks: tuple[Core, ...], forward: Program, backward: Program) -> Operator:

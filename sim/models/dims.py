@@ -54,6 +54,7 @@ class Dims:
     accumulated: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
     lora: Lora | None = None
+    norm_in_fp32: bool = False  # norms' weights multiply in fp32
 
     @property
     def stream_bytes(self) -> float:
@@ -119,4 +120,5 @@ def dims(scenario: Scenario) -> Dims:
         quantized_for=1 if p.zero == 3 and p.reshard_after_forward else micro_batches,
         accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,
         lora=t.lora,
+        norm_in_fp32=m.norm_in_fp32,
     )

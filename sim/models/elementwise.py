@@ -1,8 +1,8 @@
-"""Norms, rope, activations, dropout and residual sums: bound by memory, counted access by access.
+"""Norms, rope, dropout and residual sums: bound by memory, counted access by access.
 
 `training.framework` decides which of them share a kernel:
 
-- eager: every torch operator is a kernel. LayerNorm is one already; RMSNorm as written in PyTorch code
+- eager, transformers: every torch operator is a kernel. LayerNorm is one already; RMSNorm as written in PyTorch code
   (cast to fp32, square, mean, rsqrt, scale, cast back, weight) is eight;
 - megatron: norm, rope, bias-GELU, SwiGLU and bias-dropout-add are one kernel each;
 - compiled: as megatron, and a chain without a matmul in it is one kernel (the residual sum and the norm after
@@ -21,7 +21,6 @@ from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
 
 MASK_BYTES = 1.0
-GATED = ("swiglu", "geglu")  # two projections of the input, of which one passes SiLU or GELU and gates the other
 
 
 class Traffic(NamedTuple):
@@ -60,14 +59,15 @@ def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after
     """LayerNorm or RMSNorm over `width` of `rows` tokens.
 
     Its input is kept: 4sbh for a layer's two (Korthikanti 2022, section 4.1); row statistics (8 bytes a row,
-    4 for RMSNorm) are left out there and here. Eager RMSNorm as a chain of torch operators would also keep
-    what the chain makes (an fp32 copy, the normalized value): the reference implementation does not, and
-    neither does torch's fused CUDA operator.
+    4 for RMSNorm) are left out there and here. What a norm of separate operators keeps besides: `_kept_by_operators`.
     """
     elements = rows * width
     fused = d.framework.fuses_rmsnorm or kind != "rmsnorm"
     t = norm_traffic(d, kind, after_sum)
     again = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the next input is made of it
+    saved: tuple[Saved, ...] = (Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT),)
+    if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):
+        saved = _kept_by_operators(d, name, kind, rows, width)
     return Operator(
         name,
         (memory_op(name, F, "norm", elements, t.forward_bytes * elements, d.act, t.forward_kernels),),
@@ -82,10 +82,26 @@ def norm(d: Dims, name: str, kind: str, rows: int, width: int, bias: bool, after
                 t.backward_kernels,
             ),
         ),
-        (Saved("norm", f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT),),
+        saved,
         params=width * (2 if kind == "layernorm" and bias else 1),
         tensors=(width,) * (2 if kind == "layernorm" and bias else 1),
         backward_bytes=2 * elements * (d.act_bytes if fused else FP32_BYTES),
+    )
+
+
+def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int) -> tuple[Saved, ...]:
+    """An fp32 copy of the input (the input itself where that is fp32), the root mean square's reciprocal of each row,
+    the normalized value for the weight's gradient: in fp32 where the weight multiplies in fp32 (`norm_in_fp32`: Gemma,
+    OLMo 2, gpt-oss, Command R), else cast back before (Llama). A layer norm so written has two differences from the
+    mean in place of the copy (transformers/models/cohere/modeling_cohere.py: CohereLayerNorm).
+    """
+    n = rows * width
+    copies = 2 if kind == "layernorm" else 1
+    normalized = FP32_BYTES if d.norm_in_fp32 else d.act_bytes
+    return (
+        Saved("norm", f"{name} input in fp32", copies * n * FP32_BYTES, role=TensorRole.INPUT),
+        Saved("norm", f"{name} statistics", rows * FP32_BYTES, role=TensorRole.STATISTICS),
+        Saved("norm", f"{name} normalized", n * normalized),
     )
 
 
@@ -109,56 +125,6 @@ def copied(name: str, d: Dims, elements: float) -> Operator:
     moved = 2 * d.act_bytes * elements
     items = [memory_op(n, p, "copy", elements, moved, d.act) for n, p in ((name, F), (f"{name}_backward", I))]
     return Operator(name, (items[0],), (items[1],))
-
-
-def activation_traffic(d: Dims, mlp: str) -> Traffic:
-    """Per element of the MLP's inner width. GELU; SwiGLU (silu, multiply); squared ReLU (relu, square)."""
-    e, fused = d.act_bytes, d.framework.fuses_activation
-    rebuilt = int(d.framework.rebuilds_pointwise)  # backward writes the output again, for the weight gradient
-    if mlp == "gelu" or (mlp == "relu2" and fused):
-        return Traffic(2 * e, 1, (3 + rebuilt) * e, 1)
-    if mlp == "relu2":
-        return Traffic(4 * e, 2, 8 * e, 3)
-    if not fused:
-        return Traffic(5 * e, 2, 9 * e, 3)
-    return Traffic(3 * e, 1, (5 + rebuilt) * e, 1)
-
-
-def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Saved, ...]:
-    """GELU and squared ReLU keep their input (the latter its rectified input); SwiGLU and GeGLU gate and up, eager
-    silu(gate) or gelu(gate) too.
-    """
-    size = elements * d.act_bytes
-    needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
-    if mlp == "gelu":
-        return (Saved(part, "gelu input", size, needed, TensorRole.INPUT),)
-    passed = "silu(gate)" if mlp == "swiglu" else "gelu(gate)"
-    gated = ("gate", "up") if d.framework.fuses_activation else ("gate", passed, "up")
-    tensors = gated if mlp in GATED else ("relu output",)
-    return tuple(Saved(part, name, size, needed) for name in tensors)
-
-
-def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operator:
-    t = activation_traffic(d, mlp)
-    inputs = 2 if mlp in GATED else 1
-    return Operator(
-        mlp,
-        (memory_op(mlp, F, "elementwise", elements, t.forward_bytes * elements, d.act, t.forward_kernels, mlp),),
-        (
-            memory_op(
-                f"{mlp}_backward",
-                I,
-                "elementwise",
-                elements,
-                t.backward_bytes * elements,
-                d.act,
-                t.backward_kernels,
-                f"{mlp}_backward",
-            ),
-        ),
-        activation_saved(d, mlp, elements, part),
-        backward_bytes=(1 + inputs) * elements * d.act_bytes,
-    )
 
 
 def residual(d: Dims, name: str, part: str, bias_after: bool) -> Operator:

@@ -83,6 +83,27 @@ class Framework:
     norm_backward_accesses: int = fact(
         5, "accesses an element in a norm's backward; 3: one pass serves both gradients", "TE common/normalization"
     )
+    norms_keep_operators: bool = fact(
+        False, "a norm of separate operators keeps its fp32 copy and the normalized value", "LlamaRMSNorm"
+    )
+    softmax_in_fp32: bool = fact(
+        False, "unfused softmax is taken in fp32 and cast back, and both are kept", "eager_attention_forward"
+    )
+    repeats_keys: bool = fact(
+        False, "unfused attention repeats key and value heads for every query head", "repeat_kv"
+    )
+    keeps_merged_outputs: bool = fact(
+        False, "a value cut from a projection that also makes other things keeps all of its output", "torch.split"
+    )
+    output_follows_queries: bool = fact(
+        False, "attention's output lies as queries put together anew do, and is copied for the next matmul", "torch.cat"
+    )
+    casts_routers: bool = fact(
+        False, "a router in fp32 keeps the copy of its input; else its own function casts", "x.float()"
+    )
+    routing_bytes: float = fact(
+        4.0, "indices and weights kept of each token copy in an expert layer", "permutation of 32 bits"
+    )
     skips_masked_scores: bool = fact(
         False, "unfused softmax reads only what the causal mask leaves", "core/fusions/fused_softmax.py"
     )
@@ -200,6 +221,17 @@ _RECORDS = (
         former=(
             Former("2025-05", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttention.backends"),
         ),
+    ),
+    Framework(
+        "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
+        norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
+        softmax_in_fp32=True,  # the same file: eager_attention_forward
+        repeats_keys=True,  # the same file: repeat_kv
+        keeps_merged_outputs=True,
+        output_follows_queries=True,
+        casts_routers=True,  # transformers/models/deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter
+        # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
+        routing_bytes=36.0,
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's FSDP

@@ -88,7 +88,22 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
     final = norm(d, "final_norm", m.norm, d.rows, d.hidden, m.bias)
     kept = tuple(s._replace(part="head") for s in final.saved)
     loss = Operator("cross_entropy") if chunked else cross_entropy(scenario, d, vocab)
+    if m.logit_softcap is not None and scenario.for_training.cross_entropy == "unfused":
+        output = _capped(d, output, vocab)
     return replace(final, saved=kept), output, loss
+
+
+def _capped(d: Dims, part: Operator, vocab: int) -> Operator:
+    """The output matrix with c·tanh(logits / c) behind it (Gemma 2, arXiv 2408.00118, section 2): division, tanh and
+    product, two accesses each, the tanh kept; backward product (2), tanh (3), division (2). One pass where a
+    compiler joins chains. Fused and chunked losses do it on the way (Liger's `softcap`).
+    """
+    n, e = float(d.tokens * vocab), d.act_bytes
+    (ahead, kernels), back = ((2, 1), (3, 1)) if d.framework.fuses_chains else ((6, 3), (7, 3))
+    cap = memory_op("logit_softcap", F, "elementwise", n, ahead * e * n, d.act, kernels)
+    uncap = memory_op("logit_softcap_backward", I, "elementwise", n, back[0] * e * n, d.act, back[1])
+    saved = (*part.saved, Saved("head", "capped logits' tanh", e * n))
+    return replace(part, forward=(*part.forward, cap), backward=(uncap, *part.backward), saved=saved)
 
 
 def _unaligned(part: Operator) -> Operator:

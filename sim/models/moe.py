@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Item, NeededBy, Phase, Program, Saved, TensorRole
+from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import GATED, activation
 from sim.models.linear import casts, saved_element_bytes, weight_casts
 from sim.models.operators import (
     ROLES,
@@ -32,8 +32,6 @@ from sim.models.operators import (
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
     from sim.inputs.scenario import Scenario
-
-INDEX_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +150,29 @@ def _shared_gate(d: Dims) -> Operator:
 
 
 def _router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
-    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank."""
+    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank. `casts_routers`:
+    a matmul in fp32 is of a copy of its input."""
     n, e = r.tokens * moe.experts, d.act_bytes
     select = memory_op("router_top_k", F, "softmax", n, (e + 2 * FP32_BYTES) * n, d.act, 3)
     back = memory_op("router_top_k_backward", I, "softmax", n, (2 * FP32_BYTES + e) * n, d.act, 2)
     m, h, x = r.tokens, d.hidden, moe.experts
+    upcast = moe.router_fp32 and d.framework.casts_routers and e < FP32_BYTES
+    dtype = "fp32" if upcast else d.act
     backward = (
         back,
-        gemm("router_dgrad", I, m, h, x, d.act),
-        gemm("router_wgrad", W, x, h, m, d.act, out_bytes=2 * d.grad_bytes * x * h),
+        gemm("router_dgrad", I, m, h, x, dtype),
+        gemm("router_wgrad", W, x, h, m, dtype, out_bytes=2 * d.grad_bytes * x * h),
         accumulate(d, "router_grad_sum", m * h),
     )
+    copy = memory_op("router_cast", F, "cast", m * h, m * h * (e + FP32_BYTES), d.act)
     saved = (
         Saved("moe", "router input", m * h * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
         Saved("moe", "router probabilities", n * FP32_BYTES),
+        *((Saved("moe", "router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if upcast else ()),
     )
     return Operator(
         "router",
-        (gemm("router", F, m, x, h, d.act), select),
+        (*((copy,) if upcast else ()), gemm("router", F, m, x, h, dtype), select),
         backward,
         saved,
         params=x * h + (x if moe.router_bias else 0),
@@ -218,7 +221,7 @@ def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
         *_exchange(scenario, d, r, "dispatch_backward", I, False),
         memory_op("permute_backward", I, "permute", n, moved, d.act, 2),
     )
-    index = Saved("moe", "permutation", r.sent * INDEX_BYTES)
+    index = Saved("moe", "permutation", r.sent * d.framework.routing_bytes)
     return Operator(
         "dispatch",
         forward,
@@ -241,14 +244,33 @@ def _experts(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
     """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get."""
     m, moe, etp = scenario.model, _moe(scenario), scenario.parallelism.expert_tp
     rows, ffn = r.received * etp, ceil_div(moe.ffn, etp)
-    inner = 2 * ffn if m.mlp in GATED else ffn
+    inner = 2 * ffn if is_gated(m.mlp) else ffn
     up = _grouped(d, "experts_up", r.experts, rows, inner, d.hidden, keep=True)
     down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
-    bias = r.experts * (inner + d.hidden) if m.bias else 0
-    down = replace(down, expert_params=down.expert_params + bias)
+    if m.bias:
+        up = _biased(d, up, rows, r.experts, inner)
+        down = _biased(d, down, rows, r.experts, d.hidden)
     weighs = d.framework.weights_experts_after_activation and m.mlp == "gelu"  # SwiGLU's kernel does it by itself
     weighted = (_weighting(d, rows * ffn),) if weighs else ()
     return up, activation(d, m.mlp, rows * ffn, "moe"), *weighted, down
+
+
+def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Operator:
+    """A grouped matmul whose experts add a bias of `n` to each of their rows: read with it, written.
+
+    In separate operators each row's bias is gathered (2 accesses) and added (3), its gradient summed by expert (2 and
+    1, torch's index_put: TransformerEngine's grouped linear adds it in the matmul, and sums it in one pass).
+    """
+    elements, e = rows * n, d.act_bytes
+    apart = not d.framework.merges_projections
+    sums = memory_op(f"{part.name}_bias_grad", W, "elementwise", elements, (3 if apart else 1) * e * elements, d.act)
+    add = memory_op(f"{part.name}_bias", F, "elementwise", elements, 5 * e * elements, d.act, 2)
+    return replace(
+        part,
+        forward=(*part.forward, *((add,) if apart else ())),
+        backward=(*part.backward, sums),
+        expert_params=part.expert_params + experts * n,
+    )
 
 
 def _weighting(d: Dims, elements: float) -> Operator:

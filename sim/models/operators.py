@@ -72,6 +72,11 @@ class Linear:
         return self.name if len(self.outs) == 1 else f"{self.name}_{i}"
 
 
+def keeping(part: Operator, name: str, size: float) -> Operator:
+    """The attention core `part`, which also keeps `size` bytes of what was made before it."""
+    return replace(part, saved=(*part.saved, Saved("attention", name, size)))
+
+
 def forward_of(parts: Iterable[Operator]) -> Program:
     return tuple(item for part in parts for item in part.forward)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.core.program import Compute, Item, Program
-from sim.models.attention import Core, unfused_core
+from sim.models.attention import Core, SoftmaxPass, unfused_core
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.models.window import Window
 from sim.prices.roofline import attended_pairs
@@ -159,7 +159,8 @@ def unfused_attention(d: ServingDims, batch: int, core: Core) -> Program:
     """Attention of `batch` sequences kernel by kernel, all q·kv scores in memory: as training's unfused one
     (`sim.models.attention`), of prompts and, with one query each, of single tokens.
     """
-    return unfused_core(batch, core, d.act, d.act_bytes, SOFTMAX_ACCESSES, False, "attention")
+    softmax = SoftmaxPass(SOFTMAX_ACCESSES * d.act_bytes, 1)
+    return unfused_core(batch, core, d.act, d.act_bytes, softmax, False, "attention")
 
 
 def prefill_attention(d: ServingDims, batch: int, core: Core) -> Program:

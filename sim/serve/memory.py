@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.inputs.scenario import Scenario
+from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
-from sim.models.elementwise import GATED
 from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.served import ServingDims
 from sim.serve.costs import IterationCosts, StageLayers
@@ -81,7 +81,7 @@ def buffer_bytes(
     m = d.model
     inner = max((spec.mlp.widest(d.tp) for spec in specs if spec.mlp is not None), default=0.0)
     widths = [spec.attention.expanded_width(d.tp) for spec in specs if spec.attention is not None]
-    wide = max(*widths, inner * (3 if m.mlp in GATED else 2))
+    wide = max(*widths, inner * (3 if is_gated(m.mlp) else 2))
     layer = tokens * (2 * m.hidden + wide) * d.act_bytes
     if not d.fused_attention:
         layer += 2 * tokens * longest * ceil_div(m.heads, d.tp) * d.act_bytes

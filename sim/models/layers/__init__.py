@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from sim.core.program import Item, Program
-from sim.models.elementwise import GATED
+from sim.models.activations import is_gated
 from sim.models.layers.beside import Beside
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
@@ -132,8 +132,11 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
             qk_norm_over=model.qk_norm_over,
             sinks=model.sinks,
             gate=model.attention_gate,
+            softcap=model.attention_softcap is not None,
+            rope_share=model.rope_share,
             rope=model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0),
-            projections=3 if model.mlp in GATED else 1,  # as Llama's code has it, and GPT's
+            # as GPT's code has it, and Llama's
+            projections=1 if model.merged_projections or not is_gated(model.mlp) else 3,
             window=window_of(model, layer),
         )
     return LatentAttention(
@@ -165,7 +168,7 @@ def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
         return None
 
     def dense(ffn: int) -> DenseMlp:
-        return DenseMlp(model.hidden, ffn, model.mlp, model.bias)
+        return DenseMlp(model.hidden, ffn, model.mlp, model.bias, model.merged_projections)
 
     moe = model.moe
     if moe is None or not model.is_moe_layer(layer):

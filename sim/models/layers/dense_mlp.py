@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.core.program import Program
+from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import GATED, activation
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, memory_op
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """Sizes of the whole model. `activation`: gelu | swiglu | geglu | relu2."""
+    """Sizes of the whole model. `activation`: a name of `sim.models.activations.ACTIVATIONS`."""
 
     hidden: int
     ffn: int
     activation: str
     bias: bool
+    merged: bool = False  # gate and up are one matmul in the model's own code
 
     @property
     def gated(self) -> bool:
-        """SwiGLU and GeGLU multiply a second projection of the input into the first."""
-        return self.activation in GATED
+        """Whether a second projection of the input gates the first."""
+        return is_gated(self.activation)
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
         """Up (and gate) and down projection on one of `tp` ranks."""
@@ -57,7 +58,7 @@ class DenseMlp:
         """The operators of `train`, their kept tensors counted under `part`."""
         (up, down), keep = self.matrices(d.tp), not d.framework.rebuilds_pointwise
         return (
-            linear(d, up.linear(part, d.tokens, keep, d.framework.merges_projections)),
+            linear(d, up.linear(part, d.tokens, keep, self.merged or d.framework.merges_projections)),
             activation(d, self.activation, d.tokens * down.inputs, part),
             linear(d, down.linear(part, d.tokens, keep)),
         )

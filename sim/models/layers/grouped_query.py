@@ -12,7 +12,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, memory_op
+from sim.models.operators import F, I, Operator, keeping, memory_op
 from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
@@ -28,7 +28,8 @@ class GroupedQueryAttention:
     matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if every query
     sees all keys before it. `qk_norm_over`: the norms' width, a head or all of them (OLMo 2). `sinks`: a learned score
     of each query head (gpt-oss), which kernels add to a row's softmax at no cost. `gate`: a second
-    query projection whose sigmoid multiplies the result (Qwen3-Next)."""
+    query projection whose sigmoid multiplies the result (Qwen3-Next). `softcap`: scores are capped (Gemma 2).
+    `rope_share`: of a head's width, turned apart and joined to the rest (GLM-4.5); None: heads are turned whole."""
 
     hidden: int
     heads: int
@@ -43,6 +44,8 @@ class GroupedQueryAttention:
     qk_norm_over: Literal["head", "all_heads"] = "head"
     sinks: bool = False
     gate: bool = False
+    softcap: bool = False
+    rope_share: float | None = None
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -70,18 +73,27 @@ class GroupedQueryAttention:
 
     def core(self, d: Dims) -> Core:
         """Shapes of the attention on one rank's tokens."""
-        return Core(d.seq, d.seq, *self.heads_of(d.tp), *self.widths, window=self.window)
+        sizes = (*self.heads_of(d.tp), *self.widths)
+        return Core(d.seq, d.seq, *sizes, window=self.window, softcap=self.softcap, sinks=self.sinks)
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Projection to query, key and value, their norms, rope, core, output projection."""
         core = attention_core(scenario, d, shard, self.core(d))
         qkv, out = self.matrices(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
-        turn = (rope(d, d.tokens * (out.inputs + qkv.outputs[1])),) if self.rope else ()
+        turned = d.tokens * (out.inputs + qkv.outputs[1])  # queries and keys
+        turn = (rope(d, turned * (1.0 if self.rope_share is None else self.rope_share)),) if self.rope else ()
+        if self.rope and self.rope_share is not None and not d.framework.fuses_rope:
+            turn = (*turn, copied("rope_join", d, turned))
+            if d.framework.output_follows_queries and d.fused_attention:
+                core = keeping(core, "output before its copy", d.tokens * out.inputs * d.act_bytes)
         if self.qk_norm:
             turn = (*self._head_norms(d), *turn)
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
+        # rope has made queries and keys anew
+        if self.rope and merged and d.framework.keeps_merged_outputs and d.fused_attention:
+            core = keeping(core, "unturned queries and keys", turned * d.act_bytes)
         if d.framework.attention_copies:
             turn = (*turn, copied("attention_copies", d, d.framework.attention_copies * d.tokens * out.inputs))
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)

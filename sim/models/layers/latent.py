@@ -16,7 +16,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import norm, rope
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, I, Linear, Operator, collective, gemm, memory_op
+from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
 from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.prices.roofline import ATTENTION_DECODE
 
@@ -84,6 +84,10 @@ class LatentAttention:
         queries = [linear(d, layer(matrix, keep)) for matrix in query]
         if self.query_rank is not None:
             queries.insert(1, latent_norm("query", self.query_rank))
+        core = attention_core(scenario, d, shard, self.core(d))
+        # a value is cut from what also makes its key, which is assembled anew
+        if d.framework.keeps_merged_outputs and d.fused_attention:
+            core = keeping(core, "keys without rope", d.tokens * heads * self.plain_width * d.act_bytes)
         return (
             *queries,
             linear(d, layer(kv_down, keep and self.query_rank is None)),
@@ -91,7 +95,7 @@ class LatentAttention:
             linear(d, layer(kv_up, keep)),
             rope(d, d.tokens * (heads + 1) * self.rope_width),
             _assembled(d, heads, self.widths[0], self.rope_width),
-            attention_core(scenario, d, shard, self.core(d)),
+            core,
             linear(d, out.linear("attention", d.tokens)),
         )
 

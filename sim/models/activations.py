@@ -1,0 +1,93 @@
+"""What stands between the projections of an MLP: bound by memory, counted access by access.
+
+One record for each activation that `model.mlp` can name. Accesses are per element of the MLP's inner width, times the
+activations' bytes. Fused (`fuses_activation`): one kernel that reads what the projections give; eager: one kernel for
+every torch operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sim.core.program import NeededBy, Saved, TensorRole
+from sim.models.dims import Dims
+from sim.models.elementwise import Traffic
+from sim.models.operators import F, I, Operator, memory_op
+
+
+class Passes(NamedTuple):
+    """Accesses of an element and kernels, forward and backward."""
+
+    forward: int
+    forward_kernels: int
+    backward: int
+    backward_kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
+    of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps.
+    """
+
+    gated: bool
+    eager: Passes
+    fused: Passes
+    kept: tuple[str, ...]
+    kept_fused: tuple[str, ...]
+
+
+_ONE = Passes(2, 1, 3, 1)
+_GATED_EAGER, _GATED_FUSED = Passes(5, 2, 9, 3), Passes(3, 1, 5, 1)
+ACTIVATIONS = {
+    "gelu": Activation(False, _ONE, _ONE, ("gelu input",), ("gelu input",)),
+    "relu2": Activation(False, Passes(4, 2, 8, 3), _ONE, ("relu output",), ("relu output",)),
+    "swiglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up")),
+    "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),
+    # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product
+    # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps
+    # (3, 3), and both strided halves of one tensor: zeroed, filled, added (14)
+    # (transformers/models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate).
+    "clamped_swiglu": Activation(
+        True, Passes(16, 7, 40, 14), _GATED_FUSED,
+        ("gate", "up", "clamped gate", "sigmoid", "up + 1", "gated"), ("gate", "up"),
+    ),
+}  # fmt: skip
+
+
+def is_gated(mlp: str) -> bool:
+    """Whether a second projection of the input gates the first."""
+    return ACTIVATIONS[mlp].gated
+
+
+def activation_traffic(d: Dims, mlp: str) -> Traffic:
+    """Bytes of an element of the MLP's inner width, and kernels."""
+    record, e, fused = ACTIVATIONS[mlp], d.act_bytes, d.framework.fuses_activation
+    passes = record.fused if fused else record.eager
+    # backward writes the output again, for the weight gradient
+    again = int(d.framework.rebuilds_pointwise and passes.forward_kernels == 1)
+    return Traffic(passes.forward * e, passes.forward_kernels, (passes.backward + again) * e, passes.backward_kernels)
+
+
+def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Saved, ...]:
+    """What is kept of `elements` of the inner width."""
+    record, size = ACTIVATIONS[mlp], elements * d.act_bytes
+    needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
+    names = record.kept_fused if d.framework.fuses_activation else record.kept
+    role = TensorRole.INPUT if names == ("gelu input",) else TensorRole.INNER
+    return tuple(Saved(part, name, size, needed, role) for name in names)
+
+
+def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operator:
+    """The activation of `elements` of the inner width, whose operators carry its name."""
+    t = activation_traffic(d, mlp)
+    inputs, back = 2 if is_gated(mlp) else 1, f"{mlp}_backward"
+    forward, backward = t.forward_bytes * elements, t.backward_bytes * elements
+    return Operator(
+        mlp,
+        (memory_op(mlp, F, "elementwise", elements, forward, d.act, t.forward_kernels, mlp),),
+        (memory_op(back, I, "elementwise", elements, backward, d.act, t.backward_kernels, back),),
+        activation_saved(d, mlp, elements, part),
+        backward_bytes=(1 + inputs) * elements * d.act_bytes,
+    )

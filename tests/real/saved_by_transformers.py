@@ -1,0 +1,107 @@
+"""Bytes that Transformers' own layers keep for their backward: small models, random weights, one forward.
+
+`python -m tests.real.saved_by_transformers` writes them to `tests/sim/data/saved_by_transformers.json`, with
+the configs and the versions that they were measured with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")  # as FlashAttention, which repeats no keys for a window
+
+import torch
+import transformers
+
+FILE = Path(__file__).parents[1] / "sim" / "data" / "saved_by_transformers.json"
+BATCH, SEQ, VOCAB = 2, 128, 128
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
+    "vocab_size": VOCAB, "max_position_embeddings": 256, "tie_word_embeddings": False, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
+LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+TURNS = ["sliding_attention", "full_attention"]
+# family: attention, layers after which its pattern repeats, its own keys. `eager` where Transformers has no other
+# attention for the family (soft caps, sinks), or none on a CPU (values narrower than keys)
+CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "llama": ("sdpa", 1, {}),
+    "qwen3": ("sdpa", 1, {}),
+    "gemma2": ("eager", 2, {"sliding_window": 32, "layer_types": TURNS}),
+    "gemma3_text": ("sdpa", 2, {"sliding_window": 32, "layer_types": TURNS}),
+    "gpt_oss": (
+        "eager", 2, {"sliding_window": 32, "layer_types": TURNS, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": ("sdpa", 1, {**EXPERTS, "num_experts": 8, "decoder_sparse_step": 1}),
+    "qwen2_moe": (
+        "sdpa", 1, {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 256, "decoder_sparse_step": 1},
+    ),
+    "glm4_moe": ("sdpa", 1, {**EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 0}),
+    "phi3": ("sdpa", 1, {"sliding_window": 32}),
+    "olmo2": ("sdpa", 1, {}),
+    "cohere": ("sdpa", 1, {}),
+    "cohere2": ("sdpa", 4, {"sliding_window": 32}),
+    "deepseek_v3": (
+        "eager", 1,
+        {**EXPERTS, **LATENT, "num_key_value_heads": 8, "n_routed_experts": 8, "first_k_dense_replace": 0, "n_group": 1,
+         "topk_group": 1},
+    ),
+}  # fmt: skip
+
+
+def config_of(family: str, layers: int) -> Any:
+    """Its config with so many layers."""
+    attention, period, own = CASES[family]
+    keys = {**SIZES, **own, "num_hidden_layers": layers}
+    if family == "deepseek_v3":
+        del keys["head_dim"]
+    if "layer_types" in keys:
+        keys["layer_types"] = keys["layer_types"] * (layers // period)
+    config = transformers.AutoConfig.for_model(family, **keys)
+    config._attn_implementation = attention
+    return config
+
+
+def kept_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of all storages that one forward keeps, each counted once, without parameters and buffers, and without
+    attention masks, [batch, 1, queries, keys], which kernels of windows do not need."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    model.train()
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    found: dict[int, int] = {}
+    held = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        mask = tensor.dim() == 4 and tuple(tensor.shape[1:]) == (1, SEQ, SEQ)
+        if storage.data_ptr() not in own and not mask:
+            found[storage.data_ptr()] = storage.nbytes()
+            held.append(tensor)  # so that no other storage gets its place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(input_ids=torch.randint(0, VOCAB, (BATCH, SEQ)), use_cache=False)
+    return sum(found.values())
+
+
+def measured(family: str) -> dict[str, Any]:
+    """The config of twice its pattern's layers, and what the second half's layers keep in each dtype."""
+    attention, period, _ = CASES[family]
+    twice = config_of(family, 2 * period)
+    sizes = {
+        name: kept_bytes(config_of(family, 2 * period), dtype) - kept_bytes(config_of(family, period), dtype)
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    }
+    keys = {k: v for k, v in json.loads(twice.to_json_string(use_diff=False)).items() if v is not None}
+    return {"config": keys, "attention": attention, "layers": period, "kept_bytes": sizes}
+
+
+if __name__ == "__main__":
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    sizes = {"batch": BATCH, "seq_len": SEQ}
+    rows = {family: measured(family) for family in CASES}
+    FILE.write_text(json.dumps({"versions": versions, **sizes, "families": rows}, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,58 @@
+"""Saved bytes of `framework: transformers` against layers of Hugging Face Transformers that really ran.
+
+`tests/real/saved_by_transformers.py` writes the table, `tests/real/test_saved_by_transformers.py` measures again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from model_programs import GPT, make
+
+from sim.core.program import Block, Compute
+from sim.inputs.scenario import parse_scenario
+from sim.models.head import head_block
+from sim.models.layer import layer_block
+from tests.sim.test_model_families import written
+
+TABLE = json.loads((Path(__file__).parents[1] / "data" / "saved_by_transformers.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", TABLE["families"])
+def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, precision: str) -> None:
+    row = TABLE["families"][family]
+    attention = {"eager": "unfused", "sdpa": "fused"}[row["attention"]]
+    training = {
+        "seq_len": TABLE["seq_len"], "micro_batch_size": TABLE["batch"], "global_batch_size": TABLE["batch"],
+        "precision": precision, "framework": "transformers", "attention": attention,
+    }  # fmt: skip
+    scenario = parse_scenario({"model": written(tmp_path, row["config"]), "training": training, "cluster": "dgx-h100"})
+    layers = range(row["layers"], 2 * row["layers"])
+    kept = sum(s.bytes for layer in layers for s in layer_block(scenario, layer).saved)
+    assert kept == pytest.approx(row["kept_bytes"][precision], rel=0.01)
+
+
+def test_soft_caps_keep_a_tanh_and_take_kernels() -> None:
+    """Gemma 2's caps in separate operators: one more tensor as large as the scores, and one as the logits."""
+    capped = GPT | {"attention_softcap": 50.0, "logit_softcap": 30.0}
+    training = {"attention": "unfused", "precision": "fp16"}
+    plain, new = make(GPT, training), make(capped, training)
+    scores, logits = 2 * 16 * 512**2, 2 * 512 * 51200
+    assert kept(layer_block(new, 0)) - kept(layer_block(plain, 0)) == 2 * scores
+    assert kept(head_block(new)) - kept(head_block(plain)) == 2 * logits
+    fused = make(capped, {"attention": "fused", "cross_entropy": "fused"})
+    assert kept(layer_block(fused, 0)) == kept(layer_block(make(GPT), 0))
+    assert kept(head_block(fused)) == kept(head_block(make(GPT, {"cross_entropy": "fused"})))
+    caps = [i for i in head_block(new).forward if isinstance(i, Compute) and i.name == "logit_softcap"]
+    assert [(i.kernels, i.bytes) for i in caps] == [(3, 6 * 2 * logits)]
+
+
+def kept(block: Block) -> float:
+    return sum(s.bytes for s in block.saved)
+
+
+def test_there_are_at_least_eight_families() -> None:
+    assert len(TABLE["families"]) >= 8
