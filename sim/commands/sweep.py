@@ -1,4 +1,4 @@
-"""`python -m sim.sweep SCENARIO.yaml --vary KEY=VALUE,…`: the step for every combination of values of some keys.
+"""`python -m sim.sweep SCENARIO.yaml --vary KEY=VALUE,…`: the step, or the serving, for each combination of values.
 
 What if this rank were slower, that link half as fast, everything noisier? Each combination is simulated with its faults
 and without, here, in other processes or on a Dask cluster: what a search's tasks run on.
@@ -12,22 +12,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import (
-    dask_option,
-    json_option,
-    overrides_option,
-    page_option,
-    processes_option,
-    scenario_argument,
-    write_page,
-)
+from sim.commands.layout_options import LINK
+from sim.commands.options import Study, scenario_argument, study_options
 from sim.core.errors import InputError
-from sim.core.files import write_json
 
 if TYPE_CHECKING:
     from sim.studies.executors import Workers
@@ -37,6 +29,7 @@ MOST_KEYS = 8
 MOST_STEPS = 100_000
 POOL_FROM_S = 5.0  # of expected work; less is done before other processes have started
 ROWS_SHOWN = 40
+PIPE_WIDTH = 240  # columns where nobody watches: a table in a file is never cut
 _RANGE = re.compile(r"(?<![^\s,])(\d{1,8})\.\.(\d{1,8})(?![^\s,])")
 
 
@@ -47,37 +40,30 @@ _RANGE = re.compile(r"(?<![^\s,])(\d{1,8})\.\.(\d{1,8})(?![^\s,])")
     multiple=True,
     required=True,
     metavar="KEY=VALUE,…",
-    help="a key and its values, repeatable; 0..7 is eight of them. faults.stragglers.0.compute_scale is the first "
-    "straggler's",
+    help="a key and its values, repeatable; 0..7 is eight of them. KEY,KEY=A:B,C:D links two keys. "
+    "faults.stragglers.0.compute_scale is the first straggler's",
 )
-@processes_option
-@dask_option
-@json_option
-@page_option
-@overrides_option
-def main(
-    scenario: Path,
-    vary: tuple[str, ...],
-    workers: int | None,
-    dask: str | None,
-    json: str | None,
-    html: Path | None,
-    overrides: tuple[str, ...],
-) -> None:
-    """Simulate SCENARIO's step once for every combination of the values that --vary lists."""
-    result = run_sweep(scenario, overrides, vary, workers, dask)
-    if json is not None:
-        write_json(json, result, indent=1)
-    if html is not None:
-        from sim.views.sweep_page import sweep_page
+@click.option("--metric", metavar="NAME", help="what is compared and drawn, such as tokens_per_s_per_gpu or ttft_p99_s")
+@study_options
+def main(scenario: Path, vary: tuple[str, ...], metric: str | None, study: Study) -> None:
+    """Simulate SCENARIO's step, or serving workload, once for every combination of the values that --vary lists."""
+    result = run_sweep(scenario, study.overrides, vary, study.workers, study.dask, metric)
+    study.show(result, _page, print_result)
 
-        write_page(html, sweep_page(result))
-    if json != "-":
-        print_result(result)
+
+def _page(result: dict[str, Any]) -> str:
+    from sim.views.sweep_page import sweep_page
+
+    return sweep_page(result)
 
 
 def run_sweep(
-    path: Path, overrides: Sequence[str], vary: Sequence[str], workers: int | None = None, dask: str | None = None
+    path: Path,
+    overrides: Sequence[str],
+    vary: Sequence[str],
+    workers: int | None = None,
+    dask: str | None = None,
+    metric: str | None = None,
 ) -> dict[str, Any]:
     """Simulate, and return the result in the form of `--json`: format sim-sweep/1.
 
@@ -87,26 +73,37 @@ def run_sweep(
     """
     from sim.inputs.scenario import name_of, read_source
     from sim.studies.executors import available_cores, dask_workers, local_workers
-    from sim.studies.sweep_worker import attempt, pack
+    from sim.studies.sweep_metrics import SERVING, TRAINING, default_metric
+    from sim.studies.sweep_worker import attempt, first_legal, pack
 
-    keys = parse_vary(vary)
-    changes: list[Change] = [tuple(zip(keys, values, strict=True)) for values in itertools.product(*keys.values())]
-    source = read_source(path, overrides)
-    packed = pack(source, name_of(path), changes)
+    axes = parse_vary(vary)
+    changes: list[Change] = [
+        tuple(pair for axis, row in zip(axes, rows, strict=True) for pair in zip(axis.keys, row, strict=True))
+        for rows in itertools.product(*(axis.rows for axis in axes))
+    ]
+    source, name = read_source(path, overrides), name_of(path)
+    workload = "training" if first_legal(source, name, changes).training is not None else "serving"
+    known = TRAINING if workload == "training" else SERVING
+    if metric is not None and metric not in [m.key for m in known]:
+        raise InputError(f"--metric: found '{metric[:60]}'; must be one of {', '.join(m.key for m in known)}")
+    packed = pack(source, name, changes)
     begin = time.perf_counter()
     first = attempt(packed, changes[0])  # what it takes tells whether other processes are worth their start
     much = (time.perf_counter() - begin) * len(changes) > POOL_FROM_S
     count = workers or (available_cores() if much else 1)
     with dask_workers(dask) if dask else local_workers(count) as pool:
-        rows = [first, *_run(pool, packed, changes[1:])]
+        found = [first, *_run(pool, packed, changes[1:])]
         cores = pool.cores()
-    if all(row.refused for row in rows):
-        raise InputError(f"{rows[0].refused}; none of the {len(rows):,} combinations can be simulated")
+    if all(row.refused for row in found):
+        raise InputError(f"{found[0].refused}; none of the {len(found):,} combinations can be simulated")
+    keys = [m.key for m in known] + (["healthy_s", "lost_s"] if workload == "training" else [])
+    rows = [row.as_dict(keys) for row in found]
     return {
-        "format": "sim-sweep/1", "name": source.data.get("name") or name_of(path),
-        "vary": {key: list(values) for key, values in keys.items()},
-        "rows": [row.as_dict() for row in rows],
-        "wall_s": time.perf_counter() - begin, "cores": cores,
+        "format": "sim-sweep/1", "name": source.data.get("name") or name, "workload": workload,
+        "vary": {key: [row[i] for row in axis.rows] for axis in axes for i, key in enumerate(axis.keys)},
+        "linked": [list(axis.keys) for axis in axes if len(axis.keys) > 1],
+        "metric": metric or default_metric(workload, rows).key,
+        "rows": rows, "wall_s": time.perf_counter() - begin, "cores": cores,
     }  # fmt: skip
 
 
@@ -124,36 +121,63 @@ def _run(pool: Workers, packed: bytes, changes: Sequence[Change]) -> Iterator[Wh
     yield from track(found, "steps", len(changes), console=Console(stderr=True), transient=True)
 
 
-def parse_vary(options: Sequence[str]) -> dict[str, list[Any]]:
-    """`KEY=VALUE,…` options as lists of values.
+class Axis(NamedTuple):
+    """Keys that are varied together, and the rows of their values."""
 
-    >>> parse_vary(["faults.stragglers.0.compute_scale=1.1,1.3", "faults.stragglers.0.rank=0..2,8"])
-    {'faults.stragglers.0.compute_scale': [1.1, 1.3], 'faults.stragglers.0.rank': [0, 1, 2, 8]}
+    keys: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+def parse_vary(options: Sequence[str]) -> list[Axis]:
+    """`KEY=VALUE,…` options as values of a key, and `KEY,KEY=VALUE:VALUE,…` as rows of linked ones.
+
+    >>> parse_vary(["faults.stragglers.0.rank=0..2,8"])[0].rows
+    [(0,), (1,), (2,), (8,)]
+    >>> parse_vary(["parallelism.dp,training.global_batch_size=8:64,16:128"])[0].rows
+    [(8, 64), (16, 128)]
 
     Raises:
         InputError: for an option that is none, or too many combinations.
     """
-    from sim.inputs.yaml_input import one_line, parse_yaml
+    from sim.inputs.yaml_input import one_line
 
-    out: dict[str, list[Any]] = {}
+    out: list[Axis] = []
     for option in options:
         label = f"--vary {one_line(option, 80)}"
-        key, sign, text = option.partition("=")
-        key = key.strip()
-        if not sign or not key or not text.strip():
+        text, sign, listed = option.partition("=")
+        keys = tuple(key.strip() for key in text.split(","))
+        if not sign or not all(keys) or not listed.strip():
             raise InputError(f"{label}: must be KEY=VALUE,… such as faults.jitter.sigma=0,0.02,0.05")
-        if key in out:
-            raise InputError(f"{label}: {key} is given twice")
-        _check_count(sum(int(b) - int(a) + 1 for a, b in _RANGE.findall(text)) or 1, label)
-        listed = _RANGE.sub(lambda m: ",".join(map(str, range(int(m[1]), int(m[2]) + 1))), text)
-        out[key] = parse_yaml(f"[{listed}]", label)[0]
+        known = [key for axis in out for key in axis.keys]
+        twice = next((key for i, key in enumerate(keys) if key in known or key in keys[:i]), None)
+        if twice is not None:
+            raise InputError(f"{label}: {twice} is given twice")
+        out.append(Axis(keys, _values(listed, label) if len(keys) == 1 else _linked(keys, listed, label)))
     combinations = 1
-    for values in out.values():
-        combinations *= len(values)
+    for axis in out:
+        combinations *= len(axis.rows)
     _check_count(combinations, "--vary")
     if len(out) > MOST_KEYS:
         raise InputError(f"--vary: found {len(out)} keys; at most {MOST_KEYS}")
     return out
+
+
+def _values(listed: str, label: str) -> list[tuple[Any, ...]]:
+    from sim.inputs.yaml_input import parse_yaml
+
+    _check_count(sum(int(b) - int(a) + 1 for a, b in _RANGE.findall(listed)) or 1, label)
+    whole = _RANGE.sub(lambda m: ",".join(map(str, range(int(m[1]), int(m[2]) + 1))), listed)
+    return [(value,) for value in parse_yaml(f"[{whole}]", label)[0]]
+
+
+def _linked(keys: tuple[str, ...], listed: str, label: str) -> list[tuple[Any, ...]]:
+    from sim.inputs.yaml_input import parse_yaml
+
+    rows = [row.split(LINK) for row in listed.split(",")]
+    if any(len(row) != len(keys) for row in rows):
+        example = LINK.join(map(str, range(1, len(keys) + 1)))
+        raise InputError(f"{label}: must be rows of {len(keys)} values joined by '{LINK}', such as {example}")
+    return [tuple([parse_yaml(word, label)[0] for word in row]) for row in rows]
 
 
 def _check_count(count: int, label: str) -> None:
@@ -162,35 +186,43 @@ def _check_count(count: int, label: str) -> None:
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """A table of all combinations; of very many the slowest."""
+    """A table of all combinations, the best by the metric first where there are very many; refused ones with the
+    number of their reason."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    from sim.views.sweep_page import about_faults, lost_words, memory_words
-    from sim.views.units import seconds
+    from sim.studies.sweep_metrics import metric_of, metrics_of
+    from sim.views.sweep_page import about_faults, lost_words, metric_words, short_keys
 
-    console, rows, faults = Console(), result["rows"], about_faults(result)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    rows, faults, metric = result["rows"], about_faults(result), metric_of(result)
     shown = rows
     if len(rows) > ROWS_SHOWN:
-        shown = sorted(rows, key=lambda r: -(r["step_time_s"] or 0.0))[:ROWS_SHOWN]
+        sign = -1 if metric.more_is_better else 1
+        done = [row for row in rows if not row["refused"]]
+        shown = sorted(done, key=lambda r: sign * r[metric.key])[:ROWS_SHOWN]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for key in result["vary"]:
-        table.add_column(key, overflow="fold")
-    for name in ("step", *(["lost to faults"] if faults else []), "memory", "tok/s/GPU"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in short_keys(result["vary"]).values():
+        table.add_column(name, overflow="fold")
+    for m in metrics_of(result):
+        table.add_column(m.name, justify="right", no_wrap=True)
+    if faults:
+        table.add_column("lost to faults", justify="right", no_wrap=True)
+    reasons = list(dict.fromkeys(r["refused"] for r in shown if r["refused"]))
     for row in shown:
         values = [str(v) for v in row["values"].values()]
         if row["refused"]:
-            table.add_row(*values, "refused")
+            table.add_row(*values, f"refused ({reasons.index(row['refused']) + 1})")
         else:
             lost = [lost_words(row)] if faults else []
-            rate = f"{row['tokens_per_s_per_gpu']:,.0f}"
-            table.add_row(*values, seconds(row["step_time_s"]), *lost, memory_words(row), rate)
+            table.add_row(*values, *(metric_words(row, m) for m in metrics_of(result)), *lost)
     console.print(table)
     if len(shown) < len(rows):
-        console.print(f"the slowest {len(shown)} of {len(rows):,}; --json and --html have all", highlight=False)
-    for reason in dict.fromkeys(r["refused"] for r in shown if r["refused"]):
-        console.print(f"refused: {reason}", highlight=False, markup=False)
+        said = f"the best {len(shown)} of {len(rows):,} by {metric.name}; --json and --html have all"
+        console.print(said, highlight=False)
+    for number, reason in enumerate(reasons, 1):
+        console.print(f"({number}) refused: {reason}", highlight=False, markup=False)
     cores = f"{result['cores']} core{'s' * (result['cores'] != 1)}"
-    console.print(f"{len(rows):,} steps in {result['wall_s']:.1f} s on {cores}", highlight=False)
+    what = "steps" if result["workload"] == "training" else "workloads"
+    console.print(f"{len(rows):,} {what} in {result['wall_s']:.1f} s on {cores}", highlight=False)

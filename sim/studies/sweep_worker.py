@@ -1,4 +1,4 @@
-"""What a sweep's workers do: simulate one step with some keys changed, with its faults and without.
+"""What a sweep's workers do: simulate a step, with its faults and without, or a serving workload, with keys changed.
 
 Plain functions of pickled data, as in `sim.search.evaluation`.
 """
@@ -22,7 +22,9 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.ranks.faults import disturbs
+from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
+from sim.studies.sweep_metrics import MEMORY, QUANTITIES, RATE, STEP
 from topology.spec import GpuSpec
 
 Change = tuple[tuple[str, Any], ...]  # keys and their values
@@ -30,36 +32,27 @@ HEALTHY_KEPT = 64  # steps without faults that a process remembers
 
 
 class WhatIf(NamedTuple):
-    """One step; where it cannot be simulated, why."""
+    """One step, or one serving workload, by its figures; where it cannot be simulated, why."""
 
     values: Mapping[str, Any]
-    step_time_s: float
-    healthy_s: float  # the same step without the section `faults`
-    tokens_per_s_per_gpu: float
-    peak_memory_bytes: float
-    fits_in_memory: bool
+    figures: Mapping[str, float]  # by the keys of `sweep_metrics`; of a step also `healthy_s`, without `faults`
+    fits_in_memory: bool = False
     refused: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """A row of format sim-sweep/1; of a refused step the numbers are null."""
-        numbers = {
-            "step_time_s": self.step_time_s, "healthy_s": self.healthy_s, "lost_s": self.step_time_s - self.healthy_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu, "peak_memory_bytes": self.peak_memory_bytes,
-            "fits_in_memory": self.fits_in_memory,
-        }  # fmt: skip
-        return {"values": dict(self.values), **(dict.fromkeys(numbers) if self.refused else numbers),
-                "refused": self.refused}  # fmt: skip
+    def as_dict(self, keys: Sequence[str]) -> dict[str, Any]:
+        """A row of format sim-sweep/1; of a refused one the numbers under `keys` are null."""
+        given = dict.fromkeys(keys) if self.refused else {key: self.figures[key] for key in keys}
+        return {"values": dict(self.values), **given,
+                "fits_in_memory": None if self.refused else self.fits_in_memory, "refused": self.refused}  # fmt: skip
 
 
 def pack(source: Source, name: str, changes: Sequence[Change]) -> bytes:
     """A sweep's data for its workers, which need no files then. `name`: as in `sim.inputs.scenario.resolve`.
 
     Raises:
-        InputError: if the scenario is wrong as it stands in its file and with any of the changes, or no training step.
+        InputError: if the scenario is wrong as it stands in its file and with any of the changes.
     """
-    base = _first_legal(source, name, changes)
-    if base.training is None:
-        raise InputError(f"{source.label}: training: is missing; a sweep simulates training steps")
+    base = first_legal(source, name, changes)
     data = source.data
     if isinstance(data["model"], str) and data["model"] not in model_presets():
         data = {**data, "model": base.model.model_dump(mode="json")}
@@ -69,7 +62,7 @@ def pack(source: Source, name: str, changes: Sequence[Change]) -> bytes:
     return pickle.dumps((replace(source, data=data), name, profile))
 
 
-def _first_legal(source: Source, name: str, changes: Sequence[Change]) -> Scenario:
+def first_legal(source: Source, name: str, changes: Sequence[Change]) -> Scenario:
     """The scenario as it stands or, where a varied key is what makes it legal, with the first change that does."""
     try:
         return resolve(source, name)
@@ -114,18 +107,31 @@ def attempt(packed: bytes, change: Change) -> WhatIf:
         why = str(error)
         for key, _ in change:
             why = why.replace(f"--set {key}:", f"--vary {key}:")  # which the user wrote
-        return WhatIf(dict(change), 0.0, 0.0, 0.0, 0.0, False, why)
+        return WhatIf(dict(change), {}, refused=why)
 
 
 def _simulated(packed: bytes, change: Change) -> WhatIf:
     source, name, _ = _given(packed)
     scenario = _changed(source, name, change)
+    if scenario.training is None:
+        return _served(packed, scenario, change)
     simulation = _step(packed, scenario)
     step_s, t = simulation.step_time_s, scenario.for_training
     healthy = scenario.model_copy(update={"faults": None})
     healthy_s = _healthy_s(packed, healthy.model_dump_json()) if disturbs(scenario) else step_s
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
-    peaks = {curve.rank: float(curve.total.max()) for curve in simulation.memory}
-    fits = all(peak <= scenario.cluster.gpu_of(rank).memory_bytes for rank, peak in peaks.items())
-    return WhatIf(dict(change), step_s, healthy_s, rate, max(peaks.values()), fits)
+    peak = max(float(curve.total.max()) for curve in simulation.memory)
+    figures = {
+        STEP.key: step_s, "healthy_s": healthy_s, "lost_s": step_s - healthy_s, RATE.key: rate, MEMORY.key: peak,
+    }  # fmt: skip
+    return WhatIf(dict(change), figures, peak <= scenario.cluster.gpu.memory_bytes)
+
+
+def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
+    profile = _given(packed)[2] or load_profile(scenario.calibration)
+    result = simulate_serving(scenario, profile, engine="static").result
+    figures = {"output_tokens_per_s_per_gpu": result["output_tokens_per_s_per_gpu"], MEMORY.key: result[MEMORY.key]}
+    for name, quantity in QUANTITIES.items():
+        figures |= {f"{name}_{statistic}_s": result[quantity][statistic] for statistic in ("p50", "p99")}
+    return WhatIf(dict(change), figures, bool(result["fits_in_memory"]))

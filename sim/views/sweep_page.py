@@ -1,10 +1,11 @@
-"""The standalone page of a sweep: step time over one key, a line for each choice of the others, and all in a table."""
+"""The standalone page of a sweep: a metric over one key, a line for each choice of the others, and all in a table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.units import count, n_bytes, percent, seconds
@@ -14,14 +15,15 @@ Row = Mapping[str, Any]
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b2733")  # Okabe and Ito
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
-_TIP = "<div><b>@words</b></div><div>@step a step, @memory</div>"
+_TIP = "<div><b>@words</b></div><div>@said</div>"
 _LOST = "<div>@lost lost to faults</div>"
 
 
 def sweep_page(result: Result) -> str:
     """HTML of `sim-sweep/1` that opens without network."""
     title = f"Sweep: {result['name']}"
-    what = f"{count(len(result['rows']))} steps over {', '.join(result['vary'])}"
+    kind = "steps" if result["workload"] == "training" else "workloads"
+    what = f"{count(len(result['rows']))} {kind} over {', '.join(result['vary'])}"
     faults = about_faults(result)
     return still_page(
         "sweep.html",
@@ -30,9 +32,33 @@ def sweep_page(result: Result) -> str:
         what=what,
         headline=_headline(result),
         faults=faults,
+        metric=metric_of(result).name,
         keys=list(result["vary"]),
-        rows=[(row, () if row["refused"] else _cells(row, faults)) for row in result["rows"]],
+        columns=[*(m.name for m in metrics_of(result)), *(["without faults", "lost"] if faults else [])],
+        rows=[(row, () if row["refused"] else _cells(row, result, faults)) for row in result["rows"]],
     )
+
+
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Each key by its shortest end that no other has.
+
+    >>> short_keys(["parallelism.pp", "faults.stragglers.0.rank", "faults.stragglers.1.rank"])
+    {'parallelism.pp': 'pp', 'faults.stragglers.0.rank': '0.rank', 'faults.stragglers.1.rank': '1.rank'}
+    """
+    names = list(keys)
+    out = {}
+    for key in names:
+        ends = [key.split(".", i)[-1] for i in range(key.count("."), -1, -1)]
+        out[key] = next(end for end in ends if sum(f".{k}".endswith(f".{end}") for k in names) == 1)
+    return out
+
+
+def metric_words(row: Row, metric: Metric) -> str:
+    """A metric of a row in words; memory is marked where it is more than the GPU has."""
+    value = row[metric.key]
+    if metric.unit == "s":
+        return seconds(value)
+    return memory_words(row) if metric.unit == "bytes" else count(value)
 
 
 def words(values: Mapping[str, Any], without: str = "") -> str:
@@ -46,6 +72,8 @@ def words(values: Mapping[str, Any], without: str = "") -> str:
 
 def about_faults(result: Result) -> bool:
     """Whether faults are varied, or cost any of the steps something."""
+    if result["workload"] != "training":
+        return False
     return any(key.startswith("faults") for key in result["vary"]) or any(row["lost_s"] for row in result["rows"])
 
 
@@ -60,16 +88,17 @@ def memory_words(row: Row) -> str:
 
 
 def _headline(result: Result) -> list[Number]:
-    done = [r for r in result["rows"] if not r["refused"]]
-    worst = max(done, key=lambda r: r["step_time_s"])
+    metric, done = metric_of(result), [r for r in result["rows"] if not r["refused"]]
     fitting = [r for r in done if r["fits_in_memory"]]
-    fastest = min(fitting or done, key=lambda r: r["step_time_s"])
+    choose, other = (max, min) if metric.more_is_better else (min, max)
+    best, worst = (pick(pool, key=lambda r: r[metric.key]) for pick, pool in ((choose, fitting or done), (other, done)))
     left = len(result["rows"]) - len(done)
+    good, bad = ("Fastest step", "Slowest step") if metric is STEP else (f"Best {metric.name}", f"Worst {metric.name}")
     numbers = [
-        Number("Fastest step that fits", seconds(fastest["step_time_s"]), words(fastest["values"]), "good")
+        Number(f"{good} that fits", metric_words(best, metric), words(best["values"]), "good")
         if fitting
-        else Number("Fastest step", seconds(fastest["step_time_s"]), f"{words(fastest['values'])}; none fits", "bad"),
-        Number("Slowest step", seconds(worst["step_time_s"]), words(worst["values"])),
+        else Number(good, metric_words(best, metric), f"{words(best['values'])}; none fits", "bad"),
+        Number(bad, metric_words(worst, metric), words(worst["values"])),
         Number("Simulated", count(len(done)), f"{count(left)} cannot be simulated" if left else ""),
     ]
     if about_faults(result):
@@ -82,61 +111,64 @@ def _figure(result: Result) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
-    faults = about_faults(result)
+    metric = metric_of(result)
+    faults, scale = about_faults(result) and metric is STEP, 2.0**30 if metric.unit == "bytes" else 1.0
     key = max(result["vary"], key=lambda k: len(result["vary"][k]))
+    axis = f"{metric.name} in {'GiB' if metric.unit == 'bytes' else 'seconds'}" if metric.unit != "/s" else metric.name
     names = [str(v) for v in result["vary"][key]]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
     categories: dict[str, Any] = {} if numbers else {"x_range": list(dict.fromkeys(names))}
     plot = figure(
-        height=460, sizing_mode="stretch_width", x_axis_label=key, y_axis_label="step time in seconds", name="sweep",
+        height=460, sizing_mode="stretch_width", x_axis_label=key, y_axis_label=axis, name="sweep",
         tools="pan,wheel_zoom,box_zoom,reset,save", active_drag="box_zoom",
         **categories,
     )  # fmt: skip
     plot.toolbar.logo = None
     dots: list[Any] = []
     for i, (name, rows) in enumerate(_lines(result, key)):
-        source = ColumnDataSource(_columns(rows, key, numbers))
+        source = ColumnDataSource(_columns(rows, key, numbers, result, scale))
         colour = _COLOURS[i % len(_COLOURS)]
-        shown: dict[str, Any] = {"source": source, "color": colour, "legend_label": name or "step"}
+        shown: dict[str, Any] = {"source": source, "color": colour, "legend_label": name or metric.name}
         if faults:
             plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
         plot.line("x", "y", line_width=2, **shown)
         dots.append(plot.scatter("x", "y", size=8, fill_alpha="fits", **shown))
-    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP + _LOST * faults))
+    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP + _LOST * about_faults(result)))
     plot.legend.click_policy = "hide"
     plot.add_layout(plot.legend[0], "right")
     return plot
 
 
 def _lines(result: Result, key: str) -> list[tuple[str, list[Row]]]:
-    """Rows by the choice of all keys but one; of many the slowest choices."""
+    """Rows by the choice of all keys but one and those linked with it; of many the choices with the most."""
+    metric = metric_of(result).key
+    together = next((set(keys) for keys in result["linked"] if key in keys), {key})
     lines: dict[str, list[Row]] = {}
     for row in result["rows"]:
         if not row["refused"]:
-            lines.setdefault(words(row["values"], without=key), []).append(row)
-    slowest = sorted(lines, key=lambda name: -max(r["step_time_s"] for r in lines[name]))[:MOST_LINES]
-    return [(name, rows) for name, rows in lines.items() if name in slowest]
+            others = {k: v for k, v in row["values"].items() if k not in together}
+            lines.setdefault(words(others), []).append(row)
+    most = sorted(lines, key=lambda name: -max(r[metric] for r in lines[name]))[:MOST_LINES]
+    return [(name, rows) for name, rows in lines.items() if name in most]
 
 
-def _columns(rows: Sequence[Row], key: str, numbers: bool) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[Row], key: str, numbers: bool, result: Result, scale: float) -> dict[str, list[Any]]:
     ordered = sorted(rows, key=lambda r: r["values"][key]) if numbers else rows
+    faults, metric = about_faults(result), metric_of(result)
     return {
         "x": [r["values"][key] if numbers else str(r["values"][key]) for r in ordered],
-        "y": [r["step_time_s"] for r in ordered],
-        "healthy": [r["healthy_s"] for r in ordered],
+        "y": [r[metric.key] / scale for r in ordered],
         "fits": [float(r["fits_in_memory"]) for r in ordered],
         "words": [words(r["values"]) for r in ordered],
-        "step": [seconds(r["step_time_s"]) for r in ordered],
-        "lost": [lost_words(r) for r in ordered],
-        "memory": [memory_words(r) for r in ordered],
+        "said": [", ".join(f"{m.name} {metric_words(r, m)}" for m in metrics_of(result)) for r in ordered],
+        **({"healthy": [r["healthy_s"] for r in ordered], "lost": [lost_words(r) for r in ordered]} if faults else {}),
     }
 
 
-def _cells(row: Row, faults: bool) -> list[tuple[float, str]]:
+def _cells(row: Row, result: Result, faults: bool) -> list[tuple[float, str]]:
     """Of each number its value and its text."""
-    keys = ("step_time_s", "healthy_s", "lost_s") if faults else ("step_time_s",)
+    more = ("healthy_s", "lost_s") if faults else ()
     return [
-        *((row[k], seconds(row[k])) for k in keys),
-        (row["peak_memory_bytes"], memory_words(row)),
-        (row["tokens_per_s_per_gpu"], count(row["tokens_per_s_per_gpu"])),
+        *((row[m.key], metric_words(row, m)) for m in metrics_of(result)),
+        *((row[k], seconds(row[k])) for k in more),
     ]

@@ -15,6 +15,7 @@ import pytest
 from sim.commands.sweep import parse_vary, print_result, run_sweep
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario, read_source
+from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.studies.executors import dask_workers, local_workers, results
 from sim.studies.sweep_worker import attempt, pack
@@ -93,6 +94,42 @@ def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pyte
     assert "fault" not in said
     assert "aults" not in re.sub(r"<script.*?</script>", "", sweep_page(found), flags=re.S)
     assert "lost to faults" in sweep_page(run_sweep(FILE, [], [SCALES, "faults.stragglers.0.rank=1"]))
+
+
+def test_linked_keys_vary_together_and_are_compared_by_tokens_a_second() -> None:
+    found = run_sweep(FILE, [], ["parallelism.dp,training.global_batch_size=1:16,2:64", "training.recompute=none,full"])
+    values = [tuple(row["values"].values()) for row in found["rows"]]
+    assert values == [(1, 16, "none"), (1, 16, "full"), (2, 64, "none"), (2, 64, "full")]
+    assert (found["metric"], found["linked"]) == (
+        "tokens_per_s_per_gpu", [["parallelism.dp", "training.global_batch_size"]],
+    )  # fmt: skip
+    assert found["vary"]["training.global_batch_size"] == [16, 64]
+    page = sweep_page(found)
+    assert "Best tok/s/GPU that fits" in page or "none fits" in page
+    assert run_sweep(FILE, [], ["training.recompute=none,full"])["metric"] == "step_time_s"
+    chosen = run_sweep(FILE, [], ["training.recompute=none,full"], metric="peak_memory_bytes")
+    assert "Best memory that fits" in sweep_page(chosen)
+    with pytest.raises(InputError, match="--metric: found 'mfu'; must be one of step_time_s"):
+        run_sweep(FILE, [], ["training.recompute=none"], metric="mfu")
+    with pytest.raises(InputError, match="must be rows of 2 values joined by ':', such as 1:2"):
+        run_sweep(FILE, [], ["parallelism.dp,training.global_batch_size=1,2"])
+
+
+def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
+    file = ROOT / "scenarios" / "serve_llama8b.yaml"
+    few = ["inference.requests.count=8"]
+    found = run_sweep(file, few, ["inference.requests.rate_per_s=1,50", "parallelism.tp=1,3"])
+    assert found["workload"] == "serving"
+    assert [bool(row["refused"]) for row in found["rows"]] == [False, True, False, True]
+    alone = simulate_serving(load_scenario(file, [*few, "inference.requests.rate_per_s=50"]), engine="static").result
+    assert found["rows"][2]["ttft_p99_s"] == alone["time_to_first_token_s"]["p99"]
+    assert found["rows"][2]["output_tokens_per_s_per_gpu"] == alone["output_tokens_per_s_per_gpu"]
+    print_result(found)
+    said = capsys.readouterr().out
+    assert "refused (1)" in said
+    assert "(1) refused: " in said
+    assert "first token p99" in said
+    assert "Best first token p99 that fits" in sweep_page(found)
 
 
 def test_too_many_combinations_are_refused() -> None:
