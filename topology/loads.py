@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from topology.graph import wiring_of
 from topology.routes import Routes
 from topology.spec import ClusterSpec
-from topology.wiring import Ends
+from topology.wiring import Ends, Wiring
 
 _PASSES = {"all_reduce": 2.0}
 _EXCHANGES = ("all_to_all", "gather", "scatter")
@@ -30,16 +30,40 @@ def link_loads(cluster: ClusterSpec, traffic: Iterable[Traffic], step_time_s: fl
 
     Rings as NCCL lays them (one a member of the domain, each leaving it at another), exchanges pair by pair, messages
     from each rank to the next. In-switch reduction is counted as a ring. Ranks that the network lacks are left out.
+    On a torus rings over all nodes go in all directions (`_on_all_routers`).
     """
     wiring = wiring_of(cluster)
     routes = Routes(wiring, cluster)
+    fabric = [ends for ends in wiring.links if wiring.kind(ends[0]) == wiring.kind(ends[1]) == "switch"]
     carried: dict[Ends, float] = {}
     for each in traffic:
         ranks = tuple(rank for rank in each.ranks if rank < len(wiring.ranks))
+        round_torus = _on_all_routers(cluster, each, ranks)
         for src, dst, size in _transfers(cluster, each, ranks):
-            for ends, part in routes.passage(src, dst).loads.items():
+            loads = routes.passage(src, dst).loads
+            if round_torus:
+                loads = _spread(loads, fabric, wiring)
+            for ends, part in loads.items():
                 carried[ends] = carried.get(ends, 0.0) + size * each.times * part
     return {ends: size / wiring.links[ends].usable_bytes_per_s / step_time_s for ends, size in carried.items()}
+
+
+def _on_all_routers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> bool:
+    """Whether a collective runs in rings over all nodes of a torus, which splits into Hamiltonian rings: its hops
+    between nodes then load all links of the torus alike."""
+    rings = each.kind not in (*_EXCHANGES, "send_recv")
+    whole = len({rank // cluster.gpus_per_node for rank in ranks}) == cluster.nodes
+    return cluster.inter_node.kind == "torus" and rings and whole
+
+
+def _spread(loads: Mapping[Ends, float], fabric: Sequence[Ends], wiring: Wiring) -> dict[Ends, float]:
+    """A hop's loads, with its way between routers laid on all links between routers, by their bandwidth."""
+    links = wiring.links
+    own = {ends: part for ends, part in loads.items() if not wiring.kind(ends[0]) == wiring.kind(ends[1]) == "switch"}
+    if len(own) == len(loads):
+        return own
+    whole = sum(links[ends].usable_bytes_per_s for ends in fabric)
+    return own | {ends: links[ends].usable_bytes_per_s / whole for ends in fabric}
 
 
 def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> list[tuple[int, int, float]]:

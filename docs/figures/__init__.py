@@ -8,6 +8,7 @@ from docs.figures import schemes
 from docs.figures.area import draw_area
 from docs.figures.gantt import draw_gantt
 from docs.figures.mesh import draw_mesh
+from docs.figures.networks import NETWORKS, draw_network
 from docs.figures.sources import FIGURES, memory_steps
 from docs.figures.svg import draw
 
@@ -21,4 +22,5 @@ PICTURES: dict[str, Callable[[], str]] = {
     "mesh": draw_mesh,
     "memory_steps": lambda: draw_area(memory_steps()),
     **{name: lambda gantt=gantt: draw_gantt(gantt()) for name, gantt in GANTTS.items()},
+    **{name: lambda name=name: draw_network(name) for name in NETWORKS},
 }

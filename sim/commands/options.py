@@ -58,6 +58,12 @@ def write_page(path: Path, text: str) -> None:
 
 
 scenario_argument = click.argument("scenario", type=SCENARIO, metavar="SCENARIO")
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(("auto", "simpy", "static")),
+    default="auto",
+    help="simpy, static (passes without a clock, equal to it), or auto: SimPy for what is small or needs it",
+)
 json_option = click.option("--json", metavar="FILE|-", help="write the result as JSON; - for standard output")
 overrides_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="override a key, repeatable"

@@ -10,12 +10,12 @@ import json as json_module
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, json_option, page_option, write_page
+from sim.commands.options import FILE, engine_option, json_option, page_option, write_page
 from sim.core.errors import InputError
 from sim.core.files import read_json, write_json, write_text
 from sim.inputs.file_kinds import read_yaml_if_any, refuse_other_kind
@@ -30,6 +30,9 @@ from sim.traces.changes import (
 )
 from sim.traces.recording import Recording
 from sim.traces.replay import Replay, rank_times, recorded_times, replay, timeline
+
+if TYPE_CHECKING:
+    from sim.engine.shared_links import Engine
 
 MAX_TRACES = 4096
 
@@ -49,6 +52,7 @@ MAX_TRACES = 4096
 @click.option("--dp-group", metavar="NAME", help="process group that --dp changes")
 @click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups")
 @click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; left out, the one of median length")
+@engine_option
 @json_option
 @page_option
 @click.option("--trace", type=FILE, metavar="FILE", help="write a Chrome/Perfetto trace of the replay")
@@ -65,6 +69,7 @@ def main(
     dp_group: str | None,
     groups: Path | None,
     step: int | None,
+    engine: Engine,
     json: str | None,
     html: Path | None,
     trace: Path | None,
@@ -85,7 +90,7 @@ def main(
     if captured and dp is not None:  # transfers of other ranks are priced anew
         change = replace(change, network=network_of(str(cluster), _ranks_after(recording, change.dp)))
     recording.warnings += doubts(recording, change)
-    unchanged, changed = replay(recording), replay(recording, change)
+    unchanged, changed = replay(recording, None, engine), replay(recording, change, engine)
     result = make_result(unchanged, changed, asked)
     _write(result, changed, json, html, trace)
 
@@ -211,6 +216,7 @@ def make_result(unchanged: Replay, changed: Replay, asked: dict[str, Any]) -> di
         ],
         "communication": _communication(recording, unchanged, changed),
         "nodes": len(recording.nodes),
+        "engine": {"path": changed.path},
         "warnings": recording.warnings,
     }
 
@@ -278,6 +284,7 @@ def _print(result: dict[str, Any]) -> None:
         names = ("end_s", "compute_s", "exposed_comm_s", "exposed_wait_s", "host_s")
         table.add_row(str(row["rank"]), *(seconds(row[n]) for n in names))
     console.print(table)
+    console.print(f"{result['nodes']:,} nodes, {result['engine']['path']} engine", style="dim")
     for warning in result["warnings"]:
         console.print(f"note: {_plain(warning)}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, SCENARIO, json_option, overrides_option, write_page
+from sim.commands.options import FILE, SCENARIO, engine_option, json_option, overrides_option, write_page
 from sim.core.errors import InputError
 from sim.core.files import write_json, write_text
 from sim.core.gc_paused import no_collection
@@ -36,12 +36,7 @@ OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 @click.option("--topology", type=FILE, metavar="FILE", help="write a drawing of the cluster with the load of each link")
 @overrides_option
 @click.option("--steps", type=click.IntRange(1, 1000), default=1, help="draw memory over the first STEPS steps")
-@click.option(
-    "--engine",
-    type=click.Choice(("auto", "simpy", "static")),
-    default="auto",
-    help="simpy, static (passes without a clock, equal to it), or auto: SimPy for what is small or needs it",
-)
+@engine_option
 @click.option("--chakra", type=FILE, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim")
 @click.option("--emit", metavar="torchtitan|megatron", help="print another trainer's flags for this layout")
 @click.option("--explain", metavar="KEY", help="say what a scenario key means; '' for all sections")

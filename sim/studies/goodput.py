@@ -90,6 +90,7 @@ class Goodput(Record):
     published: Mapping[str, float]  # as the scenario says
     optimum: Optimum
     curve: tuple[CurvePoint, ...]
+    engine: Mapping[str, str]  # `path`: which engine ran the histories
 
 
 def job_of(scenario: Scenario, days: float) -> Job:
@@ -197,6 +198,7 @@ def goodput(
             CurvePoint(w, effective(job, w), _useful(job, weeks))
             for w, weeks in zip(intervals[1:], found[1:], strict=True)
         ),
+        engine={"path": "simpy"},
     )
 
 

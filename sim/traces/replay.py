@@ -14,7 +14,8 @@ import numpy as np
 
 from sim.core.errors import InputError
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
-from sim.engine.run import run_static
+from sim.engine.link_rates import Flows
+from sim.engine.shared_links import Engine, run_graph
 from sim.graph.taskgraph import GraphBuilder, TaskGraph
 from sim.results.metrics import Intervals, uncovered_s
 from sim.traces.changes import Change
@@ -25,12 +26,13 @@ WAIT = "WAIT"
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Seconds of every node of a recording: begun, all others there (messages), done."""
+    """Seconds of every node of a recording: begun, all others there (messages), done; `path`: which engine ran."""
 
     recording: Recording
     arrive_s: list[float]
     begin_s: list[float]
     end_s: list[float]
+    path: str = "recorded"
 
     @property
     def step_time_s(self) -> float:
@@ -98,8 +100,10 @@ class _Builder:
         return self.draft.add(ns * 1e-9, waits, self.delay)
 
 
-def replay(recording: Recording, change: Change | None = None) -> Replay:
+def replay(recording: Recording, change: Change | None = None, engine: Engine = "auto") -> Replay:
     """Times of a recording's nodes; without a change those recorded, but for edges that contradict the clock.
+
+    `engine`: as of a step, simpy, static or auto (SimPy for what is small); the times are equal.
 
     Raises:
         InputError: where nodes wait for each other in a circle.
@@ -107,11 +111,12 @@ def replay(recording: Recording, change: Change | None = None) -> Replay:
     builder = _Builder(recording, change or Change())
     graph = builder.build()
     try:
-        times = run_static(graph)
+        times = run_graph(graph, Flows(), engine)
     except ValueError as error:
         raise InputError(f"{recording.name}: {error}") from None
     columns = (times.start_s[builder.first], times.start_s[builder.last], times.end_s[builder.last])
-    return Replay(recording, *(column.tolist() for column in columns))
+    arrive, begin, end = (column.tolist() for column in columns)
+    return Replay(recording, arrive, begin, end, times.path)
 
 
 def recorded_times(recording: Recording) -> Replay:

@@ -177,6 +177,7 @@ def _goodput(found: Goodput) -> Table:
     for point in found.curve:
         forms = f"{percent(point.useful.mean)}, closed form {percent(point.closed_form)}"
         table.add_row("  after", seconds(point.interval_s), forms)
+    table.add_row("histories run by", f"{found.engine['path']} engine", "")
     return table
 
 

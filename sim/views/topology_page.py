@@ -11,6 +11,7 @@ from sim.views.units import count, n_bytes, percent, rate, seconds
 from topology.graph import build_graph, link
 from topology.recognise import first_nodes
 from topology.spec import ClusterSpec
+from topology.torus import torus_shape
 from topology.wiring import Link
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def _busy(loads: Loads | None, a: str, b: str) -> float:
 
 
 def positions(graph: Graph, cluster: ClusterSpec) -> dict[str, tuple[float, float]]:
-    """Where each part stands: one line a kind, from the network down; a mesh's GPUs on two lines, to show its links."""
+    """Where each part stands: one line a kind, from the network down; a mesh's GPUs on two lines, and a torus's
+    routers on one for each of its rows, to show their links."""
     import networkx as nx
 
     lines = {
@@ -160,6 +162,13 @@ def positions(graph: Graph, cluster: ClusterSpec) -> dict[str, tuple[float, floa
         for index, name in enumerate(lines[6]):
             half = max(1, cluster.gpus_per_node // 2)
             spots[name] = (spots[name][0], spots[name][1] - 0.9 * (index // half % 2))
+    if cluster.inter_node.kind == "torus":
+        columns = torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)[-1]
+        rows = -(-len(lines[2]) // columns)
+        for index, name in enumerate(lines[2]):
+            row, column = divmod(index, columns)
+            slant = 0.4 / columns * (row % 2)  # lest a link over several rows hide those between
+            spots[name] = ((column + 0.4) / columns * 2 - 1 + slant, -2.2 * row / max(1, rows - 1))
     return spots
 
 
@@ -212,7 +221,7 @@ def _link_columns(graph: Graph, spots: Mapping[str, tuple[float, float]], loads:
             "x1": [spots[b][0] for _, b, _ in edges],
             "y1": [spots[b][1] for _, b, _ in edges],
             "width": [1 + 4 * (each.usable_bytes_per_s / fastest) ** 0.5 for _, _, each in edges],
-            "colour": [_IDLE if loads is None else _shade(part) for part in busy],
+            "colour": [_IDLE if loads is None else shade(part) for part in busy],
             "text": [
                 f"{a} – {b}: {_link_name(graph, a, b)}, {rate(each.usable_bytes_per_s, 'B/s')}"
                 + ("" if loads is None else f", busy {percent(part)}")
@@ -222,7 +231,7 @@ def _link_columns(graph: Graph, spots: Mapping[str, tuple[float, float]], loads:
     )
 
 
-def _shade(part: float) -> str:
+def shade(part: float) -> str:
     """From a pale grey for an idle link to a dark red for one that is busy all the time."""
     part = max(0.0, min(1.0, part))
     pale, dark = (0xE3, 0xE8, 0xEE), (0x8C, 0x14, 0x00)

@@ -146,6 +146,18 @@ def test_a_ring_that_takes_the_whole_step_fills_its_narrowest_links_and_no_more(
     assert max(link_loads(links.spec, half, cost).values()) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("nodes", "nics"), [(4, 1), (16, 4), (12, 4), (8, 8)])
+def test_rings_over_all_of_a_torus_load_its_links_alike(nodes: int, nics: int) -> None:
+    links = Links(cluster("dgx-h100", nodes, kind="torus", nics_per_node=nics))
+    group = Network(links.spec).group(range(8 * nodes))
+    sent = 2 * SIZE * (8 * nodes - 1) / (8 * nodes)
+    between_s = sent / (group.inter_ring_bytes_per_s * 8)
+    loads = link_loads(links.spec, [Traffic("all_reduce", tuple(range(8 * nodes)), SIZE)], between_s)
+    routers = [busy for (a, b), busy in loads.items() if a.startswith("router") and b.startswith("router")]
+    assert len(routers) == sum(a.startswith("router") and b.startswith("router") for a, b in links.graph.edges)
+    assert routers == pytest.approx([1.0] * len(routers))
+
+
 def test_loads_of_an_exchange_and_of_messages_stay_on_their_ways() -> None:
     links = Links(cluster("dgx-a100", 2))
     loads = link_loads(links.spec, [Traffic("send_recv", (0, 8), 25e9 * 0.96)], 2.0)
