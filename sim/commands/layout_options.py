@@ -92,7 +92,7 @@ def limit_bytes(text: str | None) -> float | None:
         InputError: for no size, or less than any GPU has.
     """
     from sim.inputs.cluster_input import LEAST_MEMORY_BYTES
-    from sim.inputs.parallelism import parse_size
+    from sim.inputs.units import parse_size
 
     if text is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sim.core.dtypes import SPELLINGS, normalise_dtype
 from sim.inputs.input_source import Source, found_file, nearest, show, validate, without_nulls
 from sim.inputs.overrides import merge
-from sim.inputs.parallelism import parse_rate, parse_size
+from sim.inputs.units import with_units
 from sim.inputs.yaml_input import KeyPath
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec, GpuSpec
@@ -33,7 +33,7 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
     if not isinstance(given, dict):
         raise source.error(path, f"found {show(value)}; must be a preset's name or a mapping")
-    data = given = _with_rates(given, source, path)
+    data = given = with_units(given, source, path, ("topology",))
     if "mixed" in given:
         return _of_several(given, source, path)
     if "topology" in given:
@@ -97,20 +97,6 @@ def _of_topology(given: dict[str, Any], source: Source, path: KeyPath) -> Cluste
     if others:
         raise source.error((*path, others[0]), "stands beside topology, which describes all of the cluster")
     return read_topology(found_file(topology, source, at))
-
-
-def _with_rates(given: Any, source: Source, path: KeyPath) -> Any:
-    """The mapping with every bandwidth such as `400Gbps` in bytes a second."""
-    out = dict(given)
-    for key, value in given.items():
-        if isinstance(value, dict) and key != "topology":
-            out[key] = _with_rates(value, source, (*path, key))
-        elif isinstance(value, str) and str(key).endswith("bandwidth_bytes_per_s"):
-            try:
-                out[key] = parse_rate(value)
-            except ValueError as error:
-                raise source.error((*path, key), f"found {show(value)}; {error}") from None
-    return out
 
 
 def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -183,11 +169,6 @@ def _gpu(value: Any, source: Source, path: KeyPath) -> Any:
     overrides = {key: item for key, item in given.items() if key != "preset"}
     if isinstance(overrides.get("peak_flops_per_s"), dict):
         overrides["peak_flops_per_s"] = _peaks(overrides["peak_flops_per_s"], source, (*path, "peak_flops_per_s"))
-    try:
-        overrides |= {"memory_bytes": parse_size(overrides["memory_bytes"])} if "memory_bytes" in overrides else {}
-    except ValueError as error:
-        found = show(overrides["memory_bytes"])
-        raise source.error((*path, "memory_bytes"), f"found {found}; {error}") from None
     size = overrides.get("memory_bytes")
     if isinstance(size, (int, float)) and 0 < size < LEAST_MEMORY_BYTES:
         raise source.error((*path, "memory_bytes"), f"found {show(size)}; {size:g} bytes? write {size:g}GiB")

@@ -15,6 +15,16 @@ from sim.inputs.yaml_input import MAX_BYTES, one_line
 FAMILIES = families.FAMILIES | hybrid_families.FAMILIES
 
 
+_CAPTURE = "it can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"
+_ENCODER, _BOTH = "an encoder", "an encoder with a decoder that attends to it"
+_VISION = "a vision model"
+REFUSED = {  # families that people ask for and that no scenario's words describe
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "deberta-v2", "modernbert"), _ENCODER),
+    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "whisper", "t5gemma"), _BOTH),
+    **dict.fromkeys(("vit", "clip", "siglip", "siglip_vision_model", "clip_vision_model", "dinov2"), _VISION),
+}
+
+
 def model_from_config(file: Path) -> Config:
     """The `model` mapping of a config file; InputError for an unknown family or a variant not expressible."""
     config = _read(file)
@@ -32,17 +42,22 @@ def model_from_config(file: Path) -> Config:
 
 def _unknown(config: Config, family: Any) -> str:
     """Name the keys that nothing here reads, and the other way in."""
+    if family in REFUSED:
+        return f"model_type: found {show(family)}, {REFUSED[family]}, which is not simulated; {_CAPTURE}"
     text = config.get("text_config")
     if isinstance(text, dict) and text.get("model_type") in FAMILIES:
+        towers = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
+        left_out = ", ".join(one_line(key) for key in towers if key not in ("text_config", "quantization_config"))
         return (
-            f"model_type: found {show(family)}, a model of several kinds of input; "
-            f"its text_config by itself can be simulated, as a file of its own (model_type {text['model_type']})"
+            f"model_type: found {show(family)}, a model of several kinds of input; {left_out or 'the rest'} is not "
+            f"simulated; its text_config by itself can be, as a file of its own (model_type {text['model_type']}); "
+            f"the whole model {_CAPTURE.removeprefix('it ')}"
         )
     strange = sorted(key for key in config if key not in _KNOWN_KEYS and not key.startswith("_"))
     keys = f"; keys that no known family has: {', '.join(map(one_line, strange[:12]))}" if strange else ""
     return (
         f"model_type: found {show(family)}; must be one of {', '.join(FAMILIES)}{nearest(family, FAMILIES)}{keys}; "
-        "any other model can be captured as a program: python -m calibrate.capture config.json"
+        "any other model can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"
     )
 
 

@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sim.core.dtypes import GatherDtype, TransportDtype
 from sim.inputs.input_source import UserInput, as_tuple, nearest
+from sim.inputs.units import parse_size
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
-_BITS = ("bps", "bit/s", "b/s")
-_RATE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([KMGTkmgt])(bps|bit/s|b/s|B/s|Bps)\s*")
 _RANK_ORDERS = "tp-cp-dp-pp and its permutations"
-
-
-def parse_size(value: Any) -> Any:
-    """A size such as `25MiB` or `1.5 GB` as a number of bytes; what is no text comes back as it is.
-
-    >>> parse_size("25MiB"), parse_size("80GB"), parse_size(7)
-    (26214400, 80000000000, 7)
-    """
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value[:60])
-    if match is None or match[2].upper() not in _UNITS or len(match[1]) > 30:
-        raise ValueError("must be a number of bytes, or one with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB")
-    return round(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def parse_rate(value: Any) -> Any:
-    """A bandwidth such as `400Gbps` (bits) or `3.35TB/s` as bytes a second; what is no text comes back as it is.
-
-    >>> parse_rate("400Gbps"), parse_rate("3.35 TB/s"), parse_rate(5e10)
-    (50000000000.0, 3350000000000.0, 50000000000.0)
-    """
-    if not isinstance(value, str):
-        return value
-    match = _RATE.fullmatch(value[:60])
-    if match is None:
-        raise ValueError("must be a number of bytes a second, or one with a unit, such as 50GB/s or 400Gbps")
-    return float(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1) / (8 if match[3] in _BITS else 1)
 
 
 def _rank_order(value: Any) -> Any:

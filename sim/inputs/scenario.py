@@ -27,6 +27,7 @@ from sim.inputs.processes_input import Processes, check_processes
 from sim.inputs.rules import Sections, check_rules, check_size, notes
 from sim.inputs.synonyms import synonym
 from sim.inputs.training_config import Recompute, Training
+from sim.inputs.units import with_units
 from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference, RequestPattern, RequestTrace
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 from topology.data_sheets import DATA_SHEET_GPUS
@@ -154,10 +155,17 @@ def json_schema() -> dict[str, Any]:
     return scenario_schema()
 
 
+def _plain_numbers(source: Source) -> Source:
+    """The source with numbers that have units as plain ones; the cluster's are read with its presets."""
+    sections = ("training", "parallelism", "inference", "faults")
+    plain = {key: with_units(source.data[key], source, (key,)) for key in sections if key in source.data}
+    return Source(source.label, {**source.data, **plain}, source.origins, source.folder)
+
+
 def resolve(source: Source, name: str) -> Scenario:
     """The scenario that a source describes; `name`: its own where it has none."""
     check_plain(source)
-    source = with_present_names(source)
+    source = _plain_numbers(with_present_names(source))
     data = {key: value for key, value in source.data.items() if value is not None}
     _check_sections(source, data)
     model = resolve_model(data["model"], source, ("model",))

@@ -11,6 +11,7 @@ from sim.inputs.overrides import FORMER_NAMES
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.processes_input import Processes
 from sim.inputs.training_config import Training
+from sim.inputs.units import unit_of
 from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference
 from topology.spec import ClusterSpec
 
@@ -90,9 +91,22 @@ def _with_nulls(schema: Schema) -> Schema:
     required = schema.get("required", [])
     properties = {
         key: {k: v for k, v in value.items() if k != "title"} if key in required else _nullable(value)
-        for key, value in schema.get("properties", {}).items()
+        for key, value in _with_texts(schema.get("properties", {})).items()
     }
     return {**schema, "properties": properties} if properties else schema
+
+
+def _with_texts(properties: dict[str, Schema]) -> dict[str, Schema]:
+    """The keys of a unit take text such as `400Gbps` too; a peak for each dtype does so for each."""
+    found = dict(properties)
+    for key, value in properties.items():
+        if unit_of(key) is None:
+            continue
+        if value.get("type") == "object":
+            found[key] = {**value, "additionalProperties": _or_text(value["additionalProperties"])}
+        elif "$ref" not in value and value.get("type") != "array":
+            found[key] = _or_text(value)
+    return found
 
 
 def _nullable(value: Schema) -> Schema:
@@ -127,10 +141,6 @@ def _open_cluster(cluster: Schema, definitions: dict[str, Schema]) -> None:
     gpu["required"] = [key for key in gpu["required"] if key != "name"]
     gpu["properties"]["name"] = {"type": ["string", "null"], "default": "custom"}
     gpu["properties"]["memory_bytes"] = _SIZE
-    for part in (gpu, definitions["IntraNode"], definitions["InterNode"]):
-        for key, value in part["properties"].items():
-            if key.endswith("bandwidth_bytes_per_s"):
-                part["properties"][key] = _or_text(value)
     definitions["Gpu"] = _or_preset({"$ref": "#/$defs/GpuSpec"}, gpu, "a shipped GPU's name")
     spec["properties"]["gpu"] = {"$ref": "#/$defs/Gpu"}
     spec["properties"]["nodes"] |= {"default": None, "description": "null: as many as the ranks need"}

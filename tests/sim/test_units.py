@@ -1,0 +1,81 @@
+"""Numbers with units, wherever a key's name says what unit it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.core.errors import InputError
+from sim.inputs.scenario import parse_scenario
+from sim.inputs.schema import scenario_schema
+from sim.inputs.units import parse_flops, parse_power, parse_rate, parse_size, parse_time
+
+BASE: dict[str, Any] = {
+    "model": "llama3.2-1b", "training": {"seq_len": 512, "global_batch_size": 1},
+    "cluster": {"preset": "dgx-h100", "nodes": 1},
+}  # fmt: skip
+NUMBERS = st.decimals(min_value=0, max_value=10**6, places=3)
+
+
+@given(NUMBERS, st.sampled_from([("", ""), (" ", "")]), st.sampled_from("KMGT"))
+def test_a_bit_rate_is_an_eighth_of_the_byte_rate(number: Any, space: tuple[str, str], prefix: str) -> None:
+    text = f"{number}{space[0]}{prefix}"
+    assert parse_rate(f"{text}bps") * 8 == pytest.approx(parse_rate(f"{text}B/s"))
+    assert parse_rate(f"{text}bit/s") == parse_rate(f"{text}bps") == parse_rate(f"{text}b/s")
+
+
+@given(NUMBERS)
+def test_each_unit_is_its_multiple(number: Any) -> None:
+    plain = float(number)
+    assert parse_time(f"{number}us") == pytest.approx(plain * 1e-6)
+    assert parse_time(f"{number} h") == pytest.approx(plain * 3600)
+    assert parse_power(f"{number}kW") == pytest.approx(1000 * parse_power(f"{number} W"))
+    assert parse_flops(f"{number}PFLOPS") == pytest.approx(1000 * parse_flops(f"{number} TFLOP/s"))
+    assert parse_size(f"{number}GiB") == round(plain * 2**30)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_number_or_one_message(text: str) -> None:
+    for parse in (parse_rate, parse_size, parse_time, parse_power, parse_flops):
+        try:
+            found = parse(text)
+        except ValueError as error:
+            found = str(error)
+        assert found.startswith("must be a number of") if isinstance(found, str) else found >= 0
+
+
+@pytest.mark.parametrize(("path", "text", "number"), [
+    ("cluster.inter_node.nic_bandwidth_bytes_per_s", "400Gbps", 50e9),
+    ("cluster.intra_node.bandwidth_bytes_per_s", "450 GB/s", 450e9),
+    ("cluster.inter_node.latency_s", "14us", 14e-6),
+    ("cluster.gpu.memory_bytes", "96GB", 96e9),
+    ("cluster.gpu.memory_bandwidth_bytes_per_s", "3.35TB/s", 3.35e12),
+    ("cluster.gpu.power_limit_w", "0.7kW", 700.0),
+    ("cluster.gpu.launch_overhead_s", "2.5 µs", 2.5e-6),
+    ("cluster.gpu.peak_flops_per_s.bf16", "989TFLOPS", 989e12),
+    ("parallelism.bucket_bytes", "100MB", 10**8),
+    ("faults.failures.checkpoint_interval_s", "20min", 1200.0),
+])  # fmt: skip
+def test_wherever_a_number_has_that_unit(path: str, text: str, number: float) -> None:
+    def scenario(value: Any) -> Any:
+        *sections, key = path.split(".")
+        data = {**BASE, "cluster": {"preset": "dgx-h100", "nodes": 1}}
+        place: Any = data
+        for name in sections:
+            place[name] = dict(place.get(name, {}))
+            place = place[name]
+        place[key] = value
+        return parse_scenario(data)
+
+    assert getattr(scenario(text), path.partition(".")[0]) == getattr(scenario(number), path.partition(".")[0])
+    with pytest.raises(InputError, match=path.replace(".", r"\.") + ": found '3 parsecs'; must be a number of"):
+        scenario("3 parsecs")
+
+
+def test_the_schema_takes_texts_too() -> None:
+    definitions = scenario_schema()["$defs"]
+    for owner, key in (("GpuSpec", "power_limit_w"), ("InterNode", "latency_s"), ("Failures", "checkpoint_s")):
+        assert "string" in str(definitions[owner]["properties"][key])
