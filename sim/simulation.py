@@ -19,11 +19,12 @@ True
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.actions import Schedule
 from sim.core.errors import InputError
@@ -176,8 +177,7 @@ def prepare(
     return Prepared(plan, schedule, pricing, stages, expand, cache, begin_s)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Prepared:
+class Prepared(Struct, frozen=True, eq=False, dict=True):
     """All that a step's graph is built from. `stages` as in `FinishedStep`; `cache` as in `prepare`; `begin_s`: when
     the plan was begun."""
 
@@ -254,8 +254,7 @@ def _needs_overlap(scenario: Scenario, error: Deadlock) -> InputError:
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Simulation(FinishedStep):
+class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
     """One simulated step and its result.
 
     `FinishedStep` is what one run of one graph says. Here stands what takes further simulations: the cost of each

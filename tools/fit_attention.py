@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

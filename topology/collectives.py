@@ -22,8 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from topology.protocols import PLAIN, PROTOCOLS
 from topology.timing import Fabric, Timing
@@ -33,8 +36,7 @@ P2P_PER_ROUND = 8 * 16
 channel (`ncclP2pChannelBaseForRound`, src/include/channel.h) of 16."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True, dict=True):
     """Where a group's ranks lie and what each may send: all that a closed form needs to know.
 
     Bandwidths are bytes/s of one GPU and direction; the `inter_` ones are its share of the node's NICs while
@@ -61,7 +63,11 @@ class Group:
     protocols: bool  # NCCL's apply
     timing: Timing  # what its machine takes, for `durations`
     fabric: Fabric
-    _kept: dict[tuple[str, float, float], Group] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _kept(self) -> dict[tuple[str, float, float], Group]:
+        """Changed forms of this group, kept for messages of other sizes."""
+        return {}
 
     def stepped(self, near: float, far: float) -> Group:
         """The group with latencies that many times as long, inside domains and between them; kept for other sizes."""
@@ -90,8 +96,7 @@ class Group:
         return self.members * self.inter_ring_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class AlphaBeta:
+class AlphaBeta(Struct, frozen=True):
     """Seconds of one algorithm: `latency_s` of its steps, and `transfer_s` proportional to the size."""
 
     latency_s: float

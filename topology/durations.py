@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from topology.collectives import (
     ALGORITHMS,
@@ -223,8 +225,7 @@ def _message_wire(timing: Timing, protocol: str) -> float:
 Duration = Callable[[Group, str, float], AlphaBeta]
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """Between two ranks: latencies of the steps within domains and between them, how many of the latter, and the
     narrowest link's share; `alone`: how many times a GPU's fair share of the NICs the sender has of them."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
+
+from msgspec import Struct
 
 from topology.graph import wiring_of
 from topology.routes import Routes
@@ -15,8 +16,7 @@ _PASSES = {"all_reduce": 2.0}
 _EXCHANGES = ("all_to_all", "gather", "scatter")
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(Struct, frozen=True):
     """One communication of a step: its kind, its ranks, bytes as nccl-tests counts them, how often."""
 
     kind: str

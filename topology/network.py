@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 from math import exp, inf, lcm
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from topology.collectives import Choice, Group, bus_factor, choose
 from topology.durations import Way, duration, message_seconds
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
     from topology.uneven import Uneven
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCost:
+class CollectiveCost(Struct, frozen=True):
     """Seconds of one collective; `latency_s` of them would remain at size zero.
 
     `bus_bandwidth_bytes_per_s` by nccl-tests' convention: size/time times 2(n-1)/n for an all-reduce, (n-1)/n
@@ -64,8 +65,7 @@ def left_by_others(spread: float, nodes: int) -> float:
     return exp(spread * NormalDist().inv_cdf(1 - 0.5 ** (1 / nodes)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
+class _Inside(Struct, frozen=True):
     """Bandwidths of a group's links within its domains, as `Group` names them."""
 
     ring: float

@@ -10,14 +10,13 @@ cluster with latencies of zero has none at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 SIMPLE_NVLINK_S = 3.4e-6  # hwLat of a ring's step in Simple: NVLink
 SIMPLE_NETWORK_S = 14e-6  # and network
 
 
-@dataclass(frozen=True, slots=True)
-class Protocol:
+class Protocol(Struct, frozen=True):
     """One protocol under one algorithm: start, steps relative to `latency_s` of each level, share of
     bandwidth."""
 

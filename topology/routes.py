@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
+
+from msgspec import Struct, field
 
 from topology.recognise import node_of
 from topology.spec import ClusterSpec
@@ -24,8 +25,7 @@ class NoWay(ValueError):
     """Two GPUs that no way of the network joins."""
 
 
-@dataclass(slots=True)
-class Passage:
+class Passage(Struct):
     """What a message between two GPUs puts on each link, for a byte of it, and the latency of its longest way."""
 
     loads: dict[Ends, float] = field(default_factory=dict)

@@ -11,8 +11,11 @@ are stated for a `latency_s` of 3.4 µs and scale with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from math import inf
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from topology.spec import Architecture, GpuSpec, InterNode
 
@@ -20,8 +23,7 @@ CHANNEL_LL_BYTES = 16384.0  # of a message on one channel, that go in LL: NCCL_P
 MESSAGE_CHANNELS = 32  # inside a domain, for messages to all peers: MAXCHANNELS, src/include/device.h, before Blackwell
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """One family of collectives inside a domain.
 
     `ll_`: protocol LL; LL128 starts as Simple does and has steps of its own. `share`: of the bandwidth that the links
@@ -40,8 +42,7 @@ class Kernel:
     ll_bytes: float = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """Rings and trees; sends, receives and exchanges; NVLS of one machine.
 
     `message_channels`: over how many channels a message in LL is spread, by the NCCL that was measured.
@@ -59,8 +60,7 @@ class Timing:
         return CHANNEL_LL_BYTES * self.message_channels
 
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+class Fabric(Struct, frozen=True):
     """Steps between nodes.
 
     `ll_step_s`, `ll128_step_s`, `step_s`: a tree's hop. `near_step_s`: a tree's hop inside, when it goes in chunks

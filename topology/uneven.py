@@ -8,9 +8,10 @@ against the closed form. Worked out once for groups that lie alike. Where no rou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from topology.collectives import Group
 from topology.durations import Way

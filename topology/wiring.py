@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 KINDS = ("gpu", "nvswitch", "pcie", "cpu", "nic", "switch")
 """What a part may be. `cpu`: a socket with its memory; `switch`: of the network between nodes."""
@@ -46,8 +47,7 @@ class Part(NamedTuple):
 Ends = tuple[str, str]
 
 
-@dataclass(frozen=True, eq=False)
-class Wiring:
+class Wiring(Struct, frozen=True, eq=False, dict=True):
     """Parts, and links by the two parts that they join, one entry a direction.
 
     `name`, `source`: of the cluster. `gpus`: descriptions of GPUs that are no presets, by name.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
@@ -75,8 +76,7 @@ processes_option = click.option(
 dask_option = click.option("--dask", metavar="ADDRESS", help="run on this Dask cluster")
 
 
-@dataclass(frozen=True)
-class Study:
+class Study(Struct, frozen=True, dict=True):
     """Where the steps of a study run, what it changes, and where its result goes: options of every such command."""
 
     workers: int | None
@@ -106,8 +106,7 @@ class Study:
             table(result)
 
 
-@dataclass(frozen=True)
-class Narrowing:
+class Narrowing(Struct, frozen=True, dict=True):
     """Which layouts a search looks at: options of every command that searches."""
 
     only: tuple[str, ...] = ()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from sim.commands.command import Command
 from sim.commands.options import FILE, engine_option, json_option, page_option, write_page

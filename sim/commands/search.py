@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sim.commands.command import Command
 from sim.commands.layout_options import Prices, limit_bytes, parse_clusters, parse_only, with_trainer
@@ -107,8 +108,7 @@ def main(
     return 0 if result["best"] else 1
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Struct, frozen=True, dict=True):
     """What a search of training layouts is asked for. `trainer`: one that must be able to run them, or nothing."""
 
     gpus: int | None = None

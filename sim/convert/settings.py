@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """What a trainer's file leaves to its launcher. `gpus`: None where the file's own launch command says it."""
 
     cluster: str
@@ -20,16 +20,14 @@ class Machine:
     model: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+class Converted(Struct, frozen=True):
     """A scenario as a mapping, and notes for its reader: what was assumed, and settings that no key says."""
 
     scenario: dict[str, Any]
     notes: tuple[str, ...]
 
 
-@dataclass
-class Settings:
+class Settings(Struct, dict=True):
     """Values by name. `file` starts the messages."""
 
     file: Path

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
+
+from msgspec import Struct
 
 
 class Kind(StrEnum):
@@ -67,8 +68,7 @@ _ACTION = re.compile(r"(\d+)([FBIW])(\d+)", re.ASCII)
 _OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     """Per-rank action lists over `len(rank_of_stage)` schedule stages.
 
     `rank_of_stage[s]` is the pipeline rank that runs schedule stage s; `part_of_stage[s]` the slice of the

@@ -13,9 +13,10 @@ So an overlap is written down where the real code writes it, never as a factor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 
 class Phase(StrEnum):
@@ -56,8 +57,7 @@ class BlockRef(NamedTuple):
     run: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(Struct, frozen=True):
     """One operator on one rank. `name` is a label for people; nothing may depend on it.
 
     `kind` says how `shape` is read and how it is priced:
@@ -92,8 +92,7 @@ class Compute:
 MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")  # what model FLOPs count
 
 
-@dataclass(frozen=True, slots=True)
-class Comm:
+class Comm(Struct, frozen=True):
     """One collective of a group that this rank is a member of.
 
     `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, reduce, broadcast, send_recv (a ring shift within
@@ -117,8 +116,7 @@ class Comm:
     of_loss: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """The next computation waits for the communication whose `handle` this is."""
 
     handle: str
@@ -181,8 +179,7 @@ class OwnBytes(NamedTuple):
     until_forward_end: float
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """One layer, embedding or head as one rank runs it, for one micro-batch. `name` is a label for people.
 
     `backward` is in execution order; its items are INPUT_GRAD or WEIGHT_GRAD and a split backward runs just one sort.

@@ -6,10 +6,10 @@ A simulated step and a real one both end as a Timeline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 # Kinds of the two ends of a message between pipeline stages: activations forward, their gradients backward.
@@ -48,8 +48,7 @@ class Span(NamedTuple):
     detail: Detail
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class Timeline(Struct, frozen=True, eq=False):
     """Columns of equal length, one entry a span, in order of issue.
 
     `class_index`, `stream`, `kind`, `detail` index `classes`, `streams`, `kinds`, `details`.

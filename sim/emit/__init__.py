@@ -7,7 +7,8 @@ in a comment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.emit.common import Emission
@@ -17,8 +18,7 @@ from sim.inputs.scenario import Scenario
 from sim.models.balance import with_balanced_stages
 
 
-@dataclass(frozen=True)
-class Trainer:
+class Trainer(Struct, frozen=True, dict=True):
     """A trainer that flags are written for, and what a search for it keeps to.
 
     `unsaid`: what it does where a scenario leaves a key out. `only`: values of a layout's fields that it has.

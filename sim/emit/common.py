@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
 from sim.models.frameworks import FRAMEWORKS, Framework, framework_of
 
 
-@dataclass
-class Emission:
+class Emission(Struct, dict=True):
     """What is written and what cannot be."""
 
     scenario: Scenario

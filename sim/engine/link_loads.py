@@ -8,7 +8,8 @@ share what lies above between GPUs; here what a GPU sends is compared with what 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sim.engine.link_rates import Flow, Flows
 from sim.graph.taskgraph import Collective, CollectiveStep, Message, TaskGraph, WholeAction
@@ -20,8 +21,7 @@ OUT, IN = 0, 1
 OF_CLASS = 2 * len(LINKS)  # links of a class of ranks: each of `LINKS`, out and in
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _ClassLoad:
+class _ClassLoad(Struct, frozen=True, eq=False):
     """What a communication puts on the links of one class of ranks: `quiet_s` as in `Flow`, and bytes/s by the link's
     number among those of the class."""
 

@@ -7,11 +7,12 @@ as fast as alone or max-min fairly beside others (`topology.contention.shared_fr
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from math import fsum, inf
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from topology.contention import shared_fractions
 
@@ -26,8 +27,7 @@ class Flow(NamedTuple):
     path: dict[int, float]
 
 
-@dataclass(slots=True)
-class Flows:
+class Flows(Struct):
     """The flows of a task graph, by kind of task, and what each link can carry."""
 
     capacity_bytes_per_s: dict[int, float] = field(default_factory=dict)

@@ -10,11 +10,11 @@ of `_events.c`, which does the same wherever it could be compiled.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from math import fsum
 
 import numpy as np
+from msgspec import Struct
 
 from sim.engine.link_rates import FULL, Flows, Sharing, fractions
 from sim.graph.taskgraph import Deadlock, Floats, TaskGraph, grouped
@@ -29,8 +29,7 @@ if not hasattr(_events, "run_columns"):  # compiled from an earlier version, who
 Coming = tuple[float, int]  # when, and the task that ends, or ~task for one whose bytes begin to flow
 
 
-@dataclass(frozen=True, eq=False)
-class Times:
+class Times(Struct, frozen=True, eq=False, dict=True):
     """Start and end of every task in seconds, how the run was done and the events it took. `stretch`: where clocks
     changed (`live`), by task how many times as long its computation took."""
 

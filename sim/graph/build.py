@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.actions import Action, Kind, Schedule
 from sim.graph.assemble import AssembledGraph
@@ -45,8 +46,7 @@ class ActionTasks(NamedTuple):
     last: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(Struct, frozen=True):
     """A task graph and what it was built from: seconds by (kind, source, uncertainty), and of each class of ranks bytes
     by (kind, group), its actions in order, and its programs with how often each runs."""
 

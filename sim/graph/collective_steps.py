@@ -18,10 +18,11 @@ need it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.core.errors import InputError
@@ -44,8 +45,7 @@ class Hop(NamedTuple):
     after: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Struct, frozen=True):
     """All messages of a collective: `chain`: how many of them follow each other on the longest way; `piece`: the part
     of the collective's bytes that each carries; `at_once`: whether a member sends to several others at a time."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from sim.core.actions import Action, Kind
 from sim.core.actions import Step as Step
@@ -27,8 +28,7 @@ ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on
 ClassAction = tuple[int, Action]  # an action of a class of ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Fineness:
+class Fineness(Struct, frozen=True):
     """How finely a step becomes tasks; finer ones tell what happens inside an action.
 
     `expand`: no task stands for a whole action; `expanded`: none does for these actions. `apart(class_index, group)`:
@@ -41,6 +41,9 @@ class Fineness:
     apart: Callable[[int, str], bool] | None = None
 
 
+WHOLE_ACTIONS = Fineness()
+
+
 class Launched(NamedTuple):
     """Tasks that start no earlier than so many seconds each (`lags_s`) after another has started; the first of them
     stands `offset` behind that one."""
@@ -49,8 +52,7 @@ class Launched(NamedTuple):
     lags_s: list[float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SingleTaskForm:
+class SingleTaskForm(Struct, frozen=True, eq=False):
     """A task and those that it launches: columns of them all. Those of each of `streams` stand together."""
 
     seconds: list[float]
@@ -59,8 +61,7 @@ class SingleTaskForm:
     launched: list[Launched]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlacedProgram:
+class PlacedProgram(Struct, frozen=True, eq=False):
     """A compiled program as a class of ranks runs it, worked out once for all its stages and micro-batches.
 
     `alone`: the `single` task may stand for the program; it then waits for the gathers in `external`. `early`: part of
@@ -76,8 +77,7 @@ class PlacedProgram:
     single: SingleTaskForm
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProgramCache:
+class ProgramCache(Struct, frozen=True, eq=False):
     """Stages and compiled programs of steps that differ in their schedule alone.
 
     `stages` by what a stage holds; `by_action` by the prices' context, the stage and the action; `by_content`: programs
@@ -115,7 +115,7 @@ class ActionPrograms:
         table: KindTable,
         messages: Messages,
         cache: ProgramCache,
-        fineness: Fineness = Fineness(),
+        fineness: Fineness = WHOLE_ACTIONS,
     ) -> None:
         self.plan, self.pricing, self.stages, self.table = plan, pricing, stages, table
         self.messages, self.lanes, self.fineness = messages, plan.lanes, fineness

@@ -9,12 +9,12 @@ has ten thousands of tasks and evaluating them takes less than making objects of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from sim.core.actions import Kind, Step
@@ -97,8 +97,7 @@ def named_actions(step: Step) -> str:
     return " and ".join(f"{SHOWN[action.kind]} of stage {action.stage}" for action in step)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KindTable:
+class KindTable(Struct, frozen=True, eq=False):
     """The kinds of a step's tasks, and the names of the streams and spans as which they are shown, each with its
     index."""
 
@@ -164,8 +163,7 @@ class TimelineSlots(NamedTuple):
     rows: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class TaskGraph:
+class TaskGraph(Struct, frozen=True, eq=False, dict=True):
     """The tasks of these classes of ranks, and what is shown of them."""
 
     classes: tuple[RankClass, ...]

@@ -9,10 +9,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from sim.core.errors import InputError
 
@@ -96,8 +97,7 @@ class Parameter(NamedTuple):
     trained: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedProgram:
+class CapturedProgram(Struct, frozen=True):
     """One micro-batch's forward and backward, clipping and optimizer step, as `calibrate.capture` recorded them.
 
     `autocast`: the dtype of its `torch.autocast`, "" without. `device`: whose kernels torch took, cuda or cpu. `facts`:
@@ -110,10 +110,13 @@ class CapturedProgram:
     autocast: str
     device: str
     optimizer: str
-    facts: Mapping[str, Any] = field(hash=False)
+    facts: Mapping[str, Any]
     parameters: tuple[Parameter, ...]
     operators: tuple[CapturedOperator, ...]
     storages: tuple[Storage, ...]
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.seq_len, self.micro_batch_size, self.operators))  # `facts` has none
 
 
 @lru_cache(maxsize=32)

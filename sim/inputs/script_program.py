@@ -9,10 +9,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.program_file import FORMAT, CapturedProgram, read_program
@@ -54,8 +55,7 @@ class Collective(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankProgram:
+class RankProgram(Struct, frozen=True):
     """What one rank runs in a step. `on_gpu`: it asked for CUDA. `streams`: of each operator, 0 the default one."""
 
     program: CapturedProgram

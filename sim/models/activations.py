@@ -7,8 +7,9 @@ every torch operator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from sim.core.program import NeededBy, Saved, TensorRole
 from sim.models.dims import Dims
@@ -25,8 +26,7 @@ class Passes(NamedTuple):
     backward_kernels: int
 
 
-@dataclass(frozen=True, slots=True)
-class Activation:
+class Activation(Struct, frozen=True):
     """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
     of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps.
     """

@@ -6,8 +6,9 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Phase, Program, Saved, TensorRole
@@ -20,8 +21,7 @@ LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
 BACKWARD_FLOPS = 2.5  # five matmuls in a fused backward, two forward (Dao 2023, section 3.1)
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(Struct, frozen=True):
     """Shapes of one attention: `[batch, heads, q_len, head_dim]` against kv_len keys.
 
     `causal`: the mask is aligned to the last key, so that query i of q sees kv − q + i + 1 keys.

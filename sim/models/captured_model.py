@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, Compute, Phase, Program, Role
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
@@ -19,8 +21,7 @@ from sim.models.captured_memory import PieceMemory, program_memory
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CapturedModel:
+class CapturedModel(Struct, frozen=True, eq=False):
     """`pieces`: input, blocks and output; `sorts`: of each block, equal ones have one number. `input_bytes`: by block,
     what a stage that begins with it gets from the one before, and last of one that has the output alone.
 

@@ -7,8 +7,9 @@ Ring: Liu et al. 2023 (Ring Attention); zigzag as in Llama 3 and ring-flash-atte
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, Phase, Wait

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.models.frameworks import Framework, framework_of
@@ -13,16 +14,14 @@ if TYPE_CHECKING:
     from sim.inputs.training_config import Lora, Training
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Struct, frozen=True):
     """What of a rank's place is not in the scenario: its context- and expert-parallel ranks."""
 
     cp_rank: int = 0
     ep_rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Dims:
+class Dims(Struct, frozen=True):
     """Sizes on one rank; `seq` is its context-parallel share. A layer's own sizes are in `sim.models.layers`.
 
     `tokens` = micro-batch · seq / cp; `rows` = the tokens of the parts that sequence parallelism splits

@@ -6,8 +6,9 @@ first stage's whole backward to `backward_weight_one_chunk`).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, NeededBy, Program, Saved
 from sim.models.dims import Dims, dims

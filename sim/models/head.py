@@ -4,8 +4,9 @@ ranks.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Block, BlockKind, Compute, Item, Phase, Program, Saved

@@ -17,7 +17,8 @@ the input that the frozen layer gathered, in 16 bits, and keeps it whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from sim.core.program import Item, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims, ceil_div

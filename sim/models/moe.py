@@ -6,9 +6,11 @@ routing).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Item, NeededBy, Phase, Program, Saved, TensorRole
@@ -34,8 +36,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
+class Routing(Struct, frozen=True):
     """One rank's tokens in an expert layer, copies counted.
 
     `tokens`: this rank's own, before copying to their top-k experts; `sent`: copies it sends to their

@@ -4,8 +4,9 @@ further.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind
 from sim.models.dims import Shard, dims

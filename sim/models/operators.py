@@ -5,8 +5,10 @@ shape of a linear layer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Comm, Compute, Item, Phase, Program, Role, Saved, Wait
@@ -19,8 +21,7 @@ F, I, W = Phase.FORWARD, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD  # noqa: E741
 ROLES = {F: Role.OUTPUT, I: Role.INPUT_GRADIENT, W: Role.WEIGHT_GRADIENT}  # of a matmul where it is written down
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """One operator of a layer as one rank runs it, for one micro-batch.
 
     `forward_bytes` and `backward_bytes` are held while it runs, beyond what any part keeps: gradients of its
@@ -45,8 +46,7 @@ class Operator:
     unsaved_input: tuple[Saved, ...] = ()  # what a compiler makes again of other kept tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Struct, frozen=True):
     """`[rows, k] x [k, n]` for every n of `outs` (query, key, value as three matmuls have one input).
 
     `mode`: column (n is this rank's part, the input whole), row (k is this rank's part, the output summed),

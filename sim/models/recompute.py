@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole
 from sim.models.dims import Dims
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op keeps rather than send again
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputePlan:
+class RecomputePlan(Struct, frozen=True):
     """The outcome: the program to rerun, what is kept, the backward's transient bytes, and what it brings back for
     weight gradients."""
 

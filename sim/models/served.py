@@ -11,8 +11,10 @@ in each layer.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.core.program import Compute, Item, Program
@@ -30,8 +32,7 @@ OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied i
 INT4_GROUP = 128  # weights that share one 16-bit scale in group-wise 4-bit formats (GPTQ, arXiv 2210.17323, section 5)
 
 
-@dataclass(frozen=True, slots=True)
-class ServingDims:
+class ServingDims(Struct, frozen=True):
     """Sizes on one rank; `vocab` is its tensor-parallel share.
 
     `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of

@@ -6,11 +6,10 @@ layers with rope (`attention_chunk_size`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """The most keys that a query sees, its own among them; `chunked`: only those of its own chunk of the sequence."""
 
     tokens: int

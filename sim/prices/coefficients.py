@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest, show
@@ -125,8 +127,7 @@ class Coefficients:
         return coefficients_from({**self.flat(), **stated})
 
 
-@dataclass(frozen=True, slots=True)
-class PriceOptions:
+class PriceOptions(Struct, frozen=True):
     """Effects that a measurement did not have, switched off where one is predicted.
 
     `power`: the power limit slows kernels down; a burst ends before it acts. `host`: the host takes time to issue

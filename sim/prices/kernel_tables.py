@@ -22,13 +22,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
@@ -160,8 +160,7 @@ def kernel_file(name: str) -> KernelFile:
     return KernelFile(name)
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
+class Table(Struct, frozen=True, eq=False, dict=True):
     """An operator's points on a device, ready to be asked.
 
     `floor_s`: what is added to the roofline before efficiency is taken. `error`: as in `Surface`, where it is known.

@@ -10,8 +10,9 @@ measured, and on a CPU the dispatch of an operator, as there the same core does 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import get_args
+
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile

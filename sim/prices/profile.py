@@ -19,11 +19,11 @@ both may be one number for the whole table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from sim.core.files import write_json
@@ -44,8 +44,7 @@ class BlockPoint(NamedTuple):
     spread: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PointTable:
+class PointTable(Struct, frozen=True, eq=False):
     """Measured kernels of one operator and dtype; `sim.prices.operator_prices` says how `shapes` is read."""
 
     op: str
@@ -56,8 +55,7 @@ class PointTable:
     samples: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CollectiveTable:
+class CollectiveTable(Struct, frozen=True, eq=False):
     """Measured collectives of one sort and group size within a node, by bytes as nccl-tests counts."""
 
     op: str
@@ -67,8 +65,7 @@ class CollectiveTable:
     spread: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Profile:
+class Profile(Struct, frozen=True, eq=False):
     """Everything known about a machine's speed.
 
     `reference` names the GPU preset that the points belong to; for a different or an overridden GPU they are

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
+
+from msgspec.structs import replace
 
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario

@@ -7,10 +7,10 @@ measured and kept in a profile, as an efficiency = roofline seconds / measured s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
@@ -43,8 +43,7 @@ N = TypeVar("N", float, NDArray[np.float64])  # of one shape or, column by colum
 M = TypeVar("M", int, float, NDArray[np.float64])
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A device as the roofline sees it: dense peaks by dtype and the bandwidth of device memory."""
 
     name: str

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -37,8 +37,7 @@ def part_key(m: ModelConfig, part: str, a: int, b: int = 0) -> str:
     return f"{model_key(m)} | {part} a={a} b={b}"
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredParts:
+class MeasuredParts(Struct, frozen=True):
     """Seconds by part and sizes."""
 
     points: dict[str, Points]

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase
 from sim.prices.coefficients import USUAL_KERNEL, Coefficients

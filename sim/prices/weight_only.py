@@ -8,10 +8,10 @@ the efficiency against the roofline is interpolated; here weights count in their
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.prices.interpolation import Surface
@@ -22,8 +22,7 @@ from sim.prices.roofline import Device
 TABLES = {"int8_weight_only": "int8_wo", "int4_weight_only": "int4_wo", "llm_int8": "sq"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WeightOnly:
+class WeightOnly(Struct, frozen=True, eq=False):
     """Measured products of one format; `at` prices others on `device`."""
 
     surface: Surface

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import simpy
+from msgspec.structs import replace
 from simpy.core import EmptySchedule
 
 from sim.core.errors import InputError

@@ -8,9 +8,10 @@ leaves communication running past its end (gradient buckets, prefetched weights)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from sim.core.program import BLOCK_END, Comm, Compute, Program
 from sim.core.timeline import Detail
@@ -48,8 +49,7 @@ class Launch(NamedTuple):
     detail: Detail
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledProgram:
+class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     """A compiled program. `tail`: local tasks that the action's result waits for (besides the last computation);
     `open`: communications that nothing here waits for, under the handles by which later actions may.
 

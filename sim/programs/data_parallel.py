@@ -21,7 +21,8 @@ it. Left out: layer-norm gradients' all-reduce over tp under sequence parallelis
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Comm, Compute, Item, Phase, Program, Wait
@@ -33,8 +34,7 @@ from sim.ranks.plan import Plan
 DP, REPLICA = "dp", "replica"
 
 
-@dataclass(frozen=True, slots=True)
-class DataParallel:
+class DataParallel(Struct, frozen=True):
     """What a layout's data parallelism does to every stage. Sizes are group sizes; bytes are per element."""
 
     zero: int

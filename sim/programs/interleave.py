@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from sim.core.program import BLOCK_END, Comm, Compute, Item, Program, Wait
 from sim.prices.price import Price

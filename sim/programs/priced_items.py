@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from sim.core.program import Comm, Compute
 from sim.core.timeline import Detail
@@ -15,8 +16,7 @@ Share = tuple[str, str, float]  # operator kind, source of its seconds, their un
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
+class Run(Struct, frozen=True, eq=False, dict=True):
     """Computations that follow each other: their seconds on the device, and the host's and device's of each block."""
 
     items: list[Compute]
@@ -57,8 +57,7 @@ class Run:
         return self.items[0].phase.value
 
 
-@dataclass(frozen=True, eq=False)
-class Sent:
+class Sent(Struct, frozen=True, eq=False, dict=True):
     """A communication with its price. `seconds` and `late_s`: with and of what it waits for the host."""
 
     item: Comm

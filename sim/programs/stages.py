@@ -8,7 +8,9 @@ stand in for their operators where the profile has them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.actions import Kind, Schedule
 from sim.core.program import BLOCK_END, Block, BlockRef, Comm, Compute, Item, Phase, Program, Wait
@@ -55,8 +57,7 @@ def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
     return (*blocks, *source.last(shard)) if part.head else tuple(blocks)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class Stage(Struct, frozen=True, eq=False):
     """A part of the model on one rank, with all that decides its programs."""
 
     blocks: tuple[Block, ...]

@@ -8,9 +8,10 @@ Experts use the same ranks of a pipeline stage in another arrangement: within on
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.timeline import RankClass
 from sim.inputs.scenario import Scenario
@@ -37,8 +38,7 @@ GROUPS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSlice:
+class ModelSlice(Struct, frozen=True):
     """A slice of the model: what one stage holds."""
 
     index: int
@@ -57,8 +57,7 @@ def make_parts(scenario: Scenario) -> tuple[ModelSlice, ...]:
     return tuple(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """A scenario laid out on ranks.
 
     `classes` are the ranks that are simulated; each stands for equal ranks (`sim.ranks.equal_ranks`). There is one for
@@ -70,7 +69,7 @@ class Plan:
     mesh: Mesh
     parts: tuple[ModelSlice, ...]
     classes: tuple[RankClass, ...]
-    lane_of: tuple[int, ...] = field(repr=False)  # by position in a stage; () where a stage is one class
+    lane_of: tuple[int, ...]  # by position in a stage; () where a stage is one class
 
     def pipeline_rank(self, rank: int) -> int:
         """The pipeline coordinate of `rank`."""

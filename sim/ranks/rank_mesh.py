@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sim.inputs.parallelism import Parallelism
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
+class Mesh(Struct, frozen=True):
     """The grid of ranks. `strides[d]` is how far apart neighbours along dimension d are."""
 
     sizes: dict[str, int]

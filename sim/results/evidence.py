@@ -12,7 +12,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -59,8 +58,7 @@ class Row(NamedTuple):
     features: Features
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence(Record):
+class Evidence(Record, frozen=True):
     """A measured row near a scenario, and what the simulator says about it; `error`: predicted ÷ measured − 1."""
 
     table: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from sim.core.timeline import SENDS
 from sim.inputs.scenario import Faults, Scenario
@@ -18,8 +19,7 @@ PAIRS = 12  # of ranks that wait for each other, the longest
 ROUNDING = 1e-9  # of a step: differences below are the order of additions
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """A fault in words, and what it is: straggler, link, jitter, network, rest or all."""
 
     kind: str
@@ -27,8 +27,7 @@ class Cause:
     without: Faults | None  # the section with this fault taken away
 
 
-@dataclass(frozen=True, slots=True)
-class FaultCost(Record):
+class FaultCost(Record, frozen=True):
     """Seconds that a step loses to one fault (`kind` as in `Cause`), and the step's time without it."""
 
     kind: str
@@ -37,12 +36,11 @@ class FaultCost(Record):
     without_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting(Record):
+class Waiting(Record, frozen=True):
     """Seconds for which one class of ranks stands still for another."""
 
     ranks: str
-    awaited: str = field(metadata={"key": "for"})
+    awaited: str = field(name="for")
     seconds: float
 
 

@@ -11,12 +11,12 @@ Workspaces of cuBLAS are buffers, always there. Left out: NCCL's buffers, the CU
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.actions import Kind
@@ -43,8 +43,7 @@ class AtMost(NamedTuple):
     peak: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MemoryCurve:
+class MemoryCurve(Struct, frozen=True, eq=False):
     """Bytes by category on one class of ranks; `time_s[i]` is when the i-th values begin to hold."""
 
     rank: int
@@ -61,8 +60,7 @@ class MemoryCurve:
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Levels:
+class Levels(Struct, frozen=True, eq=False):
     """Bytes of several classes of ranks over the step, class after class: the i-th holds `held[i]` throughout, and row
     by row, from `first[i]` on, activations, buffers and those gradients that come and go; `time_s` is when a row's
     begin to hold."""

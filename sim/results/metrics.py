@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.normal import NINETY_PERCENT
@@ -26,8 +26,7 @@ Intervals = Floats  # [n, 2]: start and end in seconds
 MOST_NAMED = 1000  # ranks that are looked at for their name
 
 
-@dataclass(frozen=True, slots=True)
-class RankSeconds:
+class RankSeconds(Struct, frozen=True):
     """One class of ranks: seconds computing, in F, B and W (`busy_s`, blocking messages inside them included),
     communicating with no computation beside, and idle for want of input until the last backward."""
 

@@ -9,7 +9,6 @@ pipeline stages belong to no program and are left out. A measured block is one o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.results.metrics import text_of
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from sim.results.step import FinishedStep
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorTime(Record):
+class OperatorTime(Record, frozen=True):
     """An operator's seconds in one phase of a step, and their share of the step's time."""
 
     operator: str
@@ -30,8 +28,7 @@ class OperatorTime(Record):
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class RankOperators(Record):
+class RankOperators(Record, frozen=True):
     """The operators of a class of equal ranks, longest first."""
 
     ranks: str

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.timeline import Detail, Timeline
 from sim.ranks.plan import Plan
@@ -28,8 +29,7 @@ class Shown(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSpan(Record):
+class ProcessSpan(Record, frozen=True):
     """What a process left on the timeline; see `sim.processes.cluster.Shown`."""
 
     process: str
@@ -40,8 +40,7 @@ class ProcessSpan(Record):
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessesResult(Record):
+class ProcessesResult(Record, frozen=True):
     """The key `processes` of a result: their names, how long the step takes without them, what they left on its
     timeline, and what they still waited for when it ended."""
 
@@ -51,8 +50,7 @@ class ProcessesResult(Record):
     waited_in_vain: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Acted:
+class Acted(Struct, frozen=True):
     """Processes that ran beside a step. `changed`: whether they did anything that may change a time."""
 
     names: tuple[str, ...]

@@ -1,39 +1,40 @@
 """Records that results are made of, and their one form as JSON.
 
-A result is a frozen dataclass: producers build it, views read its attributes, and only `Record.to_json` turns it into
+A result is a frozen struct: producers build it, views read its attributes, and only `Record.to_json` turns it into
 plain data. `StepResult` (`sim.results.result`) and `ServingResult` (`sim.serve.records`) are made of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
+from msgspec import NODEFAULT, Struct
 from pydantic import BaseModel
 
-INLINED = {"inlined": True}  # metadata of a field
 
+class Record(Struct, frozen=True):
+    """A frozen result that prints as a JSON object with a key for each field, in the order of the fields.
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A frozen result that prints as a JSON object with a key for each field, in the order of the fields."""
+    `inlined`: the fields whose own keys stand in their place. `field(name=...)` gives a field a key that cannot be a
+    name in Python. A field whose default is None has no key while it is None.
+    """
+
+    inlined: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Keys and values as plain data.
-
-        A field whose default is None has no key while it is None. The keys of an `INLINED` field's record stand in its
-        place. `key` in a field's metadata is its key, where that cannot be a name in Python.
-        """
+        """Keys and values as plain data."""
         out: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value is None and f.default is None:
+        required = len(self.__struct_fields__) - len(self.__struct_defaults__)
+        defaults = (NODEFAULT,) * required + self.__struct_defaults__
+        for name, key, default in zip(self.__struct_fields__, self.__struct_encode_fields__, defaults, strict=True):
+            value = getattr(self, name)
+            if value is None and default is None:
                 continue
-            if f.metadata.get("inlined"):
+            if name in self.inlined:
                 out |= value.to_json()
             else:
-                out[f.metadata.get("key", f.name)] = _plain(value)
+                out[key] = _plain(value)
         return out
 
 
@@ -50,8 +51,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow(Record):
+class MemoryRow(Record, frozen=True, kw_only=True):
     """Bytes on a class of equal ranks: each category at its maximum, and the peak of their sum."""
 
     ranks: str
@@ -72,8 +72,7 @@ class MemoryRow(Record):
         return self.parameters + self.gradients + self.optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance(Record):
+class Provenance(Record, frozen=True):
     """Origin of a result's prices: the profile, and the share of all priced seconds by kind of source.
 
     `priced_by_bytes`: of a captured program alone, launches a micro-batch of operators that nobody knows.
@@ -89,8 +88,7 @@ class Provenance(Record):
     of_other_gpus: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine(Record):
+class Engine(Record, frozen=True, kw_only=True):
     """Size of the simulation itself, and the seconds from the plan to the metrics."""
 
     tasks: int

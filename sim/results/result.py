@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.gc_paused import no_collection
@@ -21,7 +22,7 @@ from sim.results.fault_costs import ROUNDING, FaultCost, Waiting, waiting
 from sim.results.memory import AtMost, stranded_bytes
 from sim.results.metrics import RankSeconds, critical_path, mean, provenance, rank_seconds, source_shares
 from sim.results.processes import ProcessesResult
-from sim.results.records import INLINED, Engine, MemoryRow, Provenance, Record
+from sim.results.records import Engine, MemoryRow, Provenance, Record
 from sim.results.step import FinishedStep
 from sim.results.teacher import Distilled
 from sim.results.training_run import TrainingRun
@@ -29,8 +30,7 @@ from sim.results.training_run import TrainingRun
 ALLOCATOR_SEGMENT_BYTES = 2 * 2**20  # torch's caching allocator rounds large segments up to this
 
 
-@dataclass(frozen=True, slots=True)
-class Utilization(Record):
+class Utilization(Record, frozen=True):
     """Model FLOP/s on each GPU, and its share of the peak: MFU with causal and with full attention, and HFU, which
     counts recomputed FLOPs too. Of GPUs of several kinds all peaks are summed."""
 
@@ -45,8 +45,7 @@ class Utilization(Record):
         return Utilization(*(x * factor for x in own))
 
 
-@dataclass(frozen=True, slots=True)
-class MeanRank(Record):
+class MeanRank(Record, frozen=True):
     """Means over ranks: idle time over the step and over busy time, communication that nothing hides, computation."""
 
     bubble_fraction: float
@@ -55,16 +54,14 @@ class MeanRank(Record):
     compute_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class MiddleLayer(Record):
+class MiddleLayer(Record, frozen=True):
     """Forward and backward of one middle layer for one micro-batch, alone, its own communication included."""
 
     layer_forward_s: float
     layer_backward_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow(Record):
+class RankRow(Record, frozen=True):
     """Seconds of a step on a class of equal ranks; `waiting_s` is what the other three leave of the step."""
 
     ranks: str
@@ -78,8 +75,7 @@ class RankRow(Record):
     waiting_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Slowed(Record):
+class Slowed(Record, frozen=True):
     """Communications of one kind on a class of ranks that others on their links slowed, and by how much in all."""
 
     ranks: str
@@ -88,8 +84,7 @@ class Slowed(Record):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Contention(Record):
+class Contention(Record, frozen=True):
     """Cost of sharing links: seconds of the step, and the classes of links that are shared."""
 
     lost_s: float
@@ -97,8 +92,7 @@ class Contention(Record):
     slowed: tuple[Slowed, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Communication(Record):
+class Communication(Record, frozen=True):
     """Bytes that a rank hands to one kind of collective of one group in a step, as nccl-tests counts them."""
 
     rank: int
@@ -107,19 +101,19 @@ class Communication(Record):
     bytes: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult(Record):
+class StepResult(Record, frozen=True, kw_only=True):
     """A simulated training step: format sim-result/1."""
 
+    inlined: ClassVar = ("utilization", "mean_rank", "middle_layer")
     format: str = "sim-result/1"
     scenario: Scenario
     step_time_s: float
     step_time_interval_s: tuple[float, float]  # 90 %; see `sim.results.certainty`
     tokens_per_s: float
     tokens_per_s_per_gpu: float
-    utilization: Utilization = field(metadata=INLINED)
-    mean_rank: MeanRank = field(metadata=INLINED)
-    middle_layer: MiddleLayer = field(metadata=INLINED)
+    utilization: Utilization
+    mean_rank: MeanRank
+    middle_layer: MiddleLayer
     peak_memory_bytes: float  # of the fullest rank
     peak_reserved_bytes: float
     memory: tuple[MemoryRow, ...]

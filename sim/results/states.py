@@ -11,8 +11,9 @@ but the embedding's are there. Captured blocks know their states' own bytes, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, BlockKind
@@ -25,8 +26,7 @@ from sim.ranks.plan import Plan
 from topology.spec import GpuSpec
 
 
-@dataclass(frozen=True, slots=True)
-class States:
+class States(Struct, frozen=True):
     """What a rank holds for the whole step, and what gathering and reducing needs for the moment. Bytes.
 
     `gradients` are 0 where they are freed between steps and come with the first backward (`Block.own`, `zero_grad`);

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.actions import Action, Schedule
@@ -35,8 +35,7 @@ class SpanWaits(NamedTuple):
     after: NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class FinishedStep:
+class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     """One step, its teacher left out. `stages[c]` are the stages of class c of ranks by schedule stage."""
 
     scenario: Scenario

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Timeline
 from sim.results.memory import MemoryCurve
-from sim.results.records import INLINED, Record
+from sim.results.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Teacher(Record):
+class Teacher(Record, frozen=True):
     """Costs of a teacher. Seconds of a step; bytes on a rank that holds it.
 
     `forward_s`: of all its micro-batches; `loss_s`: comparing both distributions, within the student's step; `send_s`:
@@ -51,11 +50,11 @@ class Teacher(Record):
         return max(self.own_s, student_s) if self.placement == "other" else self.own_s + student_s
 
 
-@dataclass(frozen=True, slots=True)
-class Distilled(Record):
+class Distilled(Record, frozen=True):
     """A teacher's part of a result."""
 
-    teacher: Teacher = field(metadata=INLINED)
+    inlined: ClassVar = ("teacher",)
+    teacher: Teacher
     student_step_s: float
 
 

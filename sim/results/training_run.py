@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import BatchPhase
@@ -19,8 +18,7 @@ from sim.results.records import Record
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Phase(Record):
+class Phase(Record, frozen=True):
     """Tokens from … to at one batch size, the last step whole."""
 
     from_tokens: float
@@ -32,8 +30,7 @@ class Phase(Record):
     gpu_hours: float
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRun(Record):
+class TrainingRun(Record, frozen=True):
     """A training of so many tokens: the sum over the phases of its batch schedule, or over the one phase there is."""
 
     tokens: float

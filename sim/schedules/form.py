@@ -9,9 +9,11 @@ longer ones, unless more micro-batches make the example's ranks begin with more 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.actions import Kind, Overlap, Schedule, parts
 from sim.schedules.unit_time import UnitTimes
@@ -23,8 +25,7 @@ def _one(p: int) -> int:
     return 1
 
 
-@dataclass(frozen=True, eq=False)
-class ScheduleForm:
+class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
     """A pipeline schedule, for p pipeline ranks, m micro-batches and v stages per rank.
 
     `lists(p, m)` builds it; `lists(p, m, v)` where `least_stages` gives the choice of v from that number on;

@@ -6,15 +6,14 @@ starts when the one before it on its rank has ended and its inputs have arrived 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sim.core.actions import Entry, Kind, Links, Overlap, Schedule, parts
 
 Seconds = float | tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UnitTimes:
+class UnitTimes(Struct, frozen=True):
     """Durations of one stage's actions, common to all schedule stages or one for each.
 
     A full backward takes input_grad_s + weight_grad_s. `message_s` delays each message between two ranks;
@@ -47,8 +46,7 @@ def at(value: Seconds, stage: int) -> float:
     return value[stage] if isinstance(value, tuple) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(Struct, frozen=True):
     """Start and end of every entry, per rank, in the order of the lists."""
 
     start_s: tuple[tuple[float, ...], ...]

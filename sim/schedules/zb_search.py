@@ -14,10 +14,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import inf
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from sim.core.actions import Action, Kind, Schedule
 from sim.schedules.form import ScheduleForm
@@ -58,8 +59,7 @@ class _Rules(NamedTuple):
     backward_first: bool  # with both there, I always goes first; else F and I take turns
 
 
-@dataclass(slots=True)
-class _Rank:
+class _Rank(Struct):
     """Where a rank stands: what it did, and when the inputs known to be coming arrive."""
 
     forwards: deque[float]

@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from sim.search.bound import GridBounds
 from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, evaluate, pack
@@ -24,8 +25,7 @@ COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evalua
 EAGER = 0.9  # while meshes are left, only layouts that may be this much better than the best are simulated
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True, dict=True):
     """The best layouts, best first; the Pareto line of time against memory; everything simulated that fits.
 
     `counts` by COUNTED: legal = pruned by memory + by bound + evaluated; evaluated = the sum over FATES. `refusals` by
@@ -42,8 +42,7 @@ class Found:
     cores: int
 
 
-@dataclass
-class BestFirst:
+class BestFirst(Struct, dict=True):
     """The state of a search: meshes to bound, layouts by bound, times so far.
 
     With `whole_front` a layout is left out only if a simulated one is both faster than its bound and within its least

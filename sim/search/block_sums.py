@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.inputs.scenario import Scenario
@@ -89,8 +90,7 @@ def _shard(prices: GridPrices, rank: int) -> Shard:
     return Shard(plan.mesh.coordinate("cp", rank), expert_rank(p, position))
 
 
-@dataclass(frozen=True, eq=False)
-class Cut:
+class Cut(Struct, frozen=True, eq=False, dict=True):
     """A model cut into stages: the sorts of its layers, and of each stage's blocks."""
 
     order: Signature

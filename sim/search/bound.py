@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from sim.core.actions import Kind
 from sim.core.program import Phase
@@ -39,8 +39,7 @@ from sim.search.space import Grid, Layout, Space, layouts_of, overlaps, scenario
 ROUNDING = 1 - 1e-9  # sums here run in another order than the engine's
 
 
-@dataclass(frozen=True, slots=True)
-class Bounded:
+class Bounded(Struct, frozen=True):
     """A layout with its bounds."""
 
     bound_s: float
@@ -48,8 +47,7 @@ class Bounded:
     layout: Layout
 
 
-@dataclass(frozen=True, slots=True)
-class GridBounds:
+class GridBounds(Struct, frozen=True):
     """The layouts of one mesh that may be among the best, and how many were looked at, were legal, and were pruned."""
 
     bounded: list[Bounded]

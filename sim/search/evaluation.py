@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
+
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.gc_paused import no_collection

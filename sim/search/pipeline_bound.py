@@ -14,10 +14,10 @@ the pipeline's exact time, (m + p − 1)(F + B) (Narayanan et al. 2021, arXiv 21
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.schedules import FORMS, ONE_RANK
@@ -28,8 +28,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Form:
+class Form(Struct, frozen=True, eq=False, dict=True):
     """Where a schedule's stages live, how its backwards run, and whether micro-batches take turns."""
 
     name: str
@@ -82,8 +81,7 @@ def form_of(name: str, p: int, v: int) -> Form:
     return Form(name, v, p, ranks, parts, built.chains, form.backward, form.one_at_a_time)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Actions:
+class Actions(Struct, frozen=True, eq=False):
     """Seconds of F, whole backward, and its halves, by schedule stage."""
 
     forward: Floats
@@ -99,8 +97,7 @@ class Actions:
         return split if form.backward == "split" else np.minimum(self.backward, split)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StageSeconds:
+class StageSeconds(Struct, frozen=True, eq=False):
     """By schedule stage. `alone`: actions without what ZeRO-3 gathers, which a rank that waits for its input has
     already; `queued`: actions that follow another at once, gathers included. `lag`: what a whole backward's reductions
     hold up the next action by; the messages of a stage's result forward and back (0 to the same rank or to none);

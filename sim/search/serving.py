@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.inputs.input_source import Source
@@ -30,8 +32,7 @@ SLOWEST_PER_S = 1e-3  # requests that never meet
 MOST_STEPS = 24
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Struct, frozen=True, dict=True):
     """One replica at one rate of requests."""
 
     rate_per_s: float

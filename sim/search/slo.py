@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.serve.result import ServingSimulation
@@ -16,8 +17,7 @@ QUANTITIES = {
 STATISTICS = ("p50", "p90", "p99", "mean")
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(Struct, frozen=True):
     """No more than `seconds`, of one quantity in one statistic."""
 
     quantity: str

@@ -12,9 +12,11 @@ scenario's own, and those with defaults that follow from searched ones take thes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.inputs.input_source import Source, validate
@@ -70,8 +72,7 @@ class Linked(NamedTuple):
         return any(all(row[i] == value for i, value in known) for row in self.rows)
 
 
-@dataclass(frozen=True)
-class Space:
+class Space(Struct, frozen=True, dict=True):
     """Where a search looks. `base` has the searched keys at any legal values; `fixed` holds what the scenario says
     of the keys that otherwise follow from searched ones; `only` narrows fields of Layout to some values, `linked` some
     of them together. `trainer`: the name of one (`sim.emit.TRAINERS`) that must be able to run the layouts, or nothing.

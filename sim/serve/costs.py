@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.core.program import Comm, Compute, Program, Wait
@@ -87,8 +88,7 @@ class Bill(NamedTuple):
     shares: Shares
 
 
-@dataclass(frozen=True, slots=True)
-class StageLayers:
+class StageLayers(Struct, frozen=True):
     """What one pipeline rank holds. `layers`: how many of each of `IterationCosts.specs`; `attentions` likewise."""
 
     rank: int
@@ -98,8 +98,7 @@ class StageLayers:
     head: bool
 
 
-@dataclass(slots=True)
-class Noted:
+class Noted(Struct):
     """How many iterations had these sizes. `prefills` as in `Load`; `decodes`: sequences, the kept length below, and
     queries."""
 
@@ -109,8 +108,7 @@ class Noted:
     samples: Counter[int] = field(default_factory=Counter)
 
 
-@dataclass(slots=True)
-class IterationCosts:
+class IterationCosts(Struct):
     """Prices of iterations under one scenario and profile; see `stage_seconds`."""
 
     plan: Plan

@@ -7,9 +7,9 @@ What a result says about prices (sources, communication's share) is that of heal
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.inputs.scenario import Scenario
@@ -19,8 +19,7 @@ from sim.serve.costs import IterationCosts, Load, Noted
 from topology.network import Network
 
 
-@dataclass(frozen=True, slots=True)
-class FaultyCosts:
+class FaultyCosts(Struct, frozen=True):
     """Prices of one replica's iterations, every stage with its own; what is counted is counted by `healthy`."""
 
     healthy: IterationCosts

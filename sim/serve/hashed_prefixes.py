@@ -9,7 +9,8 @@ used first, and of one sequence its end before its beginning.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from sim.serve.kv_cache import HostCache, KvCache, PrefixName
 
@@ -17,7 +18,6 @@ HASHED_TOKENS = 512
 Hash = int | str
 
 
-@dataclass(slots=True)
 class HashedKvCache(KvCache):
     """A `KvCache` whose prefixes are sequences of hashes. Each hash that is kept has `HASHED_TOKENS` tokens' blocks:
     `readers` counts who reads it, `idle` has those that nobody does, the least recently used first."""
@@ -84,7 +84,6 @@ class HashedKvCache(KvCache):
         self.evicted += self.each
 
 
-@dataclass(slots=True)
 class HashedHostCache(HostCache):
     """A `HostCache` of hashes, the least recently used of which give way."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.serve.engines import Engine, HostTimes
@@ -14,8 +14,7 @@ MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that
 Seconds = TypeVar("Seconds", float, NDArray[np.float64])
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage."""
 
     engine: Engine

@@ -11,13 +11,13 @@ sequence uses them, until room is needed; then the prefix that was not used for 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 PrefixName = str | tuple[int | str, ...]  # a name, or hashes of its blocks (`sim.serve.hashed_prefixes`)
 
 
-@dataclass(slots=True)
-class Prefix:
+class Prefix(Struct):
     """Blocks of one prefix that are kept. `readers`: running sequences by how many of the first blocks they read."""
 
     blocks: int = 0
@@ -29,8 +29,7 @@ class Prefix:
         return max(self.readers, default=0)
 
 
-@dataclass(slots=True)
-class KvCache:
+class KvCache(Struct):
     """Blocks of `block_tokens` tokens. `reserve_tokens` (contiguous): what each sequence holds from the start.
 
     Of `blocks`, `free` hold nothing, `private` belong to one running sequence, the others to prefixes.
@@ -143,8 +142,7 @@ class KvCache:
         return (self.private * self.block_tokens - self.tokens) / held if held else 0.0
 
 
-@dataclass(slots=True)
-class HostCache:
+class HostCache(Struct):
     """Prefixes kept in the host's memory, in tokens; the least recently used give way whole."""
 
     tokens: int

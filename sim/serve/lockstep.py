@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sim.serve.scheduler import Batch, Piece, Scheduler, Sequence
 
 
-@dataclass(slots=True)
-class Lockstep:
+class Lockstep(Struct):
     """Members of one replica without pipeline stages. After `step` iterations a member has computed its `base` + `step`
     tokens. `others` run as well, oldest first: prompts, and who waits for a copy from the host."""
 

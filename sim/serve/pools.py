@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import PoolSize
@@ -21,8 +21,7 @@ from sim.serve.speculation import Acceptance, SpeculativePrices, draft_costs
 UNLIMITED = 1 << 60
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
+class Pool(Struct, frozen=True, eq=False, dict=True):
     """Equal replicas. `name`: all, prefill or decode; `first_rank`: of its ranks among those of the cluster."""
 
     name: str

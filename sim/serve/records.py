@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from sim.inputs.scenario import Scenario
 from sim.results.records import Engine, MemoryRow, Provenance, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Percentiles(Record):
+class Percentiles(Record, frozen=True):
     """Of a quantity over requests."""
 
     p50: float
@@ -20,8 +17,7 @@ class Percentiles(Record):
     mean: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvCacheUse(Record):
+class KvCacheUse(Record, frozen=True, kw_only=True):
     """The key-value cache over a workload. Blocks are those of one replica, counts the sums over replicas; waste and
     means are over time."""
 
@@ -47,8 +43,7 @@ class KvCacheUse(Record):
     swap_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolUse(Record):
+class PoolUse(Record, frozen=True, kw_only=True):
     """One pool of a disaggregated workload. `busy_share`: of the time from the first arrival to the last token, that in
     which a replica computes; the mean over replicas."""
 
@@ -60,8 +55,7 @@ class PoolUse(Record):
     kv_cache: KvCacheUse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferUse(Record):
+class TransferUse(Record, frozen=True, kw_only=True):
     """Computed prompts sent from the pool that prefills to the one that decodes. `wait_s`: for links in use."""
 
     count: int
@@ -70,8 +64,7 @@ class TransferUse(Record):
     wait_s: Percentiles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationUse(Record):
+class SpeculationUse(Record, frozen=True, kw_only=True):
     """What became of drafted tokens. A verification is one sequence's in one iteration; accepted tokens beyond a
     request's end count as accepted."""
 
@@ -82,8 +75,7 @@ class SpeculationUse(Record):
     expected_tokens_per_verification: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingResult(Record):
+class ServingResult(Record, frozen=True, kw_only=True):
     """A simulated serving workload: format sim-result/1."""
 
     format: str = "sim-result/1"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from sim.serve.costs import Load
@@ -36,8 +36,7 @@ class CacheState(NamedTuple):
     running: int
 
 
-@dataclass(slots=True)
-class Replica:
+class Replica(Struct):
     """What one replica did."""
 
     index: int

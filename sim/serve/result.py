@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
 from sim.inputs.scenario import Scenario
@@ -34,8 +34,7 @@ COPIES = {
 }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ServingSimulation:
+class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     """One simulated workload: `outcome` holds its numbers, `timeline` and `memory` are for views."""
 
     scenario: Scenario

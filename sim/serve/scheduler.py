@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
 
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.requests import Request
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from sim.serve.speculation import Acceptance
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(Struct, eq=False):
     """A request on its way. `computed` tokens are in the cache, `private` blocks are its own, `shared` of the tokens
     lie in its prefix's blocks, `swapped` are in the host's memory since it was preempted."""
 
@@ -85,8 +85,7 @@ class Copy(NamedTuple):
     kind: str
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct):
     """What happened, for the result."""
 
     preemptions: int = 0
@@ -101,8 +100,7 @@ class Counts:
     verifications: int = 0  # of one sequence's drafted tokens each
 
 
-@dataclass(slots=True)
-class Limits:
+class Limits(Struct):
     """`batch_sequences`: of one iteration, so that every pipeline stage finds sequences."""
 
     running: int
@@ -110,8 +108,7 @@ class Limits:
     batch_sequences: int
 
 
-@dataclass(slots=True)
-class Scheduler:
+class Scheduler(Struct):
     """State of one replica: the queue, the running sequences (oldest first) and their cache."""
 
     cache: KvCache

@@ -9,9 +9,8 @@ different times as they do; its draws depend on the seed, the request and the po
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.inputs.scenario import Scenario
@@ -32,8 +31,7 @@ def expected_tokens(drafted: int, acceptance: float) -> float:
     return sum([acceptance**i for i in range(drafted + 1)])
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
+class Acceptance(Struct, frozen=True):
     """Draws how many drafted tokens are accepted."""
 
     probability: float
@@ -59,8 +57,7 @@ def _uniform(seed: int, request: int, position: int) -> float:
     return x / 2.0**64
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculativePrices:
+class SpeculativePrices(Struct, frozen=True):
     """Prices of iterations of a large model (`target`) with a draft on the same GPUs, one after the other."""
 
     target: Prices

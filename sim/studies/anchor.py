@@ -7,14 +7,11 @@ removes a common factor and nothing else: it is wrong where the change moves tim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sim.results.records import Record
 from sim.results.result import StepResult
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor(Record):
+class Anchor(Record, frozen=True):
     """A measured step beside its simulation. `anchored_step_time_s`: the simulated step of the changed scenario times
     measured ÷ simulated; without a change, the measured time itself."""
 

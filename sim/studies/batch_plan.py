@@ -12,8 +12,10 @@ what Kaplan et al. 2020 (arXiv 2001.08361) found for language models at a loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
@@ -25,8 +27,7 @@ DP_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 Load = Callable[[list[str]], Scenario]
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """One way to cut the global batch, and what the simulator says about it."""
 
     dp: int
@@ -78,8 +79,7 @@ def _simulated(load: Load, dp: int, micro: int) -> Cut | None:
                r.fits_in_memory, r.step_time_s, r.tokens_per_s_per_gpu)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSize:
+class BatchSize(Struct, frozen=True):
     """What a global batch of this size costs until a loss, in multiples of the fewest steps and tokens possible.
 
     `time_s`: of as many steps as `steps_factor` says, for every one of the fewest.

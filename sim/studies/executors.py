@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from sim.core.errors import InputError
 
@@ -23,8 +24,7 @@ WATCH_EVERY_S = 0.5
 AHEAD = 4  # times the slots: a long task in front does not leave workers idle
 
 
-@dataclass(frozen=True)
-class Workers:
+class Workers(Struct, frozen=True, dict=True):
     """An executor, how many tasks it works on at once, and how many to hand it."""
 
     executor: Executor

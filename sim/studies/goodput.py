@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.results.records import INLINED, Record
+from sim.results.records import Record
 from sim.studies.weeks import Job, Weeks, one_run
 
 DAY_S = 86400.0
@@ -31,8 +32,7 @@ CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # intervals of the curve, in mul
 CHUNK = 16  # runs that a process is handed at once
 
 
-@dataclass(frozen=True, slots=True)
-class Spread(Record):
+class Spread(Record, frozen=True):
     """Of a quantity over all runs."""
 
     mean: float
@@ -41,8 +41,7 @@ class Spread(Record):
     p95: float
 
 
-@dataclass(frozen=True, slots=True)
-class Parts(Record):
+class Parts(Record, frozen=True):
     """Fractions of the time, means over all runs; they add up to 1."""
 
     useful: float
@@ -52,8 +51,7 @@ class Parts(Record):
     waiting: float
 
 
-@dataclass(frozen=True, slots=True)
-class Optimum(Record):
+class Optimum(Record, frozen=True):
     """The best interval between checkpoints, by Young and by Daly, and the useful part of the time with Daly's."""
 
     young_s: float
@@ -61,17 +59,16 @@ class Optimum(Record):
     closed_form: float
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint(Record):
+class CurvePoint(Record, frozen=True):
     """Useful part of the time with checkpoints after every `interval_s`: by closed form, and simulated."""
 
+    inlined: ClassVar = ("useful",)
     interval_s: float
     closed_form: float
-    useful: Spread = field(metadata=INLINED)
+    useful: Spread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goodput(Record):
+class Goodput(Record, frozen=True, kw_only=True):
     """Weeks of training with failures: the key `goodput` of a result."""
 
     days: float

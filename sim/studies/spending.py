@@ -6,8 +6,6 @@ Hosts, switches and cooling are left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sim.inputs.scenario import Scenario
 from sim.results.records import Record
 from sim.results.result import StepResult
@@ -17,8 +15,7 @@ HOUR_S = 3_600.0
 TRILLION, MILLION = 1e12, 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Bill(Record):
+class Bill(Record, frozen=True):
     """GPU hours, their price, and the energy that the GPUs take at their power limit."""
 
     tokens: float
@@ -27,8 +24,7 @@ class Bill(Record):
     energy_kwh: float
 
 
-@dataclass(frozen=True, slots=True)
-class Spending(Record):
+class Spending(Record, frozen=True):
     """Costs at one price of a GPU hour: of a trillion tokens in training, or a million tokens written in serving; of
     the whole training where `training.tokens` gives its length."""
 

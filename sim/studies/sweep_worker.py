@@ -9,9 +9,10 @@ import json
 import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.inputs.input_source import Source

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Generator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import simpy
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 Waiting = Generator["Event", Any, None]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """A job that fails. `kinds`: by sort of failure, the whole job's rate per second, its restart, whether it takes a
     node away; `spares`: None if there is always one."""
 
@@ -46,8 +45,7 @@ class Job:
         return sum(rate * restart_s for rate, restart_s, _ in self.kinds) * self.mtbf_s
 
 
-@dataclass(frozen=True, slots=True)
-class Weeks:
+class Weeks(Struct, frozen=True):
     """Where the seconds of one run went; all but `failures` add up to the horizon."""
 
     useful_s: float

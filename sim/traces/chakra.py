@@ -9,10 +9,11 @@ know of a node, storage details for one, it keeps as bytes and writes back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.traces import protobuf as pb
@@ -66,8 +67,7 @@ class IOInfo(NamedTuple):
     types: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChakraNode:
+class ChakraNode(Struct, frozen=True):
     """A node. `type` is a `NodeType`, or a newer schema's number."""
 
     id: int

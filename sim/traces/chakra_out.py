@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.core.files import write_bytes, write_text
@@ -51,8 +52,7 @@ def write_chakra(simulation: Simulation, prefix: str | Path) -> list[Path]:
     return [*out, groups]
 
 
-@dataclass(slots=True)
-class Export:
+class Export(Struct):
     """The nodes of each rank; groups are numbered as they come up, from 1."""
 
     simulation: Simulation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.traces.recording import Node, Recording
@@ -23,8 +24,7 @@ MATMUL = re.compile(
 MAX_PATTERN = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A what-if. The default changes nothing."""
 
     kernels: tuple[tuple[re.Pattern[str], float], ...] = ()  # seconds of matching names times this

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from sim.traces.kineto import RUNTIME, Event
 
@@ -21,8 +22,7 @@ class Segment(NamedTuple):
     kind: str
 
 
-@dataclass(slots=True)
-class Thread:
+class Thread(Struct):
     """One thread within the step; `nodes[i]` is the node of `segments[i]`."""
 
     name: tuple[str, str]

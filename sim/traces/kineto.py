@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.traces.files import parse_json, read_bytes
@@ -37,8 +38,7 @@ class Event(NamedTuple):
     args: Args
 
 
-@dataclass(slots=True)
-class RankTrace:
+class RankTrace(Struct):
     """One file: events of the host by thread, of the device in order of start, annotations, and who wrote it."""
 
     path: str

@@ -13,7 +13,8 @@ Evidence, in the order it is used:
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sim.traces.host import Segment, Thread, segments
 from sim.traces.kineto import Event, RankTrace, within
@@ -26,8 +27,7 @@ _WAITING_OPERATORS = ("wait_tensor", "Work::wait", "_wait")
 _GLOO = "gloo:"
 
 
-@dataclass(slots=True)
-class RankGraph:
+class RankGraph(Struct):
     """Builds one rank's recording within a window of time; see the module's text."""
 
     trace: RankTrace

@@ -5,8 +5,10 @@ Times are whole nanoseconds on one clock for all ranks, zero at the step's first
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 START = "START"  # kind of the node of zero length at which a rank's step begins
 HOST = "HOST"  # kind of host time that no operator covers
@@ -25,8 +27,7 @@ class Message(NamedTuple):
     key: tuple[object, ...]
 
 
-@dataclass(slots=True)
-class Node:
+class Node(Struct):
     """Something that took time on one stream of one rank.
 
     `waits`: (node, ns) pairs; this one started no earlier than that many ns after the other had ended.
@@ -43,8 +44,7 @@ class Node:
     compute: bool = False  # an operator's or kernel's own work: what a faster device shortens
 
 
-@dataclass(slots=True)
-class Recording:
+class Recording(Struct):
     """One recorded step of some ranks of a job."""
 
     name: str

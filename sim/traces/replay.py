@@ -8,9 +8,8 @@ gives the recorded times, and a what-if moves what depends on what changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
@@ -24,8 +23,7 @@ from sim.traces.recording import START, Node, Recording
 WAIT = "WAIT"
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Struct, frozen=True):
     """Seconds of every node of a recording: begun, all others there (messages), done; `path`: which engine ran."""
 
     recording: Recording
@@ -165,8 +163,7 @@ def timeline(times: Replay) -> Timeline:
     return from_spans(spans, classes)
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimes:
+class RankTimes(Struct, frozen=True):
     """Seconds of one rank: device working, transfers that nothing covers, waiting for others uncovered, host alone."""
 
     rank: int

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
+
+from msgspec.structs import replace
 
 from sim.core.program import Compute
 from sim.prices.cost import Cost

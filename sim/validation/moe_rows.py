@@ -22,8 +22,9 @@ so half of it is charged (with these rows in view).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.program import Program

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sim.validation.statistics import Error, Verdict, by_group
 from sim.validation.tables import Table
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What became of one row: its errors and verdicts, or why there are none (`refused`: by a fault, else by design).
     `missing`: measured keys beside these that nothing predicts."""
 
@@ -23,8 +23,7 @@ class Outcome:
     verdicts: tuple[Verdict, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(Struct, frozen=True):
     """A table and what became of its rows, in order."""
 
     table: Table

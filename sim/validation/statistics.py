@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Error:
+class Error(Struct, frozen=True):
     """One predicted quantity of one row; `error` is predicted ÷ measured − 1."""
 
     id: str
@@ -42,8 +41,7 @@ class Error:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """A predicted yes or no of one row, such as whether it fits in memory."""
 
     id: str

@@ -7,9 +7,10 @@ the table says of its software (`sim.validation.stated`), unless the row says so
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.core.files import read_json
@@ -21,8 +22,7 @@ FORMAT = "measurements/1"
 KINDS = ("training_step", "kernel", "collective", "inference")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One measurement: `data` is the row as it stands, `scenario` what was run, `measured` key → value, `answers`
     key → yes or no. `served_by`: what the table says of the software, the row's own `engine` first. `unreadable`: why
     the row cannot be read; then it has no values."""
@@ -39,8 +39,7 @@ class Row:
     unreadable: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A published table. `source` is its citation, where it was found, its licence."""
 
     name: str

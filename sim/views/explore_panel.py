@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource, HoverTool, InlineStyleSheet
 from bokeh.models.widgets import CategoricalSlider, Div, Select
+from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.core.timeline import Timeline
@@ -37,8 +37,7 @@ Simulated = Simulation | ServingSimulation
 _TIP = "<div class='tip'><b>@what</b><br>@where<br>@how_long</div>"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """A simulated step or serving workload, or why there is none."""
 
     simulation: Simulated | None

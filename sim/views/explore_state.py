@@ -6,8 +6,9 @@ Every choice is one of a control's stated options, so nothing that a browser sen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
+
+from msgspec import Struct
 
 from sim.inputs.parallelism import split_layers
 from sim.schedules import FORMS
@@ -24,8 +25,7 @@ MOST_REQUESTS = 20_000  # that are served live
 _POWERS = tuple(2**i for i in range(17))
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(Struct, frozen=True):
     """A slider or menu over `options`; `initial` is what the file says."""
 
     key: str  # of the scenario

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from sim.core.actions import Action, Entry, Kind, Schedule
 from sim.core.timeline import Detail

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.program import BLOCK_END, Comm, Compute, Item, Phase, Program, Wait

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import ClassVar
+
+from msgspec import field
 
 from sim.inputs.scenario import load_scenario
-from sim.results.records import INLINED, Record
+from sim.results.records import Record
 from sim.results.result import StepResult
 from sim.simulation import simulate
 
 
-@dataclass(frozen=True, slots=True)
-class Inner(Record):
+class Inner(Record, frozen=True):
     low: float
     high: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outer(Record):
+class Outer(Record, frozen=True, kw_only=True):
+    inlined: ClassVar = ("between",)
     name: str
-    between: Inner = field(metadata=INLINED)
+    between: Inner
     rows: tuple[Inner, ...]
-    awaited: str = field(metadata={"key": "for"})
+    awaited: str = field(name="for")
     note: str | None = None
 
 
@@ -33,10 +34,9 @@ def test_keys_follow_the_fields() -> None:
 
 
 def test_a_field_that_a_record_gains_is_a_key() -> None:
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Longer(StepResult):
+    class Longer(StepResult, frozen=True, kw_only=True):
         joules: float
 
     step = simulate(load_scenario("scenarios/dp8.yaml"))
-    longer = Longer(**{f: getattr(step.outcome, f) for f in StepResult.__dataclass_fields__}, joules=2.5)
+    longer = Longer(**{f: getattr(step.outcome, f) for f in StepResult.__struct_fields__}, joules=2.5)
     assert longer.to_json() == {**step.outcome.to_json(), "joules": 2.5}

@@ -123,7 +123,7 @@ def test_experts_between_measured_sizes_are_met() -> None:
     device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
     out = np.arange(len(points.seconds)) % 10 == 3
     rest = PointTable(*(getattr(points, f)[~out] if f in ("shapes", "seconds", "spread", "samples") else
-                        getattr(points, f) for f in PointTable.__dataclass_fields__))  # fmt: skip
+                        getattr(points, f) for f in PointTable.__struct_fields__))  # fmt: skip
     table = make_table(MOE_LAYER, "bf16", [rest], device, True, 0.1)
     errors = []
     for i in np.flatnonzero(out)[::5]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from sim.core.actions import Action, Kind
 from sim.core.timeline import Detail, RankClass

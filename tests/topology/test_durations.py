@@ -1,9 +1,9 @@
 """What a chosen algorithm takes: its limits, its steps, the pipeline that fills; NCCL's choice apart from it."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from topology.collectives import Group, choose
 from topology.durations import duration

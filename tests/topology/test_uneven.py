@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from tests.topology.link_flows import cluster
 from topology.collectives import Group
@@ -47,7 +47,7 @@ def test_routes_of_a_regular_network_give_the_closed_forms(name: str) -> None:
 
 
 def bandwidths(group: Group) -> dict[str, float]:
-    names = [name for name in Group.__dataclass_fields__ if name.endswith("bytes_per_s")]
+    names = [name for name in Group.__struct_fields__ if name.endswith("bytes_per_s")]
     return {name: getattr(group, name) for name in names}
 
 

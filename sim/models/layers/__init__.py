@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from sim.core.program import Item, Program
 from sim.models.activations import is_gated
@@ -33,8 +34,7 @@ Attention = GroupedQueryAttention | LatentAttention | StateSpace | SelectiveScan
 Mlp = DenseMlp | Experts
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
+class LayerSpec(Struct, frozen=True):
     """One layer: norm, attention, residual sum, norm, MLP, residual sum; either may be missing. Equal layers are equal
     records.
 

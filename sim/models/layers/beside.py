@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.program import Program
 from sim.models.dims import Dims, Shard
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(Struct, frozen=True):
     """Both branches of a layer. Each has its own sum over tp, as row-parallel layers of serving engines have."""
 
     attention: GroupedQueryAttention

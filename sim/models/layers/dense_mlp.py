@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sim.core.program import Program
 from sim.models.activations import activation, is_gated
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class DenseMlp:
+class DenseMlp(Struct, frozen=True):
     """Sizes of the whole model. `activation`: a name of `sim.models.activations.ACTIVATIONS`."""
 
     hidden: int

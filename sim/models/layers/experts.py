@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sim.core.program import Compute, Item, Program
 from sim.models.dims import Dims, Shard, ceil_div
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Struct, frozen=True):
     """Experts of a layer: `one` is the shape of each routed expert; `shared` sees every token."""
 
     moe: MoeConfig

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.program import Compute, Program, Saved
 from sim.models.attention import Core, attention_flops
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedQueryAttention:
+class GroupedQueryAttention(Struct, frozen=True):
     """Sizes of the whole model. `qkv_bias`: query, key and value have biases although nothing else has (Qwen2);
     `qk_norm`: an RMS norm of `head_dim` weights on queries and one on keys (Qwen3). `projections`: into how many
     matmuls the model's own code splits query, key and value (GPT-2 one, Llama three). `window`: None if every query

@@ -6,8 +6,9 @@ every head, decode absorbs the up-projections into query and output, so that all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sim.core.program import Compute, Program
 from sim.models.attention import Core, attention_flops
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 LATENT_HEADS = 16  # assumption: however many heads read one latent, their kernel is as efficient as with so many
 
 
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentAttention(Struct, frozen=True):
     """Sizes of the whole model. `query_rank` None: queries are not compressed. A query or key head has a part without
     rope and a part with it; the keys' part with rope is shared by all heads."""
 

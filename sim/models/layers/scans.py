@@ -15,8 +15,10 @@ numbers a token and group, what a head has of its own P.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Product(NamedTuple):
@@ -32,8 +34,7 @@ class Product(NamedTuple):
     moves: str
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """One way. `gates`: numbers that the input projection makes for a token and head beside x, z, B and C (or
     value, gate, key and query); `per_head`: learned numbers of a head; `passes`: accesses of all states between
     chunks, forward and backward; `keeps_convolved`: convolved inputs are kept, not computed again."""

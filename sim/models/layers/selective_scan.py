@@ -8,8 +8,10 @@ is used for mamba_ssm's selective scan; no measured kernel was compared).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Phase, Program, Saved
@@ -27,8 +29,7 @@ SCAN_FLOPS = 9.0  # a token, channel and number of its state: decay, input, stat
 KEPT_EVERY = 2048  # tokens between states that the forward kernel leaves for the backward
 
 
-@dataclass(frozen=True, slots=True)
-class SelectiveScan:
+class SelectiveScan(Struct, frozen=True):
     """Sizes of the whole model. `inner`: channels; `state`: numbers of a channel's state; `rank`: of the steps."""
 
     hidden: int

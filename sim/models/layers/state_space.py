@@ -11,8 +11,9 @@ N·P numbers a head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Phase, Program, Saved
@@ -41,8 +42,7 @@ class _Run(NamedTuple):
         return self.batch * self.seq
 
 
-@dataclass(frozen=True, slots=True)
-class StateSpace:
+class StateSpace(Struct, frozen=True):
     """Sizes of the whole model. `head_dim` P, `state` N, `chunk` Q of `sim.models.layers.scans`; `groups` of heads
     share B and C (key and query heads of the delta rule). `bias`: of both projections. `state_dtype` None: that of
     activations."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
 from sim.inputs.scenario import Scenario, parse_scenario

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import synthetic
+from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.inputs.scenario import load_scenario

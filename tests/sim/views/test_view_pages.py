@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import synthetic
+from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.results.memory import MemoryCurve

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import synthetic
+from msgspec.structs import replace
 from rich.console import Console
 
 from sim.inputs.scenario import load_scenario
