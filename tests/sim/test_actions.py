@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import doctest
 
 import pytest
+from msgspec.structs import replace
 
 import sim.core.actions
 from sim.core.actions import Action, Entry, Kind, Overlap, Schedule, grid, in_flight, parse_entry, validate
@@ -108,16 +108,16 @@ def test_a_v_hands_to_itself_in_order() -> None:
 
 
 def test_chains_own_their_micro_batches() -> None:
-    two = dataclasses.replace(
+    two = replace(
         schedule("0F0 0B0 3F1 3B1", "1F0 1B0 2F1 2B1", stages=(0, 1, 1, 0)),
         part_of_stage=(0, 1, 0, 1), chains=((0, 1), (2, 3)),
     )
     validate(two)
     both = (two.ranks[0], (*two.ranks[1], parse_entry("2F0"), parse_entry("2B0")))
     with pytest.raises(ValueError, match="micro-batch 0 runs on two chains"):
-        validate(dataclasses.replace(two, ranks=both))
+        validate(replace(two, ranks=both))
     with pytest.raises(ValueError, match="chains must hold each"):
-        validate(dataclasses.replace(two, chains=((0, 1), (2, 2))))
+        validate(replace(two, chains=((0, 1), (2, 2))))
 
 
 def test_in_flight() -> None:

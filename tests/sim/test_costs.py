@@ -1,4 +1,3 @@
-import dataclasses
 import math
 import statistics
 
@@ -6,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.program import BlockRef, Compute, Phase
@@ -139,7 +139,7 @@ def test_coefficients_replace_the_gpu_s_launch_and_add_what_nothing_hides() -> N
 
 
 def test_a_machine_of_faster_matmuls_is_faster_in_nothing_else() -> None:
-    faster = Costs(dataclasses.replace(MEASURED, coefficients=Coefficients(matmul_speed=1.25)), H100)
+    faster = Costs(replace(MEASURED, coefficients=Coefficients(matmul_speed=1.25)), H100)
     for m in (4096, 5000):
         assert faster.compute(gemm(m, 1024, 256)).seconds == pytest.approx(
             COSTS.compute(gemm(m, 1024, 256)).seconds / 1.25
@@ -148,9 +148,9 @@ def test_a_machine_of_faster_matmuls_is_faster_in_nothing_else() -> None:
 
 
 def test_an_odd_vocabulary_s_matmuls_are_slower_and_less_sure() -> None:
-    costs = Costs(dataclasses.replace(MEASURED, coefficients=Coefficients(unaligned_matmul_slowdown=2.0)), H100)
+    costs = Costs(replace(MEASURED, coefficients=Coefficients(unaligned_matmul_slowdown=2.0)), H100)
     even = costs.compute(gemm(4096, 1024, 256))
-    odd = costs.compute(dataclasses.replace(gemm(4096, 1024, 256), aligned=False))
+    odd = costs.compute(replace(gemm(4096, 1024, 256), aligned=False))
     assert odd.seconds == 2.0 * even.seconds
     assert odd.uncertainty > 0.2 > even.uncertainty
 
@@ -294,7 +294,7 @@ def test_blocks() -> None:
     block = Compute("x", "block", (), "", 0.0, 0.0, Phase.FORWARD, block=BlockRef("layer", "forward"))
     assert costs.compute(block).seconds == 2e-3
     with pytest.raises(ValueError, match="no block 'layer', weight_grad"):
-        costs.compute(dataclasses.replace(block, block=BlockRef("layer", "weight_grad")))
+        costs.compute(replace(block, block=BlockRef("layer", "weight_grad")))
 
 
 ALPHA, BETA = 1e-5, 1e-10
