@@ -1,7 +1,8 @@
 """Records a step of somebody's distributed script: operators, collectives, and what waits for what.
 
 Host values are real where a script needs them: integers that depend on no fake tensor (ranks of a mesh, shuffled
-indices, token ids) are computed. Floats are fake; one that is read (`loss.item()`) is `READ_AS`, and the host waits.
+indices, token ids) are computed. Floats are fake; one that is read (`loss.item()`) is `READ_AS`, and the host waits;
+whether it is NaN or infinite is answered with no.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ FSDP_KERNELS = {
     "chunk_cat_mixed_dtype": "aten._chunk_cat",
 }
 SCALAR = torch.ops.aten._local_scalar_dense.default
+ODD = (torch.ops.aten.isnan.default, torch.ops.aten.isinf.default)  # a loss that is asked is a number
 
 
 class ScriptRecorder(Recorder):
@@ -47,6 +49,7 @@ class ScriptRecorder(Recorder):
         self.stage = ""  # "clip" or "optimizer" while they run
         self.roots: list[torch.nn.Module] = []
         self.works: dict[int, tuple[Any, int]] = {}  # by id: a collective's work and its number
+        self.no_oddity: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # ODD's, by id
         self.started: dict[int, int] = {}  # a living storage's address: the functional collective that fills it
 
     def begin(self) -> None:
@@ -93,6 +96,8 @@ class ScriptRecorder(Recorder):
 
     def _operator(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in ODD:
+            self.no_oddity[id(out)] = out
         self._count()
         return out
 
@@ -105,6 +110,9 @@ class ScriptRecorder(Recorder):
         if not isinstance(tensor, FakeTensor):
             with unset_fake_temporarily():
                 return tensor.item()
+        if self.no_oddity.get(id(tensor)) is tensor:
+            self.queue.host_wait()
+            return False
         if not tensor.is_floating_point():
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ValueError(f"the code reads a value of dtype {dtype}, which nobody knows before the data")
