@@ -73,7 +73,7 @@ def _config_of(path: Path) -> dict[str, Any]:
 
 
 def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[], Step]:
-    """`AutoModelForCausalLM.from_config`, with the loss that the model computes from `labels=input_ids`."""
+    """The model of a config as it is pre-trained, with the loss that it computes from `labels=input_ids`."""
     try:
         import transformers
     except ImportError:
@@ -91,7 +91,8 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
         found = transformers.AutoConfig.for_model(config["model_type"], **rest)
         found.use_cache = False
         dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
-        model = transformers.AutoModelForCausalLM.from_config(found, attn_implementation=options.attention, dtype=dtype)
+        made = _auto_class(found).from_config(found, attn_implementation=options.attention, dtype=dtype)
+        model: torch.nn.Module = made
         model.train()
         if options.gradient_checkpointing:
             model.gradient_checkpointing_enable()
@@ -127,6 +128,18 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
         )
 
     return make
+
+
+def _auto_class(config: Any) -> Any:
+    """Transformers' class for pre-training a model of that config: a decoder on its next token, an encoder (BERT) on
+    masked tokens, an encoder with a decoder (T5) on the decoder's next token, which has as many as the encoder."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    if getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForSeq2SeqLM
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    return transformers.AutoModelForMaskedLM if encoder else transformers.AutoModelForCausalLM
 
 
 def one_sequence_a_row() -> AbstractContextManager[object]:

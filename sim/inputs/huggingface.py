@@ -16,12 +16,17 @@ FAMILIES = families.FAMILIES | hybrid_families.FAMILIES
 
 
 _CAPTURE = "it can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"
+_FUNCTION = (
+    "a function that makes its step can be captured as a program: python -m calibrate.capture package.module:function "
+    "--out PROGRAM.json.gz"
+)
 _ENCODER, _BOTH = "an encoder", "an encoder with a decoder that attends to it"
-_VISION = "a vision model"
+_OTHER_INPUT = "a model of pictures or sound"
 REFUSED = {  # families that people ask for and that no scenario's words describe
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "deberta-v2", "modernbert"), _ENCODER),
-    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "whisper", "t5gemma"), _BOTH),
-    **dict.fromkeys(("vit", "clip", "siglip", "siglip_vision_model", "clip_vision_model", "dinov2"), _VISION),
+    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "t5gemma"), _BOTH),
+    **dict.fromkeys(("vit", "clip", "siglip", "siglip_vision_model", "clip_vision_model"), _OTHER_INPUT),
+    **dict.fromkeys(("dinov2", "whisper"), _OTHER_INPUT),
 }
 
 
@@ -43,7 +48,9 @@ def model_from_config(file: Path) -> Config:
 def _unknown(config: Config, family: Any) -> str:
     """Name the keys that nothing here reads, and the other way in."""
     if family in REFUSED:
-        return f"model_type: found {show(family)}, {REFUSED[family]}, which is not simulated; {_CAPTURE}"
+        why = REFUSED[family]
+        way = _FUNCTION if why == _OTHER_INPUT else _CAPTURE
+        return f"model_type: found {show(family)}, {why}, which a scenario's keys do not describe; {way}"
     text = config.get("text_config")
     if isinstance(text, dict) and text.get("model_type") in FAMILIES:
         towers = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
@@ -51,7 +58,7 @@ def _unknown(config: Config, family: Any) -> str:
         return (
             f"model_type: found {show(family)}, a model of several kinds of input; {left_out or 'the rest'} is not "
             f"simulated; its text_config by itself can be, as a file of its own (model_type {text['model_type']}); "
-            f"the whole model {_CAPTURE.removeprefix('it ')}"
+            f"of the whole model {_FUNCTION}"
         )
     strange = sorted(key for key in config if key not in _KNOWN_KEYS and not key.startswith("_"))
     keys = f"; keys that no known family has: {', '.join(map(one_line, strange[:12]))}" if strange else ""
