@@ -91,8 +91,7 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
         found = transformers.AutoConfig.for_model(config["model_type"], **rest)
         found.use_cache = False
         dtype = torch.float32 if options.weights == "fp32" else torch.bfloat16
-        made = _auto_class(found).from_config(found, attn_implementation=options.attention, dtype=dtype)
-        model: torch.nn.Module = made
+        model = _auto_class(found).from_config(found, attn_implementation=options.attention, dtype=dtype)
         model.train()
         if options.gradient_checkpointing:
             model.gradient_checkpointing_enable()
