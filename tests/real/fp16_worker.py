@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from calibrate.launch import join
-from calibrate.parallel.runner import Runner, make_batch, make_place, sum_over_ranks
+from calibrate.parallel.runner import Runner, make_place, sum_over_ranks
+from calibrate.parallel.samples import make_batch
 from sim.inputs.scenario import parse_scenario
 
 
