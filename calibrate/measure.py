@@ -48,6 +48,7 @@ class Wanted:
     budget_s: float
     huggingface: str | None
     program: str | None
+    torch: bool
     overrides: tuple[str, ...]
 
     def arguments(self) -> list[str]:
@@ -56,6 +57,7 @@ class Wanted:
         return [
             *(self.scenario, "--out", str(self.out), "--steps", str(self.steps), "--budget", repr(self.budget_s)),
             *(word for option, value in named.items() if value is not None for word in (option, value)),
+            *(("--torch",) if self.torch else ()),
             *(word for override in self.overrides for word in ("--set", override)),
         ]
 
@@ -81,6 +83,7 @@ class Wanted:
 @click.option(
     "--program", metavar="WHAT", help="run what the scenario's captured program came from: as in calibrate.capture"
 )
+@click.option("--torch", is_flag=True, help="time torch's own implementation beside the bundled one too")
 @overrides_option
 def main(
     scenario: Path,
@@ -90,10 +93,11 @@ def main(
     budget_s: float,
     huggingface: str | None,
     program: str | None,
+    torch: bool,
     overrides: tuple[str, ...],
 ) -> int:
     """Run SCENARIO for real, with a calibration taken between its steps."""
-    wanted = Wanted(str(scenario), out, steps, profile, budget_s, huggingface, program, overrides)
+    wanted = Wanted(str(scenario), out, steps, profile, budget_s, huggingface, program, torch, overrides)
     loaded = _checked(wanted)
     try:
         if is_rank():
@@ -110,6 +114,12 @@ def main(
 def _checked(wanted: Wanted) -> Scenario:
     """The scenario, after everything a user may have got wrong was looked at."""
     scenario = with_balanced_stages(load_scenario(wanted.scenario, wanted.overrides))
+    if wanted.torch:
+        from calibrate.torch_reference import check
+
+        if wanted.program is not None or wanted.huggingface is not None:
+            raise InputError("--torch: stands beside --program or --huggingface; it runs the bundled model")
+        check(scenario, wanted.scenario)
     if wanted.program is not None:
         from calibrate.capture.what import Options, maker
         from calibrate.measure_program import check_program
@@ -204,6 +214,7 @@ def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict
     rehearsal = (Lesson if isinstance(runner, Pupil) else Rehearsal)(runner, keys, cuts)
     limits = Limits(wanted.steps, wanted.budget_s, wanted.profile is None)
     log = run_rounds(runner, lambda: calibrate(runner, rehearsal), limits)
+    beside = _torch_beside(scenario, runner, wanted) if wanted.torch else {}
     logs, memories, epilogues = _from_all_ranks(log, memory, epilogue)
     if rank != 0:
         return None
@@ -218,7 +229,7 @@ def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict
         "worst": proof.worst,
         "tolerance": proof.tolerance,
     }
-    return assemble(scenario, logs, memories, proven, profile, facts) | {"schedule": lists}
+    return assemble(scenario, logs, memories, proven, profile, facts) | {"schedule": lists} | beside
 
 
 def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any, Any]:
@@ -245,6 +256,23 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     runner.free()
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(scenario.precision, torch.float32)
     return Runner(scenario, make_place(scenario, rank, device), dtype, device), proof
+
+
+def _torch_beside(scenario: Scenario, runner: Any, wanted: Wanted) -> dict[str, Any]:
+    """torch's own parallelism: its proof, and its steps timed in turns with the bundled ones. Collective."""
+    from calibrate.parallel.proof import single_device
+    from calibrate.parallel.samples import make_batch
+    from calibrate.torch_reference import TorchReference, largest_difference, time_both, which
+
+    reference = TorchReference(scenario, runner)
+    reference.gradients(runner.batch(0))
+    _, single = single_device(scenario, make_batch(scenario, 0, runner.device), runner.dtype, runner.device)
+    difference = largest_difference(reference, single)
+    if difference > 1e-5:
+        raise ProofError(f"{wanted.scenario}: torch's gradients are not one device's: {difference:.2g} off")
+    bundled, theirs = zip(*time_both(reference, wanted.steps), strict=True)
+    return {"torch": {"what": which(scenario), "gradient_difference": difference, "step_times_s": theirs,
+                      "bundled_step_times_s": bundled}}  # fmt: skip
 
 
 def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:

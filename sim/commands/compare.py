@@ -9,6 +9,7 @@ out of it, 2 bad input.
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.timeline import MESSAGES, SENDS, Detail, Span, Timeline
 from sim.engine.run import run_static
-from sim.inputs.measured_run import QUIET_CORES, MeasuredRun, load_measured
+from sim.inputs.measured_run import QUIET_CORES, MeasuredRun, TorchBeside, load_measured
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
@@ -66,8 +67,18 @@ def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolera
         "ranks": ranks,
         "memory": _memory(simulation, run),
         **({"operators": operators(simulation, run)} if run.operators else {}),
+        **({"torch": _torch(step["simulated"], run.torch)} if run.torch is not None else {}),
         "tolerance": tolerance,
         "within_tolerance": abs(step["error"]) <= tolerance,
+    }
+
+
+def _torch(simulated_s: float, torch: TorchBeside) -> dict[str, Any]:
+    """Median steps of torch's own implementation and of the bundled one in turns with it, against the simulated one."""
+    return {
+        "what": torch.what,
+        "step_time_s": _pair(simulated_s, statistics.median(torch.step_times_s)),
+        "bundled_step_time_s": _pair(simulated_s, statistics.median(torch.bundled_step_times_s)),
     }
 
 
@@ -294,6 +305,14 @@ def print_table(result: dict[str, Any]) -> None:
         f"step time {step['error']:+.1%}{doubt(result)}, {verdict} tolerance ({result['tolerance']:.0%}); measured "
         f"steps spread by {result['noise']:.1%}; actions end {result['action_ends']['mean']:.1%} of the step apart"
     )
+    if "torch" in result:
+        beside = result["torch"]
+        theirs, ours = beside["step_time_s"], beside["bundled_step_time_s"]
+        console.print(
+            f"{beside['what']}: {theirs['measured'] * 1e3:.4g} ms a step, simulated {theirs['error']:+.1%}; the "
+            f"bundled one in turns with it {ours['measured'] * 1e3:.4g} ms, simulated {ours['error']:+.1%}",
+            markup=False,
+        )
     for warning in result["warnings"]:
         console.print(f"the run warned: {warning}", markup=False)
 

@@ -61,6 +61,14 @@ class MeasuredOperator(_Record):
     count: int = Field(default=1, ge=0, le=1_000_000_000)
 
 
+class TorchBeside(_Record):
+    """Steps of torch's own implementation and of the bundled one, taken in turns."""
+
+    what: str = Field(min_length=1, max_length=200)
+    step_times_s: tuple[StepTime, ...] = Field(min_length=1, max_length=1_000_000)
+    bundled_step_times_s: tuple[StepTime, ...] = Field(min_length=1, max_length=1_000_000)
+
+
 class MeasuredRun(_Record):
     """A file of format `measured-run/1`. `actions` are of one representative step, from its start.
 
@@ -79,6 +87,7 @@ class MeasuredRun(_Record):
     memory: tuple[MeasuredMemory, ...] = ()
     operators: tuple[MeasuredOperator, ...] = Field(default=(), max_length=100_000)
     losses: tuple[float, ...] = ()
+    torch: TorchBeside | None = None
     schedule: tuple[tuple[Annotated[str, Field(max_length=80)], ...], ...] | None = None
     profile: dict[str, Any] | None = None
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from calibrate.launch import join
 from calibrate.parallel.runner import Runner, make_place, sum_over_ranks
-from calibrate.parallel.samples import make_batch
 from sim.inputs.scenario import parse_scenario
 
 
@@ -25,7 +24,7 @@ def _steps(scenario: dict[str, Any], rank: int, first_scale: float) -> dict[str,
     out: dict[str, Any] = {"losses": [], "scales": [], "moved": []}
     for step in range(4):
         before = [p.detach().clone() for p in run.owned()]
-        run.step(make_batch(parsed, step))
+        run.step(run.batch(step))
         out["losses"].append(sum_over_ranks([run.loss()])[0] if dist.get_world_size() == parsed.parallelism.ranks
                              else run.loss())  # fmt: skip
         out["scales"].append(run.loss_scale.value)
