@@ -1,0 +1,129 @@
+"""All that is measured on a GPU, by one command, into one folder.
+
+    python tools/gpu_all.py FOLDER [--list] [--only NAME …]
+
+Needs one CUDA GPU (torch with CUDA, nvidia-ml-py for the power loops). In order: `calibrate.run` of the node, fused and
+unfused kernels among it; the loops of one kernel and their power and clocks; every scenario of scenarios/cuda as a real
+run, two ranks on one GPU by NCCL's multi-rank mode; torch's own DDP, FSDP2, tensor parallelism and pipelining beside
+the bundled ones; a Transformers model, full and with adapters; the node's topology. What is in FOLDER already is not
+measured again, so a lost machine costs one measurement. At the end each real run is compared with its simulation, from
+the calibration taken beside it and from `calibrate.run`'s.
+
+Exit codes: 0 all done, 1 something failed (the rest went on), 2 no GPU or a wrong option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 1800.0
+SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # ranks that share a GPU; NCCL 2.30.7 or later
+TORCH_BESIDE = ("dp2_bucketed", "1f1b_pp2", "tp2_sp", "zero3_dp2")  # of scenarios/cuda
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One measurement: its file in the folder, the command (OUT stands for the file), and its environment."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def works() -> list[Work]:
+    """Everything, in the order in which it is worth having."""
+    out = [
+        Work("node", ("-m", "calibrate.run", "--device", "cuda", "--out", "OUT")),
+        Work("power", ("tools/gpu_power.py", "measure", "OUT")),
+    ]
+    for path in sorted((ROOT / "scenarios" / "cuda").glob("*.yaml")):
+        file = str(path.relative_to(ROOT))
+        out.append(Work(path.stem, ("-m", "calibrate.measure", file, "--out", "OUT"), SHARING))
+        if path.stem in TORCH_BESIDE:
+            more = ("--torch", "--set", "training.precision=fp32", "--set", "training.grad_dtype=fp32")
+            out.append(Work(f"torch_{path.stem}", ("-m", "calibrate.measure", file, "--out", "OUT", *more), SHARING))
+    folder = "scenarios/huggingface"
+    for name in ("sft_full", "sft_lora"):
+        command = ("-m", "calibrate.measure", f"{folder}/{name}.yaml", "--huggingface", folder, "--out", "OUT")
+        out.append(Work(f"huggingface_{name}", (*command, "--set", "cluster=dgx-h100")))
+    return [*out, Work("topology", ("-m", "calibrate.topology", "--out", "OUT"))]
+
+
+def gpu_name() -> str:
+    """The GPU's name.
+
+    Raises:
+        SystemExit: 2, in one line, where there is none.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError:
+        print("error: torch is not installed; pip install the project with its extra `real`", file=sys.stderr)
+        raise SystemExit(2) from None
+    if not torch.cuda.is_available():
+        print(f"error: torch {torch.__version__} sees no CUDA GPU here; nothing was measured", file=sys.stderr)
+        raise SystemExit(2)
+    return torch.cuda.get_device_name(0)
+
+
+def measured(work: Work, folder: Path) -> bool:
+    """Whether it is in the folder, now or already."""
+    out = folder / f"{work.name}.json"
+    if out.exists():
+        print(f"{work.name}: is there", flush=True)
+        return True
+    words = [str(out) if word == "OUT" else word for word in work.command]
+    print(f"{work.name}: {' '.join(words)}", flush=True)
+    try:
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, env=os.environ | work.environment, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        print(f"{work.name}: took more than {LIMIT_S:g} s", file=sys.stderr)
+        return False
+    return done.returncode == 0 and out.exists()
+
+
+def compared(folder: Path) -> None:
+    """Every real run against its simulation, by both calibrations."""
+    for path in sorted(folder.glob("*.json")):
+        run = json.loads(path.read_text())
+        scenario = ROOT / "scenarios" / "cuda" / f"{path.stem}.yaml"
+        if run.get("format") != "measured-run/1" or not scenario.exists():
+            continue
+        for calibration in ((), ("--calibration", str(folder / "node.json"))):
+            command = ["-m", "sim.compare", str(scenario), str(path), *calibration]
+            subprocess.run([sys.executable, *command], cwd=ROOT)
+
+
+def main() -> None:
+    """Look for a GPU, measure what is missing, compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--list", action="store_true", help="print what would be measured, without a GPU")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    args = parser.parse_args()
+    wanted = [w for w in works() if args.only is None or w.name in args.only]
+    unknown = sorted(set(args.only or ()) - {w.name for w in works()})
+    if unknown:
+        parser.error(f"--only: found {', '.join(unknown)}; allowed: {', '.join(w.name for w in works())}")
+    if args.list:
+        print("\n".join(f"{w.name}: {' '.join(w.command)}" for w in wanted))
+        return
+    print(gpu_name())
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = [w.name for w in wanted if not measured(w, folder)]
+    compared(folder)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
