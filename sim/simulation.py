@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from sim.views.losses import LossShare
 
 UNFOLDED_RANKS = 256  # as many ranks are simulated one by one, beside processes or where collectives are messages
-EXPAND_UP_TO = 4000  # spans: expanding a step of so many for its advice takes well under a second
+EXPAND_UP_TO = 4000  # spans: expanding a step of so many for its losses takes well under a second
 
 
 def simulate(
@@ -258,7 +258,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
     """One simulated step and its result.
 
     `FinishedStep` is what one run of one graph says. Here stands what takes further simulations: the cost of each
-    fault, a teacher, the spans that advice needs, processes beside the step (`acted`: what they did; `alone_s`: how
+    fault, a teacher, the spans that its losses need, processes beside the step (`acted`: what they did; `alone_s`: how
     long it takes without them, None where they changed nothing).
     """
 
@@ -364,7 +364,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         return f"Simulation({self.scenario.name}: {self.step_time_s:.6g} s on {self.scenario.parallelism.ranks} ranks)"
 
     def losses(self, n: int = 3) -> list[tuple[LossShare, str]]:
-        """The n largest losses of the step, each with what would remove it.
+        """The n largest losses of the step, each with its cause.
 
         Which messages are exposed can only be told where those of layers (tp, cp, ep) have spans of their own, as in
         an expanded simulation. One is made where that is quick; else the advice on communication is not guessed.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve
     from sim.serve.result import ServingSimulation
     from sim.simulation import Simulation
+    from sim.studies.advice import Tried
     from sim.studies.anchor import Anchor
     from sim.studies.spending import Spending
     from sim.views.headline import Number
@@ -57,6 +58,9 @@ OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
     "--days", type=float, metavar="DAYS", help="simulate DAYS days of failures and checkpoints (faults.failures)"
 )
 @click.option("--runs", type=click.IntRange(1, 100_000), default=200, help="histories that --days draws")
+@click.option(
+    "--advise/--no-advise", default=None, help="try changes that might shorten the step; by default where that is quick"
+)
 @click.option("--operators", is_flag=True, help="list the longest operators of every class of ranks")
 @click.option("--require-fit", is_flag=True, help="exit code 1 where memory does not suffice")
 @click.option("--tokens", metavar="N", help="tokens of the whole training, as training.tokens: steps, days, GPU hours")
@@ -85,6 +89,7 @@ def main(
     critical_loss: float | None,
     days: float | None,
     runs: int,
+    advise: bool | None,
     operators: bool,
     require_fit: bool,
     tokens: str | None,
@@ -116,7 +121,7 @@ def main(
     for target, write in ((topology, _draw), (chakra, _write_chakra)):
         if target is not None:
             write(scenario, overrides, target)
-    asked = _Asked(steps, None if days is None else (days, runs), operators, price, measured, overrides)
+    asked = _Asked(steps, None if days is None else (days, runs), operators, price, measured, overrides, advise)
     fits = _run(scenario, json, html, trace, given, engine, asked)
     return 1 if require_fit and not fits else 0
 
@@ -130,6 +135,7 @@ class _Asked(NamedTuple):
     price_per_gpu_hour: float | None
     measured_s: float | None
     changes: Sequence[str]  # --set: what differs from the step that was measured
+    advise: bool | None
 
 
 def _stands_alone(option: str, others: Mapping[str, object]) -> None:
@@ -163,8 +169,9 @@ def _run(
     if engine == "static" and scenario.processes is not None:
         raise InputError(f"{path}: --engine static: the scenario's processes need SimPy's clock (auto or simpy)")
     simulation = simulate(scenario, engine=engine)
+    advice = _advice(simulation, path, overrides, asked.advise, page=html is not None)
     if html is not None or trace is not None:
-        _write_views(simulate(scenario, expand=True, engine=engine), html, trace, asked.steps)
+        _write_views(simulate(scenario, expand=True, engine=engine), html, trace, asked.steps, advice)
     weeks, anchored, spent = None, None, None
     if asked.weeks is not None:
         from sim.studies.goodput import goodput
@@ -181,13 +188,16 @@ def _run(
         spent = spending(simulation.outcome, asked.price_per_gpu_hour)
     if json is not None:
         more = {"goodput": weeks, "measured": anchored, "spending": spent}
-        write_json(json, simulation.result | {k: v.to_json() for k, v in more.items() if v is not None}, indent=1)
+        written: dict[str, object] = {k: v.to_json() for k, v in more.items() if v is not None}
+        if advice is not None:
+            written["advice"] = [tried.to_json() for tried in advice]
+        write_json(json, simulation.result | written, indent=1)
     if json != "-":
         from rich.console import Console
 
         from sim.views.summary import print_summary
 
-        print_summary(simulation.outcome, Console(), weeks, _numbers(anchored, spent))
+        print_summary(simulation.outcome, Console(), weeks, _numbers(anchored, spent), advice or ())
         if asked.operators:
             _print_operators(simulation)
     return simulation.outcome.fits_in_memory
@@ -309,7 +319,23 @@ def _write_chakra(path: Path, overrides: Sequence[str], prefix: Path) -> None:
     write_chakra(simulate(whole, expand=True), prefix)
 
 
-def _page(simulation: Simulation | ServingSimulation, memory: list[MemoryCurve]) -> str:
+def _advice(
+    simulation: Simulation, path: Path, overrides: Sequence[str], asked: bool | None, page: bool
+) -> list[Tried] | None:
+    """Changes that were tried and help; None where none were tried, for want of time."""
+    from sim.inputs.scenario import load_scenario
+    from sim.studies.advice import BRIEF, FULL, QUICK_S, may_advise, tried_advice
+
+    quick = simulation.wall_s <= (3 if page else 1) * QUICK_S
+    if asked is False or (asked is None and not quick) or not may_advise(simulation.scenario):
+        return None
+    effort = FULL if page or asked else BRIEF
+    return tried_advice(simulation, lambda changes: load_scenario(path, [*overrides, *changes]), effort)
+
+
+def _page(
+    simulation: Simulation | ServingSimulation, memory: list[MemoryCurve], advice: Sequence[Tried] | None = None
+) -> str:
     """The page of a step, with what spans are made of and waited for, or of a serving workload."""
     from sim.results.operator_times import runs_of_details, time_by_operator
     from sim.simulation import Simulation
@@ -319,13 +345,16 @@ def _page(simulation: Simulation | ServingSimulation, memory: list[MemoryCurve])
     if not isinstance(simulation, Simulation):
         return timeline_page(*whole)
     runs = runs_of_details(simulation, simulation.timeline.details)
-    return timeline_page(*whole, time_by_operator(simulation), simulation.waits, runs)
+    return timeline_page(*whole, time_by_operator(simulation), simulation.waits, runs, advice)
 
 
-def _write_views(simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int) -> None:
+def _write_views(
+    simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int,
+    advice: Sequence[Tried] | None = None,
+) -> None:  # fmt: skip
     memory = simulation.memory_over(steps)
     if html is not None:
-        write_page(html, _page(simulation, memory))
+        write_page(html, _page(simulation, memory, advice))
     if trace is not None:
         import json
 

@@ -1,4 +1,4 @@
-"""Where a step's time goes, in plain words: what is useful, what is lost, and what would win it back.
+"""Where a step's time goes, in plain words: what is useful, what is lost, and why.
 
 The parts of the mean rank's step, which add up to it:
 
@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.core.timeline import Timeline
-from sim.models.frameworks import FRAMEWORKS, framework_of
 from sim.results.result import StepResult
 from sim.schedules import FORMS
 from sim.views.headline import PIPELINE_BUBBLE, bubble_name, tightest
@@ -86,18 +85,23 @@ def _with_teachers(result: StepResult) -> float:
     return 1.0 + teachers / result.scenario.parallelism.ranks
 
 
+def lost_parts(result: StepResult, timeline: Timeline) -> list[LossShare]:
+    """The parts that are not useful and worth a word, the largest first."""
+    least_s = WORTH_A_WORD * result.step_time_s
+    parts = (p for p in parts_of_step(result, timeline) if p.key != "useful" and p.seconds >= least_s)
+    return sorted(parts, key=lambda p: -p.seconds)
+
+
 def largest_losses(
     result: StepResult, timeline: Timeline, n: int = 3, expanded: bool = True
 ) -> list[tuple[LossShare, str]]:
-    """The n largest parts that are not useful and worth a word, each with what would remove it.
+    """The n largest parts that are not useful and worth a word, each with its cause.
 
     Unless `expanded`, messages within layers have no spans, and which of them are exposed is not guessed.
     """
-    least_s = WORTH_A_WORD * result.step_time_s
-    parts = (p for p in parts_of_step(result, timeline) if p.key != "useful" and p.seconds >= least_s)
-    lost = sorted(parts, key=lambda p: -p.seconds)
-    remedies = _REMEDIES if expanded else {**_REMEDIES, "communication": _unknown}
-    return [(part, remedies[part.key](result, timeline)) for part in lost[:n]]
+    lost = lost_parts(result, timeline)
+    causes = _CAUSES if expanded else {**_CAUSES, "communication": _unknown}
+    return [(part, causes[part.key](result, timeline)) for part in lost[:n]]
 
 
 def mean_seconds(timeline: Timeline, kind: str) -> float:
@@ -141,24 +145,15 @@ def exposed_by_stream(timeline: Timeline) -> dict[str, float]:
 
 def _bubble(result: StepResult, timeline: Timeline) -> str:
     layout, m = result.scenario.parallelism, result.scenario.micro_batches
-    schedule, form = layout.schedule, FORMS[layout.schedule]
     uneven = _uneven(result)
     if uneven:
         return uneven
     if layout.pp == 1:
         return "Ranks wait at collectives for the last one to arrive, a different one at different times."
-    text = f"{layout.pp} stages fill and drain around {m} micro-batches"
-    if form.one_at_a_time:
-        return text + f". The {schedule} schedule runs one stage at a time: `1f1b` lets them all work."
-    more = f" Twice as many ({2 * m}) would about halve its share"
-    if form.backward == "whole" and form.stages_per_rank == 1:
-        return (
-            text + "." + more + "; so would `interleaved_1f1b` with two virtual stages, and the zero-bubble "
-            "schedules (`zb_h1`, `zb_v`) fill it with weight gradients."
-        )
-    if form.least_stages is not None:
-        return text + "." + more + "; so would twice the virtual stages, at the price of more messages."
-    return text + "." + more + f". `{schedule}` already fills most of it; stages of more equal time would help too."
+    text = f"{layout.pp} stages fill and drain around {m} micro-batches."
+    if FORMS[layout.schedule].one_at_a_time:
+        return f"{text} The {layout.schedule} schedule runs one stage at a time."
+    return text
 
 
 def _uneven(result: StepResult) -> str:
@@ -171,105 +166,45 @@ def _uneven(result: StepResult) -> str:
     compute = "compute" if who.startswith("ranks") else "computes"
     if result.scenario.parallelism.pp == 1:
         return f"{who.capitalize()} {compute} {seconds(more_s)} longer than the mean; the others wait at collectives."
-    return (
-        f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for "
-        "that. Fewer layers there (`layers_per_stage`) win most of it back, more micro-batches the rest."
-    )
-
-
-_ADVICE: dict[str, tuple[tuple[str, object, str], ...]] = {
-    "tp": (("sp", True, "shares out the norms and lets it be chunked"),
-           ("tp_overlap", "full", "hides it beside its own matmuls"),
-           ("tp", 1, "removes it; a smaller `tp`, inside one NVLink domain, shortens it")),
-    "cp": (("cp_method", "ring", "hides it under attention"),
-           ("cp_split", "zigzag", "balances the ranks"),
-           ("cp", 1, "removes it; a smaller `cp` shortens it")),
-    "ep": (("ep_overlap", True, "hides it in paired passes"),
-           ("ep_dispatch_dtype", "fp8", "halves the dispatch")),
-    "dp": (("dp_sync", "bucketed", "hides it under the backward passes"),
-           ("param_gather_overlap", True, "gathers parameters under the next forward"),
-           ("accumulate_unsharded", True, "reduces gradients once a step (ZeRO-2 and 3)")),
-    "replica": (("accumulate_unsharded", True, "reduces gradients once a step (ZeRO-2 and 3)"),),
-    "send": (("p2p_overlap", True, "sends under the next computation instead of before it"),),
-}  # fmt: skip
-_ALWAYS = {
-    **dict.fromkeys(
-        ("dp", "replica"), "More micro-batches between two reductions, or `grad_reduce_dtype: bf16`, shorten it."
-    ),
-    "ep": "Keep expert parallelism within one node or NVLink domain.",
-    "send": "Fewer virtual stages, or faster links between stages, shorten it.",
-    "host": "Recomputation instead of offloading removes it.",
-}
+    return f"Stages are uneven: {who} {compute} {seconds(more_s)} longer than the mean, and the others wait for that."
 
 
 def _communication(result: StepResult, timeline: Timeline) -> str:
-    """Advice for the most exposed stream: the options that the scenario has not taken yet."""
     stream = next(iter(exposed_by_stream(timeline)), "")
-    layout = result.scenario.parallelism
-    possible = {
-        "accumulate_unsharded": layout.zero >= 2,
-        "ep_overlap": FORMS[layout.schedule].pairs and layout.pp > 1,
-    }
-    left = [
-        f"`{key}: {str(value).lower()}` {what}"
-        for key, value, what in _ADVICE.get(stream, ())
-        if getattr(layout, key) != value and possible.get(key, True)
-    ]
-    advice = "; ".join(left) + "." if left else ""
-    always = _ALWAYS.get(stream, "" if left else "Overlapping it with computation, or faster links, would remove it.")
-    return " ".join(x for x in (f"Mostly on the `{stream}` stream." if stream else "", advice, always) if x)
+    return f"Mostly on the `{stream}` stream." if stream else ""
 
 
 def _unknown(result: StepResult, timeline: Timeline) -> str:
-    return "Which messages are exposed, and what would hide them, is told by the page of `sim.run --html`."
+    return "Which messages are exposed is told by the page of `sim.run --html`."
 
 
 def _recompute(result: StepResult, timeline: Timeline) -> str:
     peak, limit = tightest(result)
-    training = result.scenario.training
-    full = training is not None and training.recompute.mode == "full"
-    less = "`recompute: selective`" if full else "`recompute: none`"
     room = f" The worst rank has {(1 - peak / limit) * 100:.0f} % of its memory free." if limit > peak > 0 else ""
-    return f"{less} does less of the forward twice and keeps more activations instead.{room}"
+    return f"Forward work is done a second time, to keep fewer activations.{room}"
 
 
 def _optimizer(result: StepResult, timeline: Timeline) -> str:
-    layout = result.scenario.parallelism
-    copies = layout.dp * layout.cp
-    if copies > 1 and not layout.zero:
-        return "`zero: 1` shares it out over the data-parallel ranks; a larger batch runs it less often."
-    return f"A larger batch runs it less often; `zero` with `dp` above {copies} shares it out more thinly."
+    return "The update of parameters and what stands around it, once a step."
 
 
 def _below_peak(result: StepResult, timeline: Timeline) -> str:
-    layout, training = result.scenario.parallelism, result.scenario.training
-    options = ["larger micro-batches"]
-    if layout.tp > 1:
-        options += ["less `tp`"] + ["`sp: true` (else every rank computes all norms)"] * (not layout.sp)
-    assert training is not None  # a step is one of training
-    options += ["`attention: fused`"] * (training.attention != "fused")
-    if not framework_of(training).fuses_chains:
-        options.append(f"`framework: {next(f.name for f in FRAMEWORKS.values() if f.fuses_chains)}`")
-    return ("Operators run below the device's peak: memory-bound kernels, small or odd matmuls. To raise it: "
-            + ", ".join(options) + ".")  # fmt: skip
+    return "Operators run below the device's peak: memory-bound kernels, small or odd matmuls."
 
 
 def _teacher(result: StepResult, timeline: Timeline) -> str:
     d = result.distillation
     if d is not None and d.teacher.placement == "other":
-        return "The teacher takes longer than the student. More GPUs (`teacher_parallelism.tp`) shorten its turn."
+        return "The teacher takes longer than the student."
     turn = "writes before" if d is not None and d.teacher.mode == "sequence" else "runs before"
-    return f"The teacher {turn} the student's step. `placement: other` puts it beside, on GPUs of its own."
+    return f"The teacher {turn} the student's step, on the same GPUs."
 
 
 def _other(result: StepResult, timeline: Timeline) -> str:
-    return (
-        "Ranks wait for the slowest after the pipeline has drained. More equal stages (`layers_per_stage`), "
-        "or no stragglers, would remove it."
-    )
+    return "Ranks wait for the slowest after the pipeline has drained."
 
 
-_REMEDIES = {
+_CAUSES = {
     "teacher": _teacher,
     "bubble": _bubble,
     "communication": _communication,

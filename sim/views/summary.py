@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sim.prices.profiles import shipped_profiles
 from sim.results.evidence import nearest
 from sim.results.result import RankRow, StepResult
+from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.headline import Number, evidence_line, headline, layout_line
 from sim.views.palette import memory_styles
 from sim.views.units import count, n_bytes, percent, ranks_text, seconds
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from sim.serve.records import ServingResult
+    from sim.studies.advice import Tried
     from sim.studies.goodput import Goodput
 
 RANKS_SHOWN = 12
@@ -31,10 +33,11 @@ BAR = (("compute", "blue", "█"), ("communication", "yellow", "▓"), ("bubble"
 
 
 def print_summary(
-    result: StepResult | ServingResult, console: Console, weeks: Goodput | None = None, more: Sequence[Number] = ()
-) -> None:
+    result: StepResult | ServingResult, console: Console, weeks: Goodput | None = None, more: Sequence[Number] = (),
+    advice: Sequence[Tried] = (),
+) -> None:  # fmt: skip
     """Print a result for a person; about 35 lines for 8 ranks. `console` knows colour and width, `more` follows the
-    headline."""
+    headline; `advice` are changes that were tried and help."""
     from rich.text import Text
 
     console.print(Text(result.scenario.name, style="bold"), highlight=False)
@@ -46,6 +49,8 @@ def print_summary(
     if isinstance(result, StepResult):
         tables += [_blame(result)] if result.blame else []
         tables += [_waiting(result)] if result.waiting else []
+    if advice:
+        tables.append(_advice(advice, result.fits_in_memory))
     if weeks is not None:
         tables.append(_goodput(weeks))
     for table in tables:
@@ -152,6 +157,15 @@ def _waiting(result: StepResult) -> Table:
     table.columns[0].max_width = table.columns[1].max_width = NAME_WIDTH
     for row in result.waiting[: RANKS_SHOWN // 2]:
         table.add_row(ranks_text(row.ranks), ranks_text(row.awaited), seconds(row.seconds))
+    return table
+
+
+def _advice(tried: Sequence[Tried], fits: bool) -> Table:
+    """What each change would gain."""
+    table = _table("shorter with --set" if fits else "fits with --set", *(name.lower() for name in ADVICE_HEAD[1:]))
+    table.columns[0].no_wrap = False
+    for row in advice_rows(tried):
+        table.add_row(*row)
     return table
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sim.core.timeline import Timeline
 from sim.results.evidence import nearest
 from sim.results.result import StepResult
+from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.curves import curve_columns, fullest
 from sim.views.headline import evidence_line, headline, layout_line, memory_limit_bytes
 from sim.views.losses import LossShare, largest_losses, mean_seconds, parts_of_step
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sim.results.operator_times import RankOperators, Runs
     from sim.results.step import SpanWaits
     from sim.serve.records import ServingResult
+    from sim.studies.advice import Tried
 
     Result = StepResult | ServingResult
 
@@ -40,12 +42,13 @@ _RANK_BARS = (
 def timeline_page(
     result: Result, timeline: Timeline, memory: Sequence[MemoryCurve], critical: Sequence[int] = (),
     operators: Sequence[RankOperators] = (), waits: SpanWaits | None = None, runs: Sequence[Runs] = (),
+    advice: Sequence[Tried] | None = None,
 ) -> str:
     """HTML of a page that opens without network: a result, its timeline and its memory over time.
 
     `critical` are the indices of the spans on the critical path, which the page can outline; `operators` the time by
     operator, whose longest are listed; `waits` what each span waited for, and `runs` the operators of each detail, for
-    the span that a click pins.
+    the span that a click pins; `advice` the changes that were tried and help, None if none were tried.
     """
     from sim.views.figures import NEAR_MOST, memory_figure, timeline_figure
     from sim.views.rows import tracks_of
@@ -64,6 +67,7 @@ def timeline_page(
     parts: Mapping[str, Any]
     if isinstance(result, StepResult):
         parts = {"parts": parts_of_step(result, timeline), "largest": largest_losses(result, timeline)}
+        parts["advice"] = None if advice is None else advice_rows(advice)
         parts["evidence"] = [evidence_line(row) for row in nearest(result.scenario)]
     else:
         data["item"] = "iteration"
@@ -82,6 +86,7 @@ def timeline_page(
         near=NEAR_MOST,
         critical=bool(len(critical)),
         curves=_curve_names(timeline, memory),
+        advice_head=ADVICE_HEAD,
         fullest=fullest(memory) if memory else 0,
         styles=styles,
         rank_bars=_RANK_BARS,

@@ -1,0 +1,221 @@
+"""Changes that might shorten a step, each simulated: only what helps and fits in memory is said.
+
+A proposal is a list of `--set` overrides of the scenario as its file has it, so that what is said is what a user gets.
+Global batch and number of GPUs stay as they are: step times compare. Proposals belong to the part of the step that they
+shorten (`sim.views.losses`); the largest parts are tried first. Which of them a scenario may take, its reader says: one
+that is refused is left out, as is one that is what the scenario says already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.core.errors import InputError
+from sim.inputs.scenario import Scenario
+from sim.results.records import Record
+from sim.schedules import FORMS
+from sim.simulation import Simulation, simulate
+from sim.views.losses import lost_parts
+
+if TYPE_CHECKING:
+    from sim.results.memory import MemoryCurve
+
+LEAST_GAIN = 0.002  # of the step: less is not worth a change
+QUICK_S = 0.15  # a step simulated in so much has proposals tried unasked
+MEMORY = "memory"  # the part of a step that does not fit
+
+class Effort(NamedTuple):
+    """How many proposals are tried: so many of each of so many parts."""
+
+    each: int
+    parts: int
+
+
+BRIEF, FULL = Effort(2, 2), Effort(4, 3)  # in passing, and where a page is made of the step or advice is asked for
+Changes = tuple[str, ...]
+Load = Callable[[Sequence[str]], Scenario]  # the scenario with more overrides
+
+
+@dataclass(frozen=True, slots=True)
+class Tried(Record):
+    """A change that was simulated. `part` is what it was meant to shorten; `gain` is of the step's time, negative where
+    a step that did not fit takes longer to fit."""
+
+    part: str
+    changes: Changes
+    step_time_s: float
+    gain_s: float
+    gain: float
+    peak_memory_bytes: float
+
+
+def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> list[Tried]:
+    """What helps, the largest gain first; of a step that does not fit in memory, what makes it fit.
+
+    Proposals for the largest losses are tried first.
+    """
+    fits = _memory(simulation)[1]
+    lost = lost_parts(simulation.outcome, simulation.timeline)
+    wanted = [p.key for p in lost[: effort.parts]] if fits else [MEMORY]
+    most = effort.each if fits else effort.each * effort.parts
+    seen: set[Changes] = set()
+    found: list[Tried] = []
+    for part in wanted:
+        count = 0
+        for changes in _PROPOSALS.get(part, _none)(simulation.scenario):
+            if changes in seen or count == most:
+                continue
+            seen.add(changes)
+            other = _simulated(simulation, changes, load)
+            if other is None:
+                continue
+            count += 1
+            (other_peak, other_fits), gain_s = _memory(other), simulation.step_time_s - other.step_time_s
+            if other_fits and (not fits or gain_s > LEAST_GAIN * simulation.step_time_s):
+                found.append(
+                    Tried(part, changes, other.step_time_s, gain_s, gain_s / simulation.step_time_s, other_peak)
+                )
+    return sorted(found, key=lambda t: -t.gain_s)
+
+
+def may_advise(scenario: Scenario) -> bool:
+    """Whether a step's changes are compared by its time alone: not beside a teacher or processes of the user's own."""
+    return scenario.training is not None and scenario.distillation is None and scenario.processes is None
+
+
+def _simulated(before: Simulation, changes: Changes, load: Load) -> Simulation | None:
+    """The step with the changes; None where that is no other step, or none at all."""
+    try:
+        scenario = load(changes)
+        if scenario == before.scenario or scenario.parallelism.ranks != before.scenario.parallelism.ranks:
+            return None
+        costs = before.pricing.costs if scenario.calibration == before.scenario.calibration else None
+        return simulate(scenario, costs=costs, engine="static")
+    except InputError:
+        return None
+
+
+def _memory(simulation: Simulation) -> tuple[float, bool]:
+    """Bytes of the fullest rank, and whether every rank's fit on its device."""
+    gpu_of = simulation.scenario.cluster.gpu_of
+
+    def peak(curve: MemoryCurve) -> float:
+        return float(curve.total.max())
+
+    return (
+        max(peak(c) for c in simulation.memory),
+        all(peak(c) <= gpu_of(c.rank).memory_bytes for c in simulation.memory),
+    )
+
+
+def _none(scenario: Scenario) -> Iterator[Changes]:
+    yield from ()
+
+
+def _set(**values: object) -> Changes:
+    """Overrides in the form of `--set`; keys with `_` between section and name."""
+    sections = ("training", "parallelism")
+    out = []
+    for name, value in values.items():
+        section = next(s for s in sections if name.startswith(f"{s}_"))
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        out.append(f"{section}.{name.removeprefix(section + '_')}={text}")
+    return tuple(out)
+
+
+def _bubble(scenario: Scenario) -> Iterator[Changes]:
+    p, t = scenario.parallelism, scenario.for_training
+    if p.pp == 1:
+        return
+    yield _set(parallelism_layers_per_stage="balanced")
+    yield _set(parallelism_schedule="zb_v")
+    if FORMS[p.schedule].least_stages is None:
+        yield _set(parallelism_schedule="interleaved_1f1b")
+    yield _set(parallelism_schedule="interleaved_1f1b", parallelism_virtual_stages=2 * max(2, p.virtual_stages))
+    yield _set(parallelism_schedule="zb_h1")
+    if t.micro_batch_size % 2 == 0:
+        yield _set(training_micro_batch_size=t.micro_batch_size // 2)
+    if p.pp % 2 == 0:
+        yield _set(parallelism_pp=p.pp // 2, parallelism_dp=2 * p.dp)
+
+
+def _communication(scenario: Scenario) -> Iterator[Changes]:
+    p = scenario.parallelism
+    if p.tp > 1:
+        yield _set(parallelism_sp=True)
+        yield _set(parallelism_sp=True, parallelism_tp_overlap="full")
+        yield _set(parallelism_tp=p.tp // 2, parallelism_dp=2 * p.dp)
+    if p.cp > 1:
+        yield _set(parallelism_cp_method="ring")
+        yield _set(parallelism_cp_split="zigzag")
+    if p.ep > 1:
+        yield _set(parallelism_ep_overlap=True)
+        yield _set(parallelism_ep_dispatch_dtype="fp8")
+    if p.dp * p.cp > 1:
+        yield _set(parallelism_dp_sync="bucketed")
+        yield _set(parallelism_param_gather_overlap=True)
+        yield _set(parallelism_accumulate_unsharded=True)
+        yield _set(training_grad_reduce_dtype="bf16")
+    if p.pp > 1:
+        yield _set(parallelism_p2p_overlap=True)
+    yield from _larger(scenario)
+
+
+def _below_peak(scenario: Scenario) -> Iterator[Changes]:
+    p, t = scenario.parallelism, scenario.for_training
+    yield _set(training_framework="compiled")
+    if t.cross_entropy == "unfused":
+        yield _set(training_cross_entropy="fused")
+    yield from _larger(scenario)
+    yield _set(training_attention="fused")
+    if p.tp > 1:
+        yield _set(parallelism_tp=p.tp // 2, parallelism_dp=2 * p.dp)
+        yield _set(parallelism_sp=True)
+
+
+def _larger(scenario: Scenario) -> Iterator[Changes]:
+    """Micro-batches of twice the size."""
+    if scenario.micro_batches > 1:
+        yield _set(training_micro_batch_size=2 * scenario.for_training.micro_batch_size)
+
+
+def _recompute(scenario: Scenario) -> Iterator[Changes]:
+    yield _set(training_recompute="none")
+    yield _set(training_recompute="selective")
+
+
+def _optimizer(scenario: Scenario) -> Iterator[Changes]:
+    if scenario.parallelism.dp * scenario.parallelism.cp > 1:
+        yield _set(parallelism_zero=1)
+    yield _set(training_framework="compiled")
+
+
+def _to_fit(scenario: Scenario) -> Iterator[Changes]:
+    """Less memory, the cheapest first."""
+    p, t = scenario.parallelism, scenario.for_training
+    if t.cross_entropy != "chunked":
+        yield _set(training_cross_entropy="chunked")
+    if t.micro_batch_size % 2 == 0:
+        yield _set(training_micro_batch_size=t.micro_batch_size // 2)
+    for stage in range(p.zero + 1, 4) if p.dp * p.cp > 1 else ():
+        yield _set(parallelism_zero=stage)
+    if t.recompute.mode != "full":
+        yield _set(training_recompute="selective")
+        yield _set(training_recompute="full")
+        if p.dp * p.cp > 1:
+            yield _set(parallelism_zero=3, training_recompute="full")
+    if p.dp % 2 == 0:
+        yield _set(parallelism_tp=2 * p.tp, parallelism_dp=p.dp // 2, parallelism_sp=True)
+
+
+_PROPOSALS: dict[str, Callable[[Scenario], Iterator[Changes]]] = {
+    "bubble": _bubble,
+    "communication": _communication,
+    "below_peak": _below_peak,
+    "recompute": _recompute,
+    "optimizer": _optimizer,
+    "other": _bubble,
+    MEMORY: _to_fit,
+}

@@ -1,0 +1,30 @@
+"""Changes that were tried, as rows of a table: what to set, and what it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sim.views.units import n_bytes, percent, seconds
+
+if TYPE_CHECKING:
+    from sim.studies.advice import Tried
+
+ADVICE_HEAD = ("--set", "Step", "Difference", "of the step", "Peak memory")
+
+
+def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
+    """The overrides that make the change; the step with it, what that gains, and its memory."""
+    return [
+        (
+            " ".join(t.changes), seconds(t.step_time_s), f"{_sign(t)}{seconds(abs(t.gain_s))}",
+            f"{_sign(t)}{percent(abs(t.gain))}",
+            n_bytes(t.peak_memory_bytes),
+        )
+        for t in tried
+    ]  # fmt: skip
+
+
+def _sign(t: Tried) -> str:
+    """Of the change of the step's time: less is a gain."""
+    return "−" if t.gain_s >= 0 else "+"

@@ -1,0 +1,79 @@
+"""Advice is what was simulated: what a change is said to gain, a run with that change shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.scenario import load_scenario
+from sim.simulation import simulate
+from sim.studies.advice import BRIEF, LEAST_GAIN, Tried, tried_advice
+from tests.modules import run_module
+
+FILES = Path(__file__).parents[2] / "scenarios"
+
+
+def advice(name: str, *overrides: str) -> tuple[float, list[Tried]]:
+    """A scenario's step, and what helps."""
+    file = FILES / f"{name}.yaml"
+    step = simulate(load_scenario(file, overrides), engine="static")
+    return step.step_time_s, tried_advice(step, lambda changes: load_scenario(file, [*overrides, *changes]))
+
+
+@pytest.mark.parametrize("name", ["1f1b_pp8", "dp8"])
+def test_each_change_gains_what_is_said(name: str) -> None:
+    step_s, found = advice(name)
+    assert len(found) >= 3
+    assert [t.gain_s for t in found] == sorted((t.gain_s for t in found), reverse=True)
+    for tried in found:
+        result = simulate(load_scenario(FILES / f"{name}.yaml", tried.changes)).outcome
+        assert result.step_time_s == tried.step_time_s == pytest.approx(step_s - tried.gain_s)
+        assert result.peak_memory_bytes == pytest.approx(tried.peak_memory_bytes)
+        assert result.fits_in_memory
+        assert tried.gain > LEAST_GAIN
+
+
+def test_what_does_not_help_or_fit_is_not_said() -> None:
+    """Twice the micro-batch makes this pipeline slower and does not fit; twice the virtual stages does not help."""
+    _, found = advice("1f1b_pp8")
+    changes = {t.changes for t in found}
+    worse = simulate(load_scenario(FILES / "1f1b_pp8.yaml", ["training.micro_batch_size=2"])).outcome
+    assert not worse.fits_in_memory
+    assert ("training.micro_batch_size=2",) not in changes
+    assert not any("layers_per_stage" in key for keys in changes for key in keys)  # balanced already
+
+
+def test_nothing_is_proposed_twice_that_is_done() -> None:
+    _, found = advice("dp8", "training.framework=compiled", "training.cross_entropy=fused", "parallelism.zero=1")
+    said = {change for t in found for change in t.changes}
+    assert not said & {"training.framework=compiled", "training.cross_entropy=fused", "parallelism.zero=1"}
+
+
+def test_what_does_not_fit_is_made_to_fit() -> None:
+    step_s, found = advice("memory_zero_llama8b")
+    assert {t.part for t in found} == {"memory"}
+    assert ("parallelism.zero=3",) in {t.changes for t in found}
+    for tried in found:
+        assert simulate(load_scenario(FILES / "memory_zero_llama8b.yaml", tried.changes)).outcome.fits_in_memory
+    assert any(t.step_time_s > step_s for t in found)  # at a price
+
+
+def test_experts_are_advised_as_their_layout_allows() -> None:
+    options = ["training.seq_len=512", "parallelism={}", "parallelism.dp=8", "parallelism.ep=8"]
+    file = FILES / "moe_mixtral.yaml"
+    step = simulate(load_scenario(file, options), engine="static")
+    found = tried_advice(step, lambda changes: load_scenario(file, [*options, *changes]), BRIEF)
+    assert not any("ep_overlap" in change for t in found for change in t.changes)  # needs stages run in pairs
+
+
+def test_terminal_and_json_say_the_same(tmp_path: Path) -> None:
+    ran = run_module("sim.run", FILES / "dp8.yaml", "--advise", "--json", tmp_path / "step.json")
+    assert ran.returncode == 0, ran.stderr
+    written = json.loads((tmp_path / "step.json").read_text("utf-8"))["advice"]
+    assert written == [t.to_json() for t in advice("dp8")[1]]
+    for row in written:
+        assert " ".join(row["changes"]) in " ".join(ran.stdout.split())
+    silent = run_module("sim.run", FILES / "dp8.yaml", "--no-advise")
+    assert "--set" not in silent.stdout
