@@ -9,7 +9,6 @@ that is refused is left out, as is one that is what the scenario says already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.errors import InputError
@@ -38,8 +37,7 @@ Changes = tuple[str, ...]
 Load = Callable[[Sequence[str]], Scenario]  # the scenario with more overrides
 
 
-@dataclass(frozen=True, slots=True)
-class Tried(Record):
+class Tried(Record, frozen=True):
     """A change that was simulated. `part` is what it was meant to shorten; `gain` is of the step's time, negative where
     a step that did not fit takes longer to fit."""
 
