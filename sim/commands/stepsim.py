@@ -82,6 +82,7 @@ COMMANDS = {
     "compare": Lazy("sim.commands.compare", "Compare a simulation with a measured run"),
     "diff": Lazy("sim.commands.diff", "Show what differs between two scenarios or results"),
     "replay": Lazy("sim.commands.replay", "Replay recorded traces with another GPU, network or straggler"),
+    "diagnose": Lazy("sim.commands.diagnose", "Find the slow rank in recorded traces, and what its repair would gain"),
     "convert": Lazy("sim.commands.convert", "Turn another trainer's configuration into a scenario"),
     "explore": Lazy("sim.commands.explore", "Change a layout in a browser and see the step redrawn"),
     "topology": Lazy("sim.commands.topology", "Write a cluster's network as a graph, to change and read back"),

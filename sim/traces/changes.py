@@ -34,12 +34,15 @@ class Change(Struct, frozen=True):
     network: Network | None = None  # prices every transfer anew
     dp: tuple[frozenset[str], int, int] | None = None  # process groups, their recorded size, their new one
     stragglers: dict[int, float] = field(default_factory=dict)  # compute seconds of a rank times this
+    single: dict[tuple[int, str], float] = field(default_factory=dict)  # of a rank's kernels of one name times this
+    groups: dict[tuple[int, ...], float] = field(default_factory=dict)  # transfers among just these ranks times this
 
     def compute(self, node: Node) -> float:
         """What a node's own seconds are multiplied by."""
         scale = 1.0
         if node.compute:
             scale = self.stragglers.get(node.rank, 1.0) / self.gpu_ratio
+            scale *= self.single.get((node.rank, node.name), 1.0)
             if self.gpus is not None:
                 scale *= _device_ratio(node.name, *self.gpus)
         return self._named(node, scale)
@@ -56,6 +59,7 @@ class Change(Struct, frozen=True):
             ranks = tuple(ranks[0] + i * stride for i in range(new)) if ranks else ()
         if self.network is not None and ranks and size:
             seconds = _priced(self.network, message.kind, ranks, size)
+        seconds *= self.groups.get(message.ranks, 1.0) if self.groups else 1.0
         return self._named(node, seconds / self.network_scale)
 
     def _named(self, node: Node, value: float) -> float:

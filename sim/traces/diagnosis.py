@@ -1,0 +1,248 @@
+"""Which recorded rank is slow, who waits for it, what its repair would gain, and the operators behind it.
+
+Peers of a rank are compared kernel by kernel: the ranks that ran a kernel of that name as often in the step. A rank's
+repair gives each of its kernels the seconds that the median of its peers took, and replays the step
+(`sim.traces.replay`); the gain is the difference of the two steps, so what is hidden, or waits for another slow rank,
+gains nothing.
+A group's repair does the same with its transfers, where other groups of as many ranks moved as many bytes.
+
+Waiting is seen in the recording itself: a member of a collective that arrived early waited for the last one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from sim.core.errors import InputError
+from sim.results.records import Record
+from sim.traces.changes import Change
+from sim.traces.recording import Recording
+from sim.traces.replay import Replay, rank_times, replay
+
+TRIED = 8  # ranks, and groups, that are repaired: those that are slowest
+OPERATORS = 12  # listed for a rank
+SHOWS = 0.002  # of the step: a smaller gain is noise
+Key = tuple[int, str]  # rank and kernel
+
+
+@dataclass(frozen=True, slots=True)
+class SlowOperator(Record):
+    """Kernels of one name on a rank, and the median of its peers."""
+
+    operator: str
+    count: int
+    seconds: float
+    peers_s: float
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds more than the peers."""
+        return self.seconds - self.peers_s
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank(Record):
+    """A rank that computes longer than its peers, and the step with it repaired."""
+
+    rank: int
+    compute_s: float
+    peers_s: float
+    repaired_step_s: float
+    gain_s: float
+    waited_for_s: float  # by all other ranks together, in the recording
+    operators: tuple[SlowOperator, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowGroup(Record):
+    """Ranks whose transfers take longer than those of groups like theirs."""
+
+    ranks: tuple[int, ...]
+    kind: str
+    bytes: float
+    seconds: float  # of one transfer, in the mean
+    peers_s: float
+    repaired_step_s: float
+    gain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Record):
+    """Seconds that a rank waited for another, which was the last to arrive."""
+
+    rank: int
+    for_rank: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Busy(Record):
+    """A rank whose host alone holds up the step for longer than the others' do."""
+
+    rank: int
+    host_s: float
+    peers_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis(Record):
+    """What slows a recorded step, the largest gain first; `replayed_step_s`: as it was, all gains are against it."""
+
+    step_s: float
+    replayed_step_s: float
+    slow_ranks: tuple[SlowRank, ...]
+    slow_groups: tuple[SlowGroup, ...]
+    waits: tuple[Waiting, ...]
+    busy_hosts: tuple[Busy, ...]
+
+
+def diagnose(recording: Recording) -> Diagnosis:
+    """Compare the ranks of a recording, and repair the slowest one by one.
+
+    Raises:
+        InputError: for a recording of one rank, which has no peers.
+    """
+    if len(recording.ranks) < 2:
+        raise InputError(f"{recording.name}: holds rank {recording.ranks[0]} alone; give the traces of several ranks")
+    as_it_was = replay(recording)
+    waits = _waits(as_it_was)
+    ranks = _slow_ranks(as_it_was, waits)
+    groups = _slow_groups(as_it_was)
+    return Diagnosis(recording.step_ns * 1e-9, as_it_was.step_time_s, ranks, groups, waits, _busy_hosts(as_it_was))
+
+
+def _slow_ranks(as_it_was: Replay, waits: Sequence[Waiting]) -> tuple[SlowRank, ...]:
+    recording, step_s = as_it_was.recording, as_it_was.step_time_s
+    own, count = _kernels(recording)
+    peers = _peers(own, count)
+    compared: dict[int, list[Key]] = defaultdict(list)
+    for key, seconds in peers.items():
+        if seconds is not None:
+            compared[key[0]].append(key)
+    lost = {rank: sum(own[k] - (peers[k] or 0.0) for k in keys) for rank, keys in compared.items()}
+    found = []
+    for rank in sorted(lost, key=lambda r: -lost[r])[:TRIED]:
+        if lost[rank] <= SHOWS * step_s:
+            break
+        scales = {k: (peers[k] or 0.0) / own[k] for k in compared[rank] if own[k]}
+        repaired_s = replay(recording, Change(single=scales)).step_time_s
+        rows = [SlowOperator(k[1], count[k], own[k], peers[k] or 0.0) for k in compared[rank]]
+        rows.sort(key=lambda row: -row.lost_s)
+        found.append(
+            SlowRank(
+                rank,
+                sum(own[k] for k in compared[rank]),
+                sum(peers[k] or 0.0 for k in compared[rank]),
+                repaired_s,
+                step_s - repaired_s,
+                sum(w.seconds for w in waits if w.for_rank == rank),
+                tuple(row for row in rows[:OPERATORS] if row.lost_s > 0),
+            )
+        )
+    return tuple(sorted(found, key=lambda row: (-row.gain_s, row.rank)))
+
+
+def _kernels(recording: Recording) -> tuple[dict[Key, float], dict[Key, int]]:
+    """Seconds and number of each rank's kernels (operators, where a trace has no device), by name."""
+    seconds: dict[Key, float] = defaultdict(float)
+    count: dict[Key, int] = defaultdict(int)
+    for node in recording.nodes:
+        if node.compute:
+            seconds[node.rank, node.name] += (node.end_ns - node.start_ns) * 1e-9
+            count[node.rank, node.name] += 1
+    return seconds, count
+
+
+def _peers(own: Mapping[Key, float], count: Mapping[Key, int]) -> dict[Key, float | None]:
+    """Median seconds of the other ranks that ran a kernel as often; None where there is none."""
+    alike: dict[tuple[str, int], list[Key]] = defaultdict(list)
+    for key in own:
+        alike[key[1], count[key]].append(key)
+    out: dict[Key, float | None] = {}
+    for keys in alike.values():
+        for key in keys:
+            others = [own[k] for k in keys if k is not key]
+            out[key] = median(others) if others else None
+    return out
+
+
+def _waits(as_it_was: Replay) -> tuple[Waiting, ...]:
+    """Who waited for whom, most seconds first."""
+    recording = as_it_was.recording
+    total: dict[tuple[int, int], float] = defaultdict(float)
+    for members in recording.members().values():
+        last = max(members, key=lambda m: as_it_was.arrive_s[m])
+        for m in members:
+            waited = as_it_was.begin_s[m] - as_it_was.arrive_s[m]
+            if m != last and waited > 0:
+                total[recording.nodes[m].rank, recording.nodes[last].rank] += waited
+    rows = [Waiting(rank, other, seconds) for (rank, other), seconds in total.items()]
+    return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+
+def _slow_groups(as_it_was: Replay) -> tuple[SlowGroup, ...]:
+    """Groups whose transfers take longer than the median of groups of as many ranks, kind and bytes."""
+    recording, step_s = as_it_was.recording, as_it_was.step_time_s
+    times: dict[tuple[str, float, tuple[int, ...]], list[float]] = defaultdict(list)
+    for members in recording.members().values():
+        message = recording.nodes[members[0]].message
+        assert message is not None
+        ranks = message.ranks or tuple(sorted(recording.nodes[m].rank for m in members))
+        last = max(members, key=lambda m: as_it_was.begin_s[m])
+        if len(ranks) > 1 and len(members) == len(ranks):
+            times[message.kind, message.bytes, ranks].append(as_it_was.end_s[last] - as_it_was.begin_s[last])
+    mean = {key: sum(each) / len(each) for key, each in times.items()}
+    slower: dict[tuple[int, ...], list[tuple[float, tuple[str, float, tuple[int, ...]], float]]] = defaultdict(list)
+    for key, seconds in mean.items():
+        kind, size, ranks = key
+        others = [s for k, s in mean.items() if k != key and k[:2] == (kind, size) and len(k[2]) == len(ranks)]
+        if others and seconds > median(others):
+            slower[ranks].append(((seconds - median(others)) * len(times[key]), key, median(others)))
+    found = []
+    for ranks, rows in sorted(slower.items(), key=lambda item: -sum(row[0] for row in item[1]))[:TRIED]:
+        _, key, peers_s = max(rows)
+        scale = sum(row[2] * len(times[row[1]]) for row in rows) / sum(sum(times[row[1]]) for row in rows)
+        repaired_s = replay(recording, Change(groups={ranks: scale})).step_time_s
+        found.append(SlowGroup(ranks, key[0], key[1], mean[key], peers_s, repaired_s, step_s - repaired_s))
+    kept = [row for row in found if row.gain_s > SHOWS * step_s]
+    return tuple(sorted(kept, key=lambda row: -row.gain_s))
+
+
+def _busy_hosts(as_it_was: Replay) -> tuple[Busy, ...]:
+    """Ranks whose host works alone for longer than the median of the others, where that shows."""
+    hosts = {row.rank: row.host_s for row in rank_times(as_it_was)}
+    rows = []
+    for rank, seconds in hosts.items():
+        peers_s = median(s for r, s in hosts.items() if r != rank)
+        if seconds - peers_s > 10 * SHOWS * as_it_was.step_time_s:
+            rows.append(Busy(rank, seconds, peers_s))
+    return tuple(sorted(rows, key=lambda row: row.peers_s - row.host_s))
+
+
+def verdict(found: Diagnosis) -> str:
+    """The diagnosis in a sentence."""
+    least_s = SHOWS * found.replayed_step_s
+    rank = found.slow_ranks[0] if found.slow_ranks else None
+    group = found.slow_groups[0] if found.slow_groups else None
+    if group is not None and group.gain_s > max(least_s, rank.gain_s if rank is not None else 0.0):
+        return f"transfers of ranks {', '.join(map(str, group.ranks))} are slow"
+    if rank is not None and rank.gain_s > least_s:
+        return f"rank {rank.rank} is slow"
+    return "no rank is slow: repairing none of them would shorten the step"
+
+
+def as_json(found: Diagnosis, recording: Recording) -> dict[str, Any]:
+    """Format sim-diagnosis/1."""
+    return {
+        "format": "sim-diagnosis/1",
+        "traces": recording.name,
+        "ranks": list(recording.ranks),
+        "world_size": recording.world_size,
+        "verdict": verdict(found),
+        **found.to_json(),
+        "warnings": recording.warnings,
+    }

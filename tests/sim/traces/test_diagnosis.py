@@ -1,0 +1,99 @@
+"""Diagnosis: the slow rank of a step whose truth is known, its operators, its repair; a slow group; nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.commands.replay import load
+from sim.core.errors import InputError
+from sim.inputs.scenario import load_scenario
+from sim.simulation import simulate
+from sim.traces.chakra_out import write_chakra
+from sim.traces.diagnosis import diagnose, verdict
+from sim.traces.kineto import read_kineto
+from sim.traces.matching import join
+from sim.traces.recording import Recording
+from tests.modules import run_module
+
+DP8 = Path(__file__).parents[3] / "scenarios" / "dp8.yaml"
+SMALL = ["model.layers=2", "training.seq_len=1024", "training.global_batch_size=16"]
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> list[Path]:
+    slow = [*SMALL, "faults.stragglers.0={rank: 3, compute_scale: 1.4}"]
+    write_chakra(simulate(load_scenario(DP8, slow), expand=True), tmp_path / "step")
+    return [tmp_path / f"step.{rank}.et" for rank in range(8)]
+
+
+def test_the_slow_rank_is_found_and_its_repair_gives_the_step_without_it(traced: list[Path]) -> None:
+    words = [*map(str, traced), "--groups", str(traced[0].parent / "step.groups.json")]
+    done = run_module("sim.diagnose", *words, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["format"] == "sim-diagnosis/1"
+    assert found["verdict"] == "rank 3 is slow"
+    (rank,) = found["slow_ranks"]
+    healthy_s = simulate(load_scenario(DP8, SMALL)).step_time_s
+    assert rank["repaired_step_s"] == pytest.approx(healthy_s, rel=1e-6)
+    assert rank["gain_s"] == pytest.approx(found["replayed_step_s"] - healthy_s, rel=1e-6)
+    assert 1.1 * rank["peers_s"] < rank["compute_s"] <= 1.4 * rank["peers_s"]  # what the host takes is as before
+    assert all(row["seconds"] > row["peers_s"] for row in rank["operators"])
+    assert {row["for_rank"] for row in found["waits"]} == {3}
+    assert {row["rank"] for row in found["waits"]} == {0, 1, 2, 4, 5, 6, 7}
+    assert rank["waited_for_s"] == pytest.approx(sum(row["seconds"] for row in found["waits"]))
+    said = run_module("sim.diagnose", *words).stdout
+    assert "rank 3 is slow" in said
+    assert "for rank 3 the others wait" in said
+
+
+def kernels(rank: int, world: int, scale: float, transfer: float, group: Sequence[int]) -> dict[str, Any]:
+    """Two kernels on a device, an all-reduce that the last member of `group` holds up, another kernel."""
+    nccl = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "dtype": "Float", "Group size": len(group),
+            "Process Group Name": str(group[0]), "Process Group Ranks": str(list(group)), "Seq": 1}  # fmt: skip
+    gemm, norm = 100.0 * scale, 20.0
+    meet = 20.0 + 100.0 * 2  # where the slowest of scale 2 arrives
+    rows = [("gemm", 0.0, gemm, {}), ("norm", gemm, norm, {}), ("ncclDevKernel_AllReduce", gemm + norm,
+            meet + transfer - gemm - norm, nccl), ("gemm_2", meet + transfer, 50.0, {})]  # fmt: skip
+    events = [{"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": args}
+              for name, ts, dur, args in rows]  # fmt: skip
+    info = {"backend": "nccl", "rank": rank, "world_size": world, "pg_count": 2}
+    return {"distributedInfo": info, "host_name": "h", "traceEvents": events}
+
+
+def joined(traces: Sequence[Any]) -> Recording:
+    return join([read_kineto(f"rank{i}.json", i, json.dumps(t).encode()) for i, t in enumerate(traces)], None)
+
+
+def test_kernels_of_profiler_traces() -> None:
+    scales = (1.0, 1.0, 2.0, 1.0)
+    found = diagnose(joined([kernels(r, 4, s, 30.0, range(4)) for r, s in enumerate(scales)]))
+    assert verdict(found) == "rank 2 is slow"
+    (rank,) = found.slow_ranks
+    assert rank.gain_s == pytest.approx(100e-6)
+    assert [(row.operator, row.count) for row in rank.operators] == [("gemm", 1)]
+    assert {(w.rank, w.for_rank) for w in found.waits} == {(0, 2), (1, 2), (3, 2)}
+    assert found.waits[0].seconds == pytest.approx(100e-6)
+
+
+def test_a_slow_group_of_like_ones() -> None:
+    groups, transfers = ((0, 1), (2, 3), (4, 5)), (30.0, 90.0, 30.0)
+    traces = [kernels(r, 6, 2.0, t, g) for g, t in zip(groups, transfers, strict=True) for r in g]
+    found = diagnose(joined(traces))
+    assert verdict(found) == "transfers of ranks 2, 3 are slow"
+    (group,) = found.slow_groups
+    assert (group.ranks, group.seconds, group.peers_s) == ((2, 3), pytest.approx(90e-6), pytest.approx(30e-6))
+    assert group.gain_s == pytest.approx(60e-6)
+
+
+def test_nobody_is_slow_and_one_rank_has_no_peers(traced: list[Path]) -> None:
+    found = diagnose(joined([kernels(r, 2, 2.0, 30.0, (0, 1)) for r in range(2)]))
+    assert (found.slow_ranks, found.slow_groups, found.waits) == ((), (), ())
+    assert verdict(found).startswith("no rank is slow")
+    with pytest.raises(InputError, match="give the traces of several ranks"):
+        diagnose(load(traced[:1]))
