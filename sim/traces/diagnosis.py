@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -29,8 +28,7 @@ SHOWS = 0.002  # of the step: a smaller gain is noise
 Key = tuple[int, str]  # rank and kernel
 
 
-@dataclass(frozen=True, slots=True)
-class SlowOperator(Record):
+class SlowOperator(Record, frozen=True):
     """Kernels of one name on a rank, and the median of its peers."""
 
     operator: str
@@ -44,8 +42,7 @@ class SlowOperator(Record):
         return self.seconds - self.peers_s
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRank(Record):
+class SlowRank(Record, frozen=True):
     """A rank that computes longer than its peers, and the step with it repaired."""
 
     rank: int
@@ -57,8 +54,7 @@ class SlowRank(Record):
     operators: tuple[SlowOperator, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SlowGroup(Record):
+class SlowGroup(Record, frozen=True):
     """Ranks whose transfers take longer than those of groups like theirs."""
 
     ranks: tuple[int, ...]
@@ -70,8 +66,7 @@ class SlowGroup(Record):
     gain_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting(Record):
+class Waiting(Record, frozen=True):
     """Seconds that a rank waited for another, which was the last to arrive."""
 
     rank: int
@@ -79,8 +74,7 @@ class Waiting(Record):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Busy(Record):
+class Busy(Record, frozen=True):
     """A rank whose host alone holds up the step for longer than the others' do."""
 
     rank: int
@@ -88,8 +82,7 @@ class Busy(Record):
     peers_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis(Record):
+class Diagnosis(Record, frozen=True):
     """What slows a recorded step, the largest gain first; `replayed_step_s`: as it was, all gains are against it."""
 
     step_s: float
