@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 from msgspec import Struct
+from msgspec.structs import fields
 
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
@@ -113,7 +113,7 @@ class Narrowing(Struct, frozen=True, dict=True):
     memory_limit: str | None = None
 
 
-def gathered(record: type, name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def gathered(record: type[Struct], name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A decorator that gives a command these options, as one argument `name`: a record with a field for each."""
 
     def decorate(function: Any) -> Any:
