@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
-from sim.core.gc_paused import no_collection
+from sim.core.gc_paused import rare_collection
 from sim.emit import reasons_against
 from sim.graph.compiled import ProgramCache
 from sim.prices.operator_prices import Costs
@@ -69,7 +69,7 @@ def bound_grid(packed: bytes, grid: Grid, limit_bytes: float, ceiling_s: float) 
     """Bounds of a mesh's layouts; see `GridSearch.run`."""
     tools, begin = _tools(packed), time.thread_time()
     prices = GridPrices(tools.space, grid, tools.costs, tools.network)
-    with no_collection():
+    with rare_collection():
         found = GridSearch(tools.space, grid, prices, limit_bytes).run(ceiling_s)
     return replace(found, cpu_s=time.thread_time() - begin)
 
@@ -79,7 +79,7 @@ def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceili
     once. The time of one that does not fit is not known: infinite."""
     tools, cache = _tools(packed), _program_cache(packed, layout._replace(schedule="", virtual_stages=0))
     begin = time.thread_time()
-    with no_collection():  # until the step's tasks are gone
+    with rare_collection():
         fate, step_s, peak, reason = _evaluate(tools, cache, layout, limit_bytes, ceiling_s)
     return Outcome(layout, fate, step_s, peak, time.thread_time() - begin, reason)
 
