@@ -94,6 +94,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
     for name in ("param_dtype", "grad_dtype", "grad_reduce_dtype"):
         if getattr(t, name) != t.precision:
             yield f"training.{name}", getattr(t, name), f"{t.precision}, as precision"
+    if t.optimizer == "muon":
+        yield "training.optimizer", t.optimizer, "adamw, sgd"
     if t.optimizer_dtype != "fp32":
         yield "training.optimizer_dtype", t.optimizer_dtype, "fp32"
     if t.master_weights is False and t.param_dtype != "fp32":

@@ -79,5 +79,7 @@ TransportDtype = Annotated[
     BeforeValidator(normalise_dtype),
     _schema("fp32", "bf16", "fp16", "fp8"),
 ]
-MomentDtype = Annotated[Literal["fp32", "bf16"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16")]
+MomentDtype = Annotated[
+    Literal["fp32", "bf16", "int8"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16", "int8")
+]
 GatherDtype = Annotated[Literal["fp32"], BeforeValidator(normalise_dtype), _schema("fp32")]

@@ -179,6 +179,19 @@ class OwnBytes(NamedTuple):
     until_forward_end: float
 
 
+class WeightShape(NamedTuple):
+    """So many weight matrices of one shape."""
+
+    number: int
+    rows: int
+    columns: int
+
+    @property
+    def elements(self) -> int:
+        """Of all of them."""
+        return self.number * self.rows * self.columns
+
+
 class Block(Struct, frozen=True):
     """One layer, embedding or head as one rank runs it, for one micro-batch. `name` is a label for people.
 
@@ -210,6 +223,8 @@ class Block(Struct, frozen=True):
     rebuilt_bytes: float = 0.0
     frozen_params: int = 0  # beside `params`: kept and gathered, never updated
     own: OwnBytes | None = None  # of a captured program
+    matrices: tuple[WeightShape, ...] = ()  # of `params` what are a layer's matrices, and
+    expert_matrices: tuple[WeightShape, ...] = ()  # of `expert_params`
 
     @property
     def held_params(self) -> int:

@@ -189,6 +189,7 @@ class Megatron(Emission):
         pair = (t.grad_dtype, t.grad_reduce_dtype)
         self.refuse("training.grad_dtype", "/".join(pair), "accumulates and reduces in fp32, or both in bf16",
                     pair not in (("fp32", "fp32"), ("bf16", "bf16")))  # fmt: skip
+        self.refuse("training.optimizer", t.optimizer, "is emitted with Adam and SGD", t.optimizer == "muon")
         framework = self.framework("megatron")
         low = {"fp8": [("fp8-format", "hybrid")], "mxfp8": [("fp8-format", "hybrid"), ("fp8-recipe", "mxfp8")],
                "nvfp4": [("fp4-format", "e2m1")]}  # fmt: skip

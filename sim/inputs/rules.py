@@ -66,6 +66,7 @@ def check_rules(sections: Sections, source: Source) -> None:
         raise source.error(("parallelism", "dp_sync"), f"found 'reduce_broadcast'; {why}")
     if sections.training is not None:
         _check_dtypes(sections.training, source)
+        _check_muon(sections, sections.training, source)
         _check_recompute(sections.training, sections.model, source)
         _check_loss(sections.training, sections, source)
         _check_batches(sections.training, sections, source)
@@ -118,6 +119,20 @@ def _check_positions(sections: Sections, source: Source) -> None:
             ("model", "max_positions"),
             f"found {model.max_positions}; learned positions must cover {sections.seq_len} tokens",
         )
+
+
+def _check_muon(sections: Sections, t: Training, source: Source) -> None:
+    """Muon's matrices and their gradients are whole on a rank."""
+    if t.optimizer != "muon":
+        return
+    zero = sections.parallelism.zero
+    if zero >= 2:
+        why = "Muon needs a matrix's whole gradient: zero 0 or 1"
+        raise source.error(("parallelism", "zero"), f"found {zero}; {why}")
+    if t.lora is not None:
+        raise source.error(("training", "optimizer"), "found 'muon'; adapters are simulated with adamw and sgd")
+    if sections.model.program is not None:
+        raise source.error(("training", "optimizer"), "found 'muon'; a captured program has its own optimizer")
 
 
 def _check_dtypes(t: Training, source: Source) -> None:
@@ -334,7 +349,7 @@ def notes(sections: Sections) -> tuple[str, ...]:
         only = ", ".join(name for name, form in FORMS.items() if form.in_groups_of is not None)
         found.append(f"parallelism.micro_batch_group: of no effect with schedule {p.schedule}, only with {only}")
     t = sections.training
-    if t is not None and t.optimizer_dtype != "fp32" and t.optimizer != "adamw":
+    if t is not None and t.optimizer_dtype != "fp32" and t.optimizer == "sgd":
         found.append(f"training.optimizer_dtype: of no effect with optimizer {t.optimizer}, which has no moments")
     if t is not None and t.zero_grad == "keep" and model.program is not None:
         found.append("training.zero_grad: of no effect with a captured program, whose gradients come and go as it ran")

@@ -88,7 +88,7 @@ class Training(UserInput):
     grad_reduce_dtype: StorageDtype = Field(
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
     )
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     optimizer_dtype: MomentDtype = Field(default="fp32", description="of Adam's two moments")
     master_weights: Literal[False] | None = Field(
         default=None, description="null: an fp32 copy where parameters are kept in 16 bits; false: none"

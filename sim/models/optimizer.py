@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Phase, Program
+from sim.core.program import Phase, Program, WeightShape
 from sim.models.frameworks import framework_of
+from sim.models.muon import muon_items
 from sim.models.operators import memory_op
 
 if TYPE_CHECKING:
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
 ADAMW_OPERATOR_ACCESSES = 22
 
 
-def optimizer_items(n_params: int, scenario: Scenario) -> Program:
-    """AdamW or SGD over `n_params` parameters (this rank's shard, where it is sharded), in one pass.
+MOMENTS = {"adamw": 2, "muon": 1, "sgd": 0}  # of a parameter; Muon's are those of matrices, all else has AdamW's
+INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
+
+
+def optimizer_items(n_params: int, scenario: Scenario, matrices: Sequence[WeightShape] = ()) -> Program:
+    """AdamW or SGD over `n_params` parameters (this rank's shard, where it is sharded), in one pass; Muon over
+    `matrices` (see `sim.models.muon`), beside AdamW over the rest.
 
     AdamW reads the gradient, reads and writes the parameter that it updates and two moments (24 bytes in fp32), and
     writes the low-precision parameter where the updated one is an fp32 master copy; where it is not one kernel, see
@@ -37,12 +44,23 @@ def optimizer_items(n_params: int, scenario: Scenario) -> Program:
     t = scenario.for_training
     held = kept_bytes(t)
     updated = held.master or dtype_bytes(t.param_dtype)
-    state = 2.0 * (updated + held.moments)
     written = dtype_bytes(t.param_dtype) if held.master else 0.0
+    if t.optimizer == "muon":
+        return (
+            *_one_pass("adamw", max(0, n_params - sum(s.elements for s in matrices)), t, held, updated, written),
+            *muon_items(matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written),
+        )
+    return _one_pass(t.optimizer, n_params, t, held, updated, written)
+
+
+def _one_pass(name: str, n_params: int, t: Training, held: KeptBytes, updated: float, written: float) -> Program:
+    if n_params <= 0:
+        return ()
+    state = 2.0 * (updated + held.moments)
     moved = n_params * (dtype_bytes(t.grad_dtype) + state + written)
-    if t.optimizer == "adamw" and framework_of(t).adamw_by_operators:
+    if name == "adamw" and framework_of(t).adamw_by_operators:
         moved = n_params * (ADAMW_OPERATOR_ACCESSES * updated + written)
-    return (memory_op(t.optimizer, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=t.optimizer),)
+    return (memory_op(name, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=name),)
 
 
 class KeptBytes(NamedTuple):
@@ -60,11 +78,24 @@ class KeptBytes(NamedTuple):
 def kept_bytes(t: Training) -> KeptBytes:
     """Optimizer states of a parameter: 8 + 4 bytes for AdamW on 16-bit parameters, 4 where all is in 16 bits.
 
-    With 16-bit moments and no master copy a parameter, its 16-bit gradient and its states take 2 + 2 + 4 bytes.
+    With 16-bit moments and no master copy a parameter, its 16-bit gradient and its states take 2 + 2 + 4 bytes. Muon
+    keeps these of what it leaves to AdamW: `matrix_kept_bytes` of its matrices.
     """
     copied = t.master_weights is None and dtype_bytes(t.param_dtype) < FP32_BYTES
-    moments = 2 * dtype_bytes(t.optimizer_dtype) if t.optimizer == "adamw" else 0.0
-    return KeptBytes(moments, FP32_BYTES if copied else 0.0)
+    moments = 0 if t.optimizer == "sgd" else MOMENTS["adamw"]
+    return KeptBytes(moments * moment_bytes(t), FP32_BYTES if copied else 0.0)
+
+
+def matrix_kept_bytes(t: Training) -> KeptBytes:
+    """Of a parameter in a layer's matrix: Muon has one momentum, the others what they have of every parameter."""
+    return kept_bytes(t)._replace(moments=MOMENTS[t.optimizer] * moment_bytes(t))
+
+
+def moment_bytes(t: Training) -> float:
+    """Of one number of a moment; in 8 bits with its part of a block's scale (Dettmers et al. 2021, arXiv 2110.02861,
+    section 2.1). Small tensors, which bitsandbytes keeps in fp32, are taken for 8-bit too."""
+    scale = FP32_BYTES / INT8_BLOCK if t.optimizer_dtype == "int8" else 0.0
+    return dtype_bytes(t.optimizer_dtype) + scale
 
 
 def clip_items(n_params: int, scenario: Scenario) -> Program:

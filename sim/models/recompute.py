@@ -11,12 +11,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole
+from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole, WeightShape
 from sim.models.dims import Dims
 from sim.models.frameworks import framework_of
 from sim.models.operators import Operator, backward_of, backward_peak, forward_of, rerun, saved_of, tensors_of
@@ -54,7 +55,20 @@ def as_block(name: str, kind: BlockKind, key: str, parts: Sequence[Operator], ke
         backward_peak_bytes=kept.backward_peak_bytes,
         rebuilt_bytes=kept.rebuilt_bytes,
         key=key,
+        matrices=_matrices(parts, False) if kind in (BlockKind.LAYER, BlockKind.MTP) else (),
+        expert_matrices=_matrices(parts, True),
     )
+
+
+def _matrices(parts: Sequence[Operator], experts: bool) -> tuple[WeightShape, ...]:
+    """The trained weight matrices of experts, or of all else; a grouped matmul's for each of its experts."""
+    found: Counter[tuple[int, int]] = Counter()
+    for p in parts:
+        elements = sum(n * k for n, k in p.weights)
+        if not p.frozen and elements and bool(p.expert_params) is experts:
+            for shape in p.weights:
+                found[shape] += p.expert_params // elements if experts else 1
+    return tuple(WeightShape(number, *shape) for shape, number in found.items())
 
 
 def keep_all(parts: Sequence[Operator]) -> RecomputePlan:

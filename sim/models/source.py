@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Block, Program
+from sim.core.program import Block, Program, WeightShape
 from sim.models.captured_model import CapturedModel, captured_model, with_accumulation
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
@@ -48,8 +49,8 @@ class ModelSource(Protocol):
     def copied_elements(self) -> int:
         """Of parameters that both ends of a pipeline hold, on one rank."""
 
-    def step_items(self, n_params: int) -> tuple[Program, Program]:
-        """Clipping and optimizer of so many parameters."""
+    def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
+        """Clipping and optimizer of so many parameters, among them these matrices of layers."""
 
     def flops_per_token(self, causal_half: bool) -> float:
         """Model FLOPs of a token, the numerator of MFU."""
@@ -112,10 +113,10 @@ class Described:
         """See `copied_table_params`."""
         return copied_table_params(self.scenario)
 
-    def step_items(self, n_params: int) -> tuple[Program, Program]:
+    def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
         """See `sim.models.optimizer`."""
         clip = clip_items(n_params, self.scenario) if self.scenario.for_training.gradient_clipping else ()
-        return clip, optimizer_items(n_params, self.scenario)
+        return clip, optimizer_items(n_params, self.scenario, matrices)
 
     def flops_per_token(self, causal_half: bool) -> float:
         """See `model_flops_per_token`."""
@@ -173,7 +174,7 @@ class Captured:
         """Those that are tied."""
         return self.model.tied_elements
 
-    def step_items(self, n_params: int) -> tuple[Program, Program]:
+    def step_items(self, n_params: int, matrices: Sequence[WeightShape]) -> tuple[Program, Program]:
         """The program's own, as far as a rank's parameters go."""
         return self.model.step_items(n_params)
 

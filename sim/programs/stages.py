@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from sim.core.actions import Kind, Schedule
 from sim.core.program import BLOCK_END, Block, BlockRef, Comm, Compute, Item, Phase, Program, Wait
 from sim.models.dims import Shard
+from sim.models.muon import dealt_out
 from sim.models.operators import rerun
 from sim.models.optimizer import gradient_buffer_items
 from sim.models.source import source_of
@@ -187,7 +188,8 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     if plan.group_size("copies") > 1:
         size = (dense + experts) * dp.gradient_bytes
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
-    clip, update = source.step_items(dense + experts)  # nothing on a stage without parameters
+    matrices = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero)
+    clip, update = source.step_items(dense + experts, matrices)  # nothing on a stage without parameters
     if scenario.for_training.gradient_clipping:
         out += [*clip[:-1], *_norm_reductions(plan, dp), *clip[-1:]]
     out += update

@@ -18,7 +18,7 @@ from msgspec import Struct
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, BlockKind
 from sim.models.frameworks import framework_of
-from sim.models.optimizer import kept_bytes
+from sim.models.optimizer import kept_bytes, matrix_kept_bytes
 from sim.models.source import captured_of, compute_bytes, source_of
 from sim.programs.data_parallel import DataParallel
 from sim.programs.stages import Stage
@@ -54,7 +54,11 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     sharded = dense / dp.shard + experts / dp.expert_shard
     whole = float(dense + experts)
     kept = dtype_bytes(t.param_dtype)
-    optimizer = kept_bytes(t).total
+    optimizer, of_matrix = kept_bytes(t).total, matrix_kept_bytes(t).total
+    dense_matrices = sum(shape.elements for b in blocks for shape in b.matrices)
+    expert_matrices = sum(shape.elements for b in blocks for shape in b.expert_matrices)
+    zero_1 = dp.zero >= 1
+    in_matrices = dense_matrices / (dp.shard if zero_1 else 1) + expert_matrices / (dp.expert_shard if zero_1 else 1)
     held = (sharded + frozen / dp.shard if dp.zero == 3 else whole + frozen) * kept
     gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
     shared, gathered = max(dp.shard, dp.expert_shard) > 1, 0.0
@@ -72,7 +76,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     return States(
         held,
         gradients * (dtype_bytes(t.grad_dtype) + own),
-        (sharded if dp.zero >= 1 else whole) * optimizer,
+        (sharded if zero_1 else whole) * optimizer + in_matrices * (of_matrix - optimizer),
         gathered,
     )
 

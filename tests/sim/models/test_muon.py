@@ -1,0 +1,65 @@
+"""Muon's states and matmuls, and moments in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from model_programs import GPT, LLAMA, make
+
+from sim.core.errors import InputError
+from sim.core.program import Compute
+from sim.models.layer import layer_block
+from sim.models.layers import layer_specs
+from sim.models.muon import ITERATIONS, dealt_out, muon_flops, muon_items
+from sim.models.parameters import count_parameters
+from sim.simulation import simulate
+
+PURE = {"param_dtype": "fp32", "precision": "bf16"}
+
+
+def optimizer_bytes(model: Any = LLAMA, training: dict[str, Any] | None = None, **parallelism: Any) -> float:
+    scenario = make(model, {**PURE, **(training or {})}, **parallelism)
+    return float(simulate(scenario).result["memory"][0]["optimizer"])
+
+
+def matrix_elements() -> int:
+    """Of Llama's layers: all but two norms of each."""
+    return sum(spec.parameters - 2 * 1024 for spec in layer_specs(make(LLAMA).model))
+
+
+def test_matrices_have_one_momentum_and_the_rest_two_moments() -> None:
+    total = count_parameters(make(LLAMA).model).total
+    assert optimizer_bytes() == 8 * total
+    assert optimizer_bytes(training={"optimizer": "muon"}) == 8 * total - 4 * matrix_elements()
+
+
+def test_moments_in_eight_bits_have_scales() -> None:
+    total = count_parameters(make(LLAMA).model).total
+    assert optimizer_bytes(training={"optimizer_dtype": "int8"}) == 2 * (1 + 4 / 256) * total
+
+
+def test_experts_matrices_are_muons_too() -> None:
+    moe = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 512}}
+    gained = optimizer_bytes(moe) - optimizer_bytes(moe, {"optimizer": "muon"})
+    norms_and_router = 2 * 1024 + 8 * 1024
+    assert gained == 4 * sum(spec.parameters - norms_and_router for spec in layer_specs(make(moe).model))
+
+
+@pytest.mark.parametrize(("zero", "share"), [(0, 1), (1, 4)])
+def test_flops_are_those_of_the_iterations(zero: int, share: int) -> None:
+    """A GPT layer's matrices: [3h, h], [h, h], [4h, h], [h, 4h]: the smaller side is h. ZeRO-1 deals layers out."""
+    h, layers = 1024, 4
+    block = layer_block(make(GPT, {"optimizer": "muon"}), 0)
+    shapes = dealt_out((block,) * layers, 4, 4, zero)
+    expected = layers / share * ITERATIONS * sum(4 * h * h * n + 2 * h**3 for n in (3 * h, h, 4 * h, 4 * h))
+    assert muon_flops(shapes) == expected
+    items = muon_items(shapes, 4.0, 4.0, 4.0, 2.0)
+    assert sum(i.flops for i in items if isinstance(i, Compute) and i.kind == "gemm") == expected
+
+
+def test_muon_takes_longer_than_adam_and_needs_whole_gradients() -> None:
+    times = {name: simulate(make(LLAMA, {"optimizer": name})).result["step_time_s"] for name in ("adamw", "muon")}
+    assert times["muon"] > times["adamw"]
+    with pytest.raises(InputError, match=r"parallelism\.zero: found 3; Muon needs"):
+        make(LLAMA, {"optimizer": "muon"}, dp=2, zero=3)
