@@ -1,17 +1,21 @@
 """Stored real runs against their simulation: has an error grown since it was last accepted?
 
-    python -m sim.regress [FOLDER] [--update] [--live] [--json FILE|-]
+    python -m sim.regress [FOLDER] [--update] [--benchmarks PROFILE.json] [--live] [--json FILE|-]
 
 FOLDER (scenarios/measured) holds measured runs, `NAME.json`, and what their comparisons came to when last
 accepted, `expected.json`. As runs and calibrations are stored, results differ only where the simulator does.
-`--live` also measures each scenario afresh (minutes, and on a quiet machine) and compares it with the
-tolerance. `--update` accepts today's errors. Exit codes: 0 nothing grew, 1 something did (or a live run is
-out of tolerance), 2 bad input.
+Each step is predicted from the calibration taken beside it and, where the folder has them, from `calibrate.run`'s
+micro-benchmarks of the same machine: `machine.json`, or the profile that `--update --benchmarks` has noted. The first
+holds schedules and communications to account, the second the prices too.
+`--live` also makes both anew on this machine, micro-benchmarks once and a run of each scenario (minutes, and on a
+quiet machine), and compares them with the tolerances. What this machine cannot run is listed. `--update` accepts
+today's errors. Exit codes: 0 nothing grew, 1 something did (or a live run is out of tolerance), 2 bad input.
 """
 
 from __future__ import annotations
 
 import json as json_module
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -30,19 +34,26 @@ from sim.core.processes import python_module
 from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.inputs.shipped import scenarios_folder
+from sim.prices.profile import Profile
+from sim.prices.profiles import load_profile
 from sim.studies.measured import own_profile, to_timeline
 
 EXPECTED = "expected.json"
+MACHINE = "machine.json"  # micro-benchmarks of the machine that made the folder's runs
+BY_BENCHMARKS = "step_time_by_benchmarks"
 FORMAT = "sim-regress/1"
 GROWN = 0.005  # an error may grow by this fraction of the measured figure before it counts
 TOLERANCE = 0.10
+BENCHMARKS_TOLERANCE = 0.25  # of a live run: kernels timed apart leave out what autograd and cold caches cost
 LIVE_TIMEOUT_S = 600.0
+BENCHMARKS_TIMEOUT_S = 1800.0
 
 Errors = dict[str, float]
 
 
-def errors_of(path: Path) -> Errors:
-    """Simulated against measured for one stored run: step time, its replay, peak memory, bytes saved for backward.
+def errors_of(path: Path, benchmarks: Profile | None = None) -> Errors:
+    """Simulated against measured for one stored run: step time, its replay, peak memory, bytes saved for backward, and
+    the step's time by `benchmarks` of its machine.
 
     Raises:
         InputError: if the file is no measured run that can be simulated.
@@ -58,6 +69,8 @@ def errors_of(path: Path) -> Errors:
         found = [float(m[key]["error"]) for m in result["memory"] if m.get(key, {}).get("error") is not None]
         if found:
             out[key] = max(found, key=abs)
+    if benchmarks is not None:
+        out[BY_BENCHMARKS] = simulate_run(scenario, run, benchmarks, str(path)).step_time_s / run.step_time_s - 1
     return out
 
 
@@ -82,8 +95,9 @@ def grown(found: Errors, expected: Errors) -> list[str]:
     return out
 
 
-def live_error(path: Path, options: Sequence[str] = ()) -> float:
-    """The step time's error in a run taken now, of the scenario of a stored one; `options` go to calibrate.measure.
+def live_errors(path: Path, options: Sequence[str] = (), benchmarks: Profile | None = None) -> Errors:
+    """The step time's errors in a run taken now, of the scenario of a stored one, by its own calibration and by
+    `benchmarks` of this machine; `options` go to calibrate.measure.
 
     Raises:
         InputError: if `calibrate.measure` could not run it.
@@ -98,51 +112,96 @@ def live_error(path: Path, options: Sequence[str] = ()) -> float:
             raise InputError(f"{path}: calibrate.measure took more than {LIVE_TIMEOUT_S:g} s") from None
         if done.returncode:
             raise InputError(f"{path}: calibrate.measure: {done.stderr.strip()[-500:]}")
-        return errors_of(out)["step_time"]
+        found = errors_of(out, benchmarks)
+        return {key: found[key] for key in ("step_time", BY_BENCHMARKS) if key in found}
 
 
-def _expected(folder: Path) -> dict[str, Errors]:
+def live_benchmarks(device: str) -> Profile:
+    """What `calibrate.run --quick` measures of this machine now.
+
+    Raises:
+        InputError: if it could not.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / MACHINE
+        command = [*python_module("calibrate.run"), "--quick", "--device", device, "--out", str(out)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=BENCHMARKS_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise InputError(f"--live: calibrate.run took more than {BENCHMARKS_TIMEOUT_S:g} s") from None
+        if done.returncode:
+            raise InputError(f"--live: calibrate.run: {done.stderr.strip()[-500:]}")
+        return load_profile(str(out), "--live")
+
+
+def _expected(folder: Path) -> tuple[dict[str, Errors], str | None]:
+    """Accepted errors, and where the micro-benchmarks are, as the folder's expectation notes it."""
     path = folder / EXPECTED
     if not path.is_file():
-        return {}
+        return {}, None
     data = read_json(path)
     try:
-        return {str(name): {k: float(v) for k, v in row.items()} for name, row in data["runs"].items()}  # type: ignore[index]
+        runs = {str(name): {k: float(v) for k, v in row.items()} for name, row in data["runs"].items()}  # type: ignore[index]
+        noted = data.get("benchmarks")  # type: ignore[attr-defined]
+        return runs, None if noted is None else str(noted)
     except (TypeError, KeyError, ValueError, AttributeError):
         raise InputError(f"{path}: runs: allowed: errors by quantity by run, as --update writes") from None
 
 
-def regress(folder: Path, live: bool) -> dict[str, Any]:
-    """All stored runs of a folder (`sim-regress/1`): errors, expectations, and what grew.
+def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str, Any]:
+    """All stored runs of a folder (`sim-regress/1`): errors, expectations, and what grew; `benchmarks`: a profile in
+    place of the folder's own.
 
     Raises:
         InputError: if there is no run, or one cannot be simulated.
     """
-    paths = sorted(p for p in folder.glob("*.json") if p.name != EXPECTED)
+    paths = sorted(p for p in folder.glob("*.json") if p.name not in (EXPECTED, MACHINE))
     if not paths:
         raise InputError(f"{folder}: found no measured runs; allowed: a folder with NAME.json of calibrate.measure")
-    expected = _expected(folder)
+    expected, noted = _expected(folder)
+    if benchmarks is None:
+        benchmarks = noted if noted is not None else (MACHINE if (folder / MACHINE).is_file() else None)
+    profile = None if benchmarks is None else load_profile(str(folder / benchmarks), "--benchmarks")
+    now: dict[str, Profile] = {}  # this machine's own benchmarks, by device
     runs = []
     for path in paths:
-        errors, before = errors_of(path), expected.get(path.stem, {})
+        errors, before = errors_of(path, profile), expected.get(path.stem, {})
         row: dict[str, Any] = {
             "name": path.stem, "errors": errors, "expected": before, "grown": grown(errors, before),
         }  # fmt: skip
         if not before:
             row["grown"] = ["no expectation is stored; accept one with --update"]
         if live:
-            row["live_step_time_error"] = error = live_error(path)
-            row["grown"] += [f"live step_time: {error:+.2%}"] if abs(error) > TOLERANCE else []
+            _live(row, path, now)
         runs.append(row)
     gone = [name for name in expected if name not in {p.stem for p in paths}]
-    return {"format": FORMAT, "runs": runs, "missing": gone}
+    return {"format": FORMAT, "runs": runs, "missing": gone, "benchmarks": benchmarks}
+
+
+def _live(row: dict[str, Any], path: Path, benchmarks: dict[str, Profile]) -> None:
+    """Add a run made now to a row: its errors and whether they are out of tolerance, or why it cannot be made here."""
+    device = "cpu" if scenario_of(path).cluster.gpu.architecture == "cpu" else "cuda"
+    try:
+        if device not in benchmarks:
+            benchmarks[device] = live_benchmarks(device)
+        found = live_errors(path, benchmarks=benchmarks[device])
+    except InputError as error:
+        row["live_not_run"] = str(error)
+        return
+    row["live_step_time_error"], row["live_by_benchmarks"] = found["step_time"], found.get(BY_BENCHMARKS)
+    limits = {"step_time": TOLERANCE, BY_BENCHMARKS: BENCHMARKS_TOLERANCE}
+    row["grown"] += [f"live {key}: {error:+.2%}" for key, error in found.items() if abs(error) > limits[key]]
 
 
 def _print(result: dict[str, Any]) -> None:
     for row in result["runs"]:
         errors = "  ".join(f"{k} {v:+.2%}" for k, v in row["errors"].items())
-        live = row.get("live_step_time_error")
-        print(f"{row['name']:20} {errors}" + ("" if live is None else f"  live {live:+.2%}"))
+        live, ours = row.get("live_step_time_error"), row.get("live_by_benchmarks")
+        by_both = f"  live {live:+.2%}" if live is not None else ""
+        by_both += f" (by benchmarks {ours:+.2%})" if ours is not None else ""
+        print(f"{row['name']:20} {errors}{by_both}")
+        if "live_not_run" in row:
+            print(f"{'':20} not run here: {row['live_not_run']}")
         for line in row["grown"]:
             print(f"{'':20} WORSE: {line}")
     for name in result["missing"]:
@@ -152,20 +211,24 @@ def _print(result: dict[str, Any]) -> None:
 @click.command("regress", cls=Command)
 @click.argument("folder", type=FILE, required=False)
 @click.option("--update", is_flag=True, help="accept today's errors as expected")
-@click.option("--live", is_flag=True, help="measure each scenario afresh too")
+@click.option("--benchmarks", metavar="PROFILE.json", help="calibrate.run's of the machine that made the runs")
+@click.option("--live", is_flag=True, help="make benchmarks and runs afresh too, on this machine")
 @json_option
-def main(folder: Path | None, update: bool, live: bool, json: str | None) -> int:
+def main(folder: Path | None, update: bool, benchmarks: str | None, live: bool, json: str | None) -> int:
     """Compare the measured runs in FOLDER with their simulation, and the errors with those accepted last."""
     if live and find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     folder = scenarios_folder() / "measured" if folder is None else folder
-    result = regress(folder, live)
+    if benchmarks is not None:
+        benchmarks = os.path.relpath(benchmarks, folder)
+    result = regress(folder, live, benchmarks)
     if json != "-":
         _print(result)
     if json is not None:
         write_json(json, result, indent=1)
     if update:
         accepted = {r["name"]: r["errors"] for r in result["runs"]}
-        write_json(folder / EXPECTED, {"format": FORMAT, "runs": accepted}, indent=1)
+        noted = {} if result["benchmarks"] in (None, MACHINE) else {"benchmarks": result["benchmarks"]}
+        write_json(folder / EXPECTED, {"format": FORMAT, **noted, "runs": accepted}, indent=1)
         return 0
     return 1 if result["missing"] or any(row["grown"] for row in result["runs"]) else 0

@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from calibrate.measure import main as measure
-from sim.commands.regress import errors_of, live_error
+from sim.commands.regress import BY_BENCHMARKS, errors_of, live_errors
+from sim.inputs.measured_run import load_measured
+from sim.studies.measured import own_profile
 from tests.processes import exit_code
 from tests.real.conftest import small
 
@@ -21,4 +23,7 @@ def test_live(tmp_path: Path) -> None:
     scenario.write_text(yaml.safe_dump(small({}, m=1)))
     assert exit_code(measure, str(scenario), "--out", str(out), "--steps", "1", "--budget", "0.5") == 0
     assert set(errors_of(out)) == {"step_time", "replay", "peak_bytes", "saved_for_backward_bytes"}
-    assert -1 < live_error(out, ["--steps", "1", "--budget", "0.5"]) < 10
+    own = own_profile(load_measured(out), str(out))
+    live = live_errors(out, ["--steps", "1", "--budget", "0.5"], own)
+    assert set(live) == {"step_time", BY_BENCHMARKS}
+    assert all(-1 < error < 10 for error in live.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.commands.regress import EXPECTED, grown, main
+from sim.commands.regress import BY_BENCHMARKS, EXPECTED, MACHINE, grown, main
 from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
@@ -19,7 +19,7 @@ from tests.processes import exit_code
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "scenarios" / "measured"
 H200 = ROOT / "scenarios" / "cuda" / "h200.json"
-RUNS = sorted(p for p in STORED.glob("*.json") if p.name != EXPECTED)
+RUNS = sorted(p for p in STORED.glob("*.json") if p.name not in (EXPECTED, MACHINE))
 ON_GPU = sorted(p for p in (STORED / "cuda").glob("*.json") if p.name != EXPECTED)
 
 
@@ -43,6 +43,26 @@ def test_micro_benchmarks_of_a_gpu_alone_predict_its_steps() -> None:
         scenario = load_scenario(ROOT / "scenarios" / "cuda" / f"{name}.yaml", [f"calibration={H200}"])
         measured = statistics.median(load_measured(path).step_times_s)
         assert simulate(scenario).step_time_s == pytest.approx(measured, rel=0.1)
+
+
+def test_micro_benchmarks_of_the_same_machine_are_held_to_their_errors(folder: Path) -> None:
+    """A profile beside the runs predicts them too; one that is worse than accepted is found."""
+    own = json.loads((folder / RUNS[0].name).read_text())["profile"]
+    (folder / MACHINE).write_text(json.dumps(own))
+    assert exit_code(main, str(folder), "--update") == 0
+    accepted = json.loads((folder / EXPECTED).read_text())["runs"][RUNS[0].stem]
+    assert accepted[BY_BENCHMARKS] == pytest.approx(accepted["step_time"])
+    for block in own["blocks"]:
+        block["seconds"] *= 2
+    (folder / MACHINE).write_text(json.dumps(own))
+    assert exit_code(main, str(folder)) == 1
+
+
+def test_where_benchmarks_lie_is_noted(tmp_path: Path) -> None:
+    shutil.copy(STORED / "cuda" / "gpt_fp32.json", tmp_path)
+    assert exit_code(main, str(tmp_path), "--benchmarks", str(H200), "--update") == 0
+    assert BY_BENCHMARKS in json.loads((tmp_path / EXPECTED).read_text())["runs"]["gpt_fp32"]
+    assert exit_code(main, str(tmp_path)) == 0
 
 
 def test_stored_runs_are_small_and_each_has_a_profile() -> None:

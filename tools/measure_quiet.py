@@ -1,0 +1,106 @@
+"""All timed runs that want a quiet machine, by one command: measured, judged and stored.
+
+    python tools/measure_quiet.py [--list] [--only NAME …] [--again] [--attempts 3] [--budget 35] [--folder FOLDER]
+
+In order: `calibrate.run` of this machine (machine.json), every scenario of scenarios/cpu and scenarios/cpu4 as a real
+run, the sleeping stages at four and eight ranks, and the bundled serving engine; into scenarios/measured. A run is kept
+only if others left the machine alone; what was never quiet is named at the end. What is stored already is left, unless
+`--again`. Then each step is predicted from the calibration taken beside it and from machine.json, and `sim.regress
+--update` accepts the errors, which it prints: look at them before you commit.
+
+Exit codes: 0 all stored, 1 something was never quiet or failed, 2 a wrong option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sim.commands.regress import MACHINE  # noqa: E402
+from sim.inputs.measured_run import load_measured  # noqa: E402
+
+MOST_BYTES = 200_000  # of a stored run
+APART = {  # by what is written: not runs of a training step, so beside the folder of those
+    "schedules/sleeping": ("-m", "calibrate.schedule_replay", "--ranks", "4", "--ranks", "8", "--json", "OUT"),
+    "serving/serve_cpu": ("-m", "calibrate.serving.measure", "scenarios/serve_cpu.yaml", "--out", "OUT"),
+}
+
+
+def scenarios() -> dict[str, Path]:
+    """Name and file of each that is run for real."""
+    folders = (ROOT / "scenarios" / "cpu", ROOT / "scenarios" / "cpu4")
+    return {p.stem: p for folder in folders for p in sorted(folder.glob("*.yaml"))}
+
+
+def python(*words: str) -> int:
+    """Run this Python in the project's folder; its exit code."""
+    return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
+
+
+def measure(scenario: Path, out: Path, attempts: int, budget: float) -> str | None:
+    """Measure until a run was quiet; why none is stored, or None."""
+    trial, why = out.with_suffix(".try"), ""
+    try:
+        for _ in range(attempts):
+            options = ("--out", str(trial), "--budget", str(budget))
+            if python("-m", "calibrate.measure", str(scenario), *options):
+                return "calibrate.measure failed"
+            run = load_measured(trial)
+            if not run.quiet:
+                why = f"never quiet: others kept {run.others_cores:.2g} cores busy"
+                continue
+            if trial.stat().st_size > MOST_BYTES:
+                return f"is larger than {MOST_BYTES} bytes"
+            os.replace(trial, out)
+            return None
+    finally:
+        trial.unlink(missing_ok=True)
+    return why
+
+
+def main() -> None:
+    """Measure what is missing, then accept the errors."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--list", action="store_true", help="print what would be measured")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--again", action="store_true", help="measure what is stored too")
+    parser.add_argument("--attempts", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=35.0, metavar="SECONDS")
+    parser.add_argument("--folder", type=Path, default=ROOT / "scenarios" / "measured")
+    args = parser.parse_args()
+    runs, machine = scenarios(), MACHINE.removesuffix(".json")
+    every = [machine, *runs, *APART]
+    unknown = sorted(set(args.only or ()) - set(every))
+    if unknown:
+        parser.error(f"--only: found {', '.join(unknown)}; allowed: {', '.join(every)}")
+    folder = args.folder.resolve()
+    missing = [n for n in args.only or every if args.again or not (folder / f"{n}.json").exists()]
+    if args.list:
+        print("\n".join(missing))
+        return
+    failed = {}
+    for name in missing:
+        out = folder / f"{name}.json"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if name in runs:
+            failed[name] = measure(runs[name], out, args.attempts, args.budget)
+            continue
+        words = APART.get(name, ("-m", "calibrate.run", "--device", "cpu", "--out", "OUT"))
+        code = python(*(str(out) if w == "OUT" else w for w in words))
+        failed[name] = f"ended with exit code {code}" if code else None
+    failed = {name: why for name, why in failed.items() if why}
+    if any((folder / f"{name}.json").exists() for name in runs):
+        python("-m", "sim.regress", str(folder), "--update")
+    print(json.dumps({"not stored": failed}, indent=1))
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
