@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sim.validation.report import Validation
 from sim.validation.statistics import Error, by_group, summary
-from sim.views.page import asset
-from sim.views.templating import render
+from sim.views.headline import Number
+from sim.views.page import asset, still_page
+from sim.views.units import count, n_bytes, percent, seconds
 
 WORST = 10
-SIZE, MARGIN = 300, 44
+SIZE, MARGIN, EDGE = 340, 62, 12
+FRACTIONS = ("mfu", "hfu", "mfu_full_attention", "fits_in_memory", "prefix_hit_rate")
 COLUMNS = ("rows", "mean", "mean by group", "median", "95 %", "max", "bias", "inside 90 % interval", "its width")
 KEYS = (
     "mean_abs",
@@ -29,16 +32,32 @@ KEYS = (
 
 
 def accuracy_page(tables: Sequence[Validation]) -> str:
-    """A standalone page; it needs no network and runs no script."""
+    """A standalone page; it needs no network."""
     from markupsafe import Markup
 
-    return render(
+    rows = sum(len(v.outcomes) for v in tables)
+    return still_page(
         "accuracy.html",
-        css=Markup(asset("accuracy.css")),
+        "Predicted against measured",
+        {},
+        style=Markup(asset("accuracy.css")),
+        what=f"{count(rows)} measured rows in {count(len(tables))} table{'s' * (len(tables) != 1)}",
+        headline=_headline(tables),
         columns=COLUMNS,
         overview=[(v.table.name, quantity, *cells) for v in tables for quantity, cells in _rows(v)],
         tables=[_shown(v) for v in tables],
     )
+
+
+def _headline(tables: Sequence[Validation]) -> list[Number]:
+    """Mean errors of the quantities with most rows."""
+    errors = [e for v in tables for e in v.errors]
+    numbers = []
+    for quantity, n in Counter(e.quantity for e in errors).most_common(4):
+        found = summary([e for e in errors if e.quantity == quantity])
+        note = f"mean of {count(n)} rows, bias {found['bias']:+.1%}"
+        numbers.append(Number(quantity.replace("_", " ").capitalize(), f"{found['mean_abs']:.1%}", note))
+    return numbers
 
 
 def _shown(v: Validation) -> Mapping[str, Any]:
@@ -111,28 +130,54 @@ def _groups(errors: Sequence[Error]) -> list[tuple[str, ...]]:
 
 
 def _worst(errors: Sequence[Error]) -> list[tuple[str, ...]]:
-    worst = _by_error(errors)[:WORST]
-    return [(e.id, f"{e.predicted:.4g}", f"{e.measured:.4g}", f"{e.error:+.1%}") for e in worst]
+    return [
+        (e.id, quantity_text(e.quantity, e.predicted), quantity_text(e.quantity, e.measured), f"{e.error:+.1%}")
+        for e in _by_error(errors)[:WORST]
+    ]
+
+
+def quantity_text(quantity: str, value: float) -> str:
+    """A measured quantity in its unit.
+
+    >>> quantity_text("peak_memory", 2.0**33), quantity_text("step_time", 0.25), quantity_text("mfu", 0.4)
+    ('8.000 GiB', '250.0 ms', '40.0 %')
+    """
+    if quantity.startswith("peak_"):
+        return n_bytes(value)
+    if quantity in FRACTIONS:
+        return percent(value)
+    return rate_text(value) if "_per_" in quantity and "time_" not in quantity else seconds(value)
+
+
+def rate_text(value: float) -> str:
+    """A rate: whole numbers, large ones shortened.
+
+    >>> rate_text(5932.4), rate_text(4.1e14)
+    ('5,932', '4.1e+14')
+    """
+    return count(value) if value < 1e7 else f"{value:.3g}"
 
 
 def scatter(errors: Sequence[Error], title: str) -> str:
     """Measured across, predicted up, both logarithmic; the diagonal is a perfect prediction, dashed 10 % off."""
-    values = [math.log10(v) for e in errors for v in (e.predicted, e.measured) if v > 0]
+    dots = [e for e in errors if e.predicted > 0 and e.measured > 0]
+    if not dots:
+        return ""
+    values = [math.log10(v) for e in dots for v in (e.predicted, e.measured)]
     low, high = min(values), max(values)
     pad = max(0.05, 0.05 * (high - low))
     low, high = low - pad, high + pad
-    scale = (SIZE - 2 * MARGIN) / (high - low)
+    scale = (SIZE - MARGIN - EDGE) / (high - low)
 
     def at(x: float, y: float) -> tuple[float, float]:
         return MARGIN + (x - low) * scale, SIZE - MARGIN - (y - low) * scale
 
-    dots = []
-    for e in errors:
-        if e.predicted > 0 and e.measured > 0:
-            x, y = at(math.log10(e.measured), math.log10(e.predicted))
-            dots.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"><title>{html.escape(e.id)} {e.error:+.1%}</title></circle>'
-            )
+    circles = []
+    for e in dots:
+        x, y = at(math.log10(e.measured), math.log10(e.predicted))
+        said, real = (quantity_text(e.quantity, v) for v in (e.predicted, e.measured))
+        tip = f"{e.id}: predicted {said}, measured {real}, {e.error:+.1%}"
+        circles.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{html.escape(tip)}</title></circle>')
     lines = []
     for factor, style in ((1.0, ""), (1.1, " stroke-dasharray=4"), (1 / 1.1, " stroke-dasharray=4")):
         shift = math.log10(factor)
@@ -141,19 +186,46 @@ def scatter(errors: Sequence[Error], title: str) -> str:
             at(high - max(0.0, shift), high + min(0.0, shift)),
         )
         lines.append(f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"{style} />')
+    middle = (SIZE + MARGIN - EDGE) / 2
     return (
         f'<svg viewBox="0 0 {SIZE} {SIZE}" role="img" aria-label="{html.escape(title)}: predicted against measured">'
-        f"{''.join(lines)}{''.join(dots)}{_axes(low, high, at)}"
-        f'<text x="{SIZE / 2}" y="{SIZE - 8}">measured {html.escape(title)}</text>'
-        f'<text x="12" y="{SIZE / 2}" transform="rotate(-90 12 {SIZE / 2})">predicted</text></svg>'
+        f"{_axes(low, high, at, title)}{''.join(lines)}{''.join(circles)}"
+        f'<text x="{middle}" y="{SIZE - 8}" class="name">measured {html.escape(title.replace("_", " "))}</text>'
+        f'<text x="12" y="{SIZE - middle}" class="name" transform="rotate(-90 12 {SIZE - middle})">predicted</text>'
+        "</svg>"
     )
 
 
-def _axes(low: float, high: float, at: Callable[[float, float], tuple[float, float]]) -> str:
+def _axes(low: float, high: float, at: Callable[[float, float], tuple[float, float]], quantity: str) -> str:
+    """Grid lines with their values along both axes."""
     out = []
-    for power in range(math.ceil(low), math.floor(high) + 1):
-        x, y = at(power, low)
-        out.append(f'<text x="{x:.1f}" y="{y + 14:.1f}">{10.0**power:g}</text>')
-        x, y = at(low, power)
-        out.append(f'<text x="{x - 16:.1f}" y="{y + 4:.1f}">{10.0**power:g}</text>')
+    unit = 2.0**30 if quantity.startswith("peak_") else 1.0  # round numbers of GiB
+    for value in (unit * v for v in log_ticks(10**low / unit, 10**high / unit)):
+        text = html.escape(re.sub(r"(\.\d*?)0+(?= )", r"\1", quantity_text(quantity, value)).replace(". ", " "))
+        place = math.log10(value)
+        (x, bottom), (_, top) = at(place, low), at(place, high)
+        (left, y), (right, _) = at(low, place), at(high, place)
+        out.append(f'<line class="grid" x1="{x:.1f}" y1="{bottom:.1f}" x2="{x:.1f}" y2="{top:.1f}" />')
+        out.append(f'<line class="grid" x1="{left:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}" />')
+        out.append(f'<text x="{x:.1f}" y="{bottom + 14:.1f}">{text}</text>')
+        out.append(f'<text x="{left - 5:.1f}" y="{y + 3:.1f}" class="left">{text}</text>')
     return "".join(out)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Two to six round values between two others.
+
+    >>> log_ticks(0.9, 2000.0), log_ticks(2.4, 3.1), log_ticks(0.4, 1.1)
+    ([1.0, 10.0, 100.0, 1000.0], [2.5, 3.0], [0.5, 1.0])
+    """
+    found: list[float] = []
+    for mantissas in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)):
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        found = [v for k in powers for m in mantissas if low <= (v := round(m * 10.0**k, 12 - k)) <= high]
+        if len(found) > 1:
+            break
+    if len(found) < 2:
+        step = 10 ** math.floor(math.log10((high - low) / 2))
+        step *= next(m for m in (5, 2, 1) if (high - low) / (m * step) >= 2)
+        found = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return found[:: 1 + (len(found) - 1) // 6]
