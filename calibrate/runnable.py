@@ -106,6 +106,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
     if t.recompute.mode == "selective_op" and (s.model.moe is not None or (p.sp and p.tp > 1)):
         found = "selective_op with experts" if s.model.moe is not None else "selective_op with sp"
         yield "training.recompute", found, "none, selective, full; selective_op without experts and sp"
+    if t.recompute.mode == "selective" and t.recompute.modules != ("core_attn",):
+        yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
     if t.activation_offload:
         yield "training.activation_offload", "true", "false"
     if t.attention == "fused" and s.model.dropout > 0:

@@ -177,6 +177,9 @@ def _recompute(s: Settings) -> Any:
     method, layers = s.take("recompute-method"), s.take("recompute-num-layers")
     if granularity == "full" and method == "block":
         return {"mode": "full", "layers": int(layers or 1)}
+    named = s.take("recompute-modules")
+    if granularity == "selective" and named:
+        return {"mode": "selective", "modules": str(named).replace(",", " ").split()}
     return granularity
 
 

@@ -218,7 +218,8 @@ class Megatron(Emission):
             r.every is not None,
         )
         if r.mode == "selective":
-            return [("recompute-granularity", "selective")]
+            named = [] if r.modules == ("core_attn",) else [("recompute-modules", " ".join(r.modules))]
+            return [("recompute-granularity", "selective"), *named]
         if r.mode != "full":
             return []
         method = ("uniform", 1) if r.layers is None else ("block", r.layers)

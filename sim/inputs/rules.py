@@ -14,7 +14,7 @@ from sim.inputs.input_source import Source, show
 from sim.inputs.layout_rules import ALL_RULES, Sizes, batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
-from sim.inputs.training_config import Training
+from sim.inputs.training_config import Recompute, Training
 from sim.inputs.workloads import HASHED_SUFFIX, Distillation, Faults, Inference, LinkFault, RequestPattern, RequestTrace
 from sim.schedules import FORMS
 from topology.detours import joined, left_of_cut
@@ -144,6 +144,25 @@ def _check_dtypes(t: Training, source: Source) -> None:
         )
 
 
+def _check_modules(recompute: Recompute, model: ModelConfig, source: Source) -> None:
+    """Parts that are run again are there, and stand beside the one mode that takes them."""
+    path, modules = ("training", "recompute", "modules"), recompute.modules
+    if "modules" in recompute.model_fields_set and recompute.mode != "selective":
+        raise source.error(path, f"stands beside mode {recompute.mode}; only mode selective takes it")
+    if len(set(modules)) < len(modules):
+        raise source.error(path, f"found {list(modules)}; each at most once")
+    shared = model.moe is not None and model.moe.shared_width > 0
+    for name, there, needed in (
+        ("moe", model.moe is not None, "model.moe"),
+        ("moe_act", model.moe is not None, "model.moe"),
+        ("shared_experts", shared, "shared experts in model.moe"),
+        ("mla_up_proj", model.mla is not None, "model.mla"),
+        ("mlp", model.has_dense_layers, "layers with a dense MLP"),
+    ):
+        if name in modules and not there:
+            raise source.error(path, f"found '{name}'; needs {needed}")
+
+
 def _check_recompute(t: Training, model: ModelConfig, source: Source) -> None:
     path, recompute = ("training", "recompute"), t.recompute
     if recompute.layers is not None and recompute.every is not None:
@@ -151,6 +170,7 @@ def _check_recompute(t: Training, model: ModelConfig, source: Source) -> None:
     for key in ("layers", "every"):
         if getattr(recompute, key) is not None and recompute.mode != "full":
             raise source.error((*path, key), f"stands beside mode {recompute.mode}; only mode full takes it")
+    _check_modules(recompute, model, source)
     if recompute.layers is not None and recompute.layers > model.layers:
         raise source.error(
             (*path, "layers"), f"found {recompute.layers}; must be at most model.layers ({model.layers})"

@@ -15,12 +15,20 @@ from sim.models.frameworks import FRAMEWORKS, AttentionKernel
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 
 
+RecomputeModule = Literal["core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj"]
+LOSES_OUTPUT: tuple[RecomputeModule, ...] = ("moe_act", "layernorm", "mla_up_proj")  # see `models.recompute_modules`
+
+
 class Recompute(UserInput):
-    """What is computed again before backward. With mode full, `layers`: so many; `every`: each n-th one."""
+    """What is computed again before backward. With mode full, `layers`: so many; `every`: each n-th one. With mode
+    selective, `modules`: the parts of a layer, under Megatron-Core's names."""
 
     mode: RecomputeMode
     layers: int | None = Field(default=None, ge=0, le=10_000)
     every: int | None = Field(default=None, ge=1, le=10_000)
+    modules: Annotated[tuple[RecomputeModule, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=7)] = (
+        "core_attn",
+    )
 
 
 def _recompute(value: Any) -> Any:
@@ -31,7 +39,8 @@ def _recompute(value: Any) -> Any:
 
 def _recompute_schema() -> WithJsonSchema:
     modes = {"enum": list(get_args(RecomputeMode))}
-    fields = {"mode": modes, "layers": {"type": ["integer", "null"]}, "every": {"type": ["integer", "null"]}}
+    fields = {"mode": modes, "layers": {"type": ["integer", "null"]}, "every": {"type": ["integer", "null"]},
+              "modules": {"type": "array", "items": {"enum": list(get_args(RecomputeModule))}}}  # fmt: skip
     mapping = {"type": "object", "properties": fields, "required": ["mode"], "additionalProperties": False}
     return WithJsonSchema({"anyOf": [modes, mapping], "default": "none"})
 

@@ -12,7 +12,8 @@ from sim.models.elementwise import branch_sum, norm, residual
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.lora import frozen, only_behind_adapters
 from sim.models.operators import Operator, quantized_weight_bytes, workspace
-from sim.models.recompute import as_block, keep, mode_of_layer, stops_early
+from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, stops_early
+from sim.models.recompute_modules import inside
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -30,7 +31,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     if d.lora is not None:
         parts = tuple(p if p.params + p.frozen == 0 or p.frozen else frozen(p) for p in parts)
         parts = only_behind_adapters(parts) if layer == 0 else parts
-    kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario))
+    kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario), modules_of(scenario))
     block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)
     return replace(block, workspace_bytes=workspace(d, parts), quantized_bytes=quantized_weight_bytes(d, parts))
 
@@ -45,7 +46,7 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
         inner = spec.attention.train(scenario, d, shard)
         parts += _branch(scenario, d, spec, "attention", inner, m.bias and d.tp > 1)
     if spec.mlp is not None:
-        inner = spec.mlp.train(scenario, d, layer, shard)
+        inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
         parts += _branch(scenario, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, bool(parts))
     return parts
 
@@ -85,7 +86,7 @@ def _branch(
 
     return (
         branch_sum(d),
-        *norms(f"{name}_norm", spec.norm_position != "post", after_sum),
+        *inside("layernorm", norms(f"{name}_norm", spec.norm_position != "post", after_sum)),
         *inner,
         *norms(f"{name}_post_norm", spec.norm_position != "pre"),
         residual(d, f"{name}_residual", name, bias_after),

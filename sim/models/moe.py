@@ -30,6 +30,7 @@ from sim.models.operators import (
     memory_op,
     weight_gradient_bytes,
 )
+from sim.models.recompute_modules import inside
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -129,7 +130,8 @@ def shared_parts(d: Dims, parts: tuple[Operator, ...], gated: bool = False) -> t
     add = accumulate(d, "shared_expert_sum", d.rows * d.hidden, phase=F)
     gradients = accumulate(d, "shared_grad_sum", d.rows * d.hidden)
     gate = (_shared_gate(d),) if gated else ()
-    return (replace(out[0], saved=()), *out[1:], *gate, Operator("shared_expert_sum", (add,), (gradients,)))
+    together = Operator("shared_expert_sum", (add,), (gradients,))
+    return (*inside("shared_experts", (replace(out[0], saved=()), *out[1:])), *gate, together)
 
 
 def _shared_gate(d: Dims) -> Operator:
@@ -253,7 +255,8 @@ def _experts(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
         down = _biased(d, down, rows, r.experts, d.hidden)
     weighs = d.framework.weights_experts_after_activation and m.mlp == "gelu"  # SwiGLU's kernel does it by itself
     weighted = (_weighting(d, rows * ffn),) if weighs else ()
-    return up, activation(d, m.mlp, rows * ffn, "moe"), *weighted, down
+    made = inside("moe_act", (activation(d, m.mlp, rows * ffn, "moe"), *weighted))
+    return up, *made, down
 
 
 def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Operator:

@@ -16,7 +16,7 @@ from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
 from sim.models.operators import Linear, quantized_weight_bytes, workspace
-from sim.models.recompute import as_block, keep, mode_of_layer
+from sim.models.recompute import as_block, keep, mode_of_layer, modules_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -41,7 +41,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     layer = layer_parts(scenario, d, last, shard)
     final, output, loss = hard_head_parts(scenario, d)
     after = (final, replace(output, params=0), loss)
-    kept = keep(d, layer, mode_of_layer(scenario, last))
+    kept = keep(d, layer, mode_of_layer(scenario, last), modules=modules_of(scenario))
     around = keep(d, (*before, *after), "none")
     block = as_block("multi-token prediction", BlockKind.MTP, "", (*before, *layer, *after), kept)
     return replace(

@@ -15,7 +15,7 @@ from sim.core.program import Comm, Compute, Item, Phase, Program, Role, Saved, W
 from sim.models.dims import Dims
 
 if TYPE_CHECKING:
-    from sim.inputs.training_config import LoraTarget
+    from sim.inputs.training_config import LoraTarget, RecomputeModule
 
 F, I, W = Phase.FORWARD, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD  # noqa: E741
 ROLES = {F: Role.OUTPUT, I: Role.INPUT_GRADIENT, W: Role.WEIGHT_GRADIENT}  # of a matmul where it is written down
@@ -40,6 +40,7 @@ class Operator(Struct, frozen=True):
     tensors: tuple[int, ...] = ()  # elements of each tensor that `params` counts, where it is more than one
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
+    within: tuple[RecomputeModule, ...] = ()  # parts of a layer that it belongs to
     core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
     output_bytes: float = 0.0  # of the core's result
     adapters_alone: Program = ()  # of `backward` what its adapters' own weight gradients need

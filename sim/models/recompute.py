@@ -1,7 +1,8 @@
 """Activation recomputation: what of a layer is kept and what is run again before its backward.
 
 - none: everything is kept;
-- selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5);
+- selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5); or other
+  parts of a layer (`sim.models.recompute_modules`);
 - selective_op: of the layer's matmuls every second runs again, and everything that is no matmul; outputs of
   the other matmuls, of fused attention and of reduce-scatters are kept (torchtitan's selective "op" policy);
 - full: the layer's forward runs again, communication included; only its input is kept. Under FSDP (`zero: 3`) by
@@ -21,9 +22,11 @@ from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Sav
 from sim.models.dims import Dims
 from sim.models.frameworks import framework_of
 from sim.models.operators import Operator, backward_of, backward_peak, forward_of, rerun, saved_of, tensors_of
+from sim.models.recompute_modules import CORE, module_kept
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import RecomputeModule
 
 KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op keeps rather than send again
 
@@ -102,7 +105,15 @@ def stops_early(scenario: Scenario) -> bool:
     return scenario.parallelism.zero == 3 and t is not None and framework_of(t).checkpoint_stops_early
 
 
-def keep(d: Dims, parts: Sequence[Operator], mode: str, early_stop: bool = False) -> RecomputePlan:
+def modules_of(scenario: Scenario) -> tuple[RecomputeModule, ...]:
+    """The parts of a layer that mode selective runs again."""
+    return CORE if scenario.training is None else scenario.training.recompute.modules
+
+
+def keep(
+    d: Dims, parts: Sequence[Operator], mode: str, early_stop: bool = False,
+    modules: Sequence[RecomputeModule] = CORE,
+) -> RecomputePlan:  # fmt: skip
     """Apply `mode` to a layer's parts in forward order; `early_stop`: see `stops_early`."""
     saved, stream = saved_of(parts), d.stream_bytes
     whole = sum(s.bytes for s in saved)
@@ -115,9 +126,9 @@ def keep(d: Dims, parts: Sequence[Operator], mode: str, early_stop: bool = False
         again = _until_last_saved(parts) if early_stop else forward_of(parts)
         return RecomputePlan(rerun(again), (layer_input,), peak + whole - stream, rebuilt)
     if mode == "selective":
-        kept = saved_of(p for p in parts if not p.core) + _core_inputs(parts)
-        again = rerun(forward_of(p for p in parts if p.core))
-        return RecomputePlan(again, kept, peak + whole - sum(s.bytes for s in kept))
+        again, kept = module_kept(parts, modules)
+        late = rebuilt - sum(s.bytes for s in kept if s.late)
+        return RecomputePlan(rerun(again), kept, peak + whole - sum(s.bytes for s in kept), late)
     kept = (layer_input, *_kept_outputs(d, parts))
     return RecomputePlan(rerun(_not_kept(parts)), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
 
@@ -135,11 +146,6 @@ def _until_last_saved(parts: Sequence[Operator]) -> Program:
     whole = forward_of(parts)
     sent = [sum(isinstance(i, Comm) for i in program) for program in (again, whole)]
     return again if sent[0] == sent[1] else whole
-
-
-def _core_inputs(parts: Sequence[Operator]) -> tuple[Saved, ...]:
-    """A rerun core starts from query, key and value, which stay (34sbh includes them)."""
-    return tuple(s for p in parts if p.core for s in p.saved if s.role is TensorRole.INPUT)
 
 
 def _kept_outputs(d: Dims, parts: Sequence[Operator]) -> list[Saved]:

@@ -308,4 +308,6 @@ def overlaps(space: Space, layout: Layout) -> bool:
 
 def _recompute_name(recompute: Recompute) -> str:
     extra = [f"{k} {v}" for k, v in (("layers", recompute.layers), ("every", recompute.every)) if v is not None]
+    if recompute.mode == "selective" and recompute.modules != ("core_attn",):
+        extra = list(recompute.modules)
     return ", ".join([recompute.mode, *extra])

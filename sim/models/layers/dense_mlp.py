@@ -16,6 +16,7 @@ from sim.models.served import ServingDims, served_linear
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import RecomputeModule
 
 
 class DenseMlp(Struct, frozen=True):
@@ -26,6 +27,11 @@ class DenseMlp(Struct, frozen=True):
     activation: str
     bias: bool
     merged: bool = False  # gate and up are one matmul in the model's own code
+
+    @property
+    def module(self) -> RecomputeModule:
+        """Its name among the parts that may be recomputed."""
+        return "mlp"
 
     @property
     def gated(self) -> bool:

@@ -17,6 +17,7 @@ from sim.prices.roofline import MOE_LAYER
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
     from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import RecomputeModule
 
 
 class Experts(Struct, frozen=True):
@@ -25,6 +26,11 @@ class Experts(Struct, frozen=True):
     moe: MoeConfig
     one: DenseMlp
     shared: DenseMlp | None
+
+    @property
+    def module(self) -> RecomputeModule:
+        """Its name among the parts that may be recomputed."""
+        return "moe"
 
     @property
     def bias_after(self) -> bool:

@@ -18,6 +18,7 @@ from sim.models.elementwise import norm, rope
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
+from sim.models.recompute_modules import inside
 from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.prices.roofline import ATTENTION_DECODE
 
@@ -88,13 +89,17 @@ class LatentAttention(Struct, frozen=True):
         # a value is cut from what also makes its key, which is assembled anew
         if d.framework.keeps_merged_outputs and d.fused_attention:
             core = keeping(core, "keys without rope", d.tokens * heads * self.plain_width * d.act_bytes)
-        return (
-            *queries,
-            linear(d, layer(kv_down, keep and self.query_rank is None)),
-            latent_norm("kv", self.latent_rank),
+        raised = (
             linear(d, layer(kv_up, keep)),
             rope(d, d.tokens * (heads + 1) * self.rope_width),
             _assembled(d, heads, self.widths[0], self.rope_width),
+        )
+        return (
+            *queries[:-1],
+            *(inside("mla_up_proj", queries[-1:]) if self.query_rank is not None else queries[-1:]),
+            linear(d, layer(kv_down, keep and self.query_rank is None)),
+            latent_norm("kv", self.latent_rank),
+            *inside("mla_up_proj", raised),
             core,
             linear(d, out.linear("attention", d.tokens)),
         )

@@ -1,0 +1,77 @@
+"""Selective recomputation of parts of a layer: what is lost, what stays, what runs again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from model_programs import LLAMA, make
+
+from sim.core.errors import InputError
+from sim.core.program import Block, Compute
+from sim.models.layer import layer_block
+
+TOKENS, H, FFN = 2 * 512, 1024, 2816
+EXPERTS = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 512, "shared_experts": 1}}
+LATENT = {
+    **{k: v for k, v in LLAMA.items() if k != "kv_heads"},
+    "mla": {"q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
+}  # fmt: skip
+
+
+def block(model: Any, *modules: str) -> Block:
+    recompute = {"mode": "selective", "modules": list(modules)} if modules else "none"
+    return layer_block(make(model, {"framework": "megatron", "recompute": recompute}), 0)
+
+
+def lost(model: Any, *modules: str) -> float:
+    """16-bit numbers a token that the modules spare, of what is kept without recomputation."""
+    kept = [sum(s.bytes for s in b.saved) for b in (block(model), block(model, *modules))]
+    return (kept[0] - kept[1]) / 2 / TOKENS
+
+
+@pytest.mark.parametrize(("model", "modules", "numbers"), [
+    (LLAMA, ["layernorm"], 2 * H),  # inputs of query-key-value and of gate-up
+    (LLAMA, ["mlp"], 3 * FFN),  # gate, up, their product
+    (LLAMA, ["layernorm", "mlp"], 2 * H + 3 * FFN),
+    (EXPERTS, ["moe_act"], 2 * 512),  # the second input of two experts
+    (EXPERTS, ["shared_experts"], 3 * 512),
+    (LATENT, ["mla_up_proj"], 16 * (96 + 96 + 64)),  # queries, keys, values
+])  # fmt: skip
+def test_each_module_loses_its_tensors(model: Any, modules: list[str], numbers: float) -> None:
+    assert lost(model, *modules) == numbers
+
+
+def test_the_whole_of_moe_keeps_its_input_alone() -> None:
+    kept = [s for s in block(EXPERTS, "moe").saved if s.part == "moe"]
+    assert [s.bytes for s in kept] == [2 * TOKENS * H]
+
+
+@pytest.mark.parametrize(("model", "module", "kinds"), [
+    (LLAMA, "layernorm", {"norm": 2}),
+    (LLAMA, "mlp", {"gemm": 2, "elementwise": 1}),
+    (EXPERTS, "moe_act", {"elementwise": 1}),
+    (LATENT, "mla_up_proj", {"gemm": 2}),
+])  # fmt: skip
+def test_what_runs_again(model: Any, module: str, kinds: dict[str, int]) -> None:
+    again = [i for i in block(model, module).recompute if isinstance(i, Compute)]
+    for kind, number in kinds.items():
+        assert sum(i.kind == kind for i in again) == number
+
+
+def test_the_core_alone_is_plain_selective() -> None:
+    plain = layer_block(make(LLAMA, {"recompute": "selective"}), 0)
+    named = layer_block(make(LLAMA, {"recompute": {"mode": "selective", "modules": ["core_attn"]}}), 0)
+    assert plain == named
+
+
+@pytest.mark.parametrize(("recompute", "message"), [
+    ({"mode": "selective", "modules": ["moe_act"]}, "found 'moe_act'; needs model.moe"),
+    ({"mode": "selective", "modules": ["mla_up_proj"]}, "found 'mla_up_proj'; needs model.mla"),
+    ({"mode": "full", "modules": ["mlp"]}, "stands beside mode full"),
+    ({"mode": "selective", "modules": ["mlp", "mlp"]}, "each at most once"),
+    ({"mode": "selective", "modules": ["attention"]}, "recompute.modules"),
+])  # fmt: skip
+def test_what_does_not_go_together_is_named(recompute: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(LLAMA, {"recompute": recompute})
