@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from sim.core.program import Comm, Compute, Program, Wait
+from sim.core.program import Compute, Program
 from sim.inputs.scenario import Scenario
 from sim.models.layers import Attention, LayerSpec, layer_specs
 from sim.models.served import ServingDims, embedding_tokens, head_samples, serving_dims
@@ -26,21 +26,18 @@ from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.kernel_tables import kernel_file
 from sim.prices.operator_prices import Costs
-from sim.prices.price import Priced
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
-from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
+from sim.prices.roofline import ATTENTION_DECODE, MOE_LAYER, Device
 from sim.prices.serving_parts import MeasuredParts, measured_parts
-from sim.prices.weight_only import WeightOnly, weight_only
+from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.engines import ENGINES
 from sim.serve.host import Host
+from sim.serve.operator_prices import Bill, OperatorPrices, Shares
 from topology.network import Network
 
-SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE, MOE_LAYER)
 EXACT_TOKENS = 256
-FEW_ROWS = 64  # of one expert: less than a tile
-Shares = dict[tuple[str, str, float], float]
 
 
 class Work(StrEnum):
@@ -80,14 +77,6 @@ class Load(NamedTuple):
     pooled: int = 0
 
 
-class Bill(NamedTuple):
-    """Seconds of a program, communication among them, and by (kind, source, uncertainty)."""
-
-    seconds: float
-    comm_s: float
-    shares: Shares
-
-
 class StageLayers(Struct, frozen=True):
     """What one pipeline rank holds. `layers`: how many of each of `IterationCosts.specs`; `attentions` likewise."""
 
@@ -112,24 +101,19 @@ class IterationCosts(Struct):
     """Prices of iterations under one scenario and profile; see `stage_seconds`."""
 
     plan: Plan
-    pricing: Pricing
+    prices: OperatorPrices
     dims: ServingDims
     specs: tuple[LayerSpec, ...]
     attentions: tuple[Attention, ...]
     stages: tuple[StageLayers, ...]
     overhead_s: float  # of the engine's own work between iterations, where it was measured
-    device: Device
-    stream_bytes_per_s: float
     host: Host
-    formats: WeightOnly | None = None
     measured: MeasuredParts | None = None
     bills: dict[Key, Bill] = field(default_factory=dict)
     without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
     prefilled: dict[tuple[int, tuple[tuple[int, int, int], ...]], float] = field(default_factory=dict)
     lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)
     noted: Noted = field(default_factory=Noted)
-    rank: int = 0  # whose collectives these are
-    slowdown: float = 1.0  # how many times as long computations take
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds of the iteration on every stage, messages between stages apart."""
@@ -248,7 +232,7 @@ class IterationCosts(Struct):
     def send_s(self, stage: int, tokens: int) -> float:
         """Seconds to hand the residual stream of `tokens` from a stage to the next."""
         size = tokens * self.dims.model.hidden * self.dims.act_bytes
-        return self.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
+        return self.prices.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
 
     def _tokens(self, work: Work, tokens: int, spec: int = 0) -> float:
         low, high, share = _sizes_around(tokens)
@@ -282,7 +266,8 @@ class IterationCosts(Struct):
     def _bill(self, key: Key) -> Bill:
         found = self.bills.get(key)
         if found is None:
-            found = self.bills[key] = self._priced(self._program(key)) if self.measured is None else self._known(key)
+            found = self._known(key) if self.measured else self.prices.bill(self._program(key))
+            self.bills[key] = found
         return found
 
     def _known(self, key: Key) -> Bill:
@@ -295,7 +280,7 @@ class IterationCosts(Struct):
             seconds = self.measured.core("decode", key.a, key.b)
         elif key.work is Work.LAYER:
             seconds = self.measured.rest(key.a) / self.dims.model.layers
-        seconds *= self.slowdown
+        seconds *= self.prices.slowdown
         return Bill(seconds, 0.0, {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds})
 
     def _program(self, key: Key) -> Program:
@@ -310,60 +295,6 @@ class IterationCosts(Struct):
         if key.work is Work.ROUTED:
             return self.specs[key.spec].serve_routed(self.dims, key.a)
         return self.specs[key.spec].serve_tokens(self.dims, key.a)
-
-    def _priced(self, program: Program) -> Bill:
-        """Operators and messages one after another, as kernels on one stream."""
-        seconds, comm, shares = 0.0, 0.0, Shares()
-        for item in program:
-            if isinstance(item, Wait):
-                continue
-            if isinstance(item, Comm):
-                price = self.pricing.comm(item, self.rank)
-                if item.kind == "all_reduce":
-                    price = price._replace(seconds=price.seconds + self.host.times.collective_s)
-                comm += price.seconds
-            else:
-                price = self._operator(item)
-                price = price._replace(seconds=price.seconds * self.slowdown)
-            seconds += price.seconds
-            sort = (item.kind, price.source, price.uncertainty)
-            shares[sort] = shares.get(sort, 0.0) + price.seconds
-        return Bill(seconds, comm, shares)
-
-    def _operator(self, op: Compute) -> Priced:
-        """One operator on a healthy rank.
-
-        Tables know a shape in one dtype: where weights or cache are kept in fewer bytes, or one latent serves many
-        heads, the operator keeps its shape's efficiency on the roofline of what it really moves. And weights and cache
-        come from device memory: published points of small operators, repeated, read them from the L2 cache, which a
-        whole model's do not fit in, so no price is below what streaming them takes.
-        """
-        if op.kind not in SCALED:
-            return self.pricing.compute(op)
-        here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
-        price = self._converted(op)
-        if price is None:
-            known = _as_known(op)
-            price = self.pricing.compute(known)
-            if op.bytes < known.bytes:
-                there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
-                price = price._replace(seconds=price.seconds * here / there)
-            if op.kind == MOE_LAYER and op.dtype == "fp8":
-                price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)
-        streamed = op.bytes
-        if op.kind in MATMULS:
-            batch, m, n, k = op.shape
-            streamed -= batch * m * (n + k) * self.dims.act_bytes
-        return price._replace(seconds=max(price.seconds, here, streamed / self.stream_bytes_per_s))
-
-    def _converted(self, op: Compute) -> Priced | None:
-        """A product with 8- or 4-bit weights out of measured ones, where the profile has them."""
-        if self.formats is None or op.kind != "gemm" or op.shape[0] > 1:
-            return None
-        _, m, n, k = op.shape
-        fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
-        found = self.formats.at(m, n, k) if fewer else None
-        return None if found is None else Priced(found[0], "interpolated", found[1])
 
 
 def _prefill_parts(prefills: tuple[tuple[int, int, int], ...], attention: int) -> list[tuple[Key, float]]:
@@ -392,21 +323,6 @@ def _of_queries(attention: Attention, dims: ServingDims, batch: int, kv_len: int
     ])  # fmt: skip
 
 
-def _as_known(op: Compute) -> Compute:
-    """The operator whose price is asked for: of the same shape, with all that it moves in its own dtype."""
-    dense = _as_dense(op)
-    usual = shape_bytes(dense.kind, dense.shape, dense.dtype)
-    return dense if dense.bytes >= usual else replace(dense, bytes=usual, flops=shape_flops(dense.kind, dense.shape))
-
-
-def _as_dense(op: Compute) -> Compute:
-    """Experts with a few tokens each: bound by reading weights, so like one product with as many of them as columns."""
-    if op.kind != "grouped_gemm" or op.shape[1] >= FEW_ROWS:
-        return op
-    groups, m, n, k = op.shape
-    return replace(op, kind="gemm", shape=(1, m, groups * n, k))
-
-
 def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     """Prices for `scenario` out of `profile`."""
     plan = make_plan(scenario)
@@ -425,10 +341,9 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     stages, engine = _stages(plan, specs, kinds, attentions), ENGINES[scenario.for_serving.engine]
     launched = tuple([_kernels(dims, kinds, attentions, s) for s in stages])
     host = Host(engine, engine.host_on(gpu.architecture), scenario.parallelism.tp, launched)
-    return IterationCosts(
-        plan, Pricing(plan, costs, Network(scenario.cluster)), dims, kinds, attentions, stages, engine_s, device,
-        bandwidth * c.streaming_efficiency, host, formats, parts,
-    )  # fmt: skip
+    pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
+    prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats)
+    return IterationCosts(plan, prices, dims, kinds, attentions, stages, engine_s, host, parts)
 
 
 def _attentions(specs: tuple[LayerSpec, ...]) -> tuple[Attention, ...]:

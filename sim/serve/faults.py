@@ -55,10 +55,21 @@ def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> 
     members = [plan.mesh.along(["tp"], s.rank) for s in layers]
     if not links and not any(r in scales for ranks in members for r in ranks):
         return healthy
-    pricing = Pricing(plan, healthy.pricing.costs, Network(scenario.cluster, links)) if links else healthy.pricing
-    stages = tuple(
-        replace(healthy, pricing=pricing, stages=layers, rank=s.rank, bills={}, without_attention={}, prefilled={},
-                lines={}, noted=Noted(), slowdown=max(scales.get(r, 1.0) for r in ranks))
-        for s, ranks in zip(layers, members, strict=True)
-    )  # fmt: skip
-    return FaultyCosts(healthy, stages)
+    pricing = Pricing(plan, healthy.prices.pricing.costs, Network(scenario.cluster, links)) if links else None
+    stages = []
+    for s, ranks in zip(layers, members, strict=True):
+        slowdown = max(scales.get(r, 1.0) for r in ranks)
+        prices = replace(healthy.prices, pricing=pricing or healthy.prices.pricing, rank=s.rank, slowdown=slowdown)
+        stages.append(
+            replace(
+                healthy,
+                prices=prices,
+                stages=layers,
+                bills={},
+                without_attention={},
+                prefilled={},
+                lines={},
+                noted=Noted(),
+            )
+        )
+    return FaultyCosts(healthy, tuple(stages))

@@ -86,4 +86,4 @@ class Handover:
         """Seconds of one transfer alone."""
         a = self.prefill.first_rank_of(self.prefill.replicas[source])
         b = self.decode.first_rank_of(self.decode.replicas[replica])
-        return self.prefill.costs.pricing.network.send(a, b, tokens * self.token_bytes)
+        return self.prefill.costs.prices.pricing.network.send(a, b, tokens * self.token_bytes)

@@ -7,11 +7,12 @@ from msgspec import Struct
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import PoolSize
 from sim.prices.profile import Profile
-from sim.serve.costs import IterationCosts, Shares, iteration_costs
+from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.kv_cache import HostCache, KvCache
 from sim.serve.memory import Capacity, cache_capacity
+from sim.serve.operator_prices import Shares
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
 from sim.serve.requests import Request
@@ -132,7 +133,7 @@ def _scheduler(
     cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
     store = HashedHostCache if hashed else HostCache
     host = store(capacity.host_tokens) if i.prefix_cache == "cpu" else None
-    network = costs.pricing.network
+    network = costs.prices.pricing.network
     latency = network.host_copy(0.0)
     per_token = network.host_copy(capacity.stage_token_bytes) - latency
     room = capacity.host_tokens if i.preemption == "swap" else 0

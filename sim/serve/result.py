@@ -15,9 +15,10 @@ from sim.ranks.faults import has_jitter
 from sim.results.memory import MemoryCurve
 from sim.results.metrics import interval, provenance, source_shares, text_of
 from sim.results.records import Engine, MemoryRow
-from sim.serve.costs import IterationCosts, Shares
+from sim.serve.costs import IterationCosts
 from sim.serve.inter_token import inter_token_latency
 from sim.serve.memory import Capacity
+from sim.serve.operator_prices import Shares
 from sim.serve.pools import Pool
 from sim.serve.records import KvCacheUse, PoolUse, ServingResult, SpeculationUse, TransferUse, percentiles
 from sim.serve.replica import CacheState, Iteration, Replica

@@ -278,7 +278,7 @@ def test_swapping_costs_two_copies_and_no_computation() -> None:
     """Both prompts; the second's 64 tokens leave; the first's 63 decodes; they come back; the second's 63 decodes."""
     sim = two_in_too_little_room("swap")
     costs = iteration_costs(sim.scenario, sim.profile)
-    copy = sim.costs.pricing.network.host_copy(64 * sim.capacity.stage_token_bytes)
+    copy = sim.costs.prices.pricing.network.host_copy(64 * sim.capacity.stage_token_bytes)
     decodes = sum(costs.stage_seconds(Load(1, 1, 65 + i, (), 1))[0] for i in range(63))
     prompts = costs.stage_seconds(Load(128, 0, 0, ((64, 64, 2),), 2))[0]
     assert sim.end_s == pytest.approx(prompts + 2 * decodes + 2 * copy, rel=1e-9)

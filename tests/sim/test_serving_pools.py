@@ -76,7 +76,7 @@ def test_a_request_alone_takes_its_parts_and_its_transfer() -> None:
     (moved,) = sim.transfers
     size = 1000 * sim.capacity.stage_token_bytes
     assert sim.capacity.stage_token_bytes == 4 * 2 * 2 * 32 * 2  # layers, keys and values, heads, their size, bytes
-    assert moved.end_s - moved.start_s == pytest.approx(sim.costs.pricing.network.send(0, 1, size), rel=1e-9)
+    assert moved.end_s - moved.start_s == pytest.approx(sim.costs.prices.pricing.network.send(0, 1, size), rel=1e-9)
     assert moved.asked_s == moved.start_s == sim.sequences[0].first_token_s
     assert sim.end_s == pytest.approx(alone.end_s + moved.end_s - moved.start_s, rel=1e-9)
     assert [s.kind for s in sim.timeline.spans()].count("KV_TRANSFER") == 1

@@ -32,7 +32,7 @@ def operator(costs: IterationCosts, program: Any, name: str) -> tuple[Compute, f
     """An operator of a program, and its seconds."""
     found = next(item for item in program if item.name == name)
     assert isinstance(found, Compute)
-    return found, costs._operator(found).seconds
+    return found, costs.prices._operator(found).seconds
 
 
 @pytest.mark.parametrize("profile", ["h100-sxm", "h200-sxm", "b200-sxm"])
@@ -46,7 +46,7 @@ def test_however_many_heads_read_a_latent_it_is_read_once(profile: str, kv: str)
         costs = costs_of(changes, profile, f"dgx-{profile.removesuffix('-sxm')}")
         op, seconds = operator(costs, costs.attentions[0].decode(costs.dims, 128, 2048), "attention")
         assert op.flops == 2 * 128 * (128 // tp) * 2048 * (512 + 512 + 64)
-        found.append(seconds / costs.device.seconds(op.kind, op.flops, op.bytes, op.dtype))
+        found.append(seconds / costs.prices.device.seconds(op.kind, op.flops, op.bytes, op.dtype))
     assert found[0] == pytest.approx(found[1], rel=0.05)
     assert 1.0 <= found[0] < 2.5
 
@@ -151,7 +151,8 @@ def test_experts_that_nobody_chose_are_not_read() -> None:
     op, seconds = operator(costs, costs.specs[-1].serve_tokens(costs.dims, 32), "experts")
     known = shape_bytes(MOE_LAYER, op.shape, "fp8")
     assert op.bytes == pytest.approx(known * 163 / 256, rel=0.02)
-    whole = costs.pricing.costs.compute(Compute("experts", MOE_LAYER, op.shape, "fp8", op.flops, known, op.phase))
+    usual = Compute("experts", MOE_LAYER, op.shape, "fp8", op.flops, known, op.phase)
+    whole = costs.prices.pricing.costs.compute(usual)
     assert seconds == pytest.approx(whole.seconds * op.bytes / known, rel=0.02)
 
 
@@ -162,7 +163,7 @@ def test_without_measured_layers_experts_are_their_kernels_and_share_a_launch() 
     assert "experts" not in {item.name for item in program}
     op, seconds = operator(costs, program, "experts_up")
     assert op.kind == "grouped_gemm"
-    assert seconds < 32 * costs.pricing.costs.profile.coefficients.group_launch_s
+    assert seconds < 32 * costs.prices.pricing.costs.profile.coefficients.group_launch_s
 
 
 def test_prompts_of_unlike_lengths_are_one_kernel() -> None:
@@ -182,7 +183,7 @@ def test_replicas_wait_for_none_but_those_that_they_share_experts_with() -> None
     assert costs_of(dense, "h100-sxm", "dgx-h100").stage_seconds(load) == one
     shared = costs_of({**mixture, "parallelism": {"dp": 8, "ep": 8}}, "h100-sxm", "dgx-h100")
     apart = costs_of(mixture, "h100-sxm", "dgx-h100")
-    assert shared.pricing._pace > apart.pricing._pace == 1.0
+    assert shared.prices.pricing._pace > apart.prices.pricing._pace == 1.0
 
 
 def unfused_bytes_and_flops(model: str, tp: int, **sizes: int) -> tuple[float, float, list[str]]:

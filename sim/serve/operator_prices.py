@@ -1,0 +1,114 @@
+"""What one operator costs while serving: seconds of programs out of a profile's tables, and what weights need to come.
+
+Operators are priced as in training (`sim.prices`), then as serving moves them: weights in fewer bytes, experts with few
+tokens, caches that are streamed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sim.core.program import Comm, Compute, Program, Wait
+from sim.prices.price import Priced
+from sim.prices.rank_prices import Pricing
+from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
+from sim.prices.weight_only import WeightOnly
+from sim.serve.host import Host
+
+SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE, MOE_LAYER)
+FEW_ROWS = 64  # of one expert: less than a tile
+Shares = dict[tuple[str, str, float], float]
+
+
+class Bill(NamedTuple):
+    """Seconds of a program, communication among them, and by (kind, source, uncertainty)."""
+
+    seconds: float
+    comm_s: float
+    shares: Shares
+
+
+class OperatorPrices(Struct, frozen=True):
+    """Prices of programs on one rank. `rank`: whose collectives these are; `slowdown`: how many times as long
+    computations take."""
+
+    pricing: Pricing
+    host: Host
+    device: Device
+    stream_bytes_per_s: float
+    act_bytes: float
+    formats: WeightOnly | None = None
+    rank: int = 0
+    slowdown: float = 1.0
+
+    def bill(self, program: Program) -> Bill:
+        """Operators and messages one after another, as kernels on one stream."""
+        seconds, comm, shares = 0.0, 0.0, Shares()
+        for item in program:
+            if isinstance(item, Wait):
+                continue
+            if isinstance(item, Comm):
+                price = self.pricing.comm(item, self.rank)
+                if item.kind == "all_reduce":
+                    price = price._replace(seconds=price.seconds + self.host.times.collective_s)
+                comm += price.seconds
+            else:
+                price = self._operator(item)
+                price = price._replace(seconds=price.seconds * self.slowdown)
+            seconds += price.seconds
+            sort = (item.kind, price.source, price.uncertainty)
+            shares[sort] = shares.get(sort, 0.0) + price.seconds
+        return Bill(seconds, comm, shares)
+
+    def _operator(self, op: Compute) -> Priced:
+        """One operator on a healthy rank.
+
+        Tables know a shape in one dtype: where weights or cache are kept in fewer bytes, or one latent serves many
+        heads, the operator keeps its shape's efficiency on the roofline of what it really moves. And weights and cache
+        come from device memory: published points of small operators, repeated, read them from the L2 cache, which a
+        whole model's do not fit in, so no price is below what streaming them takes.
+        """
+        if op.kind not in SCALED:
+            return self.pricing.compute(op)
+        here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
+        price = self._converted(op)
+        if price is None:
+            known = _as_known(op)
+            price = self.pricing.compute(known)
+            if op.bytes < known.bytes:
+                there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
+                price = price._replace(seconds=price.seconds * here / there)
+            if op.kind == MOE_LAYER and op.dtype == "fp8":
+                price = price._replace(seconds=price.seconds / self.host.engine.experts_speed)
+        streamed = op.bytes
+        if op.kind in MATMULS:
+            batch, m, n, k = op.shape
+            streamed -= batch * m * (n + k) * self.act_bytes
+        return price._replace(seconds=max(price.seconds, here, streamed / self.stream_bytes_per_s))
+
+    def _converted(self, op: Compute) -> Priced | None:
+        """A product with 8- or 4-bit weights out of measured ones, where the profile has them."""
+        if self.formats is None or op.kind != "gemm" or op.shape[0] > 1:
+            return None
+        _, m, n, k = op.shape
+        fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
+        found = self.formats.at(m, n, k) if fewer else None
+        return None if found is None else Priced(found[0], "interpolated", found[1])
+
+
+def _as_known(op: Compute) -> Compute:
+    """The operator whose price is asked for: of the same shape, with all that it moves in its own dtype."""
+    dense = _as_dense(op)
+    usual = shape_bytes(dense.kind, dense.shape, dense.dtype)
+    return dense if dense.bytes >= usual else replace(dense, bytes=usual, flops=shape_flops(dense.kind, dense.shape))
+
+
+def _as_dense(op: Compute) -> Compute:
+    """Experts with a few tokens each: bound by reading weights, so like one product with as many of them as columns."""
+    if op.kind != "grouped_gemm" or op.shape[1] >= FEW_ROWS:
+        return op
+    groups, m, n, k = op.shape
+    return replace(op, kind="gemm", shape=(1, m, groups * n, k))
