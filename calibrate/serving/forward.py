@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.model import Build, Constants, Embedding, Head, Layer, make_blocks
+from calibrate.model import Build, Constants, Embedding, Head, Layer, Router, make_blocks
 from calibrate.serving.cache import PagedCache
 from sim.inputs.scenario import ModelConfig, Training
 
@@ -55,9 +55,11 @@ class Model:
 
 
 def make_model(m: ModelConfig, positions: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
-    """The whole model for sequences of up to `positions` tokens."""
+    """The whole model for sequences of up to `positions` tokens; experts are those that the router likes best."""
     training = Training(seq_len=positions, global_batch_size=1, precision="fp32")
     blocks = make_blocks(m, training, range(m.layers + 2), Build(dtype=dtype, seed=seed))
+    for router in (x for block in blocks for x in block.modules() if isinstance(x, Router)):
+        router.balanced = False
     return Model(m, blocks)
 
 
@@ -124,7 +126,7 @@ def forward(
         x = x + embedding.positions[places.positions]
     for i, layer in enumerate(layers):
         x = x + layer.proj(attention(model, cache, i, layer.qkv(layer.norm1(x)), places, cores, clock))
-        x = x + layer.down(layer.activation(layer.up(layer.norm2(x))))
+        x = x + layer.mlp(layer.norm2(x))
     ends = torch.tensor([len(p.tokens) for p in parts]).cumsum(0) - 1
     logits: Tensor = head.output(head.norm(x[ends]))
     return logits[:, : m.vocab]

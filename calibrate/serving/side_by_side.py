@@ -21,6 +21,7 @@ from calibrate.machine_load import machine_busy_s
 from calibrate.serving.cache import PagedCache, make_cache
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model, Part, forward, make_model
+from calibrate.serving.weight_only import quantize
 from sim.commands.command import Command
 from sim.commands.options import FILE, scenario_argument
 from sim.core.errors import InputError
@@ -66,18 +67,24 @@ def sample_parts(
     for n in TOKENS:
         if n in DECODES:
             continue
-        parts = [Part(i, (1,) * min(longest, n - i * longest), 0) for i in range(-(-n // longest))]
+        parts = [Part(i, _tokens(model, min(longest, n - i * longest), i), 0) for i in range(-(-n // longest))]
         total, cores = _timed(model, cache, parts, clock)
         samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
     for chunk in (c for c in CHUNKS if c <= longest // 2):
         for before in (b for b in BEFORE if b <= longest // 2):
-            _, cores = _timed(model, cache, [Part(0, (1,) * chunk, before)], clock)
+            _, cores = _timed(model, cache, [Part(0, _tokens(model, chunk, before), before)], clock)
             samples.setdefault(("prefill", chunk, before), []).append(statistics.median(cores))
     for n in DECODES:
         for length in (x for x in LENGTHS if x <= longest):
-            total, cores = _timed(model, cache, [Part(i, (1,), length - 1) for i in range(n)], clock)
+            total, cores = _timed(model, cache, [Part(i, _tokens(model, 1, i), length - 1) for i in range(n)], clock)
             samples.setdefault(("decode", n, length), []).append(statistics.median(cores))
             samples.setdefault(("rest", n, 0), []).append(total - sum(cores))
+
+
+def _tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
+    """Tokens of every kind, so that they go to experts of every kind."""
+    draw = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, model.config.vocab, (count,), generator=draw).tolist())
 
 
 def _timed(model: Model, cache: PagedCache, parts: list[Part], clock: Clock) -> tuple[float, list[float]]:
@@ -108,13 +115,15 @@ def compare(
     """Measure the parts, serve, measure again, simulate. `clock`: time.process_time leaves out what others' load takes.
 
     Raises:
-        InputError: for a scenario that this engine cannot run (more than one rank, experts, latent attention, …).
+        InputError: for a scenario that this engine cannot run (more than one rank, latent attention, …).
     """
     inference = _runnable(scenario)
     torch.set_num_threads(1)
     requests = make_requests(inference.requests)
     longest = max(r.prompt_tokens + r.output_tokens for r in requests)
     model = make_model(scenario.model, max(longest, LONGEST))
+    if inference.quantization != "none":
+        quantize(model.blocks)
     block = inference.kv_cache.block_tokens
     settings = Settings(
         blocks=-(-longest // block) * min(len(requests), inference.max_running_requests), block_tokens=block,
@@ -142,13 +151,14 @@ def _runnable(scenario: Scenario) -> Inference:
     if i is None:
         raise InputError(f"{scenario.name}: this scenario has no `inference` section")
     wrong = [what for what, bad in (
-        ("more than one rank", scenario.parallelism.ranks > 1), ("experts", m.moe is not None),
+        ("more than one rank", scenario.parallelism.ranks > 1),
         ("latent attention", m.mla is not None), ("query-key norms", m.qk_norm),
         *((f"model.{key}", True) for key in m.variations),
         ("precision other than fp32", i.precision != "fp32"),
         ("a contiguous cache", i.kv_cache.layout != "paged"), ("prefixes kept on the GPU", i.prefix_cache == "gpu"),
         ("unfused attention", i.attention == "unfused"),
-        ("quantization", i.quantization != "none"), ("static batching", i.batching == "static"),
+        (f"quantization {i.quantization}", i.quantization not in ("none", "int8_weight_only")),
+        ("static batching", i.batching == "static"),
     ) if bad]  # fmt: skip
     if wrong:
         raise InputError(f"{scenario.name}: the bundled engine does not run {', '.join(wrong)}")

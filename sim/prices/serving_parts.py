@@ -26,9 +26,11 @@ Points = dict[tuple[int, int], float]
 
 def model_key(m: ModelConfig) -> str:
     """Name all that fixes the measured engine's computation."""
+    e = m.moe
+    experts = "" if e is None else f" experts={e.top_k}/{e.experts}+{e.shared_experts} of {e.ffn} from {e.dense_layers}"
     return (
         f"serve layers={m.layers} hidden={m.hidden} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "
-        f"ffn={m.ffn} vocab={m.vocab} mlp={m.mlp} norm={m.norm}"
+        f"ffn={m.ffn} vocab={m.vocab} mlp={m.mlp} norm={m.norm}{experts}"
     )
 
 

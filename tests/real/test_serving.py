@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402
 from calibrate.serving.forward import Model, greedy_without_cache, make_model  # noqa: E402
+from calibrate.serving.weight_only import quantize, weight_bytes  # noqa: E402
 from sim.inputs.scenario import ModelConfig  # noqa: E402
 
 torch.set_num_threads(1)  # operators this small only wait for one another's threads
@@ -20,6 +21,9 @@ torch.set_num_threads(1)  # operators this small only wait for one another's thr
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"layers": 3, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 101, "mlp": "swiglu",
               "norm": "rmsnorm", "bias": False, "positions": "rope"},
+    "experts": {"layers": 3, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 101, "mlp": "swiglu",
+                "norm": "rmsnorm", "bias": False, "positions": "rope",
+                "moe": {"experts": 4, "top_k": 2, "ffn": 64, "shared_experts": 1, "dense_layers": 1}},
     "gpt": {"layers": 2, "hidden": 48, "heads": 4, "vocab": 67, "positions": "learned", "max_positions": 160},
 }  # fmt: skip
 
@@ -114,13 +118,33 @@ def test_what_can_never_be_served_is_refused() -> None:
         serve(m, [Prompt((1, 2), 1, 0.0, "a", 2), Prompt((1, 3), 1, 0.0, "a", 2)], Settings(blocks=9))
 
 
-def test_measured_throughput_is_the_simulated_one() -> None:
+@pytest.mark.parametrize("name", ["llama", "experts"])
+def test_eight_bit_weights_are_served_as_they_multiply(name: str) -> None:
+    """Tokens are those of the quantized model without a cache; weights take what is simulated, but for the scales."""
+    m, whole = model(name), model(name)
+    quantize(m.blocks)
+    asked = prompts(5, m.config.vocab, seed=4)
+    assert serve(m, asked, Settings(blocks=200)).outputs == expected(m, asked)
+    layers, before = m.blocks[1:-1], weight_bytes(whole.blocks[1:-1])
+    small = sum(p.nbytes for b in whole.blocks[1:-1] for n, p in b.named_parameters() if "norm" in n or "router" in n)
+    scales = sum(8 * x.shape[0] for b in layers for x in b.buffers() if x.dtype == torch.int8)
+    assert weight_bytes(layers) == (before - small) // 8 + small + scales
+
+
+MORE = {
+    "dense": [],
+    "experts in 8 bits": ["model.moe={experts: 4, top_k: 2, ffn: 384}", "inference.quantization=int8_weight_only"],
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_measured_throughput_is_the_simulated_one(name: str) -> None:
     """In CPU seconds, which neighbours on the machine do not stretch: within 15 %, in the best of three tries."""
     from calibrate.serving.side_by_side import compare
     from sim.inputs.scenario import load_scenario
 
     file = Path(__file__).parents[2] / "scenarios" / "serve_cpu.yaml"
-    scenario = load_scenario(file, ["inference.requests.count=24"])
+    scenario = load_scenario(file, ["inference.requests.count=24", *MORE[name]])
     errors = []
     while len(errors) < 3:
         found = compare(scenario, clock=time.process_time)
@@ -136,5 +160,5 @@ def test_the_engine_refuses_what_it_does_not_run() -> None:
     from sim.core.errors import InputError
     from sim.inputs.scenario import load_scenario
 
-    with pytest.raises(InputError, match="experts, latent attention"):
+    with pytest.raises(InputError, match="latent attention"):
         compare(load_scenario(Path(__file__).parents[2] / "scenarios" / "serve_deepseek_v3.yaml"))

@@ -1,0 +1,43 @@
+"""8-bit weights in the served model: kept as integers with a scale for each output, turned back in every product.
+
+Weight-only absmax quantization (`calibrate.quantization.int8_weight_only`), as `inference.quantization:
+int8_weight_only` simulates it: linear layers of the layers; embedding, output, router and norms stay.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calibrate.linear import Linear
+from calibrate.model import Layer, Router
+
+
+class Int8Linear(nn.Module):
+    """y = x (W₈ s)ᵀ + b"""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        scale = weight.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127.0
+        self.scale = nn.Buffer(scale)
+        self.weight = nn.Buffer((weight / scale).round().clamp(-127, 127).to(torch.int8))
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+def quantize(blocks: list[nn.Module]) -> None:
+    """Replace every linear layer of the layers among `blocks`."""
+    for layer in (b for b in blocks if isinstance(b, Layer)):
+        for owner in list(layer.modules()):
+            for name, child in list(owner.named_children()):
+                if isinstance(child, Linear) and not isinstance(owner, Router):
+                    setattr(owner, name, Int8Linear(child))
+
+
+def weight_bytes(blocks: list[nn.Module]) -> int:
+    """What all blocks hold."""
+    return sum(x.nbytes for b in blocks for x in (*b.parameters(), *b.buffers()))
