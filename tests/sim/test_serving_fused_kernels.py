@@ -89,3 +89,26 @@ def test_the_shipped_picture_is_the_drawn_one() -> None:
     drawn = roofline_svg(GPUS["a100-sxm"])
     assert (ROOT / "docs" / "roofline_a100.svg").read_text() == drawn
     ElementTree.fromstring(drawn)
+
+
+PAGE_ROWS = {  # of the table of docs/fused_kernels.md: how the row begins, and what it sets
+    "attention unfused": ("training.attention=unfused", "training.attention_kernel=null"),
+    "attention fused": (),
+    "and norm": ("training.framework=megatron",),
+    "and all": ("training.framework=compiled",),
+    "and the loss": ("training.framework=compiled", "training.cross_entropy=fused"),
+    "or the loss": ("training.framework=compiled", "training.cross_entropy=chunked"),
+}
+SMALL_BATCH = ("training.global_batch_size=16", "training.micro_batch_size=1", "training.recompute=none")
+
+
+@pytest.mark.parametrize("row", PAGE_ROWS)
+def test_the_pages_numbers_are_the_simulators(row: str) -> None:
+    page = (ROOT / "docs" / "fused_kernels.md").read_text("utf-8").splitlines()
+    cells = next(line for line in page if line.startswith(f"| {row}")).split("|")[2:6]
+    found = []
+    for more in (SMALL_BATCH, ()):
+        file = ROOT / "scenarios" / "kernels_eager_llama8b.yaml"
+        result = simulate(load_scenario(file, [*more, *PAGE_ROWS[row]])).result
+        found += [result["step_time_s"], result["peak_memory_bytes"] / 2**30]
+    assert [float(cell.split()[0]) for cell in cells] == pytest.approx(found, rel=0.02)
