@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -62,3 +63,21 @@ def test_one_devices_loss_and_gradients(found: Any, name: str) -> None:
 def test_parameters_after_three_steps(found: Any, name: str) -> None:
     """The norm counts every parameter once, experts and a matrix at both ends included."""
     assert found[name]["trained"] <= 1e-9
+
+
+ALL_FOUR = {"dp": 2, "cp": 2, "tp": 2, "pp": 2, "sp": True} | BUCKET
+SIXTEEN_RANKS: dict[str, Any] = {
+    "1f1b": small(ALL_FOUR, attention="fused", **LLAMA),
+    "zero 1": small(ALL_FOUR | {"zero": 1}, attention="fused", **LLAMA),
+    "zero 3, zb_h1": small(ALL_FOUR | {"zero": 3, "schedule": "zb_h1"}, attention="fused", **LLAMA),
+}
+ASKED = "STEPSIM_SIXTEEN_RANKS" in os.environ
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 8 and not ASKED, reason="needs 8 cores or STEPSIM_SIXTEEN_RANKS=1")
+def test_data_context_tensor_and_pipeline_parallelism_at_once(prove: Any) -> None:
+    """Two ranks along each of the four dimensions: one device's loss and gradients."""
+    found = prove({n: {"scenario": s} for n, s in SIXTEEN_RANKS.items()}, 16)
+    for name, case in found.items():
+        assert case["holds"], (name, case)
+        assert case["parallel"] == pytest.approx(case["single"], rel=1e-12)
