@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.views.headline import Number, layout_words
 from sim.views.page import still_page
-from sim.views.units import count, n_bytes, seconds
+from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -43,7 +43,7 @@ def search_page(result: Result) -> str:
         what=f"{count(result['gpus'])} GPUs, at most {n_bytes(result['memory_limit_bytes'])} each",
         headline=_headline(result),
         tables=[
-            (name, heading, [_cells(row) for row in result[name]])
+            (name, heading, [(_cells(row), _copies(row)) for row in result[name]])
             for name, heading in (("best", "Best layouts"), ("pareto", "Pareto line"))
         ],
     )
@@ -81,13 +81,15 @@ def _figure(result: Result) -> Any:
     plot.yaxis.formatter = CustomJSTickFormatter(code=_TICKS)
     dots = _dots(plot, rows)
     line = _columns(result["pareto"])
-    if line["x"]:
+    if len(line["x"]) > 1:
         plot.step("x", "y", source=ColumnDataSource(line), mode="after", color=_INK, line_width=2, name="pareto",
                   legend_label="Pareto line")  # fmt: skip
     limit = result["memory_limit_bytes"]
     highest = max(line["y"], default=limit)
     highest = max([highest, *(r["peak_memory_bytes"] for r in rows)])
-    plot.y_range = Range1d(start=0, end=1.08 * max(highest, limit if limit < 2 * highest else highest))
+    least = min([r["peak_memory_bytes"] for r in rows], default=0.0)
+    top = max(highest, limit if limit < 2 * highest else highest)
+    plot.y_range = Range1d(start=max(0.0, least - 0.15 * (top - least)), end=top + 0.08 * (top - least or top))
     plot.hspan(y=limit, line_color=_BAD, line_width=2, line_dash="dashed", name="limit")
     plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
     if plot.legend:
@@ -154,14 +156,28 @@ def _headline(result: Result) -> list[Number]:
 
 
 def _cells(row: Row) -> tuple[tuple[str, str], ...]:
-    """Of each cell the text to sort by, and the text shown."""
+    """Of each cell the text to sort by, and the text shown; rows of earlier files lack MFU and what follows it."""
     x = row["layout"]
+    mfu, exposed_s, bubble = (row.get(k) for k in ("mfu", "exposed_comm_s", "bubble_fraction"))
     return (
         (mesh_words(x), mesh_words(x)),
         (f"{row['step_time_s']:.12f}", seconds(row["step_time_s"])),
         (f"{row['tokens_per_s_per_gpu']:.6f}", count(row["tokens_per_s_per_gpu"])),
+        _share(mfu),
+        _share(None if exposed_s is None else exposed_s / row["step_time_s"]),
+        _share(bubble),
         (f"{row['peak_memory_bytes']:.0f}", n_bytes(row["peak_memory_bytes"])),
         (schedule_words(x), schedule_words(x)),
         (str(x["micro_batch_size"]), str(x["micro_batch_size"])),
         (x["recompute"], x["recompute"]),
     )
+
+
+def _share(value: float | None) -> tuple[str, str]:
+    return ("", "–") if value is None else (f"{value:.12f}", percent(value))
+
+
+def _copies(row: Row) -> list[tuple[str, str]]:
+    """What a row's buttons copy: its scenario's file, the command that runs it, a trainer's flags."""
+    words = (("YAML", "yaml"), ("Command", "command"), ("Flags", "flags"))
+    return [(name, row[key]) for name, key in words if row.get(key)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +37,7 @@ def sweep_page(result: Result) -> str:
         metric=metric_of(result).name,
         keys=list(result["vary"]),
         columns=[*(m.name for m in metrics_of(result)), *(["without faults", "lost"] if faults else [])],
-        rows=[(row, () if row["refused"] else _cells(row, result, faults)) for row in result["rows"]],
+        rows=[(row, () if row["refused"] else _cells(row, result, faults), _copies(row)) for row in result["rows"]],
     )
 
 
@@ -172,3 +174,44 @@ def _cells(row: Row, result: Result, faults: bool) -> list[tuple[float, str]]:
         *((row[m.key], metric_words(row, m)) for m in metrics_of(result)),
         *((row[k], seconds(row[k])) for k in more),
     ]
+
+
+def _copies(row: Row) -> list[tuple[str, str]]:
+    """A row's keys, as options of any command and as a scenario file's text."""
+    options = " ".join(f"--set {shlex.quote(f'{key}={_plain(value)}')}" for key, value in row["values"].items())
+    return [("--set", options), ("YAML", nested_yaml(row["values"]))]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def nested_yaml(values: Mapping[str, Any]) -> str:
+    """Keys with dots as the sections of a scenario file; parts that are numbers are places in lists.
+
+    >>> print(nested_yaml({"parallelism.tp": 2, "cluster": "dgx-b200", "faults.stragglers.0.rank": 3}), end="")
+    parallelism:
+      tp: 2
+    cluster: dgx-b200
+    faults:
+      stragglers:
+      - rank: 3
+    """
+    import yaml
+
+    data: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = key.split(".")
+        inner = data
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    text: str = yaml.safe_dump(_lists(data), sort_keys=False)
+    return text
+
+
+def _lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _lists(x) for key, x in value.items()}
+    return list(inner.values()) if inner and all(key.isdigit() for key in inner) else inner

@@ -24,3 +24,19 @@ def test_drawn_and_sorted(open_page: Callable[[str], Any]) -> None:
     assert table.locator("th[aria-sort=ascending]").inner_text() == "Memory"
     count = "Bokeh.documents[0].get_model_by_name('schedule:zb_v').data_source.data.x.length"
     assert page.evaluate(count) == 1
+
+
+def test_a_row_goes_away_as_yaml_and_command(open_page: Callable[[str], Any]) -> None:
+    full = {"mfu": 0.4, "exposed_comm_s": 0.05, "bubble_fraction": 0.1}
+    full |= {"yaml": "model: llama3-8b\n", "command": "stepsim run x"}
+    page = open_page(search_page(result([row(0.5, 2.0**33) | full, row(0.9, 2.0**32) | full])))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    table = page.locator('table[data-table="best"]')
+    assert "40.0 %\t10.0 %\t10.0 %" in table.locator("tbody tr").first.inner_text()
+    for name, text in (("YAML", "model: llama3-8b\n"), ("Command", "stepsim run x")):
+        table.get_by_role("button", name=name).first.click()
+        assert page.evaluate("navigator.clipboard.readText()") == text
+    page.locator(".copy-csv").first.click()
+    head, first, _ = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert head == "Layout,Step,Tokens/s/GPU,MFU,Exposed,Bubble,Memory,Schedule,Micro-batch,Recompute"
+    assert first.startswith('"tp 2 with sp, pp 2, dp 2, ZeRO-1",0.500000000000,')

@@ -27,3 +27,6 @@ def test_lines_and_rows(open_page: Callable[[str], Any]) -> None:
         "[...document.querySelectorAll('tbody td.num:nth-child(4)')].map(c => c.dataset.value)")]  # fmt: skip
     assert len(times) == 16
     assert times == sorted(times)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("tbody tr", has_text="1.1").first.get_by_role("button", name="YAML").click()
+    assert "compute_scale: 1.1" in page.evaluate("navigator.clipboard.readText()")
