@@ -183,7 +183,7 @@ def test_replicas_wait_for_none_but_those_that_they_share_experts_with() -> None
     assert costs_of(dense, "h100-sxm", "dgx-h100").stage_seconds(load) == one
     shared = costs_of({**mixture, "parallelism": {"dp": 8, "ep": 8}}, "h100-sxm", "dgx-h100")
     apart = costs_of(mixture, "h100-sxm", "dgx-h100")
-    assert shared.prices.pricing._pace > apart.prices.pricing._pace == 1.0
+    assert shared.prices.pricing._usual.pace > apart.prices.pricing._usual.pace == 1.0
 
 
 def unfused_bytes_and_flops(model: str, tp: int, **sizes: int) -> tuple[float, float, list[str]]:
