@@ -119,7 +119,7 @@ class Inference(UserInput):
     )
     kv_cache: KvCache = KvCache()
     prefix_cache: Literal["none", "gpu", "cpu"] = "none"
-    quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only"] = "none"
+    quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"] = "none"
     router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
         default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"
     )

@@ -11,7 +11,7 @@ in each layer.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,17 +29,29 @@ if TYPE_CHECKING:
     from sim.models.layers.matrix import Matrix
 
 OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
+# 4-bit weights with an 8-bit scale for 32 (OCP Microscaling Formats v1.0): gpt-oss's experts, multiplied in 16 bits
+# (gpt-oss model card, arXiv 2508.10925, section 2.1; Marlin's and triton_kernels' matmuls convert on the way)
+MXFP4_BYTES = 0.5 + 1 / 32
 INT4_GROUP = 128  # weights that share one 16-bit scale in group-wise 4-bit formats (GPTQ, arXiv 2210.17323, section 5)
+
+
+class ServedElements(NamedTuple):
+    """Numbers on one rank: of weights of linear layers and of routed experts, which serving may quantize, and of what
+    stays in 16 bits."""
+
+    linear: int
+    experts: int
+    rest: int
 
 
 class ServingDims(Struct, frozen=True):
     """Sizes on one rank; `vocab` is its tensor-parallel share.
 
     `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of
-    their weights in memory, scales included; `kv_bytes`: per element of the cache; `dispatch_bytes`: of what is sent to
-    experts; `one_kernel`: experts are one operator, for which there are measured ones; `fused_attention`: attention is
-    one kernel, else two batched matmuls with a softmax between them; `grouped_decode`: that of single tokens reads a
-    key head once, else once for each of its query heads.
+    their weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of
+    the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
+    are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
+    them; `grouped_decode`: that of single tokens reads a key head once, else once for each of its query heads.
     """
 
     model: ModelConfig
@@ -53,6 +65,7 @@ class ServingDims(Struct, frozen=True):
     quantization: str
     act_bytes: float
     weight_bytes: float
+    expert_weight_bytes: float
     kv_bytes: float
     dispatch_bytes: float
     one_kernel: bool = False
@@ -80,6 +93,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         model=m, tp=p.tp, sp=p.sp and p.tp > 1, ep=p.ep, expert_tp=p.expert_tp,
         vocab=m.padded_vocab(p.tp) // p.tp,
         act=act, linear=linear, quantization=i.quantization, act_bytes=dtype_bytes(act), weight_bytes=weight,
+        expert_weight_bytes=MXFP4_BYTES if i.quantization == "mxfp4_experts" else weight,
         kv_bytes=dtype_bytes(kept), dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
@@ -88,7 +102,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
 
 def _formats(quantization: str, precision: str, peaks: dict[str, float], act: str) -> tuple[str, float]:
     """The dtype linear layers multiply in, and their weights' bytes per element."""
-    if quantization == "none":
+    if quantization in ("none", "mxfp4_experts"):
         return precision, dtype_bytes(precision)
     if quantization == "int4_weight_only":
         return act, dtype_bytes("int4") + 2.0 / INT4_GROUP

@@ -365,6 +365,8 @@ def _kernels(
 
 def _experts_measured(profile: Profile, dims: ServingDims) -> bool:
     """Whether the profile has whole layers of experts in their format."""
+    if dims.expert_weight_bytes != dims.weight_bytes:
+        return False
     alike = {"fp16": "bf16", "mxfp8": "fp8"}.get(dims.experts_dtype, dims.experts_dtype)
     return bool(profile.kernels) and (MOE_LAYER, alike) in kernel_file(profile.kernels).tables
 

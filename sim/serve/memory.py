@@ -58,8 +58,8 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     total = 0.0
     for spec, layers in zip(specs, stage.layers, strict=True):
         if layers:
-            quantized, rest = spec.served_elements(d.tp, d.ep, d.expert_tp)
-            total += layers * (quantized * d.weight_bytes + rest * d.act_bytes)
+            linear, experts, rest = spec.served_elements(d.tp, d.ep, d.expert_tp)
+            total += layers * (linear * d.weight_bytes + experts * d.expert_weight_bytes + rest * d.act_bytes)
     m = d.model
     table = d.vocab * m.hidden * d.act_bytes
     tied_here = m.tied_embeddings and stage.embedding and stage.head

@@ -231,6 +231,21 @@ def test_families_are_served(tmp_path: Path, name: str) -> None:
     assert sim.capacity.weight_bytes[0] == 2 * count_parameters(sim.costs.dims.model).total
 
 
+def test_gpt_oss_is_served_in_its_own_mxfp4(tmp_path: Path) -> None:
+    """Published checkpoint: 60.8 GiB for the 120b (gpt-oss model card, arXiv 2508.10925, table 1)."""
+    inference = {"requests": {"count": 1, "prompt_len": 64, "output_len": 8}}
+    gpu = {"gpu": {"preset": "h200-sxm", "memory_bytes": 4e12}}
+    model = {"model": written(tmp_path, GPT_OSS_120B), "cluster": gpu}
+
+    def served(quantization: str) -> Any:
+        return simulate_serving(parse_scenario({**model, "inference": {**inference, "quantization": quantization}}))
+
+    own, plain = served("mxfp4_experts"), served("none")
+    assert own.capacity.weight_bytes[0] / 2**30 == pytest.approx(60.8, rel=0.01)
+    assert plain.capacity.weight_bytes[0] == 2 * count_parameters(plain.costs.dims.model).total
+    assert own.end_s < plain.end_s  # decode is bound by reading experts
+
+
 def test_windows_stand_where_the_family_has_them(tmp_path: Path) -> None:
     windows = [spec.attention.window for spec in layer_specs(load_model(written(tmp_path, GEMMA3_1B)))]
     assert [w is None for w in windows] == [(i + 1) % 6 == 0 for i in range(26)]

@@ -24,7 +24,7 @@ from sim.models.layers.matrix import Matrix
 from sim.models.layers.scans import SCANS
 from sim.models.layers.selective_scan import SelectiveScan
 from sim.models.layers.state_space import StateSpace
-from sim.models.served import ServingDims, served_add_norm, served_norm, served_sum
+from sim.models.served import ServedElements, ServingDims, served_add_norm, served_norm, served_sum
 from sim.models.window import Window
 
 if TYPE_CHECKING:
@@ -73,15 +73,16 @@ class LayerSpec(Struct, frozen=True):
         attention = 0 if self.attention is None else sum(m.elements for m in self.attention.matrices())
         return attention + (0 if self.mlp is None else self.mlp.active_elements)
 
-    def served_elements(self, tp: int, ep: int, expert_tp: int) -> tuple[int, int]:
-        """Elements on one rank: of weights that serving may quantize, and of what stays in 16 bits."""
-        weights, rest = (0, 0) if self.mlp is None else self.mlp.served_elements(tp, ep, expert_tp)
+    def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
+        """Numbers on one rank."""
+        none = ServedElements(0, 0, 0)
+        weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(tp, ep, expert_tp)
         rest += self.norms * self.norm_elements
         if self.attention is not None:
             matrices = self.attention.matrices(tp)
             weights += sum(m.elements for m in matrices)
             rest += sum(m.parameters - m.elements for m in matrices) + self.attention.other_parameters()
-        return weights, rest
+        return ServedElements(weights, experts, rest)
 
     def serve_routed(self, d: ServingDims, tokens: int) -> Program:
         """The part of `serve_tokens` that replicas share: their experts."""

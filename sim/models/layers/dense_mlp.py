@@ -12,7 +12,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, memory_op
-from sim.models.served import ServingDims, served_linear
+from sim.models.served import ServedElements, ServingDims, served_linear
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -84,10 +84,10 @@ class DenseMlp(Struct, frozen=True):
         """Parameters that one token uses."""
         return self.parameters
 
-    def served_elements(self, tp: int, ep: int, expert_tp: int) -> tuple[int, int]:
-        """Elements on one rank: of weights that serving may quantize, and of what stays in 16 bits."""
+    def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
+        """Numbers on one rank."""
         matrices = self.matrices(tp)
-        return sum(m.elements for m in matrices), sum(m.parameters - m.elements for m in matrices)
+        return ServedElements(sum(m.elements for m in matrices), 0, sum(m.parameters - m.elements for m in matrices))
 
     def widest(self, tp: int) -> float:
         """Numbers of a token between the projections, on one rank."""

@@ -11,7 +11,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.moe import expert_load, moe_parts, shared_parts
 from sim.models.operators import F, Operator, collective, gemm, memory_op
-from sim.models.served import ServingDims
+from sim.models.served import ServedElements, ServingDims
 from sim.prices.roofline import MOE_LAYER
 
 if TYPE_CHECKING:
@@ -85,15 +85,15 @@ class Experts(Struct, frozen=True):
         """Parameters that one token uses."""
         return self.parameters - self.one.parameters * max(0, self.moe.experts - self.moe.top_k)
 
-    def served_elements(self, tp: int, ep: int, expert_tp: int) -> tuple[int, int]:
-        """Elements on one rank: of weights that serving may quantize, and of what stays in 16 bits."""
+    def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
+        """Numbers on one rank."""
         local, matrices = ceil_div(self.moe.experts, ep), self.one.matrices(expert_tp)
-        weights, rest = local * sum(m.elements for m in matrices), self.router_parameters + self.gate_elements
+        experts, rest = local * sum(m.elements for m in matrices), self.router_parameters + self.gate_elements
         rest += local * sum(m.parameters - m.elements for m in matrices)
+        shared = ServedElements(0, 0, 0)
         if self.shared is not None:
-            more, biases = self.shared.served_elements(tp, ep, expert_tp)
-            weights, rest = weights + more, rest + biases
-        return weights, rest
+            shared = self.shared.served_elements(tp, ep, expert_tp)
+        return ServedElements(shared.linear, experts, rest + shared.rest)
 
     def widest(self, tp: int) -> float:
         """Numbers of a token that its experts make between the projections, at least the token itself."""
@@ -141,7 +141,7 @@ class Experts(Struct, frozen=True):
         inner, matrices = ceil_div(moe.ffn, d.expert_tp), 3 if self.one.gated else 2
         evenly = max(1, round(rows * d.ep / moe.top_k))
         shape = (evenly, h, moe.ffn, moe.top_k, moe.experts, d.expert_tp, d.ep)
-        moved = groups * matrices * h * inner * d.weight_bytes + rows * (2 * h + matrices * inner) * d.act_bytes
+        moved = groups * matrices * h * inner * d.expert_weight_bytes + rows * (2 * h + matrices * inner) * d.act_bytes
         return Compute("experts", MOE_LAYER, shape, d.experts_dtype, 2.0 * matrices * rows * h * inner, moved, F)
 
     def _kernels(self, d: ServingDims, tokens: int, rows: float, groups: int) -> list[Item]:
@@ -170,6 +170,6 @@ def active_experts(moe: MoeConfig, local: int, tokens: float) -> int:
 
 
 def _grouped(d: ServingDims, name: str, groups: int, rows: float, n: int, k: int) -> Compute:
-    moved = rows * (k + n) * d.act_bytes + groups * k * n * d.weight_bytes
+    moved = rows * (k + n) * d.act_bytes + groups * k * n * d.expert_weight_bytes
     shape = (groups, max(1, round(rows / groups)), n, k)
     return Compute(name, "grouped_gemm", shape, d.experts_dtype, 2.0 * rows * n * k, moved, F)
