@@ -130,9 +130,9 @@ class Network:
         self._placed: dict[tuple[int, ...], Group] = {}
         self._uneven: Uneven | None = None
         if cluster.topology is not None:
-            from topology.uneven import Uneven
+            from topology.uneven import uneven
 
-            self._uneven = Uneven(cluster)
+            self._uneven = uneven(cluster)
         own = (cluster.of_kind(other.gpu.name) for other in cluster.others)
         self._of_kind = {each.gpu.name: Network(each, self._scales, self._nics) for each in own}
 

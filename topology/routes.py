@@ -31,24 +31,24 @@ class Passage(Struct):
     loads: dict[Ends, float] = field(default_factory=dict)
     latency_s: float = 0.0
 
-    def then(self, other: Passage, part: float = 1.0) -> Passage:
-        """This passage and another of `part` of the bytes, one after the other."""
-        loads = dict(self.loads)
-        for ends, load in other.loads.items():
-            loads[ends] = loads.get(ends, 0.0) + part * load
-        return Passage(loads, self.latency_s + other.latency_s)
-
     def seconds_per_byte(self, wiring: Wiring) -> float:
         """Of a lone message: that of the link that it fills."""
         return max((load / wiring.links[ends].usable_bytes_per_s for ends, load in self.loads.items()), default=0.0)
 
 
-def beside_each_other(passages: Iterable[Passage]) -> Passage:
-    """Equal parts of the bytes over each of several passages."""
-    several = list(passages)
+Branch = tuple[float, tuple[Passage, ...]]
+"""A part of a message's bytes, and the stretches that it passes one after the other: the same objects for all messages
+that pass them, so that many messages can be added up stretch by stretch."""
+
+
+def whole(branches: Iterable[Branch]) -> Passage:
+    """A message's branches beside each other."""
     out = Passage()
-    for each in several:
-        out = Passage(out.then(each, 1 / len(several)).loads, max(out.latency_s, each.latency_s))
+    for part, stretches in branches:
+        out.latency_s = max(out.latency_s, sum(each.latency_s for each in stretches))
+        for each in stretches:
+            for ends, load in each.loads.items():
+                out.loads[ends] = out.loads.get(ends, 0.0) + part * load
     return out
 
 
@@ -61,8 +61,11 @@ class Routes:
         self._node = node_of(wiring)
         self._passages: dict[tuple[int, int], Passage] = {}
         self._between: dict[tuple[str, str], Passage] = {}
+        self._along: dict[tuple[str, ...], Passage] = {}
+        self._insides: dict[tuple[int, int], Passage | None] = {}
         self._far: dict[str, dict[str, int]] = {}
-        self._nearer: dict[str, dict[str, dict[str, Link]]] = {}  # by end and switch, the links that lead nearer to it
+        self._nearer: dict[tuple[str, str], dict[str, Link]] = {}  # by end and switch, the links that lead nearer to it
+        self._switches_of = {name: self._switches_beside(name) for name in wiring.parts}
         self._nics = self._owned()
 
     def nics(self, rank: int) -> tuple[str, ...]:
@@ -77,27 +80,37 @@ class Routes:
         """
         key = src, dst
         if key not in self._passages:
-            self._passages[key] = self._passage(src, dst) if src != dst else Passage()
+            self._passages[key] = whole(self.branches(src, dst))
         return self._passages[key]
 
-    def _passage(self, src: int, dst: int) -> Passage:
-        cluster = self.cluster
+    def branches(self, src: int, dst: int) -> list[Branch]:
+        """The stretches of a message from one rank to another; none where both are one.
+
+        Raises:
+            NoWay: where nothing joins them.
+        """
+        if src == dst:
+            return []
+        cluster, size = self.cluster, self.cluster.gpus_per_node
         if src // cluster.domain_gpus == dst // cluster.domain_gpus:
             found = self._inside(src, dst)
             if found is not None:
-                return found
-        rails = (
-            cluster.inter_node.kind == "rail_optimized" and src % cluster.gpus_per_node != dst % cluster.gpus_per_node
-        )
-        via = src // cluster.gpus_per_node * cluster.gpus_per_node + dst % cluster.gpus_per_node
+                return [(1.0, (found,))]
+        rails = cluster.inter_node.kind == "rail_optimized" and src % size != dst % size
+        via = src // size * size + dst % size
         if rails and via not in (src, dst):
             first = self._inside(src, via)
             if first is not None:
-                return first.then(self._through_nics(via, dst))
+                return [(part, (first, *stretches)) for part, stretches in self._through_nics(via, dst)]
         return self._through_nics(src, dst)
 
     def _inside(self, src: int, dst: int) -> Passage | None:
         """Over NVLink, else over PCIe; None where neither joins them."""
+        if (src, dst) not in self._insides:
+            self._insides[src, dst] = self._found_inside(src, dst)
+        return self._insides[src, dst]
+
+    def _found_inside(self, src: int, dst: int) -> Passage | None:
         a, b = self.wiring.ranks[src], self.wiring.ranks[dst]
         beside = self.wiring.beside
         hubs = [each for each in beside[a] if self.wiring.kind(each) == "nvswitch" and b in beside[each]]
@@ -106,26 +119,31 @@ class Routes:
             loads = {ends: w / sum(wide) for h, w in zip(hubs, wide, strict=True) for ends in ((a, h), (h, b))}
             return Passage(loads, max(beside[a][h].latency_s + beside[h][b].latency_s for h in hubs))
         if b in beside[a]:
-            return self._along((a, b))
+            return self._on((a, b))
         relays = [x for x in beside[a] if self.wiring.kind(x) == "gpu" and b in beside[x]]
         if relays:
             wide = [min(beside[a][x].usable_bytes_per_s, beside[x][b].usable_bytes_per_s) for x in relays]
             best = [x for x, w in zip(relays, wide, strict=True) if w == max(wide)]
-            return self._along((a, best[(src + dst) % len(best)], b))
+            return self._on((a, best[(src + dst) % len(best)], b))
         if self._node[a] != self._node[b]:
             return self._over(a, b, ("nvswitch",))
         peers = all(any(self.wiring.kind(x) == "cpu" for x in beside[each]) for each in (a, b))
         found = self._over(a, b, ("cpu",)) if peers else None
         return found or self._over(a, b, ("pcie", "cpu")) or self._over(a, b, ("nvswitch",))
 
-    def _along(self, way: tuple[str, ...]) -> Passage:
-        hops = list(pairwise(way))
-        return Passage(dict.fromkeys(hops, 1.0), sum(self.wiring.links[ends].latency_s for ends in hops))
+    def _on(self, way: tuple[str, ...]) -> Passage:
+        """Along a way, part after part."""
+        found = self._along.get(way)
+        if found is None:
+            hops = list(pairwise(way))
+            latency_s = sum(self.wiring.links[ends].latency_s for ends in hops)
+            found = self._along[way] = Passage(dict.fromkeys(hops, 1.0), latency_s)
+        return found
 
     def _over(self, start: str, end: str, kinds: tuple[str, ...]) -> Passage | None:
         """The quickest way over parts of these kinds."""
         way = self._quickest(start, kinds, {end}).get(end)
-        return None if way is None else self._along(way)
+        return None if way is None else self._on(way)
 
     def _quickest(self, start: str, kinds: tuple[str, ...], ends: set[str]) -> dict[str, tuple[str, ...]]:
         """The quickest ways to `ends` over parts of these kinds."""
@@ -186,55 +204,64 @@ class Routes:
             out += [of_rank[rank] for rank in range(start, start + per_node)]
         return out
 
-    def _through_nics(self, src: int, dst: int) -> Passage:
+    def _through_nics(self, src: int, dst: int) -> list[Branch]:
         ours, theirs = self._nics[src], self._nics[dst]
+        start, end = self.wiring.ranks[src], self.wiring.ranks[dst]
         count = max(len(ours), len(theirs)) if ours and theirs else 0
-        pairs = [(ours[i % len(ours)], theirs[i % len(theirs)]) for i in range(count)]
         found = []
-        for nic, other in pairs:
+        for i in range(count):
+            nic, other = ours[i % len(ours)], theirs[i % len(theirs)]
             between = self._nic_to_nic(nic, other)
             if between is not None:
-                out, back = self._pcie_ways[self.wiring.ranks[src], nic], self._pcie_ways[self.wiring.ranks[dst], other]
-                found.append(self._along(out).then(between).then(self._along(back[::-1])))
+                back = self._pcie_ways[end, other][::-1]
+                found.append((self._on(self._pcie_ways[start, nic]), *between, self._on(back)))
         if not found:  # links of its own are cut: whatever way is left, past other GPUs' NICs or other GPUs
-            detour = self._over(self.wiring.ranks[src], self.wiring.ranks[dst], KINDS)
+            detour = self._over(start, end, KINDS)
             if detour is None:
                 raise NoWay(f"no way leads from rank {src} to rank {dst}: neither NVLink, PCIe nor NICs join them")
-            return detour
-        return beside_each_other(found)
+            return [(1.0, (detour,))]
+        return [(1 / len(found), each) for each in found]
 
-    def _nic_to_nic(self, nic: str, other: str) -> Passage | None:
+    def _nic_to_nic(self, nic: str, other: str) -> tuple[Passage, ...] | None:
         """Over the switches, all ways of fewest hops beside each other; None where there is none."""
-        beside = self.wiring.beside
-        if other in beside[nic]:
-            return self._along((nic, other))
+        if other in self.wiring.beside[nic]:
+            return (self._on((nic, other)),)
         if nic == other:
-            return Passage()
-        ends = [s for s in beside[other] if self.wiring.kind(s) == "switch"]
-        starts = [s for s in beside[nic] if self.wiring.kind(s) == "switch"]
-        best = min(
-            ((self._hops(end).get(start, 1 << 30), start, end) for start in starts for end in ends), default=None
-        )
-        if best is None or best[0] == 1 << 30:
+            return ()
+        ways = [
+            (hops, start, end)
+            for end in self._switches_of[other]
+            for hops, start in ((self._hops(end).get(start), start) for start in self._switches_of[nic])
+            if hops is not None
+        ]
+        if not ways:
             return None
-        _, start, end = best
-        return self._along((nic, start)).then(self._switches(start, end)).then(self._along((end, other)))
+        _, start, end = min(ways)
+        return self._on((nic, start)), self._switches(start, end), self._on((end, other))
+
+    def _switches_beside(self, name: str) -> list[str]:
+        return [other for other in self.wiring.beside[name] if self.wiring.kind(other) == "switch"]
 
     def _hops(self, end: str) -> Mapping[str, int]:
         """Hops to a switch from every other."""
         if end not in self._far:
             seen, line = {end: 0}, [end]
-            nearer: dict[str, dict[str, Link]] = {end: {}}
             for name in line:
-                for other in self.wiring.beside[name]:
-                    if other not in seen and self.wiring.kind(other) == "switch":
+                for other in self._switches_of[name]:
+                    if other not in seen:
                         seen[other] = seen[name] + 1
-                        nearer[other] = {}
                         line.append(other)
-                    if seen.get(other) == seen[name] + 1:
-                        nearer[other][name] = self.wiring.links[other, name]
-            self._far[end], self._nearer[end] = seen, nearer
+            self._far[end] = seen
         return self._far[end]
+
+    def _nearer_to(self, end: str, name: str) -> dict[str, Link]:
+        """The links of a switch that lead nearer to another."""
+        found = self._nearer.get((end, name))
+        if found is None:
+            hops, links = self._hops(end), self.wiring.links
+            near = [other for other in self._switches_of[name] if hops[other] == hops[name] - 1]
+            found = self._nearer[end, name] = {other: links[name, other] for other in near}
+        return found
 
     def _switches(self, start: str, end: str) -> Passage:
         if (start, end) not in self._between:
@@ -242,7 +269,7 @@ class Routes:
             part, latency, loads = {start: 1.0}, {start: 0.0}, {}
             for left in range(hops[start], 0, -1):
                 for name in [each for each in part if hops[each] == left]:
-                    on = self._nearer[end][name]
+                    on = self._nearer_to(end, name)
                     wide = sum(each.usable_bytes_per_s for each in on.values())
                     for other, each in on.items():
                         load = part[name] * each.usable_bytes_per_s / wide

@@ -7,7 +7,7 @@ against the closed form. Worked out once for groups that lie alike. Where no rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from topology.durations import Way
 from topology.graph import described
 from topology.loads import ring_transfers
 from topology.mesh import ring_cycles
-from topology.routes import Routes
+from topology.routes import Passage, Routes
 from topology.spec import ClusterSpec
 from topology.wiring import Ends
 
@@ -39,26 +39,38 @@ class _Side:
     ) -> dict[Ends, float]:
         """What all groups of a class put on links."""
         if key not in self._loads:
-            self._loads[key] = self._summed(each for transfers in classes() for each in transfers)
+            self._loads[key], _ = self._summed(each for transfers in classes() for each in transfers)
         return self._loads[key]
 
-    def _summed(self, transfers: Iterator[tuple[int, int, float]]) -> dict[Ends, float]:
-        out: dict[Ends, float] = {}
+    def _summed(self, transfers: Iterable[tuple[int, int, float]]) -> tuple[dict[Ends, float], float]:
+        """The bytes on links, those of every stretch that several pass added up first; and the longest latency."""
+        latency_s = 0.0
+        sizes: dict[int, float] = {}
+        stretches: dict[int, Passage] = {}
+        branches = self.routes.branches
         for src, dst, size in transfers:
-            for ends, load in self.routes.passage(src, dst).loads.items():
-                out[ends] = out.get(ends, 0.0) + size * load
-        return out
+            for part, passed in branches(src, dst):
+                took_s = 0.0
+                for each in passed:
+                    took_s += each.latency_s
+                    key = id(each)  # which `stretches` keeps alive
+                    if key in sizes:
+                        sizes[key] += size * part
+                    else:
+                        sizes[key], stretches[key] = size * part, each
+                latency_s = max(latency_s, took_s)
+        out: dict[Ends, float] = {}
+        for key, each in stretches.items():
+            for ends, load in each.loads.items():
+                out[ends] = out.get(ends, 0.0) + sizes[key] * load
+        return out, latency_s
 
-    def seconds(self, own: Transfers, loads: dict[Ends, float]) -> float:
-        """Of the fullest link on a group's own ways."""
-        mine = self._summed(iter(own))
+    def seconds(self, own: Transfers, loads: dict[Ends, float]) -> tuple[float, float]:
+        """Of the fullest link on a group's own ways, and the latency of the longest."""
+        mine, latency_s = self._summed(own)
         links = self.routes.wiring.links
-        return max(
-            (max(load, loads.get(e, 0.0)) / links[e].usable_bytes_per_s for e, load in mine.items()), default=0.0
-        )
-
-    def latency_s(self, own: Transfers) -> float:
-        return max((self.routes.passage(src, dst).latency_s for src, dst, _ in own), default=0.0)
+        fullest = (max(load, loads.get(e, 0.0)) / links[e].usable_bytes_per_s for e, load in mine.items())
+        return max(fullest, default=0.0), latency_s
 
 
 class Uneven:
@@ -70,6 +82,7 @@ class Uneven:
         self.regular = cluster.model_copy(update={"topology": None})
         self._here = _Side(Routes(cluster.topology, self.regular))
         self._ways: dict[tuple[int, int], tuple[float, float]] = {}
+        self._lefts: dict[tuple[str, bool, tuple[int, ...]], tuple[float, float]] = {}
 
     @cached_property
     def _usual(self) -> _Side:
@@ -123,6 +136,12 @@ class Uneven:
         return {name: _rounded(here[name] / most) if most and here[name] else 1.0 for name, most in usual.items()}
 
     def _left(self, pattern: str, ranks: Sequence[int], near: bool) -> tuple[float, float]:
+        key = pattern, near, tuple(ranks)
+        if key not in self._lefts:
+            self._lefts[key] = self._found_left(pattern, ranks, near)
+        return self._lefts[key]
+
+    def _found_left(self, pattern: str, ranks: Sequence[int], near: bool) -> tuple[float, float]:
         own = self._transfers(pattern, ranks, near)
         if not own:
             return 1.0, 1.0
@@ -139,8 +158,9 @@ class Uneven:
         self, key: tuple[str, bool, tuple[int, ...]], own: Transfers, all_alike: Callable[[], Iterator[Transfers]]
     ) -> tuple[float, float]:
         """The part of the bandwidth that is left, and how many times as long a step takes."""
-        usual_s, here_s = (side.seconds(own, side.loads(key, all_alike)) for side in (self._usual, self._here))
-        usual_step_s, here_step_s = (side.latency_s(own) for side in (self._usual, self._here))
+        (usual_s, usual_step_s), (here_s, here_step_s) = (
+            side.seconds(own, side.loads(key, all_alike)) for side in (self._usual, self._here)
+        )
         left = _rounded(usual_s / here_s) if here_s else 1.0
         return left, _rounded(here_step_s / usual_step_s) if usual_step_s and here_step_s else 1.0
 
@@ -149,6 +169,19 @@ class Uneven:
         domain = self.cluster.domain_gpus
         found = _PATTERNS[pattern](self.regular, ranks, near)
         return [each for each in found if (each[0] // domain == each[1] // domain) == near]
+
+
+_LAST: list[Uneven] = []  # of the last few clusters: a step asks for several networks of one
+_KEPT = 4
+
+
+def uneven(cluster: ClusterSpec) -> Uneven:
+    """The ratios of a cluster, with what was already worked out for the same one."""
+    for each in _LAST:
+        if each.cluster.topology is cluster.topology and each.cluster == cluster:
+            return each
+    _LAST[:] = [Uneven(cluster), *_LAST[: _KEPT - 1]]
+    return _LAST[0]
 
 
 def _rings(cluster: ClusterSpec, ranks: Sequence[int], near: bool) -> Transfers:
