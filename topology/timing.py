@@ -11,11 +11,10 @@ are stated for a `latency_s` of 3.4 µs and scale with it.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from math import inf
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from topology.spec import Architecture, GpuSpec, InterNode
 

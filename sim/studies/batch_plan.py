@@ -12,10 +12,10 @@ what Kaplan et al. 2020 (arXiv 2001.08361) found for language models at a loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
