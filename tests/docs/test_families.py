@@ -1,0 +1,28 @@
+"""The page on families is what `python -m docs.families` writes, and has a section for each family that is read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from docs.families import DATA, written  # noqa: E402
+
+
+def test_the_page_and_its_pictures_are_as_written() -> None:
+    stale = [path.name for path, text in written().items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "written anew by python -m docs.families"
+
+
+def test_today_s_families_have_a_section() -> None:
+    """Each family beside those of one model's many names, and those that have a shipped model."""
+    from sim.inputs.huggingface import FAMILIES
+
+    shown = {row["config"]["model_type"] for row in yaml.safe_load(DATA.read_text("utf-8")) if "config" in row}
+    shipped = {"gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"}
+    other_names = {"gpt_neox", "minimax", "minimax_m1", "minimax_text_01"}  # as GPT-2; three names of one family
+    assert set(FAMILIES) - shown - shipped <= other_names
