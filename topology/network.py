@@ -110,7 +110,7 @@ class Network:
         nic_scales: Mapping[int, float] | None = None,
     ) -> None:
         """`link_scales`: what is left of the bandwidth between two nodes (or, (n, n), inside node n) by a fault;
-        `nic_scales`: and of all of a node's NICs, by other jobs."""
+        `nic_scales`: and of the NICs that a rank's GPU uses, by a fault or by other jobs."""
         self.cluster = cluster
         self._scales = {(min(pair), max(pair)): scale for pair, scale in (link_scales or {}).items()}
         self._nics = dict(nic_scales or {})
@@ -172,13 +172,13 @@ class Network:
         if self._uneven is not None:
             found = self._uneven.way(found, src, dst)
         if self._nics and found.hops:
-            left = min(self._nics.get(rank // self.cluster.gpus_per_node, 1.0) for rank in (src, dst))
+            left = min(self._nics.get(rank, 1.0) for rank in (src, dst))
             found = replace(found, bytes_per_s=found.bytes_per_s * left)
         return found
 
     @property
     def nics_differ(self) -> bool:
-        """Whether other jobs leave nodes unlike parts of their NICs."""
+        """Whether faults or other jobs leave GPUs unlike parts of their NICs."""
         return bool(self._nics)
 
     def _usual_way(self, src: int, dst: int) -> Way:
@@ -215,7 +215,7 @@ class Network:
     def own_links_left(self, rank: int) -> Mapping[str, float]:
         """What is left of a GPU's own links, by the names of `shares.LINKS`; of those not named, all."""
         left = {} if self._uneven is None else dict(self._uneven.of_rank(rank))
-        inside, nics = self.left_inside(rank), self._nics.get(rank // self.cluster.gpus_per_node, 1.0)
+        inside, nics = self.left_inside(rank), self._nics.get(rank, 1.0)
         for name, part in (("domain", inside), ("nic", nics)):
             if part != 1.0:
                 left[name] = left.get(name, 1.0) * part
@@ -387,7 +387,7 @@ class Network:
         """
         left = left_by_others(self._spread, group.domains)
         if self._nics and group.domains > 1:
-            left *= min(self._nics.get(rank // self.cluster.gpus_per_node, 1.0) for rank in ranks)
+            left *= min(self._nics.get(rank, 1.0) for rank in ranks)
         found = self._degrade(group, ranks) if self._scales else group
         if left == 1.0:
             return found

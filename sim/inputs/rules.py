@@ -335,6 +335,14 @@ def _check_faults(sections: Sections, faults: Faults, source: Source) -> None:
                 )
         if link.bandwidth_scale == 0:
             _check_cut(sections.cluster, index, link, source)
+    for index, fault in enumerate(faults.nics):
+        match = re.fullmatch(r"node([0-9]{1,9})", fault.node)
+        if match is None or int(match[1]) >= nodes:
+            known = f"the cluster has node0 to node{nodes - 1}"
+            raise source.error(("faults", "nics", index, "node"), f"found {show(fault.node)}; {known}")
+        nics = sections.cluster.inter_node.nics_per_node
+        if fault.nic is not None and fault.nic >= nics:
+            raise source.error(("faults", "nics", index, "nic"), f"found {fault.nic}; a node has NICs 0 to {nics - 1}")
 
 
 def _check_cut(cluster: ClusterSpec, index: int, link: LinkFault, source: Source) -> None:

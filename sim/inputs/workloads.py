@@ -189,6 +189,14 @@ class LinkFault(UserInput):
     bandwidth_scale: float = Field(default=0.5, ge=0, le=1e6)
 
 
+class NicFault(UserInput):
+    """A node's NICs, or the one with this number alone, slowed down towards every other node."""
+
+    node: str = Field(min_length=1, max_length=100)
+    nic: int | None = Field(default=None, ge=0, le=10_000)
+    bandwidth_scale: float = Field(default=0.5, gt=0, le=1)
+
+
 class JitterFault(UserInput):
     """Computations vary at random: factors drawn from a log-normal distribution of mean 1, for each rank and action, or
     from `factors`, which come from a measured run where that is named."""
@@ -245,6 +253,7 @@ class Faults(UserInput):
 
     stragglers: Annotated[tuple[Straggler, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
     links: Annotated[tuple[LinkFault, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
+    nics: Annotated[tuple[NicFault, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
     jitter: JitterFault | None = None
     network_jitter: NetworkJitter | None = None
     failures: Failures | None = None

@@ -124,7 +124,8 @@ def lanes(
     if has_jitter(scenario) and p.ranks <= APART_RANKS:
         _check_size(scenario, len(plane))
         return np.arange(len(plane))
-    faulty = {node for pair in link_scales(scenario) for node in pair} | nic_scales(scenario).keys()
+    faulty = {node for pair in link_scales(scenario) for node in pair}
+    faulty |= {rank // scenario.cluster.gpus_per_node for rank in nic_scales(scenario)}
     work, speeds = _work(scenario, mesh, plane), _speeds(scenario, mesh, len(plane))
     gpus = _gpus(scenario, mesh, plane)
     alone = np.zeros_like(work)

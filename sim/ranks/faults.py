@@ -9,6 +9,7 @@ import numpy as np
 from sim.inputs.scenario import Scenario
 from topology.detours import left_of_cut
 from topology.network import Network
+from topology.spec import ClusterSpec
 
 
 def compute_scales(scenario: Scenario) -> dict[int, float]:
@@ -33,6 +34,35 @@ def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
 
 
 def nic_scales(scenario: Scenario) -> dict[int, float]:
+    """What is left of the bandwidth of the NICs that a rank's GPU uses, by rank, where that is not all.
+
+    A GPU's traffic is cut evenly over its NICs, so the slowest of them counts; GPUs that share a NIC all suffer.
+    """
+    scales: dict[int, float] = {}
+    ranks, per_node = scenario.parallelism.ranks, scenario.cluster.gpus_per_node
+    for node, scale in shared_nic_scales(scenario).items():
+        scales |= dict.fromkeys(range(node * per_node, min(ranks, (node + 1) * per_node)), scale)
+    for fault in scenario.faults.nics if scenario.faults else ():
+        node = int(fault.node.removeprefix("node"))
+        for rank in range(node * per_node, min(ranks, (node + 1) * per_node)):
+            if fault.nic is None or fault.nic in nics_of(scenario.cluster, rank % per_node):
+                scales[rank] = scales.get(rank, 1.0) * fault.bandwidth_scale
+    return {rank: scale for rank, scale in scales.items() if scale != 1.0}
+
+
+def nics_of(cluster: ClusterSpec, gpu: int) -> range:
+    """The NICs of its node that a GPU uses, dealt out evenly.
+
+    >>> from topology.presets import CLUSTERS
+    >>> nics_of(CLUSTERS["dgx-h100"], 3), nics_of(CLUSTERS["dgx-v100"], 3), nics_of(CLUSTERS["p5-efa"], 3)
+    (range(3, 4), range(1, 2), range(12, 16))
+    """
+    nics, gpus = cluster.inter_node.nics_per_node, cluster.gpus_per_node
+    first = gpu * nics // gpus
+    return range(first, max(first + 1, (gpu + 1) * nics // gpus))
+
+
+def shared_nic_scales(scenario: Scenario) -> dict[int, float]:
     """What other jobs leave of the bandwidth of a node's NICs, by node, where that is not all; see `NetworkJitter`."""
     jitter = scenario.faults.network_jitter if scenario.faults else None
     if jitter is None or jitter.sigma == 0:

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from sim.core.timeline import SENDS
 from sim.inputs.scenario import Faults, Scenario
 from sim.programs.compile import COMPUTE
-from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, nic_scales
+from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, shared_nic_scales
 from sim.results.records import Record
 from sim.results.step import FinishedStep
 
@@ -61,11 +61,15 @@ def causes(scenario: Scenario) -> list[Cause]:
         cut = any(set(x.between) == names and x.bandwidth_scale == 0 for x in faults.links)
         lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
         out.append(Cause("link", f"links {where}, {lost}", without))
+    for i, nic in enumerate(faults.nics):
+        without = faults.model_copy(update={"nics": (*faults.nics[:i], *faults.nics[i + 1 :])})
+        which = "NICs" if nic.nic is None else f"NIC {nic.nic}"
+        out.append(Cause("nic", f"{which} of {nic.node}, {nic.bandwidth_scale:.3g} of the bandwidth", without))
     if has_jitter(scenario) and faults.jitter is not None:
         without = faults.model_copy(update={"jitter": None})
         name = "jitter as measured" if faults.jitter.factors else f"jitter of {faults.jitter.sigma:g}"
         out.append(Cause("jitter", name, without))
-    if nic_scales(scenario) and faults.network_jitter is not None:
+    if shared_nic_scales(scenario) and faults.network_jitter is not None:
         without = faults.model_copy(update={"network_jitter": None})
         out.append(Cause("network", f"other jobs on the network, sigma {faults.network_jitter.sigma:g}", without))
     if len(out) > ONE_BY_ONE:
@@ -79,7 +83,8 @@ def _rest(scenario: Scenario, faults: Faults, count: int) -> Cause:
     pairs = {*list(link_scales(scenario))[: max(0, ONE_BY_ONE - len(compute_scales(scenario)))]}
     links = tuple(x for x in faults.links if tuple(sorted(int(n.removeprefix("node")) for n in x.between)) in pairs)
     stragglers = tuple(s for s in faults.stragglers if s.rank in kept)
-    update = {"stragglers": stragglers, "links": links, "jitter": None, "network_jitter": None}
+    nics = faults.nics[: max(0, ONE_BY_ONE - len(compute_scales(scenario)) - len(link_scales(scenario)))]
+    update = {"stragglers": stragglers, "links": links, "nics": nics, "jitter": None, "network_jitter": None}
     return Cause("rest", f"{count} more", faults.model_copy(update=update))
 
 

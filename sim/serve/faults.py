@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sim.inputs.scenario import Scenario
 from sim.prices.rank_prices import Pricing
-from sim.ranks.faults import compute_scales, link_scales
+from sim.ranks.faults import compute_scales, link_scales, nic_scales
 from sim.serve.costs import IterationCosts, Load, Noted
 from topology.network import Network
 
@@ -48,14 +48,16 @@ class FaultyCosts(Struct, frozen=True):
 
 def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> IterationCosts | FaultyCosts:
     """Prices of one data-parallel replica; `healthy` itself where nothing disturbs it."""
-    scales, links = compute_scales(scenario), link_scales(scenario)
+    scales, links, nics = compute_scales(scenario), link_scales(scenario), nic_scales(scenario)
     plan = healthy.plan
     first = replica * plan.mesh.strides["dp"]
     layers = tuple(replace(s, rank=s.rank + first) for s in healthy.stages)
     members = [plan.mesh.along(["tp"], s.rank) for s in layers]
-    if not links and not any(r in scales for ranks in members for r in ranks):
+    if not links and not nics and not any(r in scales for ranks in members for r in ranks):
         return healthy
-    pricing = Pricing(plan, healthy.prices.pricing.costs, Network(scenario.cluster, links)) if links else None
+    pricing = None
+    if links or nics:
+        pricing = Pricing(plan, healthy.prices.pricing.costs, Network(scenario.cluster, links, nics))
     stages = []
     for s, ranks in zip(layers, members, strict=True):
         slowdown = max(scales.get(r, 1.0) for r in ranks)

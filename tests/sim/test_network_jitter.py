@@ -44,12 +44,12 @@ def test_a_collective_goes_at_the_pace_of_the_node_that_has_least() -> None:
     s = scenario({"sigma": 1, "seed": 3})
     left, shared, own = nic_scales(s), network_of(s), Network(s.cluster)
     for ranks in (range(32), range(0, 32, 8), (8, 16)):
-        least = min(left.get(rank // 8, 1.0) for rank in ranks)
+        least = min(left.get(rank, 1.0) for rank in ranks)
         expected = own.group(ranks).inter_ring_bytes_per_s * least
         assert shared.group(ranks).inter_ring_bytes_per_s == pytest.approx(expected)
     assert shared.group(range(8)) == own.group(range(8))
     assert shared.way(0, 9).bytes_per_s == pytest.approx(
-        own.way(0, 9).bytes_per_s * min(left.get(0, 1.0), left.get(1, 1.0))
+        own.way(0, 9).bytes_per_s * min(left.get(0, 1.0), left.get(9, 1.0))
     )
 
 
