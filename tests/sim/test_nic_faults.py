@@ -14,7 +14,8 @@ from sim.simulation import simulate
 
 def scenario(fault: dict[str, Any] | None = None, preset: str = "dgx-h100", **layout: int) -> Scenario:
     return parse_scenario({
-        "model": "llama3.2-1b", "training": {"seq_len": 1024, "global_batch_size": 48}, "calibration": "roofline",
+        "model": "llama3.2-1b", "calibration": "roofline",
+        "training": {"seq_len": 1024, "global_batch_size": 48, "precision": "fp16"},
         "cluster": {"preset": preset}, "parallelism": {"tp": 8, "dp": 3, **layout},
         **({} if fault is None else {"faults": {"nics": [{"node": "node1", **fault}]}}),
     })  # fmt: skip
@@ -26,7 +27,8 @@ def test_one_nic_slows_the_groups_that_pass_it_and_all_of_a_node_s_slow_all() ->
     assert nic_scales(every) == dict.fromkeys(range(8, 16), 0.25)
     healthy = network_of(whole).group((3, 11, 19)).inter_ring_bytes_per_s
     for rank in range(8):  # a data-parallel group has one rank of each node, on the same rail
-        found = [network_of(s).group((rank, rank + 8, rank + 16)).inter_ring_bytes_per_s / healthy for s in (one, every)]
+        members = (rank, rank + 8, rank + 16)
+        found = [network_of(s).group(members).inter_ring_bytes_per_s / healthy for s in (one, every)]
         assert found == pytest.approx([0.25 if rank == 3 else 1.0, 0.25])
     beside = network_of(every).group((0, 16)).inter_ring_bytes_per_s
     assert beside == network_of(whole).group((0, 16)).inter_ring_bytes_per_s
@@ -43,7 +45,7 @@ def test_its_cost_is_the_step_s_and_is_blamed() -> None:
     slow, whole = simulate(scenario({"nic": 3, "bandwidth_scale": 0.1})), simulate(scenario())
     assert slow.step_time_s > whole.step_time_s
     cause = next(cost for cost in slow.outcome.blame if cost.kind == "nic")
-    assert cause.name == "NIC 3 of node1, 0.1 of the bandwidth"
+    assert cause.cause == "NIC 3 of node1, 0.1 of the bandwidth"
     assert cause.lost_s == pytest.approx(slow.step_time_s - whole.step_time_s)
     assert simulate(scenario({"bandwidth_scale": 1.0})).step_time_s == whole.step_time_s
 
