@@ -197,14 +197,16 @@ def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict
     from calibrate.blocks import Rehearsal
     from calibrate.distillation_step import Lesson, Pupil
     from calibrate.parallel.memory import SavedBytes, allocated_peak
+    from calibrate.parallel.memory_over_steps import first_steps
     from calibrate.run_record import assemble
     from calibrate.timed_rounds import Limits, calibrate, run_rounds
 
     runner, proof = _proven(scenario, rank, device, wanted.scenario)
+    over_steps = first_steps(runner)  # the optimizer's state appears
     batch = runner.batch(0)
-    runner.step(batch)  # the optimizer's state appears
     memory = {
         "rank": rank,
+        "over_steps": over_steps,
         "saved_for_backward_bytes": SavedBytes(runner).step(lambda: runner.step(batch)),
         "allocated_peak_bytes": allocated_peak(runner, lambda: runner.step(batch)) + runner.frozen_bytes,
     }

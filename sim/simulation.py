@@ -355,10 +355,14 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
             before_s = self.teacher.own_s if self.teacher.placement == "same" else 0.0
         if steps == 1:
             return curves
-        task, place, rows = self.built.graph.slots
-        ends = task[(rows[:, 2] == self.built.graph.span_kinds.get("OPTIMIZER", -1))[place]]
-        start = float(self.times.start_s[ends].min()) if len(ends) else 0.0
-        return [over_steps(c, before_s + self.step_time_s, before_s + start, steps) for c in curves]
+        slots = self.built.graph.slot_table()  # task, class, stream, kind
+        slots = slots[slots[:, 3] == self.built.graph.span_kinds.get("OPTIMIZER", -1)]
+        of_class = [slots[slots[:, 1] == c, 0] for c in range(len(curves))]  # each rank's own optimizer
+        starts = [float(self.times.start_s[tasks].min()) if len(tasks) else 0.0 for tasks in of_class]
+        return [
+            over_steps(c, before_s + self.step_time_s, before_s + start, steps)
+            for c, start in zip(curves, starts, strict=True)
+        ]
 
     def __repr__(self) -> str:
         return f"Simulation({self.scenario.name}: {self.step_time_s:.6g} s on {self.scenario.parallelism.ranks} ranks)"

@@ -31,6 +31,7 @@ from sim.prices.profiles import load_profile
 from sim.results.operator_times import time_by_operator
 from sim.simulation import Simulation, simulate
 from sim.studies.measured import own_profile, own_schedule, parsed_scenario, to_timeline
+from sim.studies.memory_over_steps import over_steps
 
 _Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
 COMPUTE = ("F", "B", "W")
@@ -66,6 +67,7 @@ def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolera
         "action_ends": _ends(simulation, simulated, measured, run.step_time_s),
         "ranks": ranks,
         "memory": _memory(simulation, run),
+        "memory_over_steps": over_steps(simulation, run),
         **({"operators": operators(simulation, run)} if run.operators else {}),
         **({"torch": _torch(step["simulated"], run.torch)} if run.torch is not None else {}),
         "tolerance": tolerance,

@@ -45,11 +45,13 @@ class MeasuredAction(_Record):
 
 
 class MeasuredMemory(_Record):
-    """One rank's memory: peak of allocated bytes, and the most that was saved for backward at once."""
+    """One rank's memory: peak of allocated bytes, the most that was saved for backward at once, and what was allocated
+    over the first steps, as (steps done with their fractions, bytes)."""
 
     rank: int = Field(ge=0, le=10_000_000)
     allocated_peak_bytes: Bytes
     saved_for_backward_bytes: Bytes | None = None
+    over_steps: tuple[tuple[Seconds, Bytes], ...] = Field(default=(), max_length=1_000_000)
 
 
 class MeasuredOperator(_Record):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from sim.core.timeline import Timeline
 from sim.views.headline import Number
+from sim.views.memory_steps import fullest_rank, memory_steps_figure
 from sim.views.page import page, view_data
 from sim.views.palette import in_order, style_of
 from sim.views.rows import Track, kinds_of
@@ -26,11 +27,12 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
     timelines = [_in_one_row(simulated), _in_one_row(measured)]
     chart, layout = timeline_figure(timelines, paired_tracks(simulated, measured))
     actions, memory = compare.get("actions") or {}, compare.get("memory") or []
-    saved = "saved_for_backward_bytes"
+    saved, over = "saved_for_backward_bytes", compare.get("memory_over_steps") or []
+    plots = {"timeline": chart, **({"memory_steps": memory_steps_figure(fullest_rank(over))} if over else {})}
     return page(
         "compare.html",
         f"{compare.get('scenario', 'step')}: simulated against measured",
-        {"timeline": chart},
+        plots,
         view_data(timelines, layout),
         line=_line(compare),
         headline=_headline(compare),
@@ -41,6 +43,8 @@ def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -
         ranks=[("", f"rank {r['rank']}", r["compute_s"]) for r in compare.get("ranks") or [] if "compute_s" in r],
         memory=[("", f"rank {m['rank']}", m["peak_bytes"]) for m in memory if "peak_bytes" in m],
         saved=[("", f"rank {m['rank']}", m[saved]) for m in memory if saved in m],
+        over_steps=[("", f"rank {r['rank']}, step {i + 1}", p) for r in over for i, p in enumerate(r["peaks"])],
+        over_steps_of=f"rank {fullest_rank(over)['rank']}" if over else "",
         seconds=seconds,
         n_bytes=n_bytes,
     )

@@ -54,6 +54,12 @@ def test_measure_then_compare(scenario: Path, tmp_path: Path, capfd: pytest.Capt
     assert ratio < 2.0
     assert ratio > 0.5 or not result["quiet"]
     assert abs(result["replay"]["error"]) < 0.15  # its own durations, however long, give its own makespan
+    for row in result["memory_over_steps"]:
+        assert len(row["peaks"]) == 4
+        for pair in row["peaks"]:  # the first without, the others with the optimizer's states
+            assert abs(pair["error"]) < 0.06
+        assert row["peaks"][0]["measured"] < row["peaks"][1]["measured"]
+    assert [row["rank"] for row in result["memory_over_steps"]] == [0, 1]
     for row in result["memory"]:
         assert abs(row["peak_bytes"]["error"]) < 0.05
         assert abs(row["saved_for_backward_bytes"]["error"]) < 0.01

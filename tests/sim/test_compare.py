@@ -93,6 +93,24 @@ def test_a_noisy_run_says_so_beside_its_error(tmp_path: Path, capsys: pytest.Cap
         assert ("a noisy run" in page.read_text()) is not quiet
 
 
+def test_memory_over_the_first_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that has what is simulated: no error in any of four steps, and both curves on the page."""
+    s = scenario()
+    run, simulation = recorded(s)
+    for row, curve in zip(run["memory"], simulation.memory_over(4), strict=True):
+        steps = (curve.time_s / simulation.step_time_s).tolist()
+        row["over_steps"] = list(zip(steps, curve.total.tolist(), strict=True))
+    scenario_file, run_file = _files(tmp_path)
+    Path(run_file).write_text(json.dumps(run))
+    _, result = _compare(capsys, scenario_file, run_file)
+    assert [r["rank"] for r in result["memory_over_steps"]] == [0, 1]
+    for row in result["memory_over_steps"]:
+        assert [p["error"] for p in row["peaks"]] == pytest.approx([0.0] * 4)
+        assert row["peaks"][0]["measured"] < row["peaks"][1]["measured"], "states come with the first step's end"
+    exit_code(main, scenario_file, run_file, "--html", str(tmp_path / "c.html"))
+    assert "Memory over the first steps, rank 0" in (tmp_path / "c.html").read_text()
+
+
 def test_another_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, result = _compare(capsys, *_files(tmp_path), "--calibration", "roofline")
     assert result["profile"] == "roofline"

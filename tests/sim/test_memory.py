@@ -13,12 +13,14 @@ from sim.core.actions import Kind
 from sim.core.program import BLOCK_END, Comm, Compute, Program, Wait
 from sim.models.parameters import count_parameters
 from sim.prices.operator_prices import Costs
+from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.ranks.plan import make_plan
 from sim.results.memory import AtMost, _backward_peaks, levels, on_device, over_steps
 from sim.results.states import states
 from sim.simulation import prepare, simulate
 from tests.sim.cases import case
+from tests.sim.measured_runs import scenario as small_pipeline
 
 
 def memory(parallelism: dict[str, Any] | None = None, rank: int = 0, **training: Any) -> dict[str, float]:
@@ -339,3 +341,16 @@ def test_the_peak_of_freed_gradients_takes_no_simulation(layout: dict[str, int],
     step = prepare(scenario, Costs(whole.profile, scenario.cluster.gpu))
     assert step.peak_bytes == pytest.approx(whole.outcome.peak_memory_bytes, rel=1e-12)
     assert simulate(scenario, expand=True).outcome.peak_memory_bytes == pytest.approx(step.peak_bytes, rel=1e-12)
+
+
+def test_states_appear_with_a_rank_s_own_optimizer() -> None:
+    """The last stage of 1F1B ends first; the first rank's states come after its own last backward."""
+    simulation = simulate(small_pipeline(), Profile("roofline", ""))
+    last = {c.rank: 0.0 for c in simulation.timeline.classes}
+    for span in simulation.timeline.spans():
+        if span.kind == "B":
+            last[span.rank] = max(last[span.rank], span.end_s)
+    assert last[0] != last[1]
+    for curve in simulation.memory_over(2):
+        appears_s = float(curve.time_s[np.argmax(curve.optimizer > 0)])
+        assert last[curve.rank] <= appears_s < simulation.step_time_s

@@ -1,0 +1,111 @@
+"""What a rank has allocated over the first steps of a training, from its allocator.
+
+The optimizer's states appear in the first step, what is saved for backward rises and falls in each.
+
+On a CPU every allocation and release counts (the profiler's events, copies that gloo makes within a collective left
+out), on a GPU the most that each action of the step had allocated.
+
+Beside it: docs/memory.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from calibrate.parallel.memory import Allocation, _collect, _held_before
+from calibrate.parallel.runner import Runner
+
+STEPS = 4
+MOST_POINTS = 120  # that are kept of a step: those with the most bytes among their neighbours
+Points = list[tuple[float, int]]  # (steps done, with their fractions; bytes)
+
+
+def first_steps(runner: Runner, steps: int = STEPS) -> Points:
+    """Run the first steps of a training and record them. Collective."""
+    numbered = [(i, runner.batch(i)) for i in range(steps)]
+    found = _on_cpu(runner, numbered) if runner.device == "cpu" else _on_gpu(runner, numbered)
+    return [(round(at, 5), held) for at, held in found]
+
+
+def _on_cpu(runner: Runner, batches: Sequence[tuple[int, Any]]) -> Points:
+    base = _held_before(runner)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for i, batch in batches:
+            with record_function(f"step {i}"):
+                runner.step(batch)
+    results: Any = profiler.profiler
+    roots = results.kineto_results.experimental_event_tree()
+    spans = {r.name: (r.start_time_ns, r.end_time_ns) for r in roots if r.name.startswith("step ")}
+    threads = Counter(r.start_tid for r in roots if r.name in spans)
+    main = threads.most_common(1)[0][0]
+    allocations: list[Allocation] = []
+    for root in roots:
+        _collect(root, root.start_tid != main, allocations)
+    out: Points = []
+    changes = held_over_time(allocations, base)
+    for i, _ in batches:
+        begin, end = spans[f"step {i}"]
+        mine = [(i + (at - begin) / (end - begin), held) for at, held in changes if begin <= at < end]
+        out += thinned(mine, MOST_POINTS)
+    return out
+
+
+def held_over_time(allocations: Sequence[Allocation], base: int) -> list[tuple[int, int]]:
+    """(nanoseconds, bytes held) after each allocation and release; `base` was there before, transport is left out."""
+    held: dict[int, int] = {}
+    out, now = [], base
+    for start_ns, pointer, size, transport in sorted(allocations):
+        if size > 0:
+            now -= held.pop(pointer, 0)  # its release was not seen
+            if not transport:
+                held[pointer] = size
+                now += size
+        elif pointer in held:
+            now -= held.pop(pointer)
+        out.append((start_ns, now))
+    return out
+
+
+def thinned(points: Points, most: int) -> Points:
+    """At most about so many points: of each run of neighbours the first and the highest.
+
+    >>> thinned([(0.0, 1), (0.1, 5), (0.2, 2), (0.3, 3)], 2)
+    [(0.0, 1), (0.1, 5)]
+    """
+    if len(points) <= most:
+        return points
+    each = -(-2 * len(points) // most)
+    out: Points = []
+    for first in range(0, len(points), each):
+        run = points[first : first + each]
+        out += sorted({run[0], max(run, key=lambda p: p[1])})
+    return out
+
+
+def _on_gpu(runner: Runner, batches: Sequence[tuple[int, Any]]) -> Points:
+    """The peak of every action, as its end is reached on the host; the step's end has one more."""
+    out: Points = []
+    for i, batch in batches:
+        seen: list[tuple[int, int]] = []
+
+        def note(_: object = None, seen: list[tuple[int, int]] = seen) -> None:
+            seen.append((time.perf_counter_ns(), torch.cuda.max_memory_allocated()))
+            torch.cuda.reset_peak_memory_stats()
+
+        begin = time.perf_counter_ns()
+        note()
+        runner.pipeline.after_action = note
+        try:
+            runner.step(batch)
+        finally:
+            runner.pipeline.after_action = lambda action: None
+        note()
+        length = time.perf_counter_ns() - begin
+        out += [(i + (at - begin) / length, held) for at, held in seen]
+    return out

@@ -1,0 +1,57 @@
+"""Memory over the first steps of a real run beside the simulated one: the optimizer's states come in the first step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sim.inputs.measured_run import MeasuredMemory, MeasuredRun
+from sim.results.memory import MemoryCurve
+from sim.simulation import Simulation
+
+MOST_POINTS = 600  # of a simulated curve
+
+
+def over_steps(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
+    """For each rank whose memory was recorded step by step: both curves as [steps done, bytes], and peaks step by step.
+
+    Times differ between the two, so a curve's axis is the step and its fraction.
+    """
+    found = []
+    for memory in run.memory:
+        if memory.over_steps:
+            steps = max(1, math.ceil(memory.over_steps[-1][0]))
+            found.append(_of_rank(simulation, memory, steps))
+    return found
+
+
+def _of_rank(simulation: Simulation, memory: MeasuredMemory, steps: int) -> dict[str, Any]:
+    mine = simulation.plan.class_of(memory.rank)
+    at, total = _on_steps(simulation.memory_over(steps)[mine], simulation.step_time_s)
+    peaks = []
+    for i in range(steps):
+        recorded = [b for x, b in memory.over_steps if i <= x < i + 1]
+        ours = total[(at >= i) & (at < i + 1)]
+        if recorded and len(ours):
+            simulated, measured = float(ours.max()), max(recorded)
+            peaks.append({"simulated": simulated, "measured": measured, "error": simulated / measured - 1})
+    keep = _kept(total)
+    curve = [list(p) for p in zip(at[keep].tolist(), total[keep].tolist(), strict=True)]
+    measured_curve = [list(p) for p in memory.over_steps]
+    return {"rank": memory.rank, "peaks": peaks, "simulated": curve, "measured": measured_curve}
+
+
+def _on_steps(curve: MemoryCurve, step_s: float) -> tuple[Any, Any]:
+    """A curve's moments in steps, and its bytes."""
+    return curve.time_s / step_s, curve.total
+
+
+def _kept(total: Any) -> Any:
+    """Of about `MOST_POINTS` runs of neighbours the first and the highest."""
+    everything = np.arange(len(total))
+    if len(total) <= MOST_POINTS:
+        return everything
+    runs = np.array_split(everything, MOST_POINTS // 2)
+    return np.unique([i for run in runs for i in (run[0], run[total[run].argmax()])])
