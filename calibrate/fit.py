@@ -22,6 +22,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from sim.commands.command import Command, run_command
@@ -200,7 +201,7 @@ def folds(groups: Sequence[str]) -> list[list[int]]:
 def changed(base: Profile, names: Sequence[str], logs: Vector, source: str = "fit") -> Profile:
     """`base` with the named coefficients replaced."""
     new = {name: Coefficient(float(math.exp(v)), source) for name, v in zip(names, logs, strict=True)}
-    return replace(base, coefficients=base.coefficients.changed(new))
+    return structs.replace(base, coefficients=base.coefficients.changed(new))
 
 
 def _value(base: Profile, name: str) -> float:
@@ -249,7 +250,7 @@ def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profi
         fitted[name] = Coefficient(value, source + before)
     history = f"{base.source}; coefficients {', '.join(found.coefficients)} fitted to {table.name} on {today.today()}"
     note = f"{float(np.mean(np.abs(np.expm1(found.held_out)))):.4f}"
-    return replace(
+    return structs.replace(
         base,
         name=f"{base.name} fitted to {table.name}",
         source=history,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from calibrate.fit import (
     FEW_ROWS_WIDTH,
@@ -89,7 +90,7 @@ def test_a_fold_is_predicted_by_the_fit_to_the_others(tmp_path: Path) -> None:
     """Steps that Gauss-Newton takes from the whole fit end where a fit to the other cases ends."""
     cases = cases_of(read_table(table(tmp_path)))
     names = tuple(TRUE)
-    noisy = [replace(c, row=replace(c.row, measured={"step_time_s": c.row.measured["step_time_s"] * factor}))
+    noisy = [replace(c, row=structs.replace(c.row, measured={"step_time_s": c.row.measured["step_time_s"] * factor}))
              for c, factor in zip(cases, (0.96, 1.06, 1.02, 0.98, 1.04, 0.93, 1.0, 1.02), strict=True)]  # fmt: skip
     whole = fit(noisy, BASE, names)
     for fold in folds([c.row.group for c in noisy]):
@@ -135,7 +136,7 @@ def test_a_few_rows_of_a_slower_machine_tell_the_others() -> None:
     made = []
     for case in rows:
         step_s = simulate(case.scenario, slower).step_time_s
-        made.append(replace(case, row=replace(case.row, measured={"step_time_s": step_s})))
+        made.append(replace(case, row=structs.replace(case.row, measured={"step_time_s": step_s})))
     found = fit(made[::2], base, names, widths=FEW_ROWS_WIDTH)
     rest = predicted_rest(found, base, made[1::2])
     assert np.abs(np.expm1(rest.before)).min() > 0.1

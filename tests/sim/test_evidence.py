@@ -102,7 +102,7 @@ def test_the_interval_of_a_shipped_profile_is_the_published_errors() -> None:
 
 
 def test_a_fitted_profile_has_the_errors_that_its_fit_did_not_see() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     profile = replace(load_profile("h100-sxm"), name="own", settings={HELD_OUT: 0.02})
     result = simulate(scenario(), profile).result
