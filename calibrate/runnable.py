@@ -160,8 +160,12 @@ def _experts(s: Scenario) -> Iterator[Problem]:
             yield f"model.moe.{name}", getattr(moe, name), "null" if even is None else even
     if p.expert_tp > 1:
         yield "parallelism.expert_tp", p.expert_tp, "1"
-    if p.ep > 1 and (p.ep_overlap or p.ep_dispatch_dtype != t.precision):
-        yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, f"{t.precision}, with ep_overlap false"
+    if p.ep > 1 and p.ep_dispatch_dtype != t.precision:
+        yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, t.precision
+    if p.ep > 1 and p.ep_overlap and s.cluster.gpu.architecture != "cpu":
+        yield "parallelism.ep_overlap", "true on GPUs", "false (its two threads would share a stream)"
+    if p.ep > 1 and p.ep_overlap and t.recompute.mode != "none":
+        yield "training.recompute", f"{t.recompute.mode} with ep_overlap", "none (a recomputed forward sends as one)"
     if p.tp > 1 and not p.sp:
         yield "parallelism.sp", "false with experts and tp above 1", "true"
     if p.cp > 1 and p.cp_split == "striped" and p.cp_method != "all_to_all":

@@ -9,6 +9,7 @@ its wait.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -38,7 +39,8 @@ class Entry(NamedTuple):
     """One communication, or one end of an asynchronous one: `posted` at the first, `kind` is `WAIT` at the second,
     both with one `number`.
 
-    `members`: name and first rank of the group, of `ranks` ranks. `bytes` as nccl-tests counts them (see
+    `backward`: it was met while autograd ran, which on a rank with paired actions may be beside a forward. `members`:
+    name and first rank of the group, of `ranks` ranks. `bytes` as nccl-tests counts them (see
     `sim.core.program.Comm`).
     """
 
@@ -50,6 +52,7 @@ class Entry(NamedTuple):
     end: Clock
     number: int
     posted: bool
+    backward: bool = False
 
 
 @dataclass(slots=True)
@@ -106,7 +109,8 @@ class Pending(NamedTuple):
 class Group:
     """This rank's group along one dimension. Alone (`size` 1) its communications do nothing.
 
-    `name` as in `sim.ranks.plan`; `ranks` are global, ascending; `index` is this rank's place among them.
+    `second`: another process group of the same ranks, for what backwards send beside forwards (`ep_overlap`). `name` as
+    in `sim.ranks.plan`; `ranks` are global, ascending; `index` is this rank's place among them.
     """
 
     name: str
@@ -114,6 +118,7 @@ class Group:
     index: int
     process_group: dist.ProcessGroup | None
     tape: Tape
+    second: dist.ProcessGroup | None = None
 
     @property
     def size(self) -> int:
@@ -152,12 +157,13 @@ class Group:
         return self._run("reduce_scatter", x, out, blocking, lambda: _reduce_scatter(
             out, x, group=self.process_group, async_op=True))  # fmt: skip
 
-    def all_to_all(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+    def all_to_all(self, x: Tensor, received: Sequence[int], sent: Sequence[int], backward: bool = False) -> Tensor:
         """`sent[i]` rows of `x` go to member i, `received[i]` come from it; rows in the members' order."""
+        group = self.second if backward and self.second is not None else self.process_group
         x = x.contiguous()
         out = x.new_empty((sum(received), *x.shape[1:])) if self.size > 1 else x
         return self._run("all_to_all", x, out, True, lambda: dist.all_to_all_single(
-            out, x, list(received), list(sent), group=self.process_group, async_op=True)).wait()  # fmt: skip
+            out, x, list(received), list(sent), group=group, async_op=True)).wait()  # fmt: skip
 
     def exchange_counts(self, sent: Tensor) -> Tensor:
         """Row i of `sent` goes to member i; the rows that came, in the members' order. Small, before the data."""
@@ -192,7 +198,8 @@ class Group:
         def note(kind: str, start: Clock, posted: bool = False) -> None:
             if self.tape.on:
                 members, end = (self.name, self.ranks[0]), self.tape.now()
-                self.tape.entries.append(Entry(kind, members, self.size, size, start, end, number, posted))
+                inside = torch._C._current_graph_task_id() != -1
+                self.tape.entries.append(Entry(kind, members, self.size, size, start, end, number, posted, inside))
 
         start = self.tape.now()
         begun = begin()
@@ -211,19 +218,24 @@ class Group:
 
 
 def cut_records(records: Sequence[Record], entries: list[Entry]) -> list[Record]:
-    """A rank's actions cut into what they computed and what they communicated."""
+    """A rank's actions cut into what they computed and what they communicated.
+
+    A backward and a forward may run side by side, so each takes its own of the entries.
+    """
+    backward = deque(e for e in entries if e.backward)
+    others = deque(e for e in entries if not e.backward)
     out: list[Record] = []
-    at = 0
     for r in records:
         if r.kind not in ("F", "B", "W"):
             out.append(r)
             continue
+        own = backward if r.kind == "B" else others
         since = r.start_ns
         posted: dict[int, Entry] = {}
-        while at < len(entries) and entries[at].end.wall <= r.end_ns:
-            e, at = entries[at], at + 1
+        while own and own[0].end.wall <= r.end_ns:
+            e = own.popleft()
             if e.kind == COUNTS:
-                entries[at] = entries[at]._replace(start=e.start)
+                own[0] = own[0]._replace(start=e.start)
                 continue
             out.append(r._replace(start_ns=since, end_ns=e.start.wall))
             since = e.end.wall

@@ -29,7 +29,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.group.all_to_all(grad, ctx.sent, ctx.received), None, None, None
+        return ctx.group.all_to_all(grad, ctx.sent, ctx.received, backward=True), None, None, None
 
 
 class _Permute(torch.autograd.Function):

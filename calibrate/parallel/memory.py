@@ -112,7 +112,16 @@ def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
 
     From the allocator itself: torch's memory statistics on a GPU, the profiler's allocation events on a CPU, there
     without the copies that gloo makes within a collective (NCCL makes none, and its buffers do not count either).
+    Paired actions run one after the other meanwhile, since what another thread allocates counts as transport.
     """
+    runner.pipeline.together, together = False, runner.pipeline.together
+    try:
+        return _allocated_peak(runner, run)
+    finally:
+        runner.pipeline.together = together
+
+
+def _allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
     if runner.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         run()

@@ -44,6 +44,8 @@ class ModelParallel:
         self.scenario = s = plan.scenario
         self.tape, self.device = Tape(device), device
         self.tp, self.cp, self.ep = (self._group(plan, name, rank) for name in ("tp", "cp", "ep"))
+        if s.parallelism.ep_overlap and self.ep.size > 1:
+            self.ep = replace(self.ep, second=self._group(plan, "ep", rank).process_group)
         p, t, moe = s.parallelism, s.for_training, s.model.moe is not None
         self.expert_group = self._group(plan, "expert_dp", rank).process_group if moe else None
         self.expert_sharding = self._expert_sharding(plan, rank) if moe and p.zero else Sharding()

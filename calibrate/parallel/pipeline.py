@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -179,7 +180,8 @@ class Pipeline:
 
     `peers[i]` is the global rank of pipeline rank i; `tokens` and `targets` are [micro-batches, b, s]. `ways`: groups
     for messages to higher and to lower pipeline ranks. NCCL runs a group's messages between two ranks one after the
-    other, so a receive posted ahead would hold up the send that it waits for.
+    other, so a receive posted ahead would hold up the send that it waits for. `together`: the forward and the backward
+    of a pair run side by side, in a thread each, so that one computes while the other waits for its messages.
     """
 
     schedule: Schedule
@@ -191,6 +193,7 @@ class Pipeline:
     device: str
     overlap: bool
     ways: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
+    together: bool = False
     links: Links = field(init=False)
     inbox: dict[Message, Tensor] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
@@ -216,7 +219,7 @@ class Pipeline:
         entries = self.schedule.ranks[self.rank]
         self._exchange([], self._needs(entries[0]))
         for i, entry in enumerate(entries):
-            results = [r for a in parts(entry) if (r := self._run(a, tokens, targets)) is not None]
+            results = self._act(parts(entry), tokens, targets)
             self._exchange(results, self._needs(entries[i + 1]) if i + 1 < len(entries) else [])
 
     def _overlapped(self, tokens: Tensor, targets: Tensor) -> None:
@@ -227,14 +230,13 @@ class Pipeline:
             for later in entries[i : i + LOOKAHEAD]:
                 for message in self._needs(later):
                     receives.post(message)
-            for a in parts(entry):
-                for message in self._needs(a):
+            for acts in [parts(entry)] if self.together else [(a,) for a in parts(entry)]:
+                for message in (m for a in acts for m in self._needs(a)):
                     start = self.now()
                     self.inbox[message] = receives.wait(message)
                     self._record(f"RECV_{message.kind}", message, start)
                     self._free_sent(sends, message)
-                result = self._run(a, tokens, targets)
-                if result is not None:
+                for result in self._act(acts, tokens, targets):
                     sends[result[0]] = self._send(*result)
         for work, _ in sends.values():
             work.wait()
@@ -250,6 +252,16 @@ class Pipeline:
         """Messages that an entry gets from other ranks."""
         taken = [self.links.takes(a) for a in parts(entry)]
         return [m for m in taken if m is not None and self.links.giver(m) != self.rank]
+
+    def _act(self, acts: Sequence[Action], tokens: Tensor, targets: Tensor) -> list[tuple[Message, Tensor]]:
+        """Compute actions one after the other, or a pair's side by side; what other ranks must get."""
+        if not self.together or len(acts) == 1:
+            return [r for a in acts if (r := self._run(a, tokens, targets)) is not None]
+        forward, backward = sorted(acts, key=lambda a: a.kind is not Kind.F)
+        with ThreadPoolExecutor(1) as beside:  # the backward: what watches a forward is bound to its thread
+            pending = beside.submit(self._run, backward, tokens, targets)
+            results = [self._run(forward, tokens, targets), pending.result()]
+        return [r for r in results if r is not None]
 
     def _run(self, a: Action, tokens: Tensor, targets: Tensor) -> tuple[Message, Tensor] | None:
         """Compute one action; returns what another rank must get."""

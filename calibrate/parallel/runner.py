@@ -148,6 +148,7 @@ class Runner:
             device,
             p.p2p_overlap and p.pp > 1,
             place.ways,
+            together=p.ep_overlap and p.ep > 1,
         )
         self.tied = self._tied()
         self.loss_scale = LossScale() if dtype == torch.float16 else None

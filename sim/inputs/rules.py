@@ -147,7 +147,8 @@ def _check_dtypes(t: Training, source: Source) -> None:
 def _check_modules(recompute: Recompute, model: ModelConfig, source: Source) -> None:
     """Parts that are run again are there, and stand beside the one mode that takes them."""
     path, modules = ("training", "recompute", "modules"), recompute.modules
-    if "modules" in recompute.model_fields_set and recompute.mode != "selective":
+    usual = Recompute.model_fields["modules"].default  # which resolved scenarios write out for every mode
+    if modules != usual and recompute.mode != "selective":
         raise source.error(path, f"stands beside mode {recompute.mode}; only mode selective takes it")
     if len(set(modules)) < len(modules):
         raise source.error(path, f"found {list(modules)}; each at most once")

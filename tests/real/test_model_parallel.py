@@ -68,6 +68,8 @@ FOUR_RANKS: dict[str, Any] = {
     "tp2 cp2": small({"tp": 2, "cp": 2, "sp": True}, attention="fused", **LLAMA),
     "ep2 dp2": small({"dp": 4, "ep": 2, "dp_sync": "after_backward"}, **SHARED),
     "ep2 pp2": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "zb_h1"}, **MOE),
+    "ep2 in dualpipe's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe", "ep_overlap": True}, **MOE),
+    "ep2 in a V's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe_v", "ep_overlap": True}, **MOE),
     "tp4, two key heads": small({"tp": 4, "sp": True}, **LLAMA),
     "ring of four, contiguous": small({"cp": 4, "cp_split": "contiguous"}, attention="fused", **LLAMA),
     "ring of four, zigzag": small({"cp": 4}, attention="fused", **LLAMA),

@@ -9,6 +9,7 @@ from model_programs import LLAMA, make
 
 from sim.core.errors import InputError
 from sim.core.program import Block, Compute
+from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 
 TOKENS, H, FFN = 2 * 512, 1024, 2816
@@ -75,3 +76,11 @@ def test_the_core_alone_is_plain_selective() -> None:
 def test_what_does_not_go_together_is_named(recompute: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(LLAMA, {"recompute": recompute})
+
+
+def test_a_resolved_scenario_can_be_read_again() -> None:
+    """With every default written out, the usual modules beside each mode too."""
+    for mode in ("none", "full", "selective_op"):
+        written = parse_scenario({"model": "llama3-8b", "training": {"seq_len": 64, "global_batch_size": 1,
+                                  "recompute": mode}, "cluster": "dgx-a100"}).model_dump(mode="json")  # fmt: skip
+        assert parse_scenario(written).for_training.recompute.mode == mode
