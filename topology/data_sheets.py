@@ -106,6 +106,10 @@ DATA_SHEET_GPUS = (
         "tpu-v6e", "Google Cloud documentation, TPU v6e; ICI 800 GB/s both ways; power is an assumption",
         32, 1638, {"bf16": 918, "int8": 1836}, 500, link_gb_per_s=400,
     ),
+    _known(
+        "tpu-v7", "Google Cloud documentation, TPU7x (Ironwood); ICI 1,200 GB/s both ways; power is an assumption",
+        192, 7380, {"bf16": 2307, "fp8": 4614}, 1000, link_gb_per_s=600,
+    ),
     # 21 of 24 Ethernet ports lead to the node's other chips
     _known(
         "gaudi2", "Intel Gaudi 2 data sheet and Gaudi 3 whitepaper: 24 ports of 100 Gbit/s",

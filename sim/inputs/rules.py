@@ -16,6 +16,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.workloads import HASHED_SUFFIX, Distillation, Faults, Inference, LinkFault, RequestPattern, RequestTrace
+from sim.models.frameworks import framework_of
 from sim.schedules import FORMS
 from topology.detours import joined, left_of_cut
 from topology.spec import ClusterSpec
@@ -358,6 +359,16 @@ def _check_cut(cluster: ClusterSpec, index: int, link: LinkFault, source: Source
         )
 
 
+def _expert_split_note(sections: Sections) -> list[str]:
+    """Frameworks split experts as they do all else unless told otherwise (Megatron's
+    `--expert-tensor-parallel-size`, by default the tensor-parallel size)."""
+    p, t = sections.parallelism, sections.training
+    unsaid = p.tp > 1 and "expert_tp" not in p.model_fields_set and sections.model.moe is not None
+    if not unsaid or t is None or not framework_of(t).splits_experts_over_tp:
+        return []
+    return [f"parallelism.expert_tp: 1, as nothing is said; framework {t.framework}'s own default is tp, {p.tp}"]
+
+
 def notes(sections: Sections) -> tuple[str, ...]:
     """What is legal but worth saying: the padded vocabulary, keys that have no effect here."""
     model, p = sections.model, sections.parallelism
@@ -369,6 +380,7 @@ def notes(sections: Sections) -> tuple[str, ...]:
         found.append(f"parallelism.reshard_after_forward: of no effect with zero {p.zero}, only with 3")
     if p.accumulate_unsharded and p.zero < 2:
         found.append(f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3")
+    found += _expert_split_note(sections)
     if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and not FORMS[p.schedule].follows_times:
         only = ", ".join(name for name, form in FORMS.items() if form.follows_times)
         found.append(f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with {only}")

@@ -139,6 +139,9 @@ class Framework:
         "the router's weight multiplies the activation, not the result",
         "core/transformer/moe/experts.py",
     )
+    splits_experts_over_tp: bool = fact(
+        False, "experts are split over tp where nothing is said of `expert_tp`: a warning", "training/arguments.py"
+    )
     engine_workspaces: int = fact(
         0, "cuBLAS workspaces beside torch's", "TE module/base.py: get_cublas_workspace_size_bytes"
     )
@@ -195,6 +198,7 @@ _RECORDS = (
         quantizes_before_gather=True,
         skips_transposes=True,
         weights_experts_after_activation=True,
+        splits_experts_over_tp=True,
         engine_workspaces=1,
         grouped_streams=4,
         checkpoint_stops_early=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -159,3 +160,15 @@ def test_experts_weights_are_quantized_once_a_step():
 
     assert moved(1) == 4 * 16 * 3 * 1024 * 512
     assert moved(4) == moved(1) / 4
+
+
+def test_a_word_about_expert_tp_where_the_framework_would_split() -> None:
+    moe = {**LLAMA, "moe": {"experts": 8, "top_k": 2, "ffn": 512}}
+
+    def said(framework: str, **parallelism: Any) -> list[str]:
+        scenario = make(moe, {"framework": framework}, tp=2, **parallelism)
+        return [note for note in scenario.warnings if "expert_tp" in note]
+
+    words = "parallelism.expert_tp: 1, as nothing is said; framework megatron's own default is tp, 2"
+    assert said("megatron") == [words]
+    assert said("megatron", expert_tp=1) == said("eager") == []
