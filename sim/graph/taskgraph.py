@@ -21,10 +21,12 @@ from sim.core.actions import Kind, Step
 from sim.core.timeline import Detail, RankClass
 from sim.programs.compile import CompiledProgram, LocalTask
 
+# Papers on zero-bubble schedules draw F, B and W. Their B is the input gradient, which torch's schedules call I.
 SHOWN = {Kind.F: "F", Kind.B: "B", Kind.I: "B", Kind.W: "W"}
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 TimelineRow = tuple[int, int, int]  # of the timeline: class of ranks, stream, kind (indices of `KindTable`)
+# Most graphs have no launches, so they share these empty columns. Nothing writes into them.
 NO_INTS: Ints = np.zeros(0, dtype=np.int64)
 NO_FLOATS: Floats = np.zeros(0)
 
@@ -75,6 +77,8 @@ class CollectiveStep(NamedTuple):
 Work = Message | Collective | CollectiveStep | WholeAction
 
 
+# Repeated micro-batches make thousands of tasks of a few dozen kinds. What a task shows, and what it puts on links,
+# therefore stands with its kind and is worked out once for all of them.
 class TaskKind(NamedTuple):
     """What all tasks of one kind share: they are the same work of the same ranks, once for each micro-batch.
 
@@ -109,6 +113,8 @@ class KindTable(Struct, frozen=True, eq=False):
         """A row of the timeline: a class of ranks, a stream, and the kind shown there."""
         return (
             class_index,
+            # Names are numbered as they first come up. Sorting or a set would renumber the rows of the timeline when a
+            # scenario gains a stream, and pages could no longer be compared.
             self.streams.setdefault(stream, len(self.streams)),
             self.span_kinds.setdefault(kind, len(self.span_kinds)),
         )
@@ -128,12 +134,17 @@ class KindTable(Struct, frozen=True, eq=False):
 
 
 class Waits(NamedTuple):
-    """Pairs of tasks, by column: the second waits for the end of the first. Any order; a pair may stand twice."""
+    """Pairs of tasks, by column: the second waits for the end of the first. A pair may stand twice.
+
+    Times do not depend on the order of pairs. The critical path does: of waits that end together it takes the first.
+    """
 
     first: Ints
     second: Ints
 
 
+# A launch counts from a start, a wait from an end. Gradient buckets that go out while a backward still runs need the
+# former where that backward is one task, whose end comes too late for them.
 class Launches(NamedTuple):
     """Pairs of tasks, by column: the second starts no earlier than `lag_s` after the first has started."""
 
@@ -163,6 +174,7 @@ class TimelineSlots(NamedTuple):
     rows: Ints
 
 
+# `eq` is off because arrays have no single truth value. `dict` is on because cached properties need a place to live.
 class TaskGraph(Struct, frozen=True, eq=False, dict=True):
     """The tasks of these classes of ranks, and what is shown of them."""
 
@@ -206,6 +218,8 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
     @property
     def stages(self) -> Ints:
         """The stage of every task; -1: none."""
+        # A step of -1 picks the last entry, so the -1 appended there answers for tasks without a step. An overlapped
+        # pair counts as its forward, which stands first.
         return ints([*(step[0].stage for step in self.columns.steps), -1])[self.columns.step]
 
     @property
@@ -215,6 +229,7 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
 
     def details(self) -> list[Detail]:
         """The detail of every task."""
+        # Names speak of stages and never of micro-batches. One record therefore serves all micro-batches.
         named: dict[tuple[int, ...], Detail] = {}
         out = []
         for task_kind, step in zip(self.task_kind.tolist(), self.columns.step.tolist(), strict=True):
@@ -233,6 +248,8 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
         """What tasks occupy of the timeline."""
         rows = [s.rows for s in self.task_kinds]
         counts = np.fromiter(map(len, rows), np.int64)
+        # The triples are flattened first: NumPy reads a flat stream of numbers faster than nested tuples. `reshape`
+        # gives an empty table its three columns too.
         table = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64).reshape(-1, 3)
         return TimelineSlots(*ragged(counts, self.task_kind), table)
 
@@ -243,6 +260,8 @@ class TaskGraph(Struct, frozen=True, eq=False, dict=True):
 
     def describe(self, task: int) -> str:
         """A task in words, for error messages."""
+        # Both dicts number their names in the order of insertion, so their keys as a tuple lead back from number to
+        # name.
         streams, kinds, rows = tuple(self.streams), tuple(self.span_kinds), self.task_kinds[self.task_kind[task]].rows
         where = ", ".join(f"rank {self.classes[c].rank} {streams[s]} {kinds[k]}" for c, s, k in rows)
         name = self.details()[task].name
@@ -267,6 +286,7 @@ class GraphBuilder:
 
     def graph(self) -> TaskGraph:
         """What was drafted."""
+        # The lists are read here and not in `add`, since a task may learn of further waits after it was added.
         counts = [len(waits) for waits in self.waits]
         first = np.fromiter(chain.from_iterable(self.waits), np.int64, sum(counts))
         waits = Waits(first, np.repeat(np.arange(len(counts)), counts))
@@ -282,6 +302,7 @@ def grouped(keys: Ints, values: Ints, count: int) -> list[list[int]]:
     >>> grouped(np.array([1, 0, 1]), np.array([7, 8, 9]), 3)
     [[8], [7, 9], []]
     """
+    # Lists and not arrays: the engines walk these one task at a time, and Python reads numbers from lists much faster.
     out: list[list[int]] = [[] for _ in range(count)]
     for key, value in zip(keys.tolist(), values.tolist(), strict=True):
         out[key].append(value)
@@ -297,6 +318,8 @@ def ragged(counts: Ints, picks: Ints) -> tuple[Ints, Ints]:
     """
     many = counts[picks]
     pick = np.repeat(np.arange(len(picks)), many)
+    # Three terms give the place in the table: where the picked part begins there, less where its copy begins in the
+    # output, plus the running place in the output. No loop over parts is left.
     row = ((np.cumsum(counts) - counts)[picks] - (np.cumsum(many) - many))[pick]
     row += np.arange(len(pick))
     return pick, row
