@@ -77,6 +77,8 @@ class PlacedProgram(Struct, frozen=True, eq=False):
     single: SingleTaskForm
 
 
+# Two levels of keys. A search asks for the same action of the same stage again and again, and `by_action` answers that
+# without building a program. Different actions often have equal programs, and `by_content` spares pricing them twice.
 class ProgramCache(Struct, frozen=True, eq=False):
     """Stages and compiled programs of steps that differ in their schedule alone.
 
@@ -96,6 +98,8 @@ class ProgramCache(Struct, frozen=True, eq=False):
         The key leaves out whether an action is the first or last of its stage, as that often changes nothing.
         """
         compiled = self.by_content.setdefault(candidates, [])
+        # A key has a handful of candidates, first or last of a stage, fed from afar or not. Comparing these costs less
+        # than hashing programs of thousands of items.
         for before, program in compiled:
             if before == programs:
                 return program
@@ -133,6 +137,8 @@ class ActionPrograms:
         """What ends the step of a class."""
         stages, p = tuple(self.stages[class_index].values()), self.plan.scenario.parallelism
         is_end = self.plan.classes[class_index].pipeline_rank in (0, p.pp - 1)
+        # Megatron keeps a copy of a tied embedding on the first and the last stage, and all-reduces its gradient
+        # between them. At pp 1 there is one tensor, and nothing to sum.
         tied = source_of(self.plan.scenario).copied_elements() > 0 and p.pp > 1 and is_end
         key = ("epilogue", tied, self.plan.group_size("copies"), *map(id, stages))
         return self._once(class_index, key, lambda: epilogue(stages, self.plan, tied))
@@ -149,6 +155,8 @@ class ActionPrograms:
         """Classes that take part in this group's collectives with a class; () if no other does."""
         if group == "host" or (self.lanes == 1 and group not in ACROSS_STAGES):
             return ()
+        # The first two cases are settled without asking for a group's ranks. A copy to the host concerns one GPU. With
+        # one lane, every rank of a pipeline rank is in one class, so a group within it meets no other class.
         return self.pricing.member_classes(group, self.plan.classes[class_index].rank)
 
     def of(self, class_index: int, step: Step) -> PlacedProgram:
@@ -158,11 +166,15 @@ class ActionPrograms:
 
     def _new_placed(self, class_index: int, program: CompiledProgram, step: Step) -> PlacedProgram:
         name = "+".join([SHOWN[a.kind] for a in step])
+        # A collective of several simulated classes starts when the last member arrives. What follows it in the program
+        # then stands at no fixed offset, so one task of fixed seconds cannot stand for the whole.
         alone = program.alone and not self._meets_others(class_index, program)
         placed = self._placed[class_index, program] = PlacedProgram(
             program,
             name,
             alone and (not self.fineness.expand or not program.tasks),  # an empty stage still has its action
+            # FSDP gathers parameters before the activations arrive. Such a gather needs no input, so it may start
+            # early.
             DP in program.first_streams,
             program.external,
             self._single_task(class_index, program, name),
@@ -172,6 +184,7 @@ class ActionPrograms:
     def _single_task(self, class_index: int, program: CompiledProgram, name: str) -> SingleTaskForm:
         """One task for a whole program, then the communications that it leaves running."""
         table = self.table
+        # The whole comes first, since launches count from the start of task 0. Its kind is filled in below.
         seconds, task_kinds, streams = [program.makespan_s], [-1], dict[str, Launched]()
         for (stream, kind, lag_s, launch_s, detail), local in self._launches(class_index, program):
             if stream not in streams:
@@ -191,6 +204,8 @@ class ActionPrograms:
         apart = self.fineness.apart
         if apart is None or not any(apart(class_index, local.group) for _, local in program.launches_apart):
             return [(launch, None) for launch in program.launches]
+        # `SingleTaskForm` wants the tasks of a stream to stand together. The sort is stable, so each stream keeps its
+        # order.
         return sorted(program.launches_apart, key=lambda x: x[0].stream)
 
     def compiled(self, class_index: int, step: Step) -> CompiledProgram:
@@ -213,6 +228,8 @@ class ActionPrograms:
                 leaders = [self._program(leading[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
                 return self._compile(class_index, programs, leaders)
 
+            # Only prices, stages and kinds are in this key. Whether the action is an end of its stage or fed from afar
+            # shows in the programs, where it matters, and these are compared.
             candidates = (key[0], *[action[:3] for action in actions])
             self._cache.by_action[key] = self._cache.compiled(candidates, programs, make)
         return self._cache.by_action[key]
@@ -237,10 +254,13 @@ class ActionPrograms:
 
     def _meets_others(self, class_index: int, program: CompiledProgram) -> bool:
         """Whether another class of ranks takes part in the program's collectives."""
+        # The common case is decided by names alone: this runs for every program of every class.
         if self.lanes == 1 and program.groups.isdisjoint(ACROSS_STAGES):
             return False
         return any(self.members(class_index, g) for g in program.groups)
 
     def _planned(self, class_index: int) -> Price:
         """The prices by which overlapping actions are interleaved, the same for all lanes and with all faults off."""
+        # NCCL runs a communicator's collectives in the order of their launch. If each lane ordered them by its own
+        # speed, members could launch them in different orders and wait for each other for ever.
         return self.pricing.healthy.on(self.plan.classes[class_index // self.lanes * self.lanes].rank)
