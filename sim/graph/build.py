@@ -76,9 +76,13 @@ class StepBuilder:
         if has_jitter(plan.scenario):  # drawn for every computation, so each must be a task
             fineness = replace(fineness, expand=True)
         self.expanded = fineness.expanded
+        # The first forward of a stage waits for its parameters, and the last backward launches what is left of its
+        # gradients. These two actions therefore have programs of their own.
         ends = lists.first_and_last
         self.programs = ActionPrograms(plan, ends, pricing, stages, self.table, self.messages, cache, fineness)
         self.placements = Placements(lists, self.programs)
+        # One lookup for all steps, in the shape of `direction`. W has direction NEITHER, which has no hop, so it takes
+        # nothing.
         self._takes_input = self.messages.needs[self.lists.stage, self.lists.direction] != NO_HOP
         self._equal_steps = [self._steps_of_lane(lane) for lane in range(plan.lanes)]
 
@@ -87,6 +91,8 @@ class StepBuilder:
         numbers, lanes = dict[tuple[int, int], int](), self.plan.lanes
         number_of_stage = []
         for stage, rank in enumerate(self.schedule.rank_of_stage):
+            # The first lane sets the order of communications in an overlapped pair. Two stages are therefore alike only
+            # if their leaders are too.
             own, leading = (self.stages[rank * lanes + i][stage] for i in (lane, 0))
             number_of_stage.append(numbers.setdefault((id(own), id(leading)), len(numbers)))
         return self.lists.equal_steps(ints(number_of_stage), self._takes_input)
@@ -104,16 +110,20 @@ class StepBuilder:
             columns, moved = merge_collectives(columns, self.placements.collective_parts, self.table)
         graph = TaskGraph(self.plan.classes, self.table, columns)
         shares, traffic = dict[tuple[str, str, float], float](), list[dict[tuple[str, str], float]]()
+        # Floats are summed in a fixed order, messages first, so that equal steps give equal sums to the last bit.
         for route in self.messages.all_routes():
             shares[route.share] = shares.get(route.share, 0.0) + route.total_s
         for c, programs in zip(self.plan.classes, counts, strict=True):
             traffic.append({})
             for program, count in programs.items():
+                # Shares say what the whole cluster's time rests on, so they count every rank that was folded into the
+                # class. Traffic is that of one rank.
                 _add_times(shares, program.shares, count * len(c.ranks))
                 _add_times(traffic[-1], program.traffic, count)
         actions = []
         for c, (first, last) in zip(self.plan.classes, assembled.spans(moved), strict=True):
             listed = self.lists.of_rank(c.pipeline_rank)
+            # An overlapped pair is one step of two actions. Both actions then begin and end with that step.
             actions.append(ActionTasks(listed, first[listed.step], last[listed.step]))
         return Built(graph, shares, traffic, actions, counts)
 
@@ -137,8 +147,11 @@ class StepBuilder:
         for program, stage in programs:
             if program.tasks:
                 compiled.append(program)
+                # Every placement needs a step, which says what stage it belongs to. No schedule lists this one, so a
+                # new step without a micro-batch is appended. Its kind F is never shown.
                 rows.append((*self.placements.one_by_one(program, name), len(self.placements.steps), 0))
                 self.placements.steps.append((Action(stage, Kind.F, -1),))
+        # `reshape` keeps four columns where nothing was placed.
         self.placements.add(ints(rows).reshape(-1, 4).T)
         return compiled
 
@@ -151,9 +164,13 @@ class StepBuilder:
         pick = number_of_step[begin:end] - number_of_step[examples[0]]  # a rank's numbers follow each other
         placed = [self.programs.of(class_index, self.lists.steps[i]) for i in examples]
         counts, programs = np.bincount(pick).tolist(), dict[CompiledProgram, int]()
+        # Programs are counted in the order in which the rank first runs them, for the same sums to the last bit. Two
+        # examples may share one program, so their counts add up.
         for i in sorted(range(len(placed)), key=examples.__getitem__):
             programs[placed[i].program] = programs.get(placed[i].program, 0) + counts[i]
         alone = self._stand_alone(class_index, placed, pick, range(begin, end), before)
+        # Equal steps mostly take equal placements, so each example is placed once. Jitter needs a draw for every step,
+        # in the order of the rank's actions, and so does a mixture of whole and expanded steps.
         if all(alone) or not (any(alone) or self.placements.jitter):
             pattern, kinds_at = ints([self.placements.step(p, alone[0]) for p in placed])[pick].T
         else:
@@ -174,14 +191,19 @@ class StepBuilder:
         left running on a stream that the program waits on (`running`): its own would queue behind. And an input that
         the program waits for, if part of it starts without (`early`): the two parts would not keep their offsets.
         """
+        # What runs is overestimated on purpose: nobody knows before the run when a stream falls silent. A step that is
+        # expanded without need costs time and changes no result.
         running = {stream for program in before for stream in _left_running(program)}
         ever_running = running.union(*(p.single.streams for p in placed))
         unhindered = all(p.alone and not p.early and ever_running.isdisjoint(p.program.joined) for p in placed)
+        # Without gradient buckets and prefetched parameters nothing is left running: one answer serves all steps.
         if unhindered and not self.expanded:
             return [True] * len(pick)
         if not any(p.alone for p in placed):
             return [False] * len(pick)
         out, waits = list[bool](), bool(before and before[-1].tail)
+        # A blocking send is waited for by the next step, as Megatron waits for its batch of requests. Such a wait
+        # reaches into an early program just as an input does.
         sends = self.messages.gives[self.lists.stage[steps], self.lists.direction[steps]] != NO_HOP
         takes, posts = self._takes_input[steps].any(axis=1), self.blocking & sends.any(axis=1)
         for i, step, takes_input, posts_send in zip(pick.tolist(), steps, takes.tolist(), posts.tolist(), strict=True):
