@@ -44,14 +44,19 @@ class AssembledGraph:
     def __init__(self, placements: Placements, messages: Messages, blocking: bool) -> None:
         self.placements, self.patterns, self.steps = placements, placements.patterns, placements.steps
         self.pattern, self.kinds_at, self.step, self.is_action = np.concatenate(placements.parts, axis=1)
+        # Placements stand class by class, so the counts of each class give back the class of every row.
         in_class = np.diff([*placements.begin, placements.count])
         self.class_of = np.repeat(np.arange(len(placements.begin)), in_class)
         self.tasks_in = ints([len(p.seconds) for p in self.patterns])
         tasks_placed = self.tasks_in[self.pattern]
+        # The sum of all counts before a placement: task numbers run through the placements without gaps.
         self.first_task = np.cumsum(tasks_placed) - tasks_placed
         self.follows = np.append(False, self.class_of[1:] == self.class_of[:-1])  # another placement of its class
         self.pairs: list[tuple[Ints, Ints]] = []
         launches = self._within_placements()
+        # Streams come before all that asks for a placement's result, since they note its last computation. Their pairs
+        # are added last: of waits that end together the critical path takes the first, and a dependency explains more
+        # than the order on a stream.
         along_streams = self._along_streams()
         self._after_earlier_placements()
         own = self._tasks()
@@ -68,6 +73,7 @@ class AssembledGraph:
         at = np.flatnonzero(self.is_action)
         sides = [self.first_task[at] + ints([p.acts[i] for p in self.patterns])[self.pattern[at]] for i in (0, 1)]
         first, last = sides if moved is None else (moved[side] for side in sides)
+        # Classes ascend along the placements. One search therefore finds where the actions of each class begin and end.
         ends = np.searchsorted(self.class_of[at], np.arange(len(self.placements.begin) + 1))
         return [(first[a:b], last[a:b]) for a, b in pairwise(ends.tolist())]
 
@@ -115,6 +121,7 @@ class AssembledGraph:
         """Waits inside each placement; returns the launches there."""
         pairs = ints(list(chain.from_iterable(chain.from_iterable(p.waits for p in self.patterns)))).reshape(-1, 2)
         placement, row = ragged(ints([len(p.waits) for p in self.patterns]), self.pattern)
+        # Pairs are numbers within a pattern. Adding the placement's first task turns them into tasks of the step.
         first = self.first_task[placement]
         self._waits(waiter=first + pairs[row, 1], until=first + pairs[row, 0])
         launched = list(chain.from_iterable(p.launches for p in self.patterns))
@@ -128,16 +135,21 @@ class AssembledGraph:
         Notes in `last_computation` the last task on the compute stream up to the end of each placement.
         """
         self.last_computation, out = np.full(len(self.pattern), NO_TASK), list[tuple[Ints, Ints]]()
+        # A dict keeps the order of first appearance. A set of names has another order in every process, and the pairs
+        # with it.
         for stream in dict.fromkeys(chain.from_iterable(p.first for p in self.patterns)):
             first_in = ints([p.first.get(stream, NO_TASK) for p in self.patterns])
             last_in = ints([p.last.get(stream, NO_TASK) for p in self.patterns])
             at = np.flatnonzero(first_in[self.pattern] != NO_TASK)
             first, last = (self.first_task[at] + x[self.pattern[at]] for x in (first_in, last_in))
+            # Neighbours in this column may belong to different ranks, whose streams know nothing of each other.
             same_class = self.class_of[at[1:]] == self.class_of[at[:-1]]
             out.append((last[:-1][same_class], first[1:][same_class]))
             if stream == COMPUTE:
                 # A placement may compute nothing; then the last one before it that did counts, if of the same class.
                 latest = np.searchsorted(at, np.arange(len(self.pattern)), "right") - 1
+                # Before the first computation `latest` is -1, which indexes the last one. The first condition drops
+                # that.
                 computed = (latest >= 0) & (self.class_of[at[latest]] == self.class_of)
                 self.last_computation = np.where(computed, last[latest], NO_TASK)
         return out
@@ -146,8 +158,11 @@ class AssembledGraph:
         """Order of a rank's own program: a task that waits for nothing in its placement follows the result of the one
         before; one that needs input, but waits for something inside already, only its tail."""
         at = np.flatnonzero(self.follows)
+        # The placement before is at - 1, as a class's placements stand in the order in which it runs them.
         pick, begins = self._named([p.begins for p in self.patterns], at)
         self._waits_for_result(waiter=begins, placement=at[pick] - 1)
+        # A task that waits inside its placement already comes after what began there. Only communications of the tail
+        # can still be missing for it.
         later = [[i for i in p.takes if i not in p.begins] for p in self.patterns]
         pick, takes = self._named(later, at)
         self._waits_for_tail(waiter=takes, placement=at[pick] - 1)
@@ -158,7 +173,9 @@ class AssembledGraph:
         placements = np.arange(len(self.pattern))
         for stream in dict.fromkeys(chain.from_iterable(p.open for p in self.patterns)):
             open_in = ints([p.open.get(stream, NO_TASK) for p in self.patterns])
+            # A class without an epilogue has -1 there, which is below every placement: none of its rows is taken.
             at = np.flatnonzero((open_in[self.pattern] != NO_TASK) & (epilogue[self.class_of] > placements))
+            # The cut at the end matters only for an empty column, to which `append` adds an entry as well.
             is_last = np.append(self.class_of[at[1:]] != self.class_of[at[:-1]], True)[: len(at)]
             at = at[is_last]
             left_running = self.first_task[at] + open_in[self.pattern[at]]
@@ -176,6 +193,7 @@ class AssembledGraph:
             pattern, stage = self.patterns[pattern_number], self.steps[step][0].stage
             for i, handles in pattern.external:
                 for handle in handles:
+                    # `pop` leaves the handle to the first user alone.
                     gather = gathers.pop((class_index, stage, handle), NO_TASK)
                     if gather != NO_TASK:
                         waiters.append(first + i)
@@ -190,6 +208,8 @@ class AssembledGraph:
         """Joins placements by messages, one task each; returns seconds, kind and step of these tasks."""
         sent, taken = self._ends(messages, messages.gives), self._ends(messages, messages.needs)
         routes, many = messages.all_routes(), messages.schedule.micro_batches
+        # A key is (lane * hops + hop) * micro-batches + micro-batch. Divided by the micro-batches it is a place in
+        # `all_routes`, which lists lanes and hops in the same order.
         route = ints([r.number for r in routes])[sent.key // many]
         message = first_message + np.arange(len(sent.key))
         taken_message = self._matched(messages, sent.key, message, taken.key, len(routes) * many)
@@ -210,6 +230,7 @@ class AssembledGraph:
         lists, acting = self.placements.lists, np.flatnonzero(self.is_action)
         step = self.step[acting]
         hop = hops[lists.stage[step], lists.direction[step]]
+        # `nonzero` goes through rows in order, so messages come out in the order in which each rank sends them.
         row, action = np.nonzero(hop != NO_HOP)
         placement, step = acting[row], step[row]
         lane = self.class_of[placement] % messages.plan.lanes
@@ -218,6 +239,7 @@ class AssembledGraph:
 
     def _matched(self, messages: Messages, sent_key: Ints, message: Ints, taken_key: Ints, keys: int) -> Ints:
         """The message that each taker waits for."""
+        # A table over all keys joins both ends without a search. Of two chains (DualPipe) it is half empty.
         of_key = np.full(keys, NO_TASK)
         of_key[sent_key] = message
         taken = of_key[taken_key]
@@ -230,7 +252,10 @@ class AssembledGraph:
         """Messages of a class on one stream go one after the other, in the order in which it sends them."""
         numbers: dict[str, int] = {}
         queue = ints([numbers.setdefault(r.queue, len(numbers)) for r in messages.routes])[route]
+        # NCCL runs what one communicator is given on a stream in that order. Other senders and other channels do not
+        # wait.
         queue += self.class_of[sent.placement] * len(numbers)
+        # Only a stable sort keeps each queue in the order of sending.
         order = np.argsort(queue, kind="stable")
         same = queue[order[1:]] == queue[order[:-1]]
         self._waits(waiter=message[order[1:]][same], until=message[order[:-1]][same])
@@ -238,6 +263,7 @@ class AssembledGraph:
     def _steps_of(self, sent: _Ends) -> Ints:
         """The steps of messages: of a step of two overlapping actions, the one action that sends."""
         out: Ints = self.step[sent.placement]
+        # Only schedules that overlap a forward and a backward (DualPipe) have steps of two actions.
         if self.placements.lists.stage.shape[1] > 1:
             for i, (step, action) in enumerate(zip(out.tolist(), sent.action.tolist(), strict=True)):
                 if len(self.steps[step]) > 1:
