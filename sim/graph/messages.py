@@ -42,6 +42,8 @@ class Messages:
     def __init__(self, plan: Plan, schedule: Schedule, pricing: Pricing, table: KindTable) -> None:
         self.plan, self.schedule, self.pricing, self.table = plan, schedule, pricing, table
         p = plan.scenario.parallelism
+        # Every tensor-parallel rank holds the same activations. Megatron's scatter_gather_tensors_in_pipeline sends
+        # 1/tp of them from each. With sequence parallelism each rank holds no more than its part anyway.
         pieces = p.tp if p.p2p_scatter and not p.sp else 1
         self._bytes = [stage_input_bytes(plan, part) / pieces for part in range(len(plan.parts))]
         self.hops, self.needs, self.gives = _hops(schedule)
@@ -56,12 +58,15 @@ class Messages:
         """The route that the messages of a hop take in a lane."""
         source, target, forward = self.hops[hop]
         rank_of = self.schedule.rank_of_stage
+        # A gradient has the size of the activation that it belongs to. Both are the input of the later stage, which a
+        # forward goes to and a backward comes from.
         size = self._bytes[self.schedule.part_of_stage[target if forward else source]]
         key = (lane, rank_of[source], rank_of[target], forward, size)
         return self._routes.get(key) or self._new_route(*key)
 
     def all_routes(self) -> list[Route]:
         """The routes of all hops in all lanes, lane by lane."""
+        # The order is that of `first_key`: whoever divides a key by the micro-batches indexes this list.
         return [self.route(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
 
     @overload
@@ -90,9 +95,12 @@ class Messages:
         seconds, origin, uncertainty, _, bus_bandwidth, *_ = self.pricing.send(sender.rank, receiver.rank, size)
         queue = _channel(source, target, forward, len(schedule.ranks))
         sent, received = row(a, "send" + queue, "SEND_" + kind), row(b, "recv" + queue, "RECV_" + kind)
+        # Rows stand by class, as those of collectives do, so spans come out rank by rank.
         rows = (sent, received) if sent < received else (received, sent)
         detail, work = Detail("", size, bus_bandwidth, origin), Message(a, b, size, seconds)
         task_kind = self.table.new_kind(detail, rows, named=self._name, work=work)
+        # DualPipe's two chains carry half of the micro-batches each. Every rank that was folded into the class sends
+        # too.
         total_s = seconds * (schedule.micro_batches // len(schedule.chains) * len(sender.ranks))
         found = Route(len(self._routes), seconds, ("send_recv", origin, uncertainty), total_s, queue, task_kind)
         self._routes[lane, source, target, forward, size] = found
@@ -101,6 +109,8 @@ class Messages:
 
 def _channel(source: int, target: int, forward: bool, p: int) -> str:
     """The stream that a message between two pipeline ranks queues on; V-shaped schedules send both ways."""
+    # One queue for each direction and side. With one queue for all of a rank's messages, a schedule that sends both
+    # ways would let a message wait behind one whose receiver waits for the first, in a circle.
     usual = target == (source + 1) % p if forward else target == (source - 1) % p
     return ("_f" if forward else "_b") + ("" if usual else "_back")
 
@@ -108,9 +118,11 @@ def _channel(source: int, target: int, forward: bool, p: int) -> str:
 def _hops(schedule: Schedule) -> tuple[list[Hop], Ints, Ints]:
     """From stage to stage on another rank, both ways; the numbers of those that stages need and give."""
     hops, rank_of = list[Hop](), schedule.rank_of_stage
+    # The column of NEITHER stays empty. A weight gradient needs no message and gives none, and no case asks for it.
     needs, gives = np.full((2, len(rank_of), len((BACKWARD, FORWARD, NEITHER))), NO_HOP)
     for chain in schedule.chains:
         for a, b in pairwise(chain):
+            # Neighbouring stages on one rank (the turn of a V) hand tensors over in memory.
             if rank_of[a] != rank_of[b]:
                 needs[b, FORWARD] = gives[a, FORWARD] = len(hops)
                 needs[a, BACKWARD] = gives[b, BACKWARD] = len(hops) + 1
