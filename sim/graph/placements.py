@@ -60,15 +60,20 @@ class Placements:
         """Pattern and begin of the kinds of an action, as one task (`alone`) or task by task."""
         if not alone:
             return self.one_by_one(placed.program, placed.name)
+        # A `PlacedProgram` is compared by identity and belongs to one class, so it is a key by itself.
         if placed not in self._placed:
             return self._place(placed, self._pattern(placed, lambda: whole(placed)), placed.single.task_kinds)
         return self._placed[placed]
 
     def one_by_one(self, program: CompiledProgram, name: str) -> tuple[int, int]:
         """Pattern and begin of the kinds of a program task by task; computations are shown as `name`."""
+        # Drawn before the look-up, so that every placement takes a draw of its own: a program that repeats must not
+        # repeat its factor.
         factor = self.jitter.draw() if self.jitter is not None else 1.0
         key = (self._class_index, program, name, factor)
         if key not in self._placed:
+            # The class is left out of this key: how tasks hang together is the same on all ranks that run a program.
+            # A factor without jitter is 1.0, so all micro-batches share one pattern.
             pattern = self._pattern((program, factor), lambda: _scaled(one_by_one(program), program, factor))
             return self._place(key, pattern, self._new_kinds(program, name, factor))
         return self._placed[key]
@@ -88,11 +93,13 @@ class Placements:
         """The kind of each of a program's tasks; layers repeat their tasks, which are then of one kind."""
         class_index = self._class_index
         members = {group: self._programs.members(class_index, group) for group in program.groups}
+        # Layers repeat their tasks. A hundred layers make a kind once, not a hundred times.
         distinct, number_of_task = program.distinct
         kinds = list[int]()
         for local in distinct:
             if members.get(local.group):
                 self.collective_parts.append(CollectivePart(class_index, members[local.group], local))
+                # The part is in the list by now, so minus its length is ~ of its index: below zero even for the first.
                 kinds.append(-len(self.collective_parts))
             else:
                 kinds.append(self._new_kind(local, name, factor))
@@ -102,6 +109,8 @@ class Placements:
         computes, table = local.stream == COMPUTE, self._programs.table
         row = table.row(self._class_index, local.stream, name if computes else local.kind.upper())
         compute_s = local.seconds * factor if computes else 0.0
+        # Other simulated ranks take no part here, else it had become a `CollectivePart`. It still loads this class's
+        # links.
         work = Collective(((self._class_index, local),)) if local.group else None
         return table.new_kind(local.detail, (row,), compute_s, work=work)
 
@@ -110,4 +119,5 @@ def _scaled(pattern: TaskPattern, program: CompiledProgram, factor: float) -> Ta
     """The pattern with computations that take `factor` times as long."""
     if factor == 1.0:
         return pattern
+    # Messages keep their seconds: what disturbs a network is a fault of its own (`sim.ranks.faults.nic_scales`).
     return pattern._replace(seconds=[t.seconds * factor if t.stream == COMPUTE else t.seconds for t in program.tasks])
