@@ -51,14 +51,19 @@ class ScheduleColumns:
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
         self._ranks: dict[int, RankList] = {}
+        # Only DualPipe overlaps pairs. All other schedules get one column, and half of the work below falls away.
         self._pairs = np.zeros(len(self.steps), dtype=bool)
         if pair:
             self._pairs[:] = [len(step) > 1 for step in self.steps]
+        # The last of one action is that action itself, so a step without a second repeats its first.
         columns = [_columns(map(itemgetter(i), self.steps)) for i in ((0, -1) if self._pairs.any() else (0,))]
         self.stage, self.kind, self.micro_batch = (np.column_stack([c[i] for c in columns]) for i in range(3))
+        # A lookup by number does for all steps what a dict would do one by one.
         self.direction = DIRECTION_OF_KIND[self.kind]
         self.ends = _ends(self.stage, self.kind, len(schedule.rank_of_stage))
         if len(columns) == 2:
+            # A repetition must not send its message twice. It may be the one that `_ends` found, so both columns take
+            # the mark.
             self.direction[~self._pairs, 1] = NEITHER
             self.ends[~self._pairs] = self.ends[~self._pairs].max(axis=1, keepdims=True)
 
@@ -74,6 +79,7 @@ class ScheduleColumns:
             work = self.stage[mine] * len(NUMBER) + self.kind[mine]
             actions = np.ones(work.shape, dtype=bool)
             if work.shape[1] > 1:
+                # The repetitions are no actions and drop out here. `nonzero` then gives the step of each that is left.
                 actions[:, 1] = self._pairs[mine]
             self._ranks[rank] = RankList(self.steps[mine], work[actions], np.nonzero(actions)[0])
         return self._ranks[rank]
@@ -81,13 +87,18 @@ class ScheduleColumns:
     def equal_steps(self, program_of_stage: Ints, remote: Bools) -> tuple[Ints, list[list[int]]]:
         """Numbers steps such that those of a rank with one number run the same, and says for each rank where in `steps`
         the first of each of its numbers is. `remote`: of actions, whether their input comes from another rank."""
+        # What decides about a step's program, as digits of one number: its stage's programs, its kind, whether it is an
+        # end of its stage, and whether its input comes from afar. Integers are compared in bulk, tuples are not.
         number, _ = _numbered(((program_of_stage[self.stage] * len(NUMBER) + self.kind) * 2 + self.ends) * 2 + remote)
         if number.shape[1] == 2:
+            # 0 stands for no second action, so a pair of twice the same differs from one alone.
             second = np.where(self._pairs, number[:, 1] + 1, 0)
             number, _ = _numbered(number[:, :1] + (number.max() + 1) * second[:, None])
         ranks = len(self.begin) - 1
         rank = np.repeat(np.arange(ranks), np.diff(self.begin))
         examples = [list[int]() for _ in range(ranks)]
+        # The rank is the highest digit. Equal steps of two ranks get two numbers, and those of a rank follow each
+        # other.
         number, first = _numbered(rank * (number.max() + 1) + number[:, 0])
         for i in first.tolist():
             examples[rank[i]].append(i)
@@ -96,6 +107,7 @@ class ScheduleColumns:
 
 def steps_of(entries: tuple[Entry, ...], pair: bool) -> list[Step]:
     """Entries as what runs together: pairs where they overlap (`pair`), else one action after the other."""
+    # Most schedules have no pairs. `zip` of one list then makes all the steps without a loop in Python.
     if Overlap not in set(map(type, entries)):
         return list(zip(entries))  # type: ignore[arg-type]
     out: list[Step] = []
@@ -118,7 +130,9 @@ def _columns(actions: Iterable[Action]) -> tuple[Ints, Ints, Ints]:
 def _ends(stage: Ints, kind: Ints, stages: int) -> Ints:
     """1 for the first forward of each stage, and for the last that makes gradients of its weights."""
     stage, kind, ends = stage.ravel(), kind.ravel(), np.zeros(stage.shape, dtype=np.int64)
+    # Reversed, so that the first forward is written last and stays.
     forward = np.flatnonzero(kind == NUMBER[Kind.F])[::-1]
+    # I makes no gradients of weights, so where a backward is split the last W ends them.
     backward = np.flatnonzero((kind == NUMBER[Kind.B]) | (kind == NUMBER[Kind.W]))
     for rows in (forward, backward):
         found = np.full(stages, -1)
@@ -131,6 +145,8 @@ def _numbered(keys: Ints) -> tuple[Ints, Ints]:
     """Keys as numbers without gaps, in their order; and where in `keys`, flat, each first stands."""
     flat = keys.ravel()
     found = np.full(int(flat.max(initial=0)) + 1, -1)
+    # Written back to front, so that the first place of each key stays. Counting like this needs no sort, unlike
+    # `unique`.
     found[flat[::-1]] = np.arange(len(flat))[::-1]
     used = np.flatnonzero(found >= 0)
     number = np.empty(len(found), dtype=np.int64)
