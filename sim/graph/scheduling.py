@@ -62,11 +62,15 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
         if key not in known:
             known[key] = []
             for kind in (Kind.F, Kind.I, Kind.W):
+                # An action in the middle of its stage stands for all: a schedule repeats it, while the two ends come up
+                # once.
                 program = stage.forward(False, True) if kind is Kind.F else stage.backward(kind, False, True)
                 make = partial(compile_program, program, price)
+                # The key of `ActionPrograms.compiled`, so that the step finds these programs compiled.
                 template = cache.compiled((context, (id(stage), id(leader), kind)), [program], make)
                 known[key].append(template.makespan_s)
         rows.append(known[key])
+    # A pipeline rank is as fast as its slowest lane, since its lanes meet in their collectives.
     slowest = np.array(rows).reshape(-1, plan.lanes, 3).max(axis=1)  # of a pipeline rank's lanes
     forward, inputs, weights = (tuple(column) for column in slowest.T.tolist())
     first, second = (plan.classes[i * plan.lanes : (i + 1) * plan.lanes] for i in (0, 1))
