@@ -32,13 +32,17 @@ def merge_collectives(columns: Columns, all_parts: list[CollectivePart], table: 
     task, part, begin = _by_collective(columns.task_kind, all_parts)
     seconds, task_kind, first = columns.seconds, columns.task_kind, task[begin]
     stays = np.ones(len(task_kind), dtype=bool)
+    # The part of the lowest class stays and becomes the whole. The others go, so nothing is counted twice.
     stays[task], stays[first] = False, True
+    # NCCL's members go in step, so the slowest member's seconds are everyone's.
     seconds[first] = np.maximum.reduceat(seconds[task], begin)
     # Micro-batches and layers repeat collectives of the same parts, so there are few kinds. They are numbered as they
     # first appear, since sums over flows follow their numbers.
     number, examples = _equal_runs(part, begin)
     new_kinds = [_new_kind([all_parts[i] for i in part[a:b].tolist()], table) for a, b in examples]
     task_kind[first] = ints(new_kinds)[number]
+    # Counting those that stay gives them numbers without gaps. Parts that go take the number of the one that stays, so
+    # waits for any part become waits for the whole without being looked up.
     moved = np.cumsum(stays)
     moved -= 1
     moved[task] = np.repeat(moved[first], np.diff(np.append(begin, len(task))))
@@ -57,6 +61,7 @@ def _by_collective(task_kind: Ints, all_parts: list[CollectivePart]) -> tuple[In
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     group_of = ints([groups.setdefault((p.local.group, p.members), len(groups)) for p in all_parts])
     at = np.flatnonzero(task_kind < 0)
+    # `placements` marks a part by ~ of its index, which is below zero for every index.
     part = ~task_kind[at]
     group, class_index = group_of[part], ints([p.class_index for p in all_parts])[part]
     # First by member, to count the group's collectives on each: sorting is stable, a rank's tasks stay in its order.
@@ -68,6 +73,8 @@ def _by_collective(task_kind: Ints, all_parts: list[CollectivePart]) -> tuple[In
     order = order[again]
     begin = _starts(group[order], number[again])
     came = np.diff(np.append(begin, len(at)))
+    # Ranks that call different numbers of collectives hang in NCCL. It is said here, with the group's name, where the
+    # engine would only see tasks that never start.
     wanted = ints([len(members) for _, members in groups])[group[order[begin]]]
     if (came != wanted).any():
         i = int(np.flatnonzero(came != wanted)[0])
@@ -98,10 +105,12 @@ def _equal_runs(values: Ints, begin: Ints) -> tuple[Ints, list[tuple[int, int]]]
     number, firsts = np.empty(len(begin), dtype=np.int64), list[int]()
     for size in dict.fromkeys(length.tolist()):  # runs of one size are rows of a table, compared as bytes
         at = np.flatnonzero(length == size)
+        # `unique` compares single items, so each row becomes one item of raw bytes.
         rows = np.ascontiguousarray(values[begin[at][:, None] + np.arange(size)])
         _, example, pick = np.unique(rows.view(f"V{rows.itemsize * size}"), return_index=True, return_inverse=True)
         number[at] = len(firsts) + pick.reshape(-1)
         firsts += at[example].tolist()
+    # `unique` numbers by bytes, which mean nothing. Numbers by appearance keep the order of kinds from run to run.
     order = np.argsort(firsts)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
