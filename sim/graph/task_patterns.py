@@ -1,6 +1,6 @@
 """Tasks that are placed together: those of a program one by one, or one task for them all and what it leaves running.
 
-A shape says how its tasks hang together and where it joins what its rank does before and after; where each stands in
+A pattern says how its tasks hang together and where it joins what its rank does before and after; where each stands in
 time, on which rank and for which micro-batch is none of its business, so one serves many.
 """
 
@@ -40,11 +40,14 @@ class TaskPattern(NamedTuple):
 def whole(placed: PlacedProgram) -> TaskPattern:
     """One task for a program, and what it leaves running."""
     single = placed.single
+    # The whole stands on the compute stream, whose order already puts it after what the rank computed before. It
+    # therefore has no `begins` of its own.
     first, last = {COMPUTE: 0}, {COMPUTE: 0}
     waits, launches = list[tuple[int, int]](), list[tuple[int, float]]()
     for stream, (offset, lags_s) in zip(single.streams, single.launched, strict=True):
         first[stream], last[stream] = offset, offset + len(lags_s) - 1
         launches += enumerate(lags_s, offset)
+        # Each has its own earliest start, but one stream: NCCL runs them one after another.
         waits += [(i, i + 1) for i in range(offset, last[stream])]
     left = {stream: last[stream] for stream in single.streams}
     external = [(0, placed.external)] if placed.external else []
@@ -59,16 +62,21 @@ def one_by_one(program: CompiledProgram) -> TaskPattern:
         stream, deps = task.stream, task.deps
         waits += [(d, i) for d in deps]
         if stream != DP:
+            # What comes after a task that waits for the input need not wait for it again. Fewer pairs, the same times.
             if rooted.keys().isdisjoint(deps):
                 takes.append(i)
             rooted[i] = None
         if stream not in first:
             first[stream] = i
+        # The order on the stream is a wait like any other, unless the task waits for its predecessor anyway.
         elif last[stream] not in deps:
             waits.append((last[stream], i))
         last[stream] = i
+    # A communication that runs on is not the action's end: what needs its result waits for computation and tail alone.
     ends = [i for i in rooted if i in program.tail or tasks[i].stream == COMPUTE]  # gathers end before
     end = max(ends, key=program.ends_s.__getitem__, default=len(tasks) - 1)
+    # An action begins with its first task that needs input. A gather that ran ahead would make it look longer than it
+    # is, and its activations would count as held too early.
     return TaskPattern(
         [task.seconds for task in tasks],
         waits,
