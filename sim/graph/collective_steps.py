@@ -6,8 +6,7 @@ stream that loads the sender's links out and the receiver's in.
 
 - Ring: in step k each member sends on the block that it received in step k - 1.
 - Tree: every piece goes up from the leaves to the root and down again, a hop at a time, one piece behind the other;
-  two trees take half of the pieces each, and who is a leaf in one passes pieces on in the other (Sanders, Speck, Träff
-  2009; NCCL 2.4).
+  two trees take half of the pieces each (Sanders, Speck, Träff 2009; NCCL 2.4), and the second is the first mirrored.
 - Exchange: in round k each member sends to the k-th after it.
 
 All messages of a collective take the same time alone, its closed form's seconds over the steps on its longest chain; so
@@ -62,10 +61,15 @@ def ring(members: int, passes: int) -> Pattern:
     Hop(sender=0, receiver=1, after=(2, 0))
     """
     steps = passes * (members - 1)
+    # Round k begins at hop (k - 1) * members, so (k - 2) * members + i is one's own message of the round before. A
+    # member sends to one other at a time, as NCCL's all-to-all of sends and receives goes through its peers by
+    # distance.
     hops = []
     for step in range(steps):
         before = (step - 1) * members
         for i in range(members):
+            # The left neighbour's message of the step before brought the block that goes out now. One's own message
+            # before went over the same channel, and NCCL sends a channel's chunks in order.
             after = (before + (i - 1) % members, before + i) if step else ()
             hops.append(Hop(i, (i + 1) % members, after))
     return Pattern(tuple(hops), steps, 1 / members)
@@ -86,23 +90,32 @@ def tree(members: int, pieces: int = PIECES) -> Pattern:
     hops, chain = list[Hop](), 0
     for mirrored in (False, True):
         parent = [_parent(members, i) for i in range(members)]
+        # NCCL's trees have no member as a leaf of both: its second tree is the first mirrored for an even number of
+        # members and shifted for an odd one (`ncclGetDtree`). Here it is always mirrored, and the first tree is
+        # balanced, so for some numbers of members (3, 4, 7, 8) there are leaves of both, who then send less than the
+        # others.
         if mirrored:
             parent = [None if up is None else members - 1 - up for up in reversed(parent)]
         depth = [_depth(parent, i) for i in range(members)]
+        # The first piece passes every level up and down again. Each further piece comes one hop behind the one before.
         chain = max(chain, 2 * max(depth) + pieces - 1)
         edges = [(i, above) for i, above in enumerate(parent) if above is not None]
+        # Sorted from the root to the leaves: down in this order, up in the reverse. What a hop waits for is then
+        # numbered before it.
         edges.sort(key=lambda edge: depth[edge[0]])
         children = [[i for i, above in edges if above == v] for v in range(members)]
-        up, down = (
-            dict[int, int](),
-            dict[int, int](),
-        )  # the last hop from each member to its parent, and from that to it
+        # By member its last hop to its parent, and its parent's last to it: each edge carries a piece at a time.
+        up, down = dict[int, int](), dict[int, int]()
         for _ in range(pieces):
             for i, above in reversed(edges):
+                # `up[c]` is already that of this piece, as children lie deeper. `up[i]` is still that of the piece
+                # before.
                 after = (*[up[c] for c in children[i]], *([up[i]] if i in up else []))
                 up[i] = len(hops)
                 hops.append(Hop(i, above, after))
             for i, above in edges:
+                # At the root a piece turns round when every child's part of the sum has come. Others pass on what came
+                # down.
                 came = [up[c] for c in children[above]] if parent[above] is None else [down[above]]
                 after = (*came, *([down[i]] if i in down else []))
                 down[i] = len(hops)
@@ -113,6 +126,8 @@ def tree(members: int, pieces: int = PIECES) -> Pattern:
 def _parent(members: int, i: int) -> int | None:
     """The parent in a balanced binary tree in order: the middle of each range of places is its root."""
     low, high, above = 0, members - 1, None
+    # A search for the place finds its parent on the way. Places in order keep neighbours, who share a node, near in the
+    # tree.
     while True:
         middle = (low + high) // 2
         if i == middle:
@@ -130,6 +145,7 @@ def pattern_of(kind: str, algorithm: str, members: int) -> Pattern | None:
     """The messages of a collective; None where it stays one task (reduction in the switch, broadcasts)."""
     if algorithm == "ring" and kind in ("all_reduce", "all_gather", "reduce_scatter"):
         return ring(members, 2 if kind == "all_reduce" else 1)
+    # Ring attention passes its keys and values on by one place, all members at once.
     if kind == "send_recv":
         return Pattern(tuple(Hop(i, (i + 1) % members, ()) for i in range(members)), 1, 1.0)
     if algorithm == "tree":
@@ -171,6 +187,7 @@ class _Rewriting:
         self.members: dict[int, tuple[int, ...]] = {}  # of each kind of collectives that become messages, their classes
         self.patterns: dict[int, Pattern] = {}
         for number, kind in enumerate(self.graph.task_kinds):
+            # With one simulated class, its folded peers have no tasks between which messages could go.
             if isinstance(kind.work, Collective) and len(kind.work.parts) > 1:
                 c, local = kind.work.parts[0]
                 pattern = pattern_of(local.kind, algorithm_of(c, local), len(kind.work.parts))
@@ -184,6 +201,7 @@ class _Rewriting:
         self.count = len(self.graph)
         self.begins: dict[tuple[int, int], int] = {}  # by collective and class
         self.ends: dict[tuple[int, int], int] = {}
+        # Begins and ends take no time and have no row, so no page shows them.
         self.silent = -1 if not self.members else self.kinds.new_kind(Detail(""))
 
     def run(self) -> Built:
@@ -200,6 +218,7 @@ class _Rewriting:
             waits=waits,
             launches=launches,
         )
+        # An action that begins or ends with a collective does so with its own class's part of it.
         actions = [
             ActionTasks(acted.listed, self._moved(acted.first, c, self.begins), self._moved(acted.last, c, self.ends))
             for c, acted in enumerate(self.built.actions)
@@ -214,6 +233,7 @@ class _Rewriting:
         hops, n = len(pattern.hops), len(members)
         own = 2 * n - 1 + hops  # new tasks of each: begins but for the first, ends, hops
         base = self.count + own * np.arange(many)
+        # The old task becomes the first begin. Its number stays valid, and no other task moves.
         begin = np.column_stack([tasks, base[:, None] + np.arange(n - 1)])
         end = base[:, None] + n - 1 + np.arange(n)
         hop = base[:, None] + 2 * n - 1 + np.arange(hops)
@@ -224,6 +244,7 @@ class _Rewriting:
         self.count += own * many
         pairs = [(hop[:, a], hop[:, i]) for i, x in enumerate(pattern.hops) for a in x.after]
         pairs += [(begin[:, m], hop[:, i]) for i, x in enumerate(pattern.hops) for m in (x.sender, x.receiver)]
+        # Messages between two members follow each other, so a part that ends after the last one ends after all.
         last = {(x.sender, x.receiver): i for i, x in enumerate(pattern.hops)}
         pairs += [(hop[:, i], end[:, m]) for edge, i in last.items() for m in edge]
         for first, second in pairs:
@@ -239,6 +260,8 @@ class _Rewriting:
         whole, pattern = self.graph.task_kinds[kind], self.patterns[kind]
         assert isinstance(whole.work, Collective)
         parts, edges = whole.work.parts, {(x.sender, x.receiver) for x in pattern.hops}
+        # In a tree a member may send to its parent and to both children at a time. Each message then has a share of
+        # what the closed form says of the member's links.
         out = [sum(a == i for a, _ in edges) if pattern.at_once else 1 for i in range(len(parts))]
         into = [sum(b == i for _, b in edges) if pattern.at_once else 1 for i in range(len(parts))]
         rank = [self.graph.classes[c].rank for c, _ in parts]
@@ -260,6 +283,7 @@ class _Rewriting:
         """All waits, those of collectives member by member."""
         waits = self.graph.columns.waits
         replaced = np.isin(self.graph.task_kind, list(self.members))
+        # Few waits concern a collective. All others stay as columns, and the loop below sees only these few.
         touched = replaced[waits.first] | replaced[waits.second]
         first, second = list[int](), list[int]()
         for a, b in zip(waits.first[touched].tolist(), waits.second[touched].tolist(), strict=True):
@@ -273,6 +297,7 @@ class _Rewriting:
     def _launches(self) -> Launches:
         """Launches, those of collectives for each of the launcher's ranks."""
         rows = [
+            # A launch counts from a start, so both sides take begins.
             (self.begins.get((a, c), a), self.begins.get((b, d), b), lag_s)
             for a, b, lag_s in zip(*(column.tolist() for column in self.graph.columns.launches), strict=True)
             for c, d in self._common(a, b)
@@ -285,6 +310,8 @@ class _Rewriting:
         of_a, of_b = (
             dict.fromkeys(row[0] for row in self.graph.task_kinds[self.graph.task_kind[task]].rows) for task in (a, b)
         )
+        # A member's part waits for what its own rank did, not for what other members did. Only tasks of unlike ranks
+        # wait across.
         both = [(c, c) for c in of_a if c in of_b]
         return both or [(c, d) for c in of_a for d in of_b]
 
