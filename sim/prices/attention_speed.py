@@ -29,28 +29,40 @@ from sim.core.program import Compute
 from sim.prices.coefficients import USUAL_KERNEL, AttentionSpeed, Coefficients
 from topology.spec import GpuSpec
 
+# Libraries take tiles of 64 to 176 keys. One size stands for all, as it matters for short sequences only.
 TILE = 128.0
+# A fused kernel stands for a row of launches, so it pays one launch, however short the sequences are.
 LAUNCH_S = 4e-6
 UNCERTAINTY = 0.08  # held-out rows of the published charts
 
 
 def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coefficients) -> float | None:
     """Seconds of an attention_forward or attention_backward; None if the profile has no efficiency for it."""
+    # A kernel that was not measured is nearer to the usual kernel than to the roofline.
     speed = c.attention.get(op.kernel) or c.attention.get(USUAL_KERNEL)
+    # Latent attention has a v head size of its own. The flops grow with the sum of both, the shape of tiles with
+    # either; the geometric mean stands for the one size that the published charts know.
     efficiency = 0.0 if speed is None else _at_size(speed, math.sqrt(op.shape[5] * op.shape[6]))
     if speed is None or efficiency <= 0:
         return None
     _, _, _, q_len, kv_len, d, dv, causal = op.shape
+    # `passes` is in units of the two matmuls of a forward.
     rows, passes = speed.tile_rows, 1.0
     if op.kind == "attention_backward":
         efficiency *= speed.backward_share
+        # Backward has five matmuls: it recomputes the scores before the four gradients (FlashAttention-2, section 3.1).
         rows, passes = rows if speed.backward_tile_rows is None else speed.backward_tile_rows, 2.5
     flops_per_s = peak_flops_per_s * efficiency
     ramp = 1.0 + speed.ramp_tokens / kv_len
+    # Causal flops count half of the square. Each row of tiles also computes the masked half of its diagonal tile: TILE
+    # / 2 keys more for a query that sees kv_len / 2 on average.
     work_s = op.flops * (1.0 + TILE / kv_len * bool(causal)) * ramp / flops_per_s
+    # One multiprocessor does this alone, at its share of the GPU's speed. Too few heads to fill the GPU show up here.
     tail_s = passes * 2.0 * min(rows, q_len) * kv_len * (d + dv) / (flops_per_s / gpu.sm_count)
+    # The longest row starts while others run, so neither the sum nor the maximum is right; a norm lies between.
     x = speed.overlap
     moved_s = op.bytes / (gpu.memory_bandwidth_bytes_per_s * c.streaming_efficiency)
+    # A short sequence has few flops a byte. The kernel then waits for q, k, v and o and not for the matrix units.
     kernel_s = max(float((work_s**x + tail_s**x) ** (1.0 / x)), moved_s)
     summed_s = _group_sums_s(op, gpu, c.streaming_efficiency) if speed.group_sums else 0.0
     return LAUNCH_S + kernel_s + summed_s
@@ -64,6 +76,7 @@ def _group_sums_s(op: Compute, gpu: GpuSpec, streaming_efficiency: float) -> flo
     batch, heads, kv_heads, _, kv_len, d, dv, _ = op.shape
     if op.kind != "attention_backward" or heads == kv_heads:
         return 0.0
+    # Reads one dK and one dV of each query head, and writes one of each key head.
     moved = dtype_bytes(op.dtype) * batch * kv_len * (d + dv) * (heads + kv_heads)
     return moved / (gpu.memory_bandwidth_bytes_per_s * streaming_efficiency)
 
@@ -74,6 +87,7 @@ def _at_size(speed: AttentionSpeed, head_dim: float) -> float:
     known = [(math.log2(d), math.log(e)) for d, e in stated if e is not None]
     if not known:
         return 0.0
+    # A slope over head sizes is not known beyond the charts. Going on with it would soon pass the peak.
     x = min(max(math.log2(head_dim), known[0][0]), known[-1][0])
     for (x0, y0), (x1, y1) in pairwise(known):
         if x <= x1:

@@ -41,6 +41,7 @@ def _entries(meaning: str, positive: bool = True) -> Any:
     return field(default_factory=dict, metadata={"meaning": meaning, "positive": positive})
 
 
+# A dataclass and no Struct, whose fields have no metadata: a test holds each `meaning` against the reference page.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpeed:
     """Speed of one fused attention kernel, as `sim.prices.attention_speed` takes it."""
@@ -58,13 +59,16 @@ class AttentionSpeed:
     group_sums: bool = _constant(False, "1: dK and dV of query heads that share a key head are summed afterwards")
 
 
+# Every neutral value leaves the roofline as it is. A profile that states nothing is therefore the bare data sheet.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
     """All coefficients that a profile may hold. `sources`: by name on disk, for those that were stated."""
 
+    # None means that the profile says nothing. 0 would claim that launches cost no time.
     launch_overhead_s: float | None = _constant(None, "shortest time between two kernel launches; else the GPU's own")
     kernel_gap_s: float = _constant(0.0, "time of each kernel that nothing hides")
     matmul_efficiency: float = _constant(1.0, "part of the peak that a matmul without points near it reaches", True)
+    # These two scale one machine against the machine of the points. Two GPUs of one kind differ by clocks and cooling.
     matmul_speed: float = _constant(1.0, "this machine's matmuls by those of the points", True)
     attention_speed: float = _constant(1.0, "this machine's fused attention by the speed that is stated", True)
     unaligned_matmul_slowdown: float = _constant(1.0, "time of a matmul of odd width by that of a padded one", True)
@@ -79,14 +83,17 @@ class Coefficients:
     memory_bandwidth_bytes_per_s: float | None = _constant(None, "measured bandwidth, in the data sheet's place", True)
     peak_flops_per_s: Mapping[str, float] = _entries("measured peaks by dtype, in the data sheet's place")
     attention: Mapping[str, AttentionSpeed] = _entries("speed of fused attention by kernel; `attention` is the usual")
+    # The limit is a GPU's own property, so the draw is kept relative to it.
     power_at_peak: float = _constant(0.0, "draw at the matrix units' peak, in parts of the power limit; 0: no limit")
     power_spread: float = _constant(0.0, "spread (sigma by mean) of the clocks of equal GPUs under their power limit")
+    # Two constants, because plain torch runs more Python for each kernel than Megatron's fused modules do.
     host_operator_s: float = _constant(0.0, "host time in which Megatron issues one kernel")
     host_operator_eager_s: float | None = _constant(
         None, "host time in which plain torch issues one kernel; `host_operator_s` where left out"
     )
     host_step_s: float = _constant(0.0, "host time of an optimizer step")
     host_collective_s: float = _constant(0.0, "host time in which a collective is issued")
+    # NCCL's blocking send and receive make the host wait for the device, and the device then waits for the host.
     host_message_s: float = _constant(0.0, "time that a blocking message adds")
     collective_sm_share: float = _constant(0.0, "part of the GPU that a collective within a node takes from kernels")
     # Measured and shown, read by no price:
@@ -119,11 +126,13 @@ class Coefficients:
         return {
             name: Coefficient(float(value), self.sources.get(name, ""))
             for name, value, neutral in found
+            # A stated neutral value is kept with its source, so that a profile that is saved reads back unchanged.
             if value is not None and (name in self.sources or value != neutral)
         }
 
     def changed(self, stated: Mapping[str, Coefficient]) -> Coefficients:
         """These coefficients with `stated`, by their names on disk, in the place of theirs."""
+        # The detour over names on disk lets one reader check values from a file and values from code alike.
         return coefficients_from({**self.flat(), **stated})
 
 
@@ -145,8 +154,10 @@ class PriceOptions(Struct, frozen=True):
         """Give the coefficients with those of what is switched off at their neutral values."""
         changes: dict[str, Any] = {}
         if not self.power:
+            # `_throttled` takes 0 for a GPU without a limit.
             changes["power_at_peak"] = 0.0
         if not self.host:
+            # None makes plain torch fall back to `host_operator_s`, which is 0 now.
             changes |= {"host_operator_s": 0.0, "host_operator_eager_s": None, "host_step_s": 0.0}
             changes |= {"host_collective_s": 0.0, "host_message_s": 0.0}
         if not self.group_launch:
@@ -154,6 +165,7 @@ class PriceOptions(Struct, frozen=True):
         if not self.fp8_gradients_slower:
             changes["fp8_gradient_slowdown"] = 1.0
         if self.matmul_slowdown != 1.0:
+            # Relative to the profile's own speed, so that a fitted speed is not lost.
             changes["matmul_speed"] = c.matmul_speed / self.matmul_slowdown
         return replace(c, **changes) if changes else c
 
@@ -170,7 +182,9 @@ class Place(NamedTuple):
     part: str = ""
 
 
+# Built from the fields themselves. A coefficient that is added above is then known to reader, writer and messages.
 _FIELDS = {f.name: f for f in fields(Coefficients) if f.metadata}
+# On disk none of these is a name by itself. Each of their entries has one.
 _MAPPINGS = ("memory_efficiency_of", "peak_flops_per_s", "attention", "peak_bytes")
 _PARTS = {f.name: f for f in fields(AttentionSpeed)}
 _LONGEST_FIRST = sorted(_PARTS, key=len, reverse=True)  # `backward_tile_rows` ends with `tile_rows`
@@ -189,6 +203,7 @@ def place_of(name: str, where: str = "coefficients") -> Place:
     >>> place_of("flash2_efficiency_128")
     Place(field='attention', positive=True, key='flash2', part='efficiency_128')
     """
+    # Exact names come first: `memory_efficiency` is a field, and the prefix of other names.
     if name in _FIELDS and name not in _MAPPINGS:
         return Place(name, _FIELDS[name].metadata["positive"])
     if name in _PEAKS:
@@ -197,8 +212,10 @@ def place_of(name: str, where: str = "coefficients") -> Place:
         return Place("memory_efficiency_of", True, _EFFICIENCIES[name])
     if name.endswith(_CASE_END):
         return Place("peak_bytes", False, name.removesuffix(_CASE_END))
+    # Any word may be a kernel's name. This rule therefore comes last, and takes what no other rule has claimed.
     for part in _LONGEST_FIRST:
         kernel = name.removesuffix(f"_{part}")
+        # Empty: the name is a part without a kernel. Equal: it does not end with this part.
         if kernel not in ("", name):
             return Place("attention", _PARTS[part].metadata["positive"], kernel, part)
     known = (*(n for n in _FIELDS if n not in _MAPPINGS), *_PEAKS, *_EFFICIENCIES, *_usual_parts())
@@ -222,6 +239,8 @@ def coefficients_from(stated: Mapping[str, Coefficient], where: str = "coefficie
         else:
             values[place.field] = value
     for kernel, parts in kernels.items():
+        # A misspelt coefficient that ends like a part reads as a new kernel. No real kernel lacks a speed at 128, so
+        # this tells the two apart.
         if kernel != USUAL_KERNEL and "efficiency_128" not in parts:
             name = f"{kernel}_{next(iter(parts))}"
             said = f"unknown coefficient {show(name)}{nearest(name, (*_FIELDS, *_usual_parts()))}"
@@ -235,6 +254,7 @@ def _usual_parts() -> list[str]:
 
 
 def _part(part: str, value: float, where: str) -> float | bool:
+    # JSON profiles hold numbers alone; a flag is written as 0 or 1.
     if not isinstance(_PARTS[part].default, bool):
         return value
     if value not in (0.0, 1.0):

@@ -20,4 +20,5 @@ class Cost(NamedTuple):
 
 def measured(seconds: float, spread: float) -> Cost:
     """A median of measured times; `spread` is their median absolute deviation in parts of it."""
+    # A few repetitions in a row may agree by luck. The floor keeps such a point from looking surer than it is.
     return Cost(seconds, "measured", max(SIGMA_PER_MAD * spread, REPEAT_UNCERTAINTY))

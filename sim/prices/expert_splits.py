@@ -23,15 +23,19 @@ def within_splits(
 ) -> NDArray[np.float64]:
     """`seconds` of points with such outliers replaced; `sizes` and `codes` as in `Shapes`."""
     rest = [d for d in range(len(sizes)) if d != EXPERT_TP]
+    # One number for all other dimensions, so that layers that differ in the split alone share a row of `table`.
     key = np.ravel_multi_index(tuple(codes[rest].astype(np.intp)), tuple(len(sizes[d]) for d in rest))
     _, layer = np.unique(key, return_inverse=True)
     split, width = codes[EXPERT_TP].astype(np.intp), sizes[EXPERT_TP]
+    # [layers, splits]. A split that was not measured is infinite, so it bounds nothing.
     table = np.full((layer.max() + 1, len(width)), np.inf)
     table[layer, split] = seconds
     least = np.full_like(table, np.inf)
     for i, own in enumerate(width):
         more = np.maximum(width / own, 1.0)  # rounds of a finer split's work
+        # A point must not bound itself, or no outlier would ever be found.
         more[i] = np.inf
         least[:, i] = (table * more).min(axis=1)
     bound = least[layer, split]
+    # Points within the doubt stay as they are. Bounding all of them would bias the smooth surface downwards.
     return np.where(seconds > DOUBT * bound, bound, seconds)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sim.core.normal import SIGMA_PER_MAD
 
 SUPPORT_OCTAVES = 3.0  # a shape further than this from every measured one is not between them
+# A median over so many moves by a few percent; all of ten thousand points would take a second of a run's start.
 _LOO_POINTS = 64
 
 
@@ -41,12 +42,15 @@ class Surface:
     ) -> None:
         """`coordinates` [points, dimensions]; `beside`: `besides` numbers a point. `error`: what `leave_one_out_error`
         gives, where it is known."""
+        # [dimensions, points]: distances are summed a dimension at a time, along contiguous memory.
         self._columns = np.ascontiguousarray(coordinates.T)
         self._y = log_efficiency
         self._beside = beside
         self._low: list[float] = self._columns.min(axis=1).tolist()
         self._high: list[float] = self._columns.max(axis=1).tolist()
         self._slopes = len(self._columns) + besides
+        # Points on a line leave a slope undetermined, and the matrix singular. A little damping sets that slope to 0.
+        # The constant has none, or answers would be pulled towards an efficiency of 1.
         self._damping = np.diag([0.0, *[1e-3] * self._slopes])
         self._error = error
 
@@ -56,11 +60,13 @@ class Surface:
         Outside, the edge's efficiency holds (it saturates with size); None where no point is near.
         """
         limits = zip(query, self._low, self._high, strict=True)
+        # The query moves to the nearest place within the box of points. A plane beyond the box has nothing to hold it.
         ways = [(float(q), min(max(float(q), low), high)) for q, low, high in limits]
         inside = np.array([edge for _, edge in ways])
         distance2 = self._distances2(inside)
         near = self._near(distance2, len(distance2))
         near2 = distance2[near]
+        # The box may be sparse inside. None sends the caller on, to another table or to the roofline.
         if min(near2.tolist()) > SUPPORT_OCTAVES**2:
             return None
         return self._fit(inside, beside, near, near2), max([abs(q - edge) for q, edge in ways], default=0.0)
@@ -90,28 +96,36 @@ class Surface:
             pick = picks[i : i + 1]
             query, beside = self._columns[:, pick[0]], None if self._beside is None else self._beside[pick][0]
             distance2 = self._distances2(query)
+            # The point itself must not be among its neighbours, or the error would be zero.
             distance2[pick] = np.inf
             near = self._near(distance2, count - 1)
+            # A difference of logarithms is a ratio; expm1 makes the relative error of it.
             errors[i] = abs(math.expm1(self._fit(query, beside, near, distance2[near]) - float(self._y[pick][0])))
+        # The median ignores the few points whose kernel was a bad choice of the library.
         return float(SIGMA_PER_MAD * np.median(errors))
 
     def _near(self, distance2: NDArray[np.float64], usable: int) -> NDArray[np.intp]:
         """The points that decide, of those that may."""
+        # As many points as unknowns would fit the noise. Twice as many average it and stay near the query.
         count = min(usable, 2 * (self._slopes + 1))
+        # The order among the near ones does not matter, so they are not sorted.
         return np.argpartition(distance2, count - 1)[:count]
 
     def _fit(
         self, query: NDArray[np.float64], beside: NDArray[np.float64] | None, near: NDArray[np.intp],
         distance2: NDArray[np.float64],
     ) -> float:  # fmt: skip
+        # A point at the query itself gets nearly all the weight, and the division stays finite.
         weight = 1.0 / (distance2 + 1e-9)
         weight /= np.add.reduce(weight)
         dimensions, values = len(query), self._y[near]
         rows = np.ones((len(near), 1 + self._slopes))
+        # Coordinates relative to the query make the plane's constant the answer.
         np.subtract(self._columns[:, near].T, query, out=rows[:, 1 : 1 + dimensions])
         if self._beside is not None and beside is not None:
             np.subtract(self._beside[near], beside, out=rows[:, 1 + dimensions :])
         weighted = rows * weight[:, None]
         solution = np.linalg.solve(rows.T @ weighted + self._damping, weighted.T @ values)
         known: list[float] = values.tolist()
+        # A plane through neighbours on one side runs off beyond them, in the worst case past the roofline.
         return min(max(float(solution[0]), min(known)), max(known))

@@ -55,6 +55,7 @@ Columns = list[NDArray[np.float64]]  # sizes [points], dimension by dimension
 SHIPPED_KERNELS = Path(__file__).parents[1] / "presets" / "kernels"
 
 
+# Numpy gives a view for a slice, where an array of all indices would copy.
 ALL = slice(None)
 
 
@@ -64,6 +65,7 @@ class Shapes:
 
     def __init__(self, sizes: list[NDArray[np.float64]], codes: NDArray[Any]) -> None:
         self.sizes, self.codes = sizes, codes
+        # A dictionary a dimension, because a run asks for thousands of shapes, and most are not among the points.
         self._known = [{size: code for code, size in enumerate(row.tolist())} for row in sizes]
 
     @staticmethod
@@ -79,9 +81,11 @@ class Shapes:
     def coordinates(self, kind: str) -> NDArray[np.float64]:
         """`coordinates` of all points [dimensions of efficiency, points]; log2 of 0 as of 1."""
         logs = [np.log2(np.maximum(sizes, 1.0)) for sizes in self.sizes]
+        # A mean of two dimensions needs both sizes of a point, so logarithms are dealt out to points first.
         if kind in ATTENTION:  # mixes dimensions
             logs = [log[codes] for log, codes in zip(logs, self.codes, strict=True)]
             return np.array(coordinates(kind, logs))
+        # Elsewhere a dimension has a few sizes, whose logarithms are taken once and dealt out by code.
         found = np.empty(self.codes.shape)
         for row, log, codes in zip(found, coordinates(kind, logs), self.codes, strict=True):
             np.take(log, codes, out=row, mode="clip")  # the other modes copy
@@ -89,10 +93,12 @@ class Shapes:
 
     def last(self, shape: tuple[int, ...]) -> int | None:
         """The last point of this very shape."""
+        # Of a shape in two tables of a profile the later one counts.
         same: NDArray[np.bool] | None = None
         for known, codes, size in zip(self._known, self.codes, shape, strict=True):
             if size not in known:
                 return None
+            # A dimension of one size rules no point out, so no array is made for it.
             if len(known) > 1:
                 here: NDArray[np.bool] = codes == known[size]
                 same = here if same is None else np.logical_and(same, here, out=same)
@@ -108,9 +114,11 @@ class KernelFile:
     def __init__(self, name: str) -> None:
         self._path = SHIPPED_KERNELS / f"{name}.safetensors"
         try:
+            # A profile is user input. A name such as `../x` must not lead to other files.
             if self._path.parent != SHIPPED_KERNELS:
                 raise FileNotFoundError(name)
             with self._path.open("rb") as file:
+                # safetensors: eight bytes of header length, then the header, then the columns, counted from its end.
                 self._start = 8 + int.from_bytes(file.read(8), "little")
                 self._columns = json.loads(file.read(self._start - 8))
         except (OSError, ValueError):
@@ -129,6 +137,7 @@ class KernelFile:
         """All points of an operator, and the error as in `points`."""
         points, seconds, error = self.points(op, dtype)
         count, shapes = len(seconds), np.column_stack(points.columns()).astype(np.int64)
+        # The shipped files hold one median a point, without its spread or its number of samples.
         zeros, ones = np.zeros(count), np.ones(count, dtype=np.int64)
         return PointTable(op, dtype, shapes, seconds.astype(np.float64), zeros, ones), error
 
@@ -143,6 +152,7 @@ class KernelFile:
         """The columns of an operator, which lie side by side."""
         own = {key.split("|")[2]: c for key, c in self._columns.items() if key.startswith(f"{op}|{dtype}|")}
         start = min(c["data_offsets"][0] for c in own.values())
+        # One seek and one read bring all columns of the operator. A buffer would copy tens of megabytes again.
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._start + start)
             raw = file.read(max(c["data_offsets"][1] for c in own.values()) - start)
@@ -191,6 +201,7 @@ class Table(Struct, frozen=True, eq=False, dict=True):
         if self.kind not in ATTENTION:
             beside = _Waves(self.shapes, self.device.sm_count) if self.in_waves else None
             return {0: Surface(where, _LogEfficiency(self), self.error, beside, len(TILES) if self.in_waves else 0)}
+        # Causal kernels skip half of the tiles, and nothing lies between the two flags to interpolate.
         flags = self.shapes.sizes[-1].astype(int).tolist()
         if len(flags) == 1:
             return {flags[0]: Surface(where, _LogEfficiency(self), self.error)}
@@ -216,6 +227,7 @@ class _LogEfficiency:
 
     def __getitem__(self, points: NDArray[np.intp]) -> NDArray[np.float64]:
         table = self._table
+        # For a dozen points a query this is quicker than keeping the logarithm of a hundred thousand.
         roofline_s = bounds(table.kind, table.shapes.columns(points), table.dtype, table.device)
         return np.log((roofline_s + table.floor_s) / table.seconds[points])
 
@@ -225,6 +237,7 @@ class _Waves:
 
     def __init__(self, shapes: Shapes, sm_count: int) -> None:
         batch, m, n = shapes.sizes[:3]
+        # Waves do not depend on k. A table over the few batches, m and n is far smaller than one over all points.
         self._of_sizes = waves(batch[:, None, None, None], m[:, None, None], n[:, None], sm_count)
         self._codes = shapes.codes[:3]
 
@@ -250,13 +263,16 @@ def table_of(
     device: Device, floored: bool, error: float | None, input_s: tuple[float, float],
 ) -> Table:  # fmt: skip
     """Points measured on `device`; `floored`: the least of them is a floor under all; the others as in `Table`."""
+    # The order matters: the floor and the split's bound compare seconds of the matmul or layer alone.
     if any(input_s):
         seconds = without_input(kind, shapes.columns(), seconds, dtype, device, input_s)
     if kind == MOE_LAYER:
         seconds = within_splits(shapes.sizes, shapes.codes, seconds)
     if floored and kind == ATTENTION_DECODE:
         seconds = read_from_memory(shapes.columns(), seconds, dtype, device)
+    # The quickest of thousands of points is little but a launch. A profile's few points may all be large.
     floor_s = float(seconds.min()) if floored else 0.0
+    # Attention has tiles too, but its rows differ in length under a causal mask, so waves are no steps there.
     in_waves = kind in MATMULS and device.sm_count > 0
     return Table(kind, dtype, device, shapes, seconds, spread, floor_s, error, in_waves, input_s)
 
@@ -270,6 +286,7 @@ def without_input(
     Of short ones that is a small difference of two measurements, so what is left is no less than the roofline at `BEST`
     of its speed, nor a tenth of what was measured.
     """
+    # [batch, m, k]: only the activations are quantized, since weights are so once and for all.
     elements = shapes[0] * shapes[1] * shapes[3]
     seconds = seconds.astype(np.float64)
     left = seconds - input_s[0] - input_s[1] * elements
@@ -293,15 +310,18 @@ def measured_bytes(shape: tuple[int, ...], dtype: str) -> float:
     """Bytes that a measured matmul moved: operands in `dtype`, the result in 16 bits at least."""
     batch, m, n, k = shape
     size = dtype_bytes(dtype)
+    # A 16-bit result even of fp8 operands: the points come from layers whose next operator takes bf16.
     return batch * (size * (m * k + k * n) + max(size, 2.0) * m * n)
 
 
 def bounds(kind: str, shapes: Columns, dtype: str, device: Device) -> NDArray[np.float64]:
     """Seconds of the roofline, which efficiency is relative to."""
+    # A kind that has no flops is bound by memory, and its dtype need not have a peak on the device.
     moved_s = shape_bytes(kind, shapes, dtype) / device.bandwidth_bytes_per_s
     return np.maximum(shape_flops(kind, shapes) / device.peak(dtype), moved_s) if kind in COUNTED else moved_s
 
 
+# Three sizes span what cuBLAS picks. The surface has a slope for each and finds by itself which of them explains.
 TILES = ((128, 128), (256, 128), (64, 64))  # of results, by a thread block
 _TILE_ROWS, _TILE_WIDTHS = np.array(TILES, dtype=np.float64).T
 
@@ -314,6 +334,7 @@ def waves(
     For each of `TILES`, the last dimension: which of them the library took is not known.
     """
     tiles = batch * np.ceil(m / _TILE_ROWS) * np.ceil(n / _TILE_WIDTHS)
+    # A last wave that is not full takes as long as a full one. Tiles at the edges are computed whole.
     computed = np.ceil(tiles / sm_count) * sm_count * _TILE_ROWS * _TILE_WIDTHS
     return np.asarray(np.log(computed / (batch * m * n)), dtype=np.float64)
 
@@ -327,10 +348,12 @@ def coordinates(kind: str, log2: Sequence[N]) -> list[N]:
     """
     if kind in MATMULS:
         batch, m, n, k = log2
+        # A lower weight makes points of another k count as near.
         return [batch, m, n, 0.5 * k]
     if kind not in ATTENTION:
         return list(log2)
     batch, heads, kv_heads, q_len, kv_len, d, dv = log2[:7]
+    # d + dv is twice the mean of both logarithms; the 2 is the weight of the head size.
     return [batch, heads, 0.3 * kv_heads, (q_len + kv_len) / 2, d + dv]
 
 
@@ -342,11 +365,13 @@ def lookup(table: Table, kind: str, shape: tuple[int, ...], sm_count: int) -> tu
     """
     causal, doubt = (shape[-1], 0.0) if kind in ATTENTION else (0, 0.0)
     surface = table.surfaces.get(causal)
+    # Table of the other flag alone: the roofline beneath already halves causal flops, so efficiencies compare.
     if surface is None and len(table.surfaces) == 1:
         (surface,), doubt = table.surfaces.values(), 0.1
     if surface is None:
         return None
     log2: list[float] = np.log2(np.maximum(shape, 1)).tolist()
+    # Waves of the simulated GPU: a matmul that fills the measured one's last wave may not fill this one's.
     beside = waves(float(shape[0]), float(shape[1]), float(shape[2]), sm_count) if table.in_waves else None
     found = surface.at(coordinates(kind, log2), beside)
     if found is None:

@@ -47,13 +47,16 @@ class Costs:
     def __init__(self, profile: Profile, gpu: GpuSpec, options: PriceOptions = AS_STATED) -> None:
         self.profile, self.gpu = profile, gpu
         self.coefficients = options.applied(profile.coefficients)
+        # With a reference, what the coefficients say of bandwidth and peaks belongs to the reference and not to `gpu`.
         self._device = _own_device(profile, gpu) if not profile.reference else Device.of(gpu)
         home = _gpu_named(profile) if profile.reference else gpu
         reference = Device.of(home) if profile.reference else self._device
+        # In parts of the reference's limit, as `power_at_peak` is; below 1 for a GPU whose limit is lowered.
         self._power_limit = gpu.power_limit_w / _reference_w(gpu, home)
         self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
         self._collectives: dict[tuple[str, int], CollectiveTable] = {(c.op, c.ranks): c for c in profile.collectives}
+        # `pace` is part of the key: with a power limit the same kernel takes longer in a large job.
         self._cache: dict[tuple[Compute, float], Cost] = {}
 
     @property
@@ -68,6 +71,7 @@ class Costs:
         `plain`: plain torch issues them (`Framework.plain_host`).
         """
         c = self.coefficients
+        # A fused optimizer's kernels are few, while its Python walks over all parameters. The step is timed as a whole.
         if op.kind == "optimizer":
             return c.host_step_s
         if plain and c.host_operator_eager_s is not None:
@@ -83,6 +87,7 @@ class Costs:
         spread = self.coefficients.power_spread
         if ranks < 2 or not spread:
             return 1.0
+        # (n - 3/8) / (n + 1/4): the mean rank of the largest of n (Blom 1958).
         return 1.0 + spread * normal_quantile((ranks - 0.375) / (ranks + 0.25))
 
     def compute(self, op: Compute, pace: float = 1.0) -> Cost:
@@ -109,6 +114,8 @@ class Costs:
 
     def _price(self, op: Compute, pace: float) -> Cost:
         """Ask in this order who can price the operator; the roofline prices what nobody else can."""
+        # A block first: it is a run of kernels as they were timed. Points come last, because those of grouped matmuls
+        # and of attention are mostly of serving libraries' kernels.
         for price in (self._measured_block, self._grouped, self._attention, self._from_points):
             cost = price(op, pace)
             if cost is not None:
@@ -131,16 +138,21 @@ class Costs:
         (Transformer Engine's `multi_stream_cublas_gemm`), which the many small ones wait for: `group_launch_s`. None
         where the profile has measured grouped matmuls.
         """
+        # One group is a plain matmul, which the points price by itself.
         if op.kind != "grouped_gemm" or op.shape[0] <= 1 or self._points.has_points("grouped_gemm", op.dtype):
             return None
         groups, m, n, k = op.shape
+        # In a weight gradient the rows of a group are summed over: they are the product's k. Here they become its first
+        # size, so that all groups' rows may be put end to end.
         rows, n, k = (k, m, n) if op.phase is Phase.WEIGHT_GRAD else (m, n, k)
         shape = (1, groups * rows, n, k)
         once = measured_bytes(shape, op.dtype)
+        # FORWARD, since the shape has been put into the order of a forward's product.
         one = replace(op, kind="gemm", shape=shape, bytes=once, phase=Phase.FORWARD, kernels=1)
         whole = self.compute(one, pace)
         bandwidth = self._device.bandwidth_bytes_per_s * self.coefficients.streaming_efficiency
         seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
+        # Dozens of small groups are bound by launches, however little each computes.
         least = groups * self.coefficients.group_launch_s
         return Cost(max(seconds, least), "interpolated", math.hypot(whole.uncertainty, GROUPED_UNCERTAINTY))
 
@@ -149,6 +161,7 @@ class Costs:
 
         This goes before the measured points, which are of serving libraries' kernels.
         """
+        # Serving kernels are other ones (FlashInfer, TensorRT-LLM), which the measured points hold.
         if op.kind not in ATTENTION or op.served:
             return None
         seconds = flash_seconds(op, self.gpu, self._device.peak(op.dtype), self.coefficients)
@@ -159,12 +172,15 @@ class Costs:
 
     def _from_points(self, op: Compute, pace: float) -> Cost | None:
         """Price by the surest table of measured points; several kernels bound by memory share the bytes evenly."""
+        # The table holds single kernels, but an optimizer is one sweep over all its bytes.
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
         found = [self._at_speed(op, self._unaligned(op, cost)) for cost in self._points.costs(op, shape)]
         if not found:
             return None
+        # A measured point beats any interpolation, though its spread may be larger: it is this very kernel.
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
+        # The power limit acts on the matmul. It leaves the clock of memory alone, which moves the result.
         cost = self._throttled(op, best._replace(seconds=best.seconds * repeats), pace)
         return cost._replace(seconds=cost.seconds + self._result_seconds(op))
 
@@ -174,6 +190,7 @@ class Costs:
         Raises:
             InputError: if it does not.
         """
+        # A framework's own pick suits every profile. Without coefficients it takes the usual kernel's.
         picks = attention_picks()
         if wanted in picks or self.profile.bare:
             return
@@ -187,6 +204,7 @@ class Costs:
         """Lengthen a matmul whose sizes leave the fast kernels."""
         if op.aligned:
             return cost
+        # cuBLAS has fast kernels for leading dimensions of 16 bytes' multiples only; the points are all aligned.
         slower = self.coefficients.unaligned_matmul_slowdown
         return Cost(cost.seconds * slower, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
 
@@ -194,6 +212,8 @@ class Costs:
         """Scale a matmul from the speed of the points to that of this machine; gradients in fp8 are slower."""
         if op.kind not in MATMULS:
             return cost
+        # Points are forward products. Transformer Engine accumulates gradients' products in two stages
+        # (`_2X_ACC_DGRAD`, `_2X_ACC_WGRAD`): on Hopper their sums leave the matrix units every 128 steps.
         gradient = op.dtype == "fp8" and op.role is not Role.OUTPUT
         speed = self.coefficients.matmul_speed / (self.coefficients.fp8_gradient_slowdown if gradient else 1.0)
         return cost._replace(seconds=cost.seconds / speed)
@@ -206,17 +226,21 @@ class Costs:
         limited GPU the energy of a flop stays about equal, so that time grows as draw / limit.
         """
         at_peak = self.coefficients.power_at_peak
+        # fp32 runs on the vector units, whose draw stays below the limit.
         unlimited = not at_peak or op.kind in MEMORY_BOUND or op.dtype == "fp32"
         if unlimited or not op.flops or cost.seconds <= 0:
             return cost
+        # The share in use follows from the seconds: a badly shaped matmul draws little and keeps its clock.
         used = op.flops / (cost.seconds * self._device.peak(op.dtype))
         draw = POWER_AT_REST + (at_peak - POWER_AT_REST) * used
         slower = max(1.0, draw * pace / self._power_limit)
+        # Only the part that the limit adds is in doubt, so a kernel below the limit is as sure as before.
         error = math.hypot(cost.uncertainty, POWER_UNCERTAINTY * (slower - 1.0))
         return Cost(cost.seconds * slower, cost.source, error)
 
     def _result_seconds(self, op: Compute) -> float:
         """Seconds of what a matmul moves beyond its points (accumulating in fp32), as far as nothing hides it."""
+        # Points of the user's own machine were timed with the result that the operator has.
         if op.kind not in MATMULS or not self.profile.kernels:
             return 0.0
         more = op.bytes - measured_bytes(op.shape, op.dtype)
@@ -225,12 +249,14 @@ class Costs:
     def _roofline(self, op: Compute) -> Cost:
         seconds = self._device.seconds(op.kind, op.flops, op.bytes, op.dtype)
         c = self.coefficients
+        # No launch floor here: `memory_latency_s`, the start and end of each kernel, takes its place.
         if op.kind in MEMORY_BOUND and c.memory_efficiency is not None:
             efficiency = c.memory_efficiency_of.get(op.kind, c.memory_efficiency)
             ramp = max(op.kernels, 1) * c.memory_latency_s
             return Cost(seconds / efficiency + ramp, "interpolated", MEMORY_UNCERTAINTY)
         if op.flops and op.kind not in MEMORY_BOUND:
             seconds /= c.matmul_efficiency
+        # The host issues one launch after another, so the device waits where kernels are shorter.
         floor = op.kernels * self.launch_overhead_s
         gaps = op.kernels * c.kernel_gap_s
         return Cost(max(seconds, floor) + gaps, "roofline", ROOFLINE_UNCERTAINTY)
@@ -249,8 +275,10 @@ def _reference_w(gpu: GpuSpec, home: GpuSpec) -> float:
     """
     from topology.presets import GPUS
 
+    # Two boards with one chip (SXM, PCIe) draw alike for the same work, so both are measured by one limit.
     if gpu.sm_count == home.sm_count and gpu.peak_flops_per_s.get("fp16") == home.peak_flops_per_s.get("fp16"):
         return home.power_limit_w
+    # Another chip: nobody knows its draw. The share of its own limit at peak is then the best guess.
     return GPUS.get(gpu.name, gpu).power_limit_w
 
 

@@ -39,7 +39,9 @@ def together_s(host_s: float, device_s: float) -> float:
     >>> together_s(0.0, 3.0), round(together_s(1.0, 1.0), 2)
     (3.0, 1.19)
     """
+    # The norm's limit, taken apart because the quotient below would divide by zero.
     if host_s <= 0 or device_s <= 0:
         return device_s + host_s
+    # The quotient of the two stays at most 1. Powers of seconds themselves, some 1e-6, would lose digits.
     small, large = (host_s, device_s) if host_s < device_s else (device_s, host_s)
     return float(large * (1.0 + (small / large) ** UNEVEN) ** (1.0 / UNEVEN))

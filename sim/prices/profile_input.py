@@ -23,6 +23,7 @@ from sim.prices.coefficients import Coefficient, Coefficients, coefficients_from
 from sim.prices.profile import FORMAT, BlockPoint, CollectiveTable, Facts, PointTable, Profile
 from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOUND
 
+# More than `Phase` has: a block may be timed as a whole backward, a recomputation or a served forward.
 PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")
 LEAST, MOST = 1e-30, 1e30  # of any number but 0: what is made of them stays finite
 DIMENSIONS = {**dict.fromkeys(MATMULS, 4), **dict.fromkeys(ATTENTION, 8), ATTENTION_DECODE: 5,
@@ -36,6 +37,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
     Raises:
         InputError: naming `where`, the key, what was found and what is allowed.
     """
+    # The format comes before the keys: a file of another format has other keys, and a list of these would mislead.
     top = _mapping(data, where)
     if top.get("format") != FORMAT:
         raise InputError(f"{where}: format: found {show(top.get('format'))}; allowed: {FORMAT!r}")
@@ -55,6 +57,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
         "kernels",
     )
     _keys(top, where, known, required=("name",))
+    # Kernels are taken to another GPU by the ratio of two rooflines, and one of them would be unknown.
     if top.get("kernels") and not top.get("reference"):
         raise InputError(f"{where}: reference: is missing; kernels are those of a GPU, which it names")
     return Profile(
@@ -98,6 +101,7 @@ def _points(data: object, where: str) -> PointTable:
     rows = _list(item["shape"], f"{where}.shape")
     if not rows or len(rows) != len(seconds):
         raise InputError(f"{where}.shape: found {len(rows)} rows; allowed: {max(1, len(seconds))}, as in seconds")
+    # An operator that is not known may have any width, as long as all its rows agree. New operators then need no rule.
     first = rows[0]
     width = _dimensions(op) or (len(first) if _is_list(first) else 1)
     flagged = op.startswith("attention")
@@ -112,6 +116,7 @@ def _points(data: object, where: str) -> PointTable:
         np.array(rows, dtype=np.int64),
         seconds,
         _column(item.get("spread", 0.0), f"{where}.spread", count=n),
+        # A float up to 1e30 is a legal number; beyond 2^53 the conversion to integers would be undefined.
         np.minimum(_column(item.get("samples", 1), f"{where}.samples", count=n), 2**53).astype(np.int64),
     )
 
@@ -123,6 +128,7 @@ def _is_list(value: object) -> TypeGuard[list[object]]:
 @lru_cache(maxsize=256)
 def _dimensions(op: str) -> int:
     """Count the numbers in a shape of this operator; 0: any count will do."""
+    # By prefix, since `gemm_input_grad` and `norm_eager` have the shapes of `gemm` and `norm`.
     return next((n for kind, n in DIMENSIONS.items() if op.startswith(kind)), 0)
 
 
@@ -131,6 +137,7 @@ def _is_shape(row: object, width: int, flagged: bool) -> bool:
     if not _is_list(row) or len(row) != width:
         return False
     for x in row:
+        # True is an int to `isinstance`. Larger numbers would overflow int64 columns.
         if type(x) is not int or not 0 <= x < 2**62:
             return False
     return 0 not in (row[:-1] if flagged else row)
@@ -155,6 +162,7 @@ def _collective(data: object, where: str) -> CollectiveTable:
     item = _mapping(data, where)
     _keys(item, where, ("op", "ranks", "bytes", "seconds", "spread"), ("op", "ranks", "bytes", "seconds"))
     size = _column(item["bytes"], f"{where}.bytes")
+    # Look-ups bisect the sizes, and bisecting an unsorted column gives a wrong price without any error.
     if not len(size) or (size[1:] <= size[:-1]).any():
         raise InputError(f"{where}.bytes: allowed: at least one size, each larger than the one before")
     return CollectiveTable(
@@ -214,8 +222,10 @@ def _number(data: object, where: str, positive: bool = False) -> float:
 
 def _is_number(value: object, positive: bool) -> TypeGuard[float]:
     """Tell if a value is a finite number, not negative, nor 0 if it must be `positive`."""
+    # JSON's true is an int to Python; as a number of seconds it is a mistake.
     if not isinstance(value, (int, float)) or value is True or value is False:
         return False
+    # NaN and infinity fail the comparison, so they need no test of their own.
     return LEAST <= value <= MOST or (value == 0 and not positive)
 
 
@@ -231,6 +241,7 @@ def _count(data: object, where: str, least: int) -> int:
 
 def _column(data: object, where: str, count: int | None = None, positive: bool = False) -> NDArray[np.float64]:
     """Finite numbers, none negative; one number stands for `count` equal ones."""
+    # `spread` and `samples` are mostly one number for a whole table, and a column of ten thousand copies bloats a file.
     if count is not None and not isinstance(data, list):
         return np.full(count, _number(data, where))
     rows = _list(data, where)

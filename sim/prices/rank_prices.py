@@ -41,9 +41,11 @@ class Pricing:
         self.plan, self.costs, self.network = plan, costs, network
         cluster = plan.scenario.cluster
         self._scales = compute_scales(plan.scenario)
+        # True: two groups of one name may pay different prices, and each rank is asked by itself.
         self._links = disturbs_links(plan.scenario) or cluster.topology is not None
         self._aligned = aligned(plan.scenario)
         waiting = _waiting_ranks(plan.scenario)
+        # With disturbed links `Sort.even` makes a network without them, which measured collectives are scaled by.
         self._usual = Sort(costs, cluster, waiting, None if self._links else network)
         of_others = costs_of_others(plan.scenario)
         self._sorts = {name: Sort(own, cluster.of_kind(name), waiting) for name, own in of_others.items()}
@@ -52,6 +54,7 @@ class Pricing:
         self._graphs = "" if training is None or training.cuda_graphs == "none" else training.cuda_graphs
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
+        # Ranks that are asked about again. A group kept for each of 100,000 members would fill memory.
         self._simulated = frozenset([c.rank for c in plan.classes])
         self._comms: dict[tuple[str, str, float, int], Priced] = {}
         self._sends: dict[tuple[int, int, float], Priced] = {}
@@ -62,18 +65,21 @@ class Pricing:
         def price(item: Compute | Comm) -> Priced:
             return self.compute(item, rank) if isinstance(item, Compute) else self.comm(item, rank)
 
+        # A slow rank computes more slowly. Its messages are priced by links, which have faults of their own.
         def scaled(item: Compute | Comm) -> Priced:
             if not isinstance(item, Compute):
                 return self.comm(item, rank)
             priced = self.compute(item, rank)
             return priced._replace(seconds=priced.seconds * scale)
 
+        # Most ranks have no fault, and these are spared a copied record at every look-up.
         scale = self._scales.get(rank, 1.0)
         return price if scale == 1.0 else scaled
 
     @cached_property
     def healthy(self) -> Pricing:
         """Prices without the faults, by which a schedule and the order of messages are planned."""
+        # A framework chooses its schedule before anybody knows of a fault, so planning must not see it.
         if not (self._scales or disturbs_links(self.plan.scenario)):
             return self
         plan = replace(self.plan, scenario=self.plan.scenario.model_copy(update={"faults": None}))
@@ -92,6 +98,7 @@ class Pricing:
     def compute(self, op: Compute, rank: int = 0) -> Priced:
         """An operator's price on a rank's GPU, or that of a measured run of them."""
         sort = self._sort(rank)
+        # Kept by sort and not by rank: thousands of ranks of equal GPUs share one look-up.
         found = sort.computes.get(op)
         if found is None:
             found = sort.computes[op] = self._compute(op, sort)
@@ -104,14 +111,17 @@ class Pricing:
 
     def _host_s(self, op: Compute, costs: Costs) -> float:
         """Of what a CUDA graph replays nothing."""
+        # Graphs hold forwards and backwards. The optimizer's step runs outside of them.
         return 0.0 if self._graphs and op.kind != "optimizer" else costs.host_s(op, self._plain_host)
 
     def comm(self, comm: Comm, rank: int) -> Priced:
         """A collective's price within the group that `rank` is in."""
+        # The item's name and stream are left out, as they cannot change its price.
         key = (comm.kind, comm.group, comm.bytes, rank)
         found = self._comms.get(key)
         if found is None:
             found = self._comm(comm, rank)
+            # Copies to the host run on copy engines. They take no multiprocessors and are no NCCL call.
             if found.seconds and comm.kind not in HOST_COPIES:
                 own = self.costs_of(rank).coefficients
                 slows = own.collective_sm_share * self._channel_share(self.group(comm.group, rank))
@@ -125,12 +135,14 @@ class Pricing:
         where NICs are fast and few (src/graph/connect.cc: "4 compute channels per search channel").
         """
         cluster = self.plan.scenario.cluster
+        # Ranks ascend, so the first and the last tell whether all share an NVLink domain.
         if ranks[0] // cluster.domain_gpus == ranks[-1] // cluster.domain_gpus or cluster.gpu.sm_count <= 1:
             return 1.0
         inter = cluster.inter_node
         channels = 2 * max(1, self._in_first_node(ranks) * inter.nics_per_node // cluster.gpus_per_node)
         if inter.nic_bandwidth_bytes_per_s > FAST_NIC_BYTES_PER_S and channels < FEW_CHANNELS:
             channels *= 2
+        # More channels than within a node would claim more multiprocessors than was measured.
         return min(1.0, channels / CHANNELS_IN_NODE)
 
     def _in_first_node(self, ranks: list[int]) -> int:
@@ -143,8 +155,11 @@ class Pricing:
         scale = self._scales.get(rank, 1.0)
         if self._links:
             return rank, scale
+        # The quick way: all groups of a name lie alike, so speed alone tells ranks apart.
         if self._aligned:
             return (scale,)
+        # A whole number of nodes, domains and leaves from stage to stage moves every group to an equal place. The rank
+        # of the first stage then stands for all stages.
         cluster, stride = self.plan.scenario.cluster, self.plan.mesh.strides["pp"]
         inter = cluster.inter_node
         if inter.kind == "torus" or any(
@@ -169,6 +184,7 @@ class Pricing:
         found = self._groups.get(key)
         if found is None:
             found = self._groups[key] = self.plan.group(name, rank)
+            # All members have the same group. Storing it for each spares them working it out again.
             for member in self._simulated.intersection(found):
                 self._groups[name, member] = found
         return found
@@ -177,6 +193,7 @@ class Pricing:
         if comm.kind in HOST_COPIES:
             return Priced(self.network.host_copy(comm.bytes, rank), "topology", LINK_UNCERTAINTY)
         ranks = self.group(comm.group, rank)
+        # A group of one is no communication: neither launch nor host time, and nothing that slows kernels.
         if len(ranks) == 1:
             return Priced(0.0, "topology", 0.0)
         return self.collective(comm.kind, ranks, comm.bytes)
@@ -201,10 +218,12 @@ class Pricing:
         if not self._links:
             return self._usual.measured_collective(kind, ranks[:here], here, size)
         per_node, found = self.plan.scenario.cluster.gpus_per_node, list[Cost]()
+        # A fault may lie in any node, and a collective ends with its slowest part. Each node is therefore priced.
         for _, held in groupby(ranks, key=lambda rank: rank // per_node):
             members = list(held)
             sorts = {id(self._sort(rank)): self._sort(rank) for rank in members}
             sort = sorts.popitem()[1]
+            # After the pop a sort is left only if the node has two: no profile has measured such a mixture.
             measured = None if sorts else sort.measured_collective(kind, ranks[:here], here, size)
             if measured is None:
                 return None
@@ -226,12 +245,14 @@ class Pricing:
     def _send(self, src: int, dst: int, size: float) -> Priced:
         per_node, sort = self.plan.scenario.cluster.gpus_per_node, self._sort(src)
         alike = src // per_node == dst // per_node and self._sort(dst) is sort
+        # A profile's messages were measured within one node, between GPUs of one kind.
         measured = sort.costs.collective("send_recv", 2, size) if alike else None
         if measured is not None:
             if self._links:
                 measured = _slowed(measured, self.network.send(src, dst, size), sort.even.send(src, dst, size))
             return Priced(*measured)
         seconds = self.network.send(src, dst, size)
+        # A message has no algorithm to choose and its bus bandwidth is its algorithm bandwidth.
         return Priced(seconds, "topology", LINK_UNCERTAINTY, None, size / seconds if seconds > 0 else 0.0)
 
 
@@ -256,6 +277,7 @@ class Sort:
         measured = self.costs.collective(kind, here, size)
         if measured is None or self._reference is None:
             return measured
+        # Ranks 0 to here - 1: the measurement ran on the first GPUs of a node.
         there = self._reference.collective(kind, list(range(here)), size).seconds
         return _slowed(measured, self.even.collective(kind, ranks, size).seconds, there)
 
@@ -279,6 +301,7 @@ def _waiting_ranks(scenario: Scenario) -> int:
     p = scenario.parallelism
     if scenario.inference is None:
         return p.ranks
+    # Attention of one replica spans tp·cp ranks, its experts ep·expert_tp. Replicas that share experts wait together.
     return p.pp * max(p.tp * p.cp, p.ep * p.expert_tp)
 
 

@@ -65,6 +65,7 @@ class Device(Struct, frozen=True):
         Raises:
             InputError: if the device has no units for `dtype`.
         """
+        # The format's own name first, so that a measured peak of mxfp8 is not hidden by the data sheet's fp8.
         for name in (dtype, {"mxfp8": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)):
             if name in self.peak_flops_per_s:
                 return self.peak_flops_per_s[name]
@@ -76,6 +77,7 @@ class Device(Struct, frozen=True):
     def seconds(self, kind: str, flops: float, bytes_: float, dtype: str) -> float:
         """max(flops/peak, bytes/bandwidth); what is bound by memory computes on vector units, for free."""
         moved = bytes_ / self.bandwidth_bytes_per_s
+        # Without flops the peak is not asked for: a copy of int8 data runs on GPUs that cannot multiply int8.
         return moved if kind in MEMORY_BOUND or not flops else max(flops / self.peak(dtype), moved)
 
     def shape_seconds(self, kind: str, shape: tuple[int, ...], dtype: str) -> float:
@@ -97,13 +99,16 @@ def shape_flops(kind: str, shape: Sequence[N]) -> N:
     if kind in ATTENTION:
         batch, heads, _, q_len, kv_len, d, dv, causal = shape
         pairs = 1.0 * batch * heads * attended_pairs(q_len, kv_len, causal)
+        # Backward: QKᵀ, dQ and dK go over d, PV's gradients dP and dV over dv.
         return 2 * pairs * (d + dv if kind == "attention_forward" else 3 * d + 2 * dv)
     if kind == ATTENTION_DECODE:
         batch, heads, _, kv_len, d = shape
         return 4.0 * batch * heads * kv_len * d
     if kind == MOE_LAYER:
         tokens, hidden, ffn, top_k, _, expert_tp, ep = shape
+        # Gate, up and down, two flops each. A rank has 1 / ep of the choices and 1 / expert_tp of each expert.
         return 6.0 * tokens * top_k / ep * hidden * ffn / expert_tp
+    # A product and no plain 0, so that columns give a column.
     return 0.0 * shape[0]
 
 
@@ -113,6 +118,7 @@ def attended_pairs(q_len: M, kv_len: M, causal: M | bool) -> M:
     >>> attended_pairs(4, 4, True), attended_pairs(1, 4, True), attended_pairs(4, 4, False), attended_pairs(4, 2, True)
     (10, 4, 16, 3)
     """
+    # Arithmetic instead of branches on `causal`, since whole columns of points go through here as one array.
     pairs, shorter = q_len * kv_len, _least(q_len, kv_len)
     return pairs - causal * (pairs - shorter * kv_len + shorter * (shorter - 1) // 2)
 
@@ -132,10 +138,12 @@ def shape_bytes(kind: str, shape: Sequence[N], dtype: str) -> N:
         return passes * dtype_bytes(dtype) * batch * (d + dv) * (heads * q_len + kv_heads * kv_len)
     if kind == ATTENTION_DECODE:
         batch, heads, kv_heads, kv_len, d = shape
+        # The longest term is the cache itself: a decode reads every key and value for one query.
         return 2.0 * dtype_bytes(dtype) * batch * d * (heads + kv_heads * kv_len)
     if kind == MOE_LAYER:
         tokens, hidden, ffn, top_k, experts, expert_tp, ep = shape
         rows = tokens * top_k / ep  # spread evenly, as they were measured: no expert gets a second before all have one
+        # -_least(-rows, -1) is the larger of rows and 1: a rank with less than one row still reads an expert.
         read = _least(experts / ep, -_least(-rows, rows * 0.0 - 1.0))
         inner = ffn / expert_tp
         return read * 3 * hidden * inner * dtype_bytes(dtype) + rows * (2 * hidden + 3 * inner) * ACTIVATION_BYTES

@@ -49,12 +49,15 @@ class TablePrices:
     ) -> None:
         self._device, self._reference, self._launch_s = device, reference, launch_s
         usual = coefficients.attention.get(USUAL_KERNEL)
+        # Points of forwards stand in for missing ones of backwards. The usual kernel says how much slower these are.
         self._backward_share = 1.0 if usual is None else usual.backward_share
+        # Tables are indexed when they are first asked for: a profile holds dozens, and a run needs a few.
         self._raw: dict[tuple[str, str], list[PointTable]] = {}
         for table in profile.points:
             op = f"{table.op}2" if table.op.endswith(":flash") else table.op  # torch's name of FlashAttention-2
             self._raw.setdefault((op, table.dtype), []).append(table)
         self._kernels, self._home = profile.kernels, profile.reference
+        # Names alone. The header says what there is without any points being read.
         self._stored = kernel_file(profile.kernels).tables if profile.kernels else frozenset()
         self._ops = {op for op, _ in (*self._raw, *self._stored)}
         self._tables: dict[tuple[str, str], Table] = {}
@@ -76,26 +79,34 @@ class TablePrices:
         """Measured or interpolated seconds of one kernel; None where the table has nothing near."""
         kind, dtype = op.kind, op.dtype
         table = self._table(via.op, dtype, kind)
+        # A shape with 0 rows (no token for an expert) has no logarithm.
         if table is None or not shape or shape[0] <= 0:
             return None
+        # Roofline plus floor on this device. It goes with the table's efficiency, which is relative to the same sum.
         here = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
+        # Tables have the input's quantizing taken off. Training has an operator for it; served layers pay here.
         before_s = table.quantizing_s(shape) if op.served and any(table.input_s) else 0.0
         exact = table.exact(shape) if via.exact else None
         if exact is not None:
             there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
             cost = measured(exact[0] * (here / there) + before_s, exact[1])
+            # Equal rooflines: the very machine that was measured. Else their ratio is a model, with its own doubt.
             return cost if here == there else Cost(cost.seconds, "interpolated", SCALED_UNCERTAINTY)
         like, doubt = shape, via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:
             like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
+        # A GPU described by hand may not state its multiprocessors. Those of the reference are the best guess.
         found = lookup(table, kind, like, self._device.sm_count or self._reference.sm_count)
         if found is None:
             return None
         efficiency, outside, between = found
         if via.op == "attention_forward" and kind == "attention_backward":
             efficiency *= self._backward_share
+        # Independent doubts: of interpolating, of another operator's points, of leaving the measured range.
         error = math.hypot(between, doubt, OUTSIDE_PER_OCTAVE * outside)
+        # Outside the range a tiny kernel would cost nothing by its efficiency. No kernel is quicker than its launch.
         seconds = max(here / efficiency, self._launch_s if outside and not table.floor_s else 0.0) + before_s
+        # Beyond a doubling the efficiency is a guess, and the result must not claim a measurement behind it.
         source = "interpolated" if outside <= 1.0 else "roofline"
         return Cost(seconds, source, min(max(error, REPEAT_UNCERTAINTY), 1.0))
 
@@ -105,6 +116,7 @@ class TablePrices:
             if key in self._tables:
                 return self._tables[key]
             if key in self._raw:
+                # No waves here: a profile's own points may be a few dozen, which cannot carry three more slopes.
                 self._tables[key] = make_table(kind, name, self._raw[key], replace(self._reference, sm_count=0))
                 return self._tables[key]
             if key in self._stored:
@@ -113,6 +125,7 @@ class TablePrices:
         return None
 
 
+# Kept for the process and not by profile: every `Costs` of a sweep asks for the same tables.
 @lru_cache(maxsize=64)
 def _stored_table(kernels: str, op: str, dtype: str, kind: str, reference: str) -> Table:
     from topology.presets import GPUS
@@ -128,6 +141,7 @@ def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
     phase = f"_{op.phase.value}" if op.phase in (Phase.INPUT_GRAD, Phase.WEIGHT_GRAD) else ""
     found = []
     if op.kernel:
+        # The surest first. A kernel's own name goes before its phase, which goes before the kind as such.
         found.append((f"{op.kind}:{op.kernel}", True, 0.0))
     if op.kind == "norm" and op.kernels > NORM_KERNELS:
         found.append((f"norm_eager{phase}", True, 0.0))
@@ -136,8 +150,10 @@ def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
     # A plain table's points are of another phase, or of another kernel: a tanh takes longer than a sum.
     others = bool(phase) or (op.kind == "elementwise" and bool(op.kernel))
     found.append((op.kind, not phase or op.kind in ATTENTION, 0.05 if others else 0.0))
+    # A grouped product runs the tiles of plain ones. Only their efficiency is taken, as no shape is the same.
     if op.kind == "grouped_gemm":
         found += [(f"gemm{phase}", False, 0.15), ("gemm", False, 0.15)]
+    # Forward and backward kernels differ by registers and atomics, so this is the last resort.
     if op.kind == "attention_backward":
         found.append(("attention_forward", False, 0.25))
     return [_Candidate(*table) for table in found if table[0] in known]

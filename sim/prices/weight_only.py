@@ -14,11 +14,13 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from sim.prices.cost import OUTSIDE_PER_OCTAVE
 from sim.prices.interpolation import Surface
 from sim.prices.kernel_tables import kernel_file
 from sim.prices.profile import Profile
 from sim.prices.roofline import Device
 
+# Left the scenario's names, right those of NVIDIA AIConfigurator, which the kernel file keeps.
 TABLES = {"int8_weight_only": "int8_wo", "int4_weight_only": "int4_wo", "llm_int8": "sq"}
 
 
@@ -36,16 +38,20 @@ class WeightOnly(Struct, frozen=True, eq=False):
         found = self.surface.at(np.log2(np.array([m, n, k], dtype=np.float64)))
         if found is None:
             return None
+        # Here and in `_surface` alike the floor is added, so that a launch does not count as inefficiency.
         bound = float(_bounds(np.array([[m, n, k]]), self.weight_bytes, self.device, self.peak)[0]) + self.floor_s
-        return bound / math.exp(found[0]), math.hypot(self.surface.leave_one_out_error(), 0.1 * found[1])
+        return bound / math.exp(found[0]), math.hypot(self.surface.leave_one_out_error(), OUTSIDE_PER_OCTAVE * found[1])
 
 
 def weight_only(profile: Profile, quantization: str, weight_bytes: float, device: Device) -> WeightOnly | None:
     """The format's points in the profile, or None."""
     name = TABLES.get(quantization, "")
+    # Without points the caller prices the product as a 16-bit one whose weights take fewer bytes.
     if not name or not profile.kernels or ("gemm", name) not in kernel_file(profile.kernels).tables:
         return None
+    # Weight-only kernels convert weights to 16 bits in registers, so they multiply at the 16-bit peak.
     peak = "int8" if name == "sq" else "fp16"
+    # Efficiency is relative to this peak. Where the data sheet has none, the caller prices the product by another rule.
     if peak not in device.peak_flops_per_s:
         return None
     surface, floor_s = _surface(profile.kernels, name, weight_bytes, profile.reference, peak)
@@ -57,8 +63,10 @@ def _surface(kernels: str, name: str, weight_bytes: float, reference: str, peak:
     from topology.presets import GPUS
 
     gpu = GPUS[reference]
+    # Without the number of multiprocessors: these points are too few for slopes over waves.
     home = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
     points, error = kernel_file(kernels).table("gemm", name)
+    # The batch is left out: no batched product was measured.
     shapes, floor_s = points.shapes[:, 1:], float(points.seconds.min())
     efficiency = np.log((_bounds(shapes, weight_bytes, home, peak) + floor_s) / points.seconds)
     return Surface(np.log2(shapes.astype(np.float64)), efficiency, error), floor_s
@@ -66,5 +74,6 @@ def _surface(kernels: str, name: str, weight_bytes: float, reference: str, peak:
 
 def _bounds(shapes: NDArray[np.int64], weight_bytes: float, device: Device, peak: str) -> NDArray[np.float64]:
     m, n, k = shapes.T.astype(np.float64)
+    # Input and result count as 16 bits in all three formats. What 8-bit inputs save is part of the efficiency.
     moved = 2.0 * m * (n + k) + weight_bytes * n * k
     return np.asarray(np.maximum(2.0 * m * n * k / device.peak(peak), moved / device.bandwidth_bytes_per_s))
