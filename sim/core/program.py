@@ -222,6 +222,7 @@ class Block(Struct, frozen=True):
     quantized_bytes: float = 0.0
     rebuilt_bytes: float = 0.0
     frozen_params: int = 0  # beside `params`: kept and gathered, never updated
+    four_bit_params: int = 0  # of `frozen_params`, what is kept in 4 bits
     own: OwnBytes | None = None  # of a captured program
     matrices: tuple[WeightShape, ...] = ()  # of `params` what are a layer's matrices, and
     expert_matrices: tuple[WeightShape, ...] = ()  # of `expert_params`

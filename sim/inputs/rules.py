@@ -68,6 +68,7 @@ def check_rules(sections: Sections, source: Source) -> None:
     if sections.training is not None:
         _check_dtypes(sections.training, source)
         _check_muon(sections, sections.training, source)
+        _check_four_bits(sections, sections.training, source)
         _check_recompute(sections.training, sections.model, source)
         _check_loss(sections.training, sections, source)
         _check_batches(sections.training, sections, source)
@@ -120,6 +121,17 @@ def _check_positions(sections: Sections, source: Source) -> None:
             ("model", "max_positions"),
             f"found {model.max_positions}; learned positions must cover {sections.seq_len} tokens",
         )
+
+
+def _check_four_bits(sections: Sections, t: Training, source: Source) -> None:
+    """Frozen weights in 4 bits are whole on a rank, and multiplied in 16."""
+    if t.lora is None or t.lora.weights is None:
+        return
+    path, zero = ("training", "lora", "weights"), sections.parallelism.zero
+    if zero == 3:
+        raise source.error(path, f"found '{t.lora.weights}'; 4-bit weights are simulated whole: zero below 3")
+    if sixteen_bit(t.precision) != t.precision:
+        raise source.error(path, f"found '{t.lora.weights}'; precision {t.precision} multiplies in 8 bits or less")
 
 
 def _check_muon(sections: Sections, t: Training, source: Source) -> None:

@@ -70,12 +70,14 @@ LoraTarget = Literal["qkv", "attention_out", "mlp_up", "mlp_down"]
 
 
 class Lora(UserInput):
-    """Low-rank adapters on frozen weights. `targets`: the linear layers that have one for each of their matrices."""
+    """Low-rank adapters on frozen weights. `targets`: the linear layers that have one for each of their matrices.
+    `weights`: layers' frozen matrices are kept in NF4, 4 bits, and made 16-bit for every matmul (QLoRA)."""
 
     rank: int = Field(default=16, ge=1, le=1_000_000)
     targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)] = (
         "qkv", "attention_out", "mlp_up", "mlp_down",
     )  # fmt: skip
+    weights: Literal["nf4"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
 
 
 class BatchPhase(UserInput):

@@ -53,6 +53,7 @@ class Dims(Struct, frozen=True):
     accumulated: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
     lora: Lora | None = None
+    four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
 
     @property
@@ -119,5 +120,6 @@ def dims(scenario: Scenario) -> Dims:
         quantized_for=1 if p.zero == 3 and p.reshard_after_forward else micro_batches,
         accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,
         lora=t.lora,
+        four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
     )

@@ -7,6 +7,7 @@ adapter of the model: what lies before it needs no gradient.
 
 As `peft` does it in eager mode: A and B are matmuls of their own, scaling and sum one kernel each; adapters are kept
 and multiplied in 16 bits where other matmuls have 8 or 4. Left out: dropout before A.
+QLoRA (Dettmers et al. 2023, arXiv 2305.14314): see `_in_four_bits`.
 
 With tensor parallelism adapters are split as NeMo's are (`ParallelLinearAdapter`): beside a column layer A's rank and
 B's outputs are split and A x is gathered; beside a row layer A's inputs and B's outputs are, A x is summed, and B's
@@ -36,6 +37,10 @@ from sim.models.operators import (
     weight_gradient_bytes,
 )
 
+# 4 bits, an 8-bit scale for 64 numbers, and for 256 such scales one of 32 bits (Dettmers et al. 2023, QLoRA, arXiv
+# 2305.14314, section 3, double quantization: 0.127 bits a parameter)
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+
 
 def frozen(part: Operator) -> Operator:
     """A part whose parameters get no gradient: what its weight gradient alone needs is neither kept nor computed."""
@@ -56,6 +61,7 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
     """
     unneeded = weight_gradient_bytes(d, spec.k * max(spec.outs))
     part = replace(frozen(base), backward_bytes=base.backward_bytes - unneeded)
+    part = _in_four_bits(d, spec, part) if d.four_bit else part
     if d.lora is None or spec.target not in d.lora.targets:
         fused = d.fused_attention and spec.target == "attention_out"
         output = Saved("attention", "output", spec.rows * spec.k * d.act_bytes)
@@ -102,6 +108,20 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
         forward_bytes=part.forward_bytes + rows * max(spec.outs) * e,
         backward_bytes=part.backward_bytes + wide + weight_gradient_bytes(d, r * max(k, *spec.outs)),
         adapters_alone=tuple(alone), unsaved_input=() if inputs else (again,),
+    )  # fmt: skip
+
+
+def _in_four_bits(d: Dims, spec: Linear, part: Operator) -> Operator:
+    """The frozen layer kept in NF4 and made 16-bit before each of its matmuls, forward and backward, one matrix at a
+    time (bitsandbytes, autograd/_functions.py: `MatMul4Bit`)."""
+    elements, widest = spec.k * spec.n, spec.k * max(spec.outs) * d.act_bytes
+    moved = elements * (NF4_BYTES + d.act_bytes)
+    made, again = (
+        memory_op(f"{spec.name}_dequantize", phase, "cast", elements, moved, d.act, len(spec.outs)) for phase in (F, I)
+    )
+    return replace(
+        part, forward=(made, *part.forward), backward=(again, *part.backward), four_bit=elements,
+        forward_bytes=part.forward_bytes + widest, backward_bytes=part.backward_bytes + widest,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ class Operator(Struct, frozen=True):
     params: int = 0
     expert_params: int = 0
     frozen: int = 0  # parameters that are never updated
+    four_bit: int = 0  # of these, what is kept in 4 bits
     weights: tuple[tuple[int, int], ...] = ()  # shapes of its weight matrices
     tensors: tuple[int, ...] = ()  # elements of each tensor that `params` counts, where it is more than one
     forward_bytes: float = 0.0

@@ -18,6 +18,7 @@ from msgspec import Struct
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, BlockKind
 from sim.models.frameworks import framework_of
+from sim.models.lora import NF4_BYTES
 from sim.models.optimizer import kept_bytes, matrix_kept_bytes
 from sim.models.source import captured_of, compute_bytes, source_of
 from sim.programs.data_parallel import DataParallel
@@ -59,7 +60,8 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     expert_matrices = sum(shape.elements for b in blocks for shape in b.expert_matrices)
     zero_1 = dp.zero >= 1
     in_matrices = dense_matrices / (dp.shard if zero_1 else 1) + expert_matrices / (dp.expert_shard if zero_1 else 1)
-    held = (sharded + frozen / dp.shard if dp.zero == 3 else whole + frozen) * kept
+    spared = sum(b.four_bit_params for b in blocks) * (kept - NF4_BYTES)
+    held = (sharded + frozen / dp.shard if dp.zero == 3 else whole + frozen) * kept - spared
     gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
     shared, gathered = max(dp.shard, dp.expert_shard) > 1, 0.0
     if dp.zero == 3 and shared:

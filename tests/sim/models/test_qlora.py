@@ -1,0 +1,64 @@
+"""QLoRA: frozen matrices in 4 bits, made 16-bit for each matmul."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.core.program import Compute
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.layer import layer_block
+from sim.models.lora import NF4_BYTES
+from sim.simulation import simulate
+
+SMALL = {"layers": 3, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 768, "vocab": 512, "mlp": "swiglu",
+         "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
+MATRICES = [(256, 256), (128, 256), (128, 256), (256, 256), (768, 256), (768, 256), (256, 768)]
+ELEMENTS = sum(n * k for n, k in MATRICES)
+
+
+def scenario(weights: str | None, parallelism: dict[str, Any] | None = None, **training: Any) -> Scenario:
+    lora = {"rank": 8, "weights": weights}
+    return parse_scenario({
+        "model": SMALL, "cluster": "dgx-h100", "calibration": "roofline", "parallelism": parallelism or {},
+        "training": {"seq_len": 128, "global_batch_size": 2, "lora": lora, **training},
+    })  # fmt: skip
+
+
+def test_matrices_of_layers_take_half_a_byte_a_number() -> None:
+    """0.127 bits a parameter beside the four (arXiv 2305.14314, section 3)."""
+    bits = 8 * NF4_BYTES
+    assert bits == pytest.approx(4.127, abs=1e-3)
+    held = [simulate(scenario(w)).result["memory"][0]["parameters"] for w in (None, "nf4")]
+    assert held[0] - held[1] == pytest.approx(3 * ELEMENTS * (2 - NF4_BYTES))
+
+
+@pytest.mark.parametrize(("layer", "recompute", "again"), [(1, "none", 1), (1, "full", 2), (0, "none", 0)])
+def test_every_matmul_s_matrix_is_made_anew(layer: int, recompute: str, again: int) -> None:
+    """In the backward once more, with full recomputation twice; the first layer's backward ends at its adapters."""
+    block = layer_block(scenario("nf4", recompute=recompute), layer)
+
+    def made(items: Any) -> float:
+        return sum(i.bytes for i in items if isinstance(i, Compute) and i.kind == "cast")
+
+    once = ELEMENTS * (NF4_BYTES + 2)
+    assert made(block.forward) == pytest.approx(once)
+    backward = made(block.backward) + made(block.recompute)
+    assert backward == pytest.approx(again * once) if layer else backward < once
+
+
+def test_tensor_and_pipeline_parallel_ranks_have_their_parts() -> None:
+    whole, half = (simulate(scenario("nf4", {"tp": tp})).result["memory"][0]["parameters"] for tp in (1, 2))
+    assert half < whole
+    assert simulate(scenario("nf4", {"pp": 3})).result["step_time_s"] > 0
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    ({"parallelism": {"dp": 2, "zero": 3}}, "zero below 3"),
+    ({"precision": "fp8"}, "precision fp8"),
+])  # fmt: skip
+def test_what_is_not_simulated_is_named(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=rf"lora\.weights: found 'nf4'; .*{message}"):
+        scenario("nf4", **more)
