@@ -26,9 +26,11 @@ except ImportError:
 if not hasattr(_events, "run_columns"):  # compiled from an earlier version, whose arguments were others
     _events = None  # type: ignore[assignment]
 
+# The number also decides between equal times, so that this loop and the compiled one take events in one order.
 Coming = tuple[float, int]  # when, and the task that ends, or ~task for one whose bytes begin to flow
 
 
+# `eq` is written out below, since arrays have no single truth value.
 class Times(Struct, frozen=True, eq=False, dict=True):
     """Start and end of every task in seconds, how the run was done and the events it took. `stretch`: where clocks
     changed (`live`), by task how many times as long its computation took."""
@@ -75,6 +77,7 @@ def run_contended(graph: TaskGraph, flows: Flows) -> Times:
 
 
 def _compiled(graph: TaskGraph, flows: Flows) -> tuple[Floats, Floats, int]:
+    # The compiled loop writes every entry, so nothing is filled in beforehand.
     start, end = np.empty(len(graph)), np.empty(len(graph))
     waits, launches = graph.columns.waits, graph.columns.launches
     columns = (graph.seconds, graph.task_kind, *waits, *launches, start, end)
@@ -84,6 +87,7 @@ def _compiled(graph: TaskGraph, flows: Flows) -> tuple[Floats, Floats, int]:
 
 
 def _fsum_of_bytes(doubles: bytes) -> float:
+    # `fsum` rounds once, so the sum does not depend on the order of users, which differs between the two loops.
     return fsum(memoryview(doubles).cast("d"))
 
 
@@ -110,12 +114,17 @@ def _run_events(
     while coming:
         when_s, task = coming[0]
         if when_s != now_s:
+            # Rates are settled when an instant is over. One change at a time would give flows that start together rates
+            # that hold for no time at all.
             if changed:
                 for moved, in_s in sharing.settle(now_s):
                     due_s[moved] = end_s = now_s + in_s
+                    # An entry of a heap cannot be moved. A flow that ends earlier gets a second entry; one that ends
+                    # later keeps its entry, which asks again when it comes up.
                     if end_s < told_s[moved]:
                         told_s[moved] = end_s
                         heappush(coming, (end_s, moved))
+                # Settling may have put an earlier end in front.
                 when_s, task = coming[0]
             now_s = when_s
         events += 1
@@ -123,12 +132,15 @@ def _run_events(
             task = ~task
             due_s[task] = told_s[task] = end_s = start[task] + seconds[task]
             arrive(task, now_s, end_s)
+            # One sift replaces a pop and a push.
             heapreplace(coming, (end_s, task))
         elif now_s < due_s[task]:
             told_s[task] = end_s = due_s[task]
             heapreplace(coming, (end_s, task))
         else:
             heappop(coming)
+            # An entry that is left over from before a change of rate finds another time, or -1 for a flow that has
+            # ended.
             if now_s == due_s[task]:
                 due_s[task] = -1.0
                 leave(task)
@@ -152,8 +164,10 @@ def _walker(
         for s in after[task]:
             if now_s > start[s]:
                 start[s] = now_s
+            # Starts are maxima, so it does not matter which of the waits ends last.
             missing[s] -= 1
             if not missing[s]:
+                # A flow that launches nothing needs an entry in the heap and no walk, which would find the same.
                 if quiet_s[s] >= 0.0 and s not in launched:
                     heappush(coming, (start[s] + quiet_s[s], ~s))
                 else:
@@ -161,6 +175,7 @@ def _walker(
 
     def walk(ready: list[int]) -> None:
         for task in ready:  # grows while it is walked
+            # All that the task waits for is over, so its start is final: no clock is needed to go on from it.
             begin = start[task]
             if task in launched:
                 for s, lag_s in launched[task]:
@@ -169,6 +184,7 @@ def _walker(
                     missing[s] -= 1
                     if not missing[s]:
                         ready.append(s)
+            # When a flow ends depends on others. The walk stops here and `release` goes on from its end.
             if quiet_s[task] >= 0.0:
                 heappush(coming, (begin + quiet_s[task], ~task))
                 continue
@@ -186,6 +202,7 @@ def _walker(
 def missing_of(graph: TaskGraph) -> list[int]:
     """How many things each task still waits for."""
     everything = np.concatenate([graph.columns.waits.second, graph.columns.launches.second])
+    # A launch is a wait too, only for another instant. A task starts when neither is left.
     missing: list[int] = np.bincount(everything, minlength=len(graph)).tolist()
     return missing
 
@@ -210,6 +227,7 @@ def ran(graph: TaskGraph, start: list[float] | Floats, end: list[float] | Floats
         Deadlock: if some never ran.
     """
     times = Times(np.asarray(start, dtype=np.float64), np.asarray(end, dtype=np.float64), path, events)
+    # Ends begin at -1, so a task in a circle, or behind one, is still below zero.
     stuck = np.flatnonzero(times.end_s < 0).tolist()
     if stuck:
         first = "; ".join(graph.describe(t) for t in stuck[:5])
