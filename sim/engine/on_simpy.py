@@ -35,10 +35,12 @@ def run_simpy(graph: TaskGraph, flows: Flows | None = None) -> Times:
     return ran(graph, run.start, run.end, "simpy", run.events)
 
 
+# Callbacks on timeouts and no process for each task: SimPy would start and resume a generator thousands of times.
 class OnSimpy:
     """One run of a graph. `start`, `end`: seconds by task, -1 for what has not happened; `events`: timeouts so far."""
 
     def __init__(self, graph: TaskGraph, flows: Flows, sharing: Sharing) -> None:
+        # Lists and not arrays: every event reads and writes single numbers.
         self.env = simpy.Environment()
         self.seconds, self.task_kind, self.flows = graph.seconds.tolist(), graph.task_kind.tolist(), flows.by_task_kind
         self.sharing, self.missing = sharing, missing_of(graph)
@@ -65,6 +67,8 @@ class OnSimpy:
         """All that a task waits for has ended."""
         self.start[task] = self.env.now
         flow = self.flows.get(self.task_kind[task])
+        # The arrival is queued before the end, and SimPy takes events of one time in that order: a flow without any
+        # time to flow arrives before it leaves.
         if flow is not None:
             self.at(flow.quiet_s, task, self.arrive)
         self.ends[task] = self.at(self.seconds[task], task, self.finish)
@@ -82,16 +86,20 @@ class OnSimpy:
     def arrive(self, event: Any) -> None:
         """Bytes of a task begin to flow."""
         task = event.value
+        # The end is told as the sum that the passes of `run` add too, for the same bits in what is left of the flow.
         self.sharing.arrive(task, self.env.now, self.start[task] + self.seconds[task])
         self.settle_soon()
 
     def finish(self, event: Any) -> None:
         """A task ends, unless the event is stale."""
         task = event.value
+        # SimPy cannot take a timeout back. A flow whose rate changed gets a new one, and the old one finds here that it
+        # is stale.
         if event is not self.ends[task]:
             return
         if self.task_kind[task] in self.flows:
             self.sharing.leave(task)
+            # Others on its links may go faster from now on.
             self.settle_soon()
         self.end[task] = self.env.now
         for s in self.after[task]:
