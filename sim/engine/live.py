@@ -28,6 +28,7 @@ class LiveLinks(Sharing):
     """Links whose capacity changes, and flows that are no tasks of the step."""
 
     def __init__(self, flows: Flows, task_kind: list[int]) -> None:
+        # A copy of the capacities: processes change them, and the prices' own serve other runs too.
         super().__init__(Flows(dict(flows.capacity_bytes_per_s), flows.by_task_kind), task_kind)
         self._alone = dict(self.capacity)
         self._alike: dict[tuple[tuple[int, float], ...], int] = {}
@@ -37,7 +38,9 @@ class LiveLinks(Sharing):
         self.capacity[link] = self._alone[link] * factor
         self.limit[link] = self.capacity[link] * FULL
         self.scaled.add(link)
+        # Flows that were fine before may ask too much now, though none of them came or went.
         self.changed[link] = None
+        # What was worked out for this set of flows held for the old capacity.
         self._known.clear()
 
     def add(self, path: dict[int, float]) -> int:
@@ -47,6 +50,8 @@ class LiveLinks(Sharing):
         self.left_s.append(0.0)
         self.paths.append(path)
         self.places.append([(link, self.users[link]) for link in path])
+        # Tasks of a step have numbers from -1 on. Numbers below serve transfers, so no pattern that is known is taken
+        # for another.
         self.like.append(-2 - self._alike.setdefault(tuple(path.items()), len(self._alike)))
         return len(self.paths) - 1
 
@@ -67,6 +72,7 @@ class LiveStep(OnSimpy):
         super().__init__(graph, flows, self.links)
         compute = graph.streams.get(COMPUTE, -1)
         rows = [kind.rows for kind in graph.task_kinds]
+        # By kind and not by task: a step has a few dozen kinds and thousands of tasks.
         self._classes = [tuple(dict.fromkeys(row[0] for row in of_kind)) for of_kind in rows]
         self._computes = [any(row[1] == compute for row in of_kind) for of_kind in rows]
         count = len(graph.classes)
@@ -79,6 +85,7 @@ class LiveStep(OnSimpy):
         self.begin_watched: dict[int, list[Event]] = {}
         self.end_watched: dict[int, list[Event]] = {}
         self._transfers: dict[int, Event] = {}
+        # Transfers are numbered behind the tasks, so a number from `tasks` on is a transfer.
         self.tasks = self.left = len(graph)
         self.done = self.env.event()
 
@@ -86,6 +93,8 @@ class LiveStep(OnSimpy):
 
     def set_clock(self, class_index: int, speed: float) -> None:
         """Compute at that many times the step's own speed from now on."""
+        # What was done so far was done at the old speed, so it is taken off before the speed changes. The same order
+        # holds in `pause` and `resume`.
         self._note_progress(class_index)
         self.clock[class_index] = speed
         self._go_on(class_index)
@@ -93,6 +102,7 @@ class LiveStep(OnSimpy):
     def pause(self, class_index: int) -> None:
         """Let computation stand still, and nothing start."""
         self._note_progress(class_index)
+        # Counted, since several processes may hold one rank, and each takes back its own.
         self.paused[class_index] += 1
         self._go_on(class_index)
 
@@ -111,6 +121,7 @@ class LiveStep(OnSimpy):
     def take_turn(self, classes: Iterable[int]) -> Turn:
         """Queue for compute streams; until `end_turn` nothing else computes there."""
         turn = Turn(classes, self.env.event())
+        # A turn enters all queues at once. Two turns then stand in one order everywhere, and never wait in a circle.
         for c in turn.classes:
             self._turns[c].append(turn)
             self._grant(c)
@@ -130,6 +141,7 @@ class LiveStep(OnSimpy):
     def transfer(self, flow: Flow, seconds: float) -> Event:
         """A flow that is no task, and takes that long alone; the event: its last byte is there."""
         number = self.links.add(flow.path)
+        # No task of the step has kind -1, so nothing that is looked up by kind concerns a transfer.
         self.task_kind.append(-1)
         self.seconds.append(seconds)
         self.start.append(self.env.now)
@@ -145,6 +157,8 @@ class LiveStep(OnSimpy):
         """Start a task, or queue it where its ranks may not begin it."""
         kind = self.task_kind[task]
         classes, computes = self._classes[kind], self._computes[kind]
+        # A collective needs all of its ranks: NCCL's kernels wait for each other, so one rank that stands still holds
+        # up the whole. Only computation queues for a turn, since a copy engine or a NIC needs no compute stream.
         if any(self.paused[c] or (computes and self._turns[c]) for c in classes):
             for c in classes:
                 self._queued[c][task] = None
@@ -152,9 +166,11 @@ class LiveStep(OnSimpy):
         if not computes:
             super().start_task(task)
         else:
+            # Only communication has rows on several classes. If a computation ever had, this says so at once.
             (c,) = classes
             self.start[task] = self._since_s[c] = self.env.now
             self._under_way[c], self._left_s[c] = task, self.seconds[task]
+            # A speed that never changes keeps its exact ratio here. Start and end would give it rounded.
             if self.clock[c] != 1.0:
                 self.stretch[task] = 1.0 / self.clock[c] if self.clock[c] else inf
             self._end_in(task, self.seconds[task], self.clock[c])
@@ -172,11 +188,14 @@ class LiveStep(OnSimpy):
             self.sharing.leave(task)
             self.settle_soon()
         self.end[task] = self.env.now
+        # A transfer has no successors and no part in whether the step is done.
         if task >= self.tasks:
             self._transfers.pop(task).succeed()
             return
         if self._computes[kind]:
             for c in self._classes[kind]:
+                # The stream is free before successors start, so whoever queues for it comes before the rank's next
+                # computation.
                 self._under_way[c] = None
                 self._grant(c)
         self.left -= 1
@@ -204,6 +223,8 @@ class LiveStep(OnSimpy):
     def _tell(self, watchers: Iterable[Event]) -> None:
         for event in watchers:
             if not event.triggered:
+                # `succeed` would queue behind what happens at this instant. A watcher must act before the task that it
+                # watches goes on.
                 event._ok, event._value = True, None
                 self.env.schedule(event, priority=URGENT)
 
@@ -218,14 +239,18 @@ class LiveStep(OnSimpy):
         """Let the class's computation end when what is left of it is done."""
         task = self._under_way[c]
         if task is not None:
-            self.stretch[task] = -1.0  # worked out when it has ended
+            self.stretch[task] = -1.0  # several speeds have one ratio only once the end is known, in `stretches`
             self._end_in(task, self._left_s[c], 0.0 if self.paused[c] else self.clock[c])
 
     def _end_in(self, task: int, left_s: float, speed: float) -> None:
+        # No event at speed zero: the computation ends only after somebody lets it go on, and the event queued before is
+        # stale.
         self.ends[task] = self.at(left_s / speed, task, self.finish) if speed else None
 
     def _grant(self, c: int) -> None:
         """Let the next in the queue for a compute stream have it, if nothing computes there."""
+        # Turns are granted in the order of asking. Whoever needs several ranks keeps those that are free and waits for
+        # the rest, as a job does that has to stop all its ranks at one point.
         if self._turns[c] and self._under_way[c] is None:
             turn = self._turns[c][0]
             turn.missing.discard(c)
@@ -234,6 +259,8 @@ class LiveStep(OnSimpy):
 
     def _let_go(self, c: int) -> None:
         """Start what was queued, if it still may not, it queues again."""
+        # A task queues with each of its classes. It leaves all of these queues before it starts, or another class would
+        # start it again.
         queued = list(self._queued[c])
         for task in queued:
             for other in self._classes[self.task_kind[task]]:
@@ -246,6 +273,7 @@ class LiveStep(OnSimpy):
         out = np.array(self.stretch)
         start, end = np.array(self.start[: self.tasks]), np.array(self.end[: self.tasks])
         seconds = np.array(self.seconds[: self.tasks])
+        # A computation without seconds has no ratio, so it counts as not stretched.
         moved = np.flatnonzero((out < 0) | np.isinf(out))
         lasted = end[moved] - start[moved]
         out[moved] = np.where(seconds[moved] > 0, lasted / np.where(seconds[moved] > 0, seconds[moved], 1.0), 1.0)
