@@ -18,6 +18,8 @@ from sim.programs.compile import CompiledProgram, LocalTask
 from topology.shares import LINKS, Load, capacities, collective_load, copy_load, links_of, message_load, way_of
 
 OUT, IN = 0, 1
+# A link's number is OF_CLASS * class + 2 * place in LINKS + direction. So `number % 2` is the direction, and the links
+# of a class stand together.
 OF_CLASS = 2 * len(LINKS)  # links of a class of ranks: each of `LINKS`, out and in
 
 
@@ -37,8 +39,10 @@ class LinkLoads:
         self._carried = capacities(pricing.plan.scenario.cluster)
         by_link = [
             self._carried[name] * left.get(name, 1.0)
+            # The three loops nest in the order of the link's number: class, then name, then direction.
             for left in (pricing.network.own_links_left(c.rank) for c in pricing.plan.classes)
             for name in LINKS
+            # Links are full duplex, so each direction carries it all.
             for _ in (OUT, IN)
         ]
         self.capacity_bytes_per_s = dict(enumerate(by_link))
@@ -60,9 +64,11 @@ class LinkLoads:
             elif isinstance(kind.work, Collective):
                 flow = self._collective(kind.work)
             elif isinstance(kind.work, CollectiveStep):
+                # The messages between two members share one work, so its identity spares comparing it.
                 flow = steps.get(id(kind.work)) or steps.setdefault(id(kind.work), self._step(kind.work))
             else:
                 continue
+            # What uses no shared link is no flow: its end is known at its start, and no clock is needed for it.
             if flow.path:
                 flows.by_task_kind[number] = flow
         return flows
@@ -80,14 +86,19 @@ class LinkLoads:
         """The most that what an action waits for puts on each link at once, all streams free at its start."""
         class_index, program = action
         if action not in self._peaks:
+            # What is left running has tasks of its own, whose flows are counted there.
             left = {x.stream for x in program.launches}
             changes: dict[int, list[tuple[float, float]]] = {}
             for task, end_s in zip(program.tasks, program.ends_s, strict=True):
                 if task.group and task.stream not in left and self._links(class_index, task.group):
                     flow = self._flow((class_index, self._class_load(class_index, task, task.seconds)))
                     for link, load in flow.path.items():
+                        # Loads go up when bytes begin to flow and down at the end. The highest sum of a sweep over both
+                        # is the peak.
                         changes.setdefault(link, []).append((end_s - task.seconds + flow.quiet_s, load))
                         changes[link].append((end_s, -load))
+            # Without a quiet time, and at the peak from end to end: an upper bound over the action's time. A false alarm
+            # costs one more run with this action task by task, an overlooked one would make the step too fast.
             self._peaks[action] = Flow(0.0, {link: _highest(each) for link, each in changes.items()})
         return self._peaks[action]
 
@@ -100,6 +111,7 @@ class LinkLoads:
         sender, receiver, size_bytes, seconds = message
         network, classes = self.pricing.network, self.pricing.plan.classes
         source, target = classes[sender].rank, classes[receiver].rank
+        # Most hops go the same kind of way. Those of equal size and seconds put the same on links, whoever sends.
         key = ("message", *way_of(network, source, target), size_bytes, seconds)
         sent = self._class_loads.get(key)
         if sent is None:
@@ -111,6 +123,7 @@ class LinkLoads:
 
     def _collective(self, collective: Collective) -> Flow:
         """All members take as long as the slowest, and each has its own bytes on its own links."""
+        # The slowest part comes first, since `_flow` takes the first one's quiet time for all.
         parts = sorted(collective.parts, key=lambda part: -part[1].seconds)
         seconds = parts[0][1].seconds
         sharing = [(c, self._class_load(c, local, seconds)) for c, local in parts if self._links(c, local.group)]
@@ -122,6 +135,7 @@ class LinkLoads:
         for (c, local), way, share in ((step.sender, OUT, step.out), (step.receiver, IN, step.into)):
             if self._links(c, local.group):
                 load = self._class_load(c, local, step.seconds)
+                # The whole pays its starts once on each step of its longest chain, so a message pays its share of them.
                 quiet_s = max(quiet_s, load.quiet_s / step.chain)
                 path |= {OF_CLASS * c + link: rate * share for link, rate in load.rates_bytes_per_s if link % 2 == way}
         return Flow(quiet_s, path)
@@ -139,6 +153,7 @@ class LinkLoads:
         class_index, program = action
         key = (self._context[class_index], program)
         if key not in self._waited_links:
+            # Only what the action waits for can delay it. What it leaves running has tasks of its own where it matters.
             groups = {t.group for t in program.tasks if t.group and t.stream in program.joined}
             self._waited_links[key] = frozenset().union(*(self._links(class_index, group) for group in groups))
         return bool(self._waited_links[key])
@@ -154,9 +169,12 @@ class LinkLoads:
 
     def _class_load(self, class_index: int, local: LocalTask, seconds: float) -> _ClassLoad:
         """What a collective that takes `seconds` puts on the links of a class that takes part."""
+        # The context stands for the class: classes of one context lie alike and pay alike, so thousands of ranks share
+        # a few entries.
         key = (self._context[class_index], local.group, local.kind, local.detail.bytes, local.choice, seconds)
         sent = self._class_loads.get(key)
         if sent is None:
+            # A copy to or from the host goes one way. A ring sends and receives at once.
             directions = {"offload": (OUT,), "reload": (IN,)}.get(local.kind, (OUT, IN))
             sent = self._class_loads[key] = self._spread(self._load(class_index, local), seconds, directions)
         return sent
@@ -171,6 +189,7 @@ class LinkLoads:
     def _spread(self, load: Load, seconds: float, directions: Iterable[int]) -> _ClassLoad:
         """A load over the seconds in which its bytes flow, on shared links alone."""
         flowing_s = load.flowing * seconds
+        # A time of starts alone puts nothing on links.
         if flowing_s <= 0:
             return _ClassLoad(seconds, [])
         # Measured seconds may be shorter than the links allow: no link carries more than it can.
@@ -179,12 +198,16 @@ class LinkLoads:
             for i, name in enumerate(LINKS)
             if name in load.bytes and name in self.shared
         ]
+        # Starts are paid first and bytes flow to the end, as if in one stretch. NCCL's steps alternate both, which a
+        # flow per collective cannot show.
         return _ClassLoad(seconds - flowing_s, [(2 * i + way, rate) for way in directions for i, rate in rates])
 
 
 def _highest(changes: list[tuple[float, float]]) -> float:
     """The highest sum of loads; at one instant what ends comes first."""
     level = most = 0.0
+    # At equal times a falling load sorts first, as it is negative. A communication that follows another on a stream
+    # then does not count as beside it.
     for _, change in sorted(changes):
         level += change
         most = max(most, level)
