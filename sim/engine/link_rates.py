@@ -44,6 +44,7 @@ class Sharing:
     def __init__(self, flows: Flows, task_kind: list[int]) -> None:
         self.capacity = flows.capacity_bytes_per_s
         self.limit = {link: capacity * FULL for link, capacity in self.capacity.items()}
+        # Dicts in place of sets: they keep the order of arrival, so every run visits flows alike.
         self.users: dict[int, dict[int, None]] = {link: {} for link in self.capacity}
         self.changed: dict[int, None] = {}  # links whose users are others than when last settled
         self.over: dict[int, None] = {}  # links asked for more than they can carry
@@ -66,6 +67,7 @@ class Sharing:
         """Bytes of a task begin to flow; alone it ends at `alone_end_s`."""
         self.since_s[task], self.left_s[task] = now_s, alone_end_s - now_s
         for link, users in self.places[task]:
+            # A flow alone on a whole link cannot ask for too much, so an empty link needs no look.
             if users or link in self.scaled:
                 self.changed[link] = None
             users[task] = None
@@ -75,17 +77,22 @@ class Sharing:
         over = self.over
         for link, users in self.places[task]:
             del users[task]
+            # Where a link was not full nobody was slowed, so nobody goes faster for one flow less.
             if link in over:
                 self.changed[link] = None
 
     def settle(self, now_s: float) -> list[tuple[int, float]]:
         """New rates after all arrivals and departures of an instant: tasks whose ends move, and how far off these are
         now, seconds."""
+        # Only links that changed and what hangs together with them are worked out anew. A step has thousands of links,
+        # and an instant concerns a few.
         touched: dict[int, None] = {}
         paths, over, all_users, limit, links = self.paths, self.over, self.users, self.limit, list[int]()
         for link in self.changed:
             users = all_users[link]
             crowded = len(users) > 1 or (users and link in self.scaled)
+            # `fsum` rounds once, so the sum is the same in whatever order the users came. A plain sum might cross the
+            # limit in one run and not in the other.
             if crowded and fsum([paths[task][link] for task in users]) > limit[link]:
                 over[link] = None
                 links.append(link)
@@ -113,6 +120,7 @@ class Sharing:
         for task, rate in zip(flows, fair, strict=True):
             before = rates[task]
             if rate != before:
+                # What is left counts in seconds at the rate of alone, so bytes need not be known here.
                 left_s = all_left_s[task] - (now_s - since_s[task]) * before
                 if left_s < 0.0:
                     left_s = 0.0
@@ -122,6 +130,7 @@ class Sharing:
 
     def _fair(self, flows: list[int], links: list[int]) -> list[float]:
         """How fast flows go that share these full links; the same few sets of flows meet over and over."""
+        # Sorted links and flows make equal situations equal keys, whichever tasks are in them.
         links.sort()
         flows.sort(key=self.like.__getitem__)
         key = (*links, -1, *[self.like[t] for t in flows])
