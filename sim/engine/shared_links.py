@@ -51,9 +51,12 @@ def overloaded(
 ) -> OverloadedLinks:
     """Where the links `shared` are asked for more than they carry, were all flows as fast as alone; actions that stand
     as one task put on links the most that they can, which is `hidden`."""
+    # Many kinds share one `Flow`, so each is laid out once. Identity tells them apart: comparing paths would cost more
+    # than it spares.
     flow_of_kind = {**flows.by_task_kind, **hidden}
     kinds = list({id(flow): flow for flow in flow_of_kind.values()}.values())
     numbers = {id(flow): i for i, flow in enumerate(kinds)}
+    # One number beyond the last stands for kinds without a flow.
     number_of = np.full(len(built.graph.task_kinds), len(kinds))
     number_of[list(flow_of_kind)] = [numbers[id(flow)] for flow in flow_of_kind.values()]
     start, end, task_kind = times.start_s, times.end_s, built.graph.task_kind
@@ -64,15 +67,18 @@ def overloaded(
     hides[list(hidden)] = True
     for rows in _parts(kinds, flows.capacity_bytes_per_s, bool(hidden)):
         number, quiet_s, link, load = map(np.array, zip(*rows, strict=True))
+        # The added count is that of kinds without a flow: zero rows.
         counts = np.bincount(number, minlength=len(kinds) + 1)
         task = np.flatnonzero(counts[of_task])
         pick, entry = ragged(counts, of_task[task])
         task = task[pick]
         begin_s, until_s = start[task] + quiet_s[entry], end[task]
         over = _over_seconds(link[entry], begin_s, until_s, load[entry], BLIP * end.max()) > 0
+        # Numbers of links hold class, name and direction. Halved and taken by the names, only the name is left.
         crowds = np.bincount(link[entry[over]] // 2 % len(LINKS), minlength=len(LINKS))
         names |= {name for name, count in zip(LINKS, crowds.tolist(), strict=True) if count}
         hiding[task[over]] = hides[task_kind[task[over]]]
+        # All that can be overloaded is. More ranks would add nothing, and no action has to be found.
         if not hidden and names == shared:
             break
     return OverloadedLinks(frozenset(names), _places(built, set(np.flatnonzero(hiding).tolist())))
@@ -114,16 +120,20 @@ def _whole_on_shared(loads: LinkLoads, built: Built) -> frozenset[ClassAction]:
 def _over_seconds(link: Ints, begin_s: Floats, until_s: Floats, load: Floats, blip_s: float) -> Floats:
     """For how much of each interval its link is asked for more than it carries (a load of 1)."""
     n = len(link)
+    # A flow without time to flow would go up after it went down, as ends sort first.
     load = np.where(until_s > begin_s, load, 0.0)
     links, times = np.concatenate([link, link]), np.concatenate([until_s, begin_s])
     order = np.argsort(times, kind="stable")  # at one instant ends come first
     links = links.astype(np.min_scalar_type(links.max()))[order]  # numbers of 16 bits sort several times faster
     by_link = np.argsort(links, kind="stable")
     links, order = links[by_link], order[by_link]
+    # One running sum serves all links: on each, what went up has come down again before the next link begins.
     level = np.cumsum(np.concatenate([-load, load])[order])
+    # The last change of a link lasts no time: what follows is another link's first change.
     lasts = np.diff(times[order], append=0.0) * np.append(links[1:] == links[:-1], False)
     reached = np.cumsum(np.where((level > FULL) & (lasts > blip_s), lasts, 0.0))
     before = np.empty(2 * n)
+    # Back in the order of the flows, overloaded seconds at a flow's end less those at its begin are those of its own.
     before[order] = np.concatenate([[0.0], reached[:-1]])
     return np.where(load > 0, before[:n] - before[n:], 0.0)
 
@@ -140,10 +150,12 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
             alike[context] = _group_uses(pricing, c.rank)
     uses = [set(alike[pricing.context(c.rank)]) for c in plan.classes]
     of_stage = schedule.rank_of_stage  # virtual stages repeat the same pairs of ranks
+    # A hop on one rank uses no link.
     pairs = {pair for chain in schedule.chains for pair in pairwise([of_stage[s] for s in chain]) if len({*pair}) > 1}
     for before, after in pairs:
         for a, b in ((before * lanes + lane, after * lanes + lane) for lane in range(lanes)):
             links = links_between(network, plan.classes[a].rank, plan.classes[b].rank)
+            # Both directions on both ends: a forward goes from a to b, and its gradient comes back.
             uses[a].update([u for n in links for u in ((n, OUT, f"to {b}"), (n, IN, f"from {b}"))])
             uses[b].update([u for n in links for u in ((n, IN, f"from {a}"), (n, OUT, f"to {a}"))])
     for each in uses if offload else ():
@@ -156,6 +168,8 @@ def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
 def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
     """Those of a rank's collectives; after the last backward each has the links to itself."""
     plan = pricing.plan
+    # Without ZeRO, gradients are all-reduced over dp and cp at once. With it they are scattered over the shards, and
+    # then all-reduced over the replicas of these (Megatron's num_distributed_optimizer_instances, FSDP's HSDP).
     data = {"dp_cp": DP} if plan.scenario.parallelism.zero == 0 else {"shard": DP, "replica": REPLICA}
     streams = {"tp": "tp", "cp": "cp", **data}
     if plan.scenario.model.moe is not None:
@@ -190,6 +204,7 @@ def run_graph(graph: TaskGraph, flows: Flows, engine: Engine) -> Times:
     would notice how much longer that takes."""
     most = SHARING_TASKS if flows.by_task_kind else SIMPY_TASKS
     if engine == "simpy" or (engine == "auto" and len(graph) <= most):
+        # Imported here, as loading SimPy takes time that larger steps do not need.
         from sim.engine.on_simpy import run_simpy
 
         return run_simpy(graph, flows)
@@ -222,6 +237,7 @@ def run_step(make: Make, fineness: Fineness, pricing: Pricing, schedule: Schedul
     fineness = replace(fineness, apart=loads.shares)
     built = make(fineness)
     times = run_graph(built.graph, Flows(), engine)
+    # Where no link is overloaded this run is the answer. Elsewhere it tells what sharing costs.
     alone_s = times.step_s
     flows, hidden = loads.flows(built.graph), loads.hidden(built.graph)
     overload = overloaded(shared, flows, hidden, built, times)
@@ -235,6 +251,7 @@ def run_step(make: Make, fineness: Fineness, pricing: Pricing, schedule: Schedul
             built = make(fineness)
             flows, hidden = loads.flows(built.graph), loads.hidden(built.graph)
         times = run_graph(built.graph, flows, engine)
+        # Nothing stands whole any more that could hide an overload.
         if not hidden:
             break
         overload = overloaded(shared, flows, hidden, built, times)
