@@ -97,7 +97,7 @@ class LinkLoads:
                         # is the peak.
                         changes.setdefault(link, []).append((end_s - task.seconds + flow.quiet_s, load))
                         changes[link].append((end_s, -load))
-            # Without a quiet time, and at the peak from end to end: an upper bound over the action's time. A false alarm
+            # Without a quiet time, and at the peak from end to end: an upper bound. A false alarm
             # costs one more run with this action task by task, an overlooked one would make the step too fast.
             self._peaks[action] = Flow(0.0, {link: _highest(each) for link, each in changes.items()})
         return self._peaks[action]
