@@ -1,7 +1,7 @@
 """Commands and programs shown in README and docs: they run.
 
 Fences of `sh` are run line by line, a page's in one temporary folder, where `scenarios` is at hand and each `yaml`
-fence that opens with `# NAME.yaml` lies as a file. A fence with a line `# not run by the tests: REASON`, fences of
+or `toml` fence that opens with `# NAME.yaml` lies as a file. A fence with a line `# not run by the tests: REASON`, fences of
 other kinds (`console`, none) and README's table are only parsed: the module is there and knows the options. `python`
 fences run where they import this project alone, and compile elsewhere.
 """
@@ -94,6 +94,13 @@ def prepare(page: Path, folder: Path) -> None:
     """What a reader has by then: the repository's scenarios, and the page's own files."""
     (folder / "scenarios").symlink_to(ROOT / "scenarios", target_is_directory=True)
     for kind, text in fences(page):
-        name = re.match(r"# ([\w-]+\.yaml)$", text.partition("\n")[0])
-        if kind == "yaml" and name:
+        name = re.match(r"# ([\w-]+\.(?:yaml|toml))$", text.partition("\n")[0])
+        if kind in ("yaml", "toml") and name:
             (folder / name[1]).write_text(text, "utf-8")
+
+
+def test_a_task_takes_three_commands_at_most() -> None:
+    text = (ROOT / "docs" / "tasks.md").read_text("utf-8")
+    tasks = text.split("\n## ")[1:]
+    assert len(tasks) == 8
+    assert all(1 <= len(commands(task)) <= 3 for task in tasks)
