@@ -1,9 +1,9 @@
 """Commands and programs shown in README and docs: they run.
 
-Fences of `sh` are run line by line, a page's in one temporary folder, where `scenarios` is at hand and each `yaml`
-or `toml` fence that opens with `# NAME.yaml` lies as a file. A fence with a line `# not run by the tests: REASON`, fences of
-other kinds (`console`, none) and README's table are only parsed: the module is there and knows the options. `python`
-fences run where they import this project alone, and compile elsewhere.
+Fences of `sh` are run line by line, a page's in one temporary folder, where `scenarios` is at hand and each `yaml` or
+`toml` fence that opens with `# NAME.yaml` lies as a file. A fence with a line `# not run by the tests: REASON`, fences
+of other kinds (`console`, none) and README's table are only parsed: the module is there and knows the options.
+`python` fences run where they import this project alone, and compile elsewhere.
 """
 
 from __future__ import annotations
