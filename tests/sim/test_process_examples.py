@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
@@ -152,3 +153,14 @@ def test_the_documentations_code_runs(capsys: pytest.CaptureFixture[str]) -> Non
         exec(compile(block, str(PAGE), "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7
+    longer = [float(after) > float(before) for after, before in (re.findall(r"[\d.]+(?= s)", x) for x in lines[1:])]
+    assert longer == [True, True, True, True, False, True]  # only what goes on beside the step costs nothing
+
+
+def test_each_disturbance_of_the_shipped_scenario_costs_something() -> None:
+    path = PAGE.parents[1] / "scenarios" / "processes_dp16.yaml"
+    whole = yaml.safe_load(path.read_text(encoding="utf-8"))
+    step_s = simulate(parse_scenario(whole)).step_time_s
+    for name in whole["processes"]:
+        others = {key: value for key, value in whole["processes"].items() if key != name}
+        assert simulate(parse_scenario({**whole, "processes": others})).step_time_s < step_s
