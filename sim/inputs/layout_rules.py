@@ -180,21 +180,28 @@ def loss(s: Sizes) -> Problem | None:
     return ("training", "cross_entropy"), why
 
 
+def _hint(m: ModelConfig) -> str:
+    return "" if m.moe is None else ": targets [qkv, attention_out] leave experts frozen"
+
+
+_ATTENTION = {"qkv", "attention_out"}
+
+
 def adapters(s: Sizes) -> Problem | None:
-    """Adapters are simulated on dense layers."""
+    """Adapters are simulated on dense layers, and on attention beside frozen experts."""
     t, m = s.training, s.model
     if t is None or t.lora is None:
         return None
     if len(set(t.lora.targets)) < len(t.lora.targets):
         return ("training", "lora", "targets"), f"found {list(t.lora.targets)}; each at most once"
     for what, bad in (
-        ("experts", m.moe is not None),
+        ("experts' matrices", m.moe is not None and not set(t.lora.targets) <= _ATTENTION),
         ("latent attention", m.mla is not None),
         ("model.mtp_layers", m.mtp_layers > 0),
         ("training.recompute selective_op", s.recompute == "selective_op"),
     ):
         if bad:
-            return ("training", "lora"), f"found adapters with {what}; simulated without it only"
+            return ("training", "lora"), f"found adapters with {what}; simulated without it only{_hint(m)}"
     return None
 
 

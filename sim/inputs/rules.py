@@ -69,6 +69,7 @@ def check_rules(sections: Sections, source: Source) -> None:
         _check_dtypes(sections.training, source)
         _check_muon(sections, sections.training, source)
         _check_four_bits(sections, sections.training, source)
+        _check_frozen_experts(sections, sections.training, source)
         _check_recompute(sections.training, sections.model, source)
         _check_loss(sections.training, sections, source)
         _check_batches(sections.training, sections, source)
@@ -123,6 +124,13 @@ def _check_positions(sections: Sections, source: Source) -> None:
         )
 
 
+def _check_frozen_experts(sections: Sections, t: Training, source: Source) -> None:
+    """Experts without gradients are whole on their rank."""
+    zero = sections.parallelism.zero
+    if t.lora is not None and sections.model.moe is not None and zero == 3:
+        raise source.error(("parallelism", "zero"), f"found {zero}; frozen experts are simulated whole: zero below 3")
+
+
 def _check_four_bits(sections: Sections, t: Training, source: Source) -> None:
     """Frozen weights in 4 bits are whole on a rank, and multiplied in 16."""
     if t.lora is None or t.lora.weights is None:
@@ -130,6 +138,8 @@ def _check_four_bits(sections: Sections, t: Training, source: Source) -> None:
     path, zero = ("training", "lora", "weights"), sections.parallelism.zero
     if zero == 3:
         raise source.error(path, f"found '{t.lora.weights}'; 4-bit weights are simulated whole: zero below 3")
+    if sections.model.moe is not None:
+        raise source.error(path, f"found '{t.lora.weights}'; experts are simulated in 16 bits alone")
     if sixteen_bit(t.precision) != t.precision:
         raise source.error(path, f"found '{t.lora.weights}'; precision {t.precision} multiplies in 8 bits or less")
 

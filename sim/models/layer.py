@@ -29,7 +29,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     d = dims(scenario)
     parts = layer_parts(scenario, d, layer, shard)
     if d.lora is not None:
-        parts = tuple(p if p.params + p.frozen == 0 or p.frozen else frozen(p) for p in parts)
+        parts = tuple(p if p.frozen or not p.params + p.expert_params else frozen(p) for p in parts)
         parts = only_behind_adapters(parts) if layer == 0 else parts
     kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario), modules_of(scenario))
     block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)

@@ -49,7 +49,8 @@ def frozen(part: Operator) -> Operator:
         backward=tuple(i for i in part.backward if i.phase is not W),
         saved=tuple(s for s in part.saved if s.needed_by is not NeededBy.WEIGHT_GRAD),
         params=0,
-        frozen=part.params,
+        expert_params=0,
+        frozen=part.params + part.expert_params,
         weights=(),
     )
 
