@@ -39,6 +39,12 @@ SHAPES: Mapping[str, tuple[int, int]] = {"S": (2, 32), "M": (3, 64), "L": (4, 12
 STEPS, RATE = 1_000, 4e-3
 EIGHT_BITS = tuple(name for name in METHODS if name not in ("int8_weight_only", "int4_weight_only", "fp8"))
 TOKENS_READ, TOKENS_A_ROW = 2_048, 256
+PUBLISHED: Mapping[str, tuple[float, ...]] = {  # their table 1: perplexity in fp32, then by the methods' order below
+    "125M": (25.65, 87.76, 30.93, 35.84, 56.66, 25.72, 30.76, 25.83, 25.69),
+    "1.3B": (15.91, 16.55, 17.08, 16.82, 16.24, 15.94, 16.19, 15.93, 15.92),
+    "6.7B": (13.30, 14.59, 14.13, 14.13, 13.49, 13.38, 13.25, 13.24, 13.24),
+    "13B": (12.45, 19.08, 16.49, 16.48, 13.94, 13.47, 12.46, 12.45, 12.45),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +138,13 @@ def _sized(
 
 
 @torch.no_grad()
-def measured(name: str, blocks: list[nn.Module], held_out: Tensor, how: str) -> Sized:
+def measured(name: str, blocks: list[nn.Module], held_out: Tensor, how: str, rows: int = HELD_OUT) -> Sized:
     """Every method on one of the models trained here; perplexity of a byte."""
-    rows = held_out[: HELD_OUT * (SEQ + 1)].view(HELD_OUT, SEQ + 1)
+    text = held_out[: rows * (SEQ + 1)].view(rows, SEQ + 1)
     layers = [m for b in blocks[1:-1] for m in b.modules() if isinstance(m, Linear)]
     with reach(layers) as seen:
-        fp32 = math.exp(float(loss(blocks, rows)))
-    found = {m: math.exp(float(loss(quantized(blocks, METHODS[m]), rows))) for m in EIGHT_BITS}
+        fp32 = math.exp(float(loss(blocks, text)))
+    found = {m: math.exp(float(loss(quantized(blocks, METHODS[m]), text))) for m in EIGHT_BITS}
     return _sized(name, parameter_count(blocks), how, fp32, found, seen)
 
 
@@ -181,6 +187,23 @@ def from_gguf(path: Path) -> Sized:
         with replaced(layers, METHODS[name]):
             found[name] = perplexity()
     return _sized(path.stem, sum(p.numel() for p in model.parameters()), "by its makers", fp32, found, seen)
+
+
+def table(rows: Sequence[Sized]) -> list[str]:
+    """Lines of a Markdown table: methods by models, in percent above full precision; ours, then published ones."""
+    theirs = PUBLISHED.values()
+    names = [*(f"{r.parameters / 1e6:,.3g}M" for r in rows), *(f"published {name}" for name in PUBLISHED)]
+    whole = (*(r.fp32 for r in rows), *(p[0] for p in theirs))
+    lines = [("", names), ("perplexity in fp32", [f"{x:.2f}" for x in whole])]
+    for i, m in enumerate(EIGHT_BITS, 1):
+        losses = (*(r.perplexity[m] / r.fp32 for r in rows), *(p[i] / p[0] for p in theirs))
+        lines.append((m, [f"{x - 1:+.1%}" for x in losses]))
+    blank = [""] * len(PUBLISHED)
+    lines.append(("largest input of a linear layer", [*(f"{r.largest:,.1f}" for r in rows), *blank]))
+    lines.append(("median of inputs", [*(f"{r.typical:.2f}" for r in rows), *blank]))
+    lines.append(("features with an outlier", [*(f"{r.outliers:.1%}" for r in rows), *blank]))
+    out = [f"| {head} | {' | '.join(cells)} |" for head, cells in lines]
+    return [out[0], "|---" * (len(names) + 1) + "|", *out[1:]]
 
 
 @click.command()
