@@ -61,9 +61,6 @@ def ring(members: int, passes: int) -> Pattern:
     Hop(sender=0, receiver=1, after=(2, 0))
     """
     steps = passes * (members - 1)
-    # Round k begins at hop (k - 1) * members, so (k - 2) * members + i is one's own message of the round before. A
-    # member sends to one other at a time, as NCCL's all-to-all of sends and receives goes through its peers by
-    # distance.
     hops = []
     for step in range(steps):
         before = (step - 1) * members
@@ -77,6 +74,9 @@ def ring(members: int, passes: int) -> Pattern:
 
 def exchange(members: int) -> Pattern:
     """Everyone to everyone, in rounds."""
+    # Round k begins at hop (k - 1) * members, so (k - 2) * members + i is one's own message of the round before. A
+    # member sends to one other at a time, as NCCL's all-to-all of sends and receives goes through its peers by
+    # distance.
     hops = [
         Hop(i, (i + k) % members, ((k - 2) * members + i,) if k > 1 else ())
         for k in range(1, members)
