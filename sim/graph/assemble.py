@@ -263,7 +263,7 @@ class AssembledGraph:
     def _steps_of(self, sent: _Ends) -> Ints:
         """The steps of messages: of a step of two overlapping actions, the one action that sends."""
         out: Ints = self.step[sent.placement]
-        # Only schedules that overlap a forward and a backward (DualPipe) have steps of two actions.
+        # Only schedules that overlap a forward and a backward (as DualPipe) have steps of two actions.
         if self.placements.lists.stage.shape[1] > 1:
             for i, (step, action) in enumerate(zip(out.tolist(), sent.action.tolist(), strict=True)):
                 if len(self.steps[step]) > 1:

@@ -92,8 +92,7 @@ def tree(members: int, pieces: int = PIECES) -> Pattern:
         parent = [_parent(members, i) for i in range(members)]
         # NCCL's trees have no member as a leaf of both: its second tree is the first mirrored for an even number of
         # members and shifted for an odd one (`ncclGetDtree`). Here it is always mirrored, and the first tree is
-        # balanced, so for some numbers of members (3, 4, 7, 8) there are leaves of both, who then send less than the
-        # others.
+        # balanced, so for some numbers of members (3, 4, 7, 8) there are leaves of both.
         if mirrored:
             parent = [None if up is None else members - 1 - up for up in reversed(parent)]
         depth = [_depth(parent, i) for i in range(members)]
@@ -283,7 +282,7 @@ class _Rewriting:
         """All waits, those of collectives member by member."""
         waits = self.graph.columns.waits
         replaced = np.isin(self.graph.task_kind, list(self.members))
-        # Few waits concern a collective. All others stay as columns, and the loop below sees only these few.
+        # Waits that concern no collective stay as columns, and the loop below is spared them.
         touched = replaced[waits.first] | replaced[waits.second]
         first, second = list[int](), list[int]()
         for a, b in zip(waits.first[touched].tolist(), waits.second[touched].tolist(), strict=True):

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from sim.core.actions import Action, Kind
-from sim.core.actions import Step as Step
+from sim.core.actions import Action, Kind, Step
 from sim.core.program import Program
 from sim.core.timeline import Detail
 from sim.graph.messages import DIRECTION, NO_HOP, Messages
@@ -23,8 +22,6 @@ from sim.programs.stages import Stage, epilogue
 from sim.ranks.plan import Plan
 
 ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks
-
-
 ClassAction = tuple[int, Action]  # an action of a class of ranks
 
 

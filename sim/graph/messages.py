@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,11 +69,7 @@ class Messages:
         # The order is that of `first_key`: whoever divides a key by the micro-batches indexes this list.
         return [self.route(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
 
-    @overload
-    def first_key(self, lane: int, hop: int) -> int: ...
-    @overload
-    def first_key(self, lane: Ints, hop: Ints) -> Ints: ...
-    def first_key(self, lane: int | Ints, hop: int | Ints) -> int | Ints:
+    def first_key(self, lane: Ints, hop: Ints) -> Ints:
         """Messages of a hop in a lane are numbered from here on by their micro-batches."""
         return (lane * len(self.hops) + hop) * self.schedule.micro_batches
 

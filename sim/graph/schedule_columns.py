@@ -51,7 +51,7 @@ class ScheduleColumns:
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
         self._ranks: dict[int, RankList] = {}
-        # Only DualPipe overlaps pairs. All other schedules get one column, and half of the work below falls away.
+        # Few schedules overlap pairs, as DualPipe does. All others get one column, and half of the work falls away.
         self._pairs = np.zeros(len(self.steps), dtype=bool)
         if pair:
             self._pairs[:] = [len(step) > 1 for step in self.steps]
