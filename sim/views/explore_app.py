@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,27 +14,30 @@ from bokeh.models.widgets import Button, TextInput, Toggle
 
 from sim.inputs.scenario import load_scenario
 from sim.simulation import Simulation
-from sim.views.explore_panel import PARTS, Panel, Simulated, styled
+from sim.views.explore_panel import PARTS, WIDGETS, Panel, Simulated, styled
 from sim.views.explore_state import controls_of, from_query, to_query
 from sim.views.page import asset
 from sim.views.templating import fragment
 
 _STYLE = """
+:host { font: 15px/1.5 Inter, "Segoe UI", system-ui, sans-serif; color: var(--ink); }
 .bk-clearfix { display: block !important; width: 100%; }
 .problem { background: #fdeceb; border: 1px solid #b3261e; border-radius: 10px; padding: 10px 16px; color: #7a120c;
   overflow-wrap: anywhere; }
 .card dd { font-size: 19px; } .card { padding: 8px 10px; } .cards { margin: 8px 0;
-  grid-template-columns: repeat(auto-fit, minmax(118px, 1fr)); gap: 8px; }
+  grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 8px; }
 h2 { margin: 8px 0; } h3 { margin: 10px 0 0; font-size: 15px; } .warnings { margin: 6px 0; }
 .verdict { font-size: 15px; }
 """
 _TEMPLATE = """
 {%% block preamble %%}<style>%s</style><link rel="icon" href="data:,">
-<script>window.stepsim = {bytes: (b) => {
+<button type="button" id="theme" aria-label="Light or dark" title="Light or dark">◐</button>
+<script>window.stepsim = {live: true, bytes: (b) => {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"]; let i = 0
   while (Math.abs(b) >= 1024 && i < 4) { b /= 1024; i++ }
   return (i === 0 ? b.toFixed(0) : String(parseFloat(b.toPrecision(4)))) + " " + units[i]
 }}
+%s
 %s</script>{%% endblock %%}
 """
 _SAVE = """
@@ -56,8 +60,8 @@ class Explorer:
         request: Any = getattr(document.session_context, "request", None)
         link = request.arguments if request is not None else {}
         css, script = asset("page.css"), asset("far.js")
-        self._sheet = InlineStyleSheet(css=css.replace(":root", ":host") + _STYLE)
-        document.template = _TEMPLATE % (css, script)  # type: ignore[assignment]  # Bokeh makes a Template of text
+        self._sheet = InlineStyleSheet(css=re.sub(r"(?s):root.*?\}", "", css) + _STYLE)
+        document.template = _TEMPLATE % (css, script, asset("theme.js"))  # type: ignore[assignment]  # Bokeh makes a Template of text
         document.title = f"{scenario.name} · explore"
         self._verdict = styled(self._sheet, name="verdict")
         self._link = TextInput(visible=False, name="link")
@@ -72,6 +76,8 @@ class Explorer:
             active=link.get("critical") == [b"true"],
             visible=scenario.training is not None,
         )
+        self._kept = Toggle(label="Keep GPUs", name="keep-gpus", active=link.get("gpus") != [b"free"])
+        self._kept.on_change("active", lambda _a, _old, new: self._keep(bool(new)))
         self._critical.on_change("active", lambda _a, _old, new: self._outline(bool(new)))
         self._yaml = [TextInput(visible=False, name=f"yaml-{p.name}") for p in self.panels]
 
@@ -80,15 +86,16 @@ class Explorer:
         a, b = self.panels
         root = column(
             styled(self._sheet, fragment(PARTS, "title", self._title)),
-            row(*self._buttons(), sizing_mode="stretch_width"),
+            row(*self._buttons(), sizing_mode="stretch_width", styles={"flex-wrap": "wrap"}),
             self._verdict,
-            row(a.layout, b.layout, sizing_mode="stretch_width", spacing=36),
+            row(a.layout, b.layout, sizing_mode="stretch_width", spacing=36, styles={"flex-wrap": "wrap"}),
             self._link,
             *self._yaml,
             sizing_mode="stretch_width",
             margin=(14, 26, 30, 26),
         )
         self._outline(self._critical.active)
+        self._keep(self._kept.active)
         self._document.add_root(root)
 
     def _buttons(self) -> list[Any]:
@@ -105,7 +112,16 @@ class Explorer:
             save = Button(label=f"Save {panel.name.upper()} as YAML", name=f"save-{panel.name}")
             save.js_on_click(CustomJS(args={"yaml": written, "name": panel.name}, code=_SAVE))
             buttons.append(save)
-        return [*buttons, self._critical]
+        buttons += [self._kept, self._critical]
+        for button in buttons:
+            button.stylesheets = [WIDGETS]
+        return buttons
+
+    def _keep(self, on: bool) -> None:
+        """Whether degrees follow each other, so that each panel keeps the GPUs that it has now."""
+        for panel in self.panels:
+            panel.kept_gpus = panel.gpus if on else None
+        self._redraw()
 
     def _outline(self, on: bool) -> None:
         for panel in self.panels:
@@ -117,12 +133,13 @@ class Explorer:
         shown = [p.simulation for p in self.panels if p.simulation is not None]
         until_s = max((s.timeline.step_time_s for s in shown), default=0.0)
         most_bytes = max((s.outcome.peak_memory_bytes for s in shown), default=1.0)
-        for panel, text in zip(self.panels, self._yaml, strict=True):
-            panel.draw(until_s, most_bytes)
+        for panel, other, text in zip(self.panels, reversed(self.panels), self._yaml, strict=True):
+            panel.draw(until_s, most_bytes, other.simulation if panel is self.panels[1] else None)
             text.value = panel.yaml()
         self._verdict.text = self._words()
         differing = [pair for p in self.panels for pair in to_query(p.name, p.choices, self._controls)]
-        self._link.value = urlencode([*differing, *([("critical", "true")] if self._critical.active else [])])
+        modes = [("critical", "true")] * self._critical.active + [("gpus", "free")] * (not self._kept.active)
+        self._link.value = urlencode([*differing, *modes])
 
     def _words(self) -> str:
         """A against B in a sentence: throughput per GPU, for layouts may differ in size."""

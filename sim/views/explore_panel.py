@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
 from sim.views.curves import curve_columns, fullest
-from sim.views.explore_state import Choices, Control, overrides, too_large
+from sim.views.explore_state import DEGREES, Choices, Control, keeping_gpus, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import headline, layout_line, memory_limit_bytes
 from sim.views.palette import COMPUTE_KINDS, memory_styles, style_of
@@ -32,6 +33,12 @@ from sim.views.units import seconds
 EXPAND_UP_TO = 20_000  # spans: a step of so few, by this estimate, is drawn operator by operator
 OPERATORS = 4  # of a layer that stand apart in it
 MEMORY_POINTS = 1500
+WIDGETS = """
+.bk-input, .bk-btn { background-color: var(--paper) !important; color: var(--ink) !important;
+  border-color: var(--edge) !important; font: 13px Inter, "Segoe UI", system-ui, sans-serif !important; }
+.bk-btn.bk-active { border-color: var(--accent) !important; box-shadow: inset 0 0 0 1px var(--accent); }
+label { font: 13px Inter, "Segoe UI", system-ui, sans-serif; }
+"""
 PARTS = "explorer.html"
 Simulated = Simulation | ServingSimulation
 _TIP = "<div class='tip'><b>@what</b><br>@where<br>@how_long</div>"
@@ -89,6 +96,7 @@ class Panel:
         self._drawn: tuple[Simulated, float, float] | None = None
         self.simulation: Simulated | None = None
         self.critical = False
+        self.kept_gpus: int | None = None  # other degrees follow a changed one, so that this is the number of GPUs
         self._widgets = {c.key: self._widget(c) for c in controls}
         parts = ("message", "facts", "losses")
         self._message, self._facts, self._losses = (styled(sheet, name=f"{part}-{name}") for part in parts)
@@ -100,12 +108,13 @@ class Panel:
         self.layout = column(
             styled(sheet, fragment(PARTS, "panel_title", name.upper())),
             row(*halves, sizing_mode="stretch_width", spacing=20),
-            row(*menus, sizing_mode="stretch_width"),
+            row(*menus, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"}),
             self._message,
             self._facts,
             self._plots,
             self._losses,
             sizing_mode="stretch_width",
+            styles={"min-width": "min(440px, 100%)"},
         )
         self.simulate()
 
@@ -119,6 +128,7 @@ class Panel:
                 value=self.choices[control.key],
                 sizing_mode="stretch_width",
                 bar_color="#0072b2",
+                stylesheets=[WIDGETS],
             )
             slider.on_change("value_throttled", lambda _a, _old, new: self._choose(control, new))
             return slider
@@ -129,15 +139,18 @@ class Panel:
             name=name,
             value=self.choices[control.key],
             sizing_mode="stretch_width",
+            styles={"min-width": "118px"},
+            stylesheets=[WIDGETS],
         )
         menu.on_change("value", lambda _a, _old, new: self._choose(control, new))
         return menu
 
     def _choose(self, control: Control, option: str) -> None:
         if option in control.options and option != self.choices[control.key]:
-            self.choices[control.key] = option
-            self.simulate()
-            self._changed()
+            chosen = {**self.choices, control.key: option}
+            if self.kept_gpus is not None and control.key in DEGREES:
+                chosen = keeping_gpus(chosen, control.key, self.kept_gpus, self.controls)
+            self.take(chosen)
 
     def take(self, choices: Choices) -> None:
         """Show other choices, such as the other panel's."""
@@ -146,6 +159,11 @@ class Panel:
             widget.value = choices[key]
         self.simulate()
         self._changed()
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs of the chosen layout."""
+        return None if self.simulation is None else self.simulation.scenario.parallelism.ranks
 
     @property
     def overrides(self) -> list[str]:
@@ -163,18 +181,31 @@ class Panel:
         self._plots.styles = self._facts.styles = self._losses.styles = {"opacity": "1"}
         self._message.text = fragment(PARTS, "notes", self.simulation.outcome.warnings)
 
-    def draw(self, until_s: float, most_bytes: float) -> None:
-        """Draw the last step that was possible, on axes that reach at least to `until_s` and `most_bytes`."""
-        if self.simulation is None or self._drawn == (self.simulation, until_s, most_bytes):
+    def draw(self, until_s: float, most_bytes: float, other: Simulated | None = None) -> None:
+        """Draw the last step that was possible, on axes that reach at least to `until_s` and `most_bytes`; its numbers
+        say how they differ from `other`'s."""
+        if self.simulation is None:
+            return
+        self._facts.text = self._words(self.simulation, other)
+        if self._drawn == (self.simulation, until_s, most_bytes):
             return
         self._drawn = (self.simulation, until_s, most_bytes)
-        result, timeline = self.simulation.outcome, self.simulation.timeline
-        batches = self.simulation.scenario.micro_batches
-        more = f" · {batches} micro-batches" if self.simulation.scenario.training is not None else ""
-        self._facts.text = fragment(PARTS, "facts", layout_line(result.scenario) + more, headline(result))
+        timeline = self.simulation.timeline
         self._plots.children = _pictures(self.simulation, max(until_s, timeline.step_time_s), most_bytes, self._sheet)
         self._losses.text = _largest(self.simulation)
         self.outline(self.critical)
+
+    @staticmethod
+    def _words(simulation: Simulated, other: Simulated | None) -> str:
+        """The layout and the headline, with what differs from the other panel's."""
+        batches = simulation.scenario.micro_batches
+        plural = "es" * (batches != 1)
+        more = f" · {batches} micro-batch{plural}" if simulation.scenario.training is not None else ""
+        numbers = headline(simulation.outcome)
+        if other is not None:
+            changes = changes_of(simulation.outcome, other.outcome)
+            numbers = [n._replace(note=f"{changes[n.name]}; {n.note}") if n.name in changes else n for n in numbers]
+        return fragment(PARTS, "facts", layout_line(simulation.scenario) + more, numbers)
 
     def outline(self, on: bool) -> None:
         """Show or hide the critical path."""
@@ -194,6 +225,22 @@ class Panel:
             return ""
         written: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
         return written
+
+
+def changes_of(mine: Any, theirs: Any) -> dict[str, str]:
+    """By the name of a headline number, how much it differs from the other scenario's."""
+    places = {
+        "Step time": ("step_time_s",), "Tokens/s per GPU": ("tokens_per_s_per_gpu",), "MFU": ("utilization", "mfu"),
+        "Peak memory": ("peak_memory_bytes",), "Request latency": ("request_latency_s", "p50"),
+        "Time to first token": ("time_to_first_token_s", "p50"), "Output tokens/s": ("output_tokens_per_s",),
+        "Time per output token": ("time_per_output_token_s", "p50"),
+    }  # fmt: skip
+    out = {}
+    for name, path in places.items():
+        a, b = (reduce(lambda x, key: getattr(x, key, None), path, outcome) for outcome in (mine, theirs))
+        if a is not None and b and abs(a / b - 1) >= 5e-4:
+            out[name] = f"{a / b - 1:+.1%}"
+    return out
 
 
 def _largest(simulation: Simulated) -> str:

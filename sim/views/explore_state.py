@@ -6,11 +6,15 @@ Every choice is one of a control's stated options, so nothing that a browser sen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, get_args
 
 from msgspec import Struct
 
+from sim.core.dtypes import Precision
+from sim.inputs.model_input import model_presets
 from sim.inputs.parallelism import split_layers
+from sim.models.frameworks import FRAMEWORKS
 from sim.schedules import FORMS
 from topology.presets import CLUSTERS
 
@@ -22,7 +26,7 @@ EVEN = "even"  # layers_per_stage: null
 LAYERS = "parallelism.layers_per_stage"
 MOST_ACTIONS = 20_000  # forwards and backwards of all pipeline ranks that are drawn live
 MOST_REQUESTS = 20_000  # that are served live
-_POWERS = tuple(2**i for i in range(17))
+_POWERS = tuple(2**i for i in range(18))
 
 
 class Control(Struct, frozen=True):
@@ -35,6 +39,7 @@ class Control(Struct, frozen=True):
     slider: bool
 
 
+DEGREES = ("parallelism.dp", "parallelism.pp", "parallelism.cp", "parallelism.tp")  # that make the number of GPUs
 Choices = Mapping[str, str]  # option by key, all controls
 
 
@@ -45,7 +50,6 @@ def controls_of(scenario: Scenario) -> tuple[Control, ...]:
 
 def _of_training(scenario: Scenario) -> tuple[Control, ...]:
     t, p = scenario.for_training, scenario.parallelism
-    moe = scenario.model.moe is not None
     return (
         _degrees("parallelism.tp", "Tensor parallel (tp)", p.tp, 64),
         _menu("parallelism.sp", "Sequence parallel (sp)", ("false", "true"), str(p.sp).lower()),
@@ -55,9 +59,13 @@ def _of_training(scenario: Scenario) -> tuple[Control, ...]:
         _layers(scenario),
         _degrees("parallelism.dp", "Data parallel (dp)", p.dp, 1024),
         _menu("parallelism.zero", "ZeRO", tuple("0123"), str(p.zero)),
-        *((_degrees("parallelism.ep", "Expert parallel (ep)", p.ep, 256),) if moe else ()),
+        _degrees("parallelism.ep", "Expert parallel (ep)", p.ep, 256),
+        _degrees("training.seq_len", "Sequence length (tokens)", t.seq_len, 131_072, 512),
         _degrees("training.global_batch_size", "Global batch (sequences)", t.global_batch_size, 4096),
         _degrees("training.micro_batch_size", "Micro-batch (sequences)", t.micro_batch_size, 64),
+        _menu("model", "Model", (AS_IN_FILE, *model_presets()), AS_IN_FILE),
+        _menu("training.precision", "Precision", get_args(get_args(Precision)[0]), t.precision),
+        _menu("training.framework", "Framework", tuple(FRAMEWORKS), t.framework),
         _menu("training.recompute", "Recompute", (AS_IN_FILE, "none", "selective", "selective_op", "full"), AS_IN_FILE),
         _menu("cluster", "Cluster", (AS_IN_FILE, *CLUSTERS), AS_IN_FILE),
     )
@@ -82,6 +90,7 @@ def _of_serving(scenario: Scenario) -> tuple[Control, ...]:
         *((_degrees("inference.requests.rate_per_s", "Requests a second", rate, 1024),) if rate is not None else ()),
         _degrees("inference.max_running_requests", "Sequences at once", i.max_running_requests, 4096),
         _degrees("inference.max_batch_tokens", "Tokens an iteration", i.max_batch_tokens, 65_536),
+        _menu("model", "Model", (AS_IN_FILE, *model_presets()), AS_IN_FILE),
         _menu("inference.batching", "Batching", ("continuous", "static"), i.batching),
         _menu("inference.quantization", "Quantization", written, i.quantization),
         _menu("inference.kv_cache.layout", "Cache layout", ("paged", "contiguous"), i.kv_cache.layout),
@@ -90,8 +99,8 @@ def _of_serving(scenario: Scenario) -> tuple[Control, ...]:
     )
 
 
-def _degrees(key: str, label: str, value: float, most: int) -> Control:
-    options = sorted({value, *(n for n in _POWERS if n <= max(most, value))})
+def _degrees(key: str, label: str, value: float, most: int, least: int = 1) -> Control:
+    options = sorted({value, *(n for n in _POWERS if least <= n <= max(most, value))})
     return Control(key, label, tuple(map(_plain, options)), _plain(value), True)
 
 
@@ -143,6 +152,28 @@ def from_query(name: str, arguments: Mapping[str, Sequence[bytes]], controls: It
         given = [v.decode("utf-8", "replace") for v in arguments.get(f"{name}.{control.key}", ())]
         chosen[control.key] = given[-1] if given and given[-1] in control.options else control.initial
     return chosen
+
+
+def keeping_gpus(choices: Choices, changed: str, gpus: int, controls: Iterable[Control]) -> dict[str, str]:
+    """The choices with other degrees so changed that tp · cp · pp · dp is `gpus` again: dp first, then pp, cp and tp.
+
+    Where no options make that number, the choices come back as they are.
+
+    >>> controls = [_degrees(key, "", 1, 64) for key in DEGREES]
+    >>> keeping_gpus(dict.fromkeys(DEGREES, "1") | {"parallelism.tp": "4", "parallelism.pp": "8"}, "parallelism.tp", 8,
+    ...     controls)
+    {'parallelism.dp': '1', 'parallelism.pp': '2', 'parallelism.cp': '1', 'parallelism.tp': '4'}
+    """
+    options = {c.key: c.options for c in controls}
+    new = {key: int(choices[key]) for key in DEGREES if key in options}
+    for key in tuple(new):
+        others = prod(n for k, n in new.items() if k != key)
+        if key == changed or new[key] * others == gpus:
+            continue
+        new[key] = gpus // others if others < gpus and gpus % others == 0 else 1
+    if prod(new.values()) != gpus or any(str(n) not in options[key] for key, n in new.items()):
+        return dict(choices)
+    return {**choices, **{key: str(n) for key, n in new.items()}}
 
 
 def too_large(scenario: Scenario) -> str | None:

@@ -25,6 +25,7 @@ _COLOURS = (
     "#6b7280",
     "#a3a9b3",
 )
+_TABLES = (("best", "Best layouts"), ("pareto", "Pareto line"))
 _INK, _BAD = "#1b2733", "#b3261e"
 _TICKS = "return (tick / 2 ** 30).toFixed(Math.abs(ticks[1] - ticks[0]) < 2 ** 30 ? 1 : 0) + ' GiB'"
 _TIP = (
@@ -42,10 +43,7 @@ def search_page(result: Result) -> str:
         {"search": _figure(result)},
         what=f"{count(result['gpus'])} GPUs, at most {n_bytes(result['memory_limit_bytes'])} each",
         headline=_headline(result),
-        tables=[
-            (name, heading, [(_cells(row), _copies(row)) for row in result[name]])
-            for name, heading in (("best", "Best layouts"), ("pareto", "Pareto line"))
-        ],
+        tables=[_table(name, heading, result[name]) for name, heading in _TABLES],
     )
 
 
@@ -171,6 +169,17 @@ def _cells(row: Row) -> tuple[tuple[str, str], ...]:
         (str(x["micro_batch_size"]), str(x["micro_batch_size"])),
         (x["recompute"], x["recompute"]),
     )
+
+
+def _columns_with_values(rows: list[tuple[tuple[str, str], ...]]) -> tuple[list[int], list[list[tuple[str, str]]]]:
+    """Places of the columns that have a value in some row, and the rows with these alone."""
+    kept = [i for i in range(len(rows[0]) if rows else 0) if any(row[i][1] != "–" for row in rows)]
+    return kept, [[row[i] for i in kept] for row in rows]
+
+
+def _table(name: str, heading: str, rows: Sequence[Row]) -> tuple[Any, ...]:
+    kept, cells = _columns_with_values([_cells(row) for row in rows])
+    return name, heading, kept, cells, [_copies(row) for row in rows]
 
 
 def _share(value: float | None) -> tuple[str, str]:

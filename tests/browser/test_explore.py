@@ -102,24 +102,63 @@ def test_a_choice_redraws_its_panel_and_its_link_restores_it(page: Any, server: 
     assert (tmp_path / "explore.png").stat().st_size > 80_000
 
 
-def test_keyboard_works_illegal_choices_are_explained_and_others_ignored(page: Any, server: str) -> None:
+def test_degrees_follow_each_other_so_that_gpus_stay(page: Any, server: str) -> None:
     visit(page, server)
+    choose(page, "b.parallelism.tp", "2")
+    page.wait_for_function("location.search === '?b.parallelism.tp=2&b.parallelism.pp=2'")
+    assert "4 GPUs" in page.evaluate(f"{MODEL}('facts-b').text")
+    choose(page, "b.parallelism.pp", "1")
+    page.wait_for_function("location.search === '?b.parallelism.tp=2&b.parallelism.pp=1&b.parallelism.dp=2'")
+    page.get_by_role("button", name="Keep GPUs").click()
+    page.wait_for_function("location.search.includes('gpus=free')")
+    choose(page, "b.parallelism.tp", "4")
+    page.wait_for_function(f"{MODEL}('facts-b').text.includes('8 GPUs')")
+
+
+def test_model_length_precision_and_framework_change_and_differences_are_told(page: Any, server: str) -> None:
+    visit(page, server)
+    choices = {"training.framework": "compiled", "training.seq_len": "4096", "training.precision": "fp8"}
+    for key, value in choices.items():
+        choose(page, f"b.{key}", value)
+    choose(page, "b.model", "llama3.2-1b")
+    page.wait_for_function(f"{MODEL}('facts-b').text.includes('llama3.2-1b')")
+    options = [*SMALLER, *(f"{k}={v}" for k, v in choices.items()), "model=llama3.2-1b"]
+    first, second = (simulate(load_scenario(ROOT / SCENARIO, o)).step_time_s for o in (SMALLER, options))
+    shown = page.evaluate(f"{MODEL}('facts-b').text")
+    assert seconds(second) in shown
+    assert f"{second / first - 1:+.1%}" in shown
+    assert "%;" not in page.evaluate(f"{MODEL}('facts-a').text")
+
+
+@pytest.mark.parametrize("width", [480, 1440, 1920])
+def test_it_fits_the_screen_and_turns_dark(page: Any, server: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 1000})
+    visit(page, server)
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(18, 24, 30)'")
+
+
+def test_keyboard_works_illegal_choices_are_explained_and_others_ignored(page: Any, server: str) -> None:
+    visit(page, f"{server}?gpus=free")
     choose(page, "a.parallelism.sp", "true")
     page.wait_for_function(f"{MODEL}('message-a').text.includes('Not possible')")
     assert "</b> parallelism.sp: found true; sequence" in page.evaluate(f"{MODEL}('message-a').text")
     page.locator(".noUi-handle").first.focus()  # tensor parallel of A, which makes sp legal
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"!{MODEL}('message-a').text.includes('Not possible')")
-    page.wait_for_function("location.search === '?a.parallelism.tp=2&a.parallelism.sp=true'")
+    page.wait_for_function("location.search === '?a.parallelism.tp=2&a.parallelism.sp=true&gpus=free'")
     assert "tp 2" in page.evaluate(f"{MODEL}('facts-a').text")
     choose(page, "a.parallelism.schedule", "__import__")  # no option: nothing happens
     choose(page, "b.parallelism.dp", "2")
-    page.wait_for_function("location.search === '?a.parallelism.tp=2&a.parallelism.sp=true&b.parallelism.dp=2'")
+    both = "?a.parallelism.tp=2&a.parallelism.sp=true&b.parallelism.dp=2&gpus=free"
+    page.wait_for_function(f"location.search === {both!r}")
 
 
 def test_saved_yaml_is_the_chosen_scenario_and_links_give_options_only(page: Any, server: str, tmp_path: Path) -> None:
     choices = "a.parallelism.pp=8&a.training.recompute=full&a.cluster=dgx-h200"
-    others = "a.parallelism.tp=3&b.cluster=/etc/passwd&a.model=gpt2&b.parallelism.pp=%7B%7B1%7D%7D"
+    others = "a.parallelism.tp=3&b.cluster=/etc/passwd&a.model=no-such&b.parallelism.pp=%7B%7B1%7D%7D"
     visit(page, f"{server}?{choices}&{others}")
     assert page.evaluate(f"{MODEL}('b.cluster').value") == "as in the file"
     assert page.evaluate(f"{MODEL}('link').value") == choices

@@ -51,8 +51,10 @@ window.stepsim ??= {};
     chosen.forEach((list, kind) => {
       if (!args.near[kind]) return
       const columns = {}
-      for (const name of names) columns[name] = Array.from(list, (i) => all[name][i])
-      args.near[kind].data_source.data = columns
+      for (const name of names) {
+        if (all[name][list[0]] !== undefined || list.length === 0) columns[name] = Array.from(list, (i) => all[name][i])
+      }
+      args.near[kind].data_source.setv({data: columns}, {sync: false})  // the explorer's server need not know
     })
   }
 
