@@ -39,7 +39,7 @@ OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 @click.option("--steps", type=click.IntRange(1, 1000), default=1, help="draw memory over the first STEPS steps")
 @engine_option
 @click.option("--chakra", type=FILE, metavar="PREFIX", help="write Chakra traces PREFIX.RANK.et, for ASTRA-sim")
-@click.option("--emit", metavar="torchtitan|megatron", help="print another trainer's flags for this layout")
+@click.option("--emit", metavar="TRAINER", help="print a config for torchtitan, torchtitan-python or megatron")
 @click.option("--explain", metavar="KEY", help="say what a scenario key means; '' for all sections")
 @click.option("--plan-batch", is_flag=True, help="cut the global batch into dp, micro-batches and accumulation")
 @click.option(

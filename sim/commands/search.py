@@ -43,7 +43,10 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 @click.option("--top", type=click.IntRange(1, 10_000), default=10, help="best layouts to list")
 @narrowing_options()
 @click.option(
-    "--for", "trainer", metavar="torchtitan|megatron", help="layouts that this trainer can run; prints its flags"
+    "--for",
+    "trainer",
+    metavar="TRAINER",
+    help="layouts that torchtitan, torchtitan-python or megatron can run; prints its config for the best",
 )
 @click.option(
     "--cluster", metavar="NAME,…", help="on these shipped clusters, not the scenario's; of several the best each"

@@ -38,6 +38,8 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     """
     tables = _python(file, text, function) if file.suffix == ".py" else _toml(file, text)
     values = {f"{table}.{key}": v for table, keys in tables.items() for key, v in keys.items()}
+    if file.suffix == ".py":
+        values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
     s = Settings(file, values)
     layout = _layout(s, machine)
     training = _training(s, layout)
@@ -92,10 +94,18 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
     for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
             tables.setdefault("model", {}).setdefault("flavor", str(call.args[0].value))
-            tables["model"].setdefault("name", file.parent.name)
+            tables["model"].setdefault("name", _package(tree) or file.parent.name)
     if not tables:
         raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig")
     return tables
+
+
+def _package(tree: ast.Module) -> str:
+    """The model's folder that a registry is imported from; nothing where that is the file's own."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "model_registry" for alias in node.names):
+            return (node.module or "").rpartition(".")[2]
+    return ""
 
 
 def _config_calls(root: ast.AST) -> list[tuple[str, ast.Call]]:
@@ -165,7 +175,10 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
     if schedule is None:
         raise InputError(f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: GPipe, 1F1B, "
                          "Interleaved1F1B, ZBVZeroBubble, DualPipeV")  # fmt: skip
-    starts = [str(name).rpartition(".")[2] for name in s.take("parallelism.pipeline_parallel_split_points") or ()]
+    parts = s.take("parallelism.module_fqns_per_model_part") or []
+    points = [next((n for n in part if str(n).startswith("layers.")), "") for part in parts[1:]]
+    points = points or s.take("parallelism.pipeline_parallel_split_points") or []
+    starts = [str(name).rpartition(".")[2] for name in points]
     if not starts or not all(start.isdigit() for start in starts):
         return {"schedule": schedule}
     # The last stage has what is left of the model, whose layers the model alone knows.

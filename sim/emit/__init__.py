@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.emit.common import Emission
 from sim.emit.megatron import Megatron
 from sim.emit.torchtitan import Titan
+from sim.emit.torchtitan_python import TitanPython
 from sim.inputs.scenario import Scenario
 from sim.models.balance import with_balanced_stages
 
@@ -32,17 +34,19 @@ class Trainer(Struct, frozen=True, dict=True):
     sums_in_pipelines: bool = False
 
 
+_TITAN = Trainer(
+    Titan,
+    {"training.param_dtype": "fp32"},
+    {
+        "schedule": ("gpipe", "1f1b", "interleaved_1f1b", "zb_v", "dualpipe_v"),
+        "recompute": ("none", "selective_op", "full"),
+        "zero": (0, 3),
+    },
+    sums_in_pipelines=True,
+)
 TRAINERS = {
-    "torchtitan": Trainer(
-        Titan,
-        {"training.param_dtype": "fp32"},
-        {
-            "schedule": ("gpipe", "1f1b", "interleaved_1f1b", "zb_v", "dualpipe_v"),
-            "recompute": ("none", "selective_op", "full"),
-            "zero": (0, 3),
-        },
-        sums_in_pipelines=True,
-    ),
+    "torchtitan": _TITAN,
+    "torchtitan-python": replace(_TITAN, writer=TitanPython),
     "megatron": Trainer(
         Megatron,
         {"training.framework": "megatron"},

@@ -25,13 +25,24 @@ class Titan(Emission):
 
     def build(self) -> str:
         """The file, with the command that takes it in a comment."""
+        tables = self.tables()
+        nodes, each = self.nodes
+        start = (
+            f"torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train --job.config_file THIS_FILE.toml"
+        )
+        head = ["torchtitan as of August 2025 (000204a)", start, *self.notes]
+        comment = "".join(f"# {line}\n" for line in head)
+        return f"{comment}\n{tomli_w.dumps(tables)}".rstrip()  # print ends the last line
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Sections of the configuration, by name; what cannot be expressed is noted."""
         self.common()
         s, p, t = self.scenario, self.scenario.parallelism, self.training
         flavor = self._flavor()
         self._refusals()
         replicate, shard = self._data_parallel()
         accumulated = s.micro_batches if p.pp > 1 else 1
-        tables: dict[str, dict[str, Any]] = {
+        return {
             "model": {"name": "llama3", "flavor": flavor, "converters": self._converters()},
             "training": {
                 "local_batch_size": t.micro_batch_size * accumulated, "global_batch_size": t.global_batch_size,
@@ -49,13 +60,6 @@ class Titan(Emission):
             },
             "activation_checkpoint": self._recompute(),
         }  # fmt: skip
-        nodes, each = self.nodes
-        start = (
-            f"torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train --job.config_file THIS_FILE.toml"
-        )
-        head = ["torchtitan as of August 2025 (000204a)", start, *self.notes]
-        comment = "".join(f"# {line}\n" for line in head)
-        return f"{comment}\n{tomli_w.dumps(tables)}".rstrip()  # print ends the last line
 
     def _flavor(self) -> str:
         m = self.scenario.model

@@ -136,7 +136,7 @@ def emitted() -> list[tuple[str, str, str]]:
 
 def scenario_for(path: Path, trainer: str) -> Scenario:
     """The scenario; for torchtitan with parameters in fp32, which it keeps."""
-    return load_scenario(path, ["training.param_dtype=fp32"] if trainer == "torchtitan" else [])
+    return load_scenario(path, ["training.param_dtype=fp32"] if trainer.startswith("torchtitan") else [])
 
 
 WRITTEN = emitted()
@@ -150,7 +150,7 @@ def test_several_scenarios_are_written_for_every_trainer() -> None:
 def test_what_emit_writes_is_read_back(tmp_path: Path, name: str, trainer: str, text: str) -> None:
     """The scenario's own sections come back, but for faults and for what only its own schedule decides."""
     before = with_balanced_stages(scenario_for(shipped_scenarios()[name], trainer))
-    suffix = {"megatron": "sh", "torchtitan": "toml"}[trainer]
+    suffix = {"megatron": "sh", "torchtitan": "toml", "torchtitan-python": "py"}[trainer]
     ranks = str(before.parallelism.ranks)
     data, _ = converted(tmp_path, f"x.{suffix}", text, "--cluster", before.cluster.name, "--gpus", ranks)
     after = parse_scenario(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -135,6 +136,30 @@ def test_torchtitan_takes_the_same_layout() -> None:
     assert (p["data_parallel_replicate_degree"], p["data_parallel_shard_degree"]) == (4, 2)
 
 
+# Fields of the classes in torchtitan/config/configs.py, pytorch/torchtitan at 0014ac2.
+TITAN_PYTHON = {
+    "TrainingConfig": TITAN["training"] - {"compile"},
+    "ParallelismConfig": (TITAN["parallelism"] - {"pipeline_parallel_split_points"}) | {"module_fqns_per_model_part"},
+    "ActivationCheckpointConfig": {"mode"}, "CompileConfig": {"enable"},
+    "Config": {"model_spec", "training", "parallelism", "activation_checkpoint", "compile"},
+}  # fmt: skip
+
+
+def test_torchtitan_s_python_config_has_the_classes_and_fields_of_today() -> None:
+    tree = ast.parse(emit(scenario(), "torchtitan-python"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.keywords]
+    given = {ast.unparse(c.func).rpartition(".")[2]: {k.arg for k in c.keywords} for c in calls}
+    assert given.keys() == TITAN_PYTHON.keys()
+    assert all(names <= TITAN_PYTHON[name] for name, names in given.items())
+    parts = next(k.value for c in calls for k in c.keywords if k.arg == "module_fqns_per_model_part")
+    stages = ast.literal_eval(parts)
+    assert len(stages) == 8
+    assert (stages[0][0], stages[-1][-2:]) == ("tok_embeddings", ["norm", "output"])
+    assert sum(name.startswith("layers.") for stage in stages for name in stage) == 80
+    with pytest.raises(InputError, match="written as TOML alone"):
+        emit(scenario(training={"precision": "fp8"}), "torchtitan-python")
+
+
 def flags(text: str) -> dict[str, str]:
     """The flags of a command line, with their values."""
     assert text.count("\n") == text.count(" \\\n") + sum(line.startswith("#") for line in text.splitlines())
@@ -194,7 +219,7 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
          ["ranks 12: torchrun starts as many on every node, here 8"]),
         ("megatron", {"parallelism": {"pp": 2, "p2p_overlap": False}}, ["interleaves without it from pp 3 on"]),
         ("megatron", {"model": "mixtral-8x7b", "parallelism": {"sp": False}}, ["parallelism.sp false: experts beside"]),
-        ("deepspeed", {}, ["must be one of torchtitan, megatron"]),
+        ("deepspeed", {}, ["must be one of torchtitan, torchtitan-python, megatron"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_expressed_is_refused_with_every_reason(

@@ -121,7 +121,7 @@ def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pyt
     assert "1T tokens" in said
     assert (folder / "1.flags").read_text().strip() in said
     for words, wrong in (
-        (("--for", "nemo"), "must be one of torchtitan, megatron"),
+        (("--for", "nemo"), "must be one of torchtitan, torchtitan-python, megatron"),
         (("--for", "megatron", "--only", "schedule=zb_v"), "--only schedule=zb_v: megatron has 1f1b, interleaved_1f1b"),
         (("--cluster", "dgx-h20"), "did you mean 'dgx-h200'"),
         (("--price", "a=b"), "--price: found 'a=b'"),
