@@ -20,8 +20,10 @@ from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, evaluate, pa
 from sim.search.space import Grid, Layout, Space, grid_is_legal, grids
 from sim.studies.executors import Workers
 
+# The first mesh may be a poor one. Simulating its layouts would set a ceiling that rules out nothing.
 SCOUTS = 6  # meshes to bound before the first layouts are simulated
 COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evaluated", *FATES)
+# Bounding a mesh is cheaper than simulating and may lower the ceiling. Layouts that can win little wait.
 EAGER = 0.9  # while meshes are left, only layouts that may be this much better than the best are simulated
 
 
@@ -61,6 +63,7 @@ class BestFirst(Struct, dict=True):
     meshes: int = 0
     cpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("bounding", *FATES), 0.0))
     _refusals: Counter[str] = field(default_factory=Counter)
+    # (bound in seconds, least memory in bytes, layout): equal bounds leave the heap in one fixed order.
     _heap: list[tuple[float, float, Layout]] = field(default_factory=list)
     _best_s: list[float] = field(default_factory=list)  # the `top` least times, negated heap
     _front: list[tuple[float, float]] = field(default_factory=list)
@@ -69,20 +72,27 @@ class BestFirst(Struct, dict=True):
     def run(self) -> Found:
         """Search."""
         begin = time.perf_counter()
+        # Packed once: every task carries the same bytes, and a worker unpacks them once by their hash.
         packed = pack(self.space)
+        # Ascending, because meshes are taken from the end.
         self.meshes_left = sorted(self._legal_meshes(), key=lambda g: _promise(self.space, g))
         self.meshes = len(self.meshes_left)
         running: set[Future[Any]] = set()
         while True:
+            # Asked anew each time: workers of a Dask cluster come and go.
             slots = self.workers.slots
+            # Tasks go out only when a slot is free. A queued layout would run though a new result has ruled it out.
             while len(running) < slots and (task := self._next(packed)) is not None:
                 running.add(self.workers.executor.submit(*task))
+            # Nothing runs and nothing was to be started: every layout left has a bound above the ceiling.
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 self._take(future.result())
             self.report(self)
+        # What is left in the heap was never simulated. It is counted here, so that the counts add up to the legal
+        # layouts.
         for _, _, layout in self._heap:
             self._leave_out(layout)
         ranked = sorted(self.fitting, key=_rank)
@@ -100,6 +110,7 @@ class BestFirst(Struct, dict=True):
     @property
     def ceiling_s(self) -> float:
         """The time that the `top`-th best layout takes so far."""
+        # With fewer than `top` times the slowest layout may still be among the best, so nothing may be ruled out.
         return -self._best_s[0] if len(self._best_s) == self.top else float("inf")
 
     def _legal_meshes(self) -> list[Grid]:
@@ -113,6 +124,7 @@ class BestFirst(Struct, dict=True):
         """The next task: simulate what may be better by far, else bound a mesh, else simulate what may be better."""
         scouting = self.meshes - len(self.meshes_left) < min(SCOUTS, self.meshes)
         share = EAGER if self.meshes_left else 1.0
+        # A slow layout of little memory may be on the Pareto line, so time alone must not prune it there.
         ceiling = float("inf") if self.whole_front else self.ceiling_s
         if not scouting:
             layout = self._pop(share)
@@ -124,10 +136,14 @@ class BestFirst(Struct, dict=True):
 
     def _pop(self, share: float) -> Layout | None:
         """The layout with the lowest bound, if that is below `share` of the ceiling."""
-        while self._heap and self._heap[0][0] <= self.ceiling_s * share:
+        # A tie counts: it may need less memory, and rank before.
+        if self._heap and self._heap[0][0] <= self.ceiling_s * share:
             return heapq.heappop(self._heap)[2]
+        # The rest is above the ceiling and of interest for its memory alone. It waits until all meshes are bounded, as
+        # a front of more points rules out more.
         while self.whole_front and not self.meshes_left and self._heap:
             bound_s, memory, layout = heapq.heappop(self._heap)
+            # Both numbers are lower bounds. A point that beats them beats the layout, whatever it really takes.
             if not any(t < bound_s and m <= memory for t, m in self._front):
                 return layout
             self._leave_out(layout)
@@ -135,12 +151,15 @@ class BestFirst(Struct, dict=True):
 
     def _patience_s(self, layout: Layout) -> float:
         """Up to which least time a layout is simulated at once: beyond, another may be faster, and it is put off."""
+        # Its least time is its place in the heap already. Asking for that again would put it off for ever.
         if self.whole_front or layout in self._timed:
             return float("inf")
+        # The next bound in the heap: beyond it another layout has the better chance to be quick.
         return min(self.ceiling_s, self._heap[0][0] if self._heap else float("inf"))
 
     def _leave_out(self, layout: Layout) -> None:
         """Count a layout that is too slow by its bound, or by its least time."""
+        # Its compiled programs were priced, so it counts as evaluated though no engine ran it in full.
         if layout in self._timed:
             self._settle("beaten")
         else:
@@ -162,6 +181,7 @@ class BestFirst(Struct, dict=True):
     def _judge(self, result: Outcome) -> None:
         self.cpu_s[result.fate] += result.cpu_s
         point = (result.step_time_s, result.peak_memory_bytes)
+        # A least time is a sharper bound than the mesh's. The layout returns to the heap with it.
         if result.fate == "beaten":  # so far: its turn may come
             self._timed.add(result.layout)
             heapq.heappush(self._heap, (*point, result.layout))
@@ -172,9 +192,11 @@ class BestFirst(Struct, dict=True):
         if result.fate != "simulated":
             return
         self.fitting.append(result)
+        # heapq pops the least, and here the slowest of the best must go: times are negated.
         heapq.heappush(self._best_s, -result.step_time_s)
         if len(self._best_s) > self.top:
             heapq.heappop(self._best_s)
+        # Only undominated points are kept, since each layout that is popped is compared with all of them.
         if not any(t <= point[0] and m <= point[1] for t, m in self._front):
             self._front = [f for f in self._front if not (point[0] <= f[0] and point[1] <= f[1])] + [point]
 
@@ -182,6 +204,7 @@ class BestFirst(Struct, dict=True):
 def pareto(outcomes: list[Outcome]) -> list[Outcome]:
     """Those that no other beats in time or memory without losing in the other, fastest first."""
     line: list[Outcome] = []
+    # In the order of time a point is on the line if it needs less memory than the last one on it.
     for outcome in sorted(outcomes, key=_rank):
         if not line or outcome.peak_memory_bytes < line[-1].peak_memory_bytes:
             line.append(outcome)
@@ -194,5 +217,7 @@ def _rank(outcome: Outcome) -> tuple[float, float, Layout]:
 
 def _promise(space: Space, grid: Grid) -> tuple[float, ...]:
     """Which meshes are looked at first: a good time found early spares work, and changes nothing else."""
+    # Tensor- and expert-parallel messages block every layer, so NVLink decides most. Context parallelism is seldom
+    # needed. Around four stages bubbles are small and states are divided well.
     inside = grid.tp * grid.ep <= space.base.cluster.domain_gpus
     return (inside, -grid.cp, -abs(grid.pp - 4), grid.tp)

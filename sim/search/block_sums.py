@@ -32,32 +32,39 @@ class Blocks:
         plan, p = prices.plan, scenario.parallelism
         self.prices, self.scenario = prices, scenario
         shard = _shard(prices, rank)
+        # DualPipe runs one micro-batch's computing beside another's messages. Then only the computing is sure to take
+        # time.
         paired = p.ep_overlap and p.form.pairs
         self.sorts: dict[int, Sort] = {}
         numbers: dict[tuple[object, ...], int] = {}
         order, source = [], source_of(scenario)
         for layer in range(scenario.model.layers):
+            # A model has a few sorts of layers (dense, with experts, linear attention). Each is built and priced once.
             sort = numbers.setdefault(source.layer_sort(layer), len(numbers))
             if sort not in self.sorts:
                 self.sorts[sort] = Sort(source.layer(layer, shard), prices, paired)
             order.append(sort)
         self.order = tuple(order)
+        # All multi-token-prediction modules are equal, so one stands for all.
         head, *modules = source.last(shard)
         self.sorts[EMBEDDING] = Sort(source.first(), prices, paired)
         self.sorts[HEAD] = Sort(head, prices, paired)
         if modules:
             self.sorts[MTP] = Sort(modules[0], prices, paired)
+        # The plan is of the mesh and has a micro-batch of one sequence; the message has this layout's size.
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
 
     @cached
     def work_s(self, gathered: bool) -> float:
         """Forward and backward of all blocks at the least, whichever way backward runs."""
+        # By sort and not by layer: a sum over 126 layers for each of thousands of layouts would dominate.
         counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: self.scenario.model.mtp_layers, **Counter(self.order)})
         return sum(n * self.sorts[sort].work_s(gathered) for sort, n in counts.items() if n)
 
     @cached
     def action_s(self, kind: Kind, stage: Signature, gathered: bool) -> float:
         """Seconds of an action of a stage: its blocks one after the other."""
+        # A lower bound: in a row a block starts when the one before is done, with streams no freer than for it alone.
         return sum([self.sorts[s].action_s(kind, gathered) for s in stage])
 
     def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
@@ -66,14 +73,19 @@ class Blocks:
         Both queue on one stream in the order of the program: a gather, then the reduction of the block before.
         Second: how much later the stream is done, which holds up the next action's first gather.
         """
+        # Backward gathers the last block first.
         blocks = [self.sorts[s] for s in (stage if kind is Kind.F else stage[::-1])]
         gathers = [b.gathers_s for b in blocks]
+        # An input gradient of a split backward completes no weights' gradients, so it has nothing to reduce.
         reduces = dp.each_micro_batch and kind is Kind.B
+        # The first gather is exposed: nothing of this action runs before it. `stream`: when the data-parallel stream is
+        # free; `arrived`: when the parameters of the block at hand are there; `done`: when computing is.
         stream = arrived = gathers[0] if gathers else 0.0
         done = 0.0
         for i, block in enumerate(blocks):
             here = arrived
             if i + 1 < len(blocks):
+                # FSDP issues the next gather when a block starts, and that is when the block before it is done.
                 stream = max(stream, done) + gathers[i + 1]
             done = max(done, here) + block.action_s(kind, True)
             arrived = stream
@@ -86,6 +98,7 @@ def _shard(prices: GridPrices, rank: int) -> Shard:
     """The context- and expert-parallel place of a rank of the first stage."""
     plan = prices.plan
     p = plan.scenario.parallelism
+    # Experts are numbered over the ranks of one stage, wherever the mesh puts them.
     position = plan.mesh.along(["tp", "cp", "dp"], rank).index(rank) if p.ep > 1 else 0
     return Shard(plan.mesh.coordinate("cp", rank), expert_rank(p, position))
 
@@ -98,6 +111,7 @@ class Cut(Struct, frozen=True, eq=False, dict=True):
 
     def each(self, of_stage: Callable[[Signature], Sequence[float]]) -> Floats:
         """Numbers of each stage, [stages, numbers]; equal stages are asked for once."""
+        # Middle stages mostly hold the same blocks, so two or three answers serve a pipeline of any length.
         known = {stage: of_stage(stage) for stage in dict.fromkeys(self.stages)}
         return np.array([known[stage] for stage in self.stages])
 

@@ -81,12 +81,14 @@ class GridSearch:
 
     def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
         """A layout with its bounds, the cheap ones first, or which of them rules it out."""
+        # From the cheapest test to the dearest, as each spares those after it: work, memory, the pipeline's bound.
         if ceiling_s < math.inf and (self.least_work_s(x) > ceiling_s or self.work_bound_s(x) > ceiling_s):
             return "pruned_by_bound"
         if (memory := self.memory_bytes(x)) > self.limit_bytes:
             return "pruned_by_memory"
         if (bound := self.bound_s(x)) > ceiling_s:
             return "pruned_by_bound"
+        # Only a searched schedule decides its forwards by seconds, which takes prices that others need not.
         if FORMS[x.schedule].follows_times and (memory := self.memory_bytes(x, True)) > self.limit_bytes:
             return "pruned_by_memory"
         return Bounded(bound, memory, x)
@@ -97,11 +99,14 @@ class GridSearch:
         """Bytes that the worst rank needs at the least; `timed`: by the seconds of actions, where they decide it."""
         blocks, form = self.blocks(x)[0], form_of(x.schedule, x.pp, x.virtual_stages)
         cut = self.cut(blocks.order, form)
+        # By pipeline rank; the fullest one decides.
         kept = self._state_bytes(x.zero, form, cut) + self._activation_bytes(blocks, form, cut, self._micro_batches(x))
         if timed and (count := self._searched_forwards(x, blocks, cut)) > 1:
             # Its other ranks are not known to begin with more forwards than one.
             saved, _, backward = self._stage_bytes(blocks, cut)
+            # The arrays are cached, and changing one in place would change the bound of the next layout.
             kept = kept.copy()
+            # Rank 0 keeps `count` micro-batches when its first backward starts, and running that takes `backward` more.
             first = self._state_bytes(x.zero, form, cut)[0] + count * saved[0] + backward[0]
             kept[0] = max(kept[0], first)
         return float(kept.max()) * ROUNDING
@@ -112,6 +117,7 @@ class GridSearch:
         found: dict[Signature, float] = {}
         for held in cut.by_rank(form):
             if held not in found:
+                # The very function that the simulation's memory uses, so states are exact and no bound.
                 s = states(self.prices.plan, [self._stage(zero, cut.order, held)])
                 found[held] = s.parameters + s.gradients + s.optimizer + s.gathered
         return np.array([found[held] for held in cut.by_rank(form)])
@@ -120,9 +126,12 @@ class GridSearch:
     def _activation_bytes(self, blocks: Blocks, form: Form, cut: Cut, m: int) -> Floats:
         """What the forwards before a rank's first backward keep, or one micro-batch of any of its stages."""
         saved, forward, backward = self._stage_bytes(blocks, cut)
+        # Any schedule runs each of its stages once, with at least that micro-batch's activations there.
         single = form.most(saved + np.maximum(forward, backward))
         if self.space.training.activation_offload:
             return single
+        # When the first backward starts, all forwards before it are kept. Which stage it is of is the schedule's
+        # choice, so the least backward counts.
         many = np.bincount(form.rank_of_stage, form.forwards_first(m) * saved, form.ranks)
         return np.maximum(single, many + form.least(backward))
 
@@ -130,13 +139,16 @@ class GridSearch:
         """Of rank 0, before its first backward; 1 where its forward's longest time is not known."""
         p, prices = self.space.base.parallelism, self.prices
         first_forwards = FORMS[x.schedule].first_forwards
+        # Scattered messages are gathered on arrival, for a time that is no part of the forward's program here.
         scattered = p.p2p_scatter and x.tp > 1 and not x.sp
+        # The list is chosen by exact seconds. Where ranks or places differ, only least times are known here.
         if first_forwards is None or self.space.training.activation_offload or not prices.alike or scattered:
             return 1.0
         gathered = self._gathered(x)
         gathers = [blocks.sorts[s].gathers_s for s in cut.stages[0]] if gathered else []
         slowed = prices.costs.coefficients.collective_sm_share  # what computing beside them takes longer
         t = self._alone(blocks, cut, gathered)
+        # An upper bound here, unlike everywhere else: the longer the forward may take, the fewer forwards are sure.
         waits_s = sum(gathers) * (1.0 + slowed)
         return first_forwards(p.schedule_memory, self._micro_batches(x), t.forward, t.input_grad, waits_s)
 
@@ -157,10 +169,12 @@ class GridSearch:
     def work_bound_s(self, x: Layout) -> float:
         """The work of all stages shared evenly by the ranks: a bound for every schedule and ZeRO stage at once."""
         work_s = self.blocks(x)[0].work_s(self._gathered(x))
+        # The slowest rank has at least the mean work. Bubbles, messages and the optimizer are left out.
         return self._micro_batches(x) * work_s / x.pp * self.scale * ROUNDING
 
     def least_work_s(self, x: Layout) -> float:
         """The same for all recomputations and ZeRO stages at once: what does without either is in all of them."""
+        # One answer for dozens of layouts. Full recomputation and ZeRO-3's gathers only add work.
         return self._least_work_s(x._replace(recompute="none", zero=2 if x.dp * x.cp > 1 else 0))
 
     @cached
@@ -171,6 +185,7 @@ class GridSearch:
         """Seconds that a step of the layout takes at the least."""
         form, m = form_of(x.schedule, x.pp, x.virtual_stages), self._micro_batches(x)
         bound = 0.0
+        # A step ends with its last rank, so the largest of the ranks' bounds is a bound.
         for blocks in self.blocks(x):
             cut = self.cut(blocks.order, form)
             t, end = self.stage_seconds(x, blocks, form, cut), self._epilogue_s(x.zero, form, cut)
@@ -193,7 +208,10 @@ class GridSearch:
         # with ZeRO-3 the last backward waits for its gathers too, and its reductions hide under all of that
         last = queued.weight_grad if form.backward == "split" else queued.backward
         total, final = self._reductions_s(x.zero, cut)
+        # Beside the forward, ZeRO-1 and 2 gather updated parameters. The first forward cannot end before the last of
+        # them.
         gathered = self._gathers_s(x.zero, cut) if dp.zero in (1, 2) and dp.gather_overlap else none
+        # Reductions of the last backward may hide under it, but no longer than it takes.
         return StageSeconds(alone, queued, lag, *self._sends(blocks, form), np.maximum(final, total - last), gathered)
 
     @cached
@@ -211,6 +229,7 @@ class GridSearch:
 
     def _sends(self, blocks: Blocks, form: Form) -> tuple[Floats, Floats]:
         p = blocks.scenario.parallelism
+        # Without sequence parallelism Megatron can send 1 / tp of a tensor that all tp ranks hold.
         return self._sends_of(form, blocks.message_bytes / (p.tp if p.p2p_scatter and not p.sp else 1))
 
     @cached
@@ -228,6 +247,7 @@ class GridSearch:
     def _reductions_s(self, zero: int, cut: Cut) -> tuple[Floats, Floats]:
         """Seconds of each stage's gradient reductions of one micro-batch, and of those after its last computation."""
         dp, sort_of = self.prices.dp(zero), self._of_order[cut.order].sorts
+        # Then the epilogue holds the reductions. Counting them here too would count them twice.
         if dp.at_the_end and not dp.each_micro_batch and dp.zero < 3:
             return np.zeros(len(cut.stages)), np.zeros(len(cut.stages))
         total, final = cut.each(lambda stage: self.prices.reductions_s([sort_of[s].gradients for s in stage], dp)).T
@@ -247,6 +267,7 @@ class GridSearch:
     @cached
     def _epilogue_s(self, zero: int, form: Form, cut: Cut) -> Floats:
         """Clipping, optimizer and exposed gathers, by pipeline rank."""
+        # The first and the last rank all-reduce the gradient of tied embeddings; with one rank there is nothing to add.
         tied_model = self.space.base.model.tied_embeddings and form.ranks > 1
         found: dict[tuple[Signature, bool], float] = {}
         out = []
@@ -262,8 +283,11 @@ class GridSearch:
     def _stream_bound_s(self, zero: int, form: Form, cut: Cut, m: int) -> float:
         """The data-parallel stream of the busiest rank: all that it carries, one after the other, then the epilogue."""
         dp, runs = self.prices.dp(zero), m // form.copies
+        # NCCL runs the collectives of a communicator one after the other, so the stream's sum is a bound by itself.
         seconds = self._reductions_s(zero, cut)[0] * (runs if dp.each_micro_batch else 1)
         if zero == 3:
+            # Forward and backward gather the parameters anew where these are freed after each
+            # (`reshard_after_forward`).
             seconds = seconds + self._gathers_s(zero, cut) * (2 * runs if dp.reshard else 1)
         elif dp.zero and dp.gather_overlap:
             seconds = seconds + self._gathers_s(zero, cut)
@@ -275,8 +299,11 @@ class GridSearch:
     def blocks(self, x: Layout) -> list[Blocks]:
         """The blocks of a layout, for each rank that is bounded."""
         s = self.space
+        # The key holds all that changes a block or its price. A missing part would hand out wrong blocks.
         paired = bool(s.fixed.get("ep_overlap")) and FORMS[x.schedule].pairs
+        # Recomputing the first n layers of each stage makes blocks depend on the cut; all else does not.
         by_stage = s.recomputes[x.recompute].layers is not None
+        # Sums of whole gradients (`accumulated` of `sim.models.dims`) change the weights' part of a backward.
         whole = x.zero < 2 or s.accumulates(x.pp, x.zero)
         stops_early = x.zero == 3 and s.recomputes[x.recompute].mode == "full"  # see `models.recompute`
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
@@ -315,5 +342,6 @@ def _fault_scale(scenario: Scenario) -> float:
     """How much faster than priced faults can make a step: ranks or links scaled the other way; jitter without end."""
     if has_jitter(scenario):
         return 0.0
+    # Prices here know no faults. A rank or link that is slower only adds time; one that is quicker lowers the bound.
     links = (1 / scale for scale in link_scales(scenario).values())
     return min([1.0, *compute_scales(scenario).values(), *links])

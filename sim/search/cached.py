@@ -23,7 +23,9 @@ def cached(
 
     @wraps(method)
     def kept(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        # In the object's own `__dict__`: a cache goes when its object does, and frozen Structs with a dict allow it.
         results: dict[Hashable, Result] = vars(self).setdefault(name, {})
+        # Not `get`: None may be a result.
         if args not in results:
             results[args] = method(self, *args, **kwargs)
         return results[args]

@@ -55,9 +55,11 @@ class _Tools(NamedTuple):
 
 def pack(space: Space) -> bytes:
     """The search's data for its workers, its profile included, so that they need no files."""
+    # Pickled here once. Executors would otherwise pickle the space anew for each of thousands of tasks.
     return pickle.dumps((space, load_profile(space.base.calibration)))
 
 
+# By the packed bytes, so that tasks of one search share prices in a worker that outlives several searches.
 @lru_cache(maxsize=4)
 def _tools(packed: bytes) -> _Tools:
     space, profile = pickle.loads(packed)  # what `pack` made, in this program
@@ -68,15 +70,19 @@ def _tools(packed: bytes) -> _Tools:
 def bound_grid(packed: bytes, grid: Grid, limit_bytes: float, ceiling_s: float) -> GridBounds:
     """Bounds of a mesh's layouts; see `GridSearch.run`."""
     tools, begin = _tools(packed), time.thread_time()
+    # Tasks are whole meshes, since all layouts of a mesh share these prices, the costly part of bounding.
     prices = GridPrices(tools.space, grid, tools.costs, tools.network)
+    # Layouts make and drop objects by the million, and few of these form cycles.
     with rare_collection():
         found = GridSearch(tools.space, grid, prices, limit_bytes).run(ceiling_s)
+    # Thread time: a worker that shares its core must not count the time of others.
     return replace(found, cpu_s=time.thread_time() - begin)
 
 
 def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceiling_s: float = math.inf) -> Outcome:
     """Simulate one layout, if it fits in memory and takes no longer than `ceiling_s` as if links carried everything at
     once. The time of one that does not fit is not known: infinite."""
+    # A schedule orders a stage's actions and does not change them, so its name is left out of the key.
     tools, cache = _tools(packed), _program_cache(packed, layout._replace(schedule="", virtual_stages=0))
     begin = time.thread_time()
     with rare_collection():
@@ -87,12 +93,14 @@ def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceili
 @lru_cache(maxsize=KEPT)
 def _program_cache(packed: bytes, way: Layout) -> ProgramCache:
     """Compiled programs shared by all layouts that differ only in schedule; neighbours in the search usually do."""
+    # The arguments are the key alone.
     return ProgramCache()
 
 
 def detail(packed: bytes, layout: Layout) -> dict[str, float]:
     """What a list of layouts says of each besides its time and memory; they are means over the ranks."""
     tools = _tools(packed)
+    # A cache of its own: details are of a few best layouts, and must not push the search's programs out.
     step = prepare(scenario_of(tools.space, layout), tools.costs, cache=ProgramCache()).run().outcome
     mean = step.mean_rank
     return {"mfu": step.utilization.mfu, "exposed_comm_s": mean.exposed_comm_s, "bubble_fraction": mean.bubble_fraction}
@@ -104,14 +112,18 @@ def _evaluate(
     """What becomes of it, seconds, bytes, and why it was refused."""
     try:
         scenario = scenario_of(tools.space, layout)
+        # The cheapest test first. A trainer's refusal needs no prices at all.
         if tools.space.trainer and (reasons := reasons_against(scenario, tools.space.trainer)):
             return "refused", math.inf, math.inf, f"{tools.space.trainer}: {reasons[0]}"
         step = prepare(scenario, tools.costs, cache=cache)
+        # Exact memory follows from lists and sizes. No engine has to run for a layout that does not fit.
         peak = step.peak_bytes
         if peak > limit_bytes:
             return "too_large", math.inf, peak, ""
+        # The least time has one task an action, where the full graph has collectives and links: it is far cheaper.
         if ceiling_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > ceiling_s:
             return "beaten", least_s, peak, ""
         return "simulated", step.run().step_time_s, peak, ""
+    # A search over thousands of layouts meets some that the simulator has a rule against. One refusal must not end it.
     except InputError as error:
         return "refused", math.inf, math.inf, str(error)

@@ -17,6 +17,7 @@ def make_result(
     space: Space, found: Found, limit_bytes: float, objective: str, details: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
     """The result as plain data: format sim-search/1. `details`: what `evaluation.detail` says of each of the best."""
+    # Worker time, so that rates of searches on different machines compare.
     c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
     evaluating_s = sum(cpu_s.values()) - cpu_s["bounding"]
     return {
@@ -28,6 +29,7 @@ def make_result(
         "only": {k: list(v) for k, v in space.only.items()},
         "linked": [{"keys": list(link.keys), "rows": [list(row) for row in link.rows]} for link in space.linked],
         "trainer": space.trainer or None,
+        # Each with the whole scenario: a best layout must run by itself, without the search's options.
         "best": [
             _row(space, o) | more | {"scenario": _scenario(space, o.layout)}
             for o, more in zip(found.best, details, strict=True)
@@ -35,6 +37,7 @@ def make_result(
         "pareto": [_row(space, o) for o in found.pareto],
         "evaluated": [_row(space, o) for o in found.fitting],
         "counts": c,
+        # Asked only then, as it goes through the whole space again.
         "why_none_legal": "" if c["legal"] else why_none_legal(space),
         "refusals": [{"reason": reason, "count": n} for reason, n in found.refusals.items()],
         "wall_s": found.wall_s,
@@ -60,6 +63,7 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
     tokens = t.global_batch_size * t.seq_len
     return {
         "step_time_s": outcome.step_time_s,
+        # Per GPU of the space, so that layouts compare with those of a search over another number of GPUs.
         "tokens_per_s_per_gpu": tokens / outcome.step_time_s / space.gpus if outcome.step_time_s else 0.0,
         "peak_memory_bytes": outcome.peak_memory_bytes,
         "layout": outcome.layout._asdict(),

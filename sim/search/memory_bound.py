@@ -13,6 +13,7 @@ def stage_bytes(blocks: list[Sort], offload: bool) -> tuple[float, float, float]
     its own and those of the block before it are there.
     """
     saved = [b.saved_bytes for b in blocks]
+    # A block's activations leave for the host while the next block runs, so a micro-batch keeps nothing on the device.
     if offload:
         present = list(zip(on_device(saved), (b.block for b in blocks), strict=True))
         return (
@@ -21,6 +22,8 @@ def stage_bytes(blocks: list[Sort], offload: bool) -> tuple[float, float, float]
             max((size + b.backward_peak_bytes for size, b in present), default=0.0),
         )
     total = sum(saved)
+    # The caller adds the whole of `saved`, so what is beyond it counts from there. A block's peak in the middle of a
+    # stage comes with less saved, and is smaller by the blocks that have not run yet.
     now = -total
     forward = backward = 0.0
     for block, size in zip(blocks, saved, strict=True):

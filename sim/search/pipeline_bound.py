@@ -77,6 +77,7 @@ def form_of(name: str, p: int, v: int) -> Form:
     """The form of a schedule on p ranks; its lists are built for as few micro-batches as it takes."""
     form = FORMS[name] if p > 1 else ONE_RANK
     built = form.fewest(p, v)
+    # The lists for the fewest micro-batches already show where every stage lives, and are quick to build.
     ranks, parts = np.array(built.rank_of_stage), np.array(built.part_of_stage)
     return Form(name, v, p, ranks, parts, built.chains, form.backward, form.one_at_a_time)
 
@@ -115,9 +116,12 @@ class StageSeconds(Struct, frozen=True, eq=False):
 
 def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: bool, epilogue_s: Floats) -> float:
     """The bound in seconds. `blocking`: a rank waits for its own messages; `epilogue_s`: of the optimizer, by rank."""
+    # A bidirectional schedule (DualPipe) runs half of the micro-batches through each copy of the model.
     m = micro_batches // form.copies
     whole = form.backward == "whole"
+    # A blocking message holds its sender up. After the last backward nothing waits on the rank, hence m - 1 of these.
     held = (m * t.send_forward + (m - 1) * t.send_backward) if blocking else np.zeros_like(t.lag)
+    # Each backward but the last is followed by an action that queues behind its reductions.
     lag = (m - 1) * t.lag if whole else 0.0
 
     def work(of: Actions, extra: Floats | float, with_weights: bool) -> Floats:
@@ -125,17 +129,24 @@ def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: 
 
     # gathers run beside a rank's waiting for its messages, so either of the two counts
     full = np.maximum(work(t.queued, lag, True), work(t.alone, held, True))
+    # Up to the last input gradient. Weight gradients may run after it (zero bubble), so they are no part of this chain.
     early = full if whole else np.maximum(work(t.queued, lag, False), work(t.alone, held, False))
+    # On the way back only what the next stage waits for counts: of a split backward the input gradient.
     chain_back = t.alone.backward if whole else t.alone.input_grad
     before, after = _chains(form, t.alone.forward + t.send_forward, chain_back, t.send_backward)
     ends = _chain_ends(form, t, epilogue_s)
     first = np.maximum(np.maximum(before + t.alone.forward, t.gathered), t.queued.forward)  # end of a first forward
     # which of a rank's stages is first or last is the schedule's choice, so the least counts
+    # `full` and `early` count all m forwards, the first among them. It is taken off here. Taking off the queued time,
+    # the longer one, keeps the sum a bound with either kind of work.
     start = form.least(first - t.queued.forward)
+    # Chain 1: forwards of the stages before, all work of the rank, its exposed reductions, its optimizer.
     own = start + full + form.least(t.exposed) + epilogue_s
+    # Chain 2: after the rank's last input gradient the micro-batch goes back to the first stage, and this ends.
     tail = start + early + form.least(after + ends)
     bound = max(float(own.max()), float(tail.max()))
     if form.one_at_a_time:
+        # No two micro-batches are under way at once, so the whole way there and back adds up m times.
         way = t.alone.forward + chain_back + t.send_forward + t.send_backward
         bound = max(bound, m * float(way.sum()) + float(ends[0]))
     return bound
@@ -147,6 +158,7 @@ def _chains(form: Form, forward: Floats, backward: Floats, send_backward: Floats
     for chain in form.chains:
         index = np.array(chain)
         down = np.cumsum(forward[index])
+        # A difference of sums may come out below 0 by rounding.
         before[index] = np.maximum(0.0, down - forward[index])
         after[index] = np.cumsum(backward[index] + send_backward[index]) - backward[index]  # its own message counts
     return before, after
@@ -157,6 +169,7 @@ def _chain_ends(form: Form, t: StageSeconds, epilogue_s: Floats) -> Floats:
     out = np.empty_like(t.lag)
     for chain in form.chains:
         first = chain[0]
+        # A whole backward has them in it. A mixed form may have run them earlier, so nothing is sure to follow.
         weights = t.alone.weight_grad[first] if form.backward == "split" else 0.0
         out[list(chain)] = weights + t.exposed[first] + epilogue_s[form.rank_of_stage[first]]
     return out

@@ -30,6 +30,7 @@ def runnable(space: Space, layout: Layout, source: Source, path: Path, overrides
     sets = sets_of(space, layout, source.data)
     changes = [word for option in (*overrides, *sets) for word in ("--set", option)]
     words = ["stepsim", "run", shipped_name(path) or str(path), *changes]
+    # The file may be saved anywhere, so its paths must not depend on the folder of the scenario.
     data = with_overrides(replace(source, data=anchored(source.data, source.folder)), sets).data
     out = {"command": shlex.join(words), "yaml": yaml.safe_dump(data, sort_keys=False, width=120)}
     return out | ({"flags": emit(scenario_of(space, layout), space.trainer)} if space.trainer else {})
@@ -37,16 +38,21 @@ def runnable(space: Space, layout: Layout, source: Source, path: Path, overrides
 
 def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[str]:
     """KEY=VALUE of the keys in which a layout differs from what was written."""
+    # Only what differs is set. A command of twenty keys would hide the three that matter.
     found: dict[tuple[str, str], Any] = {("parallelism", key): getattr(layout, key) for key in SEARCHED}
     found |= {("training", key): getattr(layout, key) for key in TRAINING}
+    # The key follows the layout here, while the scenario's default does not. Without it the command would run another
+    # step.
     if space.sums_in_pipelines:
         found["parallelism", "accumulate_unsharded"] = space.accumulates(layout.pp, layout.zero)
     if layout.pp == 1:  # the schedule, of which there is none, keeps its name
         del found["parallelism", "schedule"], found["parallelism", "virtual_stages"]
+        # A number written for the scenario's own schedule would be refused with one rank.
         if (written.get("parallelism") or {}).get("virtual_stages") is not None:
             found["parallelism", "virtual_stages"] = None
     sets = []
     for (section, key), value in found.items():
+        # A key that is written as null means its default as well.
         own = (written.get(section) or {}).get(key)
         if own is None:
             own = _default(key, layout)
@@ -62,6 +68,7 @@ def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[st
 def _default(key: str, layout: Layout) -> Any:
     if key in TRAINING:
         return TRAINING[key]
+    # The default of virtual stages belongs to the schedule that was found, and not to the one that was written.
     return FORMS[layout.schedule].stages_per_rank if key == "virtual_stages" else Parallelism.model_fields[key].default
 
 
@@ -71,6 +78,8 @@ def anchored(value: Any, folder: str) -> Any:
         return {key: anchored(item, folder) for key, item in value.items()}
     if isinstance(value, list):
         return [anchored(item, folder) for item in value]
+    # Any text may be a path, and no list of keys is kept here. A point and an existing file tell the paths from the
+    # rest; long texts and line ends would make the system's call fail.
     if isinstance(value, str) and "." in value and len(value) < 4096 and "\n" not in value and "\0" not in value:
         path = Path(folder, value)
         return str(path.resolve()) if path.is_file() else value

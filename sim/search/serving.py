@@ -27,8 +27,10 @@ from sim.serve.requests import Request, make_requests
 from sim.serve.simulation import simulate_serving
 
 CLOSE = 1.02  # rates that differ by less are one
+# One request may be shorter or longer than the pattern's mean; a few even that out.
 ALONE = 4  # equal requests that show what one takes by itself
 SLOWEST_PER_S = 1e-3  # requests that never meet
+# Doublings: a factor of 16 million either way from the first guess.
 MOST_STEPS = 24
 
 
@@ -50,6 +52,7 @@ class ReplicaSearch:
 
     def at(self, rate_per_s: float) -> Point:
         """Simulate requests that come at this rate."""
+        # The curve of all layouts is made of these points, so each rate is simulated once and kept.
         if rate_per_s not in self.points:
             requests = requests_at(self.scenario, rate_per_s)
             served = simulate_serving(self.scenario, self.profile, requests, engine="static")
@@ -61,6 +64,7 @@ class ReplicaSearch:
     def _alone(self) -> bool:
         """Whether requests that never meet keep all promises."""
         requests = requests_at(self.scenario, SLOWEST_PER_S)
+        # A pattern's requests are drawn alike. Those of a trace differ, and all of them must keep the promise.
         if isinstance(self.scenario.for_serving.requests, RequestPattern):
             requests = requests[:ALONE]
         result = simulate_serving(self.scenario, self.profile, requests, engine="static").result
@@ -74,9 +78,11 @@ class ReplicaSearch:
         Raises:
             InputError: where the replica does not fit in memory.
         """
+        # A promise that a lone request breaks is broken at every rate. No bisection is needed to tell.
         if not self._alone():
             return None
         point = self.at(start_per_s)
+        # Away from the first guess by doubling or halving, until one rate keeps the promises and the next does not.
         step = 2.0 if point.kept else 0.5
         for _ in range(MOST_STEPS):
             following = self.at(point.rate_per_s * step)
@@ -85,8 +91,10 @@ class ReplicaSearch:
             point = following
         else:
             return point if point.kept else None  # kept even where all come at once
+        # Latency grows with the rate, as queues do, so bisection is right up to noise, which CLOSE covers.
         low, high = (point, following) if point.kept else (following, point)
         while high.rate_per_s > CLOSE * low.rate_per_s:
+            # The geometric mean, since rates span orders of magnitude and CLOSE is a ratio.
             middle = self.at(math.sqrt(low.rate_per_s * high.rate_per_s))
             low, high = (middle, high) if middle.kept else (low, middle)
         return low
@@ -99,6 +107,7 @@ def requests_at(scenario: Scenario, rate_per_s: float) -> tuple[Request, ...]:
         return make_requests(given.model_copy(update={"rate_per_s": rate_per_s}))
     found = make_requests(given)
     first, last = found[0].arrival_s, found[-1].arrival_s
+    # A trace keeps its bursts and lulls; only the distances between its arrivals change.
     stretch = len(found) / rate_per_s / (last - first) if last > first else 0.0
     return tuple([r._replace(arrival_s=(r.arrival_s - first) * stretch) for r in found])
 
@@ -149,13 +158,17 @@ def search_serving(
     for tp, pp in replicas_of(gpus):
         replicas, layout = gpus // (tp * pp), {"tp": tp, "pp": pp}
         try:
+            # One replica is simulated: replicas share no queue, so a service of n has n times its rate.
             parallelism = merge(dict(source.data.get("parallelism") or {}), {**layout, "dp": 1})
             if base.model.moe is not None:
+                # Without expert parallelism the ranks of a replica split every expert, as vLLM does by default.
                 parallelism["expert_tp"] = tp
             scenario = resolve(replace(source, data={**source.data, "parallelism": parallelism}), name)
             search = ReplicaSearch(scenario, profile, slo)
+            # The rate that is wanted of one replica: the answer mostly lies within a few doublings of it.
             highest = search.highest((wanted or 1.0) / replicas)
         except InputError as error:
+            # A layout may break a rule of the model (heads by tp) or not fit. The others are still worth an answer.
             refusals.append({"parallelism": layout, "reason": str(error)})
             continue
         row: dict[str, Any] = {"parallelism": {**layout, "dp": replicas}, "gpus": gpus, "replica_gpus": tp * pp}
@@ -163,10 +176,12 @@ def search_serving(
         if wanted is not None:
             own = search.at(wanted / replicas)
             row["own_rate"] = _figures(own, replicas, gpus, price_per_gpu_hour)
+            # A replica that is found to carry 2 % less than wanted may carry it: the search is no finer than that.
             needed = math.ceil(wanted / highest.rate_per_s / CLOSE) if highest else None
             row["fewest_gpus"] = None if needed is None else max(1, needed) * tp * pp
         layouts.append(row)
         curve += [_on_curve(p, layout, tp * pp) for p in search.points.values()]
+    # All fill the same GPUs, so the rate alone ranks them.
     layouts.sort(key=lambda row: -row["rate_per_s"])
     enough = [row for row in layouts if row.get("fewest_gpus")]
     fewest = min(enough, key=lambda row: (row["fewest_gpus"], -row["rate_per_s"]), default=None)
@@ -205,6 +220,7 @@ def _figures(point: Point, replicas: int, gpus: int, price: float | None) -> dic
 
 
 def _on_curve(point: Point, layout: dict[str, int], gpus: int) -> dict[str, Any]:
+    # The median user: interactivity is a user's experience, where a mean would follow the longest answers.
     per_token_s = point.result["time_per_output_token_s"]["p50"]
     return {
         "parallelism": layout,
@@ -217,6 +233,7 @@ def _on_curve(point: Point, layout: dict[str, int], gpus: int) -> dict[str, Any]
 
 def _front(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Points that no other beats in both tokens a second for a user and for a GPU, from the most for a user on."""
+    # From the quickest user on, a point is on the line if it gives a GPU more than all before it.
     best, out = -1.0, []
     ordered = sorted(curve, key=lambda p: (-p["tokens_per_s_per_user"], -p["output_tokens_per_s_per_gpu"]))
     for point in ordered:

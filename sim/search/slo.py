@@ -54,6 +54,7 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
             seconds = float(value)
         except ValueError:
             seconds = -1.0
+        # NaN fails the comparison, so it is refused with the rest.
         if not 0.0 < seconds < 1e9:
             raise InputError(f"--slo {part.strip()}: found {value!r}; must be a number of seconds above 0")
         out.append(Promise(quantity, statistic, seconds))
@@ -71,6 +72,9 @@ def share_within(served: ServingSimulation, slo: tuple[Promise, ...]) -> float:
             "ttft": before_s + s.first_token_s - s.request.arrival_s,
             "latency": before_s + s.finish_s - s.request.arrival_s,
         }
+        # The first token is no step of decoding, so one less than the output divides. One-token answers have no such
+        # step.
         own["tpot"] = own["itl"] = (s.finish_s - s.first_token_s) / max(1, s.request.output_tokens - 1)
+        # Goodput (DistServe): a request counts only if it keeps every promise at once.
         kept += all(own[p.quantity] <= p.seconds for p in slo)
     return kept / len(sequences)

@@ -28,9 +28,11 @@ from sim.models.balance import cost_of_last, deal
 from sim.schedules import FORMS, ONE_RANK
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
+# Keys whose defaults follow from searched ones. Unless they were written, each layout has its own value.
 DERIVED = ("shard_size", "expert_tp", "layers_per_stage", "p2p_overlap", "ep_overlap")
 RECOMPUTE = ("none", "selective", "selective_op", "full")
 EXTRA_STAGES = 2
+# Keeps a list of ranks in memory, and refuses what is surely a slip.
 MOST_GPUS = 1_000_000
 
 
@@ -68,6 +70,7 @@ class Linked(NamedTuple):
 
     def allows(self, found: Layout | Grid) -> bool:
         """Whether a row agrees with the fields that are known."""
+        # A mesh knows some of the keys only. It passes if any row may still fit once the rest is known.
         known = [(i, getattr(found, key)) for i, key in enumerate(self.keys) if key in found._fields]
         return any(all(row[i] == value for i, value in known) for row in self.rows)
 
@@ -115,6 +118,7 @@ class Space(Struct, frozen=True, dict=True):
         """Recomputations by their name in a Layout: all modes, and the scenario's own if it is none of them."""
         found = {mode: Recompute.model_validate({"mode": mode}) for mode in RECOMPUTE}
         own = self.training.recompute
+        # A list of modules or of layers is no mode, but the user's own choice must be in the space.
         found.setdefault(_recompute_name(own), own)
         return found
 
@@ -139,27 +143,34 @@ def make_space(
     if gpus is None:
         as_written = resolve(source, name)
         cluster = as_written.cluster
+        # Ranks that were written say what the user wants to run on; the cluster may be larger.
         gpus = as_written.parallelism.ranks if data.get("parallelism") else cluster.nodes * cluster.gpus_per_node
     if gpus > MOST_GPUS:
         raise InputError(f"{source.label}: a search lays out at most {MOST_GPUS:,} GPUs; found {gpus:,}")
     section = {} if data.get("parallelism") is None else data["parallelism"]
     given = validate(Parallelism, section, source, ("parallelism",))
+    # The bounds read forwards off the schedule's own lists, which other groups would change.
     if given.micro_batch_group is not None:
         said = "a search runs interleaved_1f1b in groups of pp micro-batches (null)"
         raise source.error(("parallelism", "micro_batch_group"), f"found {given.micro_batch_group}; {said}")
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
+    # A written layout need not fit the GPUs that are searched. All ranks in one pipeline stand in for it.
     neutral = {**data, "parallelism": {**kept, "pp": gpus}}
     if isinstance(data.get("training"), dict) and not _is_captured(data.get("model")):
+        # A written micro-batch size may not divide the batch of another number of replicas. One sequence always does.
         neutral["training"] = merge(data["training"], {"micro_batch_size": 1})
     base = resolve(replace(source, data=neutral), name)
+    # Messages take a task each on every rank, which is too slow for a search, and bounds know closed forms alone.
     if base.engine.collectives != "closed_form":
         raise source.error(("engine", "collectives"), "found messages; a search compares closed forms (closed_form)")
+    # Which kind of GPU a stage gets would be one more dimension of the space.
     if base.cluster.others:
         raise source.error(("cluster",), "has GPUs of several kinds; a search lays out GPUs of one kind")
     if base.processes is not None:
         raise source.error(("processes",), "a search compares steps that nothing disturbs; leave it out")
     if base.training is None:
         raise InputError(f"{source.label}: training: is missing; a search lays out training steps, with --slo serving")
+    # What was set on purpose, even to its default, and nothing else.
     fixed = {k: getattr(given, k) for k in DERIVED if k in given.model_fields_set}
     narrowed = {k: tuple(v) for k, v in (only or {}).items()}
     derives = sums_in_pipelines and "accumulate_unsharded" not in given.model_fields_set
@@ -174,12 +185,15 @@ def grids(space: Space) -> Iterator[Grid]:
     """All meshes of the space's GPUs: tp, cp, pp, dp and ep; legal ones have a layout or more."""
     moe = space.base.model.moe
     n = space.gpus
+    # Divisors of what is left: every product is N, and nothing has to be thrown away.
     for tp in divisors(n):
         for cp in divisors(n // tp):
             for pp in divisors(n // tp // cp):
                 dp = n // (tp * cp * pp)
+                # Before ep: such a pipeline would be refused as often as there are divisors of the experts.
                 if pp > space.base.model.layers + EXTRA_STAGES:
                     continue
+                # Expert parallelism reuses the ranks of dp, cp and tp, so it does not enter the product.
                 for ep in divisors(moe.experts) if moe else (1,):
                     grid = Grid(tp, cp, pp, dp, ep)
                     if all(space.allows(k, v) for k, v in grid._asdict().items()) and space.allows_together(grid):
@@ -191,6 +205,7 @@ def layouts_of(space: Space, grid: Grid) -> Iterator[tuple[Layout, bool]]:
     tp, cp, pp, dp, ep = grid
     batch = space.training.global_batch_size
     sizes = [b for b in divisors(batch // dp) if space.allows("micro_batch_size", b)]
+    # With one replica there is nothing to shard. `reduce_broadcast` needs whole gradients on every rank.
     whole = dp * cp == 1 or space.base.parallelism.dp_sync == "reduce_broadcast"  # of whole gradients alone
     zeros = [z for z in ((0,) if whole else (0, 1, 2, 3)) if space.allows("zero", z)]
     forms = [
@@ -203,6 +218,7 @@ def layouts_of(space: Space, grid: Grid) -> Iterator[tuple[Layout, bool]]:
         for size in sizes:
             for mode in modes:
                 for schedule, v in forms:
+                    # Once for all ZeRO stages, as no rule reads them.
                     legal = is_legal(space, Layout(tp, sp, cp, pp, dp, ep, 0, schedule, v, size, mode))
                     for zero in zeros:
                         layout = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode)
@@ -214,10 +230,12 @@ def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
     """Schedules with their stages per rank."""
     if pp == 1:
         return [(ONE_RANK.name, 1)]
+    # Stages without a layer may hold the embedding or the output, and no more.
     most = (space.base.model.layers + EXTRA_STAGES) // pp
     forms = []
     for name, form in FORMS.items():
         v = form.stages_per_rank
+        # Interleaved schedules take any number of virtual stages from their least on; others have one.
         if form.least_stages is not None:
             forms += [(name, v) for v in range(v, most + 1)]
         elif form.model_stages(1, v) <= most:
@@ -228,6 +246,7 @@ def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
 def grid_is_legal(space: Space, grid: Grid) -> bool:
     """The rules that the mesh alone decides, for micro-batches of one sequence."""
     tp, cp, pp, dp, ep = grid
+    # A mesh that fails with one sequence and no options fails with all of them, since rules only forbid more.
     smallest = Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
     return first_problem(MESH_RULES, sizes_of(space, smallest)) is None
 
@@ -240,6 +259,7 @@ def is_legal(space: Space, layout: Layout) -> bool:
 def sizes_of(space: Space, x: Layout) -> Sizes:
     """The sizes that decide whether a layout is legal."""
     fixed, p = space.fixed, space.base.parallelism
+    # In the order of `Sizes`. Positional arguments are quicker, and a search makes these for every layout.
     return Sizes(
         space.base.model,
         space.training,
@@ -278,6 +298,7 @@ def stages_of(layout: Layout) -> int:
 def scenario_of(space: Space, layout: Layout) -> Scenario:
     """The layout's scenario, as parsing it would give, without parsing."""
     x, base = layout, space.base
+    # `model_copy` checks nothing. Validating anew what the rules have passed would take longer than a bound.
     changes: dict[str, Any] = {k: getattr(x, k) for k in SEARCHED}
     changes["shard_size"] = space.fixed.get("shard_size", x.dp * x.cp)
     changes["expert_tp"] = space.fixed.get("expert_tp", 1)
@@ -297,6 +318,7 @@ def divisors(n: int) -> list[int]:
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
+    # Divisors come in pairs around the root, so numbers up to the root find both.
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
 
@@ -308,6 +330,7 @@ def overlaps(space: Space, layout: Layout) -> bool:
 
 def _recompute_name(recompute: Recompute) -> str:
     extra = [f"{k} {v}" for k, v in (("layers", recompute.layers), ("every", recompute.every)) if v is not None]
+    # Usual modules need no mention, so that the name equals the mode's and is no entry of its own.
     if recompute.mode == "selective" and recompute.modules != ("core_attn",):
         extra = list(recompute.modules)
     return ", ".join([recompute.mode, *extra])

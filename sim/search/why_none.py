@@ -20,6 +20,7 @@ NEEDS = {
 def why_none_legal(space: Space) -> str:
     """The rule that most of the layouts break, in words; for a space without a legal layout."""
     values = [(key, space.only[key]) for key in MESH if key in space.only]
+    # Plain mistakes first. They leave no mesh at all, so no rule about layouts would ever be asked.
     for key, given in values:
         if not any(isinstance(v, int) and v > 0 and space.gpus % v == 0 for v in given):
             return f"{key} {_listed(given)}: must divide the GPUs ({space.gpus:,})"
@@ -35,13 +36,16 @@ def why_none_legal(space: Space) -> str:
     broken: Counter[str] = Counter()
     for grid in meshes:
         tp, cp, pp, dp, ep = grid
+        # Here the rule itself is needed, and `grid_is_legal` only says whether there is one.
         smallest = Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
         _count(broken, first_problem(MESH_RULES, sizes_of(space, smallest)))
         if grid_is_legal(space, grid):
             for layout, _ in layouts_of(space, grid):
                 _count(broken, first_problem(LAYOUT_RULES, sizes_of(space, layout)))
     if broken:
+        # The most frequent rule is the likeliest mistake. A rare one may be broken by odd layouts alone.
         return broken.most_common(1)[0][0]
+    # Nothing was enumerated beyond the meshes, so one of the restrictions of layouts excludes all values.
     left = [f"{key} {_listed(v)}{NEEDS.get(key, '')}" for key, v in space.only.items() if key not in (*MESH, "ep")]
     return f"no mesh of these GPUs goes with {' and '.join(left)}" if left else "the rules leave none"
 
