@@ -92,11 +92,11 @@ class Router(nn.Module):
     def __init__(self, m: ModelConfig, store: WeightGrads | None) -> None:
         super().__init__()
         moe = moe_of(m)
-        self.experts, self.top_k = moe.experts, moe.top_k
+        self.experts, self.top_k, self.capacity_factor = moe.experts, moe.top_k, moe.capacity_factor
         self.matrix = Linear(m.hidden, moe.experts, False, store)
 
     def forward(self, x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """[tokens, h], [tokens] → weights and experts, [tokens, top_k] both."""
+        """[tokens, h], [tokens] → weights and experts, [tokens, top_k] both; a dropped copy has expert `experts`."""
         logits = self.matrix(x)
         probabilities = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
         if self.balanced:
@@ -105,7 +105,18 @@ class Router(nn.Module):
             weights = probabilities.gather(1, chosen)
         else:
             weights, chosen = probabilities.topk(self.top_k)
-        return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), chosen
+        return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), self._within_capacity(chosen)
+
+    def _within_capacity(self, chosen: Tensor) -> Tensor:
+        """Of each expert's copies the first ones, in the tokens' order, up to its capacity (Fedus et al. 2021, Switch
+        Transformer, arXiv 2101.03961, sec. 2.2): what is above is dropped, and its token is the poorer for it."""
+        if self.capacity_factor is None:
+            return chosen
+        capacity = math.ceil(self.capacity_factor * chosen.numel() / self.experts)
+        flat = chosen.reshape(-1)
+        taken = torch.nn.functional.one_hot(flat, self.experts).cumsum(0)  # copies of each expert until here
+        place = taken.gather(1, flat[:, None])[:, 0]
+        return torch.where(place > capacity, self.experts, flat).view(chosen.shape)
 
 
 class Experts(nn.Module):

@@ -155,9 +155,13 @@ def _experts(s: Scenario) -> Iterator[Problem]:
     p, t, moe = s.parallelism, s.training, s.model.moe
     if moe is None or t is None:
         return
-    for name, even in (("capacity_factor", None), ("max_nodes_per_token", None), ("imbalance", "balanced")):
+    for name, even in (("max_nodes_per_token", None), ("imbalance", "balanced")):
         if getattr(moe, name) != even:
             yield f"model.moe.{name}", getattr(moe, name), "null" if even is None else even
+    copies = t.micro_batch_size * t.seq_len * moe.top_k
+    if moe.capacity_factor is not None and (p.tp * p.cp > 1 or moe.capacity_factor * copies % moe.experts):
+        found = f"{moe.capacity_factor:g} with {copies} token copies for {moe.experts} experts, tp {p.tp}, cp {p.cp}"
+        yield "model.moe.capacity_factor", found, "null; without tp and cp a whole number of copies for each expert"
     if p.expert_tp > 1:
         yield "parallelism.expert_tp", p.expert_tp, "1"
     if p.ep > 1 and p.ep_dispatch_dtype != t.precision:

@@ -65,10 +65,14 @@ class ExpertParallel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(rows, self.numbers)
-        order = torch.argsort(chosen.view(-1), stable=True)  # copies by expert
-        copies = rows[order // chosen.shape[1]]
-        sent = torch.bincount(chosen.view(-1), minlength=self.router.experts).view(self.group.size, -1)
-        results = _Permute.apply(self._everywhere(copies, sent), _inverse(order))
+        order = torch.argsort(chosen.view(-1), stable=True)  # copies by expert, dropped ones last
+        counts = torch.bincount(chosen.view(-1), minlength=self.router.experts)[: self.router.experts]
+        dropping = self.router.capacity_factor is not None
+        kept = int(counts.sum()) if dropping else len(order)
+        done = self._everywhere(rows[order[:kept] // chosen.shape[1]], counts.view(self.group.size, -1))
+        if kept < len(order):
+            done = torch.cat((done, done.new_zeros(len(order) - kept, done.shape[1])))
+        results = _Permute.apply(done, _inverse(order))
         out: Tensor = (results.view(*chosen.shape, -1) * weights[..., None]).sum(1).view(x.shape)
         return out
 

@@ -53,6 +53,8 @@ TWO_RANKS: dict[str, Any] = {
     "all-to-all": small({"cp": 2, "cp_method": "all_to_all"}, attention="fused"),
     "all-to-all, one key head": small({"cp": 2, "cp_method": "all_to_all"}, attention="fused", **ONE_KEY_HEAD),
     "ep": small({"dp": 2, "ep": 2}, **MOE),
+    "ep, capacity": small({"dp": 2, "ep": 2}, moe=MOE["moe"] | {"capacity_factor": 0.75}),
+    "ep, roomy": small({"dp": 2, "ep": 2}, moe=MOE["moe"] | {"capacity_factor": 1.25}),
     "ep, shared experts": small({"dp": 2, "ep": 2, "dp_sync": "after_backward"}, **(LLAMA | SHARED)),
     "experts on every rank": small({"dp": 2, "dp_sync": "after_backward"}, **MOE),
     "ep over cp": small({"cp": 2, "ep": 2}, attention="fused", **MOE),
@@ -95,7 +97,7 @@ SHARDED = {
     "zero 2, one key head": _sharded(2, False, **ONE_KEY_HEAD),
     "zero 3 beside sp, one key head": _sharded(3, True, **ONE_KEY_HEAD),
 }
-ROUTED = {"ep": TWO_RANKS["ep"], "ep over tp": TWO_RANKS["ep over tp"]}
+ROUTED = {name: TWO_RANKS[name] for name in ("ep", "ep over tp", "ep, capacity")}
 SPOILT = {  # what a rank forgets → a case that must notice
     "tp sum": "tp",
     "tp gather": "sp",
