@@ -21,8 +21,8 @@ WRAPPED = """
 import runpy, sys
 sys.argv = ["sft.py", "--model_name_or_path", "{files}/model", "--dataset_name", "{files}/data", "--learning_rate",
     "2.0e-5", "--max_steps", "4", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2",
-    "--gradient_checkpointing", "--eos_token", "<|im_end|>", "--output_dir", "{files}/out", "--use_cpu", "--report_to",
-    "none", "--save_strategy", "no"]
+    "--gradient_checkpointing", "--eos_token", "<|im_end|>", "--output_dir", "{files}/out", "--report_to", "none",
+    "--save_strategy", "no", *{more}]
 runpy.run_module("trl.scripts.sft", run_name="__main__")
 """
 
@@ -32,15 +32,16 @@ def test_collectives_are_those_of_two_real_ranks(tmp_path: Path, monkeypatch: py
     """What two gloo ranks of sft.py send in a step, and what its capture foresees: equal in kind, number and bytes."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     subprocess.run([sys.executable, "-m", "calibrate.sft_files", str(tmp_path)], check=True, capture_output=True)
-    script = tmp_path / "sft.py"
-    script.write_text(WRAPPED.format(files=tmp_path), "utf-8")
+    script, on_cpu = tmp_path / "sft.py", tmp_path / "sft_on_cpu.py"
+    for path, more in ((script, []), (on_cpu, ["--use_cpu"])):
+        path.write_text(WRAPPED.format(files=tmp_path, more=more), "utf-8")
     command = [sys.executable, "-m", "calibrate.capture", "--script", str(script), "--world-size", "2"]
     done = subprocess.run([*command, "--out", str(tmp_path / "p")], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     program = read_rank_program(tmp_path / "p.rank0.json.gz")
     foreseen = Counter((c.kind, c.bytes) for c in program.collectives if c.kind == "all_reduce")
     assert foreseen
-    assert foreseen == Counter({k: n for k, n in really(tmp_path, script).items() if k[0] == "all_reduce"})
+    assert foreseen == Counter({k: n for k, n in really(tmp_path, on_cpu).items() if k[0] == "all_reduce"})
 
 
 def test_the_stored_program_recomputes_every_layer_and_reduces_every_gradient_once() -> None:
