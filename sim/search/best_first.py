@@ -91,8 +91,7 @@ class BestFirst(Struct, dict=True):
             for future in done:
                 self._take(future.result())
             self.report(self)
-        # What is left in the heap was never simulated. It is counted here, so that the counts add up to the legal
-        # layouts.
+        # What is left was never simulated. It is counted here, so that the counts add up to the legal layouts.
         for _, _, layout in self._heap:
             self._leave_out(layout)
         ranked = sorted(self.fitting, key=_rank)

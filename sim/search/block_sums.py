@@ -32,8 +32,7 @@ class Blocks:
         plan, p = prices.plan, scenario.parallelism
         self.prices, self.scenario = prices, scenario
         shard = _shard(prices, rank)
-        # DualPipe runs one micro-batch's computing beside another's messages. Then only the computing is sure to take
-        # time.
+        # DualPipe runs one micro-batch's computing beside another's messages, so only computing surely takes time.
         paired = p.ep_overlap and p.form.pairs
         self.sorts: dict[int, Sort] = {}
         numbers: dict[tuple[object, ...], int] = {}

@@ -144,8 +144,7 @@ def _alike(lists: ScheduleColumns, begin: int, end: int) -> tuple[list[int], Int
     number = work[:, 0]
     if work.shape[1] > 1:
         paired = lists.direction[mine, 1] != NEITHER
-        # A pair needs both actions in its number. Above all single numbers, so that no pair is taken for a single
-        # action.
+        # A pair's number has both actions in it, and lies above all single numbers.
         number = number + np.where(paired, work[:, 1] + 1, 0) * (int(work.max(initial=0)) + 1)
     # `ends` marks the first forward and the last gradients of a stage, which gather and reduce more. A stable sort puts
     # them last, so np.unique finds a steady step first.

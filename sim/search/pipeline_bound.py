@@ -142,7 +142,7 @@ def pipeline_bound_s(form: Form, t: StageSeconds, micro_batches: int, blocking: 
     start = form.least(first - t.queued.forward)
     # Chain 1: forwards of the stages before, all work of the rank, its exposed reductions, its optimizer.
     own = start + full + form.least(t.exposed) + epilogue_s
-    # Chain 2: after the rank's last input gradient the micro-batch goes back to the first stage, and this ends.
+    # Chain 2: after the rank's last input gradient the micro-batch goes back to stage 0, which then ends its step.
     tail = start + early + form.least(after + ends)
     bound = max(float(own.max()), float(tail.max()))
     if form.one_at_a_time:
