@@ -108,6 +108,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.recompute", found, "none, selective, full; selective_op without experts and sp"
     if t.recompute.mode == "selective" and t.recompute.modules != ("core_attn",):
         yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
+    if t.optimizer_offload:
+        yield "training.optimizer_offload", "true", "false"
     if t.activation_offload:
         yield "training.activation_offload", "true", "false"
     if t.attention == "fused" and s.model.dropout > 0:

@@ -41,6 +41,7 @@ class Emission(Struct, dict=True):
         self.refuse("distillation", "given", "trains one model", self.scenario.distillation is not None)
         self.refuse("training.activation_offload", "true", "is no option", t.activation_offload)
         self.refuse("training.lora", "adapters", "trains all parameters", t.lora is not None)
+        self.refuse("training.optimizer_offload", "true", "keeps optimizer states on the GPU", t.optimizer_offload)
         self.refuse("training.cross_entropy", "chunked", "is no option", t.cross_entropy == "chunked")
         self.refuse("parallelism.cp_split", p.cp_split, "splits zigzag", p.cp > 1 and p.cp_split != "zigzag")
         self.refuse("parallelism.dp_sync", p.dp_sync, "reduces buckets",

@@ -68,6 +68,8 @@ def check_rules(sections: Sections, source: Source) -> None:
     if sections.training is not None:
         _check_dtypes(sections.training, source)
         _check_muon(sections, sections.training, source)
+        if sections.training.optimizer_offload and sections.model.program is not None:
+            raise source.error(("training", "optimizer_offload"), "found true; a captured program's states stay")
         _check_four_bits(sections, sections.training, source)
         _check_frozen_experts(sections, sections.training, source)
         _check_recompute(sections.training, sections.model, source)

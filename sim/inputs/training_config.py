@@ -124,6 +124,7 @@ class Training(UserInput):
         default="none", description="what is captured: its kernels cost the host nothing"
     )
     activation_offload: bool = False
+    optimizer_offload: bool = Field(default=False, description="optimizer states in host memory between steps")
     tokens: float | None = Field(default=None, gt=0, le=1e18, description="of the whole training")
     batch_schedule: Annotated[
         tuple[BatchPhase, ...], BeforeValidator(as_tuple), Field(max_length=1000)

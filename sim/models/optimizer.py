@@ -91,6 +91,12 @@ def matrix_kept_bytes(t: Training) -> KeptBytes:
     return kept_bytes(t)._replace(moments=MOMENTS[t.optimizer] * moment_bytes(t))
 
 
+def state_bytes(n_params: int, matrices: Sequence[WeightShape], t: Training) -> float:
+    """Optimizer states of a rank's `n_params`, among them its matrices."""
+    usual, of_matrix = kept_bytes(t).total, matrix_kept_bytes(t).total
+    return n_params * usual + sum(s.elements for s in matrices) * (of_matrix - usual)
+
+
 def moment_bytes(t: Training) -> float:
     """Of one number of a moment; in 8 bits with its part of a block's scale (Dettmers et al. 2021, arXiv 2110.02861,
     section 2.1). Small tensors, which bitsandbytes keeps in fp32, are taken for 8-bit too."""

@@ -17,7 +17,7 @@ from sim.core.program import BLOCK_END, Block, BlockRef, Comm, Compute, Item, Ph
 from sim.models.dims import Shard
 from sim.models.muon import dealt_out
 from sim.models.operators import rerun
-from sim.models.optimizer import gradient_buffer_items
+from sim.models.optimizer import gradient_buffer_items, state_bytes
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import (
@@ -192,6 +192,13 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     clip, update = source.step_items(dense + experts, matrices)  # nothing on a stage without parameters
     if scenario.for_training.gradient_clipping:
         out += [*clip[:-1], *_norm_reductions(plan, dp), *clip[-1:]]
+    if scenario.for_training.optimizer_offload and update:
+        # Megatron-Core's --offload-optimizer-states: there between steps, here for the optimizer alone
+        size = state_bytes(dense + experts, matrices, scenario.for_training)
+        update = (
+            Comm("optimizer states", "reload", "host", size, Phase.OPTIMIZER), *update,
+            Comm("optimizer states", "offload", "host", size, Phase.OPTIMIZER),
+        )  # fmt: skip
     out += update
     out += gather_after_optimizer(blocks, dp)
     return tuple(out)

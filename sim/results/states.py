@@ -75,11 +75,14 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     gathered += max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts > 0)
     gradients = 0.0 if dp.fleeting_gradient_bytes else (sharded if gradients_sharded else whole)
     own = compute_bytes(t.precision) if framework_of(t).keeps_own_gradients else 0.0
+    kept_here = (sharded if zero_1 else whole) * optimizer + in_matrices * (of_matrix - optimizer)
+    away = t.optimizer_offload  # but for the optimizer itself
     return States(
         held,
         gradients * (dtype_bytes(t.grad_dtype) + own),
-        (sharded if zero_1 else whole) * optimizer + in_matrices * (of_matrix - optimizer),
+        0.0 if away else kept_here,
         gathered,
+        kept_here if away else 0.0,
     )
 
 
