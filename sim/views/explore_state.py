@@ -52,7 +52,7 @@ def _of_training(scenario: Scenario) -> tuple[Control, ...]:
     t, p = scenario.for_training, scenario.parallelism
     return (
         _degrees("parallelism.tp", "Tensor parallel (tp)", p.tp, 64),
-        _menu("parallelism.sp", "Sequence parallel (sp)", ("false", "true"), str(p.sp).lower()),
+        _menu("parallelism.sp", "Sequences (sp)", ("false", "true"), str(p.sp).lower()),
         _degrees("parallelism.cp", "Context parallel (cp)", p.cp, 64),
         _degrees("parallelism.pp", "Pipeline parallel (pp)", p.pp, 64),
         _menu("parallelism.schedule", "Schedule", tuple(FORMS), p.schedule),

@@ -65,7 +65,7 @@ def test_a_step_zoomed_in(open_page: Callable[[str], Any], tmp_path: Path) -> No
     page.wait_for_timeout(800)
     page.locator("#losses").evaluate("(e) => e.remove()")
     page.locator(".warnings, .cards").evaluate_all("(all) => all.map((e) => e.remove())")
-    plot = page.locator("#plots .plot").first.bounding_box()
+    plot = page.locator("#plots .timeline-plot").bounding_box()
     for x in (0.52, 0.525):
         page.mouse.move(plot["x"] + x * plot["width"], plot["y"] + 26)
     keep("zoomed", page, "#plots")
