@@ -22,7 +22,8 @@
         for (const name of inks) {
           if (!(name in model.properties)) continue
           if (name === "border_fill_color" || name === "background_fill_color") {
-            put(model, name, model.type === "Legend" ? (dark ? "#161d24" : "#ffffff") : paper)
+            if (model.type === "Legend") put(model, name, dark ? "#161d24" : "#ffffff")
+            else if ("x_range" in model.properties) put(model, name, paper)  // a plot; texts have backgrounds too
             continue
           }
           const key = model.id + name
