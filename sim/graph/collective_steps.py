@@ -6,7 +6,7 @@ stream that loads the sender's links out and the receiver's in.
 
 - Ring: in step k each member sends on the block that it received in step k - 1.
 - Tree: every piece goes up from the leaves to the root and down again, a hop at a time, one piece behind the other;
-  two trees take half of the pieces each (Sanders, Speck, Träff 2009; NCCL 2.4), and the second is the first mirrored.
+  two trees take half of the pieces each (Sanders, Speck, Träff 2009; NCCL 2.4), built as NCCL builds them.
 - Exchange: in round k each member sends to the k-th after it.
 
 All messages of a collective take the same time alone, its closed form's seconds over the steps on its longest chain; so
@@ -88,13 +88,7 @@ def exchange(members: int) -> Pattern:
 def tree(members: int, pieces: int = PIECES) -> Pattern:
     """An all-reduce up and down two trees."""
     hops, chain = list[Hop](), 0
-    for mirrored in (False, True):
-        parent = [_parent(members, i) for i in range(members)]
-        # NCCL's trees have no member as a leaf of both: its second tree is the first mirrored for an even number of
-        # members and shifted for an odd one (`ncclGetDtree`). Here it is always mirrored, and the first tree is
-        # balanced, so for some numbers of members (3, 4, 7, 8) there are leaves of both.
-        if mirrored:
-            parent = [None if up is None else members - 1 - up for up in reversed(parent)]
+    for parent in parents(members):
         depth = [_depth(parent, i) for i in range(members)]
         # The first piece passes every level up and down again. Each further piece comes one hop behind the one before.
         chain = max(chain, 2 * max(depth) + pieces - 1)
@@ -122,17 +116,31 @@ def tree(members: int, pieces: int = PIECES) -> Pattern:
     return Pattern(tuple(hops), chain, 1 / (2 * pieces), at_once=True)
 
 
+def parents(members: int) -> tuple[list[int | None], list[int | None]]:
+    """Each member's parent in NCCL's two trees (src/graph/trees.cc, `ncclGetDtree`), where no member is a leaf twice.
+
+    The second is the first one mirrored for an even number of members, and shifted by one for an odd number.
+    """
+    first = [_parent(members, i) for i in range(members)]
+    if members % 2:
+        second = [None if up is None else (up + 1) % members for up in (first[-1], *first[:-1])]
+    else:
+        second = [None if up is None else members - 1 - up for up in reversed(first)]
+    return first, second
+
+
 def _parent(members: int, i: int) -> int | None:
-    """The parent in a balanced binary tree in order: the middle of each range of places is its root."""
-    low, high, above = 0, members - 1, None
-    # A search for the place finds its parent on the way. Places in order keep neighbours, who share a node, near in the
-    # tree.
-    while True:
-        middle = (low + high) // 2
-        if i == middle:
-            return above
-        above = middle
-        low, high = (low, middle - 1) if i < middle else (middle + 1, high)
+    """The parent in NCCL's binary tree, whose root is member 0 (src/graph/trees.cc, `ncclGetBtree`): odd members are
+    leaves, those of 2 times an odd number stand above them, and so on.
+
+    >>> [_parent(8, i) for i in range(8)]
+    [None, 2, 4, 2, 0, 6, 4, 6]
+    """
+    if i == 0:
+        return None
+    bit = i & -i  # the lowest that is set
+    up = (i ^ bit) | (bit << 1)
+    return up if up < members else i ^ bit
 
 
 def _depth(parent: list[int | None], i: int) -> int:

@@ -45,10 +45,10 @@ class Pricing:
         self._links = disturbs_links(plan.scenario) or cluster.topology is not None
         self._aligned = aligned(plan.scenario)
         waiting = _waiting_ranks(plan.scenario)
-        # With disturbed links `Sort.even` makes a network without them, which measured collectives are scaled by.
-        self._usual = Sort(costs, cluster, waiting, None if self._links else network)
+        # With disturbed links `GpuSort.even` makes a network without them, which measured collectives are scaled by.
+        self._usual = GpuSort(costs, cluster, waiting, None if self._links else network)
         of_others = costs_of_others(plan.scenario)
-        self._sorts = {name: Sort(own, cluster.of_kind(name), waiting) for name, own in of_others.items()}
+        self._sorts = {name: GpuSort(own, cluster.of_kind(name), waiting) for name, own in of_others.items()}
         training = plan.scenario.training
         self._plain_host = training is not None and framework_of(training).plain_host
         self._graphs = "" if training is None or training.cuda_graphs == "none" else training.cuda_graphs
@@ -85,7 +85,7 @@ class Pricing:
         plan = replace(self.plan, scenario=self.plan.scenario.model_copy(update={"faults": None}))
         return Pricing(plan, self.costs, Network(plan.scenario.cluster))
 
-    def _sort(self, rank: int) -> Sort:
+    def _sort(self, rank: int) -> GpuSort:
         """What a rank's GPU is priced by."""
         if not self._sorts:
             return self._usual
@@ -104,7 +104,7 @@ class Pricing:
             found = sort.computes[op] = self._compute(op, sort)
         return found
 
-    def _compute(self, op: Compute, sort: Sort) -> Priced:
+    def _compute(self, op: Compute, sort: GpuSort) -> Priced:
         if op.kernel and op.kind in ATTENTION and self.plan.scenario.model.program is None:  # which names its own
             sort.costs.check_attention_kernel(op.kernel)
         return Priced(*sort.costs.compute(op, sort.pace), host_s=self._host_s(op, sort.costs))
@@ -256,7 +256,7 @@ class Pricing:
         return Priced(seconds, "topology", LINK_UNCERTAINTY, None, size / seconds if seconds > 0 else 0.0)
 
 
-class Sort:
+class GpuSort:
     """What ranks of one sort of GPU are priced by: the costs of that GPU, and the network as if all were of its sort.
 
     `waiting`: ranks that wait for each other. `network`: the real one, where it is as the description says.

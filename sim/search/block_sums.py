@@ -17,7 +17,7 @@ from sim.programs.data_parallel import DataParallel
 from sim.programs.stages import stage_input_bytes
 from sim.ranks.equal_ranks import expert_rank
 from sim.search.cached import cached
-from sim.search.mesh_prices import GridPrices, Sort
+from sim.search.mesh_prices import BlockSort, GridPrices
 from sim.search.pipeline_bound import Floats, Form
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
@@ -34,22 +34,22 @@ class Blocks:
         shard = _shard(prices, rank)
         # DualPipe runs one micro-batch's computing beside another's messages, so only computing surely takes time.
         paired = p.ep_overlap and p.form.pairs
-        self.sorts: dict[int, Sort] = {}
+        self.sorts: dict[int, BlockSort] = {}
         numbers: dict[tuple[object, ...], int] = {}
         order, source = [], source_of(scenario)
         for layer in range(scenario.model.layers):
             # A model has a few sorts of layers (dense, with experts, linear attention). Each is built and priced once.
             sort = numbers.setdefault(source.layer_sort(layer), len(numbers))
             if sort not in self.sorts:
-                self.sorts[sort] = Sort(source.layer(layer, shard), prices, paired)
+                self.sorts[sort] = BlockSort(source.layer(layer, shard), prices, paired)
             order.append(sort)
         self.order = tuple(order)
         # All multi-token-prediction modules are equal, so one stands for all.
         head, *modules = source.last(shard)
-        self.sorts[EMBEDDING] = Sort(source.first(), prices, paired)
-        self.sorts[HEAD] = Sort(head, prices, paired)
+        self.sorts[EMBEDDING] = BlockSort(source.first(), prices, paired)
+        self.sorts[HEAD] = BlockSort(head, prices, paired)
         if modules:
-            self.sorts[MTP] = Sort(modules[0], prices, paired)
+            self.sorts[MTP] = BlockSort(modules[0], prices, paired)
         # The plan is of the mesh and has a micro-batch of one sequence; the message has this layout's size.
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
 

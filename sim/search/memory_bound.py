@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sim.results.memory import on_device
-from sim.search.mesh_prices import Sort
+from sim.search.mesh_prices import BlockSort
 
 
-def stage_bytes(blocks: list[Sort], offload: bool) -> tuple[float, float, float]:
+def stage_bytes(blocks: list[BlockSort], offload: bool) -> tuple[float, float, float]:
     """What a stage keeps of a micro-batch, and what running its forward and its backward takes beyond that at the most.
 
     Block by block: those after it are not there yet, or not any more. Offloaded activations are not kept, and of them

@@ -22,7 +22,7 @@ from sim.search.space import Grid, Layout, Space, scenario_of
 from topology.network import Network
 
 
-class Sort:
+class BlockSort:
     """One sort of block: its seconds, computed when first asked for, and its sizes.
 
     `computes_only`: its messages are hidden by another action's, and its kernels issued among those. `gathered`, here
@@ -178,7 +178,7 @@ class GridPrices:
 
     def reductions_s(self, blocks: list[Block], dp: DataParallel) -> tuple[float, float]:
         """Seconds of the data-parallel stream for one reduction of a stage's gradients, and of what follows the last
-        computation of its backward. `blocks`: first to last; see `Sort.gradients`."""
+        computation of its backward. `blocks`: first to last; see `BlockSort.gradients`."""
         # The simulation's own weaving fills buckets across blocks, as Megatron does. A sum by block would not.
         woven = weave_backward(tuple(blocks), dp, PHASES[Kind.B], True)
         items = [i for part in woven for i in part if isinstance(i, Compute) or i.phase is Phase.WEIGHT_GRAD]

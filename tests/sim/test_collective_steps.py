@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.core.errors import InputError
-from sim.graph.collective_steps import Pattern, exchange, ring, tree
+from sim.graph.collective_steps import Pattern, exchange, parents, ring, tree
 from sim.graph.taskgraph import CollectiveStep
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.simulation import Simulation, simulate
@@ -101,6 +101,13 @@ def test_alone_they_take_their_closed_forms(name: str) -> None:
     a, b = closed.outcome.mean_rank, steps.outcome.mean_rank
     assert b.compute_s == pytest.approx(a.compute_s, rel=1e-9)
     assert b.exposed_comm_s == pytest.approx(a.exposed_comm_s, rel=0.01)
+
+
+@given(st.integers(3, 300))
+def test_no_member_is_a_leaf_of_both_trees(n: int) -> None:
+    leaves = [set(range(n)) - set(parent) for parent in parents(n)]
+    assert not leaves[0] & leaves[1]
+    assert all(parent.count(None) == 1 for parent in parents(n))
 
 
 def test_trees_go_up_and_down() -> None:
