@@ -130,6 +130,23 @@ def run_command(command: click.Command | str) -> NoReturn:
     _write_any_character()
     sys.stdout = cast(TextIO, _Output(sys.stdout))
     with bad_input_exits():
-        loaded = _load(command) if isinstance(command, str) else command
-        loaded()
+        raise SystemExit(_exit_code(_load(command) if isinstance(command, str) else command))
     raise AssertionError("a command ends its process")
+
+
+def _exit_code(command: click.Command) -> int:
+    """Run a command; a wrong option is one message, as all that a user wrote."""
+    try:
+        return int(command.main(standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.UsageError as error:
+        hint = f" (`{error.ctx.command_path} --help` shows the options)" if error.ctx is not None else ""
+        print(f"error: {error.format_message()}{hint}", file=sys.stderr)
+        return error.exit_code
+    except click.ClickException as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        return error.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None

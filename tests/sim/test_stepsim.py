@@ -76,6 +76,18 @@ def test_a_scenario_comes_from_standard_input() -> None:
     assert json.loads(done.stdout)["scenario"]["name"] == "standard input"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("run", "--quiet"), "No such option '--quiet'"), (("search",), "Missing argument 'SCENARIO'"),
+     (("run", "tp8", "--engine", "foo"), "Invalid value for '--engine'")],
+)  # fmt: skip
+def test_a_wrong_option_is_one_message_as_all_mistakes_are(words: tuple[str, ...], said: str) -> None:
+    message = stepsim(*words, code=2).stderr
+    assert message.startswith(f"error: {said}")
+    assert message.count("\n") == 1
+    assert f"`stepsim {words[0]} --help` shows the options" in message
+
+
 def test_lists() -> None:
     scenarios, models = stepsim("scenarios").stdout, stepsim("models").stdout
     assert all(name in scenarios for name in shipped_scenarios())
