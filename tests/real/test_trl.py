@@ -29,7 +29,8 @@ runpy.run_module("trl.scripts.sft", run_name="__main__")
 
 @pytest.mark.skipif(find_spec("trl") is None, reason="needs TRL (pip install 'stepsim[huggingface]')")
 def test_collectives_are_those_of_two_real_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What two gloo ranks of sft.py send in a step, and what its capture foresees: equal in kind, number and bytes."""
+    """What two gloo ranks of sft.py all-reduce in a step, and what its capture foresees: as many buckets and bytes (where
+    the first bucket ends, DDP decides by the order in which gradients came)."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     subprocess.run([sys.executable, "-m", "calibrate.sft_files", str(tmp_path)], check=True, capture_output=True)
     script, on_cpu = tmp_path / "sft.py", tmp_path / "sft_on_cpu.py"
@@ -39,9 +40,10 @@ def test_collectives_are_those_of_two_real_ranks(tmp_path: Path, monkeypatch: py
     done = subprocess.run([*command, "--out", str(tmp_path / "p")], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     program = read_rank_program(tmp_path / "p.rank0.json.gz")
-    foreseen = Counter((c.kind, c.bytes) for c in program.collectives if c.kind == "all_reduce")
+    foreseen = [c.bytes for c in program.collectives if c.kind == "all_reduce"]
+    ran = [size for (kind, size), n in really(tmp_path, on_cpu).items() for _ in range(n) if kind == "all_reduce"]
     assert foreseen
-    assert foreseen == Counter({k: n for k, n in really(tmp_path, on_cpu).items() if k[0] == "all_reduce"})
+    assert (len(foreseen), sum(foreseen)) == (len(ran), sum(ran))
 
 
 def test_the_stored_program_recomputes_every_layer_and_reduces_every_gradient_once() -> None:
