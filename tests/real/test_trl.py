@@ -29,8 +29,8 @@ runpy.run_module("trl.scripts.sft", run_name="__main__")
 
 @pytest.mark.skipif(find_spec("trl") is None, reason="needs TRL (pip install 'stepsim[huggingface]')")
 def test_collectives_are_those_of_two_real_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What two gloo ranks of sft.py all-reduce in a step, and what its capture foresees: as many buckets and bytes (where
-    the first bucket ends, DDP decides by the order in which gradients came)."""
+    """What two gloo ranks of sft.py all-reduce in a step, and what its capture foresees: as many buckets and bytes
+    (where the first bucket ends, DDP decides by the order in which gradients came)."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     subprocess.run([sys.executable, "-m", "calibrate.sft_files", str(tmp_path)], check=True, capture_output=True)
     script, on_cpu = tmp_path / "sft.py", tmp_path / "sft_on_cpu.py"
