@@ -322,11 +322,11 @@ def _write_chakra(path: Path, overrides: Sequence[str], prefix: Path) -> None:
 def _advice(
     simulation: Simulation, path: Path, overrides: Sequence[str], asked: bool | None, page: bool
 ) -> list[Tried] | None:
-    """Changes that were tried and help; None where none were tried, for want of time."""
+    """Changes that were tried and help; None where none were tried, as each takes as long as the step itself."""
     from sim.inputs.scenario import load_scenario
-    from sim.studies.advice import BRIEF, FULL, QUICK_S, may_advise, tried_advice
+    from sim.studies.advice import BRIEF, FULL, QUICK_TASKS, may_advise, tried_advice
 
-    quick = simulation.wall_s <= (3 if page else 1) * QUICK_S
+    quick = simulation.outcome.engine.tasks <= (3 if page else 1) * QUICK_TASKS
     if asked is False or (asked is None and not quick) or not may_advise(simulation.scenario):
         return None
     effort = FULL if page or asked else BRIEF

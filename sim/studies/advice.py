@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve
 
 LEAST_GAIN = 0.002  # of the step: less is not worth a change
-QUICK_S = 0.15  # a step simulated in so much has proposals tried unasked
+QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, since times differ from run to run
 MEMORY = "memory"  # the part of a step that does not fit
 
 class Effort(NamedTuple):
