@@ -22,9 +22,13 @@ def main() -> None:
     options = parser.parse_args()
     repeats = 2 if options.quick else 5
     rates = [
-        *processes(repeats), *large(repeats), *engines(repeats), *folding(repeats),
-        *contended(2 if options.quick else 32), *search(8 if options.quick else 32),
-    ]  # fmt: skip
+        *processes(repeats),
+        *large(repeats),
+        *engines(repeats),
+        *folding(repeats),
+        *contended(2 if options.quick else 32),
+        *search(8 if options.quick else 32),
+    ]
     result = {"format": "benchmarks/1", "rates": rates, "growth": growth(repeats)}
     print_tables(result)
     if options.json:

@@ -44,9 +44,14 @@ LLAMA_8B: dict[str, Any] = {
 }
 LARGE = Path(__file__).parent.parent / "scenarios" / "llama3_405b_16k.yaml"
 VERY_LARGE = (
-    "parallelism.pp=64", "parallelism.dp=196", "training.global_batch_size=100352", "model.layers=128",
-    "parallelism.virtual_stages=1", "parallelism.layers_per_stage=null", "parallelism.schedule=1f1b",
-)  # fmt: skip
+    "parallelism.pp=64",
+    "parallelism.dp=196",
+    "training.global_batch_size=100352",
+    "model.layers=128",
+    "parallelism.virtual_stages=1",
+    "parallelism.layers_per_stage=null",
+    "parallelism.schedule=1f1b",
+)
 Row = dict[str, Any]
 
 
@@ -59,8 +64,10 @@ def engines(repeats: int) -> list[Row]:
     """Tasks a second of the two engines on one graph: every operator and message of a 16-stage pipeline's step."""
     graph = simulate(scenario(LLAMA_405B, {"training": {"global_batch_size": 16384}})).built.graph
     best = shortest_s({"simpy": lambda: run_simpy(graph), "static": lambda: run_static(graph)}, repeats)
-    rows = [{"what": f"{name} engine", "tasks": len(graph), "seconds": s, "per_s": len(graph) / s, "unit": "tasks"}
-            for name, s in best.items()]  # fmt: skip
+    rows = [
+        {"what": f"{name} engine", "tasks": len(graph), "seconds": s, "per_s": len(graph) / s, "unit": "tasks"}
+        for name, s in best.items()
+    ]
     rows[1]["ratio"] = best["simpy"] / best["static"]
     return rows
 
@@ -82,10 +89,14 @@ def large(repeats: int) -> list[Row]:
         with patch.object(engine, "_events", None):
             best = shortest_s(runs, repeats)
         rows += [
-            {"what": f"the same in Python, links {word}", "seconds": best[share], "per_s": 1 / best[share],
-             "unit": "steps"}
+            {
+                "what": f"the same in Python, links {word}",
+                "seconds": best[share],
+                "per_s": 1 / best[share],
+                "unit": "steps",
+            }
             for share, word in ((True, "shared"), (False, "to themselves"))
-        ]  # fmt: skip
+        ]
     return rows
 
 
@@ -122,8 +133,15 @@ def contended(replicas: int) -> list[Row]:
     begin = time.process_time()
     graph = simulate(s, profile, fold=False).built.graph
     seconds = time.process_time() - begin
-    return [{"what": f"{s.parallelism.ranks:,} ranks unfolded, links shared", "tasks": len(graph), "seconds": seconds,
-             "per_s": len(graph) / seconds, "unit": "tasks"}]  # fmt: skip
+    return [
+        {
+            "what": f"{s.parallelism.ranks:,} ranks unfolded, links shared",
+            "tasks": len(graph),
+            "seconds": seconds,
+            "per_s": len(graph) / seconds,
+            "unit": "tasks",
+        }
+    ]
 
 
 def search(gpus: int) -> list[Row]:
@@ -145,13 +163,17 @@ def search(gpus: int) -> list[Row]:
 def growth(repeats: int) -> list[Row]:
     """CPU seconds of a whole simulation as one size grows, and the exponent."""
     series: dict[str, tuple[tuple[int, ...], Callable[[int], dict[str, Any]]]] = {
-        "GPUs": ((1024, 4096, 16384, 65536), lambda n: {
-            "parallelism": {"dp": n // 128}, "training": {"global_batch_size": n // 128 * 16}}),
+        "GPUs": (
+            (1024, 4096, 16384, 65536),
+            lambda n: {"parallelism": {"dp": n // 128}, "training": {"global_batch_size": n // 128 * 16}},
+        ),
         "layers": ((32, 64, 128, 256), lambda n: {"model": {"preset": "llama3-405b", "layers": n}}),
         "micro-batches": ((16, 32, 64, 128), lambda n: {"training": {"global_batch_size": n * 128}}),
-        "pipeline stages": ((8, 16, 32, 64), lambda n: {
-            "parallelism": {"pp": n, "dp": 2048 // n}, "training": {"global_batch_size": 2048 // n * 64}}),
-    }  # fmt: skip
+        "pipeline stages": (
+            (8, 16, 32, 64),
+            lambda n: {"parallelism": {"pp": n, "dp": 2048 // n}, "training": {"global_batch_size": 2048 // n * 64}},
+        ),
+    }
     rows = []
     for name, (sizes, change) in series.items():
         cases = {f"{n}": scenario(LLAMA_405B, change(n)) for n in sizes}

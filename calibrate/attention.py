@@ -35,8 +35,9 @@ class Shape(NamedTuple):
 def attention_cases(bench: Bench) -> list[Case]:
     return [
         Case(f"attention {dtype} {' '.join(map(str, shape))}", partial(_ways, dtype=dtype, shape=shape))
-        for dtype in dtypes(bench) for shape in attention_shapes(shapes_as_in(bench, dtype))
-    ]  # fmt: skip
+        for dtype in dtypes(bench)
+        for shape in attention_shapes(shapes_as_in(bench, dtype))
+    ]
 
 
 def attention_shapes(bench: Bench) -> list[Shape]:

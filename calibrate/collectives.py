@@ -26,8 +26,16 @@ from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, 
 from sim.core.processes import python_module
 
 OPS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "reduce", "gather", "scatter",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+    "reduce",
+    "gather",
+    "scatter",
+)
 MAX_CPU_RANKS = 8
 Work = Callable[[], object]
 

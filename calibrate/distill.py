@@ -141,9 +141,7 @@ def compare_kinds(teacher: list[nn.Module], steps: int = 300, rate: float = 6e-3
     return found
 
 
-def _lesson(
-    teacher: list[nn.Module], student: list[nn.Module], tokens: Tensor, word: bool
-) -> Callable[[int], Tensor]:
+def _lesson(teacher: list[nn.Module], student: list[nn.Module], tokens: Tensor, word: bool) -> Callable[[int], Tensor]:
     """The loss of each step on these texts; `word`: half of it is the teacher's distribution."""
 
     def step_loss(step: int) -> Tensor:

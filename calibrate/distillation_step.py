@@ -155,5 +155,7 @@ class Lesson(Rehearsal):
         if pupil.gaps:
             samples["engine", 0, 0] = pupil.gaps
             pupil.gaps = []
-        return {(part_key(pupil.config, part, a, b), "forward", 0): [(s, s) for s in values]
-                for (part, a, b), values in samples.items()}  # fmt: skip
+        return {
+            (part_key(pupil.config, part, a, b), "forward", 0): [(s, s) for s in values]
+            for (part, a, b), values in samples.items()
+        }

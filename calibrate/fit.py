@@ -63,8 +63,11 @@ PRIORS: Mapping[str, tuple[float, float]] = {
 
 # A few rows tell no part of a machine from another, so that those of all kernels take up what steps have in common.
 FEW_ROWS_WIDTH: Mapping[str, float] = {
-    "matmul_speed": 0.2, "attention_speed": 0.3, "memory_efficiency": 0.2, "host_operator_s": 1.0,
-}  # fmt: skip
+    "matmul_speed": 0.2,
+    "attention_speed": 0.3,
+    "memory_efficiency": 0.2,
+    "host_operator_s": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,13 +91,21 @@ def flash_forward(
 
 
 def flash_backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, rows: int, columns: int, causal: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    rows: int,
+    columns: int,
+    causal: bool,
     traffic: Traffic,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v: scores are computed again tile by tile from the saved log-sum-exp (algorithm 4).
 
     A block of keys stays on the chip with its two gradients while all blocks of queries pass.
-    """  # fmt: skip
+    """
     scale, seq = q.shape[-1] ** -0.5, q.shape[-2]
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     delta = (grad * out).sum(-1)  # the row sums of P times dP
@@ -141,9 +149,7 @@ class Flash(torch.autograd.Function):
         return (*flash_backward(q, k, v, out, lse, grad, rows, columns, causal, Traffic()), None, None, None)
 
 
-def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, rows: int = 64, columns: int = 64, causal: bool = True
-) -> Tensor:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, rows: int = 64, columns: int = 64, causal: bool = True) -> Tensor:
     """Attention of [..., seq, head_dim] that autograd can go through."""
     out: Tensor = Flash.apply(q, k, v, rows, columns, causal)
     return out
@@ -165,8 +171,10 @@ def main() -> None:
     expected = torch.autograd.grad((wanted * weight).sum(), (q, k, v))
     found = flash_attention(q, k, v)
     gradients = torch.autograd.grad((found * weight).sum(), (q, k, v))
-    print(f"tiles of 64 x 64 against torch, {seq} tokens, causal: result differs by {_most(found, wanted):.1e}, "
-          f"gradients by {max(map(_most, gradients, expected)):.1e}")  # fmt: skip
+    print(
+        f"tiles of 64 x 64 against torch, {seq} tokens, causal: result differs by {_most(found, wanted):.1e}, "
+        f"gradients by {max(map(_most, gradients, expected)):.1e}"
+    )
     print(f"\n{'on the chip':>12} {'tile':>10} {'moved, forward':>16} {'backward':>10} {'unfused forward':>16}")
     q1, k1, v1 = (t[0, 0].detach() for t in (q, k, v))
     for kib in (16, 48, 96, 192, 228):
@@ -174,8 +182,10 @@ def main() -> None:
         there, back = Traffic(), Traffic()
         out, lse = flash_forward(q1, k1, v1, rows, columns, False, there)
         flash_backward(q1, k1, v1, out, lse, out, rows, columns, False, back)
-        print(f"{kib:>8} KiB {rows:>4} x {columns:<4} {there.total / 1e6:>14.2f} M {back.total / 1e6:>8.2f} M "
-              f"{unfused_accesses(seq, head_dim) / 1e6:>14.2f} M")  # fmt: skip
+        print(
+            f"{kib:>8} KiB {rows:>4} x {columns:<4} {there.total / 1e6:>14.2f} M {back.total / 1e6:>8.2f} M "
+            f"{unfused_accesses(seq, head_dim) / 1e6:>14.2f} M"
+        )
 
 
 def _most(a: Tensor, b: Tensor) -> float:

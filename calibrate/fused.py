@@ -107,9 +107,11 @@ def liger(device: str = "cuda") -> Mapping[str, Function]:
         return found
 
     return {
-        "rms_norm": partial(L.liger_rms_norm, eps=EPSILON, in_place=False), "swiglu": L.liger_swiglu, "rope": rotated,
+        "rms_norm": partial(L.liger_rms_norm, eps=EPSILON, in_place=False),
+        "swiglu": L.liger_swiglu,
+        "rope": rotated,
         "linear_cross_entropy": L.liger_fused_linear_cross_entropy,
-    }  # fmt: skip
+    }
 
 
 def fused_cases(bench: Bench) -> list[Case]:
@@ -181,9 +183,11 @@ def _ready(function: Function, sets: Sequence[Inputs]) -> tuple[Calls, Calls]:
 def _timed(bench: Bench, dtype: str, shape: tuple[int, ...], ready: Mapping[str, tuple[Calls, Calls]]) -> list[Record]:
     """All ways side by side, forward, then backward."""
     times = [bench.side_by_side([calls[i] for calls in ready.values()]) for i in (0, 1)]
-    return [point(op + suffix, dtype, shape, timing)
-            for suffix, column in zip(("", "_backward"), times, strict=True)
-            for op, timing in zip(ready, column, strict=True)]  # fmt: skip
+    return [
+        point(op + suffix, dtype, shape, timing)
+        for suffix, column in zip(("", "_backward"), times, strict=True)
+        for op, timing in zip(ready, column, strict=True)
+    ]
 
 
 class _Chunked(torch.autograd.Function):

@@ -23,14 +23,31 @@ SEQ_LEN = 128
 
 def narrow(layers: int = LAYERS) -> Scenario:
     """The model that is timed: a GPT, 256 wide."""
-    return parse_scenario({
-        "version": 1, "name": "narrow",
-        "model": {"layers": layers, "hidden": 256, "heads": 4, "vocab": 1024, "mlp": "gelu", "norm": "layernorm",
-                  "positions": "learned"},
-        "training": {"seq_len": SEQ_LEN, "global_batch_size": 1, "micro_batch_size": 1, "precision": "bf16",
-                     "grad_dtype": "bf16", "attention": "fused"},
-        "parallelism": {}, "cluster": "dgx-h100",
-    })  # fmt: skip
+    return parse_scenario(
+        {
+            "version": 1,
+            "name": "narrow",
+            "model": {
+                "layers": layers,
+                "hidden": 256,
+                "heads": 4,
+                "vocab": 1024,
+                "mlp": "gelu",
+                "norm": "layernorm",
+                "positions": "learned",
+            },
+            "training": {
+                "seq_len": SEQ_LEN,
+                "global_batch_size": 1,
+                "micro_batch_size": 1,
+                "precision": "bf16",
+                "grad_dtype": "bf16",
+                "attention": "fused",
+            },
+            "parallelism": {},
+            "cluster": "dgx-h100",
+        }
+    )
 
 
 def kernels(scenario: Scenario) -> int:

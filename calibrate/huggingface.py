@@ -60,13 +60,15 @@ def check_model(path: str, scenario: Scenario, same: Scenario) -> None:
     p, t = scenario.parallelism, scenario.training
     assert t is not None
     for what, bad in (
-        ("more than data parallelism", p.ranks != p.dp), ("parallelism.zero above 0", p.zero > 0),
-        ("dropout", scenario.model.dropout > 0), ("training.precision other than fp32", t.precision != "fp32"),
-        ("recomputation", t.recompute.mode != "none"), ("training.cross_entropy other than unfused",
-                                                        t.cross_entropy != "unfused"),
+        ("more than data parallelism", p.ranks != p.dp),
+        ("parallelism.zero above 0", p.zero > 0),
+        ("dropout", scenario.model.dropout > 0),
+        ("training.precision other than fp32", t.precision != "fp32"),
+        ("recomputation", t.recompute.mode != "none"),
+        ("training.cross_entropy other than unfused", t.cross_entropy != "unfused"),
         (f"training.framework {t.framework}", not framework_of(t).measurable),
         ("a teacher", scenario.distillation is not None),
-    ):  # fmt: skip
+    ):
         if bad:
             raise InputError(f"--huggingface: found {what}; it can be run without alone")
 
@@ -111,8 +113,11 @@ class Imported:
         self.trained = [p for p in self.inner.parameters() if p.requires_grad]
         ranks = scenario.parallelism.dp
         bucket_mib = scenario.parallelism.bucket_bytes / 2**20
-        self.model = self.inner if ranks == 1 else nn.parallel.DistributedDataParallel(
-            self.inner, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True)  # fmt: skip
+        self.model = (
+            self.inner
+            if ranks == 1
+            else nn.parallel.DistributedDataParallel(self.inner, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True)
+        )
         self.optimizer = torch.optim.AdamW(self.trained, lr=LEARNING_RATE, fused=True)
         self.micro_batches = t.global_batch_size // (t.micro_batch_size * ranks)
         self.total = 0.0

@@ -124,9 +124,9 @@ def _fp8(bench: Bench, m: int, n: int, k: int) -> list[Record]:
     one, calls = torch.ones((), device=bench.device), []
     for _ in range(bench.copies(m * k + n * k + 2 * m * n)):
         a, b = (_random(bench, "bf16", rows, k).to(torch.float8_e4m3fn) for rows in (m, n))
-        calls.append(partial(
-            torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
-        ))  # fmt: skip
+        calls.append(
+            partial(torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        )
     return [point("gemm", "fp8", (1, m, n, k), bench.time(calls))]
 
 

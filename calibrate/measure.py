@@ -273,8 +273,14 @@ def _torch_beside(scenario: Scenario, runner: Any, wanted: Wanted) -> dict[str, 
     if difference > 1e-5:
         raise ProofError(f"{wanted.scenario}: torch's gradients are not one device's: {difference:.2g} off")
     bundled, theirs = zip(*time_both(reference, wanted.steps), strict=True)
-    return {"torch": {"what": which(scenario), "gradient_difference": difference, "step_times_s": theirs,
-                      "bundled_step_times_s": bundled}}  # fmt: skip
+    return {
+        "torch": {
+            "what": which(scenario),
+            "gradient_difference": difference,
+            "step_times_s": theirs,
+            "bundled_step_times_s": bundled,
+        }
+    }
 
 
 def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
@@ -291,12 +297,16 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wan
     blocks, epilogue = simulated_blocks(scenario, {0: list(range(scenario.model.layers + 2))}, [0], rank)
     batch = runner.batch(0)
     runner.step(batch)  # the optimizer's state appears
-    held = [*runner.inner.parameters(), *(p.grad for p in runner.trained),
-            *(v for s in runner.optimizer.state.values() for v in s.values())]  # fmt: skip
+    held = [
+        *runner.inner.parameters(),
+        *(p.grad for p in runner.trained),
+        *(v for s in runner.optimizer.state.values() for v in s.values()),
+    ]
     memory = {
-        "rank": rank, "saved_for_backward_bytes": runner.saved_bytes(runner.own(batch)[0]),
+        "rank": rank,
+        "saved_for_backward_bytes": runner.saved_bytes(runner.own(batch)[0]),
         "allocated_peak_bytes": sum(x.nbytes for x in held) + peak_bytes(device, lambda: runner.step(batch)),
-    }  # fmt: skip
+    }
     keys = [b.key for b in blocks[0]]
     limits = Limits(wanted.steps, wanted.budget_s, wanted.profile is None)
     log = run_rounds(runner, lambda: runner.calibrate(keys), limits)
@@ -304,11 +314,24 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wan
     if rank != 0:
         return None
     facts = environment(device)
-    profile = load_profile(wanted.profile) if wanted.profile else make_profile(
-        f"paired with {scenario.name}", datetime.now(UTC).strftime("%Y-%m-%d"), logs, epilogues, 4,
-        scenario.parallelism, facts["hardware"], facts["software"])  # fmt: skip
-    proof = {"parameters": sum(p.numel() for p in runner.inner.parameters()),
-             "simulated_parameters": sum(b.held_params for b in blocks[0])}  # fmt: skip
+    profile = (
+        load_profile(wanted.profile)
+        if wanted.profile
+        else make_profile(
+            f"paired with {scenario.name}",
+            datetime.now(UTC).strftime("%Y-%m-%d"),
+            logs,
+            epilogues,
+            4,
+            scenario.parallelism,
+            facts["hardware"],
+            facts["software"],
+        )
+    )
+    proof = {
+        "parameters": sum(p.numel() for p in runner.inner.parameters()),
+        "simulated_parameters": sum(b.held_params for b in blocks[0]),
+    }
     return assemble(scenario, logs, memories, proof, profile, facts)
 
 

@@ -56,8 +56,10 @@ class OperatorTimes(TorchDispatchMode):
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
         if name.startswith(NO_OPERATOR):
             return out
-        tensors = [[(None, x.untyped_storage()._cdata) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
-                   for t in ((args, kwargs), out)]  # fmt: skip
+        tensors = [
+            [(None, x.untyped_storage()._cdata) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
+            for t in ((args, kwargs), out)
+        ]
         key = (name if Recorder._launches(func, name, *tensors) else VIEWS, self.phase)
         self.counts[key] += 1
         if self.device == "cuda":

@@ -139,10 +139,22 @@ def fp8(x: Tensor, w: Tensor) -> Tensor:
     return (xq @ wq.T) * sx * sw
 
 
-METHODS: Mapping[str, Product] = {f.__name__: f for f in (
-    absmax, row_wise, vector_wise, zero_point, zero_point_vector_wise, row_wise_decomposed, llm_int8,
-    llm_int8_zero_point, int8_weight_only, int4_weight_only, fp8,
-)}  # fmt: skip
+METHODS: Mapping[str, Product] = {
+    f.__name__: f
+    for f in (
+        absmax,
+        row_wise,
+        vector_wise,
+        zero_point,
+        zero_point_vector_wise,
+        row_wise_decomposed,
+        llm_int8,
+        llm_int8_zero_point,
+        int8_weight_only,
+        int4_weight_only,
+        fp8,
+    )
+}
 WEIGHT_BITS: Mapping[str, float] = {**dict.fromkeys(METHODS, 8.0), "int4_weight_only": 4 + 16 / INT4_GROUP}
 
 

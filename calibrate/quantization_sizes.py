@@ -129,9 +129,13 @@ def reach(linears: Sequence[nn.Module]) -> Iterator[dict[int, tuple[float, float
 
 
 def _sized(
-    name: str, parameters: int, how: str, fp32: float, found: Mapping[str, float],
-    seen: Mapping[int, tuple[float, float, float]]
-) -> Sized:  # fmt: skip
+    name: str,
+    parameters: int,
+    how: str,
+    fp32: float,
+    found: Mapping[str, float],
+    seen: Mapping[int, tuple[float, float, float]],
+) -> Sized:
     largest, typical, outliers = zip(*seen.values(), strict=True)
     middle = sorted(typical)[len(typical) // 2]
     return Sized(name, parameters, how, fp32, found, max(largest), middle, sum(outliers) / len(outliers))

@@ -37,8 +37,9 @@ def configs() -> Mapping[str, Callable[[], Any]]:
         "torchao_float8_weight_only": q.Float8WeightOnlyConfig,
         "torchao_int4_weight_only": lambda: q.IntxWeightOnlyConfig(
             weight_dtype=torch.int4,  # type: ignore[attr-defined]
-             granularity=q.PerGroup(GROUP)),
-    }  # fmt: skip
+            granularity=q.PerGroup(GROUP),
+        ),
+    }
 
 
 def plain_linear(layer: Linear) -> nn.Linear:

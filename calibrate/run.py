@@ -25,8 +25,16 @@ if TYPE_CHECKING:
     from calibrate.timing import Bench
 
 GROUPS = (
-    "matmul", "attention", "elementwise", "fused", "memory", "optimizer", "launch", "collectives", "overlap",
-)  # fmt: skip
+    "matmul",
+    "attention",
+    "elementwise",
+    "fused",
+    "memory",
+    "optimizer",
+    "launch",
+    "collectives",
+    "overlap",
+)
 LIMIT_S = {True: 0.12, False: 0.5}  # of one measurement, quick or not
 DEFAULT_OUT = Path("profile.json")
 Step = tuple[str, "list[Record]"]

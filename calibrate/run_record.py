@@ -55,8 +55,10 @@ def _closing_words(name: str, times: Sequence[float], log: Log, rounds: Sequence
         cores = f"{noise:.2g} of {os.cpu_count()} cores"
         warn(f"{name}: no round was quiet, others kept {cores} busy: expect large errors of step time")
     dropped = len(log.steps) - len(times)
-    say(f"{name}: {len(times)} steps, median {statistics.median(times):.4g} s; "
-        f"{dropped} noisy steps dropped; waited {log.waited_s:.0f} s for quiet")  # fmt: skip
+    say(
+        f"{name}: {len(times)} steps, median {statistics.median(times):.4g} s; "
+        f"{dropped} noisy steps dropped; waited {log.waited_s:.0f} s for quiet"
+    )
 
 
 def _actions(logs: list[Any], step: int) -> list[dict[str, Any]]:

@@ -55,9 +55,15 @@ def write(folder: Path) -> None:
     wrapped.chat_template = TEMPLATE
     wrapped.save_pretrained(folder / "model")
     config = Qwen2Config(
-        vocab_size=len(wrapped), hidden_size=HIDDEN, intermediate_size=704, num_hidden_layers=LAYERS,
-        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=len(wrapped),
+        hidden_size=HIDDEN,
+        intermediate_size=704,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
     Qwen2ForCausalLM(config).save_pretrained(folder / "model")
     (folder / "data").mkdir(exist_ok=True)
     for name, rows in (("train", talk[:300]), ("test", talk[300:])):

@@ -82,9 +82,15 @@ def _all_to_all() -> Tensor:
 
 
 COLLECTIVES: dict[str, Callable[[], Tensor]] = {
-    "all_reduce": _all_reduce, "reduce": _reduce, "broadcast": _broadcast, "gather": _gather, "scatter": _scatter,
-    "all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_to_all": _all_to_all,
-}  # fmt: skip
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
 
 
 def column_product() -> Tensor:

@@ -158,8 +158,9 @@ def main(profile: Path, as_markdown: bool, picture: Path | None) -> None:
     """Show unfused and fused kernels of PROFILE.json side by side."""
     rows = rows_of(load_profile(str(profile)))
     if not rows:
-        raise InputError(f"{profile}: holds nothing measured unfused and fused; run calibrate.run with --only "
-                         "attention --only fused")  # fmt: skip
+        raise InputError(
+            f"{profile}: holds nothing measured unfused and fused; run calibrate.run with --only attention --only fused"
+        )
     if as_markdown:
         print(markdown(rows), end="")
     else:

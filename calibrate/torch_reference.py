@@ -28,9 +28,13 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 
 SCHEDULES = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "zb_h1": "InterleavedZeroBubble",
-    "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
-}  # fmt: skip
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "zb_h1": "InterleavedZeroBubble",
+    "zb_v": "ZBVZeroBubble",
+    "dualpipe_v": "DualPipeV",
+}
 
 
 def which(scenario: Scenario) -> str:

@@ -154,9 +154,14 @@ def _check_each_rank(scenario: Scenario, why: str) -> None:
 
 
 def prepare(
-    scenario: Scenario, costs: Costs, schedule: Schedule | None = None, expand: bool = False, fold: bool = True,
-    cache: ProgramCache | None = None, apart: frozenset[int] = frozenset(),
-) -> Prepared:  # fmt: skip
+    scenario: Scenario,
+    costs: Costs,
+    schedule: Schedule | None = None,
+    expand: bool = False,
+    fold: bool = True,
+    cache: ProgramCache | None = None,
+    apart: frozenset[int] = frozenset(),
+) -> Prepared:
     """From a scenario to the programs of every rank's stages.
 
     `cache` is for steps that differ in schedule and virtual stages alone: it holds what they have in common. `apart`:

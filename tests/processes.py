@@ -74,9 +74,14 @@ def start(*arguments: str, **environment: str) -> Marked:
     """`python -m` with these arguments."""
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env={**os.environ, **environment, MARK: mark}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment, MARK: mark},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     return Marked(process, mark)
 
 

@@ -174,8 +174,11 @@ def collectives(folder: Path, short: str) -> list[dict[str, object]]:
 def published_lines(table: Path) -> dict[str, tuple[float, float, float, float, float]]:
     """Fitted collectives of a table by operation: bytes/s, latency a hop, fixed latency, scale, offset."""
     keys = ("bytes_per_s", "latency_per_hop_s", "fixed_latency_s", "scale", "offset")
-    return {r.data["op"]: tuple(float(r.data[k]) for k in keys)
-            for r in read_table(table).rows if r.data.get("fit") and r.data["op"] in SUSTAINED}  # fmt: skip
+    return {
+        r.data["op"]: tuple(float(r.data[k]) for k in keys)
+        for r in read_table(table).rows
+        if r.data.get("fit") and r.data["op"] in SUSTAINED
+    }
 
 
 def sustained(

@@ -53,15 +53,20 @@ FITS = (
     Fit("vllm-0.2", "splitwise_llama2_70b", "hopper", VLLM),
     Fit("trtllm-0.6", "trtllm_static_h100", "hopper", {"launch_s": 1e-5}),
     Fit(
-        "trtllm-triton", "trtllm_014_online", "hopper",
+        "trtllm-triton",
+        "trtllm_014_online",
+        "hopper",
         {"iteration_s": 4e-4, "sequence_s": 2e-5, "prompt_s": 6e-4, "request_s": 5.5e-3},
     ),
     Fit("trtllm", "trtllm_017_throughput", "ampere", {"collective_s": 5e-5, "sequence_s": 2e-6}, whole=True),
     Fit(
-        "trtllm", "trtllm_017_throughput", "hopper",
-        {"collective_s": 2e-5, "sequence_s": 2e-6, "experts_speed": 0.8}, whole=True,
+        "trtllm",
+        "trtllm_017_throughput",
+        "hopper",
+        {"collective_s": 2e-5, "sequence_s": 2e-6, "experts_speed": 0.8},
+        whole=True,
     ),
-)  # fmt: skip
+)
 
 
 def changed(engine: Engine, architecture: str, names: list[str], values: Values) -> Engine:
@@ -117,9 +122,14 @@ def solve(fit: Fit, rows: list[Row]) -> Values:
     """The constants that meet `rows` best."""
     start = np.log(list(fit.start.values()))
     found = least_squares(
-        lambda p: errors(fit, rows, np.exp(p)), start, bounds=(start - 9, start + 3), loss="soft_l1", f_scale=0.1,
-        diff_step=0.02, max_nfev=4 if fit.whole else 12,
-    )  # fmt: skip
+        lambda p: errors(fit, rows, np.exp(p)),
+        start,
+        bounds=(start - 9, start + 3),
+        loss="soft_l1",
+        f_scale=0.1,
+        diff_step=0.02,
+        max_nfev=4 if fit.whole else 12,
+    )
     return np.exp(found.x)
 
 

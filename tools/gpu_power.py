@@ -49,9 +49,10 @@ def loops() -> dict[str, tuple[Callable[[], object], float]]:
 
     found = {f"matmul {n} x {n} x {n}": matmul(n, n, n) for n in SQUARES}
     return {
-        "copy of 2 GiB": (lambda: target.copy_(source), 0.0), **found,
+        "copy of 2 GiB": (lambda: target.copy_(source), 0.0),
+        **found,
         "attention b=4 h=32 s=8192 d=128": (attention, 2.0 * 4 * 32 * 8192 * 8192 * 128),
-    }  # fmt: skip
+    }
 
 
 def measure(seconds: float) -> dict[str, Any]:
@@ -83,10 +84,21 @@ def measure(seconds: float) -> dict[str, Any]:
         watcher.join()
         power, clock = (statistics.fmean(column) for column in zip(*seen[len(seen) // 2 :], strict=True))
         late = sorted(chunks[len(chunks) // 2 :])
-        found.append({"loop": name, "flops": flops, "first_s": chunks[0], "settled_s": late[len(late) // 4],
-                      "power_w": power, "sm_clock_mhz": clock})  # fmt: skip
-    return {"gpu": torch.cuda.get_device_name(), "limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
-            "loops": found}  # fmt: skip
+        found.append(
+            {
+                "loop": name,
+                "flops": flops,
+                "first_s": chunks[0],
+                "settled_s": late[len(late) // 4],
+                "power_w": power,
+                "sm_clock_mhz": clock,
+            }
+        )
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
+        "loops": found,
+    }
 
 
 def _timed(call: Callable[[], object], calls: int) -> float:
@@ -103,13 +115,21 @@ def _timed(call: Callable[[], object], calls: int) -> float:
 
 def show(data: dict[str, Any]) -> list[str]:
     """A Markdown table; beside matmuls what the shipped profile says, without its power limit and with it."""
-    lines = [f"| {data['gpu']}, limit {data['limit_w']:.0f} W | first | settled | power | clock "
-             "| shipped, burst | shipped, in a step |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        f"| {data['gpu']}, limit {data['limit_w']:.0f} W | first | settled | power | clock "
+        "| shipped, burst | shipped, in a step |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for x in data["loops"]:
         times = [_shown(x["first_s"], x["flops"]), _shown(x["settled_s"], x["flops"])]
         priced = [_shown(s, x["flops"]) for s in _shipped(x)]
-        lines.append("| " + " | ".join([x["loop"], *times, f"{x['power_w']:.0f} W", f"{x['sm_clock_mhz']:.0f} MHz",
-                                        *(priced or ("", ""))]) + " |")  # fmt: skip
+        lines.append(
+            "| "
+            + " | ".join(
+                [x["loop"], *times, f"{x['power_w']:.0f} W", f"{x['sm_clock_mhz']:.0f} MHz", *(priced or ("", ""))]
+            )
+            + " |"
+        )
     return lines
 
 

@@ -60,8 +60,9 @@ def step(name: str) -> str:
     errors = [own["step_time_s"]["error"]]
     if ranks == 1:
         errors += [compared(name, "--calibration", p)["step_time_s"]["error"] for p in (OWN, SHIPPED)]
-    memory = [max((m[key]["error"] for m in own["memory"]), key=abs)
-              for key in ("saved_for_backward_bytes", "peak_bytes")]  # fmt: skip
+    memory = [
+        max((m[key]["error"] for m in own["memory"]), key=abs) for key in ("saved_for_backward_bytes", "peak_bytes")
+    ]
     shown = [f"{e:+.1%}" for e in errors] + [""] * (3 - len(errors)) + [f"{e:+.1%}" for e in memory]
     return f"| {name} | {ranks} | {own['step_time_s']['measured'] * 1e3:.1f} ms | {' | '.join(shown)} |"
 
@@ -95,8 +96,9 @@ def kernels() -> list[str]:
 
 def _line(name: str, ratio: Any) -> str:
     error = np.abs(ratio - 1.0)
-    return (f"| {name} | {len(ratio)} | {np.median(ratio):.2f} | {np.median(error):.1%} | "
-            f"{np.quantile(error, 0.95):.1%} |")  # fmt: skip
+    return (
+        f"| {name} | {len(ratio)} | {np.median(ratio):.2f} | {np.median(error):.1%} | {np.quantile(error, 0.95):.1%} |"
+    )
 
 
 def main() -> None:

@@ -29,8 +29,12 @@ from sim.validation.tables import read_table
 
 H200 = {"host_operator_s": 3e-5, "host_step_s": 5e-4}  # plain torch, measured on two machines: the only other hosts
 VTRAIN = {**H200, "host_collective_s": 3e-5, "host_message_s": 1e-4}  # priors of calibrate.fit
-MPT = {"attention_efficiency_64": 0.364, "attention_efficiency_128": 0.304, "attention_ramp_tokens": 81.0,
-       "attention_backward_share": 0.85}  # fmt: skip  # flash1 as published, the prior
+MPT = {
+    "attention_efficiency_64": 0.364,
+    "attention_efficiency_128": 0.304,
+    "attention_ramp_tokens": 81.0,
+    "attention_backward_share": 0.85,
+}  # flash1 as published, the prior
 # By table: what each profile's coefficients are without it. A Hopper host is an A100's times Liger's ratio, 0.96.
 WITHOUT: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "vtrain_single_node": {"a100-sxm": VTRAIN},

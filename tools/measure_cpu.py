@@ -64,11 +64,14 @@ def measured(name: str, folder: Path, budget: float, attempts: int) -> dict[str,
 def row(name: str, r: dict[str, Any]) -> str:
     """One line of the table."""
     step, memory = r["step_time_s"], r["memory"]
-    saved, peak = (max((m[k]["error"] for m in memory if k in m), key=abs)
-                   for k in ("saved_for_backward_bytes", "peak_bytes"))  # fmt: skip
+    saved, peak = (
+        max((m[k]["error"] for m in memory if k in m), key=abs) for k in ("saved_for_backward_bytes", "peak_bytes")
+    )
     busy = f"{r['foreign']:.2f}" + ("" if r["foreign"] <= QUIET_CORES else " (not quiet)")
-    return (f"| {name} | {step['measured'] * 1e3:.1f} ms | {step['simulated'] * 1e3:.1f} ms | {step['error']:+.1%} | "
-            f"{r['noise']:.1%} | {r['steps']['count'] // 2} | {saved:+.1%} | {peak:+.1%} | {busy} |")  # fmt: skip
+    return (
+        f"| {name} | {step['measured'] * 1e3:.1f} ms | {step['simulated'] * 1e3:.1f} ms | {step['error']:+.1%} | "
+        f"{r['noise']:.1%} | {r['steps']['count'] // 2} | {saved:+.1%} | {peak:+.1%} | {busy} |"
+    )
 
 
 def rewrite(rows: dict[str, str]) -> None:

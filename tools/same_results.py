@@ -114,7 +114,7 @@ COMMANDS = {
     "sweep tp": ["sim.sweep", "scenarios/tp8.yaml", "--vary", "training.seq_len=2048,4096"],
     "days": ["sim.run", "scenarios/goodput_llama3_405b.yaml", "--days", "7", "--runs", "20"],
     "plan batch": ["sim.run", "scenarios/dp8.yaml", "--plan-batch", "--critical-batch", "100"],
-}  # fmt: skip
+}
 
 
 def cases(folder: Path) -> Iterator[tuple[str, list[str]]]:

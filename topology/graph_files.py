@@ -15,9 +15,13 @@ from topology.wiring import KINDS, Ends, Link, Part, Wiring, node_link
 MAX_PARTS, MAX_NAME = 1_000_000, 200
 _GRAPHML = "{http://graphml.graphdrawing.org/xmlns}"
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "boolean": lambda text: text.strip().lower() in ("true", "1"), "string": str, "int": int, "long": int,
-    "float": float, "double": float,
-}  # fmt: skip
+    "boolean": lambda text: text.strip().lower() in ("true", "1"),
+    "string": str,
+    "int": int,
+    "long": int,
+    "float": float,
+    "double": float,
+}
 
 
 class TopologyError(ValueError):

@@ -83,9 +83,11 @@ def _host_bandwidth(wiring: Wiring, gpu: GpuSpec, around: Collection[str]) -> fl
     up = [
         each.bandwidth_bytes_per_s
         for (a, b), each in wiring.links.items()
-        if a in around and wiring.kind(b) == "cpu" and wiring.kind(a) in ("pcie", "gpu")
+        if a in around
+        and wiring.kind(b) == "cpu"
+        and wiring.kind(a) in ("pcie", "gpu")
         and not (wiring.kind(a) == "gpu" and _has(wiring, a, "pcie"))
-    ]  # fmt: skip
+    ]
     return _usual(up) if up else gpu.host_bandwidth_bytes_per_s
 
 

@@ -96,9 +96,7 @@ USUAL_LATENCY_S = 14e-6  # what the steps below are stated for: NCCL's step on I
 
 MATCHED = Fabric(6.94e-6, 31.1e-6, 31.1e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 38.3e-6, 13.4e-6, 9.92, False)
 """Libfabric and others that match sender and receiver for each message (GH200 over Slingshot)."""
-HOST = Fabric(
-    5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 0.0, 0.0, 2.0, False, nvls_tree_domains=1
-)
+HOST = Fabric(5e-6, 14e-6, 14e-6, 0.92e-6, (2.7e-6, 14e-6, 14e-6), 14e-6, 0.0, 0.0, 2.0, False, nvls_tree_domains=1)
 """Posted buffers, but through the host's memory or kernel: no LL128, and no NVLS (TCPX; the machines that have it set
 NCCL_ALGO=Ring,Tree and NCCL_NVLS_ENABLE=0: NVIDIA DGX Cloud, "GCP TCPXO Networking")."""
 POSTED = Fabric(5e-6, 8.5e-6, 28e-6, 0.92e-6, (5e-6, 8.5e-6, 28e-6), 14e-6, 0.0, 0.0, 2.0, True)

@@ -132,8 +132,10 @@ def _waits_for(inputs: list[Node], kernel: Kernel, place: dict[Node, Kernel]) ->
 def _in_order(kernels: list[Kernel], place: dict[Node, Kernel]) -> list[Kernel]:
     """Kernels after those whose results they read, the earlier ones first."""
     number = {id(k): i for i, k in enumerate(kernels)}
-    needs = [{number[id(place[x])] for n in k.nodes for x in n.all_input_nodes if x in place} - {i}
-             for i, k in enumerate(kernels)]  # fmt: skip
+    needs = [
+        {number[id(place[x])] for n in k.nodes for x in n.all_input_nodes if x in place} - {i}
+        for i, k in enumerate(kernels)
+    ]
     after: list[list[int]] = [[] for _ in kernels]
     for i, before in enumerate(needs):
         for b in before:

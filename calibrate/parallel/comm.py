@@ -132,8 +132,9 @@ class Group:
         self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, blocking: bool = False
     ) -> Pending:
         """As `all_reduce`, asynchronous."""
-        return self._run("all_reduce", x, x, blocking, lambda: dist.all_reduce(
-            x, op, group=self.process_group, async_op=True))  # fmt: skip
+        return self._run(
+            "all_reduce", x, x, blocking, lambda: dist.all_reduce(x, op, group=self.process_group, async_op=True)
+        )
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[rows, …] → [size · rows, …], in the members' order."""
@@ -143,8 +144,9 @@ class Group:
         """As `all_gather`, asynchronous."""
         x = x.contiguous()
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if self.size > 1 else x
-        return self._run("all_gather", out, out, blocking, lambda: _all_gather(
-            out, x, group=self.process_group, async_op=True))  # fmt: skip
+        return self._run(
+            "all_gather", out, out, blocking, lambda: _all_gather(out, x, group=self.process_group, async_op=True)
+        )
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """[size · rows, …] → [rows, …]: this rank's part of the sum."""
@@ -154,22 +156,33 @@ class Group:
         """As `reduce_scatter`, asynchronous."""
         x = x.contiguous()
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if self.size > 1 else x
-        return self._run("reduce_scatter", x, out, blocking, lambda: _reduce_scatter(
-            out, x, group=self.process_group, async_op=True))  # fmt: skip
+        return self._run(
+            "reduce_scatter", x, out, blocking, lambda: _reduce_scatter(out, x, group=self.process_group, async_op=True)
+        )
 
     def all_to_all(self, x: Tensor, received: Sequence[int], sent: Sequence[int], backward: bool = False) -> Tensor:
         """`sent[i]` rows of `x` go to member i, `received[i]` come from it; rows in the members' order."""
         group = self.second if backward and self.second is not None else self.process_group
         x = x.contiguous()
         out = x.new_empty((sum(received), *x.shape[1:])) if self.size > 1 else x
-        return self._run("all_to_all", x, out, True, lambda: dist.all_to_all_single(
-            out, x, list(received), list(sent), group=group, async_op=True)).wait()  # fmt: skip
+        return self._run(
+            "all_to_all",
+            x,
+            out,
+            True,
+            lambda: dist.all_to_all_single(out, x, list(received), list(sent), group=group, async_op=True),
+        ).wait()
 
     def exchange_counts(self, sent: Tensor) -> Tensor:
         """Row i of `sent` goes to member i; the rows that came, in the members' order. Small, before the data."""
         came = torch.empty_like(sent) if self.size > 1 else sent
-        return self._run(COUNTS, sent, came, True, lambda: dist.all_to_all_single(
-            came, sent, group=self.process_group, async_op=True)).wait()  # fmt: skip
+        return self._run(
+            COUNTS,
+            sent,
+            came,
+            True,
+            lambda: dist.all_to_all_single(came, sent, group=self.process_group, async_op=True),
+        ).wait()
 
     def start_shift(self, x: Tensor, tag: int) -> Pending:
         """Send `x` to the next member and receive the previous one's. `tag` tells messages apart that are under way
@@ -177,8 +190,10 @@ class Group:
         """
         came = torch.empty_like(x)
         after, before = (self.ranks[(self.index + i) % self.size] for i in (1, -1))
-        ops = [dist.P2POp(dist.isend, x, after, self.process_group, tag),
-               dist.P2POp(dist.irecv, came, before, self.process_group, tag)]  # fmt: skip
+        ops = [
+            dist.P2POp(dist.isend, x, after, self.process_group, tag),
+            dist.P2POp(dist.irecv, came, before, self.process_group, tag),
+        ]
         return self._run("send_recv", x, came, False, lambda: dist.batch_isend_irecv(ops))
 
     def _run(

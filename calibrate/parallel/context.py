@@ -90,7 +90,8 @@ def _backward(
     padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=float("inf"))
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
     dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        grad, q, k, v, None, out, padded, seed, seed, 0.0, [True, True, True, False], causal)  # fmt: skip
+        grad, q, k, v, None, out, padded, seed, seed, 0.0, [True, True, True, False], causal
+    )
     return dq, _fold(dk, heads), _fold(dv, heads)
 
 
@@ -152,8 +153,7 @@ class _Blocks:
         if seen is None:
             return None
         rows, (k, v) = seen.queries, kv[:, :, :, seen.keys]
-        mine, dk, dv = _backward(
-            grad[:, :, rows], q[:, :, rows], k, v, out[:, :, rows], lse[:, :, rows], seen.causal)  # fmt: skip
+        mine, dk, dv = _backward(grad[:, :, rows], q[:, :, rows], k, v, out[:, :, rows], lse[:, :, rows], seen.causal)
         dq[:, :, rows] += mine
         if seen.keys == slice(0, q.shape[2]):
             return torch.stack((dk, dv))

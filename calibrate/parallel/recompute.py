@@ -30,9 +30,11 @@ from calibrate.model import Layer
 ENTRY = {"full": ("forward",), "selective_op": ("forward",), "selective": ("core", "unfused")}  # what runs again
 MATMULS = ("aten::mm", "aten::addmm")
 ATTENTION = (
-    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
-)  # fmt: skip
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+)
 kept_watchers: list[Callable[[Tensor], object]] = []  # are shown each output that selective_op keeps
 _keeping = [False]
 

@@ -126,10 +126,12 @@ def compare(
         quantize(model.blocks)
     block = inference.kv_cache.block_tokens
     settings = Settings(
-        blocks=-(-longest // block) * min(len(requests), inference.max_running_requests), block_tokens=block,
-        max_running=inference.max_running_requests, max_batch_tokens=inference.max_batch_tokens,
+        blocks=-(-longest // block) * min(len(requests), inference.max_running_requests),
+        block_tokens=block,
+        max_running=inference.max_running_requests,
+        max_batch_tokens=inference.max_batch_tokens,
         host_tokens=1 << 20 if inference.prefix_cache == "cpu" else 0,
-    )  # fmt: skip
+    )
     prompts = _prompts(requests, scenario.model.vocab)
     samples: Samples = {}
     sample_parts(model, block, {}, clock)  # warms up
@@ -150,16 +152,22 @@ def _runnable(scenario: Scenario) -> Inference:
     m, i = scenario.model, scenario.inference
     if i is None:
         raise InputError(f"{scenario.name}: this scenario has no `inference` section")
-    wrong = [what for what, bad in (
-        ("more than one rank", scenario.parallelism.ranks > 1),
-        ("latent attention", m.mla is not None), ("query-key norms", m.qk_norm),
-        *((f"model.{key}", True) for key in m.variations),
-        ("precision other than fp32", i.precision != "fp32"),
-        ("a contiguous cache", i.kv_cache.layout != "paged"), ("prefixes kept on the GPU", i.prefix_cache == "gpu"),
-        ("unfused attention", i.attention == "unfused"),
-        (f"quantization {i.quantization}", i.quantization not in ("none", "int8_weight_only")),
-        ("static batching", i.batching == "static"),
-    ) if bad]  # fmt: skip
+    wrong = [
+        what
+        for what, bad in (
+            ("more than one rank", scenario.parallelism.ranks > 1),
+            ("latent attention", m.mla is not None),
+            ("query-key norms", m.qk_norm),
+            *((f"model.{key}", True) for key in m.variations),
+            ("precision other than fp32", i.precision != "fp32"),
+            ("a contiguous cache", i.kv_cache.layout != "paged"),
+            ("prefixes kept on the GPU", i.prefix_cache == "gpu"),
+            ("unfused attention", i.attention == "unfused"),
+            (f"quantization {i.quantization}", i.quantization not in ("none", "int8_weight_only")),
+            ("static batching", i.batching == "static"),
+        )
+        if bad
+    ]
     if wrong:
         raise InputError(f"{scenario.name}: the bundled engine does not run {', '.join(wrong)}")
     return i
@@ -198,10 +206,14 @@ def _result(served: Served) -> dict[str, Any]:
         "request_latency_s": percentiles([s.finish_s - s.request.arrival_s for s in done]).to_json(),
         "time_to_first_token_s": percentiles([s.first_token_s - s.request.arrival_s for s in done]).to_json(),
         "time_per_output_token_s": percentiles(
-            [(s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)
-             for s in done if s.request.output_tokens > 1]).to_json(),
+            [
+                (s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)
+                for s in done
+                if s.request.output_tokens > 1
+            ]
+        ).to_json(),
         "iterations": len(served.iterations),
-    }  # fmt: skip
+    }
 
 
 @click.command("serving-measure", cls=Command)
@@ -221,8 +233,10 @@ def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> No
     for name in ("output_tokens_per_s", "time_to_first_token_s", "time_per_output_token_s", "request_latency_s"):
         pair = [r[name]["p50"] if isinstance(r[name], dict) else r[name] for r in (found.measured, found.simulated)]
         print(f"{name:24} {pair[0]:12.5g} {pair[1]:12.5g} {pair[1] / pair[0] - 1:+8.1%}")
-    print(f"throughput's error in {rounds} rounds: {', '.join(f'{c.error:+.1%}' for c in every)}; measured "
-          f"{min(rates):.5g} to {max(rates):.5g} tokens/s; others kept {others:.1f} cores busy")  # fmt: skip
+    print(
+        f"throughput's error in {rounds} rounds: {', '.join(f'{c.error:+.1%}' for c in every)}; measured "
+        f"{min(rates):.5g} to {max(rates):.5g} tokens/s; others kept {others:.1f} cores busy"
+    )
     if out is not None:
         data = {"measured": found.measured, "simulated": found.simulated, "profile": found.profile.to_json()}
         write_json(out, data, indent=1)

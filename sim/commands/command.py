@@ -24,9 +24,28 @@ UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short
 
 EXTRAS = {"torch": "calibrate", "torchao": "torchao", "transformers": "huggingface", "distributed": "dask"}
 LOOK_ALIKES = {  # one character each, so that columns stay where they are
-    "█": "#", "▓": "=", "░": ".", "✓": "+", "✗": "!", "·": "-", "–": "-", "−": "-", "—": "-", "…": "~",
-    "×": "x", "÷": "/", "µ": "u", "→": ">", "≤": "<", "≥": ">", "±": "~", "‘": "'", "’": "'", "“": '"', "”": '"',
-}  # fmt: skip
+    "█": "#",
+    "▓": "=",
+    "░": ".",
+    "✓": "+",
+    "✗": "!",
+    "·": "-",
+    "–": "-",
+    "−": "-",
+    "—": "-",
+    "…": "~",
+    "×": "x",
+    "÷": "/",
+    "µ": "u",
+    "→": ">",
+    "≤": "<",
+    "≥": ">",
+    "±": "~",
+    "‘": "'",
+    "’": "'",
+    "“": '"',
+    "”": '"',
+}
 
 
 @contextmanager

@@ -171,8 +171,7 @@ def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None
     seconds, stages, micro_batches = graph.seconds.copy(), graph.stages.tolist(), graph.micro_batches.tolist()
     slots = sorted(graph.slot_table().tolist(), key=lambda slot: float(simulation.times.start_s[slot[0]]))
     spans = [
-        Span(graph.classes[c].rank, "", kinds[k], stages[i], micro_batches[i], i, i, Detail(""))
-        for i, c, _, k in slots
+        Span(graph.classes[c].rank, "", kinds[k], stages[i], micro_batches[i], i, i, Detail("")) for i, c, _, k in slots
     ]
     for (task, *_), (key, _) in zip(slots, _keyed(spans), strict=True):
         if key in recorded and simulated[key] > 0:

@@ -52,19 +52,27 @@ def _print(found: Diagnosis, recording: Recording) -> None:
         print(f"  repaired: step {seconds(row.repaired_step_s)}, {_gain(row.gain_s, found)}")
         for operator in row.operators:
             name = operator.operator if len(operator.operator) <= NAME else operator.operator[: NAME - 1] + "…"
-            print(f"  {name:{NAME}} {operator.count:5}× {seconds(operator.seconds):>10}, "
-                  f"peers {seconds(operator.peers_s)}")  # fmt: skip
+            print(
+                f"  {name:{NAME}} {operator.count:5}× {seconds(operator.seconds):>10}, "
+                f"peers {seconds(operator.peers_s)}"
+            )
     for group in found.slow_groups[:RANKS_SHOWN]:
         ranks = ", ".join(map(str, group.ranks))
-        print(f"ranks {ranks}: {group.kind} of {n_bytes(group.bytes)} takes {seconds(group.seconds)}, "
-              f"in other groups {seconds(group.peers_s)}")  # fmt: skip
+        print(
+            f"ranks {ranks}: {group.kind} of {n_bytes(group.bytes)} takes {seconds(group.seconds)}, "
+            f"in other groups {seconds(group.peers_s)}"
+        )
         print(f"  repaired: step {seconds(group.repaired_step_s)}, {_gain(group.gain_s, found)}")
     for late, (total_s, longest) in _waited_for(found).items():
-        print(f"for rank {late} the others wait {seconds(total_s)} in all; "
-              f"longest rank {longest.rank}, {seconds(longest.seconds)}")  # fmt: skip
+        print(
+            f"for rank {late} the others wait {seconds(total_s)} in all; "
+            f"longest rank {longest.rank}, {seconds(longest.seconds)}"
+        )
     for host in found.busy_hosts[:RANKS_SHOWN]:
-        print(f"rank {host.rank}: its host works alone for {seconds(host.host_s)}, others' for {seconds(host.peers_s)}"
-              " (data loading, Python, garbage collection); not repaired here")  # fmt: skip
+        print(
+            f"rank {host.rank}: its host works alone for {seconds(host.host_s)}, others' for {seconds(host.peers_s)}"
+            " (data loading, Python, garbage collection); not repaired here"
+        )
     for warning in recording.warnings:
         print(f"note: {warning}")
 

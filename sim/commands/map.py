@@ -34,8 +34,12 @@ BASE, MEASURED = "map_llama3.yaml", Path("published") / "ultrascale_h100.json"
 @click.option("--models", default=MODELS, metavar="NAME,…", help="model presets or config.json files, a row each")
 @click.option("--gpus", default=GPUS, metavar="N,…", help="numbers of GPUs, a column each")
 @narrowing_options(ONLY)
-@click.option("--measured", type=FILE, metavar="TABLE.json", help="measured steps to draw beside the map, by default "
-              "the playbook's; - for none")  # fmt: skip
+@click.option(
+    "--measured",
+    type=FILE,
+    metavar="TABLE.json",
+    help="measured steps to draw beside the map, by default the playbook's; - for none",
+)
 @study_options
 def main(
     scenario: Path | None, models: str, gpus: str, narrowing: Narrowing, measured: Path | None, study: Study
@@ -119,11 +123,17 @@ def run_map(
                 advance(f"{model} on {n:,} GPUs")
         cores = pool.cores()
     return {
-        "format": "sim-map/1", "name": path.stem, "models": list(models), "gpus": list(gpus),
-        "only": list(only), "memory_limit_bytes": cells[0]["memory_limit_bytes"], "cells": cells,
+        "format": "sim-map/1",
+        "name": path.stem,
+        "models": list(models),
+        "gpus": list(gpus),
+        "only": list(only),
+        "memory_limit_bytes": cells[0]["memory_limit_bytes"],
+        "cells": cells,
         "measured": None if measured is None else best_measured(measured),
-        "wall_s": time.perf_counter() - begin, "cores": cores,
-    }  # fmt: skip
+        "wall_s": time.perf_counter() - begin,
+        "cores": cores,
+    }
 
 
 def _cell(
@@ -137,8 +147,12 @@ def _cell(
     found = search_space(space, limit_bytes, 1, False, pool)
     best = found["best"][0] if found["best"] else None
     return {
-        "model": model, "gpus": gpus, "best": best, "counts": found["counts"], "memory_limit_bytes": limit_bytes,
-    }  # fmt: skip
+        "model": model,
+        "gpus": gpus,
+        "best": best,
+        "counts": found["counts"],
+        "memory_limit_bytes": limit_bytes,
+    }
 
 
 @contextmanager

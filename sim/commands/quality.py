@@ -15,8 +15,12 @@ from sim.core.files import write_json
 
 @click.command("quality", cls=Command)
 @click.argument("scenario", type=SCENARIO, metavar="[SCENARIO]", required=False)
-@click.option("--scores", type=FILE, metavar="FILE.csv", help="columns model and score, maybe set and source; by "
-              "default published MMLU scores")  # fmt: skip
+@click.option(
+    "--scores",
+    type=FILE,
+    metavar="FILE.csv",
+    help="columns model and score, maybe set and source; by default published MMLU scores",
+)
 @json_option
 @page_option
 @overrides_option
@@ -55,6 +59,7 @@ def print_quality(result: dict[str, Any]) -> None:
         table.add_column(name, justify="right" if i else "left")
     for row in sorted(result["models"], key=lambda row: -row["score"]):
         table.add_row(*cells(row))
-    console.print(f"{result['name']} with the scores of {result['scores']}; ✓ where no model has more of both",
-                  highlight=False)  # fmt: skip
+    console.print(
+        f"{result['name']} with the scores of {result['scores']}; ✓ where no model has more of both", highlight=False
+    )
     console.print(table)

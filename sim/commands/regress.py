@@ -167,8 +167,11 @@ def regress(folder: Path, live: bool, benchmarks: str | None = None) -> dict[str
     for path in paths:
         errors, before = errors_of(path, profile), expected.get(path.stem, {})
         row: dict[str, Any] = {
-            "name": path.stem, "errors": errors, "expected": before, "grown": grown(errors, before),
-        }  # fmt: skip
+            "name": path.stem,
+            "errors": errors,
+            "expected": before,
+            "grown": grown(errors, before),
+        }
         if not before:
             row["grown"] = ["no expectation is stored; accept one with --update"]
         if live:

@@ -83,9 +83,15 @@ def main(
             raise InputError("--calibration: is for captured programs; a trace has times of its own")
         recording = load(traces, step, groups)
     asked = {
-        "cluster": None if captured else cluster, "gpu": gpu, "gpu_ratio": gpu_ratio, "network_scale": network_scale,
-        "scale_kernels": list(scale_kernels), "straggler": list(straggler), "dp": dp, "dp_group": dp_group,
-    }  # fmt: skip
+        "cluster": None if captured else cluster,
+        "gpu": gpu,
+        "gpu_ratio": gpu_ratio,
+        "network_scale": network_scale,
+        "scale_kernels": list(scale_kernels),
+        "straggler": list(straggler),
+        "dp": dp,
+        "dp_group": dp_group,
+    }
     change = make_change(recording, asked)
     if captured and dp is not None:  # transfers of other ranks are priced anew
         change = replace(change, network=network_of(str(cluster), _ranks_after(recording, change.dp)))
@@ -240,8 +246,10 @@ def _communication(recording: Recording, unchanged: Replay, changed: Replay) -> 
             row[1] += node.message.bytes
             row[2] += unchanged.end_s[i] - unchanged.begin_s[i]
             row[3] += changed.end_s[i] - changed.begin_s[i]
-    return [{"kind": k, "group": g, "count": int(n), "bytes": b, "recorded_s": old / n, "seconds": new / n}
-            for (k, g), (n, b, old, new) in sorted(rows.items())]  # fmt: skip
+    return [
+        {"kind": k, "group": g, "count": int(n), "bytes": b, "recorded_s": old / n, "seconds": new / n}
+        for (k, g), (n, b, old, new) in sorted(rows.items())
+    ]
 
 
 def _write(result: dict[str, Any], changed: Replay, json: str | None, html: Path | None, trace: Path | None) -> None:

@@ -229,9 +229,13 @@ def _no_training(path: Path, option: str) -> InputError:
 
 
 def _serve(
-    scenario: Scenario, json: str | None, html: Path | None, trace: Path | None, price_per_gpu_hour: float | None,
+    scenario: Scenario,
+    json: str | None,
+    html: Path | None,
+    trace: Path | None,
+    price_per_gpu_hour: float | None,
     engine: Engine,
-) -> bool:  # fmt: skip
+) -> bool:
     from sim.serve.simulation import simulate_serving
 
     simulation = simulate_serving(scenario, engine=engine)
@@ -349,9 +353,12 @@ def _page(
 
 
 def _write_views(
-    simulation: Simulation | ServingSimulation, html: Path | None, trace: Path | None, steps: int,
+    simulation: Simulation | ServingSimulation,
+    html: Path | None,
+    trace: Path | None,
+    steps: int,
     advice: Sequence[Tried] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     memory = simulation.memory_over(steps)
     if html is not None:
         write_page(html, _page(simulation, memory, advice))

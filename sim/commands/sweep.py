@@ -99,12 +99,16 @@ def run_sweep(
     keys = [m.key for m in known] + (["healthy_s", "lost_s"] if workload == "training" else [])
     rows = [row.as_dict(keys) for row in found]
     return {
-        "format": "sim-sweep/1", "name": source.data.get("name") or name, "workload": workload,
+        "format": "sim-sweep/1",
+        "name": source.data.get("name") or name,
+        "workload": workload,
         "vary": {key: [row[i] for row in axis.rows] for axis in axes for i, key in enumerate(axis.keys)},
         "linked": [list(axis.keys) for axis in axes if len(axis.keys) > 1],
         "metric": metric or default_metric(workload, rows).key,
-        "rows": rows, "wall_s": time.perf_counter() - begin, "cores": cores,
-    }  # fmt: skip
+        "rows": rows,
+        "wall_s": time.perf_counter() - begin,
+        "cores": cores,
+    }
 
 
 def _run(pool: Workers, packed: bytes, changes: Sequence[Change]) -> Iterator[WhatIf]:

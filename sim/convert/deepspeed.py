@@ -34,25 +34,33 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     micro = s.integer("train_micro_batch_size_per_gpu", s.integer("per_device_train_batch_size", 8))
     accumulated = s.integer("gradient_accumulation_steps", 1)
     training = {
-        "seq_len": int(length or 0), "micro_batch_size": micro,
-        "global_batch_size": s.integer("train_batch_size", micro * accumulated * dp), **_numbers(s),
+        "seq_len": int(length or 0),
+        "micro_batch_size": micro,
+        "global_batch_size": s.integer("train_batch_size", micro * accumulated * dp),
+        **_numbers(s),
         "gradient_clipping": float(s.take("gradient_clipping", s.take("max_grad_norm", 1.0))) > 0,
         "framework": "compiled" if s.flag("torch_compile") else "eager",
         "recompute": "full" if s.flag("gradient_checkpointing") else "none",
         "optimizer": "sgd" if "sgd" in str(s.take("optim", s.take("optimizer", ""))).lower() else "adamw",
-    }  # fmt: skip
+    }
     scenario = {
-        "version": 1, "name": file.stem, "model": machine.model, "training": training,
-        "parallelism": {"dp": dp, **zero}, "cluster": machine.cluster,
-    }  # fmt: skip
+        "version": 1,
+        "name": file.stem,
+        "model": machine.model,
+        "training": training,
+        "parallelism": {"dp": dp, **zero},
+        "cluster": machine.cluster,
+    }
     return Converted(scenario, (*notes, f"not read: {', '.join(s.left())}") if s.left() else tuple(notes))
 
 
 def _numbers(s: Settings) -> dict[str, Any]:
     """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast."""
     deepspeed = isinstance(s.values.get("bf16"), dict) or isinstance(s.values.get("fp16"), dict)
-    on = {name: value.get("enabled", True) if isinstance(value := s.take(name, False), dict) else bool(value)
-          for name in ("bf16", "fp16")}  # fmt: skip
+    on = {
+        name: value.get("enabled", True) if isinstance(value := s.take(name, False), dict) else bool(value)
+        for name in ("bf16", "fp16")
+    }
     precision = "bf16" if on["bf16"] else "fp16" if on["fp16"] else "fp32"
     if precision == "fp32":
         return {"precision": precision}

@@ -17,22 +17,80 @@ from sim.core.errors import InputError
 ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s()]*)[ \t]*(?:#.*)?$")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 MAX_CHARACTERS = 8 * 2**20
-FUSIONS = ("no-bias-gelu-fusion", "no-bias-swiglu-fusion", "no-bias-dropout-fusion", "no-masked-softmax-fusion",
-           "no-rope-fusion")  # fmt: skip
+FUSIONS = (
+    "no-bias-gelu-fusion",
+    "no-bias-swiglu-fusion",
+    "no-bias-dropout-fusion",
+    "no-masked-softmax-fusion",
+    "no-rope-fusion",
+)
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "all_to_all"}
 WITHOUT_EFFECT = {  # on what a step takes and keeps
-    "adam-beta1", "adam-beta2", "adam-eps", "ckpt-format", "data-cache-path", "data-path", "distributed-backend",
-    "distributed-timeout-minutes", "eval-interval", "eval-iters", "init-method-std", "load", "log-interval",
-    "log-num-zeros-in-grad", "log-params-norm", "log-throughput", "lr", "lr-decay-iters", "lr-decay-samples",
-    "lr-decay-style", "lr-warmup-fraction", "lr-warmup-iters", "lr-warmup-samples", "make-vocab-size-divisible-by",
-    "master-addr", "master-port", "merge-file", "min-lr", "mock-data", "moe-aux-loss-coeff", "moe-grouped-gemm",
-    "moe-router-force-load-balancing", "moe-router-load-balancing-type", "moe-token-dispatcher-type",
-    "no-gradient-accumulation-fusion", "no-load-optim", "no-load-rng", "no-save-optim", "no-save-rng", "node-rank",
-    "norm-epsilon", "num-workers", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rotary-base", "rotary-percent",
-    "save", "save-interval", "seed", "split", "tensorboard-dir", "tokenizer-model", "tokenizer-type", "train-iters",
-    "train-samples", "transformer-impl", "use-flash-attn", "use-mcore-models", "use-rotary-position-embeddings",
-    "vocab-file", "wandb-exp-name", "wandb-project", "weight-decay",
-}  # fmt: skip
+    "adam-beta1",
+    "adam-beta2",
+    "adam-eps",
+    "ckpt-format",
+    "data-cache-path",
+    "data-path",
+    "distributed-backend",
+    "distributed-timeout-minutes",
+    "eval-interval",
+    "eval-iters",
+    "init-method-std",
+    "load",
+    "log-interval",
+    "log-num-zeros-in-grad",
+    "log-params-norm",
+    "log-throughput",
+    "lr",
+    "lr-decay-iters",
+    "lr-decay-samples",
+    "lr-decay-style",
+    "lr-warmup-fraction",
+    "lr-warmup-iters",
+    "lr-warmup-samples",
+    "make-vocab-size-divisible-by",
+    "master-addr",
+    "master-port",
+    "merge-file",
+    "min-lr",
+    "mock-data",
+    "moe-aux-loss-coeff",
+    "moe-grouped-gemm",
+    "moe-router-force-load-balancing",
+    "moe-router-load-balancing-type",
+    "moe-token-dispatcher-type",
+    "no-gradient-accumulation-fusion",
+    "no-load-optim",
+    "no-load-rng",
+    "no-save-optim",
+    "no-save-rng",
+    "node-rank",
+    "norm-epsilon",
+    "num-workers",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rotary-base",
+    "rotary-percent",
+    "save",
+    "save-interval",
+    "seed",
+    "split",
+    "tensorboard-dir",
+    "tokenizer-model",
+    "tokenizer-type",
+    "train-iters",
+    "train-samples",
+    "transformer-impl",
+    "use-flash-attn",
+    "use-mcore-models",
+    "use-rotary-position-embeddings",
+    "vocab-file",
+    "wandb-exp-name",
+    "wandb-project",
+    "weight-decay",
+}
 
 
 def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
@@ -104,25 +162,32 @@ def _model(s: Settings) -> dict[str, Any]:
         positions = "rope"
     groups = s.integer("num-query-groups", 1) if s.flag("group-query-attention") else None
     model: dict[str, Any] = {
-        "layers": s.integer("num-layers"), "hidden": s.integer("hidden-size"), "heads": heads, "kv_heads": groups,
+        "layers": s.integer("num-layers"),
+        "hidden": s.integer("hidden-size"),
+        "heads": heads,
+        "kv_heads": groups,
         "ffn": s.integer("ffn-hidden-size", _default_ffn(s, swiglu)),
         "vocab": s.integer("vocab-size") + (tokenizer == "NullTokenizer"),  # it adds one for the end of a document
         "mlp": "swiglu" if swiglu else "relu2" if s.flag("squared-relu") else "gelu",
         "norm": "rmsnorm" if str(s.take("normalization", "LayerNorm")).lower() == "rmsnorm" else "layernorm",
-        "bias": not s.flag("disable-bias-linear"), "qkv_bias": s.flag("add-qkv-bias"),
-        "qk_norm": s.flag("qk-layernorm"), "dropout": dropout,
+        "bias": not s.flag("disable-bias-linear"),
+        "qkv_bias": s.flag("add-qkv-bias"),
+        "qk_norm": s.flag("qk-layernorm"),
+        "dropout": dropout,
         "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
         "positions": {"learned_absolute": "learned"}.get(str(positions), positions),
         "max_positions": s.integer("max-position-embeddings", s.integer("seq-length")),
         "mtp_layers": s.integer("mtp-num-layers", 0),
-    }  # fmt: skip
+    }
     if s.flag("multi-latent-attention"):
         q_rank = s.take("q-lora-rank")
         model["mla"] = {
-            "q_lora_rank": None if q_rank is None else int(q_rank), "kv_lora_rank": s.integer("kv-lora-rank", 32),
-            "qk_nope_head_dim": s.integer("qk-head-dim", 128), "qk_rope_head_dim": s.integer("qk-pos-emb-head-dim", 64),
+            "q_lora_rank": None if q_rank is None else int(q_rank),
+            "kv_lora_rank": s.integer("kv-lora-rank", 32),
+            "qk_nope_head_dim": s.integer("qk-head-dim", 128),
+            "qk_rope_head_dim": s.integer("qk-pos-emb-head-dim", 64),
             "v_head_dim": s.integer("v-head-dim", 128),
-        }  # fmt: skip
+        }
     elif s.take("kv-channels") is not None:
         model["head_dim"] = s.integer("kv-channels")
     if s.take("num-experts") is not None:
@@ -141,14 +206,18 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
     shared, capacity = s.take("moe-shared-expert-intermediate-size"), s.take("moe-expert-capacity-factor")
     frequency = str(s.take("moe-layer-freq", "1")).strip("\"' ")
     dense = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", ""))
-    return without_none({
-        "experts": s.integer("num-experts"), "top_k": s.integer("moe-router-topk", 2), "ffn": ffn,
-        "shared_experts": None if shared is None else max(1, round(int(shared) / ffn)),
-        "dense_layers": int(dense[1]) if dense else None,
-        "every": int(frequency) if frequency.isdigit() and frequency != "1" else None,
-        "capacity_factor": None if capacity is None else float(capacity),
-        "max_nodes_per_token": s.take("moe-router-group-topk") and s.integer("moe-router-group-topk"),
-    })  # fmt: skip
+    return without_none(
+        {
+            "experts": s.integer("num-experts"),
+            "top_k": s.integer("moe-router-topk", 2),
+            "ffn": ffn,
+            "shared_experts": None if shared is None else max(1, round(int(shared) / ffn)),
+            "dense_layers": int(dense[1]) if dense else None,
+            "every": int(frequency) if frequency.isdigit() and frequency != "1" else None,
+            "capacity_factor": None if capacity is None else float(capacity),
+            "max_nodes_per_token": s.take("moe-router-group-topk") and s.integer("moe-router-group-topk"),
+        }
+    )
 
 
 def _training(s: Settings) -> dict[str, Any]:
@@ -160,16 +229,21 @@ def _training(s: Settings) -> dict[str, Any]:
     grads = "bf16" if s.flag("grad-reduce-in-bf16") else "fp32"
     s.take("accumulate-allreduce-grads-in-fp32")
     fused = sum(s.flag(name) for name in FUSIONS) < len(FUSIONS)
-    return without_none({
-        "seq_len": s.integer("seq-length"), "micro_batch_size": s.integer("micro-batch-size"),
-        "global_batch_size": s.integer("global-batch-size"), "precision": precision,
-        "grad_dtype": None if precision == "fp32" else grads,
-        "optimizer": "sgd" if s.take("optimizer", "adam") == "sgd" else "adamw",
-        "gradient_clipping": float(s.take("clip-grad", 1.0)) > 0,
-        "attention": "unfused" if s.take("attention-backend") == "unfused" else "fused",
-        "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
-        "framework": "megatron" if fused else "eager", "recompute": _recompute(s),
-    })  # fmt: skip
+    return without_none(
+        {
+            "seq_len": s.integer("seq-length"),
+            "micro_batch_size": s.integer("micro-batch-size"),
+            "global_batch_size": s.integer("global-batch-size"),
+            "precision": precision,
+            "grad_dtype": None if precision == "fp32" else grads,
+            "optimizer": "sgd" if s.take("optimizer", "adam") == "sgd" else "adamw",
+            "gradient_clipping": float(s.take("clip-grad", 1.0)) > 0,
+            "attention": "unfused" if s.take("attention-backend") == "unfused" else "fused",
+            "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
+            "framework": "megatron" if fused else "eager",
+            "recompute": _recompute(s),
+        }
+    )
 
 
 def _recompute(s: Settings) -> Any:
@@ -191,7 +265,11 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     overlap = s.flag("overlap-grad-reduce")
     experts = s.take("num-experts") is not None
     p: dict[str, Any] = {
-        "dp": dp, "tp": tp, "pp": pp, "cp": cp, "sp": s.flag("sequence-parallel") and tp > 1,
+        "dp": dp,
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "sp": s.flag("sequence-parallel") and tp > 1,
         "ep": s.integer("expert-model-parallel-size", 1) if experts else None,
         "expert_tp": s.integer("expert-tensor-parallel-size", tp) if experts else None,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
@@ -199,8 +277,9 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
         "tp_overlap": "full" if s.flag("tp-comm-overlap") else "wgrad" if tp > 1 else None,
         "dp_sync": "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
-        **_zero(s, dp * cp), **_pipeline(s, pp),
-    }  # fmt: skip
+        **_zero(s, dp * cp),
+        **_pipeline(s, pp),
+    }
     bucket = s.take("ddp-bucket-size")
     if overlap and bucket is not None:
         p["bucket_bytes"] = int(bucket) * (2 if s.flag("grad-reduce-in-bf16") else 4)

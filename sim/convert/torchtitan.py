@@ -18,16 +18,32 @@ from sim.core.errors import InputError
 from sim.inputs.model_input import load_model
 
 SCHEDULES = {
-    "gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved_1f1b", "zbvzerobubble": "zb_v",
-    "dualpipev": "dualpipe_v", "interleavedzerobubble": None,
-}  # fmt: skip
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved1f1b": "interleaved_1f1b",
+    "zbvzerobubble": "zb_v",
+    "dualpipev": "dualpipe_v",
+    "interleavedzerobubble": None,
+}
 MODELS = {  # flavors of torchtitan/models/llama3, deepseek_v3 and qwen3 that are shipped models
-    "llama3 8b": "llama3.1-8b", "llama3 70b": "llama3.1-70b", "llama3 405b": "llama3.1-405b",
-    "deepseek_v3 671b": "deepseek-v3", "qwen3 8b": "qwen3-8b", "qwen3 30b-a3b": "qwen3-30b-a3b",
-}  # fmt: skip
+    "llama3 8b": "llama3.1-8b",
+    "llama3 70b": "llama3.1-70b",
+    "llama3 405b": "llama3.1-405b",
+    "deepseek_v3 671b": "deepseek-v3",
+    "qwen3 8b": "qwen3-8b",
+    "qwen3 30b-a3b": "qwen3-30b-a3b",
+}
 TABLES = {  # tables that decide about a step; of a Python config the class names are these, camel-cased, with Config
-    "model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer", "quantize", "float8", "mx",
-}  # fmt: skip
+    "model",
+    "training",
+    "parallelism",
+    "activation_checkpoint",
+    "compile",
+    "optimizer",
+    "quantize",
+    "float8",
+    "mx",
+}
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -158,14 +174,20 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
     rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
     layout: dict[str, Any] = {
-        "dp": replicate * shard, "tp": tp, "sp": tp > 1, "cp": cp, "pp": pp, "ep": ep if ep > 1 else None,
+        "dp": replicate * shard,
+        "tp": tp,
+        "sp": tp > 1,
+        "cp": cp,
+        "pp": pp,
+        "ep": ep if ep > 1 else None,
         "expert_tp": degree("expert_tensor_parallel_degree") if ep > 1 else None,
-        "zero": 3 if sharded else 0, "shard_size": shard * cp if sharded and replicate > 1 else None,
+        "zero": 3 if sharded else 0,
+        "shard_size": shard * cp if sharded and replicate > 1 else None,
         "accumulate_unsharded": pp > 1 if sharded else None,
         "reshard_after_forward": None if not sharded else reshard == "always" or (reshard == "default" and pp == 1),
         "tp_overlap": "full" if tp > 1 and s.flag("parallelism.enable_async_tensor_parallel") else None,
         "cp_method": None if cp == 1 else "ring" if rotate == "alltoall" else "all_gather",
-    }  # fmt: skip
+    }
     return layout | (_pipeline(s, pp) if pp > 1 else {})
 
 
@@ -173,8 +195,10 @@ def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
     named = str(s.take("parallelism.pipeline_parallel_schedule", "1F1B"))
     schedule = SCHEDULES.get(named.lower())
     if schedule is None:
-        raise InputError(f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: GPipe, 1F1B, "
-                         "Interleaved1F1B, ZBVZeroBubble, DualPipeV")  # fmt: skip
+        raise InputError(
+            f"{s.file}: pipeline_parallel_schedule: found '{named[:40]}'; can be simulated: GPipe, 1F1B, "
+            "Interleaved1F1B, ZBVZeroBubble, DualPipeV"
+        )
     parts = s.take("parallelism.module_fqns_per_model_part") or []
     points = [next((n for n in part if str(n).startswith("layers.")), "") for part in parts[1:]]
     points = points or s.take("parallelism.pipeline_parallel_split_points") or []
@@ -199,11 +223,15 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     s.take("training.steps")
     dtype = str(s.take("training.dtype", "float32"))
     return {
-        "seq_len": s.integer("training.seq_len", 2048), "micro_batch_size": micro,
-        "global_batch_size": whole if whole > 0 else local * layout["dp"], "precision": precision,
-        "param_dtype": "bf16" if dtype == "bfloat16" else "fp32", "framework": "compiled" if compiles else "eager",
-        "gradient_clipping": float(s.take("training.max_norm", 1.0)) > 0, "recompute": _recompute(s),
-    }  # fmt: skip
+        "seq_len": s.integer("training.seq_len", 2048),
+        "micro_batch_size": micro,
+        "global_batch_size": whole if whole > 0 else local * layout["dp"],
+        "precision": precision,
+        "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
+        "framework": "compiled" if compiles else "eager",
+        "gradient_clipping": float(s.take("training.max_norm", 1.0)) > 0,
+        "recompute": _recompute(s),
+    }
 
 
 def _recompute(s: Settings) -> Any:

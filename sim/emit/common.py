@@ -44,10 +44,15 @@ class Emission(Struct, dict=True):
         self.refuse("training.optimizer_offload", "true", "keeps optimizer states on the GPU", t.optimizer_offload)
         self.refuse("training.cross_entropy", "chunked", "is no option", t.cross_entropy == "chunked")
         self.refuse("parallelism.cp_split", p.cp_split, "splits zigzag", p.cp > 1 and p.cp_split != "zigzag")
-        self.refuse("parallelism.dp_sync", p.dp_sync, "reduces buckets",
-                    p.dp_sync in ("per_parameter", "reduce_broadcast"))  # fmt: skip
-        self.refuse("parallelism.param_gather_dtype", p.param_gather_dtype, "gathers 16-bit parameters",
-                    p.zero > 0 and p.param_gather_dtype is not None)  # fmt: skip
+        self.refuse(
+            "parallelism.dp_sync", p.dp_sync, "reduces buckets", p.dp_sync in ("per_parameter", "reduce_broadcast")
+        )
+        self.refuse(
+            "parallelism.param_gather_dtype",
+            p.param_gather_dtype,
+            "gathers 16-bit parameters",
+            p.zero > 0 and p.param_gather_dtype is not None,
+        )
         nodes, each = self.nodes
         self.refuse("ranks", p.ranks, f"torchrun starts as many on every node, here {each}", nodes * each != p.ranks)
         if self.scenario.faults is not None:

@@ -25,40 +25,63 @@ class Megatron(Emission):
         # It asserts this before Blackwell, where it merely does no harm; its FSDP refuses it.
         ordered = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if (p.tp > 1 or p.cp > 1) and p.zero < 2 else ""
         lines = [f"{ordered}torchrun --nnodes {nodes} --nproc-per-node {each} pretrain_gpt.py"]
-        flags += [("mock-data", ""), ("tokenizer-type", "NullTokenizer"), ("train-iters", 20), ("lr", "1e-4"),
-                  ("log-interval", 1), ("eval-iters", 0)]  # fmt: skip
+        flags += [
+            ("mock-data", ""),
+            ("tokenizer-type", "NullTokenizer"),
+            ("train-iters", 20),
+            ("lr", "1e-4"),
+            ("log-interval", 1),
+            ("eval-iters", 0),
+        ]
         lines += [f"    --{name}" + (f" {value}" if value != "" else "") for name, value in flags]
-        return "\n".join(["# Megatron-LM as of November 2025 (000c4ac)", *(f"# {n}" for n in self.notes),
-                          " \\\n".join(lines)])  # fmt: skip
+        return "\n".join(
+            ["# Megatron-LM as of November 2025 (000c4ac)", *(f"# {n}" for n in self.notes), " \\\n".join(lines)]
+        )
 
     def _model(self) -> list[tuple[str, Any]]:
         m = self.scenario.model
         for key, value in m.variations.items():
             self.refuse(f"model.{key}", value, "no flags are written for it")
         positions = {"learned": "learned_absolute"}.get(m.positions, m.positions)
-        self.refuse("model.positions", m.positions, "predicts several tokens with rope or none",
-                    m.mtp_layers > 0 and m.positions == "learned")  # fmt: skip
+        self.refuse(
+            "model.positions",
+            m.positions,
+            "predicts several tokens with rope or none",
+            m.mtp_layers > 0 and m.positions == "learned",
+        )
         out: list[tuple[str, Any]] = [
-            ("num-layers", m.layers), ("hidden-size", m.hidden), ("ffn-hidden-size", m.ffn),
+            ("num-layers", m.layers),
+            ("hidden-size", m.hidden),
+            ("ffn-hidden-size", m.ffn),
             ("num-attention-heads", m.heads),
             ("max-position-embeddings", max(m.max_positions, self.training.seq_len)),
             ("position-embedding-type", positions),
             ("normalization", "RMSNorm" if m.norm == "rmsnorm" else "LayerNorm"),
             ("vocab-size", m.vocab - 1),  # its NullTokenizer adds one for the end of a document
-            ("make-vocab-size-divisible-by", 128), ("attention-dropout", m.dropout), ("hidden-dropout", m.dropout),
-        ]  # fmt: skip
+            ("make-vocab-size-divisible-by", 128),
+            ("attention-dropout", m.dropout),
+            ("hidden-dropout", m.dropout),
+        ]
         if m.mla is not None:
-            out += [("multi-latent-attention", ""),
-                    *([("q-lora-rank", m.mla.q_lora_rank)] if m.mla.q_lora_rank else []),
-                    ("kv-lora-rank", m.mla.kv_lora_rank), ("qk-head-dim", m.mla.qk_nope_head_dim),
-                    ("qk-pos-emb-head-dim", m.mla.qk_rope_head_dim), ("v-head-dim", m.mla.v_head_dim)]  # fmt: skip
+            out += [
+                ("multi-latent-attention", ""),
+                *([("q-lora-rank", m.mla.q_lora_rank)] if m.mla.q_lora_rank else []),
+                ("kv-lora-rank", m.mla.kv_lora_rank),
+                ("qk-head-dim", m.mla.qk_nope_head_dim),
+                ("qk-pos-emb-head-dim", m.mla.qk_rope_head_dim),
+                ("v-head-dim", m.mla.v_head_dim),
+            ]
         else:
             out.append(("kv-channels", m.head_dim))
             out += [("group-query-attention", ""), ("num-query-groups", m.kv_heads)] if m.kv_heads < m.heads else []
-        switches = (("swiglu", m.mlp == "swiglu"), ("squared-relu", m.mlp == "relu2"),
-                    ("disable-bias-linear", not m.bias),
-                    ("add-qkv-bias", m.qkv_bias), ("qk-layernorm", m.qk_norm),
-                    ("untie-embeddings-and-output-weights", not m.tied_embeddings))  # fmt: skip
+        switches = (
+            ("swiglu", m.mlp == "swiglu"),
+            ("squared-relu", m.mlp == "relu2"),
+            ("disable-bias-linear", not m.bias),
+            ("add-qkv-bias", m.qkv_bias),
+            ("qk-layernorm", m.qk_norm),
+            ("untie-embeddings-and-output-weights", not m.tied_embeddings),
+        )
         out += [(name, "") for name, on in switches if on]
         return out + ([("mtp-num-layers", m.mtp_layers)] if m.mtp_layers else [])
 
@@ -71,19 +94,31 @@ class Megatron(Emission):
         )
         sixteen = p.ep_dispatch_dtype in ("bf16", "fp16", "fp32")
         self.refuse("parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "dispatches 16 bits", not sixteen)
-        self.refuse("training.precision", self.training.precision, "groups the experts' matmuls in bf16 alone",
-                    self.training.precision in ("fp16", "fp32"))  # fmt: skip
+        self.refuse(
+            "training.precision",
+            self.training.precision,
+            "groups the experts' matmuls in bf16 alone",
+            self.training.precision in ("fp16", "fp32"),
+        )
         self.refuse("parallelism.sp", "false", "experts beside tp need it", p.tp > 1 and not p.sp)
-        self.refuse("parallelism.ep_overlap", "true", "needs ep, virtual stages beside pp, and no full recomputation",
-                    p.ep_overlap and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1)
-                                      or self.training.recompute.mode == "full"))  # fmt: skip
+        self.refuse(
+            "parallelism.ep_overlap",
+            "true",
+            "needs ep, virtual stages beside pp, and no full recomputation",
+            p.ep_overlap
+            and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or self.training.recompute.mode == "full"),
+        )
         dense, layers = moe.dense_layers, self.scenario.model.layers
         out: list[tuple[str, Any]] = [
-            ("num-experts", moe.experts), ("moe-router-topk", moe.top_k), ("moe-ffn-hidden-size", moe.ffn),
-            ("moe-grouped-gemm", ""), ("moe-token-dispatcher-type", "alltoall"),
+            ("num-experts", moe.experts),
+            ("moe-router-topk", moe.top_k),
+            ("moe-ffn-hidden-size", moe.ffn),
+            ("moe-grouped-gemm", ""),
+            ("moe-token-dispatcher-type", "alltoall"),
             ("moe-router-force-load-balancing", ""),
-            ("expert-model-parallel-size", p.ep), ("expert-tensor-parallel-size", p.expert_tp),
-        ]  # fmt: skip
+            ("expert-model-parallel-size", p.ep),
+            ("expert-tensor-parallel-size", p.expert_tp),
+        ]
         out += [("moe-shared-expert-intermediate-size", moe.shared_experts * moe.ffn)] if moe.shared_experts else []
         out += [("moe-layer-freq", f'"([0]*{dense}+[1]*{layers - dense})"')] if dense else []
         out += [("moe-expert-capacity-factor", moe.capacity_factor)] if moe.capacity_factor else []
@@ -106,10 +141,18 @@ class Megatron(Emission):
             "parallelism.schedule", p.schedule, f"has {' and '.join(_SCHEDULES)}", p.form.name not in _SCHEDULES
         )
         interleaved = _SCHEDULES.get(p.form.name, False)
-        self.refuse("parallelism.p2p_overlap", "true", "overlaps messages with interleaved_1f1b alone",
-                    p.pp > 1 and p.p2p_overlap and not interleaved)  # fmt: skip
-        self.refuse("parallelism.p2p_overlap", "false", "interleaves without it from pp 3 on",
-                    p.pp == 2 and interleaved and not p.p2p_overlap)  # fmt: skip
+        self.refuse(
+            "parallelism.p2p_overlap",
+            "true",
+            "overlaps messages with interleaved_1f1b alone",
+            p.pp > 1 and p.p2p_overlap and not interleaved,
+        )
+        self.refuse(
+            "parallelism.p2p_overlap",
+            "false",
+            "interleaves without it from pp 3 on",
+            p.pp == 2 and interleaved and not p.p2p_overlap,
+        )
         orders = {"tp-cp-dp-pp": [], "tp-cp-pp-dp": [("use-tp-pp-dp-mapping", "")]}
         self.refuse("parallelism.rank_order", p.rank_order, f"has {', '.join(orders)}", p.rank_order not in orders)
         self.refuse(
@@ -119,14 +162,22 @@ class Megatron(Emission):
             self.notes.append(
                 "tp_overlap none: Megatron-LM hides backward's tensor-parallel communication where it can"
             )
-        out: list[tuple[str, Any]] = [("tensor-model-parallel-size", p.tp), ("pipeline-model-parallel-size", p.pp),
-                                      ("context-parallel-size", p.cp), *orders.get(p.rank_order, [])]  # fmt: skip
+        out: list[tuple[str, Any]] = [
+            ("tensor-model-parallel-size", p.tp),
+            ("pipeline-model-parallel-size", p.pp),
+            ("context-parallel-size", p.cp),
+            *orders.get(p.rank_order, []),
+        ]
         if interleaved and self.even:
             out.append(("num-virtual-stages-per-pipeline-rank", p.virtual_stages))
         if interleaved and p.micro_batch_group is not None:
             group, m = p.micro_batch_group, self.scenario.micro_batches
-            self.refuse("parallelism.micro_batch_group", group, "needs groups of pp micro-batches or more",
-                        group < p.pp or 0 < m % group < p.pp)  # fmt: skip
+            self.refuse(
+                "parallelism.micro_batch_group",
+                group,
+                "needs groups of pp micro-batches or more",
+                group < p.pp or 0 < m % group < p.pp,
+            )
             out.append(("microbatch-group-size-per-virtual-pipeline-stage", group))
         out += [("no-overlap-p2p-communication", "")] if interleaved and not p.p2p_overlap else []
         out += [("pipeline-model-parallel-layout", f'"{self._stages()}"')] if p.pp > 1 and not self.even else []
@@ -156,14 +207,22 @@ class Megatron(Emission):
             return out
         out.append(("use-distributed-optimizer", ""))
         hybrid = members // p.shard_size
-        self.refuse("parallelism.param_gather_overlap", "true", "needs dp_sync: bucketed",
-                    p.param_gather_overlap and p.dp_sync != "bucketed")  # fmt: skip
+        self.refuse(
+            "parallelism.param_gather_overlap",
+            "true",
+            "needs dp_sync: bucketed",
+            p.param_gather_overlap and p.dp_sync != "bucketed",
+        )
         if p.zero == 1:
             out += [("num-distributed-optimizer-instances", hybrid)] if hybrid > 1 else []
             return out + ([("overlap-param-gather", "")] if p.param_gather_overlap else [])
         # Of its FSDP's strategies the two that shard gradients reduce in every backward (`grad_reduce_every_bprop`).
-        self.refuse("parallelism.accumulate_unsharded", "true", "its FSDP reduces gradients once a micro-batch",
-                    p.accumulate_unsharded and self.scenario.micro_batches > 1)  # fmt: skip
+        self.refuse(
+            "parallelism.accumulate_unsharded",
+            "true",
+            "its FSDP reduces gradients once a micro-batch",
+            p.accumulate_unsharded and self.scenario.micro_batches > 1,
+        )
         self.refuse("parallelism.pp", p.pp, f"zero {p.zero} (its FSDP) is for one pipeline stage here", p.pp > 1)
         self.refuse("parallelism.shard_size", p.shard_size, "its FSDP shards over all replicas here", hybrid > 1)
         self.refuse(
@@ -173,26 +232,50 @@ class Megatron(Emission):
             p.zero == 3 and not p.reshard_after_forward,
         )
         strategy = "optim_grads" if p.zero == 2 else "optim_grads_params"
-        return [*out, ("use-megatron-fsdp", ""), ("data-parallel-sharding-strategy", strategy),
-                ("no-gradient-accumulation-fusion", ""), ("ckpt-format", "fsdp_dtensor")]  # fmt: skip
+        return [
+            *out,
+            ("use-megatron-fsdp", ""),
+            ("data-parallel-sharding-strategy", strategy),
+            ("no-gradient-accumulation-fusion", ""),
+            ("ckpt-format", "fsdp_dtensor"),
+        ]
 
     def _numbers(self) -> list[tuple[str, Any]]:
         t = self.training
         sixteen = {"fp16": "fp16", "fp32": ""}.get(t.precision, "bf16")
-        self.refuse("training.param_dtype", t.param_dtype, "keeps 16-bit parameters beside an fp32 master copy",
-                    t.param_dtype == "fp32" and t.precision != "fp32")  # fmt: skip
-        self.refuse("training.optimizer_dtype", t.optimizer_dtype, "is emitted with fp32 moments alone",
-                    t.optimizer_dtype != "fp32")  # fmt: skip
-        self.refuse("training.master_weights", "false", "keeps an fp32 master copy", t.master_weights is False
-                    and t.param_dtype != "fp32")  # fmt: skip
+        self.refuse(
+            "training.param_dtype",
+            t.param_dtype,
+            "keeps 16-bit parameters beside an fp32 master copy",
+            t.param_dtype == "fp32" and t.precision != "fp32",
+        )
+        self.refuse(
+            "training.optimizer_dtype",
+            t.optimizer_dtype,
+            "is emitted with fp32 moments alone",
+            t.optimizer_dtype != "fp32",
+        )
+        self.refuse(
+            "training.master_weights",
+            "false",
+            "keeps an fp32 master copy",
+            t.master_weights is False and t.param_dtype != "fp32",
+        )
         self.refuse("training.zero_grad", "set_to_none", "keeps its gradient buffers", t.zero_grad == "set_to_none")
         pair = (t.grad_dtype, t.grad_reduce_dtype)
-        self.refuse("training.grad_dtype", "/".join(pair), "accumulates and reduces in fp32, or both in bf16",
-                    pair not in (("fp32", "fp32"), ("bf16", "bf16")))  # fmt: skip
+        self.refuse(
+            "training.grad_dtype",
+            "/".join(pair),
+            "accumulates and reduces in fp32, or both in bf16",
+            pair not in (("fp32", "fp32"), ("bf16", "bf16")),
+        )
         self.refuse("training.optimizer", t.optimizer, "is emitted with Adam and SGD", t.optimizer == "muon")
         framework = self.framework("megatron")
-        low = {"fp8": [("fp8-format", "hybrid")], "mxfp8": [("fp8-format", "hybrid"), ("fp8-recipe", "mxfp8")],
-               "nvfp4": [("fp4-format", "e2m1")]}  # fmt: skip
+        low = {
+            "fp8": [("fp8-format", "hybrid")],
+            "mxfp8": [("fp8-format", "hybrid"), ("fp8-recipe", "mxfp8")],
+            "nvfp4": [("fp4-format", "e2m1")],
+        }
         out: list[tuple[str, Any]] = [(sixteen, "")] if sixteen else []
         out += low.get(t.precision, [])
         grads = "grad-reduce-in-bf16" if pair[0] == "bf16" else "accumulate-allreduce-grads-in-fp32"
@@ -202,9 +285,13 @@ class Megatron(Emission):
             ("clip-grad", 1.0 if t.gradient_clipping else 0.0),
         ]
         out += [("cross-entropy-loss-fusion", "")] if t.cross_entropy == "fused" else []
-        fusions = {"bias-gelu": framework.fuses_activation, "bias-swiglu": framework.fuses_activation,
-                   "bias-dropout": framework.fuses_residual, "masked-softmax": framework.skips_masked_scores,
-                   "rope": framework.fuses_rope}  # fmt: skip
+        fusions = {
+            "bias-gelu": framework.fuses_activation,
+            "bias-swiglu": framework.fuses_activation,
+            "bias-dropout": framework.fuses_residual,
+            "masked-softmax": framework.skips_masked_scores,
+            "rope": framework.fuses_rope,
+        }
         out += [(f"no-{name}-fusion", "") for name, fused in fusions.items() if not fused]
         return out + self._recompute()
 

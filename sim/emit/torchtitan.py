@@ -12,12 +12,17 @@ from sim.emit.common import Emission
 from sim.models.frameworks import framework_of
 
 _FLAVORS = {  # torchtitan/models/llama3: layers, hidden, heads, kv_heads, ffn
-    "8B": (32, 4096, 32, 8, 14336), "70B": (80, 8192, 64, 8, 28672), "405B": (126, 16384, 128, 8, 53248),
-}  # fmt: skip
+    "8B": (32, 4096, 32, 8, 14336),
+    "70B": (80, 8192, 64, 8, 28672),
+    "405B": (126, 16384, 128, 8, 53248),
+}
 _TITAN_SCHEDULES = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "zb_v": "ZBVZeroBubble",
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "zb_v": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",
-}  # fmt: skip
+}
 
 
 class Titan(Emission):
@@ -45,21 +50,28 @@ class Titan(Emission):
         return {
             "model": {"name": "llama3", "flavor": flavor, "converters": self._converters()},
             "training": {
-                "local_batch_size": t.micro_batch_size * accumulated, "global_batch_size": t.global_batch_size,
-                "seq_len": t.seq_len, "max_norm": 1.0, "steps": 20,
+                "local_batch_size": t.micro_batch_size * accumulated,
+                "global_batch_size": t.global_batch_size,
+                "seq_len": t.seq_len,
+                "max_norm": 1.0,
+                "steps": 20,
                 "mixed_precision_param": "bfloat16" if t.precision != "fp32" else "float32",
-                "mixed_precision_reduce": "float32", "compile": framework_of(t).uses_torch_compile,
+                "mixed_precision_reduce": "float32",
+                "compile": framework_of(t).uses_torch_compile,
             },
             "parallelism": {
-                "data_parallel_replicate_degree": replicate, "data_parallel_shard_degree": shard,
+                "data_parallel_replicate_degree": replicate,
+                "data_parallel_shard_degree": shard,
                 "fsdp_reshard_after_forward": "always" if p.reshard_after_forward else "never",
-                "tensor_parallel_degree": p.tp, "enable_async_tensor_parallel": p.tp_overlap == "full",
+                "tensor_parallel_degree": p.tp,
+                "enable_async_tensor_parallel": p.tp_overlap == "full",
                 "context_parallel_degree": p.cp,
                 "context_parallel_rotate_method": "alltoall" if p.cp_method == "ring" else "allgather",
-                "pipeline_parallel_degree": p.pp, **self._pipeline(),
+                "pipeline_parallel_degree": p.pp,
+                **self._pipeline(),
             },
             "activation_checkpoint": self._recompute(),
-        }  # fmt: skip
+        }
 
     def _flavor(self) -> str:
         m = self.scenario.model
@@ -68,9 +80,12 @@ class Titan(Emission):
         shape = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn)
         found = next((name for name, sizes in _FLAVORS.items() if sizes == shape), "")
         llama = (
-            m.mlp == "swiglu" and m.norm == "rmsnorm" and m.positions == "rope" and m.head_dim * m.heads == m.hidden
+            m.mlp == "swiglu"
+            and m.norm == "rmsnorm"
+            and m.positions == "rope"
+            and m.head_dim * m.heads == m.hidden
             and not (m.bias or m.tied_embeddings or m.qkv_bias or m.qk_norm)
-        )  # fmt: skip
+        )
         self.refuse("model.dropout", m.dropout, "has none", m.dropout > 0)
         same = found and llama and m.moe is None and m.mla is None and not m.mtp_layers and m.vocab == 128_256
         if not same:
@@ -87,10 +102,15 @@ class Titan(Emission):
             "parallelism.sp", "false", "tensor parallelism comes with sequence parallelism", p.tp > 1 and not p.sp
         )
         self.refuse("parallelism.tp_overlap", "wgrad", "overlaps chunks (full) or nothing", p.tp_overlap == "wgrad")
-        self.refuse("parallelism.tp_overlap", "full", "needs framework: compiled", p.tp_overlap == "full"
-                    and not compiles)  # fmt: skip
-        self.refuse("parallelism.cp_method", "all_to_all", "passes keys and values on, not heads", p.cp > 1
-                    and p.cp_method == "all_to_all")  # fmt: skip
+        self.refuse(
+            "parallelism.tp_overlap", "full", "needs framework: compiled", p.tp_overlap == "full" and not compiles
+        )
+        self.refuse(
+            "parallelism.cp_method",
+            "all_to_all",
+            "passes keys and values on, not heads",
+            p.cp > 1 and p.cp_method == "all_to_all",
+        )
         self.refuse("parallelism.rank_order", p.rank_order, "orders ranks tp-cp-dp-pp", p.rank_order != "tp-cp-dp-pp")
         self.refuse(
             "training.param_dtype",
@@ -101,15 +121,23 @@ class Titan(Emission):
         self.refuse("training.zero_grad", "keep", "sets gradients to none", t.zero_grad == "keep")
         self.refuse("training.grad_dtype", t.grad_dtype, "keeps gradients in fp32", t.grad_dtype != "fp32")
         self.refuse("training.grad_reduce_dtype", t.grad_reduce_dtype, "reduces in fp32", t.grad_reduce_dtype != "fp32")
-        self.refuse("training.cross_entropy", "fused", "fuses its loss by compiling it (framework: compiled)",
-                    t.cross_entropy == "fused" and not compiles)  # fmt: skip
+        self.refuse(
+            "training.cross_entropy",
+            "fused",
+            "fuses its loss by compiling it (framework: compiled)",
+            t.cross_entropy == "fused" and not compiles,
+        )
         self.refuse(
             "training.precision", t.precision, "has bf16, fp32, fp8 and mxfp8", t.precision in ("fp16", "nvfp4")
         )
         self.refuse("training.optimizer", t.optimizer, "has Adam and AdamW", t.optimizer != "adamw")
         self.refuse("training.optimizer_dtype", t.optimizer_dtype, "keeps fp32 moments", t.optimizer_dtype != "fp32")
-        self.refuse("parallelism.micro_batch_group", p.micro_batch_group, "has groups of pp micro-batches",
-                    p.micro_batch_group is not None)  # fmt: skip
+        self.refuse(
+            "parallelism.micro_batch_group",
+            p.micro_batch_group,
+            "has groups of pp micro-batches",
+            p.micro_batch_group is not None,
+        )
         self.refuse("training.gradient_clipping", "false", "always clips", not t.gradient_clipping)
         self.refuse("training.attention", t.attention, "uses fused attention", t.attention != "fused")
         self.refuse(
@@ -136,9 +164,12 @@ class Titan(Emission):
         # Its pipeline stages reduce FSDP's gradients after the last micro-batch (`backward_maybe_with_nosync` of
         # torch.distributed.pipelining.stage); what it accumulates by itself it reduces in each (`train_step`).
         once, differs = p.pp > 1, self.scenario.micro_batches > 1 and p.accumulate_unsharded != (p.pp > 1)
-        self.refuse("parallelism.accumulate_unsharded", str(p.accumulate_unsharded).lower(),
-                    f"reduces gradients once a {'step' if once else 'micro-batch'} at pp {p.pp}",
-                    differs and not alone)  # fmt: skip
+        self.refuse(
+            "parallelism.accumulate_unsharded",
+            str(p.accumulate_unsharded).lower(),
+            f"reduces gradients once a {'step' if once else 'micro-batch'} at pp {p.pp}",
+            differs and not alone,
+        )
         shards = max(1, p.shard_size // p.cp)
         self.refuse("parallelism.shard_size", p.shard_size, "is a multiple of cp", bool(p.shard_size % p.cp))
         return max(1, p.dp // shards), shards
@@ -157,9 +188,10 @@ class Titan(Emission):
         )
         starts = [sum(p.stage_layers[:i]) for i in range(1, len(p.stage_layers))]
         return {
-            "pipeline_parallel_schedule": name, "pipeline_parallel_microbatch_size": t.micro_batch_size,
+            "pipeline_parallel_schedule": name,
+            "pipeline_parallel_microbatch_size": t.micro_batch_size,
             "pipeline_parallel_split_points": [f"layers.{n}" for n in starts],
-        }  # fmt: skip
+        }
 
     def _recompute(self) -> dict[str, Any]:
         r = self.training.recompute

@@ -9,9 +9,11 @@ from typing import Any
 from sim.emit.torchtitan import Titan
 
 CLASSES = {
-    "training": "TrainingConfig", "parallelism": "ParallelismConfig",
-    "activation_checkpoint": "ActivationCheckpointConfig", "compile": "CompileConfig",
-}  # fmt: skip
+    "training": "TrainingConfig",
+    "parallelism": "ParallelismConfig",
+    "activation_checkpoint": "ActivationCheckpointConfig",
+    "compile": "CompileConfig",
+}
 
 
 class TitanPython(Titan):
@@ -21,8 +23,12 @@ class TitanPython(Titan):
         """The module, with the command that takes it in a comment."""
         tables = self.tables()
         model, training = tables.pop("model"), tables["training"]
-        self.refuse("training.precision", self.training.precision, "is written as TOML alone (torchtitan)",
-                    bool(model["converters"]))  # fmt: skip
+        self.refuse(
+            "training.precision",
+            self.training.precision,
+            "is written as TOML alone (torchtitan)",
+            bool(model["converters"]),
+        )
         tables["compile"] = {"enable": training.pop("compile")}
         nodes, each = self.nodes
         lines = [
@@ -40,8 +46,11 @@ class TitanPython(Titan):
             f"        model_spec=model_registry({model['flavor']!r}),",
         ]
         for name, fields in tables.items():
-            lines += [f"        {name}={CLASSES[name]}(", *(f"            {k}={v!r}," for k, v in fields.items()),
-                      "        ),"]  # fmt: skip
+            lines += [
+                f"        {name}={CLASSES[name]}(",
+                *(f"            {k}={v!r}," for k, v in fields.items()),
+                "        ),",
+            ]
         return "\n".join([*lines, "    )"])
 
     def _pipeline(self) -> dict[str, Any]:
@@ -61,6 +70,7 @@ class TitanPython(Titan):
     def _recompute(self) -> dict[str, Any]:
         """Selective is by operator here; every n-th layer it no longer has."""
         every = self.training.recompute.every
-        self.refuse("training.recompute.every", every, "recomputes by operator (selective_op) or all layers",
-                    every is not None)  # fmt: skip
+        self.refuse(
+            "training.recompute.every", every, "recomputes by operator (selective_op) or all layers", every is not None
+        )
         return {"mode": super()._recompute()["mode"]}

@@ -14,9 +14,14 @@ from topology.presets import CLUSTERS, GPUS
 from topology.spec import ClusterSpec, GpuSpec
 
 CHIP = {
-    "architecture", "collectives_like", "variant_of", "nvlink", "link_bandwidth_bytes_per_s", "sm_sram_bytes",
+    "architecture",
+    "collectives_like",
+    "variant_of",
+    "nvlink",
+    "link_bandwidth_bytes_per_s",
+    "sm_sram_bytes",
     "sm_flops_per_clock",
-}  # fmt: skip
+}
 MOST_MIXED_NODES = 1000  # of one sort: each is parts and links
 LEAST_MEMORY_BYTES = 10**6  # less is gigabytes without their unit
 SpecT = TypeVar("SpecT", GpuSpec, ClusterSpec)

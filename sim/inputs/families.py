@@ -131,8 +131,11 @@ def _phi3(config: Config) -> Config:
 
 def _olmo2(config: Config) -> Config:
     return llama(config) | {
-        "qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True,
-    }  # fmt: skip
+        "qk_norm": True,
+        "qk_norm_over": "all_heads",
+        "norm_position": "post",
+        "norm_in_fp32": True,
+    }
 
 
 def _gemma(config: Config, pattern: list[str]) -> Config:

@@ -35,26 +35,42 @@ def _mamba2(config: Config) -> Config:
     require(config, "hidden_act", ("silu", "swish"))
     heads, groups = config["num_heads"], config.get("n_groups", 8)
     states = {
-        "heads": heads, "head_dim": config["head_dim"], "state": config["state_size"], "groups": groups,
-        "conv_kernel": config.get("conv_kernel", 4), "conv_bias": config.get("use_conv_bias", True),
-        "bias": config.get("use_bias", False), "chunk": config.get("chunk_size", 256),
-    }  # fmt: skip
+        "heads": heads,
+        "head_dim": config["head_dim"],
+        "state": config["state_size"],
+        "groups": groups,
+        "conv_kernel": config.get("conv_kernel", 4),
+        "conv_bias": config.get("use_conv_bias", True),
+        "bias": config.get("use_bias", False),
+        "chunk": config.get("chunk_size", 256),
+    }
     return {
-        "layers": config["num_hidden_layers"], "hidden": config["hidden_size"], "heads": heads,
-        "head_dim": config["head_dim"], "vocab": config["vocab_size"], "norm": "rmsnorm", "bias": False,
-        "tied_embeddings": config.get("tie_word_embeddings", False), "state_space": states, "mlp_pattern": ["none"],
-    }  # fmt: skip
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "heads": heads,
+        "head_dim": config["head_dim"],
+        "vocab": config["vocab_size"],
+        "norm": "rmsnorm",
+        "bias": False,
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "state_space": states,
+        "mlp_pattern": ["none"],
+    }
 
 
 def _states(config: Config, inner: int) -> Config:
     """Sizes under the names that hybrids of Granite's and Falcon's make share; `inner`: all heads' width."""
     heads, width = config["mamba_n_heads"], config.get("mamba_d_head", "auto")
     return {
-        "heads": heads, "head_dim": inner // heads if width == "auto" else width, "state": config["mamba_d_state"],
-        "groups": config.get("mamba_n_groups", 1), "conv_kernel": config.get("mamba_d_conv", 4),
-        "conv_bias": config.get("mamba_conv_bias", True), "bias": config.get("mamba_proj_bias", False),
+        "heads": heads,
+        "head_dim": inner // heads if width == "auto" else width,
+        "state": config["mamba_d_state"],
+        "groups": config.get("mamba_n_groups", 1),
+        "conv_kernel": config.get("mamba_d_conv", 4),
+        "conv_bias": config.get("mamba_conv_bias", True),
+        "bias": config.get("mamba_proj_bias", False),
         "chunk": config.get("mamba_chunk_size", 256),
-    }  # fmt: skip
+    }
 
 
 def _granite_hybrid(config: Config) -> Config:
@@ -93,22 +109,32 @@ def _nemotron_h(config: Config) -> Config:
     names = config.get("layers_block_type") or [_NEMOTRON.get(sign, sign) for sign in config["hybrid_override_pattern"]]
     kinds = _kinds(names, "hybrid_override_pattern")
     states = {
-        "heads": config["mamba_num_heads"], "head_dim": config["mamba_head_dim"], "state": config["ssm_state_size"],
-        "groups": config.get("n_groups", 8), "conv_kernel": config.get("conv_kernel", 4),
-        "conv_bias": config.get("use_conv_bias", True), "chunk": config.get("chunk_size", 128),
+        "heads": config["mamba_num_heads"],
+        "head_dim": config["mamba_head_dim"],
+        "state": config["ssm_state_size"],
+        "groups": config.get("n_groups", 8),
+        "conv_kernel": config.get("conv_kernel", 4),
+        "conv_bias": config.get("use_conv_bias", True),
+        "chunk": config.get("chunk_size", 128),
         "state_dtype": config.get("mamba_ssm_cache_dtype", "float32"),
-    }  # fmt: skip
+    }
     found = llama({"num_hidden_layers": len(kinds), "intermediate_size": 21504, **config}) | {
-        "layers": len(kinds), "mlp": "relu2", "positions": "none", "state_space": states,
+        "layers": len(kinds),
+        "mlp": "relu2",
+        "positions": "none",
+        "state_space": states,
         "head_dim": config.get("head_dim") or config.get("attention_head_dim"),
-        "attention_pattern": [a for a, _ in kinds], "mlp_pattern": [m for _, m in kinds],
-    }  # fmt: skip
+        "attention_pattern": [a for a, _ in kinds],
+        "mlp_pattern": [m for _, m in kinds],
+    }
     if "experts" not in found["mlp_pattern"]:
         return found
     moe = {
-        "experts": config["n_routed_experts"], "top_k": config["num_experts_per_tok"],
-        "ffn": config["moe_intermediate_size"], "shared_ffn": config["moe_shared_expert_intermediate_size"],
-    }  # fmt: skip
+        "experts": config["n_routed_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn": config["moe_intermediate_size"],
+        "shared_ffn": config["moe_shared_expert_intermediate_size"],
+    }
     return found | {"moe": moe}
 
 
@@ -116,10 +142,15 @@ def _qwen3_next(config: Config) -> Config:
     """Qwen3-Next: the gated delta rule, in each fourth layer attention with a gate; experts with a gated shared one."""
     names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
     states = {
-        "kind": "gated_delta", "heads": config["linear_num_value_heads"], "head_dim": config["linear_value_head_dim"],
-        "state": config["linear_key_head_dim"], "groups": config["linear_num_key_heads"], "chunk": 64,
-        "conv_kernel": config.get("linear_conv_kernel_dim", 4), "conv_bias": False,
-    }  # fmt: skip
+        "kind": "gated_delta",
+        "heads": config["linear_num_value_heads"],
+        "head_dim": config["linear_value_head_dim"],
+        "state": config["linear_key_head_dim"],
+        "groups": config["linear_num_key_heads"],
+        "chunk": 64,
+        "conv_kernel": config.get("linear_conv_kernel_dim", 4),
+        "conv_bias": False,
+    }
     found = qwen2_moe({"head_dim": 256, **config}) | {"qkv_bias": False, "qk_norm": True, "attention_gate": True}
     return found | {"state_space": states, "attention_pattern": _layer_types(config, names)}
 
@@ -132,9 +163,15 @@ def _minimax(config: Config) -> Config:
     kinds = None if signs is None else ["full_attention" if sign else "linear_attention" for sign in signs]
     names = kinds or ["full_attention", "linear_attention"]
     states = {
-        "kind": "lightning", "heads": heads, "head_dim": width, "state": width, "groups": heads, "conv_kernel": 0,
-        "conv_bias": False, "chunk": config.get("block_size", 256),
-    }  # fmt: skip
+        "kind": "lightning",
+        "heads": heads,
+        "head_dim": width,
+        "state": width,
+        "groups": heads,
+        "conv_kernel": 0,
+        "conv_bias": False,
+        "chunk": config.get("block_size", 256),
+    }
     found = llama(config) | {"moe": router(config, "num_local_experts", config["intermediate_size"])}
     return found | {"state_space": states, "attention_pattern": _layer_types(config, names)}
 
@@ -152,14 +189,22 @@ def _kimi_linear(config: Config) -> Config:
     full = own.get("full_attn_layers") or [i + 1 for i in range(layers) if i and i % 4 == 0]  # counted from 1
     names = ["full_attention" if i + 1 in full else "linear_attention" for i in range(layers)]
     states = {
-        "kind": "kda", "heads": heads, "head_dim": width, "state": width, "groups": heads, "chunk": 64,
-        "conv_kernel": own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)), "conv_bias": False,
-    }  # fmt: skip
+        "kind": "kda",
+        "heads": heads,
+        "head_dim": width,
+        "state": width,
+        "groups": heads,
+        "chunk": 64,
+        "conv_kernel": own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
+        "conv_bias": False,
+    }
     mla = {key: config.get(key) for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")}
     moe = router(
         {**config, "top_k": config.get("num_experts_per_token", config.get("num_experts_per_tok"))},
-        "num_experts", config["moe_intermediate_size"], "top_k",
-    )  # fmt: skip
+        "num_experts",
+        config["moe_intermediate_size"],
+        "top_k",
+    )
     moe |= {
         "shared_experts": config.get("num_shared_experts", config.get("n_shared_experts", 1)),
         "dense_layers": config.get("first_k_dense_replace", 1),
@@ -176,11 +221,17 @@ def _jamba(config: Config) -> Config:
     require(config, "mamba_proj_bias", (False, None))
     rank = config.get("mamba_dt_rank", "auto")
     states = {
-        "kind": "mamba1", "heads": config.get("mamba_expand", 2) * hidden, "head_dim": 1, "groups": 1,
-        "state": config.get("mamba_d_state", 16), "rank": -(-hidden // 16) if rank == "auto" else rank,
-        "conv_kernel": config.get("mamba_d_conv", 4), "conv_bias": config.get("mamba_conv_bias", True),
-        "inner_norms": True, "gated_norm": False,
-    }  # fmt: skip
+        "kind": "mamba1",
+        "heads": config.get("mamba_expand", 2) * hidden,
+        "head_dim": 1,
+        "groups": 1,
+        "state": config.get("mamba_d_state", 16),
+        "rank": -(-hidden // 16) if rank == "auto" else rank,
+        "conv_kernel": config.get("mamba_d_conv", 4),
+        "conv_bias": config.get("mamba_conv_bias", True),
+        "inner_norms": True,
+        "gated_norm": False,
+    }
 
     def every(what: str, period: int, offset: int) -> list[bool]:
         first, step = config.get(f"{what}_layer_offset", offset), config.get(f"{what}_layer_period", period)
@@ -189,10 +240,11 @@ def _jamba(config: Config) -> Config:
     experts = config.get("num_experts", 16)
     routed = every("expert", 2, 1) if experts > 1 else [False] * layers
     found = llama(config) | {
-        "positions": "none", "state_space": states,
+        "positions": "none",
+        "state_space": states,
         "attention_pattern": ["full" if attends else "state_space" for attends in every("attn", 8, 4)],
         "mlp_pattern": ["experts" if here else "dense" for here in routed],
-    }  # fmt: skip
+    }
     return found | ({"moe": router(config, "num_experts", config["intermediate_size"])} if any(routed) else {})
 
 

@@ -267,6 +267,13 @@ def micro_batches(s: Sizes) -> Problem | None:
 # What the mesh alone decides (the batch: for micro-batches of one sequence), and what each layout of a legal mesh does.
 MESH_RULES: tuple[Rule, ...] = (captured_layout, tensor_parallel, experts, context_parallel, sharding, batch, loss)
 LAYOUT_RULES: tuple[Rule, ...] = (
-    captured_step, sequence_parallel, expert_overlap, stages, batch, micro_batches, adapters, states,
-)  # fmt: skip
+    captured_step,
+    sequence_parallel,
+    expert_overlap,
+    stages,
+    batch,
+    micro_batches,
+    adapters,
+    states,
+)
 ALL_RULES = tuple(dict.fromkeys((*MESH_RULES, *LAYOUT_RULES)))

@@ -82,8 +82,10 @@ class Parallelism(UserInput):
     schedule_memory: float = Field(default=1.0, gt=0, le=1_000)
     virtual_stages: int = Field(
         default_factory=lambda data: FORMS[data["schedule"]].stages_per_rank if data["pp"] > 1 else 1,
-        ge=1, le=10_000, description="null: what the schedule needs",
-    )  # fmt: skip
+        ge=1,
+        le=10_000,
+        description="null: what the schedule needs",
+    )
     micro_batch_group: int | None = Field(
         default=None, ge=1, le=1_000_000_000, description="interleaved_1f1b: in a row on a stage; null: pp"
     )

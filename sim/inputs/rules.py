@@ -24,9 +24,20 @@ from topology.spec import ClusterSpec
 MAX_RANKS = 10_000_000
 MAX_STAGES = 1_000_000
 TRAINING_ONLY = (
-    "zero", "shard_size", "reshard_after_forward", "accumulate_unsharded", "schedule_memory", "dp_sync", "bucket_bytes",
-    "param_gather_overlap", "param_gather_dtype", "tp_overlap", "ep_overlap", "p2p_overlap", "p2p_scatter",
-)  # fmt: skip
+    "zero",
+    "shard_size",
+    "reshard_after_forward",
+    "accumulate_unsharded",
+    "schedule_memory",
+    "dp_sync",
+    "bucket_bytes",
+    "param_gather_overlap",
+    "param_gather_dtype",
+    "tp_overlap",
+    "ep_overlap",
+    "p2p_overlap",
+    "p2p_scatter",
+)
 
 
 class Sections(NamedTuple):

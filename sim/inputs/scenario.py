@@ -35,17 +35,44 @@ from topology.presets import GPUS
 from topology.spec import ClusterSpec, GpuSpec
 
 __all__ = [
-    "ClusterSpec", "Distillation", "Faults", "Inference", "ModelConfig", "Parallelism", "Recompute",
-    "Scenario", "Training", "json_schema", "load_mapping", "load_scenario", "parse_scenario", "read_source", "resolve",
-]  # fmt: skip
+    "ClusterSpec",
+    "Distillation",
+    "Faults",
+    "Inference",
+    "ModelConfig",
+    "Parallelism",
+    "Recompute",
+    "Scenario",
+    "Training",
+    "json_schema",
+    "load_mapping",
+    "load_scenario",
+    "parse_scenario",
+    "read_source",
+    "resolve",
+]
 
 KEYS = (
-    "version", "name", "model", "training", "parallelism", "cluster", "calibration", "calibrations", "inference",
-    "distillation", "faults", "processes", "engine",
-)  # fmt: skip
+    "version",
+    "name",
+    "model",
+    "training",
+    "parallelism",
+    "cluster",
+    "calibration",
+    "calibrations",
+    "inference",
+    "distillation",
+    "faults",
+    "processes",
+    "engine",
+)
 SECTIONS: dict[str, type[BaseModel]] = {
-    "training": Training, "parallelism": Parallelism, "model": ModelConfig, "inference": Inference
-}  # fmt: skip
+    "training": Training,
+    "parallelism": Parallelism,
+    "model": ModelConfig,
+    "inference": Inference,
+}
 
 
 class Scenario(BaseModel):
@@ -352,9 +379,7 @@ def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> 
     return _own_profile(cluster.gpu, "calibration", "calibration: h100-sxm")
 
 
-def _calibrations(
-    data: dict[str, Any], cluster: ClusterSpec, source: Source
-) -> tuple[dict[str, str], tuple[str, ...]]:
+def _calibrations(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> tuple[dict[str, str], tuple[str, ...]]:
     """The profiles of a mixed cluster's further GPUs: those given, else each GPU's own; and warnings as above.
 
     Raises:

@@ -35,8 +35,12 @@ def scenario_schema() -> Schema:
     }
     for (section, former), present in FORMER_NAMES.items():
         known = definitions[sections[section]["$ref"].rpartition("/")[2]]["properties"]
-        known[former] = {**known[present], "default": None, "deprecated": True,
-                         "description": f"the former name of {section}.{present}, still read"}  # fmt: skip
+        known[former] = {
+            **known[present],
+            "default": None,
+            "deprecated": True,
+            "description": f"the former name of {section}.{present}, still read",
+        }
     model = _section(ModelConfig, definitions)
     definitions["Model"] = _or_preset(
         model, definitions["ModelConfig"], "a shipped model's name, or a path to a Hugging Face config.json"

@@ -22,9 +22,18 @@ HEAD = f'{{"format":"{FORMAT}"'.encode()
 MAX_RANK = 10_000_000
 DEVICES = ("cpu", "cuda")
 KINDS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier",
-    "send", "recv",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "send",
+    "recv",
+)
 
 
 class What(StrEnum):

@@ -39,8 +39,12 @@ def _recompute(value: Any) -> Any:
 
 def _recompute_schema() -> WithJsonSchema:
     modes = {"enum": list(get_args(RecomputeMode))}
-    fields = {"mode": modes, "layers": {"type": ["integer", "null"]}, "every": {"type": ["integer", "null"]},
-              "modules": {"type": "array", "items": {"enum": list(get_args(RecomputeModule))}}}  # fmt: skip
+    fields = {
+        "mode": modes,
+        "layers": {"type": ["integer", "null"]},
+        "every": {"type": ["integer", "null"]},
+        "modules": {"type": "array", "items": {"enum": list(get_args(RecomputeModule))}},
+    }
     mapping = {"type": "object", "properties": fields, "required": ["mode"], "additionalProperties": False}
     return WithJsonSchema({"anyOf": [modes, mapping], "default": "none"})
 
@@ -63,9 +67,10 @@ def _list_frameworks(schema: dict[str, Any]) -> None:
 
 FrameworkName = Annotated[str, AfterValidator(_known_framework), Field(json_schema_extra=_list_frameworks)]
 SoftwareDate = Annotated[
-    str, BeforeValidator(lambda value: str(value) if isinstance(value, date) else value),
+    str,
+    BeforeValidator(lambda value: str(value) if isinstance(value, date) else value),
     Field(pattern=r"^20\d\d-(0[1-9]|1[0-2])(-([0-2]\d|3[01]))?$"),
-]  # fmt: skip
+]
 LoraTarget = Literal["qkv", "attention_out", "mlp_up", "mlp_down"]
 
 
@@ -75,8 +80,11 @@ class Lora(UserInput):
 
     rank: int = Field(default=16, ge=1, le=1_000_000)
     targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)] = (
-        "qkv", "attention_out", "mlp_up", "mlp_down",
-    )  # fmt: skip
+        "qkv",
+        "attention_out",
+        "mlp_up",
+        "mlp_down",
+    )
     weights: Literal["nf4"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
 
 
@@ -126,7 +134,7 @@ class Training(UserInput):
     activation_offload: bool = False
     optimizer_offload: bool = Field(default=False, description="optimizer states in host memory between steps")
     tokens: float | None = Field(default=None, gt=0, le=1e18, description="of the whole training")
-    batch_schedule: Annotated[
-        tuple[BatchPhase, ...], BeforeValidator(as_tuple), Field(max_length=1000)
-    ] = Field(default=(), json_schema_extra={"default": None})
+    batch_schedule: Annotated[tuple[BatchPhase, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = Field(
+        default=(), json_schema_extra={"default": None}
+    )
     lora: Lora | None = Field(default=None, description="null: all parameters are trained")

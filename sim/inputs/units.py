@@ -11,9 +11,22 @@ from sim.inputs.yaml_input import KeyPath
 
 _NUMBER = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?)\s*"
 _SIZE = re.compile(_NUMBER + r"([A-Za-z]*)\s*")
-_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+_SIZES = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 _RATE = re.compile(_NUMBER + r"([KMGTkmgt])(bps|bit/s|b/s|B/s|Bps)\s*")
 _TIME = re.compile(_NUMBER + r"(ns|us|µs|μs|ms|s|min|h|d)?\s*")
 _SECONDS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

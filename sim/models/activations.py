@@ -50,10 +50,13 @@ ACTIVATIONS = {
     # (3, 3), and both strided halves of one tensor: zeroed, filled, added (14)
     # (transformers/models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate).
     "clamped_swiglu": Activation(
-        True, Passes(16, 7, 40, 14), _GATED_FUSED,
-        ("gate", "up", "clamped gate", "sigmoid", "up + 1", "gated"), ("gate", "up"),
+        True,
+        Passes(16, 7, 40, 14),
+        _GATED_FUSED,
+        ("gate", "up", "clamped gate", "sigmoid", "up + 1", "gated"),
+        ("gate", "up"),
     ),
-}  # fmt: skip
+}
 
 
 def is_gated(mlp: str) -> bool:

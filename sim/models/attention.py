@@ -159,9 +159,15 @@ def _repeated(d: Dims, c: Core, phase: Phase, name: str) -> Program:
 
 
 def unfused_core(
-    batch: int, c: Core, act: str, act_bytes: float, softmax: SoftmaxPass, dropout: bool, name: str,
+    batch: int,
+    c: Core,
+    act: str,
+    act_bytes: float,
+    softmax: SoftmaxPass,
+    dropout: bool,
+    name: str,
     repeats: bool = False,
-) -> Program:  # fmt: skip
+) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context, of `batch` sequences, kernel by kernel.
 
     The query heads that share a key head are stacked as rows of one matmul, unless keys and values are repeated.

@@ -36,14 +36,26 @@ def chunked_output(d: Dims, name: str, vocab: int) -> Operator:
             gemm(f"{name}_dgrad_{i}", F, c, h, vocab, d.act, role=Role.INPUT_GRADIENT),
         ]
         if trained:
-            forward += [gemm(f"{name}_wgrad_{i}", F, vocab, h, c, d.act, role=Role.WEIGHT_GRADIENT),
-                        memory_op(f"{name}_wgrad_sum_{i}", F, "elementwise", size, 3 * e * size, d.act)]  # fmt: skip
+            forward += [
+                gemm(f"{name}_wgrad_{i}", F, vocab, h, c, d.act, role=Role.WEIGHT_GRADIENT),
+                memory_op(f"{name}_wgrad_sum_{i}", F, "elementwise", size, 3 * e * size, d.act),
+            ]
     backward: list[Item] = [memory_op(f"{name}_dgrad_scale", I, "elementwise", rows * h, 2 * e * rows * h, d.act)]
     saved = [Saved("head", "input's gradient", e * rows * h)]
     if trained:
-        backward += [memory_op(f"{name}_wgrad_scale", W, "elementwise", size, 2 * e * size, d.act),
-                     *accumulation(d, f"{name}_wgrad", size)[1]]  # fmt: skip
+        backward += [
+            memory_op(f"{name}_wgrad_scale", W, "elementwise", size, 2 * e * size, d.act),
+            *accumulation(d, f"{name}_wgrad", size)[1],
+        ]
         saved.append(Saved("head", "weight's gradient", e * size, NeededBy.WEIGHT_GRAD))
     temporary = e * (chunk * vocab + (size if trained else 0))
-    return Operator(name, tuple(forward), tuple(backward), tuple(saved), params=size, weights=((vocab, h),),
-                forward_bytes=temporary, backward_bytes=e * rows * h)  # fmt: skip
+    return Operator(
+        name,
+        tuple(forward),
+        tuple(backward),
+        tuple(saved),
+        params=size,
+        weights=((vocab, h),),
+        forward_bytes=temporary,
+        backward_bytes=e * rows * h,
+    )

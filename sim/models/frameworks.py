@@ -89,9 +89,7 @@ class Framework:
     softmax_in_fp32: bool = fact(
         False, "unfused softmax is taken in fp32 and cast back, and both are kept", "eager_attention_forward"
     )
-    repeats_keys: bool = fact(
-        False, "unfused attention repeats key and value heads for every query head", "repeat_kv"
-    )
+    repeats_keys: bool = fact(False, "unfused attention repeats key and value heads for every query head", "repeat_kv")
     keeps_merged_outputs: bool = fact(
         False, "a value cut from a projection that also makes other things keeps all of its output", "torch.split"
     )

@@ -104,12 +104,16 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
     saved = (*part.saved, *inputs, Saved(spec.part, f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
     again = Saved(spec.part, f"{spec.name} input", k * rows * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     return replace(
-        part, forward=(*part.forward, *forward), backward=(*backward, *part.backward), saved=saved,
+        part,
+        forward=(*part.forward, *forward),
+        backward=(*backward, *part.backward),
+        saved=saved,
         params=sum(rank_of_a * k + r * ceil_div(n, d.tp if row else 1) for n in spec.outs),
         forward_bytes=part.forward_bytes + rows * max(spec.outs) * e,
         backward_bytes=part.backward_bytes + wide + weight_gradient_bytes(d, r * max(k, *spec.outs)),
-        adapters_alone=tuple(alone), unsaved_input=() if inputs else (again,),
-    )  # fmt: skip
+        adapters_alone=tuple(alone),
+        unsaved_input=() if inputs else (again,),
+    )
 
 
 def _in_four_bits(d: Dims, spec: Linear, part: Operator) -> Operator:
@@ -121,9 +125,13 @@ def _in_four_bits(d: Dims, spec: Linear, part: Operator) -> Operator:
         memory_op(f"{spec.name}_dequantize", phase, "cast", elements, moved, d.act, len(spec.outs)) for phase in (F, I)
     )
     return replace(
-        part, forward=(made, *part.forward), backward=(again, *part.backward), four_bit=elements,
-        forward_bytes=part.forward_bytes + widest, backward_bytes=part.backward_bytes + widest,
-    )  # fmt: skip
+        part,
+        forward=(made, *part.forward),
+        backward=(again, *part.backward),
+        four_bit=elements,
+        forward_bytes=part.forward_bytes + widest,
+        backward_bytes=part.backward_bytes + widest,
+    )
 
 
 def _messages(d: Dims, name: str, mode: str, inner: float, outer: float) -> tuple[Program, Program, Program]:

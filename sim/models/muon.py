@@ -44,8 +44,9 @@ def muon_flops(shapes: Sequence[WeightShape]) -> float:
     return sum(ITERATIONS * number * (4.0 * m * m * n + 2.0 * m**3) for number, m, n in sides)
 
 
-def muon_items(shapes: Sequence[WeightShape], grad_bytes: float, updated_bytes: float, moment_bytes: float,
-               written_bytes: float) -> Program:  # fmt: skip
+def muon_items(
+    shapes: Sequence[WeightShape], grad_bytes: float, updated_bytes: float, moment_bytes: float, written_bytes: float
+) -> Program:
     """The step of matrices. Bytes are those of an element: gradient, what is updated, momentum, and the low-precision
     parameter where the updated one is a master copy.
 

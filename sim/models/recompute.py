@@ -112,9 +112,12 @@ def modules_of(scenario: Scenario) -> tuple[RecomputeModule, ...]:
 
 
 def keep(
-    d: Dims, parts: Sequence[Operator], mode: str, early_stop: bool = False,
+    d: Dims,
+    parts: Sequence[Operator],
+    mode: str,
+    early_stop: bool = False,
     modules: Sequence[RecomputeModule] = CORE,
-) -> RecomputePlan:  # fmt: skip
+) -> RecomputePlan:
     """Apply `mode` to a layer's parts in forward order; `early_stop`: see `stops_early`."""
     saved, stream = saved_of(parts), d.stream_bytes
     whole = sum(s.bytes for s in saved)

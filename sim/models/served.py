@@ -90,14 +90,23 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     engine = ENGINES[i.engine]
     kept = i.kv_cache.dtype or ("fp8" if engine.fp8_cache and linear == "fp8" else act)
     return ServingDims(
-        model=m, tp=p.tp, sp=p.sp and p.tp > 1, ep=p.ep, expert_tp=p.expert_tp,
+        model=m,
+        tp=p.tp,
+        sp=p.sp and p.tp > 1,
+        ep=p.ep,
+        expert_tp=p.expert_tp,
         vocab=m.padded_vocab(p.tp) // p.tp,
-        act=act, linear=linear, quantization=i.quantization, act_bytes=dtype_bytes(act), weight_bytes=weight,
+        act=act,
+        linear=linear,
+        quantization=i.quantization,
+        act_bytes=dtype_bytes(act),
+        weight_bytes=weight,
         expert_weight_bytes=MXFP4_BYTES if i.quantization == "mxfp4_experts" else weight,
-        kv_bytes=dtype_bytes(kept), dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
+        kv_bytes=dtype_bytes(kept),
+        dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
-    )  # fmt: skip
+    )
 
 
 def _formats(quantization: str, precision: str, peaks: dict[str, float], act: str) -> tuple[str, float]:

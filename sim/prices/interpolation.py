@@ -112,9 +112,12 @@ class Surface:
         return np.argpartition(distance2, count - 1)[:count]
 
     def _fit(
-        self, query: NDArray[np.float64], beside: NDArray[np.float64] | None, near: NDArray[np.intp],
+        self,
+        query: NDArray[np.float64],
+        beside: NDArray[np.float64] | None,
+        near: NDArray[np.intp],
         distance2: NDArray[np.float64],
-    ) -> float:  # fmt: skip
+    ) -> float:
         # A point at the query itself gets nearly all the weight, and the division stays finite.
         weight = 1.0 / (distance2 + 1e-9)
         weight /= np.add.reduce(weight)

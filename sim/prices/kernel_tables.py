@@ -248,9 +248,14 @@ class _Waves:
 
 
 def make_table(
-    kind: str, dtype: str, points: list[PointTable], device: Device, floored: bool = False, error: float | None = None,
+    kind: str,
+    dtype: str,
+    points: list[PointTable],
+    device: Device,
+    floored: bool = False,
+    error: float | None = None,
     input_s: tuple[float, float] = (0.0, 0.0),
-) -> Table:  # fmt: skip
+) -> Table:
     """Index points measured on `device`; arguments as of `table_of`."""
     shapes = Shapes.of(np.concatenate([t.shapes for t in points]))
     seconds = np.concatenate([t.seconds for t in points])
@@ -259,9 +264,16 @@ def make_table(
 
 
 def table_of(
-    kind: str, dtype: str, shapes: Shapes, seconds: NDArray[np.floating[Any]], spread: NDArray[np.float64],
-    device: Device, floored: bool, error: float | None, input_s: tuple[float, float],
-) -> Table:  # fmt: skip
+    kind: str,
+    dtype: str,
+    shapes: Shapes,
+    seconds: NDArray[np.floating[Any]],
+    spread: NDArray[np.float64],
+    device: Device,
+    floored: bool,
+    error: float | None,
+    input_s: tuple[float, float],
+) -> Table:
     """Points measured on `device`; `floored`: the least of them is a floor under all; the others as in `Table`."""
     # The order matters: the floor and the split's bound compare seconds of the matmul or layer alone.
     if any(input_s):
@@ -278,9 +290,13 @@ def table_of(
 
 
 def without_input(
-    kind: str, shapes: Columns, seconds: NDArray[np.floating[Any]], dtype: str, device: Device,
+    kind: str,
+    shapes: Columns,
+    seconds: NDArray[np.floating[Any]],
+    dtype: str,
+    device: Device,
     input_s: tuple[float, float],
-) -> NDArray[np.float64]:  # fmt: skip
+) -> NDArray[np.float64]:
     """Seconds of measured matmuls without the quantizing of their inputs.
 
     Of short ones that is a small difference of two measurements, so what is left is no less than the roofline at `BEST`

@@ -26,8 +26,12 @@ from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOU
 # More than `Phase` has: a block may be timed as a whole backward, a recomputation or a served forward.
 PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")
 LEAST, MOST = 1e-30, 1e30  # of any number but 0: what is made of them stays finite
-DIMENSIONS = {**dict.fromkeys(MATMULS, 4), **dict.fromkeys(ATTENTION, 8), ATTENTION_DECODE: 5,
-              **dict.fromkeys(MEMORY_BOUND, 1)}  # fmt: skip
+DIMENSIONS = {
+    **dict.fromkeys(MATMULS, 4),
+    **dict.fromkeys(ATTENTION, 8),
+    ATTENTION_DECODE: 5,
+    **dict.fromkeys(MEMORY_BOUND, 1),
+}
 T = TypeVar("T")
 
 

@@ -42,7 +42,6 @@ class Run(Struct, frozen=True, eq=False, dict=True):
             add_to(total, op.name, p.seconds)
         return total
 
-
     @cached_property
     def operators(self) -> dict[tuple[str, str], float]:
         """See `CompiledProgram.operators`."""

@@ -196,9 +196,10 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
         # Megatron-Core's --offload-optimizer-states: there between steps, here for the optimizer alone
         size = state_bytes(dense + experts, matrices, scenario.for_training)
         update = (
-            Comm("optimizer states", "reload", "host", size, Phase.OPTIMIZER), *update,
+            Comm("optimizer states", "reload", "host", size, Phase.OPTIMIZER),
+            *update,
             Comm("optimizer states", "offload", "host", size, Phase.OPTIMIZER),
-        )  # fmt: skip
+        )
     out += update
     out += gather_after_optimizer(blocks, dp)
     return tuple(out)

@@ -72,4 +72,3 @@ def _width_of(kind: str, architecture: str, framework: str) -> Width | None:
 @lru_cache(maxsize=1)
 def _architectures() -> frozenset[str]:
     return frozenset(row.features.architecture for row in published())
-

@@ -90,9 +90,21 @@ def features_of(scenario: Scenario) -> Features:
     t, p, m = scenario.for_training, scenario.parallelism, scenario.model
     gpu, active = scenario.cluster.gpu, round(count_parameters(m).active / 1e9, 3)
     return Features(
-        gpu.name, gpu.architecture, kind_of(scenario), active, p.ranks, p.tp, p.pp, p.cp, p.ep,
-        p.zero == 3, 8 * dtype_bytes(t.precision), t.seq_len, t.framework, t.software_date or "",
-    )  # fmt: skip
+        gpu.name,
+        gpu.architecture,
+        kind_of(scenario),
+        active,
+        p.ranks,
+        p.tp,
+        p.pp,
+        p.cp,
+        p.ep,
+        p.zero == 3,
+        8 * dtype_bytes(t.precision),
+        t.seq_len,
+        t.framework,
+        t.software_date or "",
+    )
 
 
 @lru_cache(maxsize=1)
@@ -107,8 +119,16 @@ def published() -> tuple[Row, ...]:
 def distance(a: Features, b: Features) -> float:
     """How unlike two steps are, from 0."""
     gpu = 0.0 if a.gpu == b.gpu else 1.0 if a.architecture == b.architecture else 2.5
-    sizes = ((a.active, b.active, 0.5), (a.ranks, b.ranks, 0.15), (a.seq_len, b.seq_len, 0.15), (a.tp, b.tp, 0.2),
-             (a.pp, b.pp, 0.2), (a.cp, b.cp, 0.3), (a.ep, b.ep, 0.2), (a.bits, b.bits, 1.0))  # fmt: skip
+    sizes = (
+        (a.active, b.active, 0.5),
+        (a.ranks, b.ranks, 0.15),
+        (a.seq_len, b.seq_len, 0.15),
+        (a.tp, b.tp, 0.2),
+        (a.pp, b.pp, 0.2),
+        (a.cp, b.cp, 0.3),
+        (a.ep, b.ep, 0.2),
+        (a.bits, b.bits, 1.0),
+    )
     apart = sum(weight * abs(math.log2(max(x, 1e-3) / max(y, 1e-3))) for x, y, weight in sizes)
     years = abs(_year(a.date) - _year(b.date))
     return (
@@ -140,10 +160,18 @@ def nearest(scenario: Scenario, count: int = SHOWN) -> tuple[Evidence, ...]:
             best[row.table] = (d, row)
     found = sorted(best.values(), key=lambda pair: pair[0])[:count]
     return tuple(
-        Evidence(r.table, r.row, "step_time", r.measured, r.predicted, r.predicted / r.measured - 1.0, round(d, 3),
-                 in_words(r.features))
+        Evidence(
+            r.table,
+            r.row,
+            "step_time",
+            r.measured,
+            r.predicted,
+            r.predicted / r.measured - 1.0,
+            round(d, 3),
+            in_words(r.features),
+        )
         for d, r in found
-    )  # fmt: skip
+    )
 
 
 def in_words(f: Features) -> str:

@@ -78,9 +78,14 @@ class Levels(Struct, frozen=True, eq=False):
         ones, held = np.ones(len(self.time_s[rows])), self.held[i]
         gradients = held.gradients + self.gradients[rows]
         return MemoryCurve(
-            rank, self.time_s[rows], ones * held.parameters, gradients, ones * held.optimizer,
-            self.activations[rows], self.buffers[rows],
-        )  # fmt: skip
+            rank,
+            self.time_s[rows],
+            ones * held.parameters,
+            gradients,
+            ones * held.optimizer,
+            self.activations[rows],
+            self.buffers[rows],
+        )
 
     def at_most(self) -> list[AtMost]:
         """Each class's maximum of every category, and of their sum."""

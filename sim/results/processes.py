@@ -80,10 +80,12 @@ def timeline_with_processes(timeline: Timeline, plan: Plan, acted: Acted) -> Tim
         "stream": np.array([streams.index(MARKS if shown.kind == MARK else STREAM) for _, shown in rows]),
         "kind": np.array([kinds.index(shown.kind) for _, shown in rows]),
         "detail": np.arange(first, first + count),
-        "stage": none, "micro_batch": none, "flow": none,
+        "stage": none,
+        "micro_batch": none,
+        "flow": none,
         "start_s": np.array([shown.start_s for _, shown in rows]),
         "end_s": np.minimum(ends_s, timeline.step_time_s),
-    }  # fmt: skip
+    }
     columns: dict[str, Any] = {name: np.concatenate([getattr(timeline, name), column]) for name, column in new.items()}
     return replace(timeline, streams=streams, kinds=kinds, details=(*timeline.details, *details), **columns)
 

@@ -189,11 +189,18 @@ def _rank_rows(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> tuple[RankR
     """Where the time of each class of ranks goes."""
     return tuple(
         RankRow(
-            name, c.rank, len(c.ranks), c.pipeline_rank, r.compute_s, r.busy_s, r.exposed_comm_s, r.bubble_s,
+            name,
+            c.rank,
+            len(c.ranks),
+            c.pipeline_rank,
+            r.compute_s,
+            r.busy_s,
+            r.exposed_comm_s,
+            r.bubble_s,
             max(0.0, sim.step_time_s - r.compute_s - r.exposed_comm_s - r.bubble_s),
         )
         for name, c, r in zip(sim.names, sim.plan.classes, seconds, strict=True)
-    )  # fmt: skip
+    )
 
 
 def _utilization(sim: FinishedStep, tokens_per_s: float) -> Utilization:

@@ -69,13 +69,27 @@ def timeline_with_teacher(timeline: Timeline, teacher: Teacher) -> Timeline:
         classes = (*classes, RankClass(first, range(first, first + teacher.gpus), len(classes)))
     rows = np.arange(len(timeline.classes)) if same else np.array([len(timeline.classes)])
     streams, kinds = (_with(values, new) for values, new in ((timeline.streams, "compute"), (timeline.kinds, kind)))
-    new = {"class_index": rows, "stream": streams.index("compute"), "kind": kinds.index(kind),
-           "detail": len(timeline.details), "stage": -1, "micro_batch": -1, "flow": -1, "start_s": 0.0,
-           "end_s": teacher.own_s}  # fmt: skip
+    new = {
+        "class_index": rows,
+        "stream": streams.index("compute"),
+        "kind": kinds.index(kind),
+        "detail": len(timeline.details),
+        "stage": -1,
+        "micro_batch": -1,
+        "flow": -1,
+        "start_s": 0.0,
+        "end_s": teacher.own_s,
+    }
     shift = teacher.own_s if same else 0.0
-    columns = {name: np.concatenate([np.full(len(rows), value) if np.isscalar(value) else value,
-                                     getattr(timeline, name) + (shift if name.endswith("_s") else 0)])
-               for name, value in new.items()}  # fmt: skip
+    columns = {
+        name: np.concatenate(
+            [
+                np.full(len(rows), value) if np.isscalar(value) else value,
+                getattr(timeline, name) + (shift if name.endswith("_s") else 0),
+            ]
+        )
+        for name, value in new.items()
+    }
     details = (*timeline.details, Detail(f"teacher: {text}"))
     return replace(timeline, classes=classes, streams=streams, kinds=kinds, details=details, **columns)
 
@@ -94,7 +108,11 @@ def memory_with_teacher(curve: MemoryCurve, teacher: Teacher) -> MemoryCurve:
 
     c, weights = curve, teacher.parameter_bytes
     return MemoryCurve(
-        c.rank, column(0.0, c.time_s + teacher.own_s), column(c.parameters[0], c.parameters) + weights,
-        column(c.gradients[0], c.gradients), column(c.optimizer[0], c.optimizer),
-        column(teacher.cache_bytes, c.activations), column(teacher.buffer_bytes, c.buffers),
-    )  # fmt: skip
+        c.rank,
+        column(0.0, c.time_s + teacher.own_s),
+        column(c.parameters[0], c.parameters) + weights,
+        column(c.gradients[0], c.gradients),
+        column(c.optimizer[0], c.optimizer),
+        column(teacher.cache_bytes, c.activations),
+        column(teacher.buffer_bytes, c.buffers),
+    )

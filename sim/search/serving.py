@@ -192,12 +192,15 @@ def search_serving(
         "slo": [p.text for p in slo],
         "wanted_rate_per_s": wanted,
         "best": layouts,
-        "fewest_gpus": None if fewest is None else {
-            "gpus": fewest["fewest_gpus"], "parallelism": {k: fewest["parallelism"][k] for k in ("tp", "pp")},
+        "fewest_gpus": None
+        if fewest is None
+        else {
+            "gpus": fewest["fewest_gpus"],
+            "parallelism": {k: fewest["parallelism"][k] for k in ("tp", "pp")},
         },
         "curve": _front(curve),
         "refusals": refusals,
-    }  # fmt: skip
+    }
 
 
 def _figures(point: Point, replicas: int, gpus: int, price: float | None) -> dict[str, Any]:

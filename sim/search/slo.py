@@ -11,9 +11,11 @@ from sim.core.errors import InputError
 from sim.serve.result import ServingSimulation
 
 QUANTITIES = {
-    "ttft": "time_to_first_token_s", "tpot": "time_per_output_token_s", "itl": "inter_token_latency_s",
+    "ttft": "time_to_first_token_s",
+    "tpot": "time_per_output_token_s",
+    "itl": "inter_token_latency_s",
     "latency": "request_latency_s",
-}  # fmt: skip
+}
 STATISTICS = ("p50", "p90", "p99", "mean")
 
 

@@ -11,10 +11,12 @@ from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, si
 
 MESH = ("tp", "cp", "pp", "dp")
 NEEDS = {
-    "sp": " (true needs tp above 1)", "zero": " (above 0 needs dp·cp above 1)",
-    "micro_batch_size": " (must divide global_batch_size / dp)", "schedule": " (needs pp above 1)",
+    "sp": " (true needs tp above 1)",
+    "zero": " (above 0 needs dp·cp above 1)",
+    "micro_batch_size": " (must divide global_batch_size / dp)",
+    "schedule": " (needs pp above 1)",
     "virtual_stages": " (above 1 needs pp above 1 and a schedule with as many)",
-}  # fmt: skip
+}
 
 
 def why_none_legal(space: Space) -> str:

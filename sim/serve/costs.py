@@ -121,10 +121,12 @@ class IterationCosts(Struct):
         if load.pooled not in (0, load.tokens):
             rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         attentions = [self._attention(load, i) for i in range(len(self.attentions))]
-        device_s = tuple([
-            seconds + sum([count * each for count, each in zip(s.attentions, attentions, strict=True)])
-            for seconds, s in zip(rest, self.stages, strict=True)
-        ])  # fmt: skip
+        device_s = tuple(
+            [
+                seconds + sum([count * each for count, each in zip(s.attentions, attentions, strict=True)])
+                for seconds, s in zip(rest, self.stages, strict=True)
+            ]
+        )
         if not self.host.engine.host:
             return device_s
         sequences, prompts = load.decodes + sum([alike for _, _, alike in load.prefills]), bool(load.prefills)
@@ -141,10 +143,13 @@ class IterationCosts(Struct):
 
     def _routed(self, load: Load, stage: StageLayers) -> float:
         """What experts take more for the tokens of all replicas than if all had as many as this one."""
-        return sum([
-            count * (self._tokens(Work.ROUTED, load.pooled, i) - self._tokens(Work.ROUTED, load.tokens, i))
-            for i, count in enumerate(stage.layers) if count
-        ])  # fmt: skip
+        return sum(
+            [
+                count * (self._tokens(Work.ROUTED, load.pooled, i) - self._tokens(Work.ROUTED, load.tokens, i))
+                for i, count in enumerate(stage.layers)
+                if count
+            ]
+        )
 
     def _without_attention(self, load: Load) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
@@ -316,11 +321,13 @@ def _of_queries(attention: Attention, dims: ServingDims, batch: int, kv_len: int
     if queries == 1:
         return single
     several = attention.decode(dims, batch * queries, kv_len)
-    return tuple([
-        replace(one, flops=many.flops) if isinstance(one, Compute) and one.kind == ATTENTION_DECODE else many
-        for one, many in zip(single, several, strict=True)
-        if isinstance(many, Compute)
-    ])  # fmt: skip
+    return tuple(
+        [
+            replace(one, flops=many.flops) if isinstance(one, Compute) and one.kind == ATTENTION_DECODE else many
+            for one, many in zip(single, several, strict=True)
+            if isinstance(many, Compute)
+        ]
+    )
 
 
 def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
@@ -358,8 +365,9 @@ def _kernels(
     parts = [
         *((spec.serve_tokens(d, 1), n) for spec, n in zip(specs, stage.layers, strict=True)),
         *((attention.decode(d, 1, 1), n) for attention, n in zip(attentions, stage.attentions, strict=True)),
-        (embedding_tokens(d, 1), stage.embedding), (head_samples(d, 1), stage.head),
-    ]  # fmt: skip
+        (embedding_tokens(d, 1), stage.embedding),
+        (head_samples(d, 1), stage.head),
+    ]
     return sum(n * sum(item.kernels if isinstance(item, Compute) else 1 for item in part) for part, n in parts)
 
 

@@ -90,9 +90,12 @@ def buffer_bytes(
 
 
 def cache_capacity(
-    scenario: Scenario, costs: IterationCosts, requests: tuple[Request, ...], held_bytes: float = 0.0,
+    scenario: Scenario,
+    costs: IterationCosts,
+    requests: tuple[Request, ...],
+    held_bytes: float = 0.0,
     draft: IterationCosts | None = None,
-) -> Capacity:  # fmt: skip
+) -> Capacity:
     """Blocks that fit beside weights, buffers and others' `held_bytes` into `memory_fraction` of a GPU (vLLM's
     gpu_memory_utilization); into all of it with static batching, which allocates what it needs.
 

@@ -110,9 +110,14 @@ def _sized(scenario: Scenario, size: PoolSize) -> Scenario:
 
 
 def _pool(
-    name: str, scenario: Scenario, profile: Profile, requests: tuple[Request, ...], first_rank: int,
-    dealt: list[list[Sequence]], held_bytes: float = 0.0,
-) -> Pool:  # fmt: skip
+    name: str,
+    scenario: Scenario,
+    profile: Profile,
+    requests: tuple[Request, ...],
+    first_rank: int,
+    dealt: list[list[Sequence]],
+    held_bytes: float = 0.0,
+) -> Pool:
     costs, speculative = iteration_costs(scenario, profile), scenario.for_serving.speculative
     draft = None if speculative is None else draft_costs(scenario, profile, speculative)
     capacity = cache_capacity(scenario, costs, requests, held_bytes, draft)

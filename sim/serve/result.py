@@ -142,8 +142,12 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         queue_time_s=percentiles([s.admitted_s - s.request.arrival_s for s in sequences]),
         time_to_first_token_s=percentiles([before_s + s.first_token_s - s.request.arrival_s for s in sequences]),
         time_per_output_token_s=percentiles(
-            [(s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)
-             for s in sequences if s.request.output_tokens > 1]),
+            [
+                (s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)
+                for s in sequences
+                if s.request.output_tokens > 1
+            ]
+        ),
         inter_token_latency_s=inter_token_latency(sim.pools[-1].replicas, len(sim.costs.stages)),
         output_tokens=output,
         output_tokens_per_s=rate,
@@ -160,7 +164,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         provenance=provenance(sim.profile, shares),
         warnings=(*sim.scenario.warnings, *_warnings(sim, fits, shares)),
         engine=Engine(tasks=sum(len(r.iterations) for r in sim.replicas), wall_s=sim.wall_s, path=sim.path),
-    )  # fmt: skip
+    )
 
 
 def _comm_share(sim: ServingSimulation) -> float:
@@ -175,9 +179,13 @@ def _pool_use(sim: ServingSimulation, pool: Pool) -> PoolUse:
     whole = (sim.end_s - sim.start_s) * len(busy)
     p = pool.scenario.parallelism
     return PoolUse(
-        name=pool.name, replicas=p.dp, gpus=p.ranks, busy_share=sum(busy) / whole if whole else 0.0,
-        iterations=sum(i.steps for r in pool.replicas for i in r.iterations), kv_cache=_kv_cache(sim, pool),
-    )  # fmt: skip
+        name=pool.name,
+        replicas=p.dp,
+        gpus=p.ranks,
+        busy_share=sum(busy) / whole if whole else 0.0,
+        iterations=sum(i.steps for r in pool.replicas for i in r.iterations),
+        kv_cache=_kv_cache(sim, pool),
+    )
 
 
 def _transfer_use(sim: ServingSimulation) -> TransferUse:

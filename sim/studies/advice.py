@@ -25,6 +25,7 @@ LEAST_GAIN = 0.002  # of the step: less is not worth a change
 QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, since times differ from run to run
 MEMORY = "memory"  # the part of a step that does not fit
 
+
 class Effort(NamedTuple):
     """How many proposals are tried: so many of each of so many parts."""
 

@@ -75,8 +75,16 @@ def _simulated(load: Load, dp: int, micro: int) -> Cut | None:
         r = simulate(scenario, engine="static").outcome
     except InputError:
         return None
-    return Cut(dp, micro, scenario.micro_batches, scenario.parallelism.ranks, r.peak_memory_bytes,
-               r.fits_in_memory, r.step_time_s, r.tokens_per_s_per_gpu)  # fmt: skip
+    return Cut(
+        dp,
+        micro,
+        scenario.micro_batches,
+        scenario.parallelism.ranks,
+        r.peak_memory_bytes,
+        r.fits_in_memory,
+        r.step_time_s,
+        r.tokens_per_s_per_gpu,
+    )
 
 
 class BatchSize(Struct, frozen=True):
@@ -117,8 +125,9 @@ def batch_sizes(load: Load, critical: float) -> list[BatchSize]:
         except InputError:
             continue  # a schedule's multiple
         steps = steps_factor(batch, critical)
-        out.append(BatchSize(int(batch), scenario.micro_batches, step_s, steps, tokens_factor(batch, critical),
-                             steps * step_s))  # fmt: skip
+        out.append(
+            BatchSize(int(batch), scenario.micro_batches, step_s, steps, tokens_factor(batch, critical), steps * step_s)
+        )
     return out
 
 
@@ -158,9 +167,12 @@ def as_dict(
     training = scenario.for_training
     best = next((c for c in cuts if c.fits_in_memory), None)
     out: dict[str, Any] = {
-        "format": "sim-batch-plan/1", "name": scenario.name, "global_batch_size": training.global_batch_size,
-        "cuts": [asdict(c) for c in cuts], "best": asdict(best) if best else None,
-    }  # fmt: skip
+        "format": "sim-batch-plan/1",
+        "name": scenario.name,
+        "global_batch_size": training.global_batch_size,
+        "cuts": [asdict(c) for c in cuts],
+        "best": asdict(best) if best else None,
+    }
     if critical is not None:
         out["critical_batch_size"] = critical
         out["batch_sizes"] = [asdict(s) for s in sizes]
@@ -178,9 +190,16 @@ def print_plan(plan: dict[str, Any]) -> None:
 
     table = Table("dp", "micro", "accum.", "GPUs", "peak", "", "step", "tokens/s/GPU", box=None, padding=(0, 1))
     for c in plan["cuts"]:
-        table.add_row(str(c["dp"]), str(c["micro_batch_size"]), str(c["accumulation"]), str(c["gpus"]),
-                      n_bytes(c["peak_memory_bytes"]), "✓ fits" if c["fits_in_memory"] else "✗ too big",
-                      seconds(c["step_time_s"]), count(c["tokens_per_s_per_gpu"]))  # fmt: skip
+        table.add_row(
+            str(c["dp"]),
+            str(c["micro_batch_size"]),
+            str(c["accumulation"]),
+            str(c["gpus"]),
+            n_bytes(c["peak_memory_bytes"]),
+            "✓ fits" if c["fits_in_memory"] else "✗ too big",
+            seconds(c["step_time_s"]),
+            count(c["tokens_per_s_per_gpu"]),
+        )
     console = Console()
     console.print(f"{plan['name']}: global batch of {plan['global_batch_size']:,} sequences", highlight=False)
     console.print(table, highlight=False)
@@ -188,9 +207,23 @@ def print_plan(plan: dict[str, Any]) -> None:
         steps, tokens = plan["steps_factor"], plan["tokens_factor"]
         text = f"critical batch size {plan['critical_batch_size']:,.0f}: this batch takes {steps:.2f} times the fewest"
         console.print(f"{text} steps and {tokens:.2f} times the fewest tokens to a loss", highlight=False)
-        table = Table("global batch", "accum.", "step", "steps ÷ fewest", "tokens ÷ fewest", "time ÷ fewest steps",
-                      box=None, padding=(0, 1))  # fmt: skip
+        table = Table(
+            "global batch",
+            "accum.",
+            "step",
+            "steps ÷ fewest",
+            "tokens ÷ fewest",
+            "time ÷ fewest steps",
+            box=None,
+            padding=(0, 1),
+        )
         for s in plan["batch_sizes"]:
-            table.add_row(f"{s['global_batch_size']:,}", str(s["accumulation"]), seconds(s["step_time_s"]),
-                          f"{s['steps_factor']:.2f}", f"{s['tokens_factor']:.2f}", seconds(s["time_s"]))  # fmt: skip
+            table.add_row(
+                f"{s['global_batch_size']:,}",
+                str(s["accumulation"]),
+                seconds(s["step_time_s"]),
+                f"{s['steps_factor']:.2f}",
+                f"{s['tokens_factor']:.2f}",
+                seconds(s["time_s"]),
+            )
         console.print(table, highlight=False)

@@ -7,11 +7,25 @@ from typing import Any
 
 Result = Mapping[str, Any]
 TIMES = (
-    "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "compute_s", "exposed_comm_s",
-    "bubble_fraction", "duration_s", "request_latency_s.p50", "request_latency_s.p99", "time_to_first_token_s.p50",
-    "time_to_first_token_s.p99", "time_per_output_token_s.p50", "time_per_output_token_s.p99", "output_tokens_per_s",
-    "output_tokens_per_s_per_gpu", "comm_share",
-)  # fmt: skip
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "hfu",
+    "compute_s",
+    "exposed_comm_s",
+    "bubble_fraction",
+    "duration_s",
+    "request_latency_s.p50",
+    "request_latency_s.p99",
+    "time_to_first_token_s.p50",
+    "time_to_first_token_s.p99",
+    "time_per_output_token_s.p50",
+    "time_per_output_token_s.p99",
+    "output_tokens_per_s",
+    "output_tokens_per_s_per_gpu",
+    "comm_share",
+)
 
 
 def difference(a: Result, b: Result) -> dict[str, Any]:

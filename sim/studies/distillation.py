@@ -98,8 +98,9 @@ def teacher_scenario(scenario: Scenario, d: Distillation) -> Scenario:
     experts = d.teacher.moe.experts if d.teacher.moe else 1
     layout = Parallelism(tp=tp, ep=math.gcd(tp, experts), layers_per_stage=split_layers(d.teacher.layers, 1))
     training = None if scenario.training is None else scenario.training.model_copy(update={"lora": None})
-    return scenario.model_copy(update={"model": d.teacher, "parallelism": layout, "distillation": None, "faults": None,
-                                       "training": training})  # fmt: skip
+    return scenario.model_copy(
+        update={"model": d.teacher, "parallelism": layout, "distillation": None, "faults": None, "training": training}
+    )
 
 
 def teacher_blocks(scenario: Scenario, d: Distillation) -> tuple[Block, ...]:

@@ -16,8 +16,7 @@ from sim.prices.profile import Profile
 from sim.prices.profile_input import profile_from
 from sim.ranks.rank_mesh import make_mesh
 
-_STREAMS = {"F": "compute", "B": "compute", "W": "compute", "OPTIMIZER": "compute",
-            "OFFLOAD": "host", "RELOAD": "host"}  # fmt: skip
+_STREAMS = {"F": "compute", "B": "compute", "W": "compute", "OPTIMIZER": "compute", "OFFLOAD": "host", "RELOAD": "host"}
 
 
 def parsed_scenario(run: MeasuredRun, where: str, cluster: dict[str, Any]) -> Scenario:

@@ -40,8 +40,9 @@ def read_scores(path: Path) -> list[Score]:
     rows = csv.DictReader(io.StringIO(read_text(path, MOST_BYTES)), skipinitialspace=True)
     names = [name or "" for name in rows.fieldnames or ()]
     if not {"model", "score"} <= set(names) or set(names) - set(COLUMNS):
-        raise InputError(f"{path}:1: found columns {', '.join(names) or 'none'}; model and score are needed, "
-                         "set and source allowed")  # fmt: skip
+        raise InputError(
+            f"{path}:1: found columns {', '.join(names) or 'none'}; model and score are needed, set and source allowed"
+        )
     out: list[Score] = []
     for row in rows:
         where = f"{path}:{rows.line_num}"
@@ -73,17 +74,20 @@ def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = 
     for name, better in (("output_tokens_per_s_per_gpu", 1.0), ("peak_memory_bytes", -1.0)):
         points = [(row["score"], better * row[name]) for row in done]
         for row, (score, value) in zip(done, points, strict=True):
-            row[f"best_by_{name}"] = not any(
-                a >= score and b >= value and (a, b) != (score, value) for a, b in points
-            )
+            row[f"best_by_{name}"] = not any(a >= score and b >= value and (a, b) != (score, value) for a, b in points)
     return rows
 
 
 def _served(path: Path, score: Score, overrides: Sequence[str]) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "model": score.model, "score": score.score, "source": score.source, "refused": "", "fits_in_memory": False,
-        "best_by_output_tokens_per_s_per_gpu": False, "best_by_peak_memory_bytes": False,
-    }  # fmt: skip
+        "model": score.model,
+        "score": score.score,
+        "source": score.source,
+        "refused": "",
+        "fits_in_memory": False,
+        "best_by_output_tokens_per_s_per_gpu": False,
+        "best_by_peak_memory_bytes": False,
+    }
     try:
         scenario = load_scenario(path, [*overrides, f"model={score.model}", *score.overrides])
         if scenario.inference is None:

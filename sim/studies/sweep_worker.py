@@ -43,8 +43,12 @@ class WhatIf(NamedTuple):
     def as_dict(self, keys: Sequence[str]) -> dict[str, Any]:
         """A row of format sim-sweep/1; of a refused one the numbers under `keys` are null."""
         given = dict.fromkeys(keys) if self.refused else {key: self.figures[key] for key in keys}
-        return {"values": dict(self.values), **given,
-                "fits_in_memory": None if self.refused else self.fits_in_memory, "refused": self.refused}  # fmt: skip
+        return {
+            "values": dict(self.values),
+            **given,
+            "fits_in_memory": None if self.refused else self.fits_in_memory,
+            "refused": self.refused,
+        }
 
 
 def pack(source: Source, name: str, changes: Sequence[Change]) -> bytes:
@@ -124,8 +128,12 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
     peak = max(float(curve.total.max()) for curve in simulation.memory)
     figures = {
-        STEP.key: step_s, "healthy_s": healthy_s, "lost_s": step_s - healthy_s, RATE.key: rate, MEMORY.key: peak,
-    }  # fmt: skip
+        STEP.key: step_s,
+        "healthy_s": healthy_s,
+        "lost_s": step_s - healthy_s,
+        RATE.key: rate,
+        MEMORY.key: peak,
+    }
     return WhatIf(dict(change), figures, peak <= scenario.cluster.gpu.memory_bytes)
 
 

@@ -40,9 +40,17 @@ class NodeType(IntEnum):
 
 
 COLLECTIVES = (
-    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
-    "reduce_scatter", "barrier",
-)  # fmt: skip
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all_to_all",
+    "reduce_scatter",
+    "reduce_scatter",
+    "barrier",
+)
 
 AttributeValue = bool | int | float | str | bytes
 
@@ -191,9 +199,18 @@ def decode_node(message: bytes) -> ChakraNode:
         else:
             unknown += pb.field(number, wire, value)
     return ChakraNode(
-        numbers[1], name, numbers[3], tuple(deps[4]), tuple(deps[5]), numbers[6], numbers[7], infos.get(8),
-        infos.get(9), tuple(attributes), unknown,
-    )  # fmt: skip
+        numbers[1],
+        name,
+        numbers[3],
+        tuple(deps[4]),
+        tuple(deps[5]),
+        numbers[6],
+        numbers[7],
+        infos.get(8),
+        infos.get(9),
+        tuple(attributes),
+        unknown,
+    )
 
 
 def _attribute(message: bytes) -> Attribute:
@@ -257,9 +274,14 @@ def encode_file(
 def encode_node(node: ChakraNode) -> bytes:
     """A Node message, fields in the order of their numbers."""
     out = [
-        pb.whole(1, node.id), pb.text(2, node.name), pb.whole(3, node.type), pb.packed(4, node.ctrl_deps),
-        pb.packed(5, node.data_deps), pb.whole(6, node.start_micros), pb.whole(7, node.duration_micros),
-    ]  # fmt: skip
+        pb.whole(1, node.id),
+        pb.text(2, node.name),
+        pb.whole(3, node.type),
+        pb.packed(4, node.ctrl_deps),
+        pb.packed(5, node.data_deps),
+        pb.whole(6, node.start_micros),
+        pb.whole(7, node.duration_micros),
+    ]
     for number, info in ((8, node.inputs), (9, node.outputs)):
         if info is not None:
             body = b"".join(pb.text(i, part) for i, part in enumerate(info, 1))

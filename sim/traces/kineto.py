@@ -107,9 +107,13 @@ def _header(content: dict[str, Any], path: str | Path, position: int) -> RankTra
     devices = content.get("deviceProperties")
     first = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
     return RankTrace(
-        str(path), rank, world, _whole(info.get("pg_count"), 0), str(content.get("host_name", ""))[:200],
+        str(path),
+        rank,
+        world,
+        _whole(info.get("pg_count"), 0),
+        str(content.get("host_name", ""))[:200],
         str(first.get("name", ""))[:200],
-    )  # fmt: skip
+    )
 
 
 def _event(raw: Any, number: int, base: int, path: str | Path) -> Event | None:

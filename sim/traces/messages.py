@@ -12,18 +12,45 @@ from sim.traces.recording import Message
 MAX_RANKS = 100_000
 # Names in record_param_comms ("Collective name"), in gloo's events and in kernels of NCCL.
 KINDS = {
-    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "allgather": "all_gather",
-    "allgatherbase": "all_gather", "allgather_coalesced": "all_gather", "allgatherintotensorcoalesced": "all_gather",
-    "allgatherring": "all_gather", "reducescatter": "reduce_scatter", "reducescatterbase": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter", "alltoall": "all_to_all", "alltoallbase": "all_to_all",
-    "alltoallv": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
-    "scatter": "scatter", "barrier": "barrier", "send": "send", "recv": "recv",
-}  # fmt: skip
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgatherintotensorcoalesced": "all_gather",
+    "allgatherring": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "alltoallv": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+}
 _KINDS = {re.sub(r"[^a-z]", "", key): kind for key, kind in KINDS.items()}
 _ITEM_BYTES = {
-    "double": 8, "long": 8, "int64": 8, "longint": 8, "float": 4, "int": 4, "int32": 4, "half": 2, "bfloat16": 2,
-    "short": 2, "byte": 1, "char": 1, "bool": 1, "uint8": 1, "int8": 1,
-}  # fmt: skip
+    "double": 8,
+    "long": 8,
+    "int64": 8,
+    "longint": 8,
+    "float": 4,
+    "int": 4,
+    "int32": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "short": 2,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+}
 
 
 def kind_of(name: str) -> str | None:

@@ -46,9 +46,13 @@ def _headline(result: Result) -> list[Number]:
     good = abs(result["error"]) <= 0.02
     numbers = [
         Number("Recorded step", seconds(result["recorded_step_s"])),
-        Number("Replayed unchanged", seconds(result["replayed_step_s"]), f"{result['error'] * 100:+.2f} %",
-             "good" if good else "bad"),
-    ]  # fmt: skip
+        Number(
+            "Replayed unchanged",
+            seconds(result["replayed_step_s"]),
+            f"{result['error'] * 100:+.2f} %",
+            "good" if good else "bad",
+        ),
+    ]
     if result["priced_on"]:
         numbers = [Number("Step", seconds(result["replayed_step_s"]), f"on {result['priced_on']}")]
     if result["what_if"]:

@@ -229,9 +229,14 @@ class RankGraph(Struct):
         node = self.nodes[n]
         if not thread.segments or node.end_ns <= thread.segments[-1].end_ns:
             return False
-        gaps = [i for i, s in enumerate(thread.segments)
-                if s.owner is None and s.start_ns >= issued_ns and s.end_ns - s.start_ns >= MIN_WAIT_NS
-                and s.end_ns > node.start_ns]  # fmt: skip
+        gaps = [
+            i
+            for i, s in enumerate(thread.segments)
+            if s.owner is None
+            and s.start_ns >= issued_ns
+            and s.end_ns - s.start_ns >= MIN_WAIT_NS
+            and s.end_ns > node.start_ns
+        ]
         longest = max(gaps, key=lambda i: thread.segments[i].end_ns - thread.segments[i].start_ns, default=None)
         node.end_ns = thread.segments[-1 if longest is None else longest].end_ns
         if longest is not None:

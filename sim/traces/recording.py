@@ -81,6 +81,11 @@ def merge(parts: list[Recording], name: str) -> Recording:
             nodes.append(replace(node, waits=waits, start_ns=node.start_ns - zero, end_ns=node.end_ns - zero))
     ranks = tuple(r for p in parts for r in p.ranks)
     return Recording(
-        name, ranks, nodes, max(p.world_size for p in parts), parts[0].step, parts[0].gpu_name,
+        name,
+        ranks,
+        nodes,
+        max(p.world_size for p in parts),
+        parts[0].step,
+        parts[0].gpu_name,
         list(dict.fromkeys(w for p in parts for w in p.warnings)),
-    )  # fmt: skip
+    )

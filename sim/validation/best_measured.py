@@ -46,8 +46,14 @@ def _beside(model: str, gpus: int, row: Row) -> dict[str, Any]:
     result = simulate(scenario).result
     measured, simulated = row.measured[RATE], result[RATE]
     return {
-        "model": model, "gpus": gpus, "id": row.id, "group": row.group,
-        RATE: measured, f"simulated_{RATE}": simulated,
-        "mfu": result["mfu"] * measured / simulated, "simulated_mfu": result["mfu"],
-        "simulated_peak_memory_bytes": result["peak_memory_bytes"], "scenario": scenario.model_dump(mode="json"),
-    }  # fmt: skip
+        "model": model,
+        "gpus": gpus,
+        "id": row.id,
+        "group": row.group,
+        RATE: measured,
+        f"simulated_{RATE}": simulated,
+        "mfu": result["mfu"] * measured / simulated,
+        "simulated_mfu": result["mfu"],
+        "simulated_peak_memory_bytes": result["peak_memory_bytes"],
+        "scenario": scenario.model_dump(mode="json"),
+    }

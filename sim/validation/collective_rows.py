@@ -16,8 +16,15 @@ from topology.collectives import bus_factor
 from topology.network import Network
 from topology.spec import ClusterSpec
 
-_NAMES = {"all2all": "all_to_all", "alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather",
-          "reducescatter": "reduce_scatter", "p2p": "send_recv", "sendrecv": "send_recv"}  # fmt: skip
+_NAMES = {
+    "all2all": "all_to_all",
+    "alltoall": "all_to_all",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "p2p": "send_recv",
+    "sendrecv": "send_recv",
+}
 _SIZES = {"bytes": ("size_bytes", "message_bytes"), "ranks": ("gpus", "world_size")}
 MESSAGES = ("send", "receive")
 MAX_BYTES = 10**18

@@ -28,9 +28,15 @@ MAX_BYTES = 1e18
 FLOPS_PER_BYTE = 150.0  # where a matmul takes as long as a stream: A100 and H100 in 16 bits, 153 and 295
 
 _OTHER_NAMES = {
-    "rmsnorm": "rms_norm", "layernorm": "layer_norm", "add_rms_norm": "fused_add_rms_norm", "relu2": "relu_squared",
-    "silu_and_mul": "megatron_swiglu", "gelu_and_mul": "gated_gelu", "rotary": "rope", "rotary_embedding": "rope",
-}  # fmt: skip
+    "rmsnorm": "rms_norm",
+    "layernorm": "layer_norm",
+    "add_rms_norm": "fused_add_rms_norm",
+    "relu2": "relu_squared",
+    "silu_and_mul": "megatron_swiglu",
+    "gelu_and_mul": "gated_gelu",
+    "rotary": "rope",
+    "rotary_embedding": "rope",
+}
 
 # Elements of the tensor that decides, accesses to it per element in forward and in backward.
 _ELEMENTS: Mapping[str, tuple[Callable[[Sizes], float], float, float]] = {
@@ -60,9 +66,14 @@ _FLOPS: Mapping[str, Callable[[Sizes], float]] = {
     "fused_moe": lambda s: 6 * max(s.tokens * s("top_k"), 64 * s("experts")) * s("width") * s("ffn"),
 }
 _EAGER_PASSES = {
-    "rms_norm": 5.0, "rope": 4.0, "llama4_rope": 4.0, "cross_entropy": 2.0, "fused_add_rms_norm": 4.0,
-    "megatron_swiglu": 5 / 3, "gated_gelu": 5 / 3,
-}  # fmt: skip
+    "rms_norm": 5.0,
+    "rope": 4.0,
+    "llama4_rope": 4.0,
+    "cross_entropy": 2.0,
+    "fused_add_rms_norm": 4.0,
+    "megatron_swiglu": 5 / 3,
+    "gated_gelu": 5 / 3,
+}
 _ACTIVATIONS = {"swiglu": "megatron_swiglu", "geglu": "gated_gelu"}
 
 

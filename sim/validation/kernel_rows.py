@@ -21,9 +21,13 @@ from sim.validation.tables import Row
 
 Data = Mapping[str, Any]
 PHASES = {
-    "TN": Phase.FORWARD, "NN": Phase.INPUT_GRAD, "NT": Phase.WEIGHT_GRAD,
-    "fwd": Phase.FORWARD, "bwd_grad_act": Phase.INPUT_GRAD, "bwd_grad_w": Phase.WEIGHT_GRAD,
-}  # fmt: skip
+    "TN": Phase.FORWARD,
+    "NN": Phase.INPUT_GRAD,
+    "NT": Phase.WEIGHT_GRAD,
+    "fwd": Phase.FORWARD,
+    "bwd_grad_act": Phase.INPUT_GRAD,
+    "bwd_grad_w": Phase.WEIGHT_GRAD,
+}
 
 
 def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
@@ -43,14 +47,31 @@ def kernel_predictions(row: Row, calibration: str | None) -> Predictions:
 
 
 _OTHER_NAMES = {
-    "matmul": "gemm", "mm": "gemm", "bmm": "gemm", "linear": "gemm", "group_gemm": "grouped_gemm",
-    "flash_attention": "attention", "sdpa": "attention", "flash_decode": "attention_decode", "adam": "adamw",
-}  # fmt: skip
+    "matmul": "gemm",
+    "mm": "gemm",
+    "bmm": "gemm",
+    "linear": "gemm",
+    "group_gemm": "grouped_gemm",
+    "flash_attention": "attention",
+    "sdpa": "attention",
+    "flash_decode": "attention_decode",
+    "adam": "adamw",
+}
 _SIZE_NAMES = {
-    "num_heads": "heads", "nheads": "heads", "num_q_heads": "heads", "num_kv_heads": "kv_heads", "headdim": "head_dim",
-    "head_size": "head_dim", "batch_size": "batch", "bsz": "batch", "seqlen": "seq_len", "seqlen_q": "seq_len",
-    "q_len": "seq_len", "seqlen_k": "kv_len", "num_groups": "groups",
-}  # fmt: skip
+    "num_heads": "heads",
+    "nheads": "heads",
+    "num_q_heads": "heads",
+    "num_kv_heads": "kv_heads",
+    "headdim": "head_dim",
+    "head_size": "head_dim",
+    "batch_size": "batch",
+    "bsz": "batch",
+    "seqlen": "seq_len",
+    "seqlen_q": "seq_len",
+    "q_len": "seq_len",
+    "seqlen_k": "kv_len",
+    "num_groups": "groups",
+}
 _PASSES = {"forward": "attention_forward", "backward": "attention_backward", "full": "attention_forward_backward"}
 
 

@@ -75,8 +75,10 @@ def _chunked(rows: int, hidden: int, vocab: int, dtype: str) -> Items:
         gemm("output_wgrad", F, vocab, hidden, chunk, dtype, role=Role.WEIGHT_GRADIENT),
         memory_op("output_wgrad_sum", F, "elementwise", size, 3 * e * size, dtype),
     ]
-    scale = [memory_op(f"{name}_scale", I, "elementwise", n, 2 * e * n, dtype)
-             for name, n in (("dgrad", rows * hidden), ("wgrad", size))]  # fmt: skip
+    scale = [
+        memory_op(f"{name}_scale", I, "elementwise", n, 2 * e * n, dtype)
+        for name, n in (("dgrad", rows * hidden), ("wgrad", size))
+    ]
     return one * count + scale
 
 

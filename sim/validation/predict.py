@@ -101,9 +101,11 @@ def _from_result(result: Mapping[str, Any], key: str) -> Prediction:
 
 
 _COUNTED_AS = {
-    "mfu": "mfu_full_attention", "iteration_time_s": "step_time_s", "max_allocated_bytes": "peak_memory_bytes",
+    "mfu": "mfu_full_attention",
+    "iteration_time_s": "step_time_s",
+    "max_allocated_bytes": "peak_memory_bytes",
     "max_reserved_bytes": "peak_reserved_bytes",
-}  # fmt: skip
+}
 SAMPLES_PER_S = ("samples_per_s", "sequences_per_s")
 
 
@@ -155,9 +157,10 @@ def _statistic(key: str, usual: str) -> tuple[str, str]:
 
 
 _SERVED = {
-    "first_token_s": "time_to_first_token_s", "ttft_s": "time_to_first_token_s",
+    "first_token_s": "time_to_first_token_s",
+    "ttft_s": "time_to_first_token_s",
     "tpot_s": "time_per_output_token_s",
-}  # fmt: skip
+}
 SERVING_UNCERTAINTY = 0.15  # kernels of another library, schedulers of another server
 
 

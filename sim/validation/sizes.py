@@ -28,9 +28,15 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 _PASSES = {
-    "forward": "forward", "fwd": "forward", "backward": "backward", "bwd": "backward", "full": "full", "both": "full",
-    "fwd_bwd": "full", "forward_backward": "full",
-}  # fmt: skip
+    "forward": "forward",
+    "fwd": "forward",
+    "backward": "backward",
+    "bwd": "backward",
+    "full": "full",
+    "both": "full",
+    "fwd_bwd": "full",
+    "forward_backward": "full",
+}
 
 
 def dtype_of(data: Mapping[str, Any], default: str, key: str = "dtype") -> str:

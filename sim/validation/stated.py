@@ -14,10 +14,20 @@ from typing import Any
 TRAINERS = {"nanotron": "nanotron", "composer": "composer"}
 # When releases of torch came out (github.com/pytorch/pytorch/releases).
 TORCH = {
-    "1.12": "2022-06", "1.13": "2022-10", "2.0": "2023-03", "2.1": "2023-10", "2.2": "2024-01", "2.3": "2024-04",
-    "2.4": "2024-07", "2.5": "2024-10", "2.6": "2025-01", "2.7": "2025-04", "2.8": "2025-08", "2.9": "2025-10",
+    "1.12": "2022-06",
+    "1.13": "2022-10",
+    "2.0": "2023-03",
+    "2.1": "2023-10",
+    "2.2": "2024-01",
+    "2.3": "2024-04",
+    "2.4": "2024-07",
+    "2.5": "2024-10",
+    "2.6": "2025-01",
+    "2.7": "2025-04",
+    "2.8": "2025-08",
+    "2.9": "2025-10",
     "2.10": "2026-01",
-}  # fmt: skip
+}
 # What NVIDIA's MLPerf submissions call their switches, the wider first.
 GRAPHS = {"FULL_CUDA_GRAPH": "step", "MCORE_CUDA_GRAPH": "layers", "LAYER_CUDA_GRAPH": "layers"}
 ON = ("1", "true")

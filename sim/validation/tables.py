@@ -76,9 +76,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     return Table(name, str(data.get("title", name)), data["kind"], source, made, str(path))
 
 
-def _row(
-    data: object, where: str, table: str, kind: str, shared: dict[str, Any], software: tuple[str, ...]
-) -> Row:
+def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any], software: tuple[str, ...]) -> Row:
     """A row; one that cannot be read says why and leaves the rest of its table alone."""
     row = data if isinstance(data, dict) else {}
     name = row.get("id") if isinstance(row.get("id"), str) else where.rpartition(": ")[2]

@@ -71,8 +71,12 @@ def _shown(v: Validation) -> Mapping[str, Any]:
     table = v.table
     citation = table.source.get("citation", "not named")
     return {
-        "name": table.name, "title": table.title, "citation": citation, "counts": _counts(v), "quantities": quantities
-    }  # fmt: skip
+        "name": table.name,
+        "title": table.title,
+        "citation": citation,
+        "counts": _counts(v),
+        "quantities": quantities,
+    }
 
 
 def accuracy_markdown(tables: Sequence[Validation]) -> str:

@@ -17,12 +17,14 @@ def advice_rows(tried: Sequence[Tried]) -> list[tuple[str, ...]]:
     """The overrides that make the change; the step with it, what that gains, and its memory."""
     return [
         (
-            " ".join(t.changes), seconds(t.step_time_s), f"{_sign(t)}{seconds(abs(t.gain_s))}",
+            " ".join(t.changes),
+            seconds(t.step_time_s),
+            f"{_sign(t)}{seconds(abs(t.gain_s))}",
             f"{_sign(t)}{percent(abs(t.gain))}",
             n_bytes(t.peak_memory_bytes),
         )
         for t in tried
-    ]  # fmt: skip
+    ]
 
 
 def _sign(t: Tried) -> str:

@@ -19,10 +19,14 @@ PARTS = (
     ("Operators of the first class of ranks", "operators_s", seconds),
 )
 CARDS = {
-    "step_time_s": "Step time", "tokens_per_s_per_gpu": "Tokens/s per GPU", "mfu": "MFU",
-    "exposed_comm_s": "Exposed communication", "request_latency_s.p50": "Request latency, median",
-    "time_to_first_token_s.p50": "Time to first token, median", "output_tokens_per_s": "Output tokens/s",
-}  # fmt: skip
+    "step_time_s": "Step time",
+    "tokens_per_s_per_gpu": "Tokens/s per GPU",
+    "mfu": "MFU",
+    "exposed_comm_s": "Exposed communication",
+    "request_latency_s.p50": "Request latency, median",
+    "time_to_first_token_s.p50": "Time to first token, median",
+    "output_tokens_per_s": "Output tokens/s",
+}
 FRACTIONS = ("mfu", "hfu", "bubble_fraction", "comm_share")
 
 

@@ -230,11 +230,15 @@ class Panel:
 def changes_of(mine: Any, theirs: Any) -> dict[str, str]:
     """By the name of a headline number, how much it differs from the other scenario's."""
     places = {
-        "Step time": ("step_time_s",), "Tokens/s per GPU": ("tokens_per_s_per_gpu",), "MFU": ("utilization", "mfu"),
-        "Peak memory": ("peak_memory_bytes",), "Request latency": ("request_latency_s", "p50"),
-        "Time to first token": ("time_to_first_token_s", "p50"), "Output tokens/s": ("output_tokens_per_s",),
+        "Step time": ("step_time_s",),
+        "Tokens/s per GPU": ("tokens_per_s_per_gpu",),
+        "MFU": ("utilization", "mfu"),
+        "Peak memory": ("peak_memory_bytes",),
+        "Request latency": ("request_latency_s", "p50"),
+        "Time to first token": ("time_to_first_token_s", "p50"),
+        "Output tokens/s": ("output_tokens_per_s",),
         "Time per output token": ("time_per_output_token_s", "p50"),
-    }  # fmt: skip
+    }
     out = {}
     for name, path in places.items():
         a, b = (reduce(lambda x, key: getattr(x, key, None), path, outcome) for outcome in (mine, theirs))

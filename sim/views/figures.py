@@ -55,7 +55,10 @@ _MEMORY_HOVER = "return window.stepsim ? stepsim.memoryHover(format, special_var
 
 
 def timeline_figure(
-    timelines: Sequence[Timeline], tracks: Sequence[Track], critical: Sequence[int] = (), until_s: float = 0.0,
+    timelines: Sequence[Timeline],
+    tracks: Sequence[Track],
+    critical: Sequence[int] = (),
+    until_s: float = 0.0,
     waits: SpanWaits | None = None,
 ) -> tuple[Any, Layout]:
     """A plot of one or more timelines on one axis: `tracks` tell which of their classes stand where.
@@ -241,11 +244,28 @@ def _marks(plot: Any) -> None:
     """Frames of spans that were searched for, of the pinned one, and the shade of a range: all empty at first."""
     for name, colour, width in (("found", "#d55e00", 1.5), ("pinned", INK, 3)):
         plot.hbar(
-            y="y", left="start", right="end", height="height", fill_color=None, line_color=colour, line_width=width,
-            source=ColumnDataSource({"start": [], "end": [], "y": [], "height": []}), name=name,
-        )  # fmt: skip
-    plot.add_layout(BoxAnnotation(name="range", left=0, right=0, fill_color="#e69f00", fill_alpha=0.2, visible=False,
-                                  line_color="#8a6d00", line_alpha=0.8))  # fmt: skip
+            y="y",
+            left="start",
+            right="end",
+            height="height",
+            fill_color=None,
+            line_color=colour,
+            line_width=width,
+            source=ColumnDataSource({"start": [], "end": [], "y": [], "height": []}),
+            name=name,
+        )
+    plot.add_layout(
+        BoxAnnotation(
+            name="range",
+            left=0,
+            right=0,
+            fill_color="#e69f00",
+            fill_alpha=0.2,
+            visible=False,
+            line_color="#8a6d00",
+            line_alpha=0.8,
+        )
+    )
 
 
 def axis_figure(timeline: Any) -> Any:
@@ -282,10 +302,21 @@ def _bars(
             columns["edge"] = np.where(columns["end"] - columns["start"] >= edged_s, "#ffffff", fill).tolist()
             edge = "edge"
         bars = plot.hbar(
-            y="y", left="start", right="end", height="height", name=f"exact:{kind}", source=ColumnDataSource(columns),
-            fill_color=fill, line_color=edge, line_width=0.5, line_alpha=0.8, hover_line_color=INK,
-            hover_line_alpha=1.0, hover_fill_color=fill, visible=not many,
-        )  # fmt: skip
+            y="y",
+            left="start",
+            right="end",
+            height="height",
+            name=f"exact:{kind}",
+            source=ColumnDataSource(columns),
+            fill_color=fill,
+            line_color=edge,
+            line_width=0.5,
+            line_alpha=0.8,
+            hover_line_color=INK,
+            hover_line_alpha=1.0,
+            hover_fill_color=fill,
+            visible=not many,
+        )
         renderers.append(bars)
     if many:
         add_far(plot, spans, layout, kinds, renderers, NEAR_MOST, _TIP.format("$x"))
@@ -300,13 +331,19 @@ def _columns(timelines: Sequence[Timeline], layout: Layout, kinds: Sequence[str]
     for timeline, row in zip(timelines, layout.row_of, strict=True):
         lane, lanes = lanes_of(row, timeline.start_s, timeline.end_s)
         places = np.array([kinds.index(k) if k in kinds else -1 for k in timeline.kinds], dtype=np.int32)
-        parts.append({
-            **_geometry(layout, row, lane, lanes),
-            "start": timeline.start_s, "end": timeline.end_s, "row": row.astype(np.int32),
-            "lane": lane.astype(np.int32), "kind": places[timeline.kind],
-            "stage": timeline.stage.astype(np.int32), "micro": timeline.micro_batch.astype(np.int32),
-            "detail": (timeline.detail + details).astype(np.int32),
-        })  # fmt: skip
+        parts.append(
+            {
+                **_geometry(layout, row, lane, lanes),
+                "start": timeline.start_s,
+                "end": timeline.end_s,
+                "row": row.astype(np.int32),
+                "lane": lane.astype(np.int32),
+                "kind": places[timeline.kind],
+                "stage": timeline.stage.astype(np.int32),
+                "micro": timeline.micro_batch.astype(np.int32),
+                "detail": (timeline.detail + details).astype(np.int32),
+            }
+        )
         details += len(timeline.details)
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 

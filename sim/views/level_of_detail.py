@@ -37,8 +37,14 @@ def add_far(
         image="image", x="x", y="y", dw="dw", dh="dh", name="far", source=_blank(spans, layout), level="glyph"
     )
     shared = {"plot": plot, "spans": source, "rows": count, "pixels": PIXELS}
-    args = {**shared, "far": far, "near": list(near), "kinds": list(kinds), "most": most,
-            "colours": [_little_endian(style_of(k).fill) for k in kinds]}  # fmt: skip
+    args = {
+        **shared,
+        "far": far,
+        "near": list(near),
+        "kinds": list(kinds),
+        "most": most,
+        "colours": [_little_endian(style_of(k).fill) for k in kinds],
+    }
     _on_moves(plot, CustomJS(args=args, code=_REFINE))
     hover = HoverTool(renderers=[far], tooltips=tip, point_policy="follow_mouse")
     hover.formatters = {"$x": CustomJSHover(args=shared, code=_HOVER)}
@@ -62,11 +68,15 @@ def _blank(spans: Mapping[str, Any], layout: Layout) -> ColumnDataSource:
     lanes = np.ones(len(layout.rows), dtype=np.int64)
     np.maximum.at(lanes, spans["row"], spans["lane"] + 1)
     height = np.array([r.height for r in layout.rows])
-    return ColumnDataSource({
-        "image": [np.zeros((n, PIXELS), dtype=np.uint32) for n in lanes.tolist()],
-        "x": np.zeros(len(lanes)), "dw": np.ones(len(lanes)),
-        "y": np.array([r.y for r in layout.rows]) - height / 2, "dh": height,
-    })  # fmt: skip
+    return ColumnDataSource(
+        {
+            "image": [np.zeros((n, PIXELS), dtype=np.uint32) for n in lanes.tolist()],
+            "x": np.zeros(len(lanes)),
+            "dw": np.ones(len(lanes)),
+            "y": np.array([r.y for r in layout.rows]) - height / 2,
+            "dh": height,
+        }
+    )
 
 
 def _little_endian(colour: str) -> int:

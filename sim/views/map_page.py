@@ -28,10 +28,11 @@ def map_page(result: Result) -> str:
     limit = result["memory_limit_bytes"]
     plots = {
         "mfu": _heat(result, "mfu", lambda b: b["mfu"], lambda b: percent(b["mfu"])),
-        "memory": _heat(result, "memory", lambda b: b["peak_memory_bytes"] / limit,
-                        lambda b: n_bytes(b["peak_memory_bytes"])),
+        "memory": _heat(
+            result, "memory", lambda b: b["peak_memory_bytes"] / limit, lambda b: n_bytes(b["peak_memory_bytes"])
+        ),
         "layout": _heat(result, "layout", lambda b: b["mfu"], lambda b: _short(b["layout"])),
-    }  # fmt: skip
+    }
     measured = result["measured"]
     if measured:
         plots["measured"] = _measured_figure(measured["rows"])
@@ -101,25 +102,39 @@ def _heat(result: Result, name: str, value: Callable[[Cell], float], text: Calla
     }
     plot = figure(
         **ranges,
-        height=90 + _ROW_HEIGHT * len(result["models"]), sizing_mode="stretch_width", x_axis_label="GPUs", tools="save",
+        height=90 + _ROW_HEIGHT * len(result["models"]),
+        sizing_mode="stretch_width",
+        x_axis_label="GPUs",
+        tools="save",
         name=name,
-    )  # fmt: skip
+    )
     plot.toolbar.logo = None
     plot.grid.visible = False
     values = [value(cell["best"]) for cell in result["cells"] if cell["best"]]
     low, high = min(values, default=0.0), max(values, default=1.0)
     shares = [_share(value(c["best"]), low, high) if c["best"] else 0.0 for c in result["cells"]]
-    source = ColumnDataSource({
-        **_columns(result["cells"]),
-        "fill": [Viridis256[round(s * 255)] if c["best"] else _NONE
-                 for s, c in zip(shares, result["cells"], strict=True)],
-        "ink": [_PALE if c["best"] and s < 0.6 else _INK for s, c in zip(shares, result["cells"], strict=True)],
-        "text": [text(c["best"]) if c["best"] else NOTHING for c in result["cells"]],
-    })  # fmt: skip
+    source = ColumnDataSource(
+        {
+            **_columns(result["cells"]),
+            "fill": [
+                Viridis256[round(s * 255)] if c["best"] else _NONE for s, c in zip(shares, result["cells"], strict=True)
+            ],
+            "ink": [_PALE if c["best"] and s < 0.6 else _INK for s, c in zip(shares, result["cells"], strict=True)],
+            "text": [text(c["best"]) if c["best"] else NOTHING for c in result["cells"]],
+        }
+    )
     tiles = plot.rect("x", "model", 0.98, 0.96, source=source, fill_color="fill", line_color=None)
     size = "11px" if name == "layout" else "14px"
-    plot.text("x", "model", "text", source=source, text_align="center", text_baseline="middle", text_color="ink",
-              text_font_size=size)  # fmt: skip
+    plot.text(
+        "x",
+        "model",
+        "text",
+        source=source,
+        text_align="center",
+        text_baseline="middle",
+        text_color="ink",
+        text_font_size=size,
+    )
     plot.add_tools(HoverTool(renderers=[tiles], tooltips=_TIP))
     return plot
 
@@ -151,18 +166,28 @@ def _cells(cell: Cell) -> tuple[str, ...]:
         return (*start, NOTHING, "", "", "", "", "")
     x = best["layout"]
     return (
-        *start, seconds(best["step_time_s"]), count(best["tokens_per_s_per_gpu"]), percent(best["mfu"]),
-        n_bytes(best["peak_memory_bytes"]), f"{mesh_words(x)}; {schedule_words(x)}",
+        *start,
+        seconds(best["step_time_s"]),
+        count(best["tokens_per_s_per_gpu"]),
+        percent(best["mfu"]),
+        n_bytes(best["peak_memory_bytes"]),
+        f"{mesh_words(x)}; {schedule_words(x)}",
         f"micro-batch {x['micro_batch_size']}, recompute {x['recompute']}",
-    )  # fmt: skip
+    )
 
 
 def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     measured, simulated = row["tokens_per_s_per_gpu"], row["simulated_tokens_per_s_per_gpu"]
     return (
-        row["model"], count(row["gpus"]), run_words(row), count(measured), count(simulated),
-        f"{(simulated / measured - 1) * 100:+.1f} %", percent(row["mfu"]), percent(row["simulated_mfu"]),
-    )  # fmt: skip
+        row["model"],
+        count(row["gpus"]),
+        run_words(row),
+        count(measured),
+        count(simulated),
+        f"{(simulated / measured - 1) * 100:+.1f} %",
+        percent(row["mfu"]),
+        percent(row["simulated_mfu"]),
+    )
 
 
 def _measured_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -173,20 +198,37 @@ def _measured_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
     places = [f"{n:,}" for n in sorted({row["gpus"] for row in rows})]
     highest = max(max(row["mfu"], row["simulated_mfu"]) for row in rows)
     ranges: dict[str, Any] = {"x_range": places, "y_range": (0, 1.1 * highest)}
-    plot = figure(**ranges, height=340, sizing_mode="stretch_width", x_axis_label="GPUs", y_axis_label="MFU",
-                  tools="save", name="measured")  # fmt: skip
+    plot = figure(
+        **ranges,
+        height=340,
+        sizing_mode="stretch_width",
+        x_axis_label="GPUs",
+        y_axis_label="MFU",
+        tools="save",
+        name="measured",
+    )
     plot.toolbar.logo = None
     dots: list[Any] = []
     for i, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
         mine = [row for row in rows if row["model"] == model]
-        source = ColumnDataSource({
-            "x": [f"{row['gpus']:,}" for row in mine], "y": [row["mfu"] for row in mine],
-            "simulated": [row["simulated_mfu"] for row in mine], "words": [run_words(row) for row in mine],
-            "id": [row["id"] for row in mine],
-        })  # fmt: skip
+        source = ColumnDataSource(
+            {
+                "x": [f"{row['gpus']:,}" for row in mine],
+                "y": [row["mfu"] for row in mine],
+                "simulated": [row["simulated_mfu"] for row in mine],
+                "words": [run_words(row) for row in mine],
+                "id": [row["id"] for row in mine],
+            }
+        )
         colour = _COLOURS[i % len(_COLOURS)]
-        plot.line("x", "simulated", source=source, color=colour, line_dash="dashed",
-                  legend_label=f"{model}, the same layout simulated")  # fmt: skip
+        plot.line(
+            "x",
+            "simulated",
+            source=source,
+            color=colour,
+            line_dash="dashed",
+            legend_label=f"{model}, the same layout simulated",
+        )
         plot.line("x", "y", source=source, color=colour, line_width=2, legend_label=f"{model}, measured")
         dots.append(plot.scatter("x", "y", source=source, color=colour, size=9, legend_label=f"{model}, measured"))
     plot.add_tools(HoverTool(renderers=dots, tooltips="<div><b>@id</b></div><div>@words</div>"))

@@ -18,9 +18,17 @@ def memory_steps_figure(row: Mapping[str, Any]) -> Any:
     from bokeh.models import NumeralTickFormatter
     from bokeh.plotting import figure
 
-    plot = figure(height=260, sizing_mode="stretch_width", name="memory-over-steps", toolbar_location=None,
-                  x_axis_label="steps done", y_axis_label="MiB allocated", background_fill_color=None,
-                  border_fill_color=None, outline_line_color=None)  # fmt: skip
+    plot = figure(
+        height=260,
+        sizing_mode="stretch_width",
+        name="memory-over-steps",
+        toolbar_location=None,
+        x_axis_label="steps done",
+        y_axis_label="MiB allocated",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+    )
     for side, colour, width in (("measured", MEASURED, 2), ("simulated", SIMULATED, 1)):
         x, y = ([p[k] for p in row[side]] for k in (0, 1))
         plot.step(x, [b / 2**20 for b in y], mode="after", line_color=colour, line_width=width, legend_label=side)

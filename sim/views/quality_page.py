@@ -46,11 +46,15 @@ def cells(row: Row) -> tuple[str, ...]:
         return (row["model"], f"{row['score']:g}", "refused", "", row["refused"][:60], "", "", "")
     memory = n_bytes(row["peak_memory_bytes"]) + ("" if row["fits_in_memory"] else " ✗")
     return (
-        row["model"], f"{row['score']:g}", count(row["output_tokens_per_s_per_gpu"]),
-        "✓" if row["best_by_output_tokens_per_s_per_gpu"] else "", memory,
-        "✓" if row["best_by_peak_memory_bytes"] else "", seconds(row["time_to_first_token_s"]),
+        row["model"],
+        f"{row['score']:g}",
+        count(row["output_tokens_per_s_per_gpu"]),
+        "✓" if row["best_by_output_tokens_per_s_per_gpu"] else "",
+        memory,
+        "✓" if row["best_by_peak_memory_bytes"] else "",
+        seconds(row["time_to_first_token_s"]),
         seconds(row["time_per_output_token_s"]),
-    )  # fmt: skip
+    )
 
 
 def _plot(rows: list[Row], name: str, label: str, unit: float) -> Any:
@@ -58,16 +62,25 @@ def _plot(rows: list[Row], name: str, label: str, unit: float) -> Any:
     from bokeh.models import ColumnDataSource
     from bokeh.plotting import figure
 
-    plot = figure(height=380, sizing_mode="stretch_width", x_axis_label=label, y_axis_label="score",
-                  tools="pan,wheel_zoom,reset,save", name=name)  # fmt: skip
+    plot = figure(
+        height=380,
+        sizing_mode="stretch_width",
+        x_axis_label=label,
+        y_axis_label="score",
+        tools="pan,wheel_zoom,reset,save",
+        name=name,
+    )
     plot.toolbar.logo = None
     front = sorted((row for row in rows if row[f"best_by_{name}"]), key=lambda row: row[name])
     plot.line([row[name] / unit for row in front], [row["score"] for row in front], color=_ON, line_width=2)
-    source = ColumnDataSource({
-        "x": [row[name] / unit for row in rows], "y": [row["score"] for row in rows],
-        "model": [row["model"] for row in rows],
-        "fill": [_ON if row[f"best_by_{name}"] else _OFF for row in rows],
-    })  # fmt: skip
+    source = ColumnDataSource(
+        {
+            "x": [row[name] / unit for row in rows],
+            "y": [row["score"] for row in rows],
+            "model": [row["model"] for row in rows],
+            "fill": [_ON if row[f"best_by_{name}"] else _OFF for row in rows],
+        }
+    )
     plot.scatter("x", "y", source=source, size=10, color="fill")
     plot.text("x", "y", "model", source=source, x_offset=8, y_offset=4, text_color=_INK, text_font_size="12px")
     return plot

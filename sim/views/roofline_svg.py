@@ -113,8 +113,10 @@ def _slope(name: str, bandwidth: float, peak: float, colour: str, top: float) ->
     if ridge < 10.0**HIGH:
         path += f"H{WIDTH - RIGHT}"
     x, y = _x(1.6 * start), _y(1.6 * start * bandwidth, top)
-    return [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-            _text(x + 12, y + 12, f"{name} {rate(bandwidth, 'B/s')}", 12, "start", colour)]  # fmt: skip
+    return [
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
+        _text(x + 12, y + 12, f"{name} {rate(bandwidth, 'B/s')}", 12, "start", colour),
+    ]
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start", colour: str = "#1b2733") -> str:

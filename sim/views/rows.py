@@ -17,9 +17,21 @@ Floats = NDArray[np.float64]
 
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
 STREAM_ORDER = (
-    "compute", "tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "model", "collectives",
-    "send", "recv", "host",
-)  # fmt: skip
+    "compute",
+    "tp",
+    "cp",
+    "ep",
+    "dp",
+    "shard",
+    "replica",
+    "copies",
+    "embedding",
+    "model",
+    "collectives",
+    "send",
+    "recv",
+    "host",
+)
 
 
 class Row(NamedTuple):

@@ -80,8 +80,16 @@ def _figure(result: Result) -> Any:
     dots = _dots(plot, rows)
     line = _columns(result["pareto"])
     if len(line["x"]) > 1:
-        plot.step("x", "y", source=ColumnDataSource(line), mode="after", color=_INK, line_width=2, name="pareto",
-                  legend_label="Pareto line")  # fmt: skip
+        plot.step(
+            "x",
+            "y",
+            source=ColumnDataSource(line),
+            mode="after",
+            color=_INK,
+            line_width=2,
+            name="pareto",
+            legend_label="Pareto line",
+        )
     limit = result["memory_limit_bytes"]
     highest = max(line["y"], default=limit)
     highest = max([highest, *(r["peak_memory_bytes"] for r in rows)])

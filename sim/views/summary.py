@@ -33,9 +33,12 @@ BAR = (("compute", "blue", "█"), ("communication", "yellow", "▓"), ("bubble"
 
 
 def print_summary(
-    result: StepResult | ServingResult, console: Console, weeks: Goodput | None = None, more: Sequence[Number] = (),
+    result: StepResult | ServingResult,
+    console: Console,
+    weeks: Goodput | None = None,
+    more: Sequence[Number] = (),
     advice: Sequence[Tried] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Print a result for a person; about 35 lines for 8 ranks. `console` knows colour and width, `more` follows the
     headline; `advice` are changes that were tried and help."""
     from rich.text import Text
@@ -179,8 +182,12 @@ def _goodput(found: Goodput) -> Table:
         table.add_row("  published", percent(said["effective_training_time"]), "as the scenario says")
     at_hand = "with a node always at hand" if parts.waiting else ""
     table.add_row("  closed form", percent(found.closed_form), at_hand)
-    for words, part in (("  lost work", parts.lost), ("  checkpoints", parts.checkpoint),
-                        ("  restarts", parts.restart), ("  waiting for nodes", parts.waiting)):  # fmt: skip
+    for words, part in (
+        ("  lost work", parts.lost),
+        ("  checkpoints", parts.checkpoint),
+        ("  restarts", parts.restart),
+        ("  waiting for nodes", parts.waiting),
+    ):
         table.add_row(words, percent(part), "")
     table.add_row("failures", f"{found.failures.mean:.0f}", f"every {seconds(found.mtbf_s)}")
     if "failures" in said:

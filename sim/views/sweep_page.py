@@ -121,10 +121,15 @@ def _figure(result: Result) -> Any:
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
     categories: dict[str, Any] = {} if numbers else {"x_range": list(dict.fromkeys(names))}
     plot = figure(
-        height=460, sizing_mode="stretch_width", x_axis_label=key, y_axis_label=axis, name="sweep",
-        tools="pan,wheel_zoom,box_zoom,reset,save", active_drag="box_zoom",
+        height=460,
+        sizing_mode="stretch_width",
+        x_axis_label=key,
+        y_axis_label=axis,
+        name="sweep",
+        tools="pan,wheel_zoom,box_zoom,reset,save",
+        active_drag="box_zoom",
         **categories,
-    )  # fmt: skip
+    )
     plot.toolbar.logo = None
     dots: list[Any] = []
     for i, (name, rows) in enumerate(_lines(result, key)):

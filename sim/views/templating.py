@@ -22,9 +22,12 @@ def environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     found = Environment(
-        loader=PackageLoader("sim.views"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("sim.views"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     units = {f.__name__: f for f in (count, n_bytes, percent, rate, seconds)}
     found.filters |= {**units, "ranks": ranks_text, "marked": marked, "signed": signed, "style_of": style_of}
     return found

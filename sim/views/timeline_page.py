@@ -40,8 +40,13 @@ _RANK_BARS = (
 
 
 def timeline_page(
-    result: Result, timeline: Timeline, memory: Sequence[MemoryCurve], critical: Sequence[int] = (),
-    operators: Sequence[RankOperators] = (), waits: SpanWaits | None = None, runs: Sequence[Runs] = (),
+    result: Result,
+    timeline: Timeline,
+    memory: Sequence[MemoryCurve],
+    critical: Sequence[int] = (),
+    operators: Sequence[RankOperators] = (),
+    waits: SpanWaits | None = None,
+    runs: Sequence[Runs] = (),
     advice: Sequence[Tried] | None = None,
 ) -> str:
     """HTML of a page that opens without network: a result, its timeline and its memory over time.

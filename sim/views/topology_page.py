@@ -149,8 +149,7 @@ def positions(graph: Graph, cluster: ClusterSpec) -> dict[str, tuple[float, floa
     import networkx as nx
 
     lines = {
-        rank: [name for name in graph if layer_of(graph, name) == kind]
-        for rank, (kind, _, _) in enumerate(_LAYERS)
+        rank: [name for name in graph if layer_of(graph, name) == kind] for rank, (kind, _, _) in enumerate(_LAYERS)
     }
     placed = nx.multipartite_layout(graph, {k: v for k, v in lines.items() if v}, align="horizontal")
     spots: dict[str, tuple[float, float]] = {}

@@ -13,8 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "sim" / "views"))
 
 QUIET = (
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+)
 
 
 @pytest.fixture(scope="module")  # Playwright's event loop would be in the way of other modules' own

@@ -34,8 +34,7 @@ def test_simulated_rows_stand_above_measured_ones(open_page: Any) -> None:
                 "actions": {"F": pair, "B": pair},
                 "ranks": [{"rank": r, "compute_s": pair} for r in range(4)],
                 "memory": [
-                    {"rank": r, "peak_bytes": {"simulated": 1e9, "measured": 1.1e9, "error": -0.09}}
-                    for r in range(4)
+                    {"rank": r, "peak_bytes": {"simulated": 1e9, "measured": 1.1e9, "error": -0.09}} for r in range(4)
                 ],
                 "tolerance": 0.1,
                 "within_tolerance": True,

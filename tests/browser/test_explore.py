@@ -205,8 +205,16 @@ def test_a_serving_workload_is_explored_too(page: Any, tmp_path: Path) -> None:
 def test_web_sockets_of_other_origins_are_refused(server: str, origin: str, status: int) -> None:
     address = urlsplit(server)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=20)
-    connection.request("GET", "/ws", headers={
-        "Origin": origin.format(port=address.port), "Upgrade": "websocket", "Connection": "Upgrade",
-        "Sec-WebSocket-Key": "x3JJHMbDL1EzLkh9GBhXDw==", "Sec-WebSocket-Version": "13"})
+    connection.request(
+        "GET",
+        "/ws",
+        headers={
+            "Origin": origin.format(port=address.port),
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Key": "x3JJHMbDL1EzLkh9GBhXDw==",
+            "Sec-WebSocket-Version": "13",
+        },
+    )
     assert connection.getresponse().status == status
     connection.close()

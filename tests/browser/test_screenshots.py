@@ -89,8 +89,17 @@ def test_a_search(open_page: Callable[[str], Any], tmp_path: Path) -> None:
 
 def test_a_replay(open_page: Callable[[str], Any], tmp_path: Path) -> None:
     prefix = tmp_path / "step"
-    words = ("-m", "sim.run", "scenarios/1f1b_pp8.yaml", "--set", "parallelism.pp=4",
-             "--set", "training.global_batch_size=8", "--chakra", str(prefix))  # fmt: skip
+    words = (
+        "-m",
+        "sim.run",
+        "scenarios/1f1b_pp8.yaml",
+        "--set",
+        "parallelism.pp=4",
+        "--set",
+        "training.global_batch_size=8",
+        "--chakra",
+        str(prefix),
+    )
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True, timeout=60)
     traces = sorted(map(str, tmp_path.glob("step.*.et")))
     change = ("--groups", f"{prefix}.groups.json", "--straggler", "1=1.3")

@@ -23,8 +23,10 @@ def test_lines_and_rows(open_page: Callable[[str], Any]) -> None:
     assert page.evaluate(f"{plot}.renderers.length") == 3 * 2  # a line, its dashed one and its dots, for each scale
     assert page.locator("tbody tr").count() == 32
     page.get_by_role("button", name="Step", exact=True).click()
-    times = [float(x) for x in page.evaluate(
-        "[...document.querySelectorAll('tbody td.num:nth-child(4)')].map(c => c.dataset.value)")]  # fmt: skip
+    times = [
+        float(x)
+        for x in page.evaluate("[...document.querySelectorAll('tbody td.num:nth-child(4)')].map(c => c.dataset.value)")
+    ]
     assert len(times) == 16
     assert times == sorted(times)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

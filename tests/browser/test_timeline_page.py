@@ -102,9 +102,7 @@ def test_pixels_of_forward_and_backward_are_on_the_screen(open_page: Any, tmp_pa
 def test_legend_hides_and_shows_a_kind_by_keyboard(open_page: Any) -> None:
     html, timeline = make()
     page = open_page(html)
-    assert page.locator(".legend button").all_inner_texts() == [
-        KINDS[k].label for k in KINDS if k in timeline.kinds
-    ]
+    assert page.locator(".legend button").all_inner_texts() == [KINDS[k].label for k in KINDS if k in timeline.kinds]
     button = page.locator(".legend button[data-kind=F]")
     button.focus()
     page.keyboard.press("Enter")
@@ -182,10 +180,7 @@ def test_memory_follows_the_chosen_rank_and_shows_the_limit(open_page: Any) -> N
     assert page.evaluate(shown) == pytest.approx(26.3)
     page.locator("#rank").select_option(index=7)
     assert page.evaluate(shown) == pytest.approx(3.7 + 6 + 12 + 0.6 + 0.5)
-    assert (
-        page.evaluate(f"{MODEL}('limit').glyph.y.value ?? {MODEL}('limit').data_source.data.y[0]")
-        == 80 * 2**30
-    )
+    assert page.evaluate(f"{MODEL}('limit').glyph.y.value ?? {MODEL}('limit').data_source.data.y[0]") == 80 * 2**30
     assert "of 80 GiB on the device" in page.locator("#memory-note").inner_text()
 
 

@@ -152,15 +152,38 @@ def test_hugging_face_config(tmp_path: Path) -> None:
         assert attention[0]["inputs"][1][1] == [1, 2, 64, 16]  # as many key heads as the model has
 
 
-@pytest.mark.parametrize(("config", "parameters"), [
-    ({"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-      "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64}, 82_084),
-    ({"model_type": "t5", "d_model": 64, "d_kv": 16, "num_layers": 2, "num_heads": 4, "d_ff": 128, "vocab_size": 100,
-      "decoder_start_token_id": 0, "pad_token_id": 0}, 171_264),
-])  # fmt: skip
-def test_encoders_are_captured_as_they_are_pre_trained(
-    tmp_path: Path, config: dict[str, Any], parameters: int
-) -> None:
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (
+            {
+                "model_type": "bert",
+                "hidden_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "intermediate_size": 128,
+                "vocab_size": 100,
+                "max_position_embeddings": 64,
+            },
+            82_084,
+        ),
+        (
+            {
+                "model_type": "t5",
+                "d_model": 64,
+                "d_kv": 16,
+                "num_layers": 2,
+                "num_heads": 4,
+                "d_ff": 128,
+                "vocab_size": 100,
+                "decoder_start_token_id": 0,
+                "pad_token_id": 0,
+            },
+            171_264,
+        ),
+    ],
+)
+def test_encoders_are_captured_as_they_are_pre_trained(tmp_path: Path, config: dict[str, Any], parameters: int) -> None:
     """As many parameters as AutoModelForMaskedLM and AutoModelForSeq2SeqLM have."""
     pytest.importorskip("transformers", reason="a Hugging Face config needs transformers")
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -42,12 +42,17 @@ def captured(compiled: bool) -> tuple[list[CapturedOperator], int]:
     _, recorder = record(make)
     operators = [
         CapturedOperator(
-            r.name, r.phase, r.module, tuple(Tensor(*t) for t, _ in r.inputs), tuple(Tensor(*t) for t, _ in r.outputs),
-            r.launches, bool(r.flags),
+            r.name,
+            r.phase,
+            r.module,
+            tuple(Tensor(*t) for t, _ in r.inputs),
+            tuple(Tensor(*t) for t, _ in r.outputs),
+            r.launches,
+            bool(r.flags),
         )
         for r in recorder.rows
         if r.launches
-    ]  # fmt: skip
+    ]
     return operators, sum(x.bytes for x in recorder.lives if x.kind == "activation")
 
 

@@ -31,9 +31,17 @@ from sim.prices.profiles import load_profile
 from sim.simulation import simulate
 from sim.validation.tables import read_table
 
-BASE = Profile("base", "made up", reference="a100-sxm", coefficients=coefficients_from({
-    "launch_overhead_s": Coefficient(5e-6, "made up"), "memory_efficiency": Coefficient(0.85, "made up"),
-}))  # fmt: skip
+BASE = Profile(
+    "base",
+    "made up",
+    reference="a100-sxm",
+    coefficients=coefficients_from(
+        {
+            "launch_overhead_s": Coefficient(5e-6, "made up"),
+            "memory_efficiency": Coefficient(0.85, "made up"),
+        }
+    ),
+)
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 TRUE = {"host_operator_s": 9e-5, "memory_efficiency": 0.75}
 
@@ -46,8 +54,9 @@ def table(tmp_path: Path) -> Path:
             scenario = {
                 "model": {"layers": 2, "hidden": hidden, "heads": 8, "vocab": 1024, "bias": False},
                 "training": {"seq_len": 1024, "global_batch_size": batch, "micro_batch_size": batch},
-                "cluster": "dgx-a100", "calibration": "a100-sxm",
-            }  # fmt: skip
+                "cluster": "dgx-a100",
+                "calibration": "a100-sxm",
+            }
             seconds = simulate(parse_scenario({**scenario, "name": "x"}), profile).step_time_s
             rows.append(
                 {
@@ -90,8 +99,10 @@ def test_a_fold_is_predicted_by_the_fit_to_the_others(tmp_path: Path) -> None:
     """Steps that Gauss-Newton takes from the whole fit end where a fit to the other cases ends."""
     cases = cases_of(read_table(table(tmp_path)))
     names = tuple(TRUE)
-    noisy = [replace(c, row=structs.replace(c.row, measured={"step_time_s": c.row.measured["step_time_s"] * factor}))
-             for c, factor in zip(cases, (0.96, 1.06, 1.02, 0.98, 1.04, 0.93, 1.0, 1.02), strict=True)]  # fmt: skip
+    noisy = [
+        replace(c, row=structs.replace(c.row, measured={"step_time_s": c.row.measured["step_time_s"] * factor}))
+        for c, factor in zip(cases, (0.96, 1.06, 1.02, 0.98, 1.04, 0.93, 1.0, 1.02), strict=True)
+    ]
     whole = fit(noisy, BASE, names)
     for fold in folds([c.row.group for c in noisy]):
         others = fit([c for i, c in enumerate(noisy) if i not in fold], BASE, names).coefficients
@@ -104,10 +115,16 @@ def test_a_fold_is_predicted_by_the_fit_to_the_others(tmp_path: Path) -> None:
 def test_a_fit_to_every_second_configuration_helps_on_the_others() -> None:
     """Fitted (two minutes) to the first, third, … configuration of vTrain's steps on one node, in order of name."""
     fitted = {
-        "host_operator_s": 5.40e-5, "host_collective_s": 3.49e-5, "host_message_s": 1.57e-4, "host_step_s": 1.58e-3,
-        "memory_efficiency": 0.858, "memory_efficiency_cross_entropy": 0.635, "power_at_peak": 1.125,
-        "matmul_speed": 1.060, "unaligned_matmul_slowdown": 2.18,
-    }  # fmt: skip
+        "host_operator_s": 5.40e-5,
+        "host_collective_s": 3.49e-5,
+        "host_message_s": 1.57e-4,
+        "host_step_s": 1.58e-3,
+        "memory_efficiency": 0.858,
+        "memory_efficiency_cross_entropy": 0.635,
+        "power_at_peak": 1.125,
+        "matmul_speed": 1.060,
+        "unaligned_matmul_slowdown": 2.18,
+    }
     cases = cases_of(read_table(PUBLISHED / "vtrain_single_node.json"))
     unseen = sorted({c.row.group for c in cases})[1::2]
     shipped = load_profile("a100-sxm")

@@ -44,8 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scenario(folder: Path, batch: int = 4, **more: Any) -> Scenario:
     model = {"program": str(folder / "p.json.gz")}
-    return parse_scenario({"name": "x", "model": model, "training": {"global_batch_size": batch},
-                           "cluster": "cpu-host", **more})  # fmt: skip
+    return parse_scenario(
+        {"name": "x", "model": model, "training": {"global_batch_size": batch}, "cluster": "cpu-host", **more}
+    )
 
 
 def runner(folder: Path, s: Scenario, monkeypatch: pytest.MonkeyPatch) -> Any:

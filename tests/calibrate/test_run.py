@@ -27,13 +27,16 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     return out, err
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--only", "matmull"], "--only: found 'matmull'; allowed: matmul, attention"),
-    (["--device", "tpu"], "--device: found 'tpu'; allowed: cpu, cuda"),
-    (["--out", "no/such/folder/p.json"], "--out: no/such/folder is not a folder"),
-    (["--out", "."], "--out: . is a folder; allowed: a file"),
-    (["--quik"], "No such option"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "matmull"], "--only: found 'matmull'; allowed: matmul, attention"),
+        (["--device", "tpu"], "--device: found 'tpu'; allowed: cpu, cuda"),
+        (["--out", "no/such/folder/p.json"], "--out: no/such/folder is not a folder"),
+        (["--out", "."], "--out: . is a folder; allowed: a file"),
+        (["--quik"], "No such option"),
+    ],
+)
 def test_bad_arguments_end_with_2_and_one_message(arguments: list[str], message: str) -> None:
     out, err = finish(calibrate(*arguments), code=2)
     assert message in err

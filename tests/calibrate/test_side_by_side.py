@@ -25,26 +25,43 @@ def profile() -> Profile:
     def p(op: str, shape: tuple[int, ...], seconds: float) -> Point:
         return Point(op, "fp32", shape, seconds, 0.0, 5)
 
-    return make_profile("node", FACTS, [
-        p("attention_unfused_forward", ATTENTION, 4e-3), p("attention_unfused_backward", ATTENTION, 8e-3),
-        p("attention_forward", ATTENTION, 2e-3), p("attention_backward", ATTENTION, 4e-3),
-        p("attention_forward:flash", ATTENTION, 1e-3), p("attention_backward:flash", ATTENTION, 2e-3),
-        p("elementwise:elu_eager", (1 << 20,), 5e-3), p("elementwise:elu_eager_backward", (1 << 20,), 5e-3),
-        p("elementwise:elu_compiled", (1 << 20,), 1e-3), p("elementwise:elu_compiled_backward", (1 << 20,), 1e-3),
-        p("linear_cross_entropy:eager", (8, 4, 2), 1e-3), p("linear_cross_entropy:eager_backward", (8, 4, 2), 1e-3),
-        p("linear_cross_entropy:chunked", (8, 4, 2), 3e-3), p("linear_cross_entropy:chunked_backward", (8, 4, 2), 1e-3),
-        p("elementwise:rope_eager", (64,), 1e-3), p("gemm", (1, 64, 64, 64), 1e-5), p("elementwise", (64,), 1e-5),
-        Constant("linear_cross_entropy:chunked fp32 8x4x2 peak_bytes", 2.0**20, "a test"),
-    ])  # fmt: skip
+    return make_profile(
+        "node",
+        FACTS,
+        [
+            p("attention_unfused_forward", ATTENTION, 4e-3),
+            p("attention_unfused_backward", ATTENTION, 8e-3),
+            p("attention_forward", ATTENTION, 2e-3),
+            p("attention_backward", ATTENTION, 4e-3),
+            p("attention_forward:flash", ATTENTION, 1e-3),
+            p("attention_backward:flash", ATTENTION, 2e-3),
+            p("elementwise:elu_eager", (1 << 20,), 5e-3),
+            p("elementwise:elu_eager_backward", (1 << 20,), 5e-3),
+            p("elementwise:elu_compiled", (1 << 20,), 1e-3),
+            p("elementwise:elu_compiled_backward", (1 << 20,), 1e-3),
+            p("linear_cross_entropy:eager", (8, 4, 2), 1e-3),
+            p("linear_cross_entropy:eager_backward", (8, 4, 2), 1e-3),
+            p("linear_cross_entropy:chunked", (8, 4, 2), 3e-3),
+            p("linear_cross_entropy:chunked_backward", (8, 4, 2), 1e-3),
+            p("elementwise:rope_eager", (64,), 1e-3),
+            p("gemm", (1, 64, 64, 64), 1e-5),
+            p("elementwise", (64,), 1e-5),
+            Constant("linear_cross_entropy:chunked fp32 8x4x2 peak_bytes", 2.0**20, "a test"),
+        ],
+    )
 
 
 def test_ways_of_one_thing_stand_together_the_unfused_first() -> None:
     rows = rows_of(profile())
     assert [(r.what, r.how) for r in rows] == [
-        ("attention", "unfused"), ("attention", "flash"), ("attention", "torch's choice"),
-        ("elu", "eager"), ("elu", "compiled"),
-        ("linear_cross_entropy", "eager"), ("linear_cross_entropy", "chunked"),
-    ]  # fmt: skip
+        ("attention", "unfused"),
+        ("attention", "flash"),
+        ("attention", "torch's choice"),
+        ("elu", "eager"),
+        ("elu", "compiled"),
+        ("linear_cross_entropy", "eager"),
+        ("linear_cross_entropy", "chunked"),
+    ]
     assert [c[6] for c in cells(rows)] == ["", "4.00×", "2.00×", "", "5.00×", "", "0.50×"]
     assert cells(rows)[-1][-1] == "1.0 MiB"
 
@@ -121,9 +138,11 @@ def test_where_ligers_kernels_cannot_run_the_reason_is_said(capsys: pytest.Captu
 def test_eager_and_compiled_are_measured_both_ways() -> None:
     records = fused._chain(Bench("cpu", True, 0.05), "elu", "fp32", 1 << 16)
     assert [r.op for r in records if isinstance(r, Point)] == [
-        "elementwise:elu_eager", "elementwise:elu_compiled",
-        "elementwise:elu_eager_backward", "elementwise:elu_compiled_backward",
-    ]  # fmt: skip
+        "elementwise:elu_eager",
+        "elementwise:elu_compiled",
+        "elementwise:elu_eager_backward",
+        "elementwise:elu_compiled_backward",
+    ]
 
 
 @pytest.mark.cuda

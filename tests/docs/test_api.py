@@ -58,9 +58,17 @@ class _Tags(HTMLParser):
 def test_a_step_shows_itself_in_a_notebook() -> None:
     from sim import parse_scenario, simulate
 
-    step = simulate(parse_scenario({
-        "name": BUG, "model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 4},
-        "training": {"seq_len": 4096, "global_batch_size": 8}}))
+    step = simulate(
+        parse_scenario(
+            {
+                "name": BUG,
+                "model": "llama3-8b",
+                "cluster": "dgx-h100",
+                "parallelism": {"pp": 4},
+                "training": {"seq_len": 4096, "global_batch_size": 8},
+            }
+        )
+    )
     page = _Tags()
     page.feed(step._repr_html_())
     assert page.open == []

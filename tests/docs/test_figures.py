@@ -101,8 +101,10 @@ def test_data_parallelism_stops_scaling() -> None:
 
 
 def test_buckets_beat_a_message_for_each_tensor() -> None:
-    by_tensor, after, bucketed = (run("dp_buckets_gpt2", f"parallelism.dp_sync={s}").step_time_s
-                                  for s in ("per_parameter", "after_backward", "bucketed"))  # fmt: skip
+    by_tensor, after, bucketed = (
+        run("dp_buckets_gpt2", f"parallelism.dp_sync={s}").step_time_s
+        for s in ("per_parameter", "after_backward", "bucketed")
+    )
     assert bucketed < after < by_tensor
 
 

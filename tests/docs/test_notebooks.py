@@ -33,8 +33,13 @@ def test_every_cell_runs_and_the_page_shows_what_it_gave(path: Path) -> None:
 
 
 def test_a_step_shows_itself() -> None:
-    shown = [o.data["text/html"] for c in run(NOTEBOOKS[0]).cells if c.cell_type == "code" for o in c.outputs
-             if o.output_type == "execute_result" and "text/html" in o.data]
+    shown = [
+        o.data["text/html"]
+        for c in run(NOTEBOOKS[0]).cells
+        if c.cell_type == "code"
+        for o in c.outputs
+        if o.output_type == "execute_result" and "text/html" in o.data
+    ]
     assert len(shown) == 2
     assert all("Step time" in html and "Where the step goes" in html for html in shown)
 

@@ -12,10 +12,14 @@ from sim.simulation import simulate
 ROOT = Path(__file__).parents[2]
 ALONE = ("dp=1", "zero=0")
 ROWS = {
-    "plain data parallelism": ("zero=0",), "ZeRO-1": (), "ZeRO-2": ("zero=2",), "ZeRO-3 (FSDP)": ("zero=3",),
-    "pipeline, 1F1B": (*ALONE, "pp=8"), "tensor and sequence": (*ALONE, "tp=8", "sp=true"),
+    "plain data parallelism": ("zero=0",),
+    "ZeRO-1": (),
+    "ZeRO-2": ("zero=2",),
+    "ZeRO-3 (FSDP)": ("zero=3",),
+    "pipeline, 1F1B": (*ALONE, "pp=8"),
+    "tensor and sequence": (*ALONE, "tp=8", "sp=true"),
     "context, ring": (*ALONE, "cp=8"),
-}  # fmt: skip
+}
 
 
 def run(name: str, *layout: str) -> dict[str, float]:
@@ -26,8 +30,9 @@ def run(name: str, *layout: str) -> dict[str, float]:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_the_simulators(name: str) -> None:
     lines = (ROOT / "docs" / "schemes.md").read_text("utf-8").splitlines()
-    _, step, rate, memory, exposed = (c.strip(" ✗") for c in next(
-        line for line in lines if line.startswith(f"| {name} |")).strip("|").split("|"))  # fmt: skip
+    _, step, rate, memory, exposed = (
+        c.strip(" ✗") for c in next(line for line in lines if line.startswith(f"| {name} |")).strip("|").split("|")
+    )
     r = run("schemes_llama8b", *ROWS[name])
     assert float(step.removesuffix(" s")) == pytest.approx(r["step_time_s"], rel=0.03)
     assert float(rate.replace(",", "")) == pytest.approx(r["tokens_per_s_per_gpu"], rel=0.03)
@@ -36,7 +41,9 @@ def test_a_row_is_the_simulators(name: str) -> None:
 
 
 def test_tensor_parallelism_over_nodes_costs_more_than_any_other_dimension() -> None:
-    seconds = {order: run("mesh_llama8b", f"rank_order={order}")["step_time_s"]
-               for order in ("tp-cp-pp-dp", "tp-cp-dp-pp", "dp-pp-cp-tp")}  # fmt: skip
+    seconds = {
+        order: run("mesh_llama8b", f"rank_order={order}")["step_time_s"]
+        for order in ("tp-cp-pp-dp", "tp-cp-dp-pp", "dp-pp-cp-tp")
+    }
     assert seconds["dp-pp-cp-tp"] > 1.25 * seconds["tp-cp-pp-dp"]
     assert seconds["tp-cp-dp-pp"] != seconds["tp-cp-pp-dp"]

@@ -65,11 +65,22 @@ def test_it_listens_on_the_loopback_address_alone(server: str) -> None:
             assert s.connect_ex((address, port)) != 0
 
 
-@pytest.mark.parametrize("path", [
-    "/../../../../etc/passwd", "/static/../../../../../../etc/passwd", "/static/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
-    "/static/js/..%2f..%2f..%2f..%2f..%2fetc%2fpasswd", "//etc/passwd", "/scenarios/1f1b_pp8.yaml", "/sim/explore.py",
-    "/static/", "/%00", "/metadata/../../etc/passwd", "/static/extensions/../../../../etc/passwd",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../../../etc/passwd",
+        "/static/../../../../../../etc/passwd",
+        "/static/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/static/js/..%2f..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "//etc/passwd",
+        "/scenarios/1f1b_pp8.yaml",
+        "/sim/explore.py",
+        "/static/",
+        "/%00",
+        "/metadata/../../etc/passwd",
+        "/static/extensions/../../../../etc/passwd",
+    ],
+)
 def test_paths_lead_nowhere(server: str, path: str) -> None:
     status, body = get(server, path)
     assert status in (400, 403, 404)
@@ -77,10 +88,25 @@ def test_paths_lead_nowhere(server: str, path: str) -> None:
     assert b"global_batch_size" not in body
 
 
-@pytest.mark.parametrize("value", [
-    "../../etc/passwd", "{model: /etc/passwd}", "!!python/object/apply:os.system ['id']", "*a", "&a [*a]", "\0", "64\n",
-    "[" * 1000, "9" * 5000, "%ff%fe", "<script>alert(1)</script>", "__import__('os')", "null", "4; rm -rf ~",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        "../../etc/passwd",
+        "{model: /etc/passwd}",
+        "!!python/object/apply:os.system ['id']",
+        "*a",
+        "&a [*a]",
+        "\0",
+        "64\n",
+        "[" * 1000,
+        "9" * 5000,
+        "%ff%fe",
+        "<script>alert(1)</script>",
+        "__import__('os')",
+        "null",
+        "4; rm -rf ~",
+    ],
+)
 def test_links_choose_among_options_only(server: str, value: str) -> None:
     keys = ("a.parallelism.pp", "b.cluster", "a.model", "a.calibration", "a", "", "b.parallelism.pp.0")
     query = "&".join(f"{k}={value if value.startswith('%') else quote(value)}" for k in keys)
@@ -101,14 +127,26 @@ def test_requests_that_are_too_large_or_none_are_refused(server: str) -> None:
     assert get(server, "/")[0] == 200
 
 
-HANDSHAKE = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13",
-             "Sec_WebSocket_Key": "x3JJHMbDL1EzLkh9GBhXDw=="}  # fmt: skip
+HANDSHAKE = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec_WebSocket_Version": "13",
+    "Sec_WebSocket_Key": "x3JJHMbDL1EzLkh9GBhXDw==",
+}
 
 
-@pytest.mark.parametrize("origin", [
-    "http://evil.example", "http://127.0.0.1.evil.example:{port}", "http://127.0.0.1:1", "https://localhost", "null",
-    "file://", "http://[::1]:{port}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "http://127.0.0.1.evil.example:{port}",
+        "http://127.0.0.1:1",
+        "https://localhost",
+        "null",
+        "file://",
+        "http://[::1]:{port}",
+    ],
+)
 def test_web_sockets_of_other_origins_are_refused(server: str, origin: str) -> None:
     origin = origin.format(port=urlsplit(server).port)
     assert get(server, "/ws", Origin=origin, **HANDSHAKE)[0] == 403
@@ -121,9 +159,18 @@ def test_messages_that_are_none_end_their_connection_alone(server: str) -> None:
     dice = random.Random(7)
     forged = '{"msgid":"1","msgtype":"PATCH-DOC"}'
     messages: list[Any] = [
-        "", "x", "{", "[]" * 1000, "\0", forged, '{"msgid":1}', b"\xff" * 10, "[" * 100_000, "x" * 30_000_000,
+        "",
+        "x",
+        "{",
+        "[]" * 1000,
+        "\0",
+        forged,
+        '{"msgid":1}',
+        b"\xff" * 10,
+        "[" * 100_000,
+        "x" * 30_000_000,
         *(dice.randbytes(200) for _ in range(20)),
-    ]  # fmt: skip
+    ]
 
     async def send(message: Any, token: str) -> None:
         from tornado.httpclient import HTTPRequest

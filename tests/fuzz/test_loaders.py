@@ -36,9 +36,25 @@ CORPUS = Path(__file__).parent / "corpus"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 # What a loader has no business with, as Python's audit events.
-FORBIDDEN = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.", "pickle.find_class",
-             "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "shutil.", "ctypes.",
-             "webbrowser.", "urllib.")  # fmt: skip
+FORBIDDEN = (
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "socket.",
+    "pickle.find_class",
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "shutil.",
+    "ctypes.",
+    "webbrowser.",
+    "urllib.",
+)
 _watched = threading.local()
 
 
@@ -137,13 +153,17 @@ def _hang() -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("deed", "problem"), [
-    (_hang, TimeoutError), (lambda: os.system("true"), AssertionError),
-    (lambda: Path("x").write_text(""), AssertionError),
-    (lambda: pickle.loads(b"cos\nsystem\n(S'true'\ntR."), AssertionError),
-    (lambda: socket.create_connection(("127.0.0.1", 9)), AssertionError),
-    pytest.param(lambda: bytearray(2 * MEMORY_BYTES), MemoryError, marks=LINUX),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("deed", "problem"),
+    [
+        (_hang, TimeoutError),
+        (lambda: os.system("true"), AssertionError),
+        (lambda: Path("x").write_text(""), AssertionError),
+        (lambda: pickle.loads(b"cos\nsystem\n(S'true'\ntR."), AssertionError),
+        (lambda: socket.create_connection(("127.0.0.1", 9)), AssertionError),
+        pytest.param(lambda: bytearray(2 * MEMORY_BYTES), MemoryError, marks=LINUX),
+    ],
+)
 def test_the_guard_sees_what_no_loader_may_do(deed: Callable[[], object], problem: type[BaseException]) -> None:
     with pytest.raises(problem), guard(0.2):
         deed()

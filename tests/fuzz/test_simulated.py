@@ -18,52 +18,127 @@ from tests.fuzz.breaking import break_tree
 from tests.fuzz.test_loaders import COUNT, guard
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 100, "mlp": "swiglu", "positions": "rope"}
-MOE = {"experts": 4, "top_k": 2, "ffn": 64, "imbalance": {"seed": 0, "zipf": 1.0}, "capacity_factor": 1.25,
-       "shared_experts": 1, "dense_layers": 1}  # fmt: skip
+MOE = {
+    "experts": 4,
+    "top_k": 2,
+    "ffn": 64,
+    "imbalance": {"seed": 0, "zipf": 1.0},
+    "capacity_factor": 1.25,
+    "shared_experts": 1,
+    "dense_layers": 1,
+}
 TRAINING = {
-    "seq_len": 32, "global_batch_size": 8, "micro_batch_size": 1, "precision": "bf16", "recompute": "none",
-    "optimizer": "adamw", "attention": "fused", "framework": "eager", "activation_offload": False, "lora": None,
-}  # fmt: skip
+    "seq_len": 32,
+    "global_batch_size": 8,
+    "micro_batch_size": 1,
+    "precision": "bf16",
+    "recompute": "none",
+    "optimizer": "adamw",
+    "attention": "fused",
+    "framework": "eager",
+    "activation_offload": False,
+    "lora": None,
+}
 PARALLELISM = {
-    "dp": 2, "tp": 1, "pp": 2, "cp": 1, "zero": 1, "sp": False, "schedule": "1f1b", "virtual_stages": None,
-    "dp_sync": "bucketed", "layers_per_stage": None, "cp_method": "ring", "cp_split": "zigzag", "tp_overlap": "none",
-    "bucket_bytes": "1MiB", "p2p_overlap": None, "ep_overlap": False, "shard_size": None,
-    "reshard_after_forward": True, "accumulate_unsharded": False,
-}  # fmt: skip
-FAULTS = {"stragglers": [{"rank": 1, "compute_scale": 1.3}], "jitter": {"sigma": 0.1, "seed": 1},
-          "links": [{"between": ["node0", "node0"], "bandwidth_scale": 0.5}]}  # fmt: skip
-PROCESSES = {"thermal_throttling": [{"ranks": [1], "at_s": 1e-4, "scale": 0.5, "for_s": None}],
-             "link_flap": [{"ranks": [0], "at_s": 1e-4, "down_s": 1e-3, "link": "nic", "up_s": 1e-3, "times": 2}],
-             "storage_read": [{"n_bytes": 1e6, "bytes_per_s": 1e9, "ranks": None}]}  # fmt: skip
+    "dp": 2,
+    "tp": 1,
+    "pp": 2,
+    "cp": 1,
+    "zero": 1,
+    "sp": False,
+    "schedule": "1f1b",
+    "virtual_stages": None,
+    "dp_sync": "bucketed",
+    "layers_per_stage": None,
+    "cp_method": "ring",
+    "cp_split": "zigzag",
+    "tp_overlap": "none",
+    "bucket_bytes": "1MiB",
+    "p2p_overlap": None,
+    "ep_overlap": False,
+    "shard_size": None,
+    "reshard_after_forward": True,
+    "accumulate_unsharded": False,
+}
+FAULTS = {
+    "stragglers": [{"rank": 1, "compute_scale": 1.3}],
+    "jitter": {"sigma": 0.1, "seed": 1},
+    "links": [{"between": ["node0", "node0"], "bandwidth_scale": 0.5}],
+}
+PROCESSES = {
+    "thermal_throttling": [{"ranks": [1], "at_s": 1e-4, "scale": 0.5, "for_s": None}],
+    "link_flap": [{"ranks": [0], "at_s": 1e-4, "down_s": 1e-3, "link": "nic", "up_s": 1e-3, "times": 2}],
+    "storage_read": [{"n_bytes": 1e6, "bytes_per_s": 1e9, "ranks": None}],
+}
 SERVING = {
-    "requests": {"prompt_len": 10, "output_len": 5, "count": 4, "rate_per_s": 2.0}, "batching": "continuous",
-    "max_running_requests": 4, "max_batch_tokens": 64, "preemption": "recompute", "prefix_cache": "none",
-    "quantization": "none", "kv_cache": {"layout": "paged", "block_tokens": 4, "dtype": "fp8", "memory_fraction": 0.5},
-}  # fmt: skip
+    "requests": {"prompt_len": 10, "output_len": 5, "count": 4, "rate_per_s": 2.0},
+    "batching": "continuous",
+    "max_running_requests": 4,
+    "max_batch_tokens": 64,
+    "preemption": "recompute",
+    "prefix_cache": "none",
+    "quantization": "none",
+    "kv_cache": {"layout": "paged", "block_tokens": 4, "dtype": "fp8", "memory_fraction": 0.5},
+}
 H100 = {"preset": "dgx-h100", "nodes": 2, "inter_node": {"nics_per_node": 4, "oversubscription": 2.0}}
 BASES: tuple[dict[str, Any], ...] = (
     {"model": MODEL, "training": TRAINING, "parallelism": PARALLELISM, "cluster": H100, "faults": FAULTS},
-    {"model": MODEL, "training": TRAINING, "parallelism": PARALLELISM, "cluster": H100, "processes": PROCESSES,
-     "engine": {"collectives": "messages"}},
-    {"model": {**MODEL, "moe": MOE}, "training": TRAINING, "parallelism": {**PARALLELISM, "ep": 2, "expert_tp": 1},
-     "cluster": H100},
-    {"model": {**MODEL, "vocab": 50257}, "training": TRAINING, "cluster": "dgx-h100", "parallelism": {"tp": 1},
-     "distillation": {"teacher": "gpt2", "mode": "logits", "teacher_parallelism": {"tp": 1}, "placement": "same"}},
+    {
+        "model": MODEL,
+        "training": TRAINING,
+        "parallelism": PARALLELISM,
+        "cluster": H100,
+        "processes": PROCESSES,
+        "engine": {"collectives": "messages"},
+    },
+    {
+        "model": {**MODEL, "moe": MOE},
+        "training": TRAINING,
+        "parallelism": {**PARALLELISM, "ep": 2, "expert_tp": 1},
+        "cluster": H100,
+    },
+    {
+        "model": {**MODEL, "vocab": 50257},
+        "training": TRAINING,
+        "cluster": "dgx-h100",
+        "parallelism": {"tp": 1},
+        "distillation": {"teacher": "gpt2", "mode": "logits", "teacher_parallelism": {"tp": 1}, "placement": "same"},
+    },
     {"model": MODEL, "inference": SERVING, "cluster": "dgx-h100", "parallelism": {"tp": 1, "pp": 1}},
-)  # fmt: skip
+)
 CHOICES: dict[str, list[Any]] = {
-    "schedule": ["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "zb_search", "dualpipe",
-                 "dualpipe_v"],
-    "dp_sync": ["after_backward", "per_parameter", "bucketed"], "cp_method": ["ring", "all_gather", "all_to_all"],
-    "cp_split": ["contiguous", "zigzag", "striped"], "tp_overlap": ["none", "wgrad", "full"],
-    "recompute": ["none", "selective", "selective_op", "full", {"mode": "full", "every": 2}], "zero": [0, 1, 2, 3],
-    "precision": ["fp32", "bf16", "fp8", "nvfp4"], "attention": ["fused", "unfused"], "mode": ["logits", "sequence"],
-    "layers_per_stage": [[1, 3], [0, 4], [1, 1, 1, 1], [0, 2, 2, 0], None], "prefix_cache": ["none", "gpu", "cpu"],
-    "batching": ["continuous", "static"], "layout": ["paged", "contiguous"], "framework": ["megatron", "compiled"],
-    "quantization": ["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only"], "optimizer": ["sgd"],
-    "lora": [{"rank": 4}, {"rank": 8, "targets": ["qkv"]}, None], "preemption": ["recompute", "swap"],
+    "schedule": [
+        "naive",
+        "gpipe",
+        "1f1b",
+        "interleaved_1f1b",
+        "zb_h1",
+        "zb_h2",
+        "zb_v",
+        "zb_search",
+        "dualpipe",
+        "dualpipe_v",
+    ],
+    "dp_sync": ["after_backward", "per_parameter", "bucketed"],
+    "cp_method": ["ring", "all_gather", "all_to_all"],
+    "cp_split": ["contiguous", "zigzag", "striped"],
+    "tp_overlap": ["none", "wgrad", "full"],
+    "recompute": ["none", "selective", "selective_op", "full", {"mode": "full", "every": 2}],
+    "zero": [0, 1, 2, 3],
+    "precision": ["fp32", "bf16", "fp8", "nvfp4"],
+    "attention": ["fused", "unfused"],
+    "mode": ["logits", "sequence"],
+    "layers_per_stage": [[1, 3], [0, 4], [1, 1, 1, 1], [0, 2, 2, 0], None],
+    "prefix_cache": ["none", "gpu", "cpu"],
+    "batching": ["continuous", "static"],
+    "layout": ["paged", "contiguous"],
+    "framework": ["megatron", "compiled"],
+    "quantization": ["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only"],
+    "optimizer": ["sgd"],
+    "lora": [{"rank": 4}, {"rank": 8, "targets": ["qkv"]}, None],
+    "preemption": ["recompute", "swap"],
     "placement": ["same", "other"],
-}  # fmt: skip
+}
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:

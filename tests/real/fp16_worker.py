@@ -25,8 +25,9 @@ def _steps(scenario: dict[str, Any], rank: int, first_scale: float) -> dict[str,
     for step in range(4):
         before = [p.detach().clone() for p in run.owned()]
         run.step(run.batch(step))
-        out["losses"].append(sum_over_ranks([run.loss()])[0] if dist.get_world_size() == parsed.parallelism.ranks
-                             else run.loss())  # fmt: skip
+        out["losses"].append(
+            sum_over_ranks([run.loss()])[0] if dist.get_world_size() == parsed.parallelism.ranks else run.loss()
+        )
         out["scales"].append(run.loss_scale.value)
         out["moved"].append(any(not torch.equal(a, b) for a, b in zip(before, run.owned(), strict=True)))
     return out

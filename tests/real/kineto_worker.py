@@ -25,8 +25,12 @@ def rank_main(rank: int, folder: str) -> None:
     def write(p: profile) -> None:
         p.export_chrome_trace(f"{folder}/rank{rank}.json.gz")
 
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True,
-                 schedule=schedule(wait=1, warmup=1, active=2), on_trace_ready=write) as profiler:  # fmt: skip
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        schedule=schedule(wait=1, warmup=1, active=2),
+        on_trace_ready=write,
+    ) as profiler:
         for _ in range(4):
             optimizer.zero_grad()
             model(x).square().mean().backward()

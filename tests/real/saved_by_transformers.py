@@ -19,9 +19,16 @@ import transformers
 FILE = Path(__file__).parents[1] / "sim" / "data" / "saved_by_transformers.json"
 BATCH, SEQ, VOCAB = 2, 128, 128
 SIZES = {
-    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
-    "vocab_size": VOCAB, "max_position_embeddings": 256, "tie_word_embeddings": False, "pad_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 TURNS = ["sliding_attention", "full_attention"]
@@ -33,11 +40,15 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "gemma2": ("eager", 2, {"sliding_window": 32, "layer_types": TURNS}),
     "gemma3_text": ("sdpa", 2, {"sliding_window": 32, "layer_types": TURNS}),
     "gpt_oss": (
-        "eager", 2, {"sliding_window": 32, "layer_types": TURNS, "num_local_experts": 8, "num_experts_per_tok": 2},
+        "eager",
+        2,
+        {"sliding_window": 32, "layer_types": TURNS, "num_local_experts": 8, "num_experts_per_tok": 2},
     ),
     "qwen3_moe": ("sdpa", 1, {**EXPERTS, "num_experts": 8, "decoder_sparse_step": 1}),
     "qwen2_moe": (
-        "sdpa", 1, {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 256, "decoder_sparse_step": 1},
+        "sdpa",
+        1,
+        {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 256, "decoder_sparse_step": 1},
     ),
     "glm4_moe": ("sdpa", 1, {**EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 0}),
     "phi3": ("sdpa", 1, {"sliding_window": 32}),
@@ -45,11 +56,19 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "cohere": ("sdpa", 1, {}),
     "cohere2": ("sdpa", 4, {"sliding_window": 32}),
     "deepseek_v3": (
-        "eager", 1,
-        {**EXPERTS, **LATENT, "num_key_value_heads": 8, "n_routed_experts": 8, "first_k_dense_replace": 0, "n_group": 1,
-         "topk_group": 1},
+        "eager",
+        1,
+        {
+            **EXPERTS,
+            **LATENT,
+            "num_key_value_heads": 8,
+            "n_routed_experts": 8,
+            "first_k_dense_replace": 0,
+            "n_group": 1,
+            "topk_group": 1,
+        },
     ),
-}  # fmt: skip
+}
 
 
 def config_of(family: str, layers: int) -> Any:

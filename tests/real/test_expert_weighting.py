@@ -33,8 +33,14 @@ class Linear(torch.autograd.Function):
 
 def experts() -> list[Operator]:
     """The parts between dispatch and combine of one rank's single expert."""
-    model = {"layers": 1, "hidden": HIDDEN, "heads": 2, "vocab": 128, "bias": False,
-             "moe": {"experts": 1, "top_k": 1, "ffn": FFN}}  # fmt: skip
+    model = {
+        "layers": 1,
+        "hidden": HIDDEN,
+        "heads": 2,
+        "vocab": 128,
+        "bias": False,
+        "moe": {"experts": 1, "top_k": 1, "ffn": FFN},
+    }
     training = {"seq_len": ROWS, "global_batch_size": 1, "framework": "megatron", "grad_dtype": "bf16"}
     scenario = parse_scenario({"model": model, "training": training, "cluster": "dgx-h100"})
     parts = moe_parts(scenario, dims(scenario), 0, Shard())
@@ -42,8 +48,10 @@ def experts() -> list[Operator]:
 
 
 def test_peak_of_the_weighting() -> None:
-    x, up, down = (torch.randn(n, k, dtype=torch.bfloat16, requires_grad=n != ROWS)
-                   for n, k in ((ROWS, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN)))  # fmt: skip
+    x, up, down = (
+        torch.randn(n, k, dtype=torch.bfloat16, requires_grad=n != ROWS)
+        for n, k in ((ROWS, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN))
+    )
     probabilities, dy = torch.rand(ROWS, 1, requires_grad=True), torch.randn(ROWS, HIDDEN, dtype=torch.bfloat16)
 
     def both_ways() -> tuple[Tensor, ...]:

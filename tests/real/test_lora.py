@@ -22,22 +22,34 @@ ALL = ["qkv", "attention_out", "mlp_up", "mlp_down"]
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "positions": "learned"},
     "gpt_none": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "positions": "none"},
-}  # fmt: skip
+}
 
 
 def make(model: str, lora: dict[str, Any] | None) -> Scenario:
-    return parse_scenario({
-        "model": MODELS[model], "cluster": "cpu-host",
-        "training": {"seq_len": 32, "global_batch_size": 2, "micro_batch_size": 2, "precision": "fp32",
-                     "attention": "unfused", "lora": lora},
-    })  # fmt: skip
+    return parse_scenario(
+        {
+            "model": MODELS[model],
+            "cluster": "cpu-host",
+            "training": {
+                "seq_len": 32,
+                "global_batch_size": 2,
+                "micro_batch_size": 2,
+                "precision": "fp32",
+                "attention": "unfused",
+                "lora": lora,
+            },
+        }
+    )
 
 
 def run(s: Scenario) -> tuple[list[torch.nn.Module], list[torch.nn.Parameter], torch.Tensor]:
     assert s.training is not None
     blocks = make_blocks(s.model, s.training, range(s.model.layers + 2), Build())
-    trained = [p for b in blocks for p in b.parameters()] if s.training.lora is None else add_adapters(
-        blocks, s.training.lora)  # fmt: skip
+    trained = (
+        [p for b in blocks for p in b.parameters()]
+        if s.training.lora is None
+        else add_adapters(blocks, s.training.lora)
+    )
     tokens = torch.randint(s.model.vocab, (2, 33), generator=torch.Generator().manual_seed(0))
     return blocks, trained, tokens
 
@@ -61,8 +73,9 @@ def test_parameters_flops_and_saved_bytes(model: str, targets: list[str]) -> Non
     assert sum(saved.values()) == pytest.approx(sum(x.bytes for b in counted for x in b.saved), rel=0.02)
     with FlopCounterMode(display=False) as flops:
         forward_loss(blocks, tokens).backward()
-    expected = sum(i.flops for b in counted for i in (*b.forward, *b.backward)
-                   if isinstance(i, Compute) and i.kind == "gemm")  # fmt: skip
+    expected = sum(
+        i.flops for b in counted for i in (*b.forward, *b.backward) if isinstance(i, Compute) and i.kind == "gemm"
+    )
     assert flops.get_total_flops() == expected
     assert loss.requires_grad
 
@@ -73,8 +86,15 @@ def test_without_adapters_the_same_counts_hold() -> None:
     blocks, _, tokens = run(whole)
     with FlopCounterMode(display=False) as flops:
         forward_loss(blocks, tokens).backward()
-    found = [sum(i.flops for b in simulated(s) for i in (*b.forward, *b.backward)
-                 if isinstance(i, Compute) and i.kind == "gemm") for s in (adapted, whole)]  # fmt: skip
+    found = [
+        sum(
+            i.flops
+            for b in simulated(s)
+            for i in (*b.forward, *b.backward)
+            if isinstance(i, Compute) and i.kind == "gemm"
+        )
+        for s in (adapted, whole)
+    ]
     assert flops.get_total_flops() == found[1] > 1.2 * found[0]
 
 

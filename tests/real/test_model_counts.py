@@ -19,15 +19,34 @@ from sim.models.layer import layer_block
 pytestmark = pytest.mark.real
 
 GPT = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1000, "positions": "learned"}
-LLAMA = {"layers": 2, "hidden": 256, "heads": 8, "kv_heads": 2, "ffn": 704, "vocab": 1000, "mlp": "swiglu",
-         "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
-MODELS = {"gpt": GPT, "gpt tied": GPT | {"tied_embeddings": True}, "llama": LLAMA,
-          "relu2 without bias": GPT | {"mlp": "relu2", "bias": False, "positions": "none"}}  # fmt: skip
+LLAMA = {
+    "layers": 2,
+    "hidden": 256,
+    "heads": 8,
+    "kv_heads": 2,
+    "ffn": 704,
+    "vocab": 1000,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+}
+MODELS = {
+    "gpt": GPT,
+    "gpt tied": GPT | {"tied_embeddings": True},
+    "llama": LLAMA,
+    "relu2 without bias": GPT | {"mlp": "relu2", "bias": False, "positions": "none"},
+}
 
 
 def _scenario(model: dict[str, Any], precision: str = "bf16", attention: str = "unfused", b: int = 2) -> Scenario:
-    training = {"seq_len": 256, "micro_batch_size": b, "global_batch_size": b, "precision": precision,
-                "attention": attention}  # fmt: skip
+    training = {
+        "seq_len": 256,
+        "micro_batch_size": b,
+        "global_batch_size": b,
+        "precision": precision,
+        "attention": attention,
+    }
     return parse_scenario({"model": model, "training": training, "cluster": "cpu-host"})
 
 

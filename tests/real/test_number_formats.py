@@ -11,8 +11,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from calibrate import quantization as q  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "number_formats.md"
-FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8 E4M3": torch.float8_e4m3fn,
-           "fp8 E5M2": torch.float8_e5m2}  # fmt: skip
+FORMATS = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8 E4M3": torch.float8_e4m3fn,
+    "fp8 E5M2": torch.float8_e5m2,
+}
 
 
 def cells(name: str) -> list[str]:

@@ -20,9 +20,14 @@ def operands(rows: int = 12, k: int = 200, n: int = 9) -> tuple[torch.Tensor, to
     return x, w
 
 
-@pytest.mark.parametrize(("name", "x_dim", "w_dim"), [
-    ("absmax", None, None), ("row_wise", 1, None), ("vector_wise", 1, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "x_dim", "w_dim"),
+    [
+        ("absmax", None, None),
+        ("row_wise", 1, None),
+        ("vector_wise", 1, 1),
+    ],
+)
 def test_errors_stay_within_half_a_step_of_each_operand(name: str, x_dim: int | None, w_dim: int | None) -> None:
     x, w = operands()
     sx, sw = (t.abs().amax() if d is None else t.abs().amax(d, keepdim=True) for t, d in ((x, x_dim), (w, w_dim)))
@@ -72,8 +77,16 @@ def test_outlier_features_are_multiplied_exactly() -> None:
 def test_four_bit_groups_bound_the_error_of_each_weight() -> None:
     x, w = torch.eye(200, dtype=torch.float64), operands(k=200)[1]
     back = q.int4_weight_only(x, w).T
-    step = torch.cat([w[:, :128].abs().amax(1, keepdim=True).expand(-1, 128),
-                      w[:, 128:].abs().amax(1, keepdim=True).expand(-1, 72)], 1) / 7  # fmt: skip
+    step = (
+        torch.cat(
+            [
+                w[:, :128].abs().amax(1, keepdim=True).expand(-1, 128),
+                w[:, 128:].abs().amax(1, keepdim=True).expand(-1, 72),
+            ],
+            1,
+        )
+        / 7
+    )
     assert ((back - w).abs() <= step / 2 + 1e-12).all()
     assert len({round(float(v), 9) for v in back[0, :128]}) <= 16
 
@@ -130,11 +143,13 @@ def test_torchao_agrees_where_it_has_the_format(trained: list[torch.nn.Module]) 
 def order(p: dict[str, float], full: float) -> bool:
     """Of LLM.int8()'s table 1, and that outliers apart give what full precision gives."""
     return (
-        p["absmax"] == max(p[name] for name in p if name != "int4_weight_only") and p["absmax"] > 1.05 * full
+        p["absmax"] == max(p[name] for name in p if name != "int4_weight_only")
+        and p["absmax"] > 1.05 * full
         and p["absmax"] > p["row_wise"] > p["vector_wise"] > p["zero_point_vector_wise"] > p["llm_int8"]
         and p["absmax"] > p["zero_point"] > p["zero_point_vector_wise"]
-        and abs(p["llm_int8"] / full - 1) < 1e-3 and abs(p["row_wise_decomposed"] / full - 1) < 3e-3
-    )  # fmt: skip
+        and abs(p["llm_int8"] / full - 1) < 1e-3
+        and abs(p["row_wise_decomposed"] / full - 1) < 3e-3
+    )
 
 
 @pytest.mark.parametrize("broken", ["no outliers", "no decomposition", "scales of the whole tensor"])
@@ -153,8 +168,13 @@ def test_the_published_order_can_fail(trained: list[torch.nn.Module], broken: st
 
 @pytest.mark.parametrize("mode", ["int8_weight_only", "int4_weight_only", "fp8", "llm_int8"])
 def test_the_simulator_counts_the_same_bits(mode: str) -> None:
-    scenario = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": {
-        "requests": {"prompt_len": 8, "output_len": 8}, "quantization": mode}})  # fmt: skip
+    scenario = parse_scenario(
+        {
+            "model": "llama3-8b",
+            "cluster": "dgx-h100",
+            "inference": {"requests": {"prompt_len": 8, "output_len": 8}, "quantization": mode},
+        }
+    )
     assert serving_dims(scenario).weight_bytes * 8 == q.WEIGHT_BITS[mode]
 
 

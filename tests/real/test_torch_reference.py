@@ -63,9 +63,13 @@ def test_both_train_alike(found: Any, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("parallelism", "key"),
-    [({}, "parallelism"), ({"dp": 2, "zero": 1}, "parallelism.zero"), ({"dp": 2, "tp": 2}, "parallelism"),
-     ({"pp": 2, "schedule": "zb_search"}, "parallelism.schedule")],
-)  # fmt: skip
+    [
+        ({}, "parallelism"),
+        ({"dp": 2, "zero": 1}, "parallelism.zero"),
+        ({"dp": 2, "tp": 2}, "parallelism"),
+        ({"pp": 2, "schedule": "zb_search"}, "parallelism.schedule"),
+    ],
+)
 def test_what_torch_has_nothing_for_is_refused(parallelism: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=f"file: {key}: found"):
         check(parse_scenario(_case(parallelism)), "file")

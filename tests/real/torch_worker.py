@@ -29,8 +29,7 @@ def main(cases: str, out: str) -> None:
         reference = TorchReference(scenario, run)
         reference.gradients(run.batch(0))
         _, single = single_device(scenario, make_batch(scenario, 0), torch.float64, "cpu")
-        row = {"which": which(scenario), "bundled": bundled.difference,
-               "torch": largest_difference(reference, single)}  # fmt: skip
+        row = {"which": which(scenario), "bundled": bundled.difference, "torch": largest_difference(reference, single)}
         row["pairs"] = len(list(time_both(reference, 1)))
         after = run.batch(9)
         mean = 1 / (scenario.parallelism.dp if scenario.parallelism.pp == 1 else 1)

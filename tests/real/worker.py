@@ -102,8 +102,11 @@ def _trained(run: runner.Runner, place: runner.Place) -> float:
     for step in range(3):
         run.step(run.batch(step))
         device.step(samples.make_batch(run.scenario, step))
-    whole = {f"{n}.{k}": p for n, b in zip(device.numbers[0], device.blocks(), strict=True)
-             for k, p in b.state_dict().items()}  # fmt: skip
+    whole = {
+        f"{n}.{k}": p
+        for n, b in zip(device.numbers[0], device.blocks(), strict=True)
+        for k, p in b.state_dict().items()
+    }
     off = [0.0]
     for s, stage in run.stages.items():
         own = run.data[s].whole_parameters()

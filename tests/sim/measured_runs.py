@@ -26,16 +26,25 @@ def recorded(s: Scenario, slower: float = 1.0) -> tuple[dict[str, Any], Simulati
     """The file's content, all times stretched by `slower`."""
     simulation = simulate(s, Profile("roofline", ""))
     actions = [
-        {"rank": r, "kind": x.kind, "stage": x.stage, "micro_batch": x.micro_batch,
-         "start_s": x.start_s * slower, "end_s": x.end_s * slower}
-        for c in simulation.timeline.classes for r in c.ranks
-        for x in simulation.timeline.spans() if x.rank == c.rank
-    ]  # fmt: skip
+        {
+            "rank": r,
+            "kind": x.kind,
+            "stage": x.stage,
+            "micro_batch": x.micro_batch,
+            "start_s": x.start_s * slower,
+            "end_s": x.end_s * slower,
+        }
+        for c in simulation.timeline.classes
+        for r in c.ranks
+        for x in simulation.timeline.spans()
+        if x.rank == c.rank
+    ]
     rows = zip(simulation.timeline.classes, simulation.result["memory"], strict=True)
     memory = [
         {"rank": r, "allocated_peak_bytes": row["peak"], "saved_for_backward_bytes": row["activations"]}
-        for c, row in rows for r in c.ranks
-    ]  # fmt: skip
+        for c, row in rows
+        for r in c.ranks
+    ]
     step = simulation.step_time_s * slower
     run = {
         "format": "measured-run/1",

@@ -28,16 +28,12 @@ def test_doctests() -> None:
     assert result.failed == 0
 
 
-@pytest.mark.parametrize(
-    "text", ["2F0", "17B255", "0I3", "1W1", "(0F4;7B1)OVERLAP_F_B", "(0F4;7I1)OVERLAP_F_B"]
-)
+@pytest.mark.parametrize("text", ["2F0", "17B255", "0I3", "1W1", "(0F4;7B1)OVERLAP_F_B", "(0F4;7I1)OVERLAP_F_B"])
 def test_text_form_round_trips(text: str) -> None:
     assert str(parse_entry(text)) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "F0", "2X0", "2F", "-1F0", "2F0 1", "(0B4;7F1)OVERLAP_F_B", "(0F4)OVERLAP_F_B"]
-)
+@pytest.mark.parametrize("text", ["", "F0", "2X0", "2F", "-1F0", "2F0 1", "(0B4;7F1)OVERLAP_F_B", "(0F4)OVERLAP_F_B"])
 def test_bad_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|overlap"):
         parse_entry(text)
@@ -45,9 +41,7 @@ def test_bad_text_is_refused(text: str) -> None:
 
 def test_grid_aligns_and_marks() -> None:
     rows = [[Action(0, Kind.F, 0), None], [None, Overlap(Action(1, Kind.F, 1), Action(1, Kind.B, 0))]]
-    assert grid(rows, mark=(1, 1), first_slot=9) == (
-        "       9   10\nrank 0 0F0\nrank 1     1F1+1B0 <-- here"
-    )
+    assert grid(rows, mark=(1, 1), first_slot=9) == ("       9   10\nrank 0 0F0\nrank 1     1F1+1B0 <-- here")
 
 
 @pytest.mark.parametrize("p2p_overlap", [True, False])
@@ -110,7 +104,8 @@ def test_a_v_hands_to_itself_in_order() -> None:
 def test_chains_own_their_micro_batches() -> None:
     two = replace(
         schedule("0F0 0B0 3F1 3B1", "1F0 1B0 2F1 2B1", stages=(0, 1, 1, 0)),
-        part_of_stage=(0, 1, 0, 1), chains=((0, 1), (2, 3)),
+        part_of_stage=(0, 1, 0, 1),
+        chains=((0, 1), (2, 3)),
     )
     validate(two)
     both = (two.ranks[0], (*two.ranks[1], parse_entry("2F0"), parse_entry("2B0")))

@@ -141,8 +141,11 @@ def test_layouts_of_tensors_name_their_kernel() -> None:
         return compute_of(operator(name, inputs, [output])).kernel
 
     assert [kernel("aten.add", [x, other], x) for other in (x, bf16, row, turned)] == [
-        "", "mixed", "broadcast", "transposed",
-    ]  # fmt: skip
+        "",
+        "mixed",
+        "broadcast",
+        "transposed",
+    ]
     assert kernel("aten.mul", [x], x) == "unary"
     assert kernel("aten.sum", [x], Tensor("fp32", (64,), ())) == "reduce_last"
     assert kernel("aten.sum", [x], row) == "reduce_first"

@@ -107,8 +107,10 @@ def test_data_parallelism_reduces_the_programs_gradients() -> None:
     assert {c.kind: c.bytes for c in plain.outcome.communication} == {"all_reduce": 4 * elements}
     gathered = {c.kind: c.bytes for c in sharded.outcome.communication if c.group == "shard"}
     assert gathered["all_gather"] == 2 * gathered["reduce_scatter"] == 8 * elements  # forward and backward, in fp32
-    memory = [[getattr(m, k) for k in ("parameters", "gradients", "optimizer")]
-              for m in (plain.outcome.memory[0], sharded.outcome.memory[0])]  # fmt: skip
+    memory = [
+        [getattr(m, k) for k in ("parameters", "gradients", "optimizer")]
+        for m in (plain.outcome.memory[0], sharded.outcome.memory[0])
+    ]
     assert memory[1] == pytest.approx([x / 8 for x in memory[0]])
 
 
@@ -130,8 +132,14 @@ def test_other_features_compose() -> None:
 
 
 def _straggler() -> Any:
-    data = {"name": "x", "model": {"program": str(FILE)}, "training": {"global_batch_size": 16}, "cluster": "dgx-h100",
-            "parallelism": {"dp": 4}, "faults": {"stragglers": [{"rank": 1, "compute_scale": 50.0}]}}  # fmt: skip
+    data = {
+        "name": "x",
+        "model": {"program": str(FILE)},
+        "training": {"global_batch_size": 16},
+        "cluster": "dgx-h100",
+        "parallelism": {"dp": 4},
+        "faults": {"stragglers": [{"rank": 1, "compute_scale": 50.0}]},
+    }
     return parse_scenario(data).faults
 
 

@@ -114,9 +114,10 @@ def test_trees_go_up_and_down() -> None:
     """Over nodes of one GPU each a small all-reduce takes a tree."""
     cluster = {"preset": "dgx-a100", "nodes": 8}
     layout = {"tp": 1, "dp": 64, "dp_sync": "per_parameter"}
-    closed, steps = (simulate(scenario(layout, mode, cluster=cluster,
-                                       training={"seq_len": 512, "global_batch_size": 64}))
-                     for mode in ("closed_form", "messages"))  # fmt: skip
+    closed, steps = (
+        simulate(scenario(layout, mode, cluster=cluster, training={"seq_len": 512, "global_batch_size": 64}))
+        for mode in ("closed_form", "messages")
+    )
     assert any(name.startswith("tree") for name in messages(steps))
     assert steps.ran.alone_s == pytest.approx(closed.ran.alone_s, rel=1e-9)
 
@@ -171,8 +172,13 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"512 ranks are too many.*closed_form"):
         simulate(scenario({"dp": 512}, training={"seq_len": 2048, "global_batch_size": 512}))
     with pytest.raises(InputError, match=r"engine\.collectives.*requests are served"):
-        parse_scenario({**load_scenario("scenarios/serve_llama8b.yaml").model_dump(mode="json"),
-                        "training": None, "engine": {"collectives": "messages"}})  # fmt: skip
+        parse_scenario(
+            {
+                **load_scenario("scenarios/serve_llama8b.yaml").model_dump(mode="json"),
+                "training": None,
+                "engine": {"collectives": "messages"},
+            }
+        )
     with pytest.raises(InputError, match=r"engine\.collectives"):
         scenario({}, "chunks")
     monkeypatch.setattr("sim.graph.collective_steps.MAX_MESSAGES", 1000)

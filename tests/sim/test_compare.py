@@ -39,9 +39,7 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_no_error_against_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: dict[str, Any]
-) -> None:
+def test_no_error_against_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: dict[str, Any]) -> None:
     code, result = _compare(capsys, *_files(tmp_path, **layout))
     assert code == 0
     assert result["format"] == "sim-compare/1"
@@ -126,9 +124,7 @@ def test_another_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--json", "/does/not/exist/c.json"], "/does/not/exist/c.json"),
     ],
 )
-def test_bad_input(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
-) -> None:
+def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str) -> None:
     assert exit_code(main, *_files(tmp_path), *extra) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -35,8 +35,12 @@ def nearly_full(draw: st.DrawFn) -> Program:
     for _ in range(draw(st.integers(0, 3))):
         last = nextafter(last, draw(st.sampled_from([0.0, 2 * capacity])))
     seconds = draw(st.lists(st.floats(0.5, 2.0), min_size=count, max_size=count))
-    return with_flows(graph_of(seconds, [[] for _ in seconds]), [capacity], {
-        task: {0: load} for task, load in enumerate([*loads, last])}, {})  # fmt: skip
+    return with_flows(
+        graph_of(seconds, [[] for _ in seconds]),
+        [capacity],
+        {task: {0: load} for task, load in enumerate([*loads, last])},
+        {},
+    )
 
 
 @settings(deadline=None, max_examples=300)
@@ -49,8 +53,12 @@ def test_links_as_full_as_can_be_are_decided_by_exact_sums(program: Program) -> 
 
 @pytest.mark.parametrize("schedule", FORMS)
 def test_on_every_schedule_both_loops_give_the_same_to_the_last_bit(schedule: str) -> None:
-    links = {"preset": "dgx-h100", "gpus_per_node": 1, "nvlink_domain": 1,
-             "inter_node": {"nics_per_node": 1, "nic_bandwidth_bytes_per_s": 1e8}}  # fmt: skip
+    links = {
+        "preset": "dgx-h100",
+        "gpus_per_node": 1,
+        "nvlink_domain": 1,
+        "inter_node": {"nics_per_node": 1, "nic_bandwidth_bytes_per_s": 1e8},
+    }
     layout = {"pp": 4, "dp": 2, "zero": 1, "schedule": schedule}
     sim = simulate(case(layout, {"global_batch_size": 16}, {"layers": 8}, links), expand=True, engine="static")
     graph, flows = sim.built.graph, sim.ran.flows
@@ -60,8 +68,10 @@ def test_on_every_schedule_both_loops_give_the_same_to_the_last_bit(schedule: st
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(st.dictionaries(st.integers(0, 3), st.just(0.0) | st.floats(1.0, 1e12)), max_size=6),
-       st.lists(st.floats(0.1, 1e12), min_size=4, max_size=4))  # fmt: skip
+@given(
+    st.lists(st.dictionaries(st.integers(0, 3), st.just(0.0) | st.floats(1.0, 1e12)), max_size=6),
+    st.lists(st.floats(0.1, 1e12), min_size=4, max_size=4),
+)
 def test_fractions_come_back_from_bytes_as_they_are(loads: list[dict[int, float]], capacity: list[float]) -> None:
     asked = [4.0, *capacity]
     for load in loads:

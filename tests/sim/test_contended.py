@@ -26,25 +26,40 @@ ROOT = Path(__file__).parents[2]
 @st.composite
 def crowded(draw: st.DrawFn) -> Scenario:
     """Small layouts on slow networks, most of whose ranks send gradients beside messages or other collectives."""
-    sizes = {d: draw(st.sampled_from(s)) for d, s in (("tp", [1, 2, 4]), ("cp", [1, 2]), ("dp", [1, 2, 3]),
-                                                      ("pp", [1, 2, 4]))}  # fmt: skip
+    sizes = {
+        d: draw(st.sampled_from(s))
+        for d, s in (("tp", [1, 2, 4]), ("cp", [1, 2]), ("dp", [1, 2, 3]), ("pp", [1, 2, 4]))
+    }
     ranks = sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"]
     assume(2 <= ranks <= 16)
     over = draw(st.sampled_from([1.0, 3.0]))
     cluster = {
-        "preset": "dgx-h100", "gpus_per_node": 2, "nvlink_domain": 2,
+        "preset": "dgx-h100",
+        "gpus_per_node": 2,
+        "nvlink_domain": 2,
         "intra_node": {"bandwidth_bytes_per_s": draw(st.sampled_from([5e9, 450e9]))},
-        "inter_node": {"nics_per_node": 2, "nic_bandwidth_bytes_per_s": draw(st.sampled_from([2e9, 50e9])),
-                       "oversubscription": over, "nodes_per_leaf": 2},
-    }  # fmt: skip
+        "inter_node": {
+            "nics_per_node": 2,
+            "nic_bandwidth_bytes_per_s": draw(st.sampled_from([2e9, 50e9])),
+            "oversubscription": over,
+            "nodes_per_leaf": 2,
+        },
+    }
     schedule = draw(st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "zb_v", "dualpipe"]))
     parallelism = {
-        **sizes, "schedule": schedule, "zero": draw(st.integers(0, 3)), "bucket_bytes": 10**6,
-        "sp": sizes["tp"] > 1 and draw(st.booleans()), "p2p_overlap": draw(st.sampled_from([None, True])),
+        **sizes,
+        "schedule": schedule,
+        "zero": draw(st.integers(0, 3)),
+        "bucket_bytes": 10**6,
+        "sp": sizes["tp"] > 1 and draw(st.booleans()),
+        "p2p_overlap": draw(st.sampled_from([None, True])),
         "rank_order": "-".join(draw(st.permutations(["tp", "cp", "dp", "pp"]))),
-    }  # fmt: skip
-    training = {"seq_len": 512, "global_batch_size": sizes["dp"] * sizes["pp"] * 2,
-                "activation_offload": draw(st.booleans())}  # fmt: skip
+    }
+    training = {
+        "seq_len": 512,
+        "global_batch_size": sizes["dp"] * sizes["pp"] * 2,
+        "activation_offload": draw(st.booleans()),
+    }
     try:
         return case(parallelism, training, {"layers": 4, "hidden": 512, "ffn": 1024}, cluster)
     except InputError:
@@ -125,8 +140,12 @@ def test_gradients_and_messages_share_an_oversubscribed_spine() -> None:
 def test_messages_of_both_directions_of_a_pipeline_share_what_each_rank_sends() -> None:
     """DualPipe sends forward and backward, to both neighbours: up to four messages of equal size leave a rank at once,
     and on slow links each then takes as many times as long."""
-    links = {"preset": "dgx-h100", "gpus_per_node": 1, "nvlink_domain": 1,
-             "inter_node": {"nics_per_node": 1, "nic_bandwidth_bytes_per_s": 1e7, "latency_s": 0.0}}  # fmt: skip
+    links = {
+        "preset": "dgx-h100",
+        "gpus_per_node": 1,
+        "nvlink_domain": 1,
+        "inter_node": {"nics_per_node": 1, "nic_bandwidth_bytes_per_s": 1e7, "latency_s": 0.0},
+    }
     scenario = case({"pp": 4, "schedule": "dualpipe"}, {"global_batch_size": 8, "gradient_clipping": False}, {}, links)
     sim = simulate(scenario)
     graph, start, end = sim.built.graph, sim.times.start_s, sim.times.end_s

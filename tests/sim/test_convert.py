@@ -179,12 +179,21 @@ def decides(scenario: Scenario, key: str) -> bool:
     """Whether a key of the layout decides anything where it is and what the others are."""
     p = scenario.parallelism
     needed = {
-        "tp_overlap": p.tp > 1 and p.tp_overlap != "none", "expert_tp": scenario.model.moe is not None, "sp": p.tp > 1,
-        "cp_method": p.cp > 1, "cp_split": p.cp > 1, "dp_sync": p.dp * p.cp > 1, "bucket_bytes": False,
-        "zero": p.dp * p.cp > 1, "shard_size": p.zero > 0, "param_gather_overlap": p.zero in (1, 2) and p.dp * p.cp > 1,
-        "schedule": p.pp > 1, "p2p_overlap": p.pp > 1, "accumulate_unsharded": scenario.micro_batches > 1,
+        "tp_overlap": p.tp > 1 and p.tp_overlap != "none",
+        "expert_tp": scenario.model.moe is not None,
+        "sp": p.tp > 1,
+        "cp_method": p.cp > 1,
+        "cp_split": p.cp > 1,
+        "dp_sync": p.dp * p.cp > 1,
+        "bucket_bytes": False,
+        "zero": p.dp * p.cp > 1,
+        "shard_size": p.zero > 0,
+        "param_gather_overlap": p.zero in (1, 2) and p.dp * p.cp > 1,
+        "schedule": p.pp > 1,
+        "p2p_overlap": p.pp > 1,
+        "accumulate_unsharded": scenario.micro_batches > 1,
         "reshard_after_forward": p.zero == 3,
-    }  # fmt: skip
+    }
     return needed.get(key, True)
 
 

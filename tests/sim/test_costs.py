@@ -344,11 +344,18 @@ def test_zero_work_costs_a_launch() -> None:
 
 def test_an_attention_kernel_can_be_named() -> None:
     def step_s(cluster: str, kernel: str | None) -> float:
-        return simulate(parse_scenario({
-            "version": 1, "name": "x", "model": "llama3-8b", "cluster": cluster,
-            "training": {"seq_len": 8192, "global_batch_size": 8, "attention_kernel": kernel},
-            "parallelism": {"tp": 8},
-        })).step_time_s  # fmt: skip
+        return simulate(
+            parse_scenario(
+                {
+                    "version": 1,
+                    "name": "x",
+                    "model": "llama3-8b",
+                    "cluster": cluster,
+                    "training": {"seq_len": 8192, "global_batch_size": 8, "attention_kernel": kernel},
+                    "parallelism": {"tp": 8},
+                }
+            )
+        ).step_time_s
 
     usual, cudnn, flash3 = (step_s("dgx-h100", k) for k in (None, "cudnn", "flash3"))
     assert flash3 < cudnn < usual, "as the kernels were published"

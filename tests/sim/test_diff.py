@@ -27,8 +27,9 @@ def as_json(*words: str) -> dict[str, Any]:
 def test_two_scenarios_differ_in_the_keys_that_their_files_differ_in() -> None:
     found = as_json(TP8, TP8_SP)
     assert found["keys"] == {
-        "training.recompute.mode": {"a": "full", "b": "none"}, "parallelism.sp": {"a": False, "b": True}
-    }  # fmt: skip
+        "training.recompute.mode": {"a": "full", "b": "none"},
+        "parallelism.sp": {"a": False, "b": True},
+    }
     a, b = result_of(Path(TP8), ()), result_of(Path(TP8_SP), ())
     step = found["times"]["step_time_s"]
     assert (step["a"], step["b"]) == (a["step_time_s"], b["step_time_s"])
@@ -36,8 +37,10 @@ def test_two_scenarios_differ_in_the_keys_that_their_files_differ_in() -> None:
     assert sum(v["a"] for v in found["critical_path_s"].values()) == pytest.approx(a["step_time_s"])
     assert found["memory_bytes"]["peak"]["b"] == b["peak_memory_bytes"]
     assert found["sent_bytes"]["all_gather tp"] == {
-        "a": 0.0, "b": found["sent_bytes"]["all_gather tp"]["b"], "change": None
-    }  # fmt: skip
+        "a": 0.0,
+        "b": found["sent_bytes"]["all_gather tp"]["b"],
+        "change": None,
+    }
 
 
 def test_a_scenario_against_itself_differs_in_nothing() -> None:

@@ -19,11 +19,23 @@ from tests.sim.traces.test_whatif import two_by_two
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 FEW = ["inference.requests.count=12"]
 WORKLOADS: dict[str, list[str]] = {
-    "1f1b_pp8": [], "captured_stablelm": [], "distill_logits_apart": [], "distill_sequence": [], "sft_lora_llama8b": [],
-    "straggler_dp": [], "shared_network": [], "collectives_messages": [], "network_mixed": [], "network_slow_nic": [],
-    "serve_batch1": [], "serve_deepseek_v3": FEW, "serve_static_a100": FEW, "serve_swap": [], "serve_prefix_cpu": [],
+    "1f1b_pp8": [],
+    "captured_stablelm": [],
+    "distill_logits_apart": [],
+    "distill_sequence": [],
+    "sft_lora_llama8b": [],
+    "straggler_dp": [],
+    "shared_network": [],
+    "collectives_messages": [],
+    "network_mixed": [],
+    "network_slow_nic": [],
+    "serve_batch1": [],
+    "serve_deepseek_v3": FEW,
+    "serve_static_a100": FEW,
+    "serve_swap": [],
+    "serve_prefix_cpu": [],
     "serve_speculative_llama70b": FEW,
-}  # fmt: skip
+}
 SIMPY_ALONE = {"serve_disaggregated_llama70b": FEW, "serve_router_prefix": []}
 
 

@@ -29,9 +29,11 @@ PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 
 def scenario(**changes: Any) -> Scenario:
     data = {
-        "model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"dp": 8, "zero": 1},
+        "model": "llama3-8b",
+        "cluster": "dgx-h100",
+        "parallelism": {"dp": 8, "zero": 1},
         "training": {"seq_len": 4096, "global_batch_size": 16, "framework": "megatron"},
-    }  # fmt: skip
+    }
     return parse_scenario(data | changes)
 
 
@@ -60,9 +62,16 @@ def test_a_published_step_is_its_own_nearest() -> None:
 def test_distance_is_symmetric_and_grows_with_each_difference() -> None:
     a = features_of(scenario())
     assert distance(a, a) == 0.0
-    for other in (a._replace(gpu="h200-sxm"), a._replace(active=2 * a.active), a._replace(kind="moe"),
-                  a._replace(bits=8.0), a._replace(framework="eager"), a._replace(date="2023-01"),
-                  a._replace(tp=8), a._replace(sharded=True)):  # fmt: skip
+    for other in (
+        a._replace(gpu="h200-sxm"),
+        a._replace(active=2 * a.active),
+        a._replace(kind="moe"),
+        a._replace(bits=8.0),
+        a._replace(framework="eager"),
+        a._replace(date="2023-01"),
+        a._replace(tp=8),
+        a._replace(sharded=True),
+    ):
         assert distance(a, other) == distance(other, a) > 0
     far = a._replace(gpu="b200-sxm", architecture="blackwell")
     assert distance(a, far) > distance(a, a._replace(gpu="h200-sxm"))

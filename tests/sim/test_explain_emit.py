@@ -20,11 +20,19 @@ from tests.modules import run_module
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LLAMA: dict[str, Any] = {
-    "model": "llama3-70b", "cluster": "dgx-h100",
-    "parallelism": {"dp": 8, "tp": 8, "sp": True, "pp": 4, "zero": 3, "schedule": "interleaved_1f1b",
-                    "accumulate_unsharded": True},
+    "model": "llama3-70b",
+    "cluster": "dgx-h100",
+    "parallelism": {
+        "dp": 8,
+        "tp": 8,
+        "sp": True,
+        "pp": 4,
+        "zero": 3,
+        "schedule": "interleaved_1f1b",
+        "accumulate_unsharded": True,
+    },
     "training": {"seq_len": 8192, "global_batch_size": 256, "param_dtype": "fp32", "recompute": "full"},
-}  # fmt: skip
+}
 
 # Of `add_argument` in megatron/training/arguments.py, NVIDIA/Megatron-LM at 000c4ac: those that can be written.
 MEGATRON_TEXT = """
@@ -50,14 +58,31 @@ MEGATRON = set(re.findall(r"\S+", MEGATRON_TEXT))
 # Of the dataclasses in torchtitan/config/job_config.py, pytorch/torchtitan at 000204a.
 TITAN = {
     "model": {"name", "flavor", "converters"},
-    "training": {"local_batch_size", "global_batch_size", "seq_len", "max_norm", "steps", "mixed_precision_param",
-                 "mixed_precision_reduce", "compile"},
-    "parallelism": {"data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
-                    "tensor_parallel_degree", "enable_async_tensor_parallel", "pipeline_parallel_degree",
-                    "pipeline_parallel_split_points", "pipeline_parallel_schedule",
-                    "pipeline_parallel_microbatch_size", "context_parallel_degree", "context_parallel_rotate_method"},
+    "training": {
+        "local_batch_size",
+        "global_batch_size",
+        "seq_len",
+        "max_norm",
+        "steps",
+        "mixed_precision_param",
+        "mixed_precision_reduce",
+        "compile",
+    },
+    "parallelism": {
+        "data_parallel_replicate_degree",
+        "data_parallel_shard_degree",
+        "fsdp_reshard_after_forward",
+        "tensor_parallel_degree",
+        "enable_async_tensor_parallel",
+        "pipeline_parallel_degree",
+        "pipeline_parallel_split_points",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_microbatch_size",
+        "context_parallel_degree",
+        "context_parallel_rotate_method",
+    },
     "activation_checkpoint": {"mode", "selective_ac_option"},
-}  # fmt: skip
+}
 
 
 def scenario(**sections: Any) -> Scenario:
@@ -140,9 +165,10 @@ def test_torchtitan_takes_the_same_layout() -> None:
 TITAN_PYTHON = {
     "TrainingConfig": TITAN["training"] - {"compile"},
     "ParallelismConfig": (TITAN["parallelism"] - {"pipeline_parallel_split_points"}) | {"module_fqns_per_model_part"},
-    "ActivationCheckpointConfig": {"mode"}, "CompileConfig": {"enable"},
+    "ActivationCheckpointConfig": {"mode"},
+    "CompileConfig": {"enable"},
     "Config": {"model_spec", "training", "parallelism", "activation_checkpoint", "compile"},
-}  # fmt: skip
+}
 
 
 def test_torchtitan_s_python_config_has_the_classes_and_fields_of_today() -> None:
@@ -170,13 +196,26 @@ def test_megatron_takes_the_same_layout() -> None:
     changes = {"training": {"param_dtype": None}, "parallelism": {"zero": 1}}
     found = flags(emit(scenario(**changes), "megatron"))
     assert set(found) <= MEGATRON
-    expected = {"tensor-model-parallel-size": "8", "pipeline-model-parallel-size": "4", "sequence-parallel": "",
-                "num-virtual-stages-per-pipeline-rank": "2", "use-distributed-optimizer": "", "num-layers": "80",
-                "num-query-groups": "8", "ffn-hidden-size": "28672", "recompute-granularity": "full", "swiglu": "",
-                "ddp-bucket-size": str(25 * 2**20 // 4), "global-batch-size": "256", "nnodes": "32"}  # fmt: skip
+    expected = {
+        "tensor-model-parallel-size": "8",
+        "pipeline-model-parallel-size": "4",
+        "sequence-parallel": "",
+        "num-virtual-stages-per-pipeline-rank": "2",
+        "use-distributed-optimizer": "",
+        "num-layers": "80",
+        "num-query-groups": "8",
+        "ffn-hidden-size": "28672",
+        "recompute-granularity": "full",
+        "swiglu": "",
+        "ddp-bucket-size": str(25 * 2**20 // 4),
+        "global-batch-size": "256",
+        "nnodes": "32",
+    }
     assert {k: found.get(k) for k in expected} == expected
-    uneven = scenario(training={"param_dtype": None},
-                      parallelism={"zero": 1, "schedule": "1f1b", "layers_per_stage": [19, 21, 21, 19]})  # fmt: skip
+    uneven = scenario(
+        training={"param_dtype": None},
+        parallelism={"zero": 1, "schedule": "1f1b", "layers_per_stage": [19, 21, 21, 19]},
+    )
     layout = flags(emit(uneven, "megatron"))["pipeline-model-parallel-layout"].strip('"').split("|")
     assert [s.count("t") for s in layout] == [19, 21, 21, 19]
     assert (layout[0][0], layout[-1][-1]) == ("E", "L")
@@ -205,23 +244,35 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
         ("torchtitan", {"parallelism": {"pp": 1, "virtual_stages": None}}, ["once a micro-batch at pp 1"]),
         ("torchtitan", {"model": {"preset": "llama3-70b", "dropout": 0.1}}, ["model.dropout 0.1: has none"]),
         ("torchtitan", {"model": {"preset": "llama3-70b", "qkv_bias": True}}, ["its llama3 flavors are 8B, 70B"]),
-        ("torchtitan", {"training": {"cross_entropy": "fused", "grad_dtype": "bf16", "grad_reduce_dtype": "fp32"}},
-         ["training.cross_entropy fused: fuses its loss by compiling", "training.grad_dtype bf16: keeps gradients"]),
+        (
+            "torchtitan",
+            {"training": {"cross_entropy": "fused", "grad_dtype": "bf16", "grad_reduce_dtype": "fp32"}},
+            ["training.cross_entropy fused: fuses its loss by compiling", "training.grad_dtype bf16: keeps gradients"],
+        ),
         ("torchtitan", {"training": {"param_dtype": None}}, ["training.param_dtype bf16"]),
         ("torchtitan", {"model": "llama2-7b"}, ["its llama3 flavors are 8B, 70B, 405B"]),
-        ("torchtitan", {"parallelism": {"zero": 0}, "training": {"recompute": "selective"}},
-         ["parallelism.zero 0", "training.recompute selective"]),
+        (
+            "torchtitan",
+            {"parallelism": {"zero": 0}, "training": {"recompute": "selective"}},
+            ["parallelism.zero 0", "training.recompute selective"],
+        ),
         ("megatron", {}, ["training.param_dtype fp32", "parallelism.pp 4", "accumulate_unsharded true: its FSDP"]),
-        ("megatron", {"parallelism": {"schedule": "zb_v"}},
-         ["parallelism.schedule zb_v: has 1f1b and interleaved_1f1b"]),
+        (
+            "megatron",
+            {"parallelism": {"schedule": "zb_v"}},
+            ["parallelism.schedule zb_v: has 1f1b and interleaved_1f1b"],
+        ),
         ("megatron", {"training": {"framework": "compiled"}}, ["training.framework compiled"]),
-        ("megatron", {"parallelism": {"dp": 3, "tp": 1, "sp": False}, "training": {"global_batch_size": 240}},
-         ["ranks 12: torchrun starts as many on every node, here 8"]),
+        (
+            "megatron",
+            {"parallelism": {"dp": 3, "tp": 1, "sp": False}, "training": {"global_batch_size": 240}},
+            ["ranks 12: torchrun starts as many on every node, here 8"],
+        ),
         ("megatron", {"parallelism": {"pp": 2, "p2p_overlap": False}}, ["interleaves without it from pp 3 on"]),
         ("megatron", {"model": "mixtral-8x7b", "parallelism": {"sp": False}}, ["parallelism.sp false: experts beside"]),
         ("deepspeed", {}, ["must be one of torchtitan, torchtitan-python, megatron"]),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_expressed_is_refused_with_every_reason(
     trainer: str, changes: dict[str, Any], words: list[str]
 ) -> None:
@@ -255,10 +306,16 @@ def test_every_shipped_scenario_is_emitted_or_refused_with_a_reason() -> None:
 
 def test_chakra_files_are_written_beside_each_other(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text(json.dumps({
-        "model": {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1000}, "cluster": "dgx-h100",
-        "parallelism": {"pp": 2, "dp": 2}, "training": {"seq_len": 128, "global_batch_size": 8},
-    }))  # fmt: skip
+    file.write_text(
+        json.dumps(
+            {
+                "model": {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1000},
+                "cluster": "dgx-h100",
+                "parallelism": {"pp": 2, "dp": 2},
+                "training": {"seq_len": 128, "global_batch_size": 8},
+            }
+        )
+    )
     done = run(str(file), "--chakra", str(tmp_path / "step"))
     assert done.returncode == 0, done.stderr
     names = sorted(p.name for p in tmp_path.glob("step.*"))

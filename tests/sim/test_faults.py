@@ -115,14 +115,25 @@ def test_a_straggler_outside_the_bottleneck_hides_in_the_bubble() -> None:
     assert lost == pytest.approx(0.3 * 3 * LAYER_S, rel=1e-3)
 
 
-NONE = [None, {}, slow(1, 1.0), {"links": [{"between": ["node0", "node0"], "bandwidth_scale": 1.0}]},
-        {"jitter": {"sigma": 0.0}}, {"failures": {}}]  # fmt: skip
+NONE = [
+    None,
+    {},
+    slow(1, 1.0),
+    {"links": [{"between": ["node0", "node0"], "bandwidth_scale": 1.0}]},
+    {"jitter": {"sigma": 0.0}},
+    {"failures": {}},
+]
 
 
-@pytest.mark.parametrize("parallelism", [
-    {"dp": 8, "zero": 3}, {"tp": 2, "pp": 2, "dp": 2}, {"cp": 4, "cp_split": "contiguous"},
-    {"pp": 4, "schedule": "zb_h1"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        {"dp": 8, "zero": 3},
+        {"tp": 2, "pp": 2, "dp": 2},
+        {"cp": 4, "cp_split": "contiguous"},
+        {"pp": 4, "schedule": "zb_h1"},
+    ],
+)
 def test_faults_that_are_off_change_no_bit(parallelism: dict[str, Any]) -> None:
     scenario = case(parallelism, {"global_batch_size": 16})
     results = []
@@ -135,8 +146,12 @@ def test_faults_that_are_off_change_no_bit(parallelism: dict[str, Any]) -> None:
     assert results[0]["blame"] == results[0]["waiting"] == []
 
 
-OFF = {"stragglers": [{"rank": 0, "compute_scale": 1.0}], "failures": {}, "jitter": {"sigma": 0.0, "seed": 3},
-       "links": [{"between": ["node0", "node0"], "bandwidth_scale": 1.0}]}  # fmt: skip
+OFF = {
+    "stragglers": [{"rank": 0, "compute_scale": 1.0}],
+    "failures": {},
+    "jitter": {"sigma": 0.0, "seed": 3},
+    "links": [{"between": ["node0", "node0"], "bandwidth_scale": 1.0}],
+}
 FILES = sorted(p for folder in ("", "cpu", "cpu4") for p in (SCENARIOS / folder).glob("*.yaml"))
 
 
@@ -178,9 +193,12 @@ def links(a: int, b: int, scale: float) -> dict[str, Any]:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.integers(0, 3), st.integers(0, 3), st.sampled_from(["tp", "dp_cp", "model"]), st.integers(0, 31),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from(["tp", "dp_cp", "model"]),
+    st.integers(0, 31),
     st.sampled_from(["h100-sxm", "roofline"]),
-)  # fmt: skip
+)
 def test_only_groups_that_use_a_slow_link_are_slower(a: int, b: int, group: str, rank: int, profile: str) -> None:
     base = case({"tp": 4, "pp": 2, "dp": 4}, calibration=profile)
     scenario = with_faults(base, links(a, b, 0.25))
@@ -238,10 +256,14 @@ def test_jitter_of_a_measured_run_draws_what_was_measured(tmp_path: Path) -> Non
     assert blame_of(sim).keys() == {"jitter as measured", "all faults"}
 
 
-@pytest.mark.parametrize(("change", "problem"), [
-    ({"actions": []}, "no computation of one rank and stage twice"), ({"format": "x"}, "format"),
-    (None, "no such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"actions": []}, "no computation of one rank and stage twice"),
+        ({"format": "x"}, "format"),
+        (None, "no such file"),
+    ],
+)
 def test_runs_that_tell_no_jitter_are_refused(change: dict[str, Any] | None, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     if change is not None:
@@ -327,11 +349,14 @@ def test_a_cut_nvlink_goes_over_pcie_and_is_blamed() -> None:
     assert cut.result["blame"][0]["cause"] == "links inside node0, cut, 0.17 of the bandwidth over the detour"
 
 
-@pytest.mark.parametrize(("kind", "a", "b", "why"), [
-    ("fat_tree", 0, 1, "between node0 and node1 there is no other way"),
-    ("rail_optimized", 1, 0, "between node0 and node1 there is no other way"),
-    ("torus", 0, 5, "between node0 and node5 no link joins them"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "a", "b", "why"),
+    [
+        ("fat_tree", 0, 1, "between node0 and node1 there is no other way"),
+        ("rail_optimized", 1, 0, "between node0 and node1 there is no other way"),
+        ("torus", 0, 5, "between node0 and node5 no link joins them"),
+    ],
+)
 def test_a_cut_link_without_a_detour_is_an_error(kind: str, a: int, b: int, why: str) -> None:
     inter = {"kind": kind, "nics_per_node": 4}
     scenario = case({"dp": 128}, {"global_batch_size": 128}, cluster={"preset": "dgx-h100", "inter_node": inter})

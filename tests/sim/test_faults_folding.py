@@ -57,30 +57,54 @@ def faulty(draw: st.DrawFn) -> Scenario:
     schedule = draw(st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "zb_v", "dualpipe_v", "dualpipe"]))
     shard = draw(st.sampled_from([s for s in (1, 2, 3, 4, 8) if (sizes["cp"] * sizes["dp"]) % s == 0]))
     parallelism: dict[str, Any] = {
-        **sizes, "ep": ep, "schedule": schedule, "zero": draw(st.integers(0, 3)), "shard_size": shard,
-        "sp": sizes["tp"] > 1 and draw(st.booleans()), "dp_sync": draw(st.sampled_from(["bucketed", "after_backward"])),
+        **sizes,
+        "ep": ep,
+        "schedule": schedule,
+        "zero": draw(st.integers(0, 3)),
+        "shard_size": shard,
+        "sp": sizes["tp"] > 1 and draw(st.booleans()),
+        "dp_sync": draw(st.sampled_from(["bucketed", "after_backward"])),
         "cp_split": draw(st.sampled_from(["zigzag", "contiguous"])),
         "cp_method": draw(st.sampled_from(["ring", "all_gather"])),
         "rank_order": "-".join(draw(st.permutations(["tp", "cp", "dp", "pp"]))),
         "bucket_bytes": draw(st.sampled_from([10**5, 10**9])),
-    }  # fmt: skip
+    }
     nodes = -(-ranks // 4)
     node = st.integers(0, nodes - 1).map(lambda n: f"node{n}")
     faults = {
-        "stragglers": draw(st.lists(st.fixed_dictionaries(
-            {"rank": st.integers(0, ranks - 1), "compute_scale": st.sampled_from([1.0, 1.3, 2.0])}), max_size=2)),
-        "links": draw(st.lists(st.fixed_dictionaries(
-            {"between": st.tuples(node, node).map(list), "bandwidth_scale": st.sampled_from([0.3, 0.5])}), max_size=2)),
-    }  # fmt: skip
+        "stragglers": draw(
+            st.lists(
+                st.fixed_dictionaries(
+                    {"rank": st.integers(0, ranks - 1), "compute_scale": st.sampled_from([1.0, 1.3, 2.0])}
+                ),
+                max_size=2,
+            )
+        ),
+        "links": draw(
+            st.lists(
+                st.fixed_dictionaries(
+                    {"between": st.tuples(node, node).map(list), "bandwidth_scale": st.sampled_from([0.3, 0.5])}
+                ),
+                max_size=2,
+            )
+        ),
+    }
     try:
-        return parse_scenario({
-            "model": {**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans())},
-            "training": {"seq_len": 24 * 24, "global_batch_size": sizes["dp"] * sizes["pp"] * 2},
-            "parallelism": parallelism, "faults": faults,
-            "calibration": draw(st.sampled_from(["roofline", "h100-sxm"])),
-            "cluster": {"preset": "dgx-h100", "gpus_per_node": 4, "nvlink_domain": 4,
-                        "inter_node": {"nodes_per_leaf": 2, "oversubscription": draw(st.sampled_from([1.0, 2.0]))}},
-        })  # fmt: skip
+        return parse_scenario(
+            {
+                "model": {**SMALL, **(MOE if moe else {}), "tied_embeddings": draw(st.booleans())},
+                "training": {"seq_len": 24 * 24, "global_batch_size": sizes["dp"] * sizes["pp"] * 2},
+                "parallelism": parallelism,
+                "faults": faults,
+                "calibration": draw(st.sampled_from(["roofline", "h100-sxm"])),
+                "cluster": {
+                    "preset": "dgx-h100",
+                    "gpus_per_node": 4,
+                    "nvlink_domain": 4,
+                    "inter_node": {"nodes_per_leaf": 2, "oversubscription": draw(st.sampled_from([1.0, 2.0]))},
+                },
+            }
+        )
     except InputError:
         assume(False)
         raise
@@ -112,10 +136,18 @@ def test_ranks_of_one_group_with_other_links_are_told_apart(cp_method: str) -> N
     """Four GPUs a node: ranks 4 and 5 share worse links inside theirs than rank 3, with which they exchange blocks."""
     faults = {"links": [{"between": ["node1", "node1"], "bandwidth_scale": 0.3}]}
     parallelism = {"dp": 2, "cp": 3, "cp_method": cp_method, "bucket_bytes": 10**5}
-    folded = assert_equal(parse_scenario({
-        "model": SMALL, "training": {"seq_len": 24 * 24, "global_batch_size": 4}, "parallelism": parallelism,
-        "faults": faults, "calibration": "roofline", "cluster": {"preset": "dgx-h100", "gpus_per_node": 4},
-    }))  # fmt: skip
+    folded = assert_equal(
+        parse_scenario(
+            {
+                "model": SMALL,
+                "training": {"seq_len": 24 * 24, "global_batch_size": 4},
+                "parallelism": parallelism,
+                "faults": faults,
+                "calibration": "roofline",
+                "cluster": {"preset": "dgx-h100", "gpus_per_node": 4},
+            }
+        )
+    )
     assert [list(c.ranks) for c in folded.plan.classes] == [[0, 1, 2], [3], [4, 5]]
 
 
@@ -153,10 +185,17 @@ def test_groups_that_lie_unlike_in_their_nodes_are_told_apart() -> None:
 def test_messages_of_one_price_above_the_leaves_and_below_are_told_apart() -> None:
     """NVLink slower than what is left above the leaves: those that a rail's other GPU relays cost the same anywhere."""
     cluster = {
-        "preset": "dgx-h100", "gpus_per_node": 2, "nvlink_domain": 2, "intra_node": {"bandwidth_bytes_per_s": 5e9},
-        "inter_node": {"nics_per_node": 2, "nic_bandwidth_bytes_per_s": 50e9, "oversubscription": 3.0,
-                       "nodes_per_leaf": 2},
-    }  # fmt: skip
+        "preset": "dgx-h100",
+        "gpus_per_node": 2,
+        "nvlink_domain": 2,
+        "intra_node": {"bandwidth_bytes_per_s": 5e9},
+        "inter_node": {
+            "nics_per_node": 2,
+            "nic_bandwidth_bytes_per_s": 50e9,
+            "oversubscription": 3.0,
+            "nodes_per_leaf": 2,
+        },
+    }
     parallelism = {"dp": 3, "pp": 4, "zero": 2, "schedule": "zb_v", "bucket_bytes": 10**6}
     folded = assert_equal(case(parallelism, {"global_batch_size": 24}, {"layers": 4, "ffn": 1024}, cluster))
     assert "spine" in folded.ran.links

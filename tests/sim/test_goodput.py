@@ -85,8 +85,10 @@ def with_failures(failures: dict[str, Any] | None, **parallelism: Any) -> Scenar
 
 
 def test_kinds_have_rates_and_restarts_of_their_own() -> None:
-    kinds = [{"name": "GPU", "mtbf_s_per_gpu": 1e6, "restart_s": 900},
-             {"name": "software", "mtbf_s_per_gpu": 3e6, "takes_node": False}]  # fmt: skip
+    kinds = [
+        {"name": "GPU", "mtbf_s_per_gpu": 1e6, "restart_s": 900},
+        {"name": "software", "mtbf_s_per_gpu": 3e6, "takes_node": False},
+    ]
     one = job_of(with_failures({"kinds": kinds, "restart_s": 100}, dp=64), 30)
     assert one.mtbf_s == pytest.approx(1 / 64 / (1 / 1e6 + 1 / 3e6))
     assert one.restart_s == pytest.approx(0.75 * 900 + 0.25 * 100)
@@ -118,10 +120,15 @@ def test_what_was_published_stands_beside_and_serving_has_no_days() -> None:
     assert "--days: is for training" in done.stderr
 
 
-@pytest.mark.parametrize(("failures", "days", "names"), [
-    (None, 54, "faults.failures"), ({}, 0, "--days"), ({}, float("nan"), "--days"),
-    ({"mtbf_s_per_gpu": 1}, 54, "at most 1,000,000"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("failures", "days", "names"),
+    [
+        (None, 54, "faults.failures"),
+        ({}, 0, "--days"),
+        ({}, float("nan"), "--days"),
+        ({"mtbf_s_per_gpu": 1}, 54, "at most 1,000,000"),
+    ],
+)
 def test_what_cannot_be_simulated_is_refused(failures: dict[str, Any] | None, days: float, names: str) -> None:
     with pytest.raises(InputError, match=names):
         goodput(with_failures(failures), 1.0, days)

@@ -80,15 +80,22 @@ def test_a_parallel_block_has_one_norm_and_one_sum_over_ranks_less_norm() -> Non
     assert params() - params(parallel_block=True) == 4 * 512
 
 
-@pytest.mark.parametrize(("model", "more", "message"), [
-    ({"state_space": STATES}, {"training": {"recompute": "selective_op"}}, "training.recompute: found 'selective_op'"),
-    ({"state_space": STATES}, {"parallelism": {"cp": 2}}, "parallelism.cp: found 2; layers with a state"),
-    ({"attention_pattern": ["state_space"]}, {}, "attention_pattern: .* needs model.state_space"),
-    ({"state_space": {**STATES, "groups": 3}}, {}, "state_space.groups: found 3; must divide heads"),
-    ({"state_space": {**STATES, "kind": "mamba1"}}, {}, "kind: found mamba1; needs model.state_space.rank"),
-    ({"mlp_pattern": ["none"], "attention_pattern": ["none"]}, {}, "neither attention nor MLP"),
-    ({"mlp_pattern": ["experts"]}, {}, "mlp_pattern: .* needs model.moe"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        (
+            {"state_space": STATES},
+            {"training": {"recompute": "selective_op"}},
+            "training.recompute: found 'selective_op'",
+        ),
+        ({"state_space": STATES}, {"parallelism": {"cp": 2}}, "parallelism.cp: found 2; layers with a state"),
+        ({"attention_pattern": ["state_space"]}, {}, "attention_pattern: .* needs model.state_space"),
+        ({"state_space": {**STATES, "groups": 3}}, {}, "state_space.groups: found 3; must divide heads"),
+        ({"state_space": {**STATES, "kind": "mamba1"}}, {}, "kind: found mamba1; needs model.state_space.rank"),
+        ({"mlp_pattern": ["none"], "attention_pattern": ["none"]}, {}, "neither attention nor MLP"),
+        ({"mlp_pattern": ["experts"]}, {}, "mlp_pattern: .* needs model.moe"),
+    ],
+)
 def test_what_does_not_go_together_is_named(model: dict[str, Any], more: dict[str, Any], message: str) -> None:
     training = {"seq_len": 512, "global_batch_size": 1, **more.get("training", {})}
     data = {"model": {**ONE_KIND, **model}, "training": training, "cluster": "dgx-h100"}

@@ -196,8 +196,9 @@ def test_attention_of_few_heads_loses_as_much_as_it_does_where_it_was_measured(g
     def per_head(heads: int) -> float:
         """Seconds of one head, beside what it takes among 64: measured by predicted."""
         shape = (1, heads, heads, length, length, 128, 128, 1)
-        op = Compute("attention", "attention_forward", shape, "bf16", shape_flops("attention_forward", shape), 0.0,
-                     Phase.FORWARD)  # fmt: skip
+        op = Compute(
+            "attention", "attention_forward", shape, "bf16", shape_flops("attention_forward", shape), 0.0, Phase.FORWARD
+        )
         found = flash_seconds(op, GPUS[home], 1e15, profile.coefficients)
         assert found is not None
         return float(np.median(measured[heads])) / found
@@ -274,10 +275,15 @@ def test_kernel_files_are_plain_columns() -> None:
             kernel_file(name)
 
 
-@pytest.mark.parametrize(("gpu", "style", "kernel"), [
-    ("h100-sxm", "megatron", "cudnn"), ("h200-sxm", "megatron", "cudnn"), ("a100-sxm", "megatron", "flash2"),
-    ("a100-sxm", "compiled", "flash2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "style", "kernel"),
+    [
+        ("h100-sxm", "megatron", "cudnn"),
+        ("h200-sxm", "megatron", "cudnn"),
+        ("a100-sxm", "megatron", "flash2"),
+        ("a100-sxm", "compiled", "flash2"),
+    ],
+)
 def test_a_style_attends_with_the_kernel_that_its_framework_picks(gpu: str, style: str, kernel: str) -> None:
     costs = Costs(load_profile(gpu), GPUS[gpu])
     shape = (1, 32, 8, 8192, 8192, 128, 128, 1)
@@ -294,8 +300,10 @@ def test_megatron_attends_with_the_usual_kernel_where_a_profile_has_no_other() -
     costs = Costs(load_profile("b200-sxm"), GPUS["b200-sxm"])
     shape = (1, 32, 8, 8192, 8192, 128, 128, 1)
     flops = shape_flops("attention_forward", shape)
-    ops = [Compute("x", "attention_forward", shape, "bf16", flops, 0.0, Phase.FORWARD, kernel=kernel)
-           for kernel in ("", "megatron", "compiled")]  # fmt: skip
+    ops = [
+        Compute("x", "attention_forward", shape, "bf16", flops, 0.0, Phase.FORWARD, kernel=kernel)
+        for kernel in ("", "megatron", "compiled")
+    ]
     assert len({costs.compute(op) for op in ops}) == 1
 
 
@@ -303,11 +311,18 @@ def test_compiled_kernels_are_not_issued_more_slowly_than_eager_ones() -> None:
     costs = Costs(load_profile("h100-sxm"), GPUS["h100-sxm"])
     op = gemm(64, 64, 64)
     eager, compiled, megatron = (
-        simulate(parse_scenario({
-            "model": "gpt2-124m", "cluster": "dgx-h100", "parallelism": {"dp": 1},
-            "training": {"seq_len": 256, "global_batch_size": 1, "precision": "bf16", "framework": style},
-        })).step_time_s for style in ("eager", "compiled", "megatron")
-    )  # fmt: skip
+        simulate(
+            parse_scenario(
+                {
+                    "model": "gpt2-124m",
+                    "cluster": "dgx-h100",
+                    "parallelism": {"dp": 1},
+                    "training": {"seq_len": 256, "global_batch_size": 1, "precision": "bf16", "framework": style},
+                }
+            )
+        ).step_time_s
+        for style in ("eager", "compiled", "megatron")
+    )
     assert compiled < eager  # bound by the host: fewer kernels, each as costly
     assert costs.host_s(op, plain=True) < costs.host_s(op)
     assert compiled < megatron

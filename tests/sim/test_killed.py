@@ -16,13 +16,41 @@ from tests.processes import ALL_SIGNALS, CODES, ROOT, start, wait_until
 from tests.sim.test_search_dask import cluster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-SEARCH = ("sim.search", "scenarios/search_llama3_8b.yaml", "--workers", "2", "--top", "1000",
-          "--only", "recompute=none,selective")  # fmt: skip
+SEARCH = (
+    "sim.search",
+    "scenarios/search_llama3_8b.yaml",
+    "--workers",
+    "2",
+    "--top",
+    "1000",
+    "--only",
+    "recompute=none,selective",
+)
 VALIDATE = ("sim.validate", *map(str, sorted(ROOT.glob("scenarios/published/*.json"))), "--jobs", "2")
-SMALL = ("sim.search", "scenarios/search_llama3_8b.yaml", "--top", "1", "--only", "tp=8", "--only", "schedule=1f1b",
-         "--only", "recompute=none")  # fmt: skip
-SWEEP = ("sim.sweep", "scenarios/1f1b_pp8.yaml", "--workers", "2", "--vary", "faults.stragglers.0.rank=0..7",
-         "--vary", "faults.jitter.sigma=0.1,0.2,0.3,0.4", "--vary", "faults.jitter.seed=0..99")  # fmt: skip
+SMALL = (
+    "sim.search",
+    "scenarios/search_llama3_8b.yaml",
+    "--top",
+    "1",
+    "--only",
+    "tp=8",
+    "--only",
+    "schedule=1f1b",
+    "--only",
+    "recompute=none",
+)
+SWEEP = (
+    "sim.sweep",
+    "scenarios/1f1b_pp8.yaml",
+    "--workers",
+    "2",
+    "--vary",
+    "faults.stragglers.0.rank=0..7",
+    "--vary",
+    "faults.jitter.sigma=0.1,0.2,0.3,0.4",
+    "--vary",
+    "faults.jitter.seed=0..99",
+)
 
 
 def check_files(folder: Path) -> None:

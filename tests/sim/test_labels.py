@@ -22,13 +22,41 @@ from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
 
 GPT = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 50257}
-LLAMA = {"layers": 4, "hidden": 2048, "heads": 16, "kv_heads": 4, "ffn": 5632, "vocab": 32000, "mlp": "swiglu",
-         "norm": "rmsnorm", "positions": "rope", "tied_embeddings": False}  # fmt: skip
+LLAMA = {
+    "layers": 4,
+    "hidden": 2048,
+    "heads": 16,
+    "kv_heads": 4,
+    "ffn": 5632,
+    "vocab": 32000,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "positions": "rope",
+    "tied_embeddings": False,
+}
 MOE = {**LLAMA, "moe": {"experts": 8, "top_k": 2, "ffn": 1024, "shared_experts": 1}}
 SPINE = {"preset": "dgx-h100", "inter_node": {"kind": "fat_tree", "oversubscription": 8}}
-WORDS = ("mlp_up", "output_unaligned_dgrad", "x_grad", "query", "norm input", "log-sum-exp", "attention:flash3", "head",
-         "embedding", "layer 0", "prefill", "served linear", "loss_sum", "a_lora_dgrad", "b_a_wgrad", "gelu", "a.b c#d",
-         "optimizer", "block")  # fmt: skip
+WORDS = (
+    "mlp_up",
+    "output_unaligned_dgrad",
+    "x_grad",
+    "query",
+    "norm input",
+    "log-sum-exp",
+    "attention:flash3",
+    "head",
+    "embedding",
+    "layer 0",
+    "prefill",
+    "served linear",
+    "loss_sum",
+    "a_lora_dgrad",
+    "b_a_wgrad",
+    "gelu",
+    "a.b c#d",
+    "optimizer",
+    "block",
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "fp8": {"model": LLAMA, "training": {"precision": "fp8", "elementwise": "megatron"}, "parallelism": {"tp": 2}},
@@ -36,17 +64,26 @@ CASES: dict[str, dict[str, Any]] = {
     "unaligned head": {"model": GPT, "training": {"precision": "fp16"}, "parallelism": {"dp": 2}},
     "rerun operators": {"model": LLAMA, "training": {"recompute": "selective_op"}},
     "rerun attention": {"model": GPT, "training": {"recompute": "selective", "attention": "unfused"}},
-    "rerun layers": {"model": LLAMA, "training": {"recompute": "full", "elementwise": "compiled"},
-                     "parallelism": {"dp": 2, "zero": 3}},
+    "rerun layers": {
+        "model": LLAMA,
+        "training": {"recompute": "full", "elementwise": "compiled"},
+        "parallelism": {"dp": 2, "zero": 3},
+    },
     "offload": {"model": LLAMA, "training": {"activation_offload": True}},
     "split backward": {"model": LLAMA, "parallelism": {"pp": 4, "schedule": "zb_h1"}},
     "both ways": {"model": {**LLAMA, "layers": 8}, "parallelism": {"pp": 4, "schedule": "dualpipe"}},
     "experts": {"model": MOE, "parallelism": {"dp": 4, "ep": 4, "pp": 2}},
-    "shared links": {"model": LLAMA, "cluster": SPINE,
-                     "parallelism": {"tp": 8, "pp": 4, "dp": 4, "zero": 2, "schedule": "1f1b"}},
-    "distillation": {"model": LLAMA, "distillation": {"teacher": {**LLAMA, "hidden": 4096, "heads": 32}},
-                     "parallelism": {"tp": 2}},
-}  # fmt: skip
+    "shared links": {
+        "model": LLAMA,
+        "cluster": SPINE,
+        "parallelism": {"tp": 8, "pp": 4, "dp": 4, "zero": 2, "schedule": "1f1b"},
+    },
+    "distillation": {
+        "model": LLAMA,
+        "distillation": {"teacher": {**LLAMA, "hidden": 4096, "heads": 32}},
+        "parallelism": {"tp": 2},
+    },
+}
 
 
 def make(name: str) -> Simulation:
@@ -82,9 +119,13 @@ class Renamer:
 
     def block(self, block: Block) -> Block:
         return replace(
-            block, name=self.name(), forward=self.program(block.forward), backward=self.program(block.backward),
-            recompute=self.program(block.recompute), saved=tuple(s._replace(name=self.name()) for s in block.saved),
-        )  # fmt: skip
+            block,
+            name=self.name(),
+            forward=self.program(block.forward),
+            backward=self.program(block.backward),
+            recompute=self.program(block.recompute),
+            saved=tuple(s._replace(name=self.name()) for s in block.saved),
+        )
 
     def blocks(self, *args: Any) -> tuple[Block, ...]:
         return tuple(self.block(b) for b in stage_blocks(*args))

@@ -34,7 +34,7 @@ def test_a_cell_is_its_search() -> None:
     found = small()
     assert [(c["model"], c["gpus"]) for c in found["cells"]] == [
         (m, n) for m in ("llama3.2-1b", "llama3-70b") for n in (8, 16)
-    ]  # fmt: skip
+    ]
     alone = run_search(BASE, ["model=llama3.2-1b"], 16, None, 1, NARROW, False, 1, None)
     cell = found["cells"][1]["best"]
     assert cell["layout"] == alone["best"][0]["layout"]
@@ -53,8 +53,11 @@ def test_the_fastest_measured_row_of_each_place_and_its_simulation() -> None:
     assert [(r["model"], r["gpus"]) for r in rows] == [(m, n) for m in ("1B", "8B") for n in (8, 16, 32, 64, 128)]
     table = {row.id: row for row in read_table(TABLE).rows}
     for r in rows:
-        rivals = [x.measured["tokens_per_s_per_gpu"] for x in table.values()
-                  if x.group.startswith(r["model"]) and x.data["gpus"] == r["gpus"]]  # fmt: skip
+        rivals = [
+            x.measured["tokens_per_s_per_gpu"]
+            for x in table.values()
+            if x.group.startswith(r["model"]) and x.data["gpus"] == r["gpus"]
+        ]
         assert r["tokens_per_s_per_gpu"] == max(rivals)
         far = r["gpus"] == 128  # the median of a shared network is slower than the one that the fastest run had
         likely = pytest.approx(r["tokens_per_s_per_gpu"], rel=0.32 if far else 0.12)
@@ -87,9 +90,27 @@ def test_bad_models_and_too_many_cells() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "map.html"
-    command = ("sim.map", "--models", "gpt2", "--gpus", "8", "--only", "tp=1", "--only", "pp=1", "--only", "cp=1",
-               "--only", "micro_batch_size=1", "--measured", "-", "--set", "training.seq_len=1024",
-               "--workers", "1")  # fmt: skip
+    command = (
+        "sim.map",
+        "--models",
+        "gpt2",
+        "--gpus",
+        "8",
+        "--only",
+        "tp=1",
+        "--only",
+        "pp=1",
+        "--only",
+        "cp=1",
+        "--only",
+        "micro_batch_size=1",
+        "--measured",
+        "-",
+        "--set",
+        "training.seq_len=1024",
+        "--workers",
+        "1",
+    )
     done = run_module(*command, "--json", "-", "--html", out)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

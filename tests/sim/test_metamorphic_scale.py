@@ -18,11 +18,17 @@ BLACKWELL = ("dgx-b200", "dgx-b300", "gb200-nvl72", "gb300-nvl72")
 def large(cluster: str, model: str = "llama3-70b", **training: Any) -> dict[str, Any]:
     """Four layers of a large dense model on one GPU, as Megatron runs it; memory is no matter here."""
     return {
-        "model": {"preset": model, "layers": 4}, "cluster": cluster,
-        "training": {"seq_len": 8192, "global_batch_size": 2, "framework": "megatron", "cross_entropy": "fused",
-                     **training},
+        "model": {"preset": model, "layers": 4},
+        "cluster": cluster,
+        "training": {
+            "seq_len": 8192,
+            "global_batch_size": 2,
+            "framework": "megatron",
+            "cross_entropy": "fused",
+            **training,
+        },
         "parallelism": {"dp": 1},
-    }  # fmt: skip
+    }
 
 
 @FEW
@@ -42,8 +48,13 @@ def test_more_gpus_for_the_same_batch_compute_no_longer(scenario: dict[str, Any]
 @FEW
 @given(scenario=scenarios(), layers=st.sampled_from([2, 3]))
 def test_every_further_layer_takes_as_long(scenario: dict[str, Any], layers: int) -> None:
-    alone = merge(scenario, {"parallelism": {"pp": 1, "dp_sync": "after_backward", "zero": 0},
-                             "training": {"global_batch_size": scenario["parallelism"]["dp"]}})  # fmt: skip
+    alone = merge(
+        scenario,
+        {
+            "parallelism": {"pp": 1, "dp_sync": "after_backward", "zero": 0},
+            "training": {"global_batch_size": scenario["parallelism"]["dp"]},
+        },
+    )
     compute = [vary(alone, model__layers=layers * k)["compute_s"] for k in (1, 2, 3)]
     assert compute[2] - compute[1] == pytest.approx(compute[1] - compute[0], rel=0.02)
 
@@ -57,8 +68,13 @@ def test_equal_layouts_written_in_other_words_are_equal(scenario: dict[str, Any]
     assert vary(scenario, parallelism__layers_per_stage=stages)["step_time_s"] == base
     if layout["cp"] == 1:
         assert vary(scenario, parallelism__cp_split="striped", parallelism__cp_method="ring")["step_time_s"] == base
-    alone = merge(scenario, {"parallelism": {"dp": 1, "cp": 1, "ep": 1, "tp": 1, "sp": False, "pp": 1},
-                             "training": {"global_batch_size": 2}})  # fmt: skip
+    alone = merge(
+        scenario,
+        {
+            "parallelism": {"dp": 1, "cp": 1, "ep": 1, "tp": 1, "sp": False, "pp": 1},
+            "training": {"global_batch_size": 2},
+        },
+    )
     times = {z: vary(alone, parallelism__zero=z)["step_time_s"] for z in (0, 1)}
     assert times[1] == times[0]  # nothing to divide, nothing to send
 

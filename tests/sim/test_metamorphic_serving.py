@@ -26,11 +26,14 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "parallelism": {"tp": draw(st.sampled_from([1, 4])), "pp": draw(st.sampled_from([1, 2]))},
         "inference": {
             "precision": "fp16" if cluster == "dgx-v100" else "bf16",
-            "requests": {"prompt_len": draw(st.sampled_from([100, 1000])), "count": draw(st.sampled_from([1, 10, 40])),
-                         "output_len": draw(st.sampled_from([2, 64]))},
+            "requests": {
+                "prompt_len": draw(st.sampled_from([100, 1000])),
+                "count": draw(st.sampled_from([1, 10, 40])),
+                "output_len": draw(st.sampled_from([2, 64])),
+            },
             "batching": draw(st.sampled_from(["continuous", "static"])),
         },
-    }  # fmt: skip
+    }
 
 
 @FEW
@@ -38,8 +41,11 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 def test_better_hardware_is_never_slower(scenario: dict[str, Any]) -> None:
     base = run(**scenario)
     cluster = base["scenario"]["cluster"]
-    for section, key in (("gpu", "memory_bandwidth_bytes_per_s"), ("gpu", "peak_flops_per_s"),
-                         ("intra_node", "bandwidth_bytes_per_s")):  # fmt: skip
+    for section, key in (
+        ("gpu", "memory_bandwidth_bytes_per_s"),
+        ("gpu", "peak_flops_per_s"),
+        ("intra_node", "bandwidth_bytes_per_s"),
+    ):
         old = cluster[section][key]
         new = {k: 2 * v for k, v in old.items()} if isinstance(old, dict) else 2 * old
         better = run(**merge(scenario, {"cluster": {section: {key: new}}}))
@@ -64,8 +70,10 @@ def test_more_tokens_take_longer_and_more_cache(scenario: dict[str, Any]) -> Non
 @FEW
 @given(scenario=scenarios())
 def test_fewer_bits_are_fewer_bytes(scenario: dict[str, Any]) -> None:
-    held = [vary(scenario, inference__quantization=q)["memory"][0]["parameters"]
-            for q in ("none", "int8_weight_only", "int4_weight_only")]  # fmt: skip
+    held = [
+        vary(scenario, inference__quantization=q)["memory"][0]["parameters"]
+        for q in ("none", "int8_weight_only", "int4_weight_only")
+    ]
     assert held == sorted(held, reverse=True)
     assert held[2] < 0.75 * held[0]
     fp8 = vary(scenario, inference__kv_cache={"dtype": "fp8"})["kv_cache"]["bytes_per_token"]

@@ -25,12 +25,18 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     experts = draw(st.booleans())
     rounds = draw(st.sampled_from([1, 2])) * (2 * pp if pp > 1 else 1)
     parallelism: dict[str, Any] = {
-        "tp": tp, "pp": pp, "dp": dp, "cp": cp, "sp": tp > 1 and draw(st.booleans()), "zero": draw(st.integers(0, 3)),
-        "schedule": draw(st.sampled_from(SCHEDULES)), "tp_overlap": draw(st.sampled_from(["none", "wgrad"])),
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "cp": cp,
+        "sp": tp > 1 and draw(st.booleans()),
+        "zero": draw(st.integers(0, 3)),
+        "schedule": draw(st.sampled_from(SCHEDULES)),
+        "tp_overlap": draw(st.sampled_from(["none", "wgrad"])),
         "dp_sync": draw(st.sampled_from(["bucketed", "after_backward"])),
         "cp_method": draw(st.sampled_from(["ring", "all_gather", "all_to_all"])),
         "ep": draw(st.sampled_from([d for d in (1, 2, 8) if (tp * cp * dp) % d == 0])) if experts else 1,
-    }  # fmt: skip
+    }
     return {
         "model": {"preset": "qwen3-30b-a3b" if experts else "llama3-8b", "layers": 2 * pp},
         "cluster": {"preset": cluster},
@@ -133,8 +139,10 @@ def test_what_has_no_effect_changes_nothing(scenario: dict[str, Any]) -> None:
 @given(scenario=scenarios())
 def test_twice_the_replicas_and_the_batch_take_as_long_and_what_more_is_sent(scenario: dict[str, Any]) -> None:
     base = run(**scenario)
-    more = {"parallelism": {"dp": 2 * scenario["parallelism"]["dp"]},
-            "training": {"global_batch_size": 2 * scenario["training"]["global_batch_size"]}}  # fmt: skip
+    more = {
+        "parallelism": {"dp": 2 * scenario["parallelism"]["dp"]},
+        "training": {"global_batch_size": 2 * scenario["training"]["global_batch_size"]},
+    }
     wide = run(**merge(scenario, more))
     saved = base["critical_path"].get("OPTIMIZER", 0.0)  # its states may be divided by more
     # On the V100's mesh four GPUs have four times the links of two, and a larger group may lie better in racks of 72.
@@ -148,8 +156,10 @@ def test_twice_the_replicas_and_the_batch_take_as_long_and_what_more_is_sent(sce
 @FEW
 @given(m=st.sampled_from([4, 8]), p=st.sampled_from([2, 4]), cluster=st.sampled_from(CLUSTERS[1:]))
 def test_schedules_in_order_of_their_bubbles(m: int, p: int, cluster: str) -> None:
-    free = {"inter_node": {"nic_bandwidth_bytes_per_s": 1e15, "latency_s": 0.0},
-            "intra_node": {"bandwidth_bytes_per_s": 1e15, "latency_s": 0.0}}  # fmt: skip
+    free = {
+        "inter_node": {"nic_bandwidth_bytes_per_s": 1e15, "latency_s": 0.0},
+        "intra_node": {"bandwidth_bytes_per_s": 1e15, "latency_s": 0.0},
+    }
     scenario = {
         "model": {"preset": "llama2-7b", "layers": 4 * p, "vocab": 1024},
         "cluster": {"preset": cluster, **free},
@@ -175,9 +185,12 @@ def test_data_parallel_traffic_is_what_each_zero_stage_sends() -> None:
     rounds, ranks, params = 4, 8, 8_030_261_248
     sent = {}
     for zero in range(4):
-        rows = run(model="llama3-8b", cluster="dgx-h100",
-                   training={"seq_len": 1024, "global_batch_size": ranks * rounds, "grad_dtype": "bf16"},
-                   parallelism={"dp": ranks, "zero": zero})["communication"]  # fmt: skip
+        rows = run(
+            model="llama3-8b",
+            cluster="dgx-h100",
+            training={"seq_len": 1024, "global_batch_size": ranks * rounds, "grad_dtype": "bf16"},
+            parallelism={"dp": ranks, "zero": zero},
+        )["communication"]
         passes = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
         sent[zero] = sum(passes[r["kind"]] * r["bytes"] for r in rows) / (2 * params)
     assert sent == pytest.approx({0: 2, 1: 2, 2: rounds + 1, 3: 3 * rounds}, rel=0.001)

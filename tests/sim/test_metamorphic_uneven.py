@@ -12,9 +12,12 @@ from tests.sim.metamorphic import run, vary
 def test_recomputation_never_costs_memory_and_owed_weight_gradients_keep_what_it_brought_back(
     recompute: str, schedule: str
 ) -> None:
-    scenario = {"model": {"preset": "llama2-7b", "layers": 16}, "cluster": "dgx-h100",
-                "training": {"seq_len": 8192, "global_batch_size": 16, "cross_entropy": "fused"},
-                "parallelism": {"pp": 4, "schedule": schedule}}  # fmt: skip
+    scenario = {
+        "model": {"preset": "llama2-7b", "layers": 16},
+        "cluster": "dgx-h100",
+        "training": {"seq_len": 8192, "global_batch_size": 16, "cross_entropy": "fused"},
+        "parallelism": {"pp": 4, "schedule": schedule},
+    }
     none, less = run(**scenario), vary(scenario, training__recompute=recompute)
     saved = [a["activations"] - b["activations"] for a, b in zip(none["memory"], less["memory"], strict=True)]
     assert min(saved) > -1e-6 * none["peak_memory_bytes"]
@@ -31,7 +34,15 @@ def test_paired_actions_of_uneven_ranks_agree_on_the_order_of_messages(schedule:
         model={"preset": "qwen3-30b-a3b", "layers": 4, **moe},
         cluster="dgx-a100",
         training={"seq_len": 32768, "global_batch_size": 8},
-        parallelism={"dp": 2, "cp": 4, "pp": 2, "ep": 4, "zero": zero, "schedule": schedule, "ep_overlap": True,
-                     "cp_split": "contiguous" if uneven == "split" else "zigzag"},
-    )  # fmt: skip
+        parallelism={
+            "dp": 2,
+            "cp": 4,
+            "pp": 2,
+            "ep": 4,
+            "zero": zero,
+            "schedule": schedule,
+            "ep_overlap": True,
+            "cp_split": "contiguous" if uneven == "split" else "zigzag",
+        },
+    )
     assert result["engine"]["simulated_ranks"] > 2

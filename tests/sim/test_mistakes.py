@@ -65,10 +65,12 @@ def test_sizes_and_bandwidths_with_units() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("a:\n\tb: 1\n", "x:2: is not valid YAML: a tab; YAML indents with spaces"),
-     ("a:\n  b: 1\n   c: 1\n", "check the indentation of lines 2 and 3"),
-     ("a:\n   b: 1\n  c: 1\n", "check the indentation of lines 2 and 3")],
-)  # fmt: skip
+    [
+        ("a:\n\tb: 1\n", "x:2: is not valid YAML: a tab; YAML indents with spaces"),
+        ("a:\n  b: 1\n   c: 1\n", "check the indentation of lines 2 and 3"),
+        ("a:\n   b: 1\n  c: 1\n", "check the indentation of lines 2 and 3"),
+    ],
+)
 def test_indentation(text: str, said: str) -> None:
     with pytest.raises(InputError) as error:
         parse_yaml(text, "x")

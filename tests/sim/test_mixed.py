@@ -23,15 +23,17 @@ def scenario(cluster: Any, layout: dict[str, Any], **more: Any) -> Scenario:
 
 
 def mixed(*presets: Any, **more: Any) -> dict[str, Any]:
-    return {
-        "mixed": [{**({"preset": p} if isinstance(p, str) else p), "nodes": 1, **more} for p in presets]
-    }
+    return {"mixed": [{**({"preset": p} if isinstance(p, str) else p), "nodes": 1, **more} for p in presets]}
 
 
 LAYOUTS = [
-    {"tp": 8, "sp": True, "dp": 2}, {"tp": 16, "sp": True}, {"tp": 4, "pp": 4}, {"dp": 16, "zero": 3},
-    {"cp": 4, "dp": 4, "zero": 1}, {"tp": 2, "pp": 2, "dp": 4, "schedule": "zb_h1"},
-]  # fmt: skip
+    {"tp": 8, "sp": True, "dp": 2},
+    {"tp": 16, "sp": True},
+    {"tp": 4, "pp": 4},
+    {"dp": 16, "zero": 3},
+    {"cp": 4, "dp": 4, "zero": 1},
+    {"tp": 2, "pp": 2, "dp": 4, "schedule": "zb_h1"},
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

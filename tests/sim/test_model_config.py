@@ -123,20 +123,51 @@ def _config(tmp_path: Path, **config: Any) -> str:
 
 
 LLAMA = {
-    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "hidden_act": "silu",
-    "tie_word_embeddings": False, "max_position_embeddings": 8192, "attention_bias": False,
-}  # fmt: skip
-QWEN2 = {**LLAMA, "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584,
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 8192,
+    "attention_bias": False,
+}
+QWEN2 = {
+    **LLAMA,
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
     "num_attention_heads": 28,
-         "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
-QWEN3 = {**LLAMA, "model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+QWEN3 = {
+    **LLAMA,
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "intermediate_size": 12288,
     "vocab_size": 151936,
-         "head_dim": 128}  # fmt: skip
-QWEN3_MOE = {**LLAMA, "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048,
-             "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936,
-             "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-             "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+    "head_dim": 128,
+}
+QWEN3_MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 MIXTRAL = {
     **LLAMA,
     "model_type": "mixtral",
@@ -145,20 +176,50 @@ MIXTRAL = {
     "num_experts_per_tok": 2,
 }
 DEEPSEEK_V3 = {
-    **LLAMA, "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168,
-        "num_attention_heads": 128,
-    "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280, "q_lora_rank": 1536,
-    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "num_nextn_predict_layers": 1,
-        "moe_layer_freq": 1,
-}  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024,
+    **LLAMA,
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "vocab_size": 129280,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_nextn_predict_layers": 1,
+    "moe_layer_freq": 1,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 48,
+    "n_embd": 1600,
+    "n_head": 25,
+    "n_positions": 1024,
     "n_inner": None,
-        "vocab_size": 50257, "activation_function": "gelu_new", "resid_pdrop": 0.0}  # fmt: skip
-NEOX = {"model_type": "gpt_neox", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-        "intermediate_size": 16384, "vocab_size": 50432, "hidden_act": "gelu",
-        "tie_word_embeddings": False}  # fmt: skip
+    "vocab_size": 50257,
+    "activation_function": "gelu_new",
+    "resid_pdrop": 0.0,
+}
+NEOX = {
+    "model_type": "gpt_neox",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 16384,
+    "vocab_size": 50432,
+    "hidden_act": "gelu",
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.mark.parametrize(

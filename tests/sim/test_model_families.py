@@ -32,7 +32,7 @@ GEMMA2_9B = {
     "query_pre_attn_scalar": 256,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
-}  # fmt: skip
+}
 GEMMA3_1B = {
     "model_type": "gemma3_text",
     "hidden_size": 1152,
@@ -46,7 +46,7 @@ GEMMA3_1B = {
     "sliding_window_pattern": 6,
     "max_position_embeddings": 32768,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 GPT_OSS_120B = {
     "model_type": "gpt_oss",
     "hidden_size": 2880,
@@ -63,7 +63,7 @@ GPT_OSS_120B = {
     "tie_word_embeddings": False,
     "attention_bias": True,
     "layer_types": ["sliding_attention", "full_attention"] * 18,
-}  # fmt: skip
+}
 PHI3_MINI = {
     "model_type": "phi3",
     "hidden_size": 3072,
@@ -75,7 +75,7 @@ PHI3_MINI = {
     "max_position_embeddings": 4096,
     "sliding_window": 2047,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 OLMO2_7B = {
     "model_type": "olmo2",
     "hidden_size": 4096,
@@ -86,7 +86,7 @@ OLMO2_7B = {
     "vocab_size": 100352,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 GLM45_AIR = {
     "model_type": "glm4_moe",
     "hidden_size": 4096,
@@ -106,7 +106,7 @@ GLM45_AIR = {
     "use_qk_norm": False,
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 KIMI_K2 = {
     "model_type": "kimi_k2",
     "hidden_size": 7168,
@@ -128,7 +128,7 @@ KIMI_K2 = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
     "num_nextn_predict_layers": 0,
-}  # fmt: skip
+}
 LLAMA4_SCOUT = {
     "model_type": "llama4_text",
     "hidden_size": 5120,
@@ -145,7 +145,7 @@ LLAMA4_SCOUT = {
     "attention_chunk_size": 8192,
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 QWEN2_57B = {
     "model_type": "qwen2_moe",
     "hidden_size": 3584,
@@ -161,7 +161,7 @@ QWEN2_57B = {
     "vocab_size": 151936,
     "max_position_embeddings": 131072,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 # Exact counts, and where they are published.
 EXACT = {
@@ -182,7 +182,6 @@ ROUNDED = {
     # 57 B, 14 B active: Qwen2 technical report (arXiv 2407.10671), table 1
     "qwen2_moe_57b": (QWEN2_57B, 57.4, 0.005, 14.0, 0.03),
 }
-
 
 
 def written(folder: Path, config: dict[str, Any]) -> str:
@@ -212,9 +211,14 @@ def test_a_step_holds_the_parameters_that_are_counted(tmp_path: Path, name: str)
     small = {**config, "num_hidden_layers": 2, "vocab_size": 1024}
     small |= {"layer_types": config["layer_types"][:2]} if "layer_types" in config else {}
     training = {"seq_len": 1024, "global_batch_size": 1, "precision": "bf16", "grad_dtype": "bf16"}
-    scenario = parse_scenario({
-        "model": written(tmp_path, small), "training": training, "cluster": "dgx-h200", "calibration": "roofline",
-    })  # fmt: skip
+    scenario = parse_scenario(
+        {
+            "model": written(tmp_path, small),
+            "training": training,
+            "cluster": "dgx-h200",
+            "calibration": "roofline",
+        }
+    )
     result = simulate(scenario).result
     assert result["memory"][0]["parameters"] == 2 * count_parameters(scenario.model).total
     assert result["step_time_s"] > 0
@@ -266,17 +270,25 @@ def test_experts_in_every_second_layer(tmp_path: Path) -> None:
     assert count_parameters(model).total / 1e9 == pytest.approx(400, rel=0.01)
 
 
-@pytest.mark.parametrize(("config", "message"), [
-    ({"model_type": "rwkv", "wkv_heads": 3}, r"wkv_heads; any other model can be captured .*calibrate\.capture"),
-    ({"model_type": "gemma3", "text_config": GEMMA3_1B, "vision_config": {}},
-     r"vision_config is not simulated; its text_config by itself can be.*of the whole model a function"),
-    ({"model_type": "bert", "hidden_size": 768}, r"found 'bert', an encoder.*calibrate\.capture config\.json --out"),
-    ({"model_type": "t5", "d_model": 512}, r"found 't5', an encoder with a decoder.*calibrate\.capture"),
-    ({"model_type": "clip"}, r"found 'clip', a model of pictures.*module:function"),
-    ({**GPT_OSS_120B, "layer_types": ["linear_attention"] * 36}, "layer_types: found 'linear_attention'"),
-    ({**LLAMA4_SCOUT, "no_rope_layers": [1, 0] * 24}, "no_rope_layers"),
-    ({**QWEN2_57B, "mlp_only_layers": [3]}, "mlp_only_layers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "rwkv", "wkv_heads": 3}, r"wkv_heads; any other model can be captured .*calibrate\.capture"),
+        (
+            {"model_type": "gemma3", "text_config": GEMMA3_1B, "vision_config": {}},
+            r"vision_config is not simulated; its text_config by itself can be.*of the whole model a function",
+        ),
+        (
+            {"model_type": "bert", "hidden_size": 768},
+            r"found 'bert', an encoder.*calibrate\.capture config\.json --out",
+        ),
+        ({"model_type": "t5", "d_model": 512}, r"found 't5', an encoder with a decoder.*calibrate\.capture"),
+        ({"model_type": "clip"}, r"found 'clip', a model of pictures.*module:function"),
+        ({**GPT_OSS_120B, "layer_types": ["linear_attention"] * 36}, "layer_types: found 'linear_attention'"),
+        ({**LLAMA4_SCOUT, "no_rope_layers": [1, 0] * 24}, "no_rope_layers"),
+        ({**QWEN2_57B, "mlp_only_layers": [3]}, "mlp_only_layers"),
+    ],
+)
 def test_what_is_not_known_is_named(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_model(written(tmp_path, config))
@@ -284,7 +296,11 @@ def test_what_is_not_known_is_named(tmp_path: Path, config: dict[str, Any], mess
 
 def test_a_norm_over_all_heads_is_not_split(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"parallelism\.tp: found 2; a norm over all heads"):
-        parse_scenario({
-            "model": written(tmp_path, OLMO2_7B), "training": {"seq_len": 512, "global_batch_size": 1},
-            "parallelism": {"tp": 2}, "cluster": "dgx-h200",
-        })  # fmt: skip
+        parse_scenario(
+            {
+                "model": written(tmp_path, OLMO2_7B),
+                "training": {"seq_len": 512, "global_batch_size": 1},
+                "parallelism": {"tp": 2},
+                "cluster": "dgx-h200",
+            }
+        )

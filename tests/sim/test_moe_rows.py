@@ -15,8 +15,12 @@ MEASURED = {"forward_s": 1.0, "backward_s": 1.0, "max_allocated_bytes": 1.0}
 
 
 def found(model: dict[str, Any] | None = None, precision: str = "bf16", **layout: int) -> dict[str, float]:
-    data = {"op": "moe_layer", "model": MODEL | (model or {}), "parallelism": layout or {"dp": 8, "ep": 8},
-            "training": {"micro_batch_size": 1, "precision": precision}}  # fmt: skip
+    data = {
+        "op": "moe_layer",
+        "model": MODEL | (model or {}),
+        "parallelism": layout or {"dp": 8, "ep": 8},
+        "training": {"micro_batch_size": 1, "precision": precision},
+    }
     row = Row("t", "kernel", "r", "g", {"cluster": "dgx-h100"}, MEASURED, data)
     return {key: value.value for key, value in predict(row)[0].items()}
 
@@ -28,15 +32,17 @@ def test_peak_by_hand(precision: str, copies: int, input_bytes: int) -> None:
     weights, router = 2 * h * f, 8 * h
     inner = received * f
     expected = (
-        (2 + copies) * weights + 2 * router  # 16-bit parameters, and the matmuls' own copies
+        (2 + copies) * weights
+        + 2 * router  # 16-bit parameters, and the matmuls' own copies
         + 2 * h * f  # down's gradient is there, up's is not
         + 3 * 2 * tokens * h  # the layer's input, its result and the result's gradient
-        + 4 * tokens * 8 + 4 * received  # probabilities, permutation
+        + 4 * tokens * 8
+        + 4 * received  # probabilities, permutation
         + input_bytes * received * h  # up's input
         + 2 * 2 * inner  # GELU's input and output
         + (3 * 4 + 2) * inner  # the gradient, two products in fp32; one cast back
         + 6 * 32 * 2**20  # workspaces: torch's, Transformer Engine's, four of its grouped matmuls
-    )  # fmt: skip
+    )
     assert found(precision=precision)["max_allocated_bytes"] == expected
 
 

@@ -18,10 +18,17 @@ from topology.spec import GpuSpec
 from topology.timing import timing_of
 
 RECORD = {
-    "name": "x900", "architecture": "ampere", "memory_bytes": 64e9, "memory_bandwidth_bytes_per_s": 3e12,
-    "peak_flops_per_s": {"fp32": 3e13, "bf16": 5e14, "fp8": 1e15}, "sm_count": 120, "nvlink": False,
-    "host_bandwidth_bytes_per_s": 4e10, "sm_sram_bytes": 200 << 10, "sm_flops_per_clock": 2048,
-}  # fmt: skip
+    "name": "x900",
+    "architecture": "ampere",
+    "memory_bytes": 64e9,
+    "memory_bandwidth_bytes_per_s": 3e12,
+    "peak_flops_per_s": {"fp32": 3e13, "bf16": 5e14, "fp8": 1e15},
+    "sm_count": 120,
+    "nvlink": False,
+    "host_bandwidth_bytes_per_s": 4e10,
+    "sm_sram_bytes": 200 << 10,
+    "sm_flops_per_clock": 2048,
+}
 SCENARIO = {"model": "gpt2", "training": {"seq_len": 128, "global_batch_size": 4}, "parallelism": {"dp": 2}}
 
 
@@ -86,20 +93,33 @@ def test_a_gpu_of_a_data_sheet_runs_on_its_roofline_and_says_so(gpu: GpuSpec) ->
     assert gpu.source
 
 
-@pytest.mark.parametrize(("gpu", "kind", "gb_per_s"), [
-    ("mi300x", "nvswitch", 448), ("tpu-v5p", "nvswitch", 600), ("rtx4090", "pcie", 31.5), ("h100-pcie", "pcie", 63),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "kind", "gb_per_s"),
+    [
+        ("mi300x", "nvswitch", 448),
+        ("tpu-v5p", "nvswitch", 600),
+        ("rtx4090", "pcie", 31.5),
+        ("h100-pcie", "pcie", 63),
+    ],
+)
 def test_links_come_with_the_gpu(gpu: str, kind: str, gb_per_s: float) -> None:
     links = parse_scenario({**SCENARIO, "cluster": {"gpu": gpu}}).cluster.intra_node
     assert (links.kind, links.bandwidth_bytes_per_s) == (kind, gb_per_s * 1e9)
 
 
-@pytest.mark.parametrize(("gpu", "sms", "clock_hz", "flops"), [
-    # Tensor flops a clock and multiprocessor: Ada whitepaper table 2 (GeForce: 512 with fp32 sums), boost 2,520 MHz;
-    # RTX Blackwell whitepaper, boost 2,407 MHz; H100 PCIe: 4,096 at 1,620 MHz
-    ("rtx4090", 128, 2.52e9, 512), ("rtx5090", 170, 2.407e9, 512), ("h100-pcie", 114, 1.62e9, 4096),
-    ("l40s", 142, 2.49e9, 1024), ("mi300x", 304, 2.1e9, 2048), ("a10", 72, 1.695e9, 1024),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "sms", "clock_hz", "flops"),
+    [
+        # Tensor flops a clock and multiprocessor: Ada whitepaper table 2 (GeForce: 512 with fp32 sums), boost 2,520 MHz
+        # RTX Blackwell whitepaper, boost 2,407 MHz; H100 PCIe: 4,096 at 1,620 MHz
+        ("rtx4090", 128, 2.52e9, 512),
+        ("rtx5090", 170, 2.407e9, 512),
+        ("h100-pcie", 114, 1.62e9, 4096),
+        ("l40s", 142, 2.49e9, 1024),
+        ("mi300x", 304, 2.1e9, 2048),
+        ("a10", 72, 1.695e9, 1024),
+    ],
+)
 def test_peaks_are_multiprocessors_times_clock(gpu: str, sms: int, clock_hz: float, flops: int) -> None:
     assert GPUS[gpu].sm_count == sms
     assert GPUS[gpu].peak_flops_per_s["bf16"] == pytest.approx(sms * clock_hz * flops, rel=0.05)

@@ -13,12 +13,16 @@ from sim.simulation import simulate
 
 
 def scenario(fault: dict[str, Any] | None = None, preset: str = "dgx-h100", **layout: int) -> Scenario:
-    return parse_scenario({
-        "model": "llama3.2-1b", "calibration": "roofline",
-        "training": {"seq_len": 1024, "global_batch_size": 48, "precision": "fp16"},
-        "cluster": {"preset": preset}, "parallelism": {"tp": 8, "dp": 3, **layout},
-        **({} if fault is None else {"faults": {"nics": [{"node": "node1", **fault}]}}),
-    })  # fmt: skip
+    return parse_scenario(
+        {
+            "model": "llama3.2-1b",
+            "calibration": "roofline",
+            "training": {"seq_len": 1024, "global_batch_size": 48, "precision": "fp16"},
+            "cluster": {"preset": preset},
+            "parallelism": {"tp": 8, "dp": 3, **layout},
+            **({} if fault is None else {"faults": {"nics": [{"node": "node1", **fault}]}}),
+        }
+    )
 
 
 def test_one_nic_slows_the_groups_that_pass_it_and_all_of_a_node_s_slow_all() -> None:
@@ -52,9 +56,13 @@ def test_its_cost_is_the_step_s_and_is_blamed() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [({"nic": 8}, "faults.nics.nic: found 8; a node has NICs 0 to 7"), ({"node": "node3"}, "node0 to node2"),
-     ({"bandwidth_scale": 0}, "must be greater than 0"), ({"bandwidth_scale": 2}, "must be at most 1")],
-)  # fmt: skip
+    [
+        ({"nic": 8}, "faults.nics.nic: found 8; a node has NICs 0 to 7"),
+        ({"node": "node3"}, "node0 to node2"),
+        ({"bandwidth_scale": 0}, "must be greater than 0"),
+        ({"bandwidth_scale": 2}, "must be at most 1"),
+    ],
+)
 def test_what_cannot_be_is_refused(fault: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as error:
         scenario(fault)

@@ -70,25 +70,41 @@ def test_gathered_parameters_are_copied_into_place() -> None:
         assert unpack.bytes == 2 * gather.bytes
 
 
-@pytest.mark.parametrize(("ranks", "given", "used"), [
-    (64, {}, 72), (72, {}, 72), (128, {}, 64), (144, {}, 72), (256, {}, 64), (480, {}, 72),
-    (256, {"nvlink_domain": 72}, 72),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "given", "used"),
+    [
+        (64, {}, 72),
+        (72, {}, 72),
+        (128, {}, 64),
+        (144, {}, 72),
+        (256, {}, 64),
+        (480, {}, 72),
+        (256, {"nvlink_domain": 72}, 72),
+    ],
+)
 def test_racks_give_equal_segments_to_jobs_of_a_power_of_two(ranks: int, given: dict[str, int], used: int) -> None:
-    scenario = parse_scenario({
-        "model": "llama3-8b", "training": {"seq_len": 4096, "global_batch_size": ranks},
-        "parallelism": {"dp": ranks}, "cluster": {"preset": "gb200-nvl72", **given},
-    })  # fmt: skip
+    scenario = parse_scenario(
+        {
+            "model": "llama3-8b",
+            "training": {"seq_len": 4096, "global_batch_size": ranks},
+            "parallelism": {"dp": ranks},
+            "cluster": {"preset": "gb200-nvl72", **given},
+        }
+    )
     assert scenario.cluster.nvlink_domain == used
     assert parse_scenario(scenario.model_dump()).cluster == scenario.cluster
 
 
 def test_experts_of_every_rack_exchange_over_nvlink() -> None:
     """Four groups of 64 on 256 GPUs: none lies across racks."""
-    scenario = parse_scenario({
-        "model": "deepseek-v3", "training": {"seq_len": 4096, "global_batch_size": 64},
-        "parallelism": {"dp": 64, "ep": 64, "pp": 4, "zero": 1}, "cluster": "gb200-nvl72",
-    })  # fmt: skip
+    scenario = parse_scenario(
+        {
+            "model": "deepseek-v3",
+            "training": {"seq_len": 4096, "global_batch_size": 64},
+            "parallelism": {"dp": 64, "ep": 64, "pp": 4, "zero": 1},
+            "cluster": "gb200-nvl72",
+        }
+    )
     costs = Costs(load_profile(scenario.calibration), scenario.cluster.gpu)
     pricing = Pricing(make_plan(scenario), costs, Network(scenario.cluster))
     sent = [pricing.comm(Comm("x", "all_to_all", "ep", 2e8, Phase.FORWARD), r).seconds for r in (0, 64, 128, 192)]

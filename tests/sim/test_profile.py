@@ -84,42 +84,60 @@ def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
 
 
-@pytest.mark.parametrize(("path", "value", "message"), [
-    (("format",), "profile/2", "format: found 'profile/2'; allowed: 'profile/1'"),
-    (("name",), 3, "name: found 3; allowed: text"),
-    (("pionts",), [], "unknown key 'pionts'; did you mean 'points'"),
-    (("points", 0, "seconds", 1), -1e-6, r"points\[0\].seconds\[1\]: found -1e-06; allowed: a number from"),
-    (("points", 0, "seconds", 1), 0, r"points\[0\].seconds\[1\]: found 0"),
-    (("points", 0, "seconds", 1), math.nan, r"seconds\[1\]: found nan"),
-    (("points", 0, "seconds", 1), math.inf, r"seconds\[1\]: found inf"),
-    (("points", 0, "seconds", 1), True, r"seconds\[1\]: found true"),
-    (("points", 0, "seconds", 1), 10**400, r"seconds\[1\]: found a very long number"),
-    (("points", 0, "seconds"), [1e-6], r"points\[0\].shape: found 2 rows; allowed: 1"),
-    (("points", 0, "spread"), [0.1], r"points\[0\].spread: found 1 numbers; 2 are needed"),
-    (("points", 0, "shape", 1), [1, 2, 3], r"points\[0\].shape\[1\]: found \[1, 2, 3\]; allowed: 4 whole"),
-    (("points", 0, "shape", 1), [1, 2, 3, 4.5], r"points\[0\].shape\[1\]"),
-    (("points", 0, "shape", 1), 7, r"points\[0\].shape\[1\]: found 7"),
-    (("points", 0, "shape"), [[1, 2, 3], [1, 2, 3]], r"shape\[0\]: found \[1, 2, 3\]; allowed: 4 whole numbers, 1 or"),
-    (("points", 0, "shape", 1), [1, 0, 3, 4], r"shape\[1\]: found \[1, 0, 3, 4\]"),
-    (("points", 0, "dtype"), "bf61", r"points\[0\].dtype: found 'bf61'; allowed: fp32"),
-    (("points", 0, "seconds", 1), 1e-300, r"seconds\[1\]: found 1e-300; allowed: a number from 1e-30"),
-    (("coefficients", "launch_overhead_s", "value"), 1e300, "launch_overhead_s.value: found 1e.300"),
-    (("coefficients", "matmul_efficiency"), {"value": 0}, "matmul_efficiency.value: found 0; allowed: a number from"),
-    (("coefficients", "memory_eficiency"), {"value": 0.5},
-     "p.json: coefficients: unknown coefficient 'memory_eficiency'; did you mean 'memory_efficiency'"),
-    (("coefficients", "peak_bf61_flops_per_s"), {"value": 1e12}, "did you mean 'peak_bf16_flops_per_s'"),
-    (("coefficients", "memory_efficiency_nrom"), {"value": 1e12}, "did you mean 'memory_efficiency_norm'"),
-    (("coefficients", "flsh2_ramp_tokens"), {"value": 80}, "attention kernel 'flsh2' has no flsh2_efficiency_128"),
-    (("coefficients", "attention_group_sums"), {"value": 2}, "attention_group_sums.value: found 2.0; allowed: 0 or 1"),
-    (("coefficients", "flash9_overlap"), {"value": 0}, "flash9_overlap.value: found 0; allowed: a number from"),
-    (("points", 0), [], r"points\[0\]: found an empty list; allowed: a mapping"),
-    (("blocks", 0, "phase"), "forwards", r"blocks\[0\].phase: found 'forwards'; allowed: forward, backward"),
-    (("blocks", 0, "seconds"), -1, r"blocks\[0\].seconds: found -1"),
-    (("collectives", 0, "bytes"), [16, 8], r"collectives\[0\].bytes: .* larger than the one before"),
-    (("collectives", 0, "ranks"), 1, r"collectives\[0\].ranks: found 1"),
-    (("coefficients", "launch_overhead_s"), 5e-6, "coefficients.launch_overhead_s: found 5e-06; allowed"),
-    (("hardware", "cores"), [2], r"hardware.cores: found a list of 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("format",), "profile/2", "format: found 'profile/2'; allowed: 'profile/1'"),
+        (("name",), 3, "name: found 3; allowed: text"),
+        (("pionts",), [], "unknown key 'pionts'; did you mean 'points'"),
+        (("points", 0, "seconds", 1), -1e-6, r"points\[0\].seconds\[1\]: found -1e-06; allowed: a number from"),
+        (("points", 0, "seconds", 1), 0, r"points\[0\].seconds\[1\]: found 0"),
+        (("points", 0, "seconds", 1), math.nan, r"seconds\[1\]: found nan"),
+        (("points", 0, "seconds", 1), math.inf, r"seconds\[1\]: found inf"),
+        (("points", 0, "seconds", 1), True, r"seconds\[1\]: found true"),
+        (("points", 0, "seconds", 1), 10**400, r"seconds\[1\]: found a very long number"),
+        (("points", 0, "seconds"), [1e-6], r"points\[0\].shape: found 2 rows; allowed: 1"),
+        (("points", 0, "spread"), [0.1], r"points\[0\].spread: found 1 numbers; 2 are needed"),
+        (("points", 0, "shape", 1), [1, 2, 3], r"points\[0\].shape\[1\]: found \[1, 2, 3\]; allowed: 4 whole"),
+        (("points", 0, "shape", 1), [1, 2, 3, 4.5], r"points\[0\].shape\[1\]"),
+        (("points", 0, "shape", 1), 7, r"points\[0\].shape\[1\]: found 7"),
+        (
+            ("points", 0, "shape"),
+            [[1, 2, 3], [1, 2, 3]],
+            r"shape\[0\]: found \[1, 2, 3\]; allowed: 4 whole numbers, 1 or",
+        ),
+        (("points", 0, "shape", 1), [1, 0, 3, 4], r"shape\[1\]: found \[1, 0, 3, 4\]"),
+        (("points", 0, "dtype"), "bf61", r"points\[0\].dtype: found 'bf61'; allowed: fp32"),
+        (("points", 0, "seconds", 1), 1e-300, r"seconds\[1\]: found 1e-300; allowed: a number from 1e-30"),
+        (("coefficients", "launch_overhead_s", "value"), 1e300, "launch_overhead_s.value: found 1e.300"),
+        (
+            ("coefficients", "matmul_efficiency"),
+            {"value": 0},
+            "matmul_efficiency.value: found 0; allowed: a number from",
+        ),
+        (
+            ("coefficients", "memory_eficiency"),
+            {"value": 0.5},
+            "p.json: coefficients: unknown coefficient 'memory_eficiency'; did you mean 'memory_efficiency'",
+        ),
+        (("coefficients", "peak_bf61_flops_per_s"), {"value": 1e12}, "did you mean 'peak_bf16_flops_per_s'"),
+        (("coefficients", "memory_efficiency_nrom"), {"value": 1e12}, "did you mean 'memory_efficiency_norm'"),
+        (("coefficients", "flsh2_ramp_tokens"), {"value": 80}, "attention kernel 'flsh2' has no flsh2_efficiency_128"),
+        (
+            ("coefficients", "attention_group_sums"),
+            {"value": 2},
+            "attention_group_sums.value: found 2.0; allowed: 0 or 1",
+        ),
+        (("coefficients", "flash9_overlap"), {"value": 0}, "flash9_overlap.value: found 0; allowed: a number from"),
+        (("points", 0), [], r"points\[0\]: found an empty list; allowed: a mapping"),
+        (("blocks", 0, "phase"), "forwards", r"blocks\[0\].phase: found 'forwards'; allowed: forward, backward"),
+        (("blocks", 0, "seconds"), -1, r"blocks\[0\].seconds: found -1"),
+        (("collectives", 0, "bytes"), [16, 8], r"collectives\[0\].bytes: .* larger than the one before"),
+        (("collectives", 0, "ranks"), 1, r"collectives\[0\].ranks: found 1"),
+        (("coefficients", "launch_overhead_s"), 5e-6, "coefficients.launch_overhead_s: found 5e-06; allowed"),
+        (("hardware", "cores"), [2], r"hardware.cores: found a list of 1"),
+    ],
+)
 def test_each_mistake_is_named(path: tuple, value: object, message: str) -> None:
     data = small()
     inner = data
@@ -130,14 +148,17 @@ def test_each_mistake_is_named(path: tuple, value: object, message: str) -> None
         profile_from(data, "p.json")
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("{", "p.json:1: not JSON"),
-    ('{"format": "profile/1",\n "name": NaN}', "found NaN; only finite numbers"),
-    ("[" * 100_000, "nested too deeply"),
-    ("[]", "found an empty list; allowed: a mapping"),
-    ("1" * 5000, "p.json"),
-    ("\ud800", "p.json:1: is not UTF-8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "p.json:1: not JSON"),
+        ('{"format": "profile/1",\n "name": NaN}', "found NaN; only finite numbers"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "found an empty list; allowed: a mapping"),
+        ("1" * 5000, "p.json"),
+        ("\ud800", "p.json:1: is not UTF-8"),
+    ],
+)
 def test_unreadable_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "p.json"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))

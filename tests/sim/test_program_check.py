@@ -57,17 +57,20 @@ def test_what_is_left_is_returned() -> None:
     assert check((Wait("b", Phase.FORWARD), work()), {"b"}) == set()
 
 
-@pytest.mark.parametrize(("program", "message"), [
-    ((work("bad", flops=-1.0),), "name='bad'.*found -1.0"),
-    ((work("bad", flops=float("nan")),), "name='bad'.*found nan"),
-    ((replace(talk(), bytes=-2.0),), "found -2.0"),
-    ((work(phase=Phase.INPUT_GRAD), work("late")), "name='late'.*forward after input_grad"),
-    ((Wait("h", Phase.FORWARD),), "nothing of this handle"),
-    ((talk("h"), Wait("h", Phase.FORWARD), Wait("h", Phase.FORWARD)), "item 2.*nothing of this handle"),
-    ((talk("h"), talk("h")), "not waited for yet"),
-    ((talk("h", after="g"),), "comes after 'g'"),
-    ((replace(talk(), handle="h"),), "a blocking one has none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ((work("bad", flops=-1.0),), "name='bad'.*found -1.0"),
+        ((work("bad", flops=float("nan")),), "name='bad'.*found nan"),
+        ((replace(talk(), bytes=-2.0),), "found -2.0"),
+        ((work(phase=Phase.INPUT_GRAD), work("late")), "name='late'.*forward after input_grad"),
+        ((Wait("h", Phase.FORWARD),), "nothing of this handle"),
+        ((talk("h"), Wait("h", Phase.FORWARD), Wait("h", Phase.FORWARD)), "item 2.*nothing of this handle"),
+        ((talk("h"), talk("h")), "not waited for yet"),
+        ((talk("h", after="g"),), "comes after 'g'"),
+        ((replace(talk(), handle="h"),), "a blocking one has none"),
+    ],
+)
 def test_what_breaks_the_form_is_named(program: tuple[Item, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check(program)

@@ -22,12 +22,39 @@ from sim.validation.prediction import NotSimulated, Prediction, costs_of
 from sim.validation.tables import Row, read_table
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
-SIZES = {"rows": 4096, "hidden": 4096, "vocab": 32_000, "batch": 2, "seq_len": 2048, "heads": 32, "kv_heads": 8,
-         "head_dim": 128, "kv_len": 4096, "intermediate_size": 11_008, "m": 512, "n": 4096, "k": 2048,
-         "groups": 8}  # fmt: skip
-OPS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward", "attention_forward_backward",
-       "attention_decode", "rms_norm", "layer_norm", "swiglu", "cross_entropy", "softmax", "rope", "gelu", "embedding",
-       "fused_linear_cross_entropy")  # fmt: skip
+SIZES = {
+    "rows": 4096,
+    "hidden": 4096,
+    "vocab": 32_000,
+    "batch": 2,
+    "seq_len": 2048,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "kv_len": 4096,
+    "intermediate_size": 11_008,
+    "m": 512,
+    "n": 4096,
+    "k": 2048,
+    "groups": 8,
+}
+OPS = (
+    "gemm",
+    "grouped_gemm",
+    "attention_forward",
+    "attention_backward",
+    "attention_forward_backward",
+    "attention_decode",
+    "rms_norm",
+    "layer_norm",
+    "swiglu",
+    "cross_entropy",
+    "softmax",
+    "rope",
+    "gelu",
+    "embedding",
+    "fused_linear_cross_entropy",
+)
 
 
 def seconds(kind: str, scenario: dict[str, Any], measured: str = "seconds", **data: Any) -> Prediction:
@@ -131,8 +158,11 @@ def test_fused_kernels_with_matmuls_operator_by_operator_are_near_those_measured
 
 def test_points_of_another_gpu_are_borrowed_by_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's layer norm, measured on two: each GPU's larger rows by the other's points; too short without any."""
-    rows = [r for r in read_table(PUBLISHED / "liger_kernels.json").rows
-            if r.group.startswith("layer_norm huggingface forward") and r.data["N"] > 1024]  # fmt: skip
+    rows = [
+        r
+        for r in read_table(PUBLISHED / "liger_kernels.json").rows
+        if r.group.startswith("layer_norm huggingface forward") and r.data["N"] > 1024
+    ]
     assert len({row.data["gpu"] for row in rows}) == 2
     for row in rows:
         own, measured = costs_of(row), row.measured["seconds"]
@@ -181,10 +211,12 @@ def test_other_names_of_matmuls_and_attention() -> None:
         ({"op": "moe_layer", "model": 3}, "moe_layer: model: found 3; allowed: a mapping"),
         ({"op": "adamw", "elements": "all"}, "adamw: elements: found all; allowed: a number above 0"),
         ({"op": "gemm", "m": 8, "n": 8, "k": 8, "batch": 0}, "gemm: batch: found 0; allowed: a whole number above 0"),
-        ({"op": "attention", "batch": 1, "heads": 8, "head_dim": 64, "seq_len": 512, "kv_heads": True},
-         "kv_heads: found True"),
+        (
+            {"op": "attention", "batch": 1, "heads": 8, "head_dim": 64, "seq_len": 512, "kv_heads": True},
+            "kv_heads: found True",
+        ),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_make_no_sense_are_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         seconds("kernel", H100, **{"dtype": "bf16"} | row)
@@ -192,8 +224,14 @@ def test_sizes_that_make_no_sense_are_refused(row: dict[str, Any], message: str)
 
 def test_steps_by_other_names() -> None:
     scenario = {"model": "gpt2", "training": {"seq_len": 512, "global_batch_size": 16}, "cluster": "dgx-a100"}
-    keys = ("step_time_s", "iteration_time_s", "samples_per_s", "tokens_per_s", "peak_memory_bytes",
-            "max_allocated_bytes")  # fmt: skip
+    keys = (
+        "step_time_s",
+        "iteration_time_s",
+        "samples_per_s",
+        "tokens_per_s",
+        "peak_memory_bytes",
+        "max_allocated_bytes",
+    )
     row = Row("t", "training_step", "r", "g", scenario, dict.fromkeys(keys, 1.0), {})
     found = {key: value.value for key, value in predict(row)[0].items()}
     assert found["step_time_s"] == found["iteration_time_s"]
@@ -226,9 +264,18 @@ def test_bare_matmuls_and_attention_are_the_points_of_the_profile(gpu: str) -> N
         assert ratio > 1.1 or (gpu, op) != ("b200", "gemm")
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("bytes", "many"), ("bytes", -1), ("bytes", 1e300), ("ranks", 0), ("ranks", True), ("nodes", "two"), ("nodes", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bytes", "many"),
+        ("bytes", -1),
+        ("bytes", 1e300),
+        ("ranks", 0),
+        ("ranks", True),
+        ("nodes", "two"),
+        ("nodes", 0),
+    ],
+)
 def test_a_collective_row_names_what_is_wrong_with_it(key: str, value: object) -> None:
     data: dict[str, Any] = {"op": "all_reduce", "bytes": 1024, "ranks": 8, "nodes": 1, key: value}
     with pytest.raises(InputError, match=rf"^r: {key}: found .*; allowed: [01] to 1"):

@@ -35,8 +35,11 @@ def test_a_model_is_the_scenario_s_simulation_of_it() -> None:
 @pytest.mark.parametrize(("name", "sign"), [("output_tokens_per_s_per_gpu", 1), ("peak_memory_bytes", -1)])
 def test_nothing_beats_a_marked_model_and_something_beats_the_others(name: str, sign: int) -> None:
     for row in rows().values():
-        beaten = [r["model"] for r in rows().values() if r is not row and r["score"] >= row["score"]
-                  and sign * r[name] >= sign * row[name]]  # fmt: skip
+        beaten = [
+            r["model"]
+            for r in rows().values()
+            if r is not row and r["score"] >= row["score"] and sign * r[name] >= sign * row[name]
+        ]
         assert bool(beaten) != row[f"best_by_{name}"]
 
 
@@ -44,10 +47,19 @@ def test_every_shipped_score_names_its_source() -> None:
     assert all(score.source for score in read_scores(SCORES))
 
 
-@pytest.mark.parametrize("text", [
-    "", "model\nllama3-8b\n", "model,score,colour\na,1,red\n", "model,score\n,3\n", "model,score\na,high\n",
-    "model,score\na,nan\n", "model,score\n", "model,score\na,1,2,3\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "model\nllama3-8b\n",
+        "model,score,colour\na,1,red\n",
+        "model,score\n,3\n",
+        "model,score\na,high\n",
+        "model,score\na,nan\n",
+        "model,score\n",
+        "model,score\na,1,2,3\n",
+    ],
+)
 def test_a_table_that_is_none_is_one_message(text: str, tmp_path: Path) -> None:
     path = tmp_path / "scores.csv"
     path.write_text(text)

@@ -16,17 +16,21 @@ from sim.prices.roofline import shape_bytes, shape_flops
 from topology.presets import GPUS
 
 H200_RUN = Path(__file__).parents[2] / "scenarios" / "cuda" / "h200.json"
-SHIPPED = [("h100", "h100-sxm", "fp8"), ("h200", "h200-sxm", "fp8"), ("b200", "b200-sxm", "fp8"),
-           ("b200", "b200-sxm", "nvfp4"), ("gb200", "gb200", "fp8"), ("gb200", "gb200", "nvfp4")]  # fmt: skip
+SHIPPED = [
+    ("h100", "h100-sxm", "fp8"),
+    ("h200", "h200-sxm", "fp8"),
+    ("b200", "b200-sxm", "fp8"),
+    ("b200", "b200-sxm", "nvfp4"),
+    ("gb200", "gb200", "fp8"),
+    ("gb200", "gb200", "nvfp4"),
+]
 
 
 def costs(gpu: str) -> Costs:
     return Costs(load_profile(gpu), GPUS[gpu])
 
 
-def seconds(
-    prices: Costs, shape: tuple[int, ...], dtype: str, served: bool = False, role: Role = Role.OUTPUT
-) -> float:
+def seconds(prices: Costs, shape: tuple[int, ...], dtype: str, served: bool = False, role: Role = Role.OUTPUT) -> float:
     flops, moved = shape_flops("gemm", shape), shape_bytes("gemm", shape, dtype)
     op = Compute("x", "gemm", shape, dtype, flops, moved, Phase.FORWARD, role=role, served=served)
     return prices.compute(op).seconds

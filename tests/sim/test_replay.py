@@ -15,9 +15,13 @@ from tests.sim.traces import programs as p
 from tests.sim.traces.test_chakra import coll, comp, encode_file
 
 ITEMS: list[p.Item] = [
-    p.Kernel(1000, 1000, 500_000, 7), p.Wait(100, 7, 20), p.Kernel(100, 1000, 100_000, 20, True), p.Wait(100, 20, 7),
-    p.Kernel(100, 1000, 50_000, 7), p.Sync(0, 100),
-]  # fmt: skip
+    p.Kernel(1000, 1000, 500_000, 7),
+    p.Wait(100, 7, 20),
+    p.Kernel(100, 1000, 100_000, 20, True),
+    p.Wait(100, 20, 7),
+    p.Kernel(100, 1000, 50_000, 7),
+    p.Sync(0, 100),
+]
 
 
 @pytest.fixture
@@ -43,9 +47,13 @@ def test_json_alone_on_standard_output(traces: list[str]) -> None:
     assert result["what_if"] == {"straggler": ["0=1.5"]}
     assert result["change"] == pytest.approx(175e-6 / result["replayed_step_s"], rel=1e-3)  # 150 past 100, and 25 after
     assert result["communication"][0] | {"seconds": 0} == {
-        "kind": "all_reduce", "group": "0", "count": 2, "bytes": 2 << 21,
-        "recorded_s": pytest.approx(1e-4), "seconds": 0,
-    }  # fmt: skip
+        "kind": "all_reduce",
+        "group": "0",
+        "count": 2,
+        "bytes": 2 << 21,
+        "recorded_s": pytest.approx(1e-4),
+        "seconds": 0,
+    }
 
 
 def test_page_trace_and_summary(traces: list[str], tmp_path: Path) -> None:

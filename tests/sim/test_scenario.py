@@ -48,8 +48,12 @@ def test_defaults_are_the_contracts(file: Path) -> None:
     t, p = s.training, s.parallelism
     assert t is not None
     assert (t.micro_batch_size, t.precision, t.param_dtype, t.grad_dtype, t.grad_reduce_dtype) == (
-        1, "bf16", "bf16", "fp32", "fp32",
-    )  # fmt: skip
+        1,
+        "bf16",
+        "bf16",
+        "fp32",
+        "fp32",
+    )
     assert (t.optimizer, t.recompute.mode, t.attention, t.cross_entropy) == (
         "adamw",
         "none",
@@ -84,18 +88,15 @@ def test_model_defaults_follow_the_sizes() -> None:
         ("model.moe={experts: 8, top_k: 2, ffn: 1024}", lambda s: s.model.moe.experts, 8),
         ("model={preset: gpt2, max_positions: 8192}", lambda s: s.model.max_positions, 8192),
         ("cluster.nodes=3", lambda s: (s.cluster.nodes, s.cluster.name), (3, "dgx-h100")),
-        ("cluster.gpu.memory_bytes=96e9", lambda s: (s.cluster.gpu.memory_bytes, s.calibration), (96e9,
-            "h100-sxm")),
+        ("cluster.gpu.memory_bytes=96e9", lambda s: (s.cluster.gpu.memory_bytes, s.calibration), (96e9, "h100-sxm")),
         ("cluster.gpu.memory_bytes=96GB", lambda s: s.cluster.gpu.memory_bytes, 96e9),
         ("cluster.gpu=h200-sxm", lambda s: (s.cluster.gpu.memory_bytes, s.calibration), (141 * 2**30, "h200-sxm")),
         ("cluster.inter_node.latency_s=1e-3", lambda s: s.cluster.inter_node.latency_s, 1e-3),
         ("training.recompute=full", lambda s: s.training.recompute.mode, "full"),
         ("training.recompute={mode: full, layers: 8}", lambda s: s.training.recompute.layers, 8),
         ("training.recompute={mode: full, every: 2}", lambda s: s.training.recompute.every, 2),
-        ("training.precision=half", lambda s: (s.training.precision, s.training.param_dtype), ("fp16",
-            "fp16")),
-        ("training.precision=fp8", lambda s: (s.training.param_dtype, s.parallelism.ep_dispatch_dtype),
-            ("bf16",) * 2),
+        ("training.precision=half", lambda s: (s.training.precision, s.training.param_dtype), ("fp16", "fp16")),
+        ("training.precision=fp8", lambda s: (s.training.param_dtype, s.parallelism.ep_dispatch_dtype), ("bf16",) * 2),
         ("training.precision=float32", lambda s: s.training.param_dtype, "fp32"),
         ("training.param_dtype=float", lambda s: s.training.param_dtype, "fp32"),
         ("training.grad_dtype=bfloat16", lambda s: s.training.grad_reduce_dtype, "bf16"),
@@ -106,13 +107,12 @@ def test_model_defaults_follow_the_sizes() -> None:
         ("parallelism.dp_sync=after_backward", lambda s: s.parallelism.param_gather_overlap, False),
         ("name=other", lambda s: s.name, "other"),
         ("calibration=roofline", lambda s: s.calibration, "roofline"),
-        ("faults.stragglers=[{rank: 0, compute_scale: 2}]",
-            lambda s: s.faults.stragglers[0].compute_scale, 2.0),
+        ("faults.stragglers=[{rank: 0, compute_scale: 2}]", lambda s: s.faults.stragglers[0].compute_scale, 2.0),
         ("faults.links=[{between: [node0, node0]}]", lambda s: s.faults.links[0].bandwidth_scale, 0.5),
         ("faults.failures={}", lambda s: s.faults.failures.mtbf_s_per_gpu, 1.8e8),
         ("faults.failures={mtbf_s_per_gpu: 1e8}", lambda s: s.faults.failures.mtbf_s_per_gpu, 1e8),
     ],
-)  # fmt: skip
+)
 def test_override(file: Path, override: str, get: Any, value: Any) -> None:
     if value is None:
         with pytest.raises(ValueError, match="seq_len: is required and missing"):
@@ -279,13 +279,22 @@ def test_inference_defaults() -> None:
     s = parse_scenario(data)
     assert s.inference is not None
     assert s.inference.model_dump() == {
-        "batching": "continuous", "precision": "bf16", "max_running_requests": 256, "max_batch_tokens": 8192,
-        "preemption": "recompute", "attention": "fused",
+        "batching": "continuous",
+        "precision": "bf16",
+        "max_running_requests": 256,
+        "max_batch_tokens": 8192,
+        "preemption": "recompute",
+        "attention": "fused",
         "requests": {"prompt_len": 10, "output_len": 5, "count": 1, "rate_per_s": None, "seed": 0},
         "kv_cache": {"layout": "paged", "block_tokens": 16, "dtype": "bf16", "memory_fraction": 0.9},
-        "prefix_cache": "none", "quantization": "none", "router": "round_robin", "disaggregated": None,
-        "speculative": None, "engine": "bundled", "decode_attention": None,
-    }  # fmt: skip
+        "prefix_cache": "none",
+        "quantization": "none",
+        "router": "round_robin",
+        "disaggregated": None,
+        "speculative": None,
+        "engine": "bundled",
+        "decode_attention": None,
+    }
     assert (s.training, s.precision, s.model.max_positions) == (None, "bf16", 15)
 
 

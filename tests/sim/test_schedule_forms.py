@@ -80,9 +80,11 @@ def test_any_group_of_any_number_of_micro_batches_is_legal(p: int, m: int, v: in
     forwards = [a for a in built.ranks[0] if isinstance(a, tuple) and a[1] is Kind.F]
     size = min(group, m)
     expected = [
-        (stage, i) for first in range(0, m, size) for stage in range(0, p * v, p)
+        (stage, i)
+        for first in range(0, m, size)
+        for stage in range(0, p * v, p)
         for i in range(first, min(first + size, m))
-    ]  # fmt: skip
+    ]
     assert [(a[0], a[2]) for a in forwards] == expected
 
 

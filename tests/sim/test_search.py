@@ -196,9 +196,18 @@ def test_without_a_layout_the_whole_cluster_is_laid_out(scenario_file: Path) -> 
 
 
 def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
-    llama = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
-             "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 1000, "hidden_act": "silu",
-             "max_position_embeddings": 512, "tie_word_embeddings": False}  # fmt: skip
+    llama = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 1024,
+        "vocab_size": 1000,
+        "hidden_act": "silu",
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }
     (scenario_file.parent / "config.json").write_text(json.dumps(llama), encoding="utf-8")
     shutil.copy(
         Path(sim.__file__).parent / "presets" / "profiles" / "h100-sxm.json", scenario_file.parent / "mine.json"

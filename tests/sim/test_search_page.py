@@ -7,25 +7,49 @@ from typing import Any
 from sim.views.search_page import mesh_words, schedule_words, search_page
 
 LAYOUT = {
-    "tp": 2, "sp": True, "cp": 1, "pp": 2, "dp": 2, "ep": 1, "zero": 1, "schedule": "1f1b", "virtual_stages": 1,
-    "micro_batch_size": 1, "recompute": "none",
-}  # fmt: skip
+    "tp": 2,
+    "sp": True,
+    "cp": 1,
+    "pp": 2,
+    "dp": 2,
+    "ep": 1,
+    "zero": 1,
+    "schedule": "1f1b",
+    "virtual_stages": 1,
+    "micro_batch_size": 1,
+    "recompute": "none",
+}
 
 
 def row(step_time_s: float, peak: float, **changes: Any) -> dict[str, Any]:
     return {
-        "step_time_s": step_time_s, "tokens_per_s_per_gpu": 100 / step_time_s, "peak_memory_bytes": peak,
+        "step_time_s": step_time_s,
+        "tokens_per_s_per_gpu": 100 / step_time_s,
+        "peak_memory_bytes": peak,
         "layout": {**LAYOUT, **changes},
-    }  # fmt: skip
+    }
 
 
 def result(rows: list[dict[str, Any]], name: str = "small") -> dict[str, Any]:
     return {
-        "format": "sim-search/1", "name": name, "gpus": 8, "memory_limit_bytes": 80 * 2.0**30, "best": rows[:2],
-        "pareto": rows, "evaluated": rows, "wall_s": 1.5, "cores": 2,
-        "counts": {"legal": 102, "pruned_by_memory": 10, "too_large": 2, "pruned_by_bound": 70, "beaten": 13,
-                   "simulated": 7},
-    }  # fmt: skip
+        "format": "sim-search/1",
+        "name": name,
+        "gpus": 8,
+        "memory_limit_bytes": 80 * 2.0**30,
+        "best": rows[:2],
+        "pareto": rows,
+        "evaluated": rows,
+        "wall_s": 1.5,
+        "cores": 2,
+        "counts": {
+            "legal": 102,
+            "pruned_by_memory": 10,
+            "too_large": 2,
+            "pruned_by_bound": 70,
+            "beaten": 13,
+            "simulated": 7,
+        },
+    }
 
 
 def test_page_shows_layouts_and_counts() -> None:

@@ -29,10 +29,11 @@ from tests.sim.search_spaces import BASE
 from topology.network import Network
 
 LLAMA: dict[str, Any] = {
-    **BASE, "model": "llama3-8b",
+    **BASE,
+    "model": "llama3-8b",
     "training": {"seq_len": 1024, "global_batch_size": 16, "recompute": {"mode": "full", "layers": 8}},
     "parallelism": {"dp": 8, "zero": 1, "schedule": "interleaved_1f1b", "virtual_stages": 4},
-}  # fmt: skip
+}
 HERE = Study(1, None, None, None, ())
 
 

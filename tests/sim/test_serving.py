@@ -22,8 +22,18 @@ from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 
-SMALL = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 2, "ffn": 1024, "vocab": 1024, "mlp": "swiglu",
-         "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
+SMALL = {
+    "layers": 4,
+    "hidden": 256,
+    "heads": 8,
+    "kv_heads": 2,
+    "ffn": 1024,
+    "vocab": 1024,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+}
 WEIGHTS_AND_BUFFERS = 1.5e7  # of SMALL, roughly: what a test leaves beside its cache
 
 
@@ -145,18 +155,27 @@ def test_static_batch_is_one_prefill_and_its_decodes() -> None:
 
 
 requests_of = st.lists(
-    st.builds(Request, st.floats(0, 0.05), st.integers(1, 300), st.integers(1, 60), st.sampled_from(["", "a", "b"]),
-              st.just(0), hashes=st.just(()))
-    .map(lambda r: r._replace(prefix_tokens=r.prompt_tokens if r.prefix_id else 0)),
-    min_size=1, max_size=24,
-).map(lambda rs: tuple(sorted(rs)))  # fmt: skip
-settings_of = st.fixed_dictionaries({
-    "max_running_requests": st.integers(1, 12),
-    "max_batch_tokens": st.integers(1, 300),
-    "prefix_cache": st.sampled_from(["none", "gpu", "cpu"]),
-    "preemption": st.sampled_from(["recompute", "swap"]),
-    "kv_cache": st.fixed_dictionaries({"block_tokens": st.sampled_from([1, 7, 16])}),
-})  # fmt: skip
+    st.builds(
+        Request,
+        st.floats(0, 0.05),
+        st.integers(1, 300),
+        st.integers(1, 60),
+        st.sampled_from(["", "a", "b"]),
+        st.just(0),
+        hashes=st.just(()),
+    ).map(lambda r: r._replace(prefix_tokens=r.prompt_tokens if r.prefix_id else 0)),
+    min_size=1,
+    max_size=24,
+).map(lambda rs: tuple(sorted(rs)))
+settings_of = st.fixed_dictionaries(
+    {
+        "max_running_requests": st.integers(1, 12),
+        "max_batch_tokens": st.integers(1, 300),
+        "prefix_cache": st.sampled_from(["none", "gpu", "cpu"]),
+        "preemption": st.sampled_from(["recompute", "swap"]),
+        "kv_cache": st.fixed_dictionaries({"block_tokens": st.sampled_from([1, 7, 16])}),
+    }
+)
 
 
 @settings(max_examples=120, deadline=None)
@@ -240,8 +259,10 @@ def test_more_bandwidth_is_never_slower(count: int, prompt: int, output: int, fa
 
 
 def test_too_little_cache_preempts_the_youngest() -> None:
-    scenario = serving({"requests": {"prompt_len": 100, "output_len": 200, "count": 10}},
-                       gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 4.5e6})  # fmt: skip
+    scenario = serving(
+        {"requests": {"prompt_len": 100, "output_len": 200, "count": 10}},
+        gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 4.5e6},
+    )
     sim = simulate_serving(scenario)
     kv = sim.result["kv_cache"]
     assert kv["preemptions"] > 0
@@ -254,8 +275,12 @@ def test_too_little_cache_preempts_the_youngest() -> None:
 def test_the_oldest_goes_on_while_the_others_are_under_way(preemption: str) -> None:
     """Three stages, room for the longest request alone: who needs a block waits for the younger ones, or all would put
     each other out for ever."""
-    inference = {"requests": {"prompt_len": 60, "output_len": 40, "count": 8}, "max_batch_tokens": 1,
-                 "kv_cache": {"block_tokens": 1}, "preemption": preemption}  # fmt: skip
+    inference = {
+        "requests": {"prompt_len": 60, "output_len": 40, "count": 8},
+        "max_batch_tokens": 1,
+        "kv_cache": {"block_tokens": 1},
+        "preemption": preemption,
+    }
     sim = simulate_serving(serving(inference, gpu={"memory_bytes": 1e6}, parallelism={"pp": 3}))
     assert sim.capacity.blocks == 99
     assert sim.result["kv_cache"]["preemptions"] > 0
@@ -265,8 +290,11 @@ def test_the_oldest_goes_on_while_the_others_are_under_way(preemption: str) -> N
 
 def two_in_too_little_room(preemption: str) -> ServingSimulation:
     """Two requests of 64 and 64 tokens; the cache has room for one: two blocks of 64."""
-    inference = {"requests": {"prompt_len": 64, "output_len": 64, "count": 2}, "preemption": preemption,
-                 "kv_cache": {"block_tokens": 64}}  # fmt: skip
+    inference = {
+        "requests": {"prompt_len": 64, "output_len": 64, "count": 2},
+        "preemption": preemption,
+        "kv_cache": {"block_tokens": 64},
+    }
     sim = simulate_serving(serving(inference, gpu={"memory_bytes": 1e6}))
     assert sim.capacity.blocks == 2
     assert sim.result["kv_cache"]["preemptions"] == 1
@@ -340,8 +368,12 @@ def test_prefix_hits() -> None:
 
 def test_prefix_cache_pays_for_a_large_model() -> None:
     requests = tuple(Request(i * 0.5, 8000, 8, "system", 7900) for i in range(6))
-    times = {mode: simulate_serving(serving({"prefix_cache": mode}, model="llama3-8b"), requests=requests)
-             .result["time_to_first_token_s"]["p50"] for mode in ("none", "gpu", "cpu")}  # fmt: skip
+    times = {
+        mode: simulate_serving(serving({"prefix_cache": mode}, model="llama3-8b"), requests=requests).result[
+            "time_to_first_token_s"
+        ]["p50"]
+        for mode in ("none", "gpu", "cpu")
+    }
     assert times["gpu"] < times["cpu"] < times["none"]
 
 

@@ -64,8 +64,9 @@ def test_apart_the_longer_decides() -> None:
 
 def test_a_teacher_must_fit_on_its_own_gpus() -> None:
     """70.6 billion parameters of 2 bytes on two GPUs of 80 GiB, or on one."""
-    two, one = (result("distill_logits_apart", "cluster=dgx-h100", f"distillation.teacher_parallelism.tp={tp}")
-                for tp in (2, 1))  # fmt: skip
+    two, one = (
+        result("distill_logits_apart", "cluster=dgx-h100", f"distillation.teacher_parallelism.tp={tp}") for tp in (2, 1)
+    )
     assert two["fits_in_memory"]
     assert not one["fits_in_memory"]
     assert one["warnings"][-1].endswith("the teacher on its own GPUs does not")
@@ -95,8 +96,10 @@ def test_a_slow_rank_slows_the_teacher_on_it() -> None:
     """Its peers wait at every collective: s · compute + communication, as docs/faults.md has it for the student."""
 
     def forward_s(name: str, scale: float, link: float = 1.0) -> float:
-        faults = (f"{{stragglers: [{{rank: 3, compute_scale: {scale}}}], "
-                  f"links: [{{between: [node0, node0], bandwidth_scale: {link}}}]}}")  # fmt: skip
+        faults = (
+            f"{{stragglers: [{{rank: 3, compute_scale: {scale}}}], "
+            f"links: [{{between: [node0, node0], bandwidth_scale: {link}}}]}}"
+        )
         return float(result(name, f"faults={faults}")["distillation"]["forward_s"])
 
     once, twice, thrice = (forward_s("distill_logits", s) for s in (1.0, 2.0, 3.0))
@@ -128,9 +131,14 @@ def test_the_cache_has_what_the_student_leaves() -> None:
     assert tight["distillation"]["generate_s"] > 1.2 * roomy["distillation"]["generate_s"]
 
 
-@pytest.mark.parametrize(("name", "kind"), [
-    ("distill_logits", "TEACHER"), ("distill_logits_apart", "TEACHER"), ("distill_sequence", "GENERATE"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("distill_logits", "TEACHER"),
+        ("distill_logits_apart", "TEACHER"),
+        ("distill_sequence", "GENERATE"),
+    ],
+)
 def test_the_teachers_turn_is_in_the_timeline(name: str, kind: str) -> None:
     sim = simulate(load_scenario(SCENARIOS / f"{name}.yaml"))
     (turn,) = [s for s in sim.timeline.spans() if s.kind == kind]
@@ -140,8 +148,14 @@ def test_the_teachers_turn_is_in_the_timeline(name: str, kind: str) -> None:
     assert first < 0.01 if name == "distill_logits_apart" else first >= turn.end_s
     (curve,) = sim.memory_over(1)
     assert float(curve.total.max()) == pytest.approx(sim.result["peak_memory_bytes"])
-    assert {sim.timeline.kinds[sim.timeline.kind[row]] for row in sim.critical_rows} <= {"F", "B", "OPTIMIZER",
-        "ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"}  # fmt: skip
+    assert {sim.timeline.kinds[sim.timeline.kind[row]] for row in sim.critical_rows} <= {
+        "F",
+        "B",
+        "OPTIMIZER",
+        "ALL_GATHER",
+        "REDUCE_SCATTER",
+        "ALL_REDUCE",
+    }
 
 
 @pytest.mark.parametrize("name", ["distill_logits", "distill_logits_apart", "distill_sequence"])

@@ -18,8 +18,16 @@ MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 1024, "mlp": "swiglu"
 
 def serving(faults: dict[str, Any] | None, cluster: Any = "dgx-h100", **parallelism: int) -> Scenario:
     requests = {"prompt_len": 200, "output_len": 20, "count": 8}
-    return parse_scenario({"model": MODEL, "inference": {"requests": requests}, "parallelism": parallelism,
-                           "cluster": cluster, "calibration": "roofline", "faults": faults})  # fmt: skip
+    return parse_scenario(
+        {
+            "model": MODEL,
+            "inference": {"requests": requests},
+            "parallelism": parallelism,
+            "cluster": cluster,
+            "calibration": "roofline",
+            "faults": faults,
+        }
+    )
 
 
 def slow(rank: int, scale: float) -> dict[str, Any]:
@@ -64,8 +72,16 @@ def test_slow_links_slow_the_groups_that_use_them() -> None:
     assert busy(faulty, 1, 0) > 1.05 * busy(healthy, 1, 0)
 
 
-@pytest.mark.parametrize("faults", [{}, slow(1, 1.0), {"jitter": {"sigma": 0.0}}, {"failures": {}},
-                                    {"links": [{"between": ["node0", "node0"], "bandwidth_scale": 1.0}]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {},
+        slow(1, 1.0),
+        {"jitter": {"sigma": 0.0}},
+        {"failures": {}},
+        {"links": [{"between": ["node0", "node0"], "bandwidth_scale": 1.0}]},
+    ],
+)
 def test_faults_that_are_off_change_no_bit(faults: dict[str, Any]) -> None:
     found = [simulate_serving(serving(f, tp=2, pp=2, dp=2)) for f in (None, faults)]
     assert found[0].replicas[0].iterations == found[1].replicas[0].iterations

@@ -22,11 +22,21 @@ ROOT = Path(__file__).parents[2]
 
 def attention_bytes(seq: int, attention: str) -> float:
     """Bytes that a layer's attention core moves forward, one sequence."""
-    scenario = parse_scenario({"model": "llama2-7b", "cluster": "dgx-a100", "training": {
-        "seq_len": seq, "global_batch_size": 1, "attention": attention}})  # fmt: skip
+    scenario = parse_scenario(
+        {
+            "model": "llama2-7b",
+            "cluster": "dgx-a100",
+            "training": {"seq_len": seq, "global_batch_size": 1, "attention": attention},
+        }
+    )
     items = layer_block(scenario, 0).forward
-    return sum(i.bytes for i in items if isinstance(i, Compute) and i.name.startswith("attention")
-               and i.name not in ("attention_out", "attention_norm", "attention_residual"))  # fmt: skip
+    return sum(
+        i.bytes
+        for i in items
+        if isinstance(i, Compute)
+        and i.name.startswith("attention")
+        and i.name not in ("attention_out", "attention_norm", "attention_residual")
+    )
 
 
 def test_unfused_attention_moves_the_square_of_the_sequence_and_fused_does_not() -> None:
@@ -61,10 +71,16 @@ def test_memories_on_the_chip(gpu: str, clock: float) -> None:
 
 @cache
 def step(**training: str) -> dict[str, Any]:
-    return simulate(parse_scenario({
-        "model": "llama3-8b", "cluster": "dgx-a100", "parallelism": {"dp": 8, "zero": 3},
-        "training": {"seq_len": 4096, "global_batch_size": 16, **training},
-    })).result  # fmt: skip
+    return simulate(
+        parse_scenario(
+            {
+                "model": "llama3-8b",
+                "cluster": "dgx-a100",
+                "parallelism": {"dp": 8, "zero": 3},
+                "training": {"seq_len": 4096, "global_batch_size": 16, **training},
+            }
+        )
+    ).result
 
 
 def test_fused_kernels_save_time_and_memory() -> None:
@@ -79,8 +95,10 @@ def test_fused_kernels_save_time_and_memory() -> None:
 
 def test_liger_like_kernels_on_large_micro_batches() -> None:
     """Liger's claim for Llama 3 8B at such sizes: +20 % throughput, −60 % memory (arXiv 2410.10989, section 4.2)."""
-    eager, fused = (simulate(load_scenario(ROOT / "scenarios" / f"kernels_{name}_llama8b.yaml")).result
-                    for name in ("eager", "fused"))  # fmt: skip
+    eager, fused = (
+        simulate(load_scenario(ROOT / "scenarios" / f"kernels_{name}_llama8b.yaml")).result
+        for name in ("eager", "fused")
+    )
     assert 1.10 < fused["tokens_per_s"] / eager["tokens_per_s"] < 1.30
     assert 0.35 < fused["peak_memory_bytes"] / eager["peak_memory_bytes"] < 0.50
 

@@ -24,23 +24,38 @@ def hashed(arrival_s: float, path: list[int], rest: int, output: int) -> Request
 
 
 trees = st.lists(
-    st.builds(hashed, st.floats(0, 0.05), st.lists(st.integers(0, 1), max_size=4), st.integers(1, 600),
-              st.integers(1, 40)), min_size=1, max_size=20,
-).map(lambda rs: tuple(sorted(rs)))  # fmt: skip
+    st.builds(
+        hashed, st.floats(0, 0.05), st.lists(st.integers(0, 1), max_size=4), st.integers(1, 600), st.integers(1, 40)
+    ),
+    min_size=1,
+    max_size=20,
+).map(lambda rs: tuple(sorted(rs)))
 
 
 @settings(max_examples=60, deadline=None)
-@given(trees, st.sampled_from(["gpu", "cpu"]), st.sampled_from([16, 128, 512]), st.floats(3e6, 2e7),
-       st.integers(100, 3000), st.sampled_from([{}, {"pp": 2}, {"dp": 2}]))  # fmt: skip
+@given(
+    trees,
+    st.sampled_from(["gpu", "cpu"]),
+    st.sampled_from([16, 128, 512]),
+    st.floats(3e6, 2e7),
+    st.integers(100, 3000),
+    st.sampled_from([{}, {"pp": 2}, {"dp": 2}]),
+)
 def test_any_tree_is_served(
-    requests: tuple[Request, ...], prefix_cache: str, block: int, cache_bytes: float, budget: int,
+    requests: tuple[Request, ...],
+    prefix_cache: str,
+    block: int,
+    cache_bytes: float,
+    budget: int,
     parallelism: dict[str, int],
-) -> None:  # fmt: skip
+) -> None:
     """All tokens come out, no block is lost or used twice, and both engines and every grouping say the same."""
     inference = {"prefix_cache": prefix_cache, "kv_cache": {"block_tokens": block}, "max_batch_tokens": budget}
     scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
-    sims = [simulate_serving(scenario, requests=requests, engine=e, group=g)
-            for e, g in (("static", True), ("static", False), ("simpy", True))]  # fmt: skip
+    sims = [
+        simulate_serving(scenario, requests=requests, engine=e, group=g)
+        for e, g in (("static", True), ("static", False), ("simpy", True))
+    ]
     for sim in sims:
         finished(sim)
         assert sim.replicas[0].counts == sims[0].replicas[0].counts
@@ -49,8 +64,10 @@ def test_any_tree_is_served(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12),
-       st.sampled_from(["gpu", "cpu"]))  # fmt: skip
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12),
+    st.sampled_from(["gpu", "cpu"]),
+)
 def test_one_after_another_finds_every_block_seen_before(paths: list[list[int]], prefix_cache: str) -> None:
     """With room for all: of each prompt the longest beginning that some earlier one had."""
     requests = tuple([hashed(float(i), path, 7, 3) for i, path in enumerate(paths)])
@@ -112,20 +129,23 @@ def test_mooncakes_format(tmp_path: Path) -> None:
     assert read_trace(trace) == (Request(0.0, 1100, 5), Request(1.5, 1100, 5, "", 1024, (7, 8)))
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("{", "jsonl:1: is no JSON"),
-    ("[" * 100_000, "jsonl:1: is no JSON"),
-    ("[1]", "found [1]"),
-    ("{}", "timestamp is missing"),
-    (line(timestamp=-1), "timestamp: found -1"),
-    (line(timestamp=True), "timestamp: found True"),
-    (line(input_length=0), "input_length: found 0"),
-    (line(output_length=1.5), "output_length: found 1.5"),
-    (line(hash_ids="x"), "hash_ids: found 'x'"),
-    (line(hash_ids=[[1]]), "hash_ids: found"),
-    (line(hash_ids=[1, 1]), "holds one twice"),
-    ("", "holds no requests"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "jsonl:1: is no JSON"),
+        ("[" * 100_000, "jsonl:1: is no JSON"),
+        ("[1]", "found [1]"),
+        ("{}", "timestamp is missing"),
+        (line(timestamp=-1), "timestamp: found -1"),
+        (line(timestamp=True), "timestamp: found True"),
+        (line(input_length=0), "input_length: found 0"),
+        (line(output_length=1.5), "output_length: found 1.5"),
+        (line(hash_ids="x"), "hash_ids: found 'x'"),
+        (line(hash_ids=[[1]]), "hash_ids: found"),
+        (line(hash_ids=[1, 1]), "holds one twice"),
+        ("", "holds no requests"),
+    ],
+)
 def test_hostile_lines(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
         read_trace(written(tmp_path, text))

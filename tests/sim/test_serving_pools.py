@@ -37,8 +37,9 @@ def all_left(sim: ServingSimulation) -> None:
 
 spread = st.lists(
     st.builds(Request, st.floats(0, 0.05), st.integers(1, 300), st.integers(1, 60), hashes=st.just(())),
-    min_size=1, max_size=24,
-).map(lambda rs: tuple(sorted(rs)))  # fmt: skip
+    min_size=1,
+    max_size=24,
+).map(lambda rs: tuple(sorted(rs)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -140,13 +141,16 @@ def test_a_prefix_goes_where_it_went_before() -> None:
     assert rates["prefix_aware"] == pytest.approx(0.96 * 133 / 140, rel=0.01)  # all but each user's first
 
 
-@pytest.mark.parametrize(("inference", "parallelism", "said"), [
-    ({"disaggregated": {"prefill": {"tp": 3}}}, {}, "inference.disaggregated.prefill.tp: found 3"),
-    ({"disaggregated": {}}, {"tp": 2}, "parallelism.tp: found 2; disaggregated pools"),
-    ({"disaggregated": {}, "batching": "static"}, {}, "static batch"),
-    ({"disaggregated": {"decode": {"copies": 3}}}, {}, "copies"),
-    ({"router": "fastest"}, {}, "router"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("inference", "parallelism", "said"),
+    [
+        ({"disaggregated": {"prefill": {"tp": 3}}}, {}, "inference.disaggregated.prefill.tp: found 3"),
+        ({"disaggregated": {}}, {"tp": 2}, "parallelism.tp: found 2; disaggregated pools"),
+        ({"disaggregated": {}, "batching": "static"}, {}, "static batch"),
+        ({"disaggregated": {"decode": {"copies": 3}}}, {}, "copies"),
+        ({"router": "fastest"}, {}, "router"),
+    ],
+)
 def test_what_is_refused(inference: dict[str, Any], parallelism: dict[str, int], said: str) -> None:
     with pytest.raises(InputError, match=said):
         serving(inference, parallelism=parallelism)

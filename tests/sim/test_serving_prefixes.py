@@ -62,13 +62,19 @@ def test_a_sequence_alone_gets_every_block(requests: list[Request], max_batch_to
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from([0.0, 1e-4, 2e-4]), st.integers(1, 8), st.integers(1, 8), st.sampled_from("ab"),
-                  st.integers(0, 8)),
-        min_size=1, max_size=6,
+        st.tuples(
+            st.sampled_from([0.0, 1e-4, 2e-4]),
+            st.integers(1, 8),
+            st.integers(1, 8),
+            st.sampled_from("ab"),
+            st.integers(0, 8),
+        ),
+        min_size=1,
+        max_size=6,
     ),
     st.sampled_from([1, 2, 4, 8192]),
     st.sampled_from(["gpu", "cpu"]),
-)  # fmt: skip
+)
 def test_every_token_is_computed_found_or_computed_again(
     drawn: list[tuple[float, int, int, str, int]], max_batch_tokens: int, prefix_cache: str
 ) -> None:

@@ -41,8 +41,11 @@ def test_however_many_heads_read_a_latent_it_is_read_once(profile: str, kv: str)
     """128 heads over one latent (tp 1) are as far from their roofline as 16 (tp 8), not a read of the cache each."""
     found = []
     for tp in (1, 8):
-        changes = {"parallelism": {"tp": tp}, "inference": {"kv_cache": {"dtype": kv}}, "model": {
-            "preset": "deepseek-v3", "layers": 4}}  # fmt: skip
+        changes = {
+            "parallelism": {"tp": tp},
+            "inference": {"kv_cache": {"dtype": kv}},
+            "model": {"preset": "deepseek-v3", "layers": 4},
+        }
         costs = costs_of(changes, profile, f"dgx-{profile.removesuffix('-sxm')}")
         op, seconds = operator(costs, costs.attentions[0].decode(costs.dims, 128, 2048), "attention")
         assert op.flops == 2 * 128 * (128 // tp) * 2048 * (512 + 512 + 64)
@@ -53,8 +56,11 @@ def test_however_many_heads_read_a_latent_it_is_read_once(profile: str, kv: str)
 
 def test_add_and_norm_is_one_pass_as_measured() -> None:
     """liger_kernels: fused_add_rms_norm on an H100, 2,048 rows, fp32."""
-    rows = [r for r in read_table("scenarios/published/liger_kernels.json").rows
-            if r.id.startswith("liger_076") and "_forward_" in r.id]  # fmt: skip
+    rows = [
+        r
+        for r in read_table("scenarios/published/liger_kernels.json").rows
+        if r.id.startswith("liger_076") and "_forward_" in r.id
+    ]
     large = [r for r in rows if r.data["H"] in (4096, 8192, 16384)]
     assert len(large) == 3
     for row in large:
@@ -122,8 +128,12 @@ def test_experts_between_measured_sizes_are_met() -> None:
     gpu = GPUS["h200-sxm"]
     device = Device(gpu.name, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
     out = np.arange(len(points.seconds)) % 10 == 3
-    rest = PointTable(*(getattr(points, f)[~out] if f in ("shapes", "seconds", "spread", "samples") else
-                        getattr(points, f) for f in PointTable.__struct_fields__))  # fmt: skip
+    rest = PointTable(
+        *(
+            getattr(points, f)[~out] if f in ("shapes", "seconds", "spread", "samples") else getattr(points, f)
+            for f in PointTable.__struct_fields__
+        )
+    )
     table = make_table(MOE_LAYER, "bf16", [rest], device, True, 0.1)
     errors = []
     for i in np.flatnonzero(out)[::5]:
@@ -221,10 +231,17 @@ def test_unfused_attention_over_a_latent() -> None:
 
 def test_unfused_attention_delays_the_first_token_alone_and_holds_scores() -> None:
     def served(attention: str) -> dict[str, Any]:
-        scenario = parse_scenario({
-            "model": "llama3-8b", "cluster": "dgx-h100", "inference": {
-                "batching": "static", "attention": attention,
-                "requests": {"prompt_len": 4096, "output_len": 8, "count": 4}}})  # fmt: skip
+        scenario = parse_scenario(
+            {
+                "model": "llama3-8b",
+                "cluster": "dgx-h100",
+                "inference": {
+                    "batching": "static",
+                    "attention": attention,
+                    "requests": {"prompt_len": 4096, "output_len": 8, "count": 4},
+                },
+            }
+        )
         return simulate_serving(scenario).result
 
     fused, unfused = served("fused"), served("unfused")

@@ -31,25 +31,28 @@ def test_prefix_tokens_and_further_columns(tmp_path: Path) -> None:
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("", "csv:1: column arrival_s is missing"),
-    (HEAD, "holds no requests"),
-    ("arrival_s,prompt_tokens\n0,1\n", "column output_tokens is missing"),
-    (HEAD + "0,1\n", "csv:2: has 2 values; the header has 3"),
-    (HEAD + "0,1,1\nnan,1,1\n", "csv:3: arrival_s: found 'nan'"),
-    (HEAD + "-1,1,1\n", "arrival_s"),
-    (HEAD + "1e999,1,1\n", "arrival_s"),
-    (HEAD + "0,0,1\n", "prompt_tokens: found '0'"),
-    (HEAD + "0,1,1e3\n", "output_tokens: found '1e3'"),
-    (HEAD + "0,²,1\n", "prompt_tokens"),
-    (HEAD + f"0,{'9' * 5000},1\n", "prompt_tokens"),
-    (HEAD + "0,\"1\n", "is no CSV"),
-    (HEAD + "0,1,1,,\n", "has 5 values"),
-    ("arrival_s,arrival_s,prompt_tokens,output_tokens\n", "twice"),
-    (b"\xff\xfe\x00", "csv:1: is not UTF-8"),
-    (HEAD.strip() + ",prefix_id\n0,1,1," + "x" * 1001 + "\n", "prefix_id"),
-    (HEAD.strip() + ",prefix_id,prefix_tokens\n0,5,1,a,6\n", "prefix_tokens"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "csv:1: column arrival_s is missing"),
+        (HEAD, "holds no requests"),
+        ("arrival_s,prompt_tokens\n0,1\n", "column output_tokens is missing"),
+        (HEAD + "0,1\n", "csv:2: has 2 values; the header has 3"),
+        (HEAD + "0,1,1\nnan,1,1\n", "csv:3: arrival_s: found 'nan'"),
+        (HEAD + "-1,1,1\n", "arrival_s"),
+        (HEAD + "1e999,1,1\n", "arrival_s"),
+        (HEAD + "0,0,1\n", "prompt_tokens: found '0'"),
+        (HEAD + "0,1,1e3\n", "output_tokens: found '1e3'"),
+        (HEAD + "0,²,1\n", "prompt_tokens"),
+        (HEAD + f"0,{'9' * 5000},1\n", "prompt_tokens"),
+        (HEAD + '0,"1\n', "is no CSV"),
+        (HEAD + "0,1,1,,\n", "has 5 values"),
+        ("arrival_s,arrival_s,prompt_tokens,output_tokens\n", "twice"),
+        (b"\xff\xfe\x00", "csv:1: is not UTF-8"),
+        (HEAD.strip() + ",prefix_id\n0,1,1," + "x" * 1001 + "\n", "prefix_id"),
+        (HEAD.strip() + ",prefix_id,prefix_tokens\n0,5,1,a,6\n", "prefix_tokens"),
+    ],
+)
 def test_hostile_traces(tmp_path: Path, text: str | bytes, said: str) -> None:
     with pytest.raises(InputError) as caught:
         read_trace(written(tmp_path, text))

@@ -16,9 +16,11 @@ from sim.search.slo import parse_slo
 from sim.serve.simulation import simulate_serving
 
 SMALL: dict[str, Any] = {
-    "model": "llama3.2-1b", "cluster": "dgx-h100", "parallelism": {"tp": 2},
+    "model": "llama3.2-1b",
+    "cluster": "dgx-h100",
+    "parallelism": {"tp": 2},
     "inference": {"requests": {"prompt_len": 512, "output_len": 16, "count": 60, "rate_per_s": 40.0, "seed": 1}},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +44,11 @@ def test_the_highest_rate_keeps_every_promise_and_a_higher_one_does_not(file: Pa
     assert best["time_to_first_token_s"]["p99"] <= 0.02
     assert best["request_latency_s"]["p90"] <= 0.06
     assert best["cost_per_million_output_tokens"] == pytest.approx(1e-3 / best["output_tokens_per_s"] * 1e6)
-    faster = {**SMALL, "parallelism": {}, "inference": {"requests": {
-        **SMALL["inference"]["requests"], "rate_per_s": 1.1 * best["rate_per_s"]}}}  # fmt: skip
+    faster = {
+        **SMALL,
+        "parallelism": {},
+        "inference": {"requests": {**SMALL["inference"]["requests"], "rate_per_s": 1.1 * best["rate_per_s"]}},
+    }
     beyond = simulate_serving(parse_scenario(faster)).result
     assert beyond["time_to_first_token_s"]["p99"] > 0.02 or beyond["request_latency_s"]["p90"] > 0.06
 

@@ -14,8 +14,12 @@ from tests.sim.test_serving import WEIGHTS_AND_BUFFERS, finished, requests_of, s
 
 
 @settings(max_examples=100, deadline=None)
-@given(requests_of, settings_of, st.floats(1e5, 3e6),
-       st.sampled_from([{}, {"pp": 2}, {"dp": 3}, {"pp": 4, "tp": 2}, {"pp": 3, "dp": 2}]))  # fmt: skip
+@given(
+    requests_of,
+    settings_of,
+    st.floats(1e5, 3e6),
+    st.sampled_from([{}, {"pp": 2}, {"dp": 3}, {"pp": 4, "tp": 2}, {"pp": 3, "dp": 2}]),
+)
 def test_simpy_gives_the_quick_passes_times(
     requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float, parallelism: dict[str, int]
 ) -> None:

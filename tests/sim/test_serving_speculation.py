@@ -74,12 +74,17 @@ def test_draws_are_a_requests_own() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(requests_of, settings_of, st.floats(2e5, 3e6), st.floats(0, 1), st.integers(1, 6),
-       st.sampled_from([{}, {"dp": 2}]))  # fmt: skip
+@given(
+    requests_of, settings_of, st.floats(2e5, 3e6), st.floats(0, 1), st.integers(1, 6), st.sampled_from([{}, {"dp": 2}])
+)
 def test_any_workload_is_served(
-    requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float, acceptance: float, tokens: int,
+    requests: tuple[Request, ...],
+    inference: dict[str, Any],
+    cache_bytes: float,
+    acceptance: float,
+    tokens: int,
     parallelism: dict[str, int],
-) -> None:  # fmt: skip
+) -> None:
     inference["speculative"] = {"draft": DRAFT, "tokens": tokens, "acceptance": acceptance}
     scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
     quick, simpy = (simulate_serving(scenario, requests=requests, engine=e) for e in ("static", "simpy"))
@@ -99,14 +104,17 @@ def test_the_draft_takes_memory() -> None:
     assert sim.capacity.stage_token_bytes - plain.capacity.stage_token_bytes == 2 * 32 * 2  # a layer of one head of 32
 
 
-@pytest.mark.parametrize(("inference", "parallelism", "said"), [
-    ({"draft": "llama2-7b"}, {}, "vocabulary of 32000"),
-    ({"draft": DRAFT}, {"tp": 4}, "has 2 heads"),
-    ({"draft": DRAFT}, {"pp": 2}, "parallelism.pp: found 2"),
-    ({"draft": DRAFT, "acceptance": 1.5}, {}, "acceptance"),
-    ({"tokens": 3}, {}, "draft"),
-    ({"draft": "llama9"}, {}, "inference.speculative.draft"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("inference", "parallelism", "said"),
+    [
+        ({"draft": "llama2-7b"}, {}, "vocabulary of 32000"),
+        ({"draft": DRAFT}, {"tp": 4}, "has 2 heads"),
+        ({"draft": DRAFT}, {"pp": 2}, "parallelism.pp: found 2"),
+        ({"draft": DRAFT, "acceptance": 1.5}, {}, "acceptance"),
+        ({"tokens": 3}, {}, "draft"),
+        ({"draft": "llama9"}, {}, "inference.speculative.draft"),
+    ],
+)
 def test_what_is_refused(inference: dict[str, Any], parallelism: dict[str, int], said: str) -> None:
     with pytest.raises(InputError, match=said):
         serving({"speculative": inference}, parallelism=parallelism)

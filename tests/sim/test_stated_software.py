@@ -13,20 +13,33 @@ from sim.validation.tables import read_table
 
 def training(tmp_path: Path, software: str, row: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
     data = {
-        "format": "measurements/1", "name": "t", "kind": "training_step", "software": software,
-        "rows": [{"id": "r", "scenario": {"training": {"seq_len": 8, **training}}, "measured": {"step_time_s": 1.0},
-                  **(row or {})}],
-    }  # fmt: skip
+        "format": "measurements/1",
+        "name": "t",
+        "kind": "training_step",
+        "software": software,
+        "rows": [
+            {
+                "id": "r",
+                "scenario": {"training": {"seq_len": 8, **training}},
+                "measured": {"step_time_s": 1.0},
+                **(row or {}),
+            }
+        ],
+    }
     file = tmp_path / "table.json"
     file.write_text(json.dumps(data), encoding="utf-8")
     return dict(read_table(file).rows[0].scenario["training"])
 
 
-@pytest.mark.parametrize(("software", "date"), [
-    ("torch 1963fc8 (2024-12-23), torchao eab345c", "2024-12-23"), ("NeMo 24.07, Megatron-Core", "2024-07"),
-    ("Composer + PyTorch FSDP (A100: PyTorch 1.13 era; H100: PyTorch 2.1)", "2023-10"),
-    ("Megatron-LM fork of the authors (2023)", "2023-07"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("software", "date"),
+    [
+        ("torch 1963fc8 (2024-12-23), torchao eab345c", "2024-12-23"),
+        ("NeMo 24.07, Megatron-Core", "2024-07"),
+        ("Composer + PyTorch FSDP (A100: PyTorch 1.13 era; H100: PyTorch 2.1)", "2023-10"),
+        ("Megatron-LM fork of the authors (2023)", "2023-07"),
+    ],
+)
 def test_the_latest_release_is_the_date(tmp_path: Path, software: str, date: str) -> None:
     assert training(tmp_path, software)["software_date"] == date
 

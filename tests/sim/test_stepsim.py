@@ -78,9 +78,12 @@ def test_a_scenario_comes_from_standard_input() -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("run", "--quiet"), "No such option '--quiet'"), (("search",), "Missing argument 'SCENARIO'"),
-     (("run", "tp8", "--engine", "foo"), "Invalid value for '--engine'")],
-)  # fmt: skip
+    [
+        (("run", "--quiet"), "No such option '--quiet'"),
+        (("search",), "Missing argument 'SCENARIO'"),
+        (("run", "tp8", "--engine", "foo"), "Invalid value for '--engine'"),
+    ],
+)
 def test_a_wrong_option_is_one_message_as_all_mistakes_are(words: tuple[str, ...], said: str) -> None:
     message = stepsim(*words, code=2).stderr
     assert message.startswith(f"error: {said}")

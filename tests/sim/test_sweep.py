@@ -70,13 +70,21 @@ def test_links_and_presets_and_profiles_can_be_varied(tmp_path: Path) -> None:
     assert "https://cdn" not in page
 
 
-@pytest.mark.parametrize(("vary", "problem"), [
-    ("parallelism.pp", "must be KEY=VALUE"), ("parallelism.pp=", "must be KEY=VALUE"), ("=3", "must be KEY=VALUE"),
-    ("faults.stragglers.0.rank=0..99999999", "combinations"), ("faults.stragglers.0.rank=7..0", "combinations"),
-    ("parallelism.pp=[1", "is not valid YAML"), ("faults.jiter.sigma=1", "did you mean 'jitter'"),
-    ("model.heads=7,9", "--vary model.heads: found 7; must"),
-    ("parallelism.pp=*a", "anchors and aliases"), ("parallelism.tp=5,7", "none of the 2 combinations can be simulated"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vary", "problem"),
+    [
+        ("parallelism.pp", "must be KEY=VALUE"),
+        ("parallelism.pp=", "must be KEY=VALUE"),
+        ("=3", "must be KEY=VALUE"),
+        ("faults.stragglers.0.rank=0..99999999", "combinations"),
+        ("faults.stragglers.0.rank=7..0", "combinations"),
+        ("parallelism.pp=[1", "is not valid YAML"),
+        ("faults.jiter.sigma=1", "did you mean 'jitter'"),
+        ("model.heads=7,9", "--vary model.heads: found 7; must"),
+        ("parallelism.pp=*a", "anchors and aliases"),
+        ("parallelism.tp=5,7", "none of the 2 combinations can be simulated"),
+    ],
+)
 def test_bad_options_are_one_message(vary: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         run_sweep(FILE, [], [vary])
@@ -101,8 +109,9 @@ def test_linked_keys_vary_together_and_are_compared_by_tokens_a_second() -> None
     values = [tuple(row["values"].values()) for row in found["rows"]]
     assert values == [(1, 16, "none"), (1, 16, "full"), (2, 64, "none"), (2, 64, "full")]
     assert (found["metric"], found["linked"]) == (
-        "tokens_per_s_per_gpu", [["parallelism.dp", "training.global_batch_size"]],
-    )  # fmt: skip
+        "tokens_per_s_per_gpu",
+        [["parallelism.dp", "training.global_batch_size"]],
+    )
     assert found["vary"]["training.global_batch_size"] == [16, 64]
     page = sweep_page(found)
     assert "Best tok/s/GPU that fits" in page or "none fits" in page
@@ -150,8 +159,11 @@ def test_other_processes_find_the_same_to_the_last_bit() -> None:
 
 def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="dask.distributed is not installed")
-    changes = [(("faults.stragglers.0.rank", r), ("faults.stragglers.0.compute_scale", 1 + s / 10))
-               for r in range(8) for s in range(1, 11)]  # fmt: skip
+    changes = [
+        (("faults.stragglers.0.rank", r), ("faults.stragglers.0.compute_scale", 1 + s / 10))
+        for r in range(8)
+        for s in range(1, 11)
+    ]
     packed = pack(read_source(FILE), "steps", changes)
     with local_workers(1) as here:
         expected = rows_of(packed, changes, here)

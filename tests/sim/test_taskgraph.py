@@ -21,8 +21,11 @@ def test_a_task_for_a_whole_step_is_named_by_its_actions_and_others_by_their_sor
     graph = replace(graph, columns=graph.columns._replace(steps=steps, step=ints([0, 1, 0, -1])))
 
     assert [d.name for d in graph.details()] == [
-        "F of stage 0", "F of stage 0 and B of stage 5", "stage 0 to 1", "stage 0 to 1",
-    ]  # fmt: skip
+        "F of stage 0",
+        "F of stage 0 and B of stage 5",
+        "stage 0 to 1",
+        "stage 0 to 1",
+    ]
     assert {d.source for d in graph.details()[:2]} == {"measured"}
     assert (graph.stages.tolist(), graph.micro_batches.tolist()) == ([0, 0, 0, -1], [2, 3, 2, -1])
     assert "stage 0, micro-batch 3: F of stage 0 and B of stage 5 (rank 0 compute F)" in graph.describe(1)

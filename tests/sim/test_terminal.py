@@ -21,8 +21,15 @@ from tests.processes import ROOT, start, wait_until
 RUN = ("sim.run", "scenarios/1f1b_pp8.yaml")
 COMPARE = ("sim.compare", "scenarios/cpu/tp2.yaml", "scenarios/measured/tp2.json")
 SEARCH = (
-    "sim.search", "scenarios/search_llama3_8b.yaml", "--only", "tp=8", "--only", "schedule=1f1b", "--workers", "1"
-)  # fmt: skip
+    "sim.search",
+    "scenarios/search_llama3_8b.yaml",
+    "--only",
+    "tp=8",
+    "--only",
+    "schedule=1f1b",
+    "--workers",
+    "1",
+)
 GOODPUT = ("sim.run", "scenarios/goodput_llama3_405b.yaml", "--days", "3", "--runs", "4")
 VALIDATE = ("sim.validate", "scenarios/published/korthikanti2022.json")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
@@ -30,10 +37,19 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 
 @pytest.mark.parametrize(
     "command",
-    [RUN, (*RUN, "--json", "-"), ("sim.run", "--schema"), ("sim.run", "--explain", "training"), COMPARE,
-     (*COMPARE, "--json", "-"), (*SEARCH, "--json", "-"), VALIDATE, ("sim.regress",)],
+    [
+        RUN,
+        (*RUN, "--json", "-"),
+        ("sim.run", "--schema"),
+        ("sim.run", "--explain", "training"),
+        COMPARE,
+        (*COMPARE, "--json", "-"),
+        (*SEARCH, "--json", "-"),
+        VALIDATE,
+        ("sim.regress",),
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_reader_that_leaves_changes_nothing(command: tuple[str, ...]) -> None:
     writing = subprocess.Popen(
         [sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -115,8 +131,9 @@ def test_ctrl_c_ends_with_one_word(command: str, tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(LONG)
     tables = sorted(str(p) for p in (ROOT / "scenarios" / "published").glob("*.json") if "nccl" not in p.name)
     arguments = {
-        "sim.run": (str(tmp_path / "long.yaml"), "--html", str(tmp_path / "out.html")), "sim.validate": tuple(tables),
-    }[command]  # fmt: skip
+        "sim.run": (str(tmp_path / "long.yaml"), "--html", str(tmp_path / "out.html")),
+        "sim.validate": tuple(tables),
+    }[command]
     running = start(command, *arguments)
     maps = Path("/proc", str(running.process.pid), "maps")
     wait_until(lambda: "_multiarray_umath" in maps.read_text())  # numpy is there: most modules are loaded

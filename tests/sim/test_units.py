@@ -14,9 +14,10 @@ from sim.inputs.schema import scenario_schema
 from sim.inputs.units import parse_flops, parse_power, parse_rate, parse_size, parse_time
 
 BASE: dict[str, Any] = {
-    "model": "llama3.2-1b", "training": {"seq_len": 512, "global_batch_size": 1},
+    "model": "llama3.2-1b",
+    "training": {"seq_len": 512, "global_batch_size": 1},
     "cluster": {"preset": "dgx-h100", "nodes": 1},
-}  # fmt: skip
+}
 NUMBERS = st.decimals(min_value=0, max_value=10**6, places=3)
 
 
@@ -47,18 +48,21 @@ def test_any_text_is_a_number_or_one_message(text: str) -> None:
         assert found.startswith("must be a number of") if isinstance(found, str) else found >= 0
 
 
-@pytest.mark.parametrize(("path", "text", "number"), [
-    ("cluster.inter_node.nic_bandwidth_bytes_per_s", "400Gbps", 50e9),
-    ("cluster.intra_node.bandwidth_bytes_per_s", "450 GB/s", 450e9),
-    ("cluster.inter_node.latency_s", "14us", 14e-6),
-    ("cluster.gpu.memory_bytes", "96GB", 96e9),
-    ("cluster.gpu.memory_bandwidth_bytes_per_s", "3.35TB/s", 3.35e12),
-    ("cluster.gpu.power_limit_w", "0.7kW", 700.0),
-    ("cluster.gpu.launch_overhead_s", "2.5 µs", 2.5e-6),
-    ("cluster.gpu.peak_flops_per_s.bf16", "989TFLOPS", 989e12),
-    ("parallelism.bucket_bytes", "100MB", 10**8),
-    ("faults.failures.checkpoint_interval_s", "20min", 1200.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "text", "number"),
+    [
+        ("cluster.inter_node.nic_bandwidth_bytes_per_s", "400Gbps", 50e9),
+        ("cluster.intra_node.bandwidth_bytes_per_s", "450 GB/s", 450e9),
+        ("cluster.inter_node.latency_s", "14us", 14e-6),
+        ("cluster.gpu.memory_bytes", "96GB", 96e9),
+        ("cluster.gpu.memory_bandwidth_bytes_per_s", "3.35TB/s", 3.35e12),
+        ("cluster.gpu.power_limit_w", "0.7kW", 700.0),
+        ("cluster.gpu.launch_overhead_s", "2.5 µs", 2.5e-6),
+        ("cluster.gpu.peak_flops_per_s.bf16", "989TFLOPS", 989e12),
+        ("parallelism.bucket_bytes", "100MB", 10**8),
+        ("faults.failures.checkpoint_interval_s", "20min", 1200.0),
+    ],
+)
 def test_wherever_a_number_has_that_unit(path: str, text: str, number: float) -> None:
     def scenario(value: Any) -> Any:
         *sections, key = path.split(".")

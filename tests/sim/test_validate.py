@@ -98,8 +98,9 @@ def test_what_is_reserved_is_less_sure_than_what_is_allocated() -> None:
     """And as sure as the table with such rows has it: all of them within the interval."""
     reserved, allocated = validation("torchtitan_h100"), validation("simumax_b200_dense_mbc4", 4)
     assert figure(reserved, "peak_reserved", "inside_interval") == 1.0
-    wide, narrow = (max(e.high / e.predicted for e in v.errors if e.quantity.startswith("peak"))
-                    for v in (reserved, allocated))  # fmt: skip
+    wide, narrow = (
+        max(e.high / e.predicted for e in v.errors if e.quantity.startswith("peak")) for v in (reserved, allocated)
+    )
     assert wide > 1.1 > 1.06 > narrow
 
 
@@ -163,9 +164,14 @@ def test_command_writes_all_forms(tmp_path: Path) -> None:
     assert "old" not in notes.read_text()
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"format": "x"}, "format"), ({"kind": "poem"}, "poem"), ({"rows": 3}, "rows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "x"}, "format"),
+        ({"kind": "poem"}, "poem"),
+        ({"rows": 3}, "rows"),
+    ],
+)
 def test_bad_tables_say_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({"format": "measurements/1", "kind": "kernel", "rows": [GEMM], **change}))
@@ -177,7 +183,6 @@ def test_bad_tables_say_what_is_wrong(tmp_path: Path, change: dict[str, Any], me
 
 def test_an_assumption_can_be_changed_in_every_row() -> None:
     from sim.commands import validate
-
 
     def predicted(*more: str) -> list[float]:
         table = str(PUBLISHED / "korthikanti2022.json")

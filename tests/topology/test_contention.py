@@ -119,8 +119,11 @@ def test_a_flow_is_as_fast_as_alone_or_has_a_full_link_on_which_none_sends_more(
 def test_order_and_equal_copies_change_no_bit(case: Loads, order: random.Random, copies: int) -> None:
     flows, capacity = case
     fractions = shared_fractions(flows, capacity)
-    many = [(i, {(copy, each): load for each, load in flow.items()})
-            for copy in range(copies) for i, flow in enumerate(flows)]  # fmt: skip
+    many = [
+        (i, {(copy, each): load for each, load in flow.items()})
+        for copy in range(copies)
+        for i, flow in enumerate(flows)
+    ]
     order.shuffle(many)
     limits = {(copy, each): limit for copy in range(copies) for each, limit in capacity.items()}
     again = shared_fractions([flow for _, flow in many], limits)

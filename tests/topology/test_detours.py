@@ -54,8 +54,11 @@ def test_a_torus_goes_round(nodes: int, nics: int) -> None:
             continue
         graph = nx.DiGraph(routers)
         graph.remove_edges_from([("router0", f"router{other}"), (f"router{other}", "router0")])
-        hops = nx.shortest_path_length(graph, "router0", f"router{other}") if nx.has_path(
-            graph, "router0", f"router{other}") else float("inf")  # fmt: skip
+        hops = (
+            nx.shortest_path_length(graph, "router0", f"router{other}")
+            if nx.has_path(graph, "router0", f"router{other}")
+            else float("inf")
+        )
         assert left_of_cut(spec, 0, other) == pytest.approx(1 / hops)
 
 

@@ -130,9 +130,14 @@ def test_switches_and_trees_reduce_where_nccl_says_so() -> None:
     assert h100.chosen("all_reduce", range(64), SIZE) == ("nvls_tree", "Simple")
     assert efa.chosen("all_reduce", range(16), 31 << 20) == ("nvls_tree", "Simple")
     for network, ranks, size in (
-        (efa, range(16), 29 << 20), (efa, range(32), SIZE), (a100, range(16), SIZE), (h100, two_each, SIZE),
-        (h100, uneven, SIZE), (nvl72, range(144), SIZE), (tcpx, range(16), SIZE),
-    ):  # fmt: skip
+        (efa, range(16), 29 << 20),
+        (efa, range(32), SIZE),
+        (a100, range(16), SIZE),
+        (h100, two_each, SIZE),
+        (h100, uneven, SIZE),
+        (nvl72, range(144), SIZE),
+        (tcpx, range(16), SIZE),
+    ):
         assert network.chosen("all_reduce", ranks, size).algorithm in ("ring", "tree")
 
 
@@ -145,7 +150,6 @@ def test_switches_and_trees_take_what_the_slower_of_both_takes() -> None:
     for ranks, expected in ((16, size * (1 + 1 / 8) / nvlink), (64, 2 * size / nics)):
         found = duration("all_reduce", "nvls_tree", "Simple", network.group(range(ranks)), size)
         assert found.seconds == pytest.approx(expected, rel=1e-3)
-
 
 
 def test_hierarchical_all_reduce_between_its_neighbours() -> None:

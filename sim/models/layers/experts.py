@@ -40,8 +40,10 @@ class Experts(Struct, frozen=True):
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
         routed = moe_parts(scenario, d, layer, shard)
-        return routed if self.shared is None else (
-            *routed, *shared_parts(d, self.shared.projections(d, "moe"), self.moe.shared_gate)
+        return (
+            routed
+            if self.shared is None
+            else (*routed, *shared_parts(d, self.shared.projections(d, "moe"), self.moe.shared_gate))
         )
 
     @property

@@ -11,9 +11,17 @@ from sim.inputs.scenario import Scenario, parse_scenario
 
 GPT = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 51200}
 LLAMA = {
-    "layers": 4, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 2816, "vocab": 32000, "mlp": "swiglu",
-    "norm": "rmsnorm", "bias": False, "positions": "rope",
-}  # fmt: skip
+    "layers": 4,
+    "hidden": 1024,
+    "heads": 16,
+    "kv_heads": 4,
+    "ffn": 2816,
+    "vocab": 32000,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+}
 
 
 def make(model: Any = GPT, training: dict[str, Any] | None = None, **parallelism: Any) -> Scenario:
@@ -25,8 +33,7 @@ def make(model: Any = GPT, training: dict[str, Any] | None = None, **parallelism
 
 
 def flops(items: Iterable[Item], kinds: tuple[str, ...] = ("gemm",), phase: Phase | None = None) -> float:
-    return sum(i.flops for i in items if isinstance(i, Compute) and i.kind in kinds
-               and phase in (None, i.phase))  # fmt: skip
+    return sum(i.flops for i in items if isinstance(i, Compute) and i.kind in kinds and phase in (None, i.phase))
 
 
 def comms(items: Iterable[Item], group: str) -> Counter[str]:

@@ -28,9 +28,13 @@ def test_named_parts_of_equation_1(style):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    s=st.integers(1, 32).map(lambda x: 64 * x), b=st.integers(1, 4), head_dim=st.sampled_from([32, 64, 128]),
-    heads=st.sampled_from([8, 16, 24]), t=st.sampled_from([1, 2, 4, 8]), sp=st.booleans(),
-)  # fmt: skip
+    s=st.integers(1, 32).map(lambda x: 64 * x),
+    b=st.integers(1, 4),
+    head_dim=st.sampled_from([32, 64, 128]),
+    heads=st.sampled_from([8, 16, 24]),
+    t=st.sampled_from([1, 2, 4, 8]),
+    sp=st.booleans(),
+)
 def test_equations_1_2_4(s, b, head_dim, heads, t, sp):
     h = heads * head_dim
     model = {"layers": 1, "hidden": h, "heads": heads, "vocab": 1024, "dropout": 0.1}
@@ -90,9 +94,15 @@ def test_embedding_and_head():
     assert saved_bytes(split.saved) == pytest.approx((4 * S * B * H + 4 * S * B * 51200) / 8, rel=1e-12)
 
 
-@pytest.mark.parametrize(("style", "precision", "bytes_a_logit"), [
-    ("eager", "bf16", 12), ("megatron", "bf16", 6), ("eager", "fp32", 12), ("megatron", "fp32", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("style", "precision", "bytes_a_logit"),
+    [
+        ("eager", "bf16", 12),
+        ("megatron", "bf16", 6),
+        ("eager", "fp32", 12),
+        ("megatron", "fp32", 4),
+    ],
+)
 def test_what_the_loss_holds_of_a_logit(style, precision, bytes_a_logit):
     """torch: log-softmax, the loss's gradient and its own, in fp32. Megatron's: fp32 in place, and the 16 bits outside.
 
@@ -204,7 +214,8 @@ def test_quantizing_reads_once_and_writes_rows_and_columns(precision, an_element
         assert found["qkv_cast"].bytes == pytest.approx(an_element * S * B * H)
         assert found["attention_out_weight_cast"].bytes == pytest.approx(an_element * H * H / batches)
     for reshard in (True, False):  # what ZeRO-3 gathers anew is quantized anew
-        sharded = make(LLAMA, {"precision": "fp8", "global_batch_size": 2 * B * 4}, dp=2, zero=3,
-                       reshard_after_forward=reshard)  # fmt: skip
+        sharded = make(
+            LLAMA, {"precision": "fp8", "global_batch_size": 2 * B * 4}, dp=2, zero=3, reshard_after_forward=reshard
+        )
         found = {c.name: c for c in layer_block(sharded, 0).forward if getattr(c, "kind", "") == "cast"}
         assert found["attention_out_weight_cast"].bytes == 4 * H * H / (1 if reshard else 4)

@@ -16,10 +16,14 @@ TOKENS, HIDDEN, VOCAB = 4096, 4096, 128256
 
 
 def scenario(loss: str, parallelism: dict[str, int] | None = None, **training: Any) -> Scenario:
-    return parse_scenario({
-        "model": "llama3-8b", "cluster": "dgx-h100", "parallelism": parallelism or {},
-        "training": {"seq_len": TOKENS, "global_batch_size": 8, "cross_entropy": loss, **training},
-    })  # fmt: skip
+    return parse_scenario(
+        {
+            "model": "llama3-8b",
+            "cluster": "dgx-h100",
+            "parallelism": parallelism or {},
+            "training": {"seq_len": TOKENS, "global_batch_size": 8, "cross_entropy": loss, **training},
+        }
+    )
 
 
 def flops(program: Program) -> float:

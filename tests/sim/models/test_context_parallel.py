@@ -83,10 +83,12 @@ def test_sums_of_ring_gradients_take_their_bytes():
 
 def test_contiguous_ranks_wait_for_keys_they_do_not_use():
     counts = [
-        sum(isinstance(i, Compute) and i.kind == "attention_forward" for i in layer_block(
-            make(LLAMA, cp=4, cp_split="contiguous"), 0, Shard(r)).forward)
+        sum(
+            isinstance(i, Compute) and i.kind == "attention_forward"
+            for i in layer_block(make(LLAMA, cp=4, cp_split="contiguous"), 0, Shard(r)).forward
+        )
         for r in range(4)
-    ]  # fmt: skip
+    ]
     assert counts == [1, 2, 3, 4]
 
 

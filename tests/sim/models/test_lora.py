@@ -18,17 +18,31 @@ from sim.simulation import simulate
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 HIDDEN, FFN, RANK = 256, 768, 8
-SMALL = {"layers": 3, "hidden": HIDDEN, "heads": 8, "kv_heads": 4, "ffn": FFN, "vocab": 512, "mlp": "swiglu",
-         "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
+SMALL = {
+    "layers": 3,
+    "hidden": HIDDEN,
+    "heads": 8,
+    "kv_heads": 4,
+    "ffn": FFN,
+    "vocab": 512,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+}
 MATRICES = [(256, 256), (128, 256), (128, 256), (256, 256), (768, 256), (768, 256), (256, 768)]
 BASE, ADAPTERS = sum(n * k for n, k in MATRICES), RANK * sum(n + k for n, k in MATRICES)
 
 
 def scenario(lora: dict[str, Any] | None = None, **training: Any) -> Scenario:
-    return parse_scenario({
-        "model": SMALL, "cluster": "dgx-h100", "calibration": "roofline",
-        "training": {"seq_len": 128, "global_batch_size": 1, "lora": lora, **training},
-    })  # fmt: skip
+    return parse_scenario(
+        {
+            "model": SMALL,
+            "cluster": "dgx-h100",
+            "calibration": "roofline",
+            "training": {"seq_len": 128, "global_batch_size": 1, "lora": lora, **training},
+        }
+    )
 
 
 def matmul_flops(program: Program) -> float:
@@ -129,10 +143,13 @@ def test_tensor_parallel_ranks_share_an_adapter() -> None:
     assert 2 * layer_block(split, 1).params == layer_block(whole, 1).params
     sent = {i.name: i.kind for i in layer_block(split, 1).forward if isinstance(i, Comm) and "lora" in i.name}
     assert sent == {
-        "qkv_0_lora_a_gather": "all_gather", "qkv_1_lora_a_gather": "all_gather", "qkv_2_lora_a_gather": "all_gather",
-        "attention_out_lora_a_reduce_scatter": "reduce_scatter", "attention_out_lora_a_gather": "all_gather",
+        "qkv_0_lora_a_gather": "all_gather",
+        "qkv_1_lora_a_gather": "all_gather",
+        "qkv_2_lora_a_gather": "all_gather",
+        "attention_out_lora_a_reduce_scatter": "reduce_scatter",
+        "attention_out_lora_a_gather": "all_gather",
         "attention_out_lora_b_exchange": "all_to_all",
-    }  # fmt: skip
+    }
 
 
 def test_frozen_weights_are_never_quantized_again() -> None:
@@ -141,9 +158,14 @@ def test_frozen_weights_are_never_quantized_again() -> None:
     assert not any("weight_cast" in name for name in names)
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("training.recompute", "selective_op"), ("model", "mixtral-8x7b"), ("training.lora.targets", "[qkv, qkv]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training.recompute", "selective_op"),
+        ("model", "mixtral-8x7b"),
+        ("training.lora.targets", "[qkv, qkv]"),
+    ],
+)
 def test_what_is_not_simulated_is_refused(key: str, value: str) -> None:
     with pytest.raises(InputError, match=r"training\.lora"):
         load_scenario(SCENARIOS / "sft_lora_llama8b.yaml", ["parallelism.dp=4", f"{key}={value}"])

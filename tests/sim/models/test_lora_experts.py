@@ -35,10 +35,13 @@ def test_experts_are_exchanged_and_their_gradients_never_reduced() -> None:
     assert result["memory"][0]["gradients"] == 4 * 4 * ADAPTERS
 
 
-@pytest.mark.parametrize(("training", "parallelism", "message"), [
-    ({"lora": {"rank": 8}}, {}, "experts' matrices.*leave experts frozen"),
-    (LORA, {"dp": 2, "zero": 3}, "frozen experts are simulated whole"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("training", "parallelism", "message"),
+    [
+        ({"lora": {"rank": 8}}, {}, "experts' matrices.*leave experts frozen"),
+        (LORA, {"dp": 2, "zero": 3}, "frozen experts are simulated whole"),
+    ],
+)
 def test_what_is_not_simulated_is_named(training: Any, parallelism: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(MOE, training, **parallelism)

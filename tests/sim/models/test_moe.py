@@ -80,8 +80,13 @@ def test_dense_and_shared():
 
 
 @settings(max_examples=50, deadline=None)
-@given(experts=st.integers(1, 64), top_k=st.integers(1, 8), zipf=st.floats(0, 3), seed=st.integers(0, 99),
-       tokens=st.integers(1, 4096))  # fmt: skip
+@given(
+    experts=st.integers(1, 64),
+    top_k=st.integers(1, 8),
+    zipf=st.floats(0, 3),
+    seed=st.integers(0, 99),
+    tokens=st.integers(1, 4096),
+)
 def test_uneven_routing_keeps_the_tokens(experts, top_k, zipf, seed, tokens):
     """Every copy goes somewhere, no expert sees a token twice, the same seed draws the same load."""
     top_k = min(top_k, experts)
@@ -155,8 +160,11 @@ def test_experts_weights_are_quantized_once_a_step():
 
     def moved(batches: int) -> float:
         block = layer_block(make(MOE, {"precision": "fp8", "global_batch_size": 2 * batches}), 0)
-        return sum(c.bytes for c in block.forward if getattr(c, "kind", "") == "cast" and "weight" in c.name
-                   and c.name.startswith("experts"))  # fmt: skip
+        return sum(
+            c.bytes
+            for c in block.forward
+            if getattr(c, "kind", "") == "cast" and "weight" in c.name and c.name.startswith("experts")
+        )
 
     assert moved(1) == 4 * 16 * 3 * 1024 * 512
     assert moved(4) == moved(1) / 4

@@ -13,18 +13,33 @@ from sim.models.layer import layer_block
 from sim.models.lora import NF4_BYTES
 from sim.simulation import simulate
 
-SMALL = {"layers": 3, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 768, "vocab": 512, "mlp": "swiglu",
-         "norm": "rmsnorm", "bias": False, "positions": "rope"}  # fmt: skip
+SMALL = {
+    "layers": 3,
+    "hidden": 256,
+    "heads": 8,
+    "kv_heads": 4,
+    "ffn": 768,
+    "vocab": 512,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+}
 MATRICES = [(256, 256), (128, 256), (128, 256), (256, 256), (768, 256), (768, 256), (256, 768)]
 ELEMENTS = sum(n * k for n, k in MATRICES)
 
 
 def scenario(weights: str | None, parallelism: dict[str, Any] | None = None, **training: Any) -> Scenario:
     lora = {"rank": 8, "weights": weights}
-    return parse_scenario({
-        "model": SMALL, "cluster": "dgx-h100", "calibration": "roofline", "parallelism": parallelism or {},
-        "training": {"seq_len": 128, "global_batch_size": 2, "lora": lora, **training},
-    })  # fmt: skip
+    return parse_scenario(
+        {
+            "model": SMALL,
+            "cluster": "dgx-h100",
+            "calibration": "roofline",
+            "parallelism": parallelism or {},
+            "training": {"seq_len": 128, "global_batch_size": 2, "lora": lora, **training},
+        }
+    )
 
 
 def test_matrices_of_layers_take_half_a_byte_a_number() -> None:
@@ -55,10 +70,13 @@ def test_tensor_and_pipeline_parallel_ranks_have_their_parts() -> None:
     assert simulate(scenario("nf4", {"pp": 3})).result["step_time_s"] > 0
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    ({"parallelism": {"dp": 2, "zero": 3}}, "zero below 3"),
-    ({"precision": "fp8"}, "precision fp8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"parallelism": {"dp": 2, "zero": 3}}, "zero below 3"),
+        ({"precision": "fp8"}, "precision fp8"),
+    ],
+)
 def test_what_is_not_simulated_is_named(more: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=rf"lora\.weights: found 'nf4'; .*{message}"):
         scenario("nf4", **more)

@@ -17,7 +17,7 @@ EXPERTS = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 512, "shared_experts
 LATENT = {
     **{k: v for k, v in LLAMA.items() if k != "kv_heads"},
     "mla": {"q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
-}  # fmt: skip
+}
 
 
 def block(model: Any, *modules: str) -> Block:
@@ -31,14 +31,17 @@ def lost(model: Any, *modules: str) -> float:
     return (kept[0] - kept[1]) / 2 / TOKENS
 
 
-@pytest.mark.parametrize(("model", "modules", "numbers"), [
-    (LLAMA, ["layernorm"], 2 * H),  # inputs of query-key-value and of gate-up
-    (LLAMA, ["mlp"], 3 * FFN),  # gate, up, their product
-    (LLAMA, ["layernorm", "mlp"], 2 * H + 3 * FFN),
-    (EXPERTS, ["moe_act"], 2 * 512),  # the second input of two experts
-    (EXPERTS, ["shared_experts"], 3 * 512),
-    (LATENT, ["mla_up_proj"], 16 * (96 + 96 + 64)),  # queries, keys, values
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "modules", "numbers"),
+    [
+        (LLAMA, ["layernorm"], 2 * H),  # inputs of query-key-value and of gate-up
+        (LLAMA, ["mlp"], 3 * FFN),  # gate, up, their product
+        (LLAMA, ["layernorm", "mlp"], 2 * H + 3 * FFN),
+        (EXPERTS, ["moe_act"], 2 * 512),  # the second input of two experts
+        (EXPERTS, ["shared_experts"], 3 * 512),
+        (LATENT, ["mla_up_proj"], 16 * (96 + 96 + 64)),  # queries, keys, values
+    ],
+)
 def test_each_module_loses_its_tensors(model: Any, modules: list[str], numbers: float) -> None:
     assert lost(model, *modules) == numbers
 
@@ -48,12 +51,15 @@ def test_the_whole_of_moe_keeps_its_input_alone() -> None:
     assert [s.bytes for s in kept] == [2 * TOKENS * H]
 
 
-@pytest.mark.parametrize(("model", "module", "kinds"), [
-    (LLAMA, "layernorm", {"norm": 2}),
-    (LLAMA, "mlp", {"gemm": 2, "elementwise": 1}),
-    (EXPERTS, "moe_act", {"elementwise": 1}),
-    (LATENT, "mla_up_proj", {"gemm": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "module", "kinds"),
+    [
+        (LLAMA, "layernorm", {"norm": 2}),
+        (LLAMA, "mlp", {"gemm": 2, "elementwise": 1}),
+        (EXPERTS, "moe_act", {"elementwise": 1}),
+        (LATENT, "mla_up_proj", {"gemm": 2}),
+    ],
+)
 def test_what_runs_again(model: Any, module: str, kinds: dict[str, int]) -> None:
     again = [i for i in block(model, module).recompute if isinstance(i, Compute)]
     for kind, number in kinds.items():
@@ -66,13 +72,16 @@ def test_the_core_alone_is_plain_selective() -> None:
     assert plain == named
 
 
-@pytest.mark.parametrize(("recompute", "message"), [
-    ({"mode": "selective", "modules": ["moe_act"]}, "found 'moe_act'; needs model.moe"),
-    ({"mode": "selective", "modules": ["mla_up_proj"]}, "found 'mla_up_proj'; needs model.mla"),
-    ({"mode": "full", "modules": ["mlp"]}, "stands beside mode full"),
-    ({"mode": "selective", "modules": ["mlp", "mlp"]}, "each at most once"),
-    ({"mode": "selective", "modules": ["attention"]}, "recompute.modules"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recompute", "message"),
+    [
+        ({"mode": "selective", "modules": ["moe_act"]}, "found 'moe_act'; needs model.moe"),
+        ({"mode": "selective", "modules": ["mla_up_proj"]}, "found 'mla_up_proj'; needs model.mla"),
+        ({"mode": "full", "modules": ["mlp"]}, "stands beside mode full"),
+        ({"mode": "selective", "modules": ["mlp", "mlp"]}, "each at most once"),
+        ({"mode": "selective", "modules": ["attention"]}, "recompute.modules"),
+    ],
+)
 def test_what_does_not_go_together_is_named(recompute: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(LLAMA, {"recompute": recompute})
@@ -81,6 +90,11 @@ def test_what_does_not_go_together_is_named(recompute: dict[str, Any], message: 
 def test_a_resolved_scenario_can_be_read_again() -> None:
     """With every default written out, the usual modules beside each mode too."""
     for mode in ("none", "full", "selective_op"):
-        written = parse_scenario({"model": "llama3-8b", "training": {"seq_len": 64, "global_batch_size": 1,
-                                  "recompute": mode}, "cluster": "dgx-a100"}).model_dump(mode="json")  # fmt: skip
+        written = parse_scenario(
+            {
+                "model": "llama3-8b",
+                "training": {"seq_len": 64, "global_batch_size": 1, "recompute": mode},
+                "cluster": "dgx-a100",
+            }
+        ).model_dump(mode="json")
         assert parse_scenario(written).for_training.recompute.mode == mode

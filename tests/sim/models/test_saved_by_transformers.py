@@ -26,9 +26,13 @@ def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, preci
     row = TABLE["families"][family]
     attention = {"eager": "unfused", "sdpa": "fused"}[row["attention"]]
     training = {
-        "seq_len": TABLE["seq_len"], "micro_batch_size": TABLE["batch"], "global_batch_size": TABLE["batch"],
-        "precision": precision, "framework": "transformers", "attention": attention,
-    }  # fmt: skip
+        "seq_len": TABLE["seq_len"],
+        "micro_batch_size": TABLE["batch"],
+        "global_batch_size": TABLE["batch"],
+        "precision": precision,
+        "framework": "transformers",
+        "attention": attention,
+    }
     scenario = parse_scenario({"model": written(tmp_path, row["config"]), "training": training, "cluster": "dgx-h100"})
     layers = range(row["layers"], 2 * row["layers"])
     kept = sum(s.bytes for layer in layers for s in layer_block(scenario, layer).saved)

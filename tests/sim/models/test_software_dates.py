@@ -18,10 +18,14 @@ from sim.simulation import simulate
 
 
 def scenario(cluster: str = "dgx-h100", parallelism: dict[str, Any] | None = None, **training: Any) -> Scenario:
-    return parse_scenario({
-        "model": "llama3-8b", "cluster": cluster, "parallelism": {"dp": 8, **(parallelism or {})},
-        "training": {"seq_len": 4096, "global_batch_size": 16, **training},
-    })  # fmt: skip
+    return parse_scenario(
+        {
+            "model": "llama3-8b",
+            "cluster": cluster,
+            "parallelism": {"dp": 8, **(parallelism or {})},
+            "training": {"seq_len": 4096, "global_batch_size": 16, **training},
+        }
+    )
 
 
 def result(s: Scenario) -> dict[str, Any]:
@@ -111,10 +115,14 @@ def test_multi_token_prediction_looks_tokens_up_on_the_last_stage() -> None:
     """The embedding matrix stands at both ends: 2 + 4 + 12 bytes a parameter of it, but for the module's own."""
 
     def last(mtp: int) -> float:
-        s = parse_scenario({
-            "model": {"preset": "llama3-8b", "mtp_layers": mtp}, "cluster": "dgx-h100", "parallelism": {"pp": 2},
-            "training": {"seq_len": 512, "global_batch_size": 2},
-        })  # fmt: skip
+        s = parse_scenario(
+            {
+                "model": {"preset": "llama3-8b", "mtp_layers": mtp},
+                "cluster": "dgx-h100",
+                "parallelism": {"pp": 2},
+                "training": {"seq_len": 512, "global_batch_size": 2},
+            }
+        )
         return float(result(s)["memory"][1]["parameters"])
 
     table, layer = 128256 * 4096, 218_112_000 + 2 * 4096 * 4096 + 3 * 4096

@@ -22,10 +22,14 @@ MODEL = {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 2, "head_dim": 64, 
 
 
 def training(seq_len: int = 4096, parallelism: dict[str, Any] | None = None, **model: Any) -> Scenario:
-    return parse_scenario({
-        "model": {**MODEL, **model}, "training": {"seq_len": seq_len, "global_batch_size": 1},
-        "parallelism": parallelism or {}, "cluster": "dgx-h100",
-    })  # fmt: skip
+    return parse_scenario(
+        {
+            "model": {**MODEL, **model},
+            "training": {"seq_len": seq_len, "global_batch_size": 1},
+            "parallelism": parallelism or {},
+            "cluster": "dgx-h100",
+        }
+    )
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -80,9 +84,15 @@ def test_narrower_windows_are_faster_and_count_fewer_flops() -> None:
 
 def serving(**model: Any) -> Any:
     requests = {"count": 8, "prompt_len": 4000, "output_len": 96}
-    return simulate_serving(parse_scenario({
-        "model": {**MODEL, **model}, "inference": {"requests": requests}, "cluster": "dgx-h100",
-    }))  # fmt: skip
+    return simulate_serving(
+        parse_scenario(
+            {
+                "model": {**MODEL, **model},
+                "inference": {"requests": requests},
+                "cluster": "dgx-h100",
+            }
+        )
+    )
 
 
 def test_the_cache_of_a_window_keeps_its_tokens() -> None:
@@ -113,12 +123,15 @@ def test_pieces_of_a_gathered_sequence_see_their_windows() -> None:
     assert flops == 4 * 8 * 64 * Window(128).pairs(4096, 4096)
 
 
-@pytest.mark.parametrize(("model", "message"), [
-    ({"attention_pattern": ["sliding"]}, "model.attention_pattern: found .* needs model.window"),
-    ({"window": 8, "attention_pattern": ["full"]}, "some layer must be sliding or chunked"),
-    ({"window": 8, "attention_pattern": ["local"]}, "attention_pattern"),
-    ({"window": 0}, "model.window"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"attention_pattern": ["sliding"]}, "model.attention_pattern: found .* needs model.window"),
+        ({"window": 8, "attention_pattern": ["full"]}, "some layer must be sliding or chunked"),
+        ({"window": 8, "attention_pattern": ["local"]}, "attention_pattern"),
+        ({"window": 0}, "model.window"),
+    ],
+)
 def test_patterns_that_say_nothing_are_refused(model: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         training(**model)

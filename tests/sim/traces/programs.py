@@ -142,10 +142,15 @@ def _kernel(s: _Rank, item: Kernel, start: float, end: float, call: int) -> None
 
 def _collective_args() -> dict[str, Any]:
     return {
-        "Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "Group size": 2,
-        "dtype": "BFloat16", "Process Group Name": "0", "Process Group Description": "default_pg",
+        "Collective name": "allreduce",
+        "In msg nelems": 1 << 20,
+        "Out msg nelems": 1 << 20,
+        "Group size": 2,
+        "dtype": "BFloat16",
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
         "Process Group Ranks": "[0, 1]",
-    }  # fmt: skip
+    }
 
 
 def _stream_wait(s: _Rank, item: Wait) -> None:
@@ -153,8 +158,13 @@ def _stream_wait(s: _Rank, item: Wait) -> None:
     fires = s.free.get(item.source, 0.0)
     call = _call(s, "cudaStreamWaitEvent", 0, 1000)
     s.pending[item.target] = max(s.pending.get(item.target, 0.0), fires)
-    args = {"cuda_sync_kind": "Stream Wait Event", "stream": item.target, "correlation": call,
-            "wait_on_stream": item.source, "wait_on_cuda_event_record_corr_id": record}  # fmt: skip
+    args = {
+        "cuda_sync_kind": "Stream Wait Event",
+        "stream": item.target,
+        "correlation": call,
+        "wait_on_stream": item.source,
+        "wait_on_cuda_event_record_corr_id": record,
+    }
     s.events.append(_event("Stream Wait Event", "cuda_sync", 0, item.target, s.now, 0, args))
 
 
@@ -180,7 +190,10 @@ def _event(name: str, cat: str, pid: int, tid: int, ts: float, dur: float, args:
 def _trace(s: _Rank, world: int, begin: int) -> dict[str, Any]:
     step = _event("ProfilerStep#3", "user_annotation", s.rank + 1000, 7, begin, s.now - begin, {})
     return {
-        "schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
         "distributedInfo": {"backend": "nccl", "rank": s.rank, "world_size": world, "pg_count": 1},
-        "host_name": "one", "baseTimeNanoseconds": BASE_NS, "traceEvents": [step, *s.events],
-    }  # fmt: skip
+        "host_name": "one",
+        "baseTimeNanoseconds": BASE_NS,
+        "traceEvents": [step, *s.events],
+    }

@@ -28,16 +28,31 @@ def file_of(path: Path, operators: int, script: dict[str, Any] | None, **changes
     """A program of equal matmuls, all alike but for the streams and entries of `script`."""
     tensor = ["bf16", [4096, 4096], []]
     columns = {
-        "name": [0] * operators, "phase": [0] * operators, "module": [0] * operators,
-        "inputs": [[0, 0]] * operators, "input_storages": [[0, 0]] * operators, "outputs": [[0]] * operators,
-        "output_storages": [[0]] * operators, "launches": [1] * operators, "causal": [0] * operators,
-    }  # fmt: skip
+        "name": [0] * operators,
+        "phase": [0] * operators,
+        "module": [0] * operators,
+        "inputs": [[0, 0]] * operators,
+        "input_storages": [[0, 0]] * operators,
+        "outputs": [[0]] * operators,
+        "output_storages": [[0]] * operators,
+        "launches": [1] * operators,
+        "causal": [0] * operators,
+    }
     storages = {"bytes": [1], "kind": [0], "born": [0], "died": [-1], "module": [0]}
     tables = {"phases": ["forward"], "names": ["aten.mm"], "modules": [""], "kinds": ["temporary"], "tensors": [tensor]}
     data: dict[str, Any] = {
-        "format": "program/1", "seq_len": 1, "micro_batch_size": 1, "autocast": "", "clip_grad_norm": None,
-        "optimizer": "sgd", "facts": {}, "parameters": [], "operators": columns, "storages": storages, "tables": tables,
-    }  # fmt: skip
+        "format": "program/1",
+        "seq_len": 1,
+        "micro_batch_size": 1,
+        "autocast": "",
+        "clip_grad_norm": None,
+        "optimizer": "sgd",
+        "facts": {},
+        "parameters": [],
+        "operators": columns,
+        "storages": storages,
+        "tables": tables,
+    }
     if script is not None:
         data["script"] = script | changes
     path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode()))
@@ -48,18 +63,24 @@ def script_of(
     operators: int, collectives: list[Collective], entries: list[Entry], rank: int = 0, world: int = 16
 ) -> dict[str, Any]:
     return {
-        "rank": rank, "world_size": world, "device": "cuda", "streams": [0] * operators,
+        "rank": rank,
+        "world_size": world,
+        "device": "cuda",
+        "streams": [0] * operators,
         "groups": [{"name": c.group, "ranks": list(c.ranks)} for c in collectives],
         "collectives": {
-            "kind": [c.kind for c in collectives], "group": list(range(len(collectives))),
+            "kind": [c.kind for c in collectives],
+            "group": list(range(len(collectives))),
             "bytes": [c.bytes for c in collectives],
         },
         "entries": {
-            "before": [e.before for e in entries], "what": [WHATS.index(e.what) for e in entries],
-            "stream": [e.stream for e in entries], "value": [e.value for e in entries],
+            "before": [e.before for e in entries],
+            "what": [WHATS.index(e.what) for e in entries],
+            "stream": [e.stream for e in entries],
+            "value": [e.value for e in entries],
         },
         "whats": [str(w) for w in WHATS],
-    }  # fmt: skip
+    }
 
 
 class Prices:
@@ -204,8 +225,10 @@ def test_a_scenario_takes_no_rank_of_a_script(tmp_path: Path) -> None:
     data = json.loads(gzip.decompress(path.read_bytes())) | {"seq_len": 0, "micro_batch_size": 0}
     path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode()))
     scenario = {
-        "model": {"program": str(path)}, "training": {"seq_len": 8, "global_batch_size": 1}, "cluster": "dgx-h100",
-    }  # fmt: skip
+        "model": {"program": str(path)},
+        "training": {"seq_len": 8, "global_batch_size": 1},
+        "cluster": "dgx-h100",
+    }
     with pytest.raises(InputError, match=r"sim\.replay plays it"):
         parse_scenario(scenario)
 

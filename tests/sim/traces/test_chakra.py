@@ -95,10 +95,17 @@ def schema() -> Any:
                 f.type_name = f".t.{sub}"
 
     text, whole = types.TYPE_STRING, types.TYPE_UINT64
-    values = (("double_val", 3, types.TYPE_DOUBLE), ("int32_val", 7, types.TYPE_INT32),
-              ("int64_val", 9, types.TYPE_INT64), ("uint64_val", 13, whole), ("sint64_val", 17, types.TYPE_SINT64),
-              ("fixed64_val", 21, types.TYPE_FIXED64), ("bool_val", 27, types.TYPE_BOOL),
-              ("string_val", 29, text), ("bytes_val", 31, types.TYPE_BYTES))  # fmt: skip
+    values = (
+        ("double_val", 3, types.TYPE_DOUBLE),
+        ("int32_val", 7, types.TYPE_INT32),
+        ("int64_val", 9, types.TYPE_INT64),
+        ("uint64_val", 13, whole),
+        ("sint64_val", 17, types.TYPE_SINT64),
+        ("fixed64_val", 21, types.TYPE_FIXED64),
+        ("bool_val", 27, types.TYPE_BOOL),
+        ("string_val", 29, text),
+        ("bytes_val", 31, types.TYPE_BYTES),
+    )
     message("Attr", ("name", 1, text, False, ""), ("doc_string", 2, text, False, ""))
     attr = file.message_type[0]
     attr.oneof_decl.add(name="value")
@@ -106,12 +113,18 @@ def schema() -> Any:
         attr.field.add(name=name, number=number, type=kind, label=types.LABEL_OPTIONAL, oneof_index=0)
     message("IO", ("values", 1, text, False, ""), ("shapes", 2, text, False, ""), ("types", 3, text, False, ""))
     message(
-        "Node", ("id", 1, whole, False, ""), ("name", 2, text, False, ""), ("type", 3, types.TYPE_INT32, False, ""),
-        ("ctrl_deps", 4, whole, True, ""), ("data_deps", 5, whole, True, ""),
+        "Node",
+        ("id", 1, whole, False, ""),
+        ("name", 2, text, False, ""),
+        ("type", 3, types.TYPE_INT32, False, ""),
+        ("ctrl_deps", 4, whole, True, ""),
+        ("data_deps", 5, whole, True, ""),
         ("start_time_micros", 6, whole, False, ""),
-        ("duration_micros", 7, whole, False, ""), ("inputs", 8, types.TYPE_MESSAGE, False, "IO"),
-        ("outputs", 9, types.TYPE_MESSAGE, False, "IO"), ("attr", 10, types.TYPE_MESSAGE, True, "Attr"),
-    )  # fmt: skip
+        ("duration_micros", 7, whole, False, ""),
+        ("inputs", 8, types.TYPE_MESSAGE, False, "IO"),
+        ("outputs", 9, types.TYPE_MESSAGE, False, "IO"),
+        ("attr", 10, types.TYPE_MESSAGE, True, "Attr"),
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Node"))
@@ -153,10 +166,14 @@ def test_unpacked_dependencies_and_unknown_fields_survive() -> None:
     ],
 )
 def test_a_simulated_step_keeps_its_times(parallelism: dict[str, Any], tmp_path: Path) -> None:
-    scenario = parse_scenario({
-        "model": {"layers": 8, "hidden": 512, "heads": 8, "vocab": 1000}, "cluster": "dgx-h100",
-        "parallelism": parallelism, "training": {"seq_len": 512, "global_batch_size": 8},
-    })  # fmt: skip
+    scenario = parse_scenario(
+        {
+            "model": {"layers": 8, "hidden": 512, "heads": 8, "vocab": 1000},
+            "cluster": "dgx-h100",
+            "parallelism": parallelism,
+            "training": {"seq_len": 512, "global_batch_size": 8},
+        }
+    )
     simulation = simulate(scenario, expand=True)
     *files, groups = write_chakra(simulation, tmp_path / "step")
     assert len(files) == scenario.parallelism.ranks
@@ -181,10 +198,14 @@ def test_an_all_gathers_size_is_what_each_rank_puts_in(tmp_path: Path) -> None:
         file = encode_file([coll(2, kind=COLLECTIVES.index(name))])
         priced = replay(load(["a.0.et", "a.1.et"], [file, file]), Change(network=network))
         assert priced.step_time_s == pytest.approx(network.collective(name, range(2), whole).seconds)
-    scenario = parse_scenario({
-        "model": {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024}, "cluster": "dgx-h100",
-        "parallelism": {"dp": 4, "zero": 3}, "training": {"seq_len": 512, "global_batch_size": 4},
-    })  # fmt: skip
+    scenario = parse_scenario(
+        {
+            "model": {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024},
+            "cluster": "dgx-h100",
+            "parallelism": {"dp": 4, "zero": 3},
+            "training": {"seq_len": 512, "global_batch_size": 4},
+        }
+    )
     *files, groups = write_chakra(simulate(scenario, expand=True), tmp_path / "step")
     parameters = 12 * 512**2 + 13 * 512  # of a layer, in 16 bits
     sizes = [n.whole("comm_size") for n in read_chakra(files[0]).nodes if n.name == "layer 1 parameters"]

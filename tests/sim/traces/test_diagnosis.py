@@ -54,14 +54,27 @@ def test_the_slow_rank_is_found_and_its_repair_gives_the_step_without_it(traced:
 
 def kernels(rank: int, world: int, scale: float, transfer: float, group: Sequence[int]) -> dict[str, Any]:
     """Two kernels on a device, an all-reduce that the last member of `group` holds up, another kernel."""
-    nccl = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "dtype": "Float", "Group size": len(group),
-            "Process Group Name": str(group[0]), "Process Group Ranks": str(list(group)), "Seq": 1}  # fmt: skip
+    nccl = {
+        "Collective name": "allreduce",
+        "In msg nelems": 1 << 20,
+        "dtype": "Float",
+        "Group size": len(group),
+        "Process Group Name": str(group[0]),
+        "Process Group Ranks": str(list(group)),
+        "Seq": 1,
+    }
     gemm, norm = 100.0 * scale, 20.0
     meet = 20.0 + 100.0 * 2  # where the slowest of scale 2 arrives
-    rows = [("gemm", 0.0, gemm, {}), ("norm", gemm, norm, {}), ("ncclDevKernel_AllReduce", gemm + norm,
-            meet + transfer - gemm - norm, nccl), ("gemm_2", meet + transfer, 50.0, {})]  # fmt: skip
-    events = [{"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": args}
-              for name, ts, dur, args in rows]  # fmt: skip
+    rows = [
+        ("gemm", 0.0, gemm, {}),
+        ("norm", gemm, norm, {}),
+        ("ncclDevKernel_AllReduce", gemm + norm, meet + transfer - gemm - norm, nccl),
+        ("gemm_2", meet + transfer, 50.0, {}),
+    ]
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": args}
+        for name, ts, dur, args in rows
+    ]
     info = {"backend": "nccl", "rank": rank, "world_size": world, "pg_count": 2}
     return {"distributedInfo": info, "host_name": "h", "traceEvents": events}
 

@@ -128,8 +128,10 @@ def test_a_trace_with_anything_in_it_is_replayed_or_refused(data: st.DataObject)
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), max_size=12))
 def test_segments_cover_the_window_without_hole_or_overlap(spans: list[tuple[int, int]]) -> None:
-    events = sorted((Event(f"e{i}", "cpu_op", ("1", "1"), a, a + n, {}) for i, (a, n) in enumerate(spans)),
-                    key=lambda e: (e.start_ns, -e.end_ns))  # fmt: skip
+    events = sorted(
+        (Event(f"e{i}", "cpu_op", ("1", "1"), a, a + n, {}) for i, (a, n) in enumerate(spans)),
+        key=lambda e: (e.start_ns, -e.end_ns),
+    )
     cut = segments(events, 10, 60)
     assert [cut[0].start_ns, cut[-1].end_ns] == [10, 60]
     assert all(a.end_ns == b.start_ns and a.end_ns > a.start_ns for a, b in itertools.pairwise(cut))
@@ -140,22 +142,31 @@ def test_segments_cover_the_window_without_hole_or_overlap(spans: list[tuple[int
 
 def test_kinds_follow_autograd_and_the_optimizer() -> None:
     events = [
-        event("aten::mm", 0, 10), event("autograd::engine::evaluate_function: MmBackward0", 20, 20),
-        event("aten::mm", 25, 5), event("Optimizer.step#SGD.step", 50, 20, cat="user_annotation"),
+        event("aten::mm", 0, 10),
+        event("autograd::engine::evaluate_function: MmBackward0", 20, 20),
+        event("aten::mm", 25, 5),
+        event("Optimizer.step#SGD.step", 50, 20, cat="user_annotation"),
         event("aten::add_", 55, 5),
-    ]  # fmt: skip
+    ]
     nodes = [n for n in recorded(trace(0, events)).nodes if n.compute]
     assert [(n.name[:9], n.kind) for n in nodes] == [
-        ("aten::mm", "F"), ("autograd:", "B"), ("aten::mm", "B"), ("autograd:", "B"), ("aten::add", "OPTIMIZER"),
-    ]  # fmt: skip
+        ("aten::mm", "F"),
+        ("autograd:", "B"),
+        ("aten::mm", "B"),
+        ("autograd:", "B"),
+        ("aten::add", "OPTIMIZER"),
+    ]
 
 
 def test_autograds_own_thread_holds_up_the_one_that_called_backward() -> None:
     events = [
-        event("aten::mm", 0, 100, tid=1), event("autograd::engine::evaluate_function: A", 110, 200, tid=2),
-        event("aten::add", 320, 10, tid=1), event("aten::mm", 330, 60, tid=1),
-        event("autograd::engine::evaluate_function: B", 400, 200, tid=2), event("aten::add", 605, 10, tid=1),
-    ]  # fmt: skip
+        event("aten::mm", 0, 100, tid=1),
+        event("autograd::engine::evaluate_function: A", 110, 200, tid=2),
+        event("aten::add", 320, 10, tid=1),
+        event("aten::mm", 330, 60, tid=1),
+        event("autograd::engine::evaluate_function: B", 400, 200, tid=2),
+        event("aten::add", 605, 10, tid=1),
+    ]
     recording = recorded(trace(0, events))
     assert replay(recording).step_time_s == pytest.approx(615e-6, abs=2e-9)
     twice = Change(kernels=kernel_scales(["autograd=2"]))
@@ -171,9 +182,12 @@ def reduction(work: float, begin: float = 0.0) -> list[dict[str, Any]]:
     """Work, an all-reduce on gloo's thread beside more work, a gap until it is done, and an end."""
     late = begin + work
     return [
-        event("aten::mm", begin, work), c10d("allreduce_", late), gloo("all_reduce", late + 2, 1200 - late),
-        event("aten::mm", late + 5, 50), event("aten::add", 1224, 10),
-    ]  # fmt: skip
+        event("aten::mm", begin, work),
+        c10d("allreduce_", late),
+        gloo("all_reduce", late + 2, 1200 - late),
+        event("aten::mm", late + 5, 50),
+        event("aten::add", 1224, 10),
+    ]
 
 
 def test_gloos_collectives_meet_and_the_gap_waits_for_them() -> None:
@@ -207,8 +221,14 @@ def test_a_collective_whose_event_outlasts_its_step(waited: bool) -> None:
     """gloo's thread was off its core: the step's own length counts, and its longest gap waited for the collective."""
     more = [] if waited else [event("aten::mm", 105, 895)]
     step = event("ProfilerStep#1", 0, 1100, cat="user_annotation")
-    late = [step, event("aten::mm", 0, 100), c10d("allreduce_", 100), gloo("all_reduce", 105, 2000), *more,
-            event("aten::add", 1000, 100)]  # fmt: skip
+    late = [
+        step,
+        event("aten::mm", 0, 100),
+        c10d("allreduce_", 100),
+        gloo("all_reduce", 105, 2000),
+        *more,
+        event("aten::add", 1000, 100),
+    ]
     alone = {"distributedInfo": {"rank": 0, "world_size": 1, "pg_count": 1}}
     recording = recorded(trace(0, late) | alone, step=1)
     assert recording.step_ns == 1_100_000

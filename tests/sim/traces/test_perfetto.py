@@ -33,10 +33,14 @@ Event = dict[str, Any]
 
 def simulated() -> tuple[Timeline, Any]:
     """A step with pipeline messages, collectives and memory."""
-    scenario = parse_scenario({
-        "model": {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1000}, "cluster": "dgx-h100",
-        "parallelism": {"pp": 2, "tp": 2, "dp": 2}, "training": {"seq_len": 128, "global_batch_size": 8},
-    })  # fmt: skip
+    scenario = parse_scenario(
+        {
+            "model": {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1000},
+            "cluster": "dgx-h100",
+            "parallelism": {"pp": 2, "tp": 2, "dp": 2},
+            "training": {"seq_len": 128, "global_batch_size": 8},
+        }
+    )
     step = simulate(scenario, expand=True)
     return step.timeline, step.memory
 

@@ -24,13 +24,20 @@ SCENARIOS = Path(__file__).parents[3] / "scenarios"
 @pytest.mark.parametrize(
     ("device", "preset"),
     [
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 NVL", "h100-nvl"),
-        ("NVIDIA H200", "h200-sxm"), ("NVIDIA GH200 480GB", "gh200"),
-        ("NVIDIA B200", "b200-sxm"), ("NVIDIA GB200", "gb200"),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm"), ("NVIDIA A100-SXM4-40GB", "a100-sxm-40g"),
-        ("NVIDIA A100 80GB PCIe", "a100-pcie"), ("NVIDIA A100-PCIE-40GB", ""), ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA B200", "b200-sxm"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40g"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("NVIDIA A100-PCIE-40GB", ""),
+        ("Tesla V100-SXM2-16GB", "v100"),
     ],
-)  # fmt: skip
+)
 def test_a_device_is_the_preset_of_its_own_name(device: str, preset: str) -> None:
     if preset:
         assert gpu_pair("b300-sxm", device)[0].name == preset
@@ -42,11 +49,14 @@ def test_a_device_is_the_preset_of_its_own_name(device: str, preset: str) -> Non
 @pytest.mark.parametrize(
     ("kernel", "arithmetic"),
     [
-        ("sm90_xmma_gemm_bf16bf16", True), ("triton_tem_fused_mm_3", True), ("aten::convolution", True),
-        ("triton_poi_fused_addmm_relu_0", False), ("triton_red_fused_convert_element_type_3", False),
+        ("sm90_xmma_gemm_bf16bf16", True),
+        ("triton_tem_fused_mm_3", True),
+        ("aten::convolution", True),
+        ("triton_poi_fused_addmm_relu_0", False),
+        ("triton_red_fused_convert_element_type_3", False),
         ("void at::native::convert_kernel", False),
     ],
-)  # fmt: skip
+)
 def test_generated_elementwise_kernels_are_no_matmuls(kernel: str, arithmetic: bool) -> None:
     assert bool(MATMUL.search(kernel)) == arithmetic
 
@@ -59,8 +69,9 @@ def test_an_unknown_collective_is_no_computation() -> None:
     recording = join([read_kineto("rank0.json", 0, json.dumps(traces[0]).encode())])
     device = [n for n in recording.nodes if n.name.startswith(("ampere", "nccl"))]
     assert [(n.name.split("_")[0], n.message, n.compute) for n in device] == [
-        ("ampere", None, True), ("ncclDevKernel", None, False),
-    ]  # fmt: skip
+        ("ampere", None, True),
+        ("ncclDevKernel", None, False),
+    ]
 
 
 def two_by_two() -> Recording:

@@ -175,10 +175,8 @@ def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_p
     for curve, cls in zip(curves, timeline.classes, strict=False):
         top = {k: float(max(getattr(curve, k))) for k in AtMost._fields[:-1]}
         rows.append(
-            MemoryRow(
-                ranks=text_of(cls.ranks), rank=cls.rank, count=len(cls.ranks), **top, peak=sum(top.values())
-            )
-        )  # fmt: skip
+            MemoryRow(ranks=text_of(cls.ranks), rank=cls.rank, count=len(cls.ranks), **top, peak=sum(top.values()))
+        )
     worst = max((row.peak for row in rows), default=0.0)
     shares = {"measured": 0.7, "interpolated": 0.2, "roofline": 0.1}
     result = StepResult(

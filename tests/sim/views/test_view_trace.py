@@ -63,9 +63,10 @@ def test_each_message_is_an_arrow_between_slices(events: list[dict[str, Any]]) -
         assert start["ts"] <= end["ts"]
         for e, side in ((start, "SEND"), (end, "RECV")):
             around = [
-                s for s in slices
+                s
+                for s in slices
                 if (s["pid"], s["tid"]) == (e["pid"], e["tid"]) and s["ts"] <= e["ts"] <= s["ts"] + s["dur"]
-            ]  # fmt: skip
+            ]
             assert any(s["args"]["kind"].startswith(side) for s in around)
 
 
