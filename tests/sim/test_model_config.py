@@ -246,7 +246,8 @@ def test_pythia_parameter_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "bert"}, "model_type: found 'bert'; must be one of gpt2, gpt_neox, llama"),
+        ({"model_type": "bert"}, "model_type: found 'bert', an encoder"),
+        ({"model_type": "rwkv"}, "model_type: found 'rwkv'"),
         ({"model_type": None}, "model_type: found null"),
         ({"attention_bias": True}, "attention_bias: found true"),
         ({"hidden_act": "gelu"}, "hidden_act: found 'gelu'"),
