@@ -1,6 +1,6 @@
 """`python -m sim.diagnose TRACE...`: which recorded rank is slow, who waits for it, and what its repair would gain.
 
-TRACE: PyTorch profiler (Kineto) JSON, one file a rank, or Chakra execution traces.
+TRACE: PyTorch profiler (Kineto) JSON, one file a rank, Chakra execution traces, or SQLite exports of Nsight Systems.
 """
 
 from __future__ import annotations

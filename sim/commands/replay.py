@@ -1,7 +1,7 @@
 """`python -m sim.replay TRACE...`: replay recorded traces, as they are and with something changed.
 
 TRACE: PyTorch profiler (Kineto) JSON, one file a rank, or Chakra execution traces (PREFIX.RANK.et), gzip or not; or
-captured programs (PREFIX.rank0.json.gz), which `--cluster` prices.
+SQLite exports of Nsight Systems; or captured programs (PREFIX.rank0.json.gz), which `--cluster` prices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sim.commands.command import Command
 from sim.commands.options import FILE, engine_option, json_option, page_option, write_page
 from sim.core.errors import InputError
 from sim.core.files import read_json, write_json, write_text
-from sim.inputs.file_kinds import read_yaml_if_any, refuse_other_kind
+from sim.inputs.file_kinds import NSYS_REPORTS, SQLITE, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
 from sim.traces.changes import (
     Change,
     doubts,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sim.engine.shared_links import Engine
 
 MAX_TRACES = 4096
+WANTED = "replay wants profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 
 
 @click.command("replay", cls=Command)
@@ -74,7 +75,8 @@ def main(
     html: Path | None,
     trace: Path | None,
 ) -> None:
-    """Replay recorded traces or captured programs; options change device, network, ranks or kernels."""
+    """Replay recorded traces (PyTorch profiler, Nsight Systems, Chakra) or captured programs; options change device,
+    network, ranks or kernels."""
     captured = _captured(traces)
     if captured:
         recording = load_programs(traces, cluster, calibration)
@@ -136,10 +138,10 @@ def load_programs(paths: Sequence[Path], cluster: str | None, calibration: str |
 
 
 def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = None) -> Recording:
-    """The recorded step in profiler or Chakra traces, which the files' first bytes tell apart.
+    """The recorded step in profiler, Nsight Systems or Chakra traces, which the files' first bytes tell apart.
 
     Raises:
-        InputError: for files that are neither, or both sorts at once.
+        InputError: for files that are none of these, or several sorts at once.
     """
     from sim.traces.chakra_in import load as load_chakra
     from sim.traces.chakra_in import read_groups
@@ -149,6 +151,13 @@ def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = N
 
     if len(paths) > MAX_TRACES:
         raise InputError(f"found {len(paths)} traces; at most {MAX_TRACES} are read at once")
+    nsys = [starts_as_sqlite(p) for p in paths]
+    if all(nsys):
+        return _load_nsys(paths, step, groups)
+    if any(nsys):
+        raise InputError(
+            f"{paths[nsys.index(False)]}: is no SQLite file, and {paths[nsys.index(True)]} is; give traces of one sort"
+        )
     contents = [read_bytes(p) for p in paths]
     for path, content in zip(paths, contents, strict=True):
         _refuse_no_trace(path, content)
@@ -166,12 +175,26 @@ def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = N
     return load_chakra(paths, contents, read_groups(groups) if groups is not None else None)
 
 
+def _load_nsys(paths: Sequence[Path], step: int | None, groups: Path | None) -> Recording:
+    """The recorded step in exports of Nsight Systems."""
+    from sim.traces.matching import join
+    from sim.traces.nsys import read_nsys
+
+    if groups is not None:
+        raise InputError("--groups: is for Chakra traces; an Nsight Systems export has none of its ranks")
+    return join(read_nsys(paths), step)
+
+
 def _refuse_no_trace(path: Path, content: bytes) -> None:
-    """Raise for a scenario or a result of this program."""
+    """Raise for a scenario or a result of this program, and for what replay reads in another form."""
+    if path.suffix in NSYS_REPORTS:
+        raise InputError(f"{path}: is a report of Nsight Systems; export it with `nsys export --type sqlite`")
+    if content.startswith(SQLITE):
+        raise InputError(f"{path}: is a packed SQLite file; unpack it with gunzip")
     if path.suffix in (".yaml", ".yml"):
-        refuse_other_kind(path, read_yaml_if_any(path), "replay wants profiler JSON or Chakra's .et")
+        refuse_other_kind(path, read_yaml_if_any(path), WANTED)
     elif path.suffix == ".json" and b'"format"' in content[:100]:
-        refuse_other_kind(path, read_json(path), "replay wants profiler JSON or Chakra's .et")
+        refuse_other_kind(path, read_json(path), WANTED)
 
 
 def make_change(recording: Recording, asked: dict[str, Any]) -> Change:

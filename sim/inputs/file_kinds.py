@@ -23,6 +23,9 @@ KINDS = {  # by the part of `format` before the slash: what it is, and what take
 }
 SCENARIO = "a scenario", "`stepsim run FILE` takes it"
 TRACE = "a profiler trace", "`stepsim replay FILE` takes it"
+SQLITE = b"SQLite format 3\0"  # a file's first bytes: https://www.sqlite.org/fileformat.html, section 1.3.1
+NSYS = "an SQLite file, such as Nsight Systems exports", "`stepsim replay FILE` takes those"
+NSYS_REPORTS = (".nsys-rep", ".qdrep")
 
 
 def kind_of(data: Any) -> tuple[str, str] | None:
@@ -48,6 +51,25 @@ def refuse_other_kind(path: str | Path, data: Any, wanted: str, own: str = "") -
     kind = kind_of(data)
     if kind is not None and kind != KINDS.get(own):
         raise InputError(f"{path}: is {kind[0]}; {wanted} ({kind[1]})")
+
+
+def refuse_binary(path: str | Path, wanted: str) -> None:
+    """Raise for a file that is no text and of a kind that is known; `wanted` as for `refuse_other_kind`.
+
+    Raises:
+        InputError: saying what the file is, and which command takes it.
+    """
+    if starts_as_sqlite(path):
+        raise InputError(f"{path}: is {NSYS[0]}; {wanted} ({NSYS[1]})")
+
+
+def starts_as_sqlite(path: str | Path) -> bool:
+    """Whether a file's first bytes are SQLite's; not where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(SQLITE)) == SQLITE
+    except (OSError, ValueError):
+        return False
 
 
 def read_yaml_if_any(path: str | Path) -> Any:

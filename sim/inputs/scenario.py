@@ -17,7 +17,7 @@ from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, read_text
 from sim.inputs.captured_input import captured_training
 from sim.inputs.cluster_input import resolve_cluster
-from sim.inputs.file_kinds import refuse_other_kind
+from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
 from sim.inputs.input_source import Source, check_plain, found_file, nearest, show, validate, without_nulls
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
@@ -165,6 +165,7 @@ def load_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, A
 def read_source(path: str | Path, overrides: Sequence[str] = ()) -> Source:
     """A YAML file as data with the line of each key, and overrides applied."""
     file = Path(path)
+    refuse_binary(file, "a scenario is wanted")
     data, lines = parse_yaml(read_text(file, MAX_BYTES), str(path))
     if data is None:
         raise Source(str(path), {}).error((), "is empty; a scenario needs at least model, training and cluster")

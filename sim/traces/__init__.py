@@ -1,1 +1,1 @@
-"""Recorded traces: PyTorch profiler (Kineto) JSON in, Chakra execution traces in and out, replayed as tasks."""
+"""Recorded traces: PyTorch profiler (Kineto), Nsight Systems and Chakra in, Chakra out, replayed as tasks."""

@@ -262,6 +262,10 @@ def doubts(recording: Recording, change: Change) -> list[str]:
                 f"--dp: changes the groups like '{first}' (ranks {', '.join(map(str, members[first][:8]))}); others "
                 f"reduce too, of which --dp-group takes one: {shown}"
             )
+    messages = [n.message for n in recording.nodes if n.message is not None] if change.network is not None else []
+    sizeless = sum(not m.bytes and m.kind != "barrier" for m in messages)
+    if sizeless:
+        out.append(f"--cluster: the traces do not say the bytes of {sizeless} transfers, which keep their seconds")
     runs = sum(n.compute and " … " in n.name for n in recording.nodes) if change.gpus is not None else 0
     if runs:
         out.append(

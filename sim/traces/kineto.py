@@ -52,6 +52,7 @@ class RankTrace(Struct):
     syncs: list[Event] = field(default_factory=list)
     gloo: list[Event] = field(default_factory=list)
     steps: dict[int, Event] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what whoever reads the replay should know of this file
 
 
 def looks_like_kineto(data: bytes) -> bool:
@@ -97,8 +98,8 @@ def read_kineto(path: str | Path, position: int = 0, data: bytes | None = None) 
 def _header(content: dict[str, Any], path: str | Path, position: int) -> RankTrace:
     info = content.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    named = re.search(r"rank[-_]?(\d{1,7})", Path(path).name)
-    rank = _whole(info.get("rank"), int(named[1]) if named else position)
+    named = rank_in_name(path)
+    rank = _whole(info.get("rank"), position if named is None else named)
     world = _whole(info.get("world_size"), 1)
     if not 0 <= rank < 10_000_000 or not 1 <= world <= 10_000_000:
         raise InputError(
@@ -114,6 +115,16 @@ def _header(content: dict[str, Any], path: str | Path, position: int) -> RankTra
         str(content.get("host_name", ""))[:200],
         str(first.get("name", ""))[:200],
     )
+
+
+def rank_in_name(path: str | Path) -> int | None:
+    """The rank that a file's name says.
+
+    >>> rank_in_name("run/rank_3.json.gz"), rank_in_name("trace.json")
+    (3, None)
+    """
+    named = re.search(r"rank[-_]?(\d{1,7})", Path(path).name)
+    return int(named[1]) if named else None
 
 
 def _event(raw: Any, number: int, base: int, path: str | Path) -> Event | None:

@@ -41,6 +41,7 @@ def _recorded(trace: RankTrace, step: int | None, world: tuple[int, ...]) -> Rec
     graph = RankGraph(trace, *_window(trace, step))
     graph.add_host(world)
     add_device(graph)
+    graph.warnings += trace.notes
     return graph.recording(step)
 
 
@@ -84,7 +85,7 @@ def _one_clock(parts: list[Recording], traces: Sequence[RankTrace]) -> None:
             node.start_ns -= offset
             node.end_ns -= offset
         how = f"by its {len(late)} common collectives" if late else "by its start: no common collectives"
-        part.warnings.append(f"rank {part.ranks[0]}: another host's clock, moved by {-offset / 1e6:.3f} ms {how}")
+        part.warnings.append(f"rank {part.ranks[0]}: another clock, moved by {-offset / 1e6:.3f} ms {how}")
 
 
 def _check_members(recording: Recording) -> None:

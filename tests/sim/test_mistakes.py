@@ -85,7 +85,7 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> Non
         (load_measured, PROFILE, "is a calibration profile; compare wants a measured run"),
         (read_table, RUN, "is a measured run; a table of measurements is wanted"),
         (read_table, SCENARIO, "is a scenario; a table of measurements is wanted"),
-        (_traces, SCENARIO, "is a scenario; replay wants profiler JSON or Chakra's .et (`stepsim run"),
+        (_traces, SCENARIO, "is a scenario; replay wants profiler JSON, Chakra's .et or Nsight Systems'"),
         (_traces, RUN, "is a measured run; replay wants profiler JSON"),
     ):
         with pytest.raises(InputError) as error:
