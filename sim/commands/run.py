@@ -16,9 +16,11 @@ from sim.core.files import write_json, write_text
 from sim.core.gc_paused import no_collection
 
 if TYPE_CHECKING:
+    from sim.core.timeline import Timeline
     from sim.engine.shared_links import Engine
     from sim.inputs.scenario import Scenario
     from sim.results.memory import MemoryCurve
+    from sim.search.slo import Promise
     from sim.serve.result import ServingSimulation
     from sim.simulation import Simulation
     from sim.studies.advice import Tried
@@ -66,6 +68,9 @@ OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 @click.option("--tokens", metavar="N", help="tokens of the whole training, as training.tokens: steps, days, GPU hours")
 @click.option("--price", type=click.FloatRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour: cost and energy")
 @click.option(
+    "--slo", metavar="LIMITS", help="latencies that serving is to keep, seconds: ttft_p99=0.25,tpot_p99=0.035"
+)
+@click.option(
     "--measured",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
@@ -94,6 +99,7 @@ def main(
     require_fit: bool,
     tokens: str | None,
     price: float | None,
+    slo: str | None,
     measured: float | None,
     schema: bool,
 ) -> int | None:
@@ -121,7 +127,7 @@ def main(
     for target, write in ((topology, _draw), (chakra, _write_chakra)):
         if target is not None:
             write(scenario, overrides, target)
-    asked = _Asked(steps, None if days is None else (days, runs), operators, price, measured, overrides, advise)
+    asked = _Asked(steps, None if days is None else (days, runs), operators, price, measured, overrides, advise, slo)
     fits = _run(scenario, json, html, trace, given, engine, asked)
     return 1 if require_fit and not fits else 0
 
@@ -136,6 +142,7 @@ class _Asked(NamedTuple):
     measured_s: float | None
     changes: Sequence[str]  # --set: what differs from the step that was measured
     advise: bool | None
+    slo: str | None
 
 
 def _stands_alone(option: str, others: Mapping[str, object]) -> None:
@@ -165,7 +172,9 @@ def _run(
         for option, given in training.items():
             if given is not None:
                 raise _no_training(path, option)
-        return _serve(scenario, json, html, trace, asked.price_per_gpu_hour, engine)
+        return _serve(scenario, json, html, trace, asked, engine)
+    if asked.slo is not None:
+        raise InputError(f"{path}: --slo: is for serving; this scenario trains")
     if engine == "static" and scenario.processes is not None:
         raise InputError(f"{path}: --engine static: the scenario's processes need SimPy's clock (auto or simpy)")
     simulation = simulate(scenario, engine=engine)
@@ -233,14 +242,20 @@ def _serve(
     json: str | None,
     html: Path | None,
     trace: Path | None,
-    price_per_gpu_hour: float | None,
+    asked: _Asked,
     engine: Engine,
 ) -> bool:
+    from sim.search.slo import parse_slo, share_within
     from sim.serve.simulation import simulate_serving
 
+    promises = () if asked.slo is None else parse_slo(asked.slo)
     simulation = simulate_serving(scenario, engine=engine)
-    if html is not None or trace is not None:
-        _write_views(simulation, html, trace, 1)
+    within = share_within(simulation, promises) if promises else None
+    if html is not None:
+        write_page(html, _serving_page(simulation, promises, within))
+    if trace is not None:
+        _write_trace(simulation.timeline, simulation.memory, trace)
+    price_per_gpu_hour = asked.price_per_gpu_hour
     spent = None
     if price_per_gpu_hour is not None:
         from sim.studies.spending import spending
@@ -248,13 +263,16 @@ def _serve(
         spent = spending(simulation.outcome, price_per_gpu_hour)
     if json is not None:
         whole = simulation.result | ({} if spent is None else {"spending": spent.to_json()})
+        if promises:
+            kept = [{"limit": p.text, "kept": p.kept(simulation.result)} for p in promises]
+            whole |= {"slo": kept, "share_within_slo": within}
         write_json(json, whole, indent=1)
     if json != "-":
         from rich.console import Console
 
         from sim.views.serving_summary import print_serving
 
-        print_serving(simulation.outcome, Console(), _numbers(None, spent))
+        print_serving(simulation.outcome, Console(), _numbers(None, spent), promises, within)
     return simulation.outcome.fits_in_memory
 
 
@@ -337,23 +355,29 @@ def _advice(
     return tried_advice(simulation, lambda changes: load_scenario(path, [*overrides, *changes]), effort)
 
 
-def _page(
-    simulation: Simulation | ServingSimulation, memory: list[MemoryCurve], advice: Sequence[Tried] | None = None
-) -> str:
-    """The page of a step, with what spans are made of and waited for, or of a serving workload."""
+def _serving_page(simulation: ServingSimulation, promises: Sequence[Promise], within: float | None) -> str:
+    """The page of a serving workload."""
+    from sim.serve.distributions import distributions
+    from sim.serve.over_time import over_time
+    from sim.views.serving_plots import serving_plots
+    from sim.views.timeline_page import timeline_page
+
+    plots = serving_plots(simulation.outcome, over_time(simulation), distributions(simulation), promises, within)
+    return timeline_page(simulation.outcome, simulation.timeline, simulation.memory, served=plots)
+
+
+def _page(simulation: Simulation, memory: list[MemoryCurve], advice: Sequence[Tried] | None = None) -> str:
+    """The page of a step, with what spans are made of and waited for."""
     from sim.results.operator_times import runs_of_details, time_by_operator
-    from sim.simulation import Simulation
     from sim.views.timeline_page import timeline_page
 
     whole = (simulation.outcome, simulation.timeline, memory, simulation.critical_rows)
-    if not isinstance(simulation, Simulation):
-        return timeline_page(*whole)
     runs = runs_of_details(simulation, simulation.timeline.details)
     return timeline_page(*whole, time_by_operator(simulation), simulation.waits, runs, advice)
 
 
 def _write_views(
-    simulation: Simulation | ServingSimulation,
+    simulation: Simulation,
     html: Path | None,
     trace: Path | None,
     steps: int,
@@ -363,8 +387,12 @@ def _write_views(
     if html is not None:
         write_page(html, _page(simulation, memory, advice))
     if trace is not None:
-        import json
+        _write_trace(simulation.timeline, memory, trace)
 
-        from sim.views.trace import trace_events
 
-        write_text(trace, json.dumps(trace_events(simulation.timeline, memory)))
+def _write_trace(timeline: Timeline, memory: list[MemoryCurve], target: Path) -> None:
+    import json
+
+    from sim.views.trace import trace_events
+
+    write_text(target, json.dumps(trace_events(timeline, memory)))

@@ -31,9 +31,14 @@ class Promise(Struct, frozen=True):
         """As an option of the command line says it."""
         return f"{self.quantity}_{self.statistic}={self.seconds:g}"
 
+    @property
+    def key(self) -> str:
+        """The result's key of its quantity."""
+        return QUANTITIES[self.quantity]
+
     def kept(self, result: Mapping[str, Any]) -> bool:
         """Whether a workload as a whole kept it."""
-        return bool(result[QUANTITIES[self.quantity]][self.statistic] <= self.seconds)
+        return bool(result[self.key][self.statistic] <= self.seconds)
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:

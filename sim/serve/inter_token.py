@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
 
 from sim.serve.records import Percentiles
 from sim.serve.replica import Replica
 
 
-def inter_token_latency(replicas: tuple[Replica, ...], pp: int) -> Percentiles:
-    """Percentiles over the gaps before every token but a request's first.
+class TokenGaps(Struct, frozen=True, eq=False):
+    """Gaps in ascending order and the tokens that came after each, both [gaps]; `below` sums tokens up to each."""
+
+    seconds: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    below: NDArray[np.float64]
+
+    def quantile(self, share: float) -> float:
+        """The shortest gap that so large a share of all tokens does not exceed."""
+        return float(self.seconds[np.searchsorted(self.below, share * self.below[-1])])
+
+
+def token_gaps(replicas: tuple[Replica, ...], pp: int) -> TokenGaps | None:
+    """The gaps before every token but a request's first; None where no request has a second.
 
     A sequence that adds a token in an iteration added its last one in the iteration before, with a pipeline in the
     pp-th before, so the gap is the time between their ends; the steps of a run of alike iterations share its time. What
@@ -27,9 +41,16 @@ def inter_token_latency(replicas: tuple[Replica, ...], pp: int) -> Percentiles:
                 tokens.append(iteration.load.decodes * iteration.steps)
             ends[number % pp] = end
     if not gaps:
-        return Percentiles(0.0, 0.0, 0.0, 0.0)
+        return None
     order = np.argsort(gaps)
-    sorted_s, weights = np.array(gaps)[order], np.array(tokens, dtype=float)[order]
-    below = np.cumsum(weights)
-    p50, p90, p99 = (float(sorted_s[np.searchsorted(below, share * below[-1])]) for share in (0.5, 0.9, 0.99))
-    return Percentiles(p50, p90, p99, float(sorted_s @ weights / below[-1]))
+    weights = np.array(tokens, dtype=float)[order]
+    return TokenGaps(np.array(gaps)[order], weights, np.cumsum(weights))
+
+
+def inter_token_latency(replicas: tuple[Replica, ...], pp: int) -> Percentiles:
+    """Percentiles over `token_gaps`; zeros where there are none."""
+    gaps = token_gaps(replicas, pp)
+    if gaps is None:
+        return Percentiles(0.0, 0.0, 0.0, 0.0)
+    mean = float(gaps.seconds @ gaps.tokens / gaps.below[-1])
+    return Percentiles(gaps.quantile(0.5), gaps.quantile(0.9), gaps.quantile(0.99), mean)

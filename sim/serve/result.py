@@ -22,6 +22,7 @@ from sim.serve.operator_prices import Shares
 from sim.serve.pools import Pool
 from sim.serve.records import KvCacheUse, PoolUse, ServingResult, SpeculationUse, TransferUse, percentiles
 from sim.serve.replica import CacheState, Iteration, Replica
+from sim.serve.request_times import request_times
 from sim.serve.scheduler import Sequence
 from sim.serve.speculation import expected_tokens
 
@@ -125,7 +126,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
 
 def _make_result(sim: ServingSimulation) -> ServingResult:
     sequences = sim.sequences
-    before_s = sim.costs.host.times.request_s
+    times = request_times(sequences, sim.costs.host.times.request_s)
     output = sum(s.request.output_tokens for s in sequences)
     rate = output / (sim.end_s - sim.start_s) if sim.end_s > sim.start_s else 0.0
     memory = _memory(sim)
@@ -138,16 +139,10 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         duration_s=sim.end_s,
         duration_interval_s=interval(sim.end_s, shares),
         requests=len(sequences),
-        request_latency_s=percentiles([before_s + s.finish_s - s.request.arrival_s for s in sequences]),
-        queue_time_s=percentiles([s.admitted_s - s.request.arrival_s for s in sequences]),
-        time_to_first_token_s=percentiles([before_s + s.first_token_s - s.request.arrival_s for s in sequences]),
-        time_per_output_token_s=percentiles(
-            [
-                (s.finish_s - s.first_token_s) / (s.request.output_tokens - 1)
-                for s in sequences
-                if s.request.output_tokens > 1
-            ]
-        ),
+        request_latency_s=percentiles(times.latency_s.tolist()),
+        queue_time_s=percentiles(times.queue_s.tolist()),
+        time_to_first_token_s=percentiles(times.first_token_s.tolist()),
+        time_per_output_token_s=percentiles(times.per_output_token_s.tolist()),
         inter_token_latency_s=inter_token_latency(sim.pools[-1].replicas, len(sim.costs.stages)),
         output_tokens=output,
         output_tokens_per_s=rate,

@@ -42,7 +42,7 @@ EDGED = 0.003  # of the axis: of a narrower bar a white edge would be all that s
 FONT = "Inter, 'Segoe UI', system-ui, sans-serif"
 INK, FAINT, GRID = "#1b2733", "#5b6875", "#e3e8ee"
 
-_TIME_TICKS = """
+TIME_TICKS = """
 const step = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : Math.abs(tick) || 1
 const [scale, unit] = step >= 0.5 ? [1, "s"] : step >= 0.0005 ? [1e3, "ms"] : [1e6, "µs"]
 const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step * scale) - 1e-6)))
@@ -175,7 +175,13 @@ def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:
     plot.toolbar.logo = None
     plot.xgrid.grid_line_color = GRID
     plot.ygrid.grid_line_color = None
-    plot.xaxis.formatter = CustomJSTickFormatter(code=_TIME_TICKS)
+    plot.xaxis.formatter = CustomJSTickFormatter(code=TIME_TICKS)
+    style_axes(plot)
+    return plot
+
+
+def style_axes(plot: Any) -> None:
+    """Quiet axes in the page's font."""
     for axis in (plot.xaxis, plot.yaxis):
         axis.axis_line_color = None
         axis.minor_tick_line_color = None
@@ -185,7 +191,6 @@ def _frame(name: str, x_range: Any, y_range: Any, height: int) -> Any:
         axis.axis_label_text_font = FONT
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_text_color = FAINT
-    return plot
 
 
 def _row_axes(plot: Any, layout: Layout) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sim.results.step import SpanWaits
     from sim.serve.records import ServingResult
     from sim.studies.advice import Tried
+    from sim.views.serving_plots import ServingPlots
 
     Result = StepResult | ServingResult
 
@@ -48,12 +49,14 @@ def timeline_page(
     waits: SpanWaits | None = None,
     runs: Sequence[Runs] = (),
     advice: Sequence[Tried] | None = None,
+    served: ServingPlots | None = None,
 ) -> str:
     """HTML of a page that opens without network: a result, its timeline and its memory over time.
 
     `critical` are the indices of the spans on the critical path, which the page can outline; `operators` the time by
     operator, whose longest are listed; `waits` what each span waited for, and `runs` the operators of each detail, for
-    the span that a click pins; `advice` the changes that were tried and help, None if none were tried.
+    the span that a click pins; `advice` the changes that were tried and help, None if none were tried;
+    `served` the plots of a serving workload's requests.
     """
     from sim.views.figures import NEAR_MOST, memory_figure, timeline_figure
     from sim.views.rows import tracks_of
@@ -76,6 +79,8 @@ def timeline_page(
         parts["evidence"] = [evidence_line(row) for row in nearest(result.scenario)]
     else:
         data["item"] = "iteration"
+        if served is not None:
+            plots |= {p.name: p.figure for p in (*served.over_time, *served.latencies)}
         parts = _serving_parts(result, timeline)
     return page(
         "timeline.html",
@@ -84,6 +89,7 @@ def timeline_page(
         data,
         result=result,
         trains=isinstance(result, StepResult),
+        served=served,
         layout_line=layout_line(result.scenario),
         headline=headline(result),
         kinds=kinds_of([timeline]),

@@ -5,7 +5,8 @@
   window.stepsim ??= {}
   const system = matchMedia("(prefers-color-scheme: dark)")
   const DARK = {"#1b2733": "#e6ebf0", "#5b6875": "#a3afbb", "#e3e8ee": "#2c3742", "#444444": "#a3afbb", "#e5e5e5": "#2c3742",
-                "#b8c1cb": "#55626f", "black": "#a3afbb", "#000000": "#e6ebf0", "#dfe5eb": "#2a343e", "#f4f6f8": "#1d262f"}
+                "#b8c1cb": "#55626f", "black": "#a3afbb", "#000000": "#e6ebf0", "#dfe5eb": "#2a343e", "#f4f6f8": "#1d262f",
+                "#b3261e": "#ff8a80"}
   const first = new Map()  // of each property its light value
   const inks = ["text_color", "line_color", "fill_color", "grid_line_color", "axis_line_color", "axis_label_text_color",
     "major_label_text_color", "major_tick_line_color", "minor_tick_line_color", "label_text_color", "background_fill_color",
