@@ -47,12 +47,12 @@ def model_from_config(file: Path) -> Config:
 
 def _unknown(config: Config, family: Any) -> str:
     """Name the keys that nothing here reads, and the other way in."""
-    if family in REFUSED:
+    if isinstance(family, str) and family in REFUSED:
         why = REFUSED[family]
         way = _FUNCTION if why == _OTHER_INPUT else _CAPTURE
         return f"model_type: found {show(family)}, {why}, which a scenario's keys do not describe; {way}"
     text = config.get("text_config")
-    if isinstance(text, dict) and text.get("model_type") in FAMILIES:
+    if isinstance(text, dict) and isinstance(text.get("model_type"), str) and text["model_type"] in FAMILIES:
         towers = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
         left_out = ", ".join(one_line(key) for key in towers if key not in ("text_config", "quantization_config"))
         return (
