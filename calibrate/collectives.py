@@ -23,19 +23,10 @@ from calibrate.machine import cores, gpu_ranks
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Record, from_json, to_json
 from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
+from sim.core.collectives import COLLECTIVES
 from sim.core.processes import python_module
 
-OPS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "send_recv",
-    "reduce",
-    "gather",
-    "scatter",
-)
+OPS = (*COLLECTIVES, "send_recv")
 MAX_CPU_RANKS = 8
 Work = Callable[[], object]
 

@@ -10,40 +10,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
+from sim.core.collectives import collective_kind
 from sim.inputs.script_program import Collective
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
-# torch's name without the trailing underscore -> kind; and which tensors its bytes are
-KINDS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_reduce": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "shard_dim_alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_any_source": "recv",
-}
 SHARE = ("all_gather", "gather")  # bytes are the input's, times the ranks
 INPUT = ("input", "input_tensors", "inputs", "input_tensor", "tensor", "tensors", "input_list")
 
@@ -58,9 +28,9 @@ def collective_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     values = {
         a.name: kwargs.get(a.name, args[i] if i < len(args) else None) for i, a in enumerate(func._schema.arguments)
     }
-    if name not in KINDS:
+    kind = collective_kind(name)
+    if kind is None:
         raise NotImplementedError(f"the collective {func} cannot be captured")
-    kind = KINDS[name]
     group = _group(values)
     ranks = tuple(dist.get_process_group_ranks(group))
     given = next((values[key] for key in INPUT if values.get(key) is not None), ())

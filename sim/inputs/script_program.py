@@ -15,25 +15,13 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from sim.core.collectives import KINDS
 from sim.core.errors import InputError
 from sim.inputs.program_file import FORMAT, CapturedProgram, read_program
 
 HEAD = f'{{"format":"{FORMAT}"'.encode()
 MAX_RANK = 10_000_000
 DEVICES = ("cpu", "cuda")
-KINDS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-    "send",
-    "recv",
-)
 
 
 class What(StrEnum):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
+from sim.core.collectives import COLLECTIVES
 from sim.core.errors import InputError
 from sim.traces.recording import Node, Recording
 from topology.collectives import bus_factor
@@ -69,25 +70,13 @@ class Change(Struct, frozen=True):
         return value
 
 
-_COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-)
-
-
 def bus_factor_ratio(kind: str, old: int, new: int) -> float:
     """How a bandwidth-bound collective of equal size grows with its ranks: 2(n-1)/n and its like (nccl-tests).
 
     >>> bus_factor_ratio("all_reduce", 2, 4)
     1.5
     """
-    if kind not in _COLLECTIVES or new == old or old == 1:
+    if kind not in COLLECTIVES or new == old or old == 1:
         return 1.0
     return bus_factor(kind, new) / bus_factor(kind, old) if new > 1 else 0.0
 

@@ -6,34 +6,11 @@ import json
 import re
 from typing import Any
 
+from sim.core.collectives import collective_kind
 from sim.traces.kineto import Event, whole
 from sim.traces.recording import Message
 
 MAX_RANKS = 100_000
-# Names in record_param_comms ("Collective name"), in gloo's events and in kernels of NCCL.
-KINDS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "allgatherintotensorcoalesced": "all_gather",
-    "allgatherring": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallv": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-}
-_KINDS = {re.sub(r"[^a-z]", "", key): kind for key, kind in KINDS.items()}
 _ITEM_BYTES = {
     "double": 8,
     "long": 8,
@@ -53,15 +30,6 @@ _ITEM_BYTES = {
 }
 
 
-def kind_of(name: str) -> str | None:
-    """The usual name of a collective.
-
-    >>> kind_of("_allgather_base"), kind_of("all_reduce"), kind_of("allreduce_"), kind_of("mm")
-    ('all_gather', 'all_reduce', 'all_reduce', None)
-    """
-    return _KINDS.get(re.sub(r"[^a-z]", "", name.lower()[:100]))
-
-
 def item_bytes(dtype: Any) -> int:
     """Bytes of an element by torch's or C++'s name of its type; 0 where the name is unknown."""
     text = re.sub(r"^c10::|[^a-z0-9]", "", str(dtype).lower()[:60])
@@ -76,7 +44,7 @@ def nccl_message(kernel: Event, operator: Event | None, rank: int) -> Message | 
     """
     args = {**(operator.args if operator is not None else {}), **kernel.args}
     name = args.get("Collective name")
-    kind = kind_of(str(name)) if name is not None else None
+    kind = collective_kind(str(name)) if name is not None else None
     if kind is None:
         return None
     group = str(args.get("Process Group Name", ""))[:100]
@@ -116,7 +84,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 def gloo_message(event: Event, operator: Event | None, rank: int, world: tuple[int, ...]) -> Message | None:
     """The collective of a gloo event; sizes from its `Input Dims`, the peer from its c10d operator."""
-    kind = kind_of(event.name.removeprefix("gloo:"))
+    kind = collective_kind(event.name.removeprefix("gloo:"))
     if kind is None:
         return None
     size = float(_elements(event.args) * item_bytes(_first(event.args.get("Input type"))))

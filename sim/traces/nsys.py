@@ -20,9 +20,9 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from sim.core.collectives import collective_kind
 from sim.core.errors import InputError
 from sim.traces.kineto import MAX_NS, Args, Event, RankTrace, rank_in_name, whole
-from sim.traces.messages import kind_of
 from sim.traces.nsys_tables import HOW, Tables
 
 KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, EVENT = (
@@ -318,7 +318,7 @@ def _collectives(trace: RankTrace) -> list[_Collective]:
     out = []
     for event in trace.device:
         found = _NCCL.search(event.name[:200]) if event.category == "kernel" else None
-        kind = kind_of(found[1]) if found else None
+        kind = collective_kind(found[1]) if found else None
         if kind is not None:
             out.append((event, kind))
     return out

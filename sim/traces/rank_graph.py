@@ -16,9 +16,10 @@ from bisect import bisect_right
 
 from msgspec import Struct, field
 
+from sim.core.collectives import collective_kind
 from sim.traces.host import Segment, Thread, segments
 from sim.traces.kineto import Event, RankTrace, within
-from sim.traces.messages import gloo_message, kind_of
+from sim.traces.messages import gloo_message
 from sim.traces.recording import HOST, START, Message, Node, Recording
 
 MIN_WAIT_NS = 20_000  # a shorter gap between operators is the interpreter's, not a wait
@@ -166,7 +167,7 @@ class RankGraph(Struct):
         last: dict[tuple[str, str], int] = {}
         pending: list[tuple[int, Event, Thread]] = []
         for event in events:
-            kind = kind_of(event.name.removeprefix(_GLOO))
+            kind = collective_kind(event.name.removeprefix(_GLOO))
             queue = operators.get(kind or "", [])
             issued = queue.pop(0) if queue else None
             message = None
@@ -190,7 +191,7 @@ class RankGraph(Struct):
         for thread in self.threads:
             for event in thread.events:
                 if event.name.startswith("c10d::") and event.start_ns >= self.begin_ns:
-                    kind = kind_of(event.name.removeprefix("c10d::").removesuffix("any_source_"))
+                    kind = collective_kind(event.name.removeprefix("c10d::").removesuffix("any_source_"))
                     out.setdefault(kind or "", []).append((event, thread))
         for listed in out.values():
             listed.sort(key=lambda item: item[0].start_ns)
