@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.real.ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(Path(__file__).with_name("worker.py"))
@@ -27,14 +27,9 @@ def importable() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def prove(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], int], dict[str, Any]]:
     """Runs the proofs of many cases on one set of ranks."""
-    from calibrate.launch import run_ranks
 
     def run(cases: dict[str, Any], ranks: int) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("prove")
-        (folder / "cases.json").write_text(json.dumps(cases))
-        out = folder / "out.json"
-        run_ranks([sys.executable, WORKER, "prove", str(folder / "cases.json"), str(out)], ranks, 240)
-        return json.loads(out.read_text())
+        return on_ranks("worker.py", cases, tmp_path_factory.mktemp("prove"), ranks, 240, "prove")
 
     return run
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from calibrate.launch import join
 from calibrate.parallel.runner import Runner, make_place, sum_over_ranks
 from sim.inputs.scenario import parse_scenario
+from tests.real.ranks import find_on_this_rank, from_all_ranks
 
 
 def _steps(scenario: dict[str, Any], rank: int, first_scale: float) -> dict[str, Any]:
@@ -33,20 +31,12 @@ def _steps(scenario: dict[str, Any], rank: int, first_scale: float) -> dict[str,
     return out
 
 
-def main(cases: str, out: str) -> None:
-    """Each case on all ranks, and on this one alone."""
-    rank, ranks = join()
-    found = {}
-    for name, case in json.loads(Path(cases).read_text()).items():
-        alone = case["scenario"] | {"parallelism": {}}
-        every: list[Any] = [None] * ranks
-        dist.all_gather_object(every, _steps(case["scenario"], rank, case["scale"]))
-        found[name] = {"ranks": every, "alone": _steps(alone, 0, case["scale"])}
-    if rank == 0:
-        Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+def _find(name: str, case: dict[str, Any], rank: int) -> dict[str, Any]:
+    """A case on all ranks, and on this one alone."""
+    alone = case["scenario"] | {"parallelism": {}}
+    every = from_all_ranks(_steps(case["scenario"], rank, case["scale"]))
+    return {"ranks": every, "alone": _steps(alone, 0, case["scale"])}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    find_on_this_rank(_find, *sys.argv[1:])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from calibrate.launch import run_ranks
 from calibrate.parallel.loss_scale import GROWTH_STEPS, LossScale, square_sum
 from tests.real.conftest import small
+from tests.real.ranks import on_ranks
 
 pytestmark = pytest.mark.real
 
@@ -36,10 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("fp16")
     cases = {name: {"scenario": _fp16(p), "scale": 1024.0} for name, p in LAYOUTS.items()}
     cases |= {f"overflow, {name}": {"scenario": _fp16(p), "scale": 2.0**26} for name, p in LAYOUTS.items()}
-    (folder / "cases.json").write_text(json.dumps(cases))
-    worker, out = Path(__file__).with_name("fp16_worker.py"), folder / "out.json"
-    run_ranks([sys.executable, str(worker), str(folder / "cases.json"), str(out)], 2, 120)
-    return json.loads(out.read_text())
+    return on_ranks("fp16_worker.py", cases, folder, 2, 120)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

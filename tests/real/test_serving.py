@@ -18,32 +18,21 @@ from sim.inputs.scenario import ModelConfig  # noqa: E402
 
 torch.set_num_threads(1)  # operators this small only wait for one another's threads
 
+LLAMA: dict[str, Any] = {
+    "layers": 3,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 128,
+    "vocab": 101,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+}
 MODELS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "layers": 3,
-        "hidden": 64,
-        "heads": 4,
-        "kv_heads": 2,
-        "ffn": 128,
-        "vocab": 101,
-        "mlp": "swiglu",
-        "norm": "rmsnorm",
-        "bias": False,
-        "positions": "rope",
-    },
-    "experts": {
-        "layers": 3,
-        "hidden": 64,
-        "heads": 4,
-        "kv_heads": 2,
-        "ffn": 128,
-        "vocab": 101,
-        "mlp": "swiglu",
-        "norm": "rmsnorm",
-        "bias": False,
-        "positions": "rope",
-        "moe": {"experts": 4, "top_k": 2, "ffn": 64, "shared_experts": 1, "dense_layers": 1},
-    },
+    "llama": LLAMA,
+    "experts": LLAMA | {"moe": {"experts": 4, "top_k": 2, "ffn": 64, "shared_experts": 1, "dense_layers": 1}},
     "gpt": {"layers": 2, "hidden": 48, "heads": 4, "vocab": 67, "positions": "learned", "max_positions": 160},
 }
 

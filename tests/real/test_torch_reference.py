@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from calibrate.launch import run_ranks
 from calibrate.torch_reference import check
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from tests.real.conftest import small
+from tests.real.ranks import on_ranks
 
 pytestmark = pytest.mark.real
 
@@ -42,11 +39,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("torch")
-    (folder / "cases.json").write_text(json.dumps(CASES))
-    worker, out = Path(__file__).with_name("torch_worker.py"), folder / "out.json"
-    run_ranks([sys.executable, str(worker), str(folder / "cases.json"), str(out)], 2, 200)
-    return json.loads(out.read_text())
+    return on_ranks("torch_worker.py", CASES, tmp_path_factory.mktemp("torch"), 2, 200)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from calibrate.launch import run_ranks
 from calibrate.parallel.memory import Allocation, peak_bytes
 from calibrate.parallel.samples import DistributedSampler
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
-from tests.real.conftest import ROOT, small
+from tests.real.conftest import small
+from tests.real.ranks import on_ranks
 
 pytestmark = pytest.mark.real
 
@@ -56,10 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for what, group in (("memory", MEMORY | SENT), ("three steps", STEPS), ("references", REFERENCES))
         for name, scenario in group.items()
     }
-    (folder / "cases.json").write_text(json.dumps(cases))
-    worker, out = str(Path(ROOT) / "tests" / "real" / "zero_worker.py"), folder / "out.json"
-    run_ranks([sys.executable, worker, str(folder / "cases.json"), str(out)], 2, 120)
-    return json.loads(out.read_text())
+    return on_ranks("zero_worker.py", cases, folder, 2, 120)
 
 
 @pytest.mark.parametrize(("zero", "table"), [(0, (4, 4, 8)), (1, (4, 4, 4)), (2, (4, 2, 4)), (3, (2, 2, 4))])

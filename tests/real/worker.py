@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from calibrate import block_cuts, blocks, measure, model, timed_rounds
-from calibrate.launch import join
 from calibrate.parallel import (
     context,
     data,
@@ -29,39 +27,32 @@ from calibrate.parallel import (
     tensor,
 )
 from sim.inputs.scenario import Scenario, parse_scenario
+from tests.real.ranks import find_on_this_rank, from_all_ranks
 
 
-def _prove(cases: str, out: str) -> None:
-    """Every case's proof in double precision; rank 0 writes what was found."""
-    rank, _ = join()
-    found = {}
-    for name, case in json.loads(Path(cases).read_text()).items():
-        scenario = parse_scenario(case["scenario"], name)
-        place = runner.make_place(scenario, rank)
-        run = runner.Runner(scenario, place, torch.float64)
-        with ExitStack() as patches:
-            for patch in _patches(case):
-                patches.enter_context(patch)
-            result = proof.prove(run, sabotage=case.get("spoil") == "gradient" and rank == 0)
-        batch = run.batch(0)
-        saved: list[int] = [0] * dist.get_world_size()
-        dist.all_gather_object(saved, memory.SavedBytes(run).step(lambda run=run, b=batch: run.gradients(b)))
-        found[name] = {
-            "holds": result.holds,
-            "difference": result.difference,
-            "worst": result.worst,
-            "single": result.single_loss,
-            "parallel": result.parallel_loss,
-            "saved": saved,
-        }
-        if case.get("cuts"):
-            found[name]["communications"] = _communications(scenario, place)
-        if case.get("cuts") or case.get("trained"):
-            found[name]["trained"] = _trained(run, place)
-    if rank == 0:
-        Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+def _prove(name: str, case: dict[str, Any], rank: int) -> dict[str, Any]:
+    """A case's proof in double precision."""
+    scenario = parse_scenario(case["scenario"], name)
+    place = runner.make_place(scenario, rank)
+    run = runner.Runner(scenario, place, torch.float64)
+    with ExitStack() as patches:
+        for patch in _patches(case):
+            patches.enter_context(patch)
+        result = proof.prove(run, sabotage=case.get("spoil") == "gradient" and rank == 0)
+    batch = run.batch(0)
+    found = {
+        "holds": result.holds,
+        "difference": result.difference,
+        "worst": result.worst,
+        "single": result.single_loss,
+        "parallel": result.parallel_loss,
+        "saved": from_all_ranks(memory.SavedBytes(run).step(lambda: run.gradients(batch))),
+    }
+    if case.get("cuts"):
+        found["communications"] = _communications(scenario, place)
+    if case.get("cuts") or case.get("trained"):
+        found["trained"] = _trained(run, place)
+    return found
 
 
 def _patches(case: dict[str, Any]) -> list[Any]:
@@ -139,4 +130,8 @@ def _dying(*arguments: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit({"prove": _prove, "sabotaged": _sabotaged, "dying": _dying}[sys.argv[1]](*sys.argv[2:]))
+    sys.exit(
+        {"prove": partial(find_on_this_rank, _prove), "sabotaged": _sabotaged, "dying": _dying}[sys.argv[1]](
+            *sys.argv[2:]
+        )
+    )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.launch import join
 from calibrate.model import Build, Head, make_blocks
 from calibrate.parallel.memory import allocated_peak, storages
 from calibrate.parallel.proof import single_device
 from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, Runner, make_place
 from calibrate.parallel.samples import make_batch
 from sim.inputs.scenario import Scenario, parse_scenario
+from tests.real.ranks import find_on_this_rank, from_all_ranks
 
 STEPS = 3
 
@@ -125,20 +123,11 @@ def _largest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     return max(float((ours[k] - theirs[k]).abs().max() / theirs[k].abs().max()) for k in ours)
 
 
-def main(cases: str, out: str) -> None:
-    rank, ranks = join()
-    found: dict[str, Any] = {}
-    for name, case in json.loads(Path(cases).read_text()).items():
-        scenario = parse_scenario(case["scenario"], name)
-        work = {"memory": _memory, "three steps": _three_steps, "references": _references}[case["what"]]
-        every: list[Any] = [None] * ranks
-        dist.all_gather_object(every, work(scenario, rank))
-        found[name] = every
-    if rank == 0:
-        Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+def _find(name: str, case: dict[str, Any], rank: int) -> list[Any]:
+    """A case's work, from all ranks."""
+    work = {"memory": _memory, "three steps": _three_steps, "references": _references}[case["what"]]
+    return from_all_ranks(work(parse_scenario(case["scenario"], name), rank))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    find_on_this_rank(_find, *sys.argv[1:])

@@ -12,20 +12,8 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.layer import layer_block
 from sim.models.lora import NF4_BYTES
 from sim.simulation import simulate
+from tests.sim.models.test_lora import MATRICES, SMALL
 
-SMALL = {
-    "layers": 3,
-    "hidden": 256,
-    "heads": 8,
-    "kv_heads": 4,
-    "ffn": 768,
-    "vocab": 512,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-}
-MATRICES = [(256, 256), (128, 256), (128, 256), (256, 256), (768, 256), (768, 256), (256, 768)]
 ELEMENTS = sum(n * k for n, k in MATRICES)
 
 

@@ -1,0 +1,43 @@
+"""Many cases on one set of ranks, since importing torch takes longer than the cases."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from calibrate.launch import join, run_ranks
+
+
+def on_ranks(
+    worker: str, cases: dict[str, Any], folder: Path, ranks: int, timeout_s: float, *arguments: str
+) -> dict[str, Any]:
+    """What the script `worker` of this folder finds for each case; its arguments end with the files of both."""
+    given, found = folder / "cases.json", folder / "found.json"
+    given.write_text(json.dumps(cases))
+    script = str(Path(__file__).with_name(worker))
+    run_ranks([sys.executable, script, *arguments, str(given), str(found)], ranks, timeout_s)
+    return json.loads(found.read_text())
+
+
+def find_on_this_rank(find: Callable[[str, Any, int], Any], given: str, found: str) -> None:
+    """A worker's part: `find(name, case, rank)` for each case, in the same order on all ranks; rank 0 writes."""
+    import torch.distributed as dist
+
+    rank, _ = join()
+    rows = {name: find(name, case, rank) for name, case in json.loads(Path(given).read_text()).items()}
+    if rank == 0:
+        Path(found).write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def from_all_ranks(mine: Any) -> list[Any]:
+    """Each rank's, in their order."""
+    import torch.distributed as dist
+
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
