@@ -142,10 +142,7 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
     step_s = sim.step_time_s
     seconds = rank_seconds(sim.built, sim.times)
     path, _ = critical_path(sim.built, sim.times)
-    most = sim.levels.at_most()
-    memory = tuple(_memory_row(sim, i, x) for i, x in enumerate(most))
-    peak = max(row.peak for row in memory)
-    fits = all(row.peak <= scenario.cluster.gpu_of(row.rank).memory_bytes for row in memory)
+    memory = tuple(_memory_row(sim, i, x) for i, x in enumerate(sim.most_memory))
     throughput = t.global_batch_size * t.seq_len / step_s if step_s > 0 else 0.0
     likely = step_interval(scenario, sim.profile, step_s, sim.built.shares)
     return StepResult(
@@ -158,10 +155,10 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
         utilization=_utilization(sim, throughput),
         mean_rank=_mean_rank(sim, seconds),
         middle_layer=_middle_layer(sim),
-        peak_memory_bytes=peak,
-        peak_reserved_bytes=_reserved_bytes(sim, most),
+        peak_memory_bytes=sim.peak_memory_bytes,
+        peak_reserved_bytes=_reserved_bytes(sim),
         memory=memory,
-        fits_in_memory=fits,
+        fits_in_memory=sim.fits_in_memory,
         critical_path=path,
         ranks=_rank_rows(sim, seconds),
         blame=lost,
@@ -254,10 +251,10 @@ def _memory_row(sim: FinishedStep, index: int, most: AtMost) -> MemoryRow:
     return MemoryRow(ranks=sim.names[index], rank=c.rank, count=len(c.ranks), **most._asdict())
 
 
-def _reserved_bytes(sim: FinishedStep, allocated: Sequence[AtMost]) -> float:
+def _reserved_bytes(sim: FinishedStep) -> float:
     """The most that torch's allocator reserves on any rank: allocated bytes in whole segments, and those stranded."""
     segment_bytes, reserved = source_of(sim.scenario).stranded_bytes(), []
-    for most, stages in zip(allocated, sim.stages, strict=True):
+    for most, stages in zip(sim.most_memory, sim.stages, strict=True):
         rounding = ALLOCATOR_SEGMENT_BYTES * sum((-size / ALLOCATOR_SEGMENT_BYTES) % 1.0 for size in most[:-1])
         reserved.append(rounding + most.peak + stranded_bytes(stages.values(), segment_bytes))
     return max(reserved)

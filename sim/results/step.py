@@ -20,7 +20,7 @@ from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.programs.stages import Stage
 from sim.ranks.plan import Plan
-from sim.results.memory import Levels, MemoryCurve, levels
+from sim.results.memory import AtMost, Levels, MemoryCurve, levels
 from sim.results.metrics import deciding, text_of
 from sim.results.states import States, states
 
@@ -92,6 +92,23 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     def memory(self) -> list[MemoryCurve]:
         """Memory over time of every class of ranks."""
         return [self.levels.curve(i, c.rank) for i, c in enumerate(self.plan.classes)]
+
+    @cached_property
+    def most_memory(self) -> list[AtMost]:
+        """The most memory of every class of ranks."""
+        return self.levels.at_most()
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Memory of the fullest rank."""
+        return max(most.peak for most in self.most_memory)
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """Whether every rank's memory fits on its own GPU."""
+        gpu_of = self.scenario.cluster.gpu_of
+        pairs = zip(self.plan.classes, self.most_memory, strict=True)
+        return all(most.peak <= gpu_of(c.rank).memory_bytes for c, most in pairs)
 
     @cached_property
     def step_time_s(self) -> float:

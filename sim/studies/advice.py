@@ -9,7 +9,7 @@ that is refused is left out, as is one that is what the scenario says already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
@@ -17,9 +17,6 @@ from sim.results.records import Record
 from sim.schedules import FORMS
 from sim.simulation import Simulation, simulate
 from sim.views.losses import lost_parts
-
-if TYPE_CHECKING:
-    from sim.results.memory import MemoryCurve
 
 LEAST_GAIN = 0.002  # of the step: less is not worth a change
 QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, since times differ from run to run
@@ -55,7 +52,7 @@ def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> l
 
     Proposals for the largest losses are tried first.
     """
-    fits = _memory(simulation)[1]
+    fits = simulation.fits_in_memory
     lost = lost_parts(simulation.outcome, simulation.timeline)
     wanted = [p.key for p in lost[: effort.parts]] if fits else [MEMORY]
     most = effort.each if fits else effort.each * effort.parts
@@ -71,11 +68,10 @@ def tried_advice(simulation: Simulation, load: Load, effort: Effort = FULL) -> l
             if other is None:
                 continue
             count += 1
-            (other_peak, other_fits), gain_s = _memory(other), simulation.step_time_s - other.step_time_s
-            if other_fits and (not fits or gain_s > LEAST_GAIN * simulation.step_time_s):
-                found.append(
-                    Tried(part, changes, other.step_time_s, gain_s, gain_s / simulation.step_time_s, other_peak)
-                )
+            gain_s = simulation.step_time_s - other.step_time_s
+            if other.fits_in_memory and (not fits or gain_s > LEAST_GAIN * simulation.step_time_s):
+                gain, peak_bytes = gain_s / simulation.step_time_s, other.peak_memory_bytes
+                found.append(Tried(part, changes, other.step_time_s, gain_s, gain, peak_bytes))
     return sorted(found, key=lambda t: -t.gain_s)
 
 
@@ -94,19 +90,6 @@ def _simulated(before: Simulation, changes: Changes, load: Load) -> Simulation |
         return simulate(scenario, costs=costs, engine="static")
     except InputError:
         return None
-
-
-def _memory(simulation: Simulation) -> tuple[float, bool]:
-    """Bytes of the fullest rank, and whether every rank's fit on its device."""
-    gpu_of = simulation.scenario.cluster.gpu_of
-
-    def peak(curve: MemoryCurve) -> float:
-        return float(curve.total.max())
-
-    return (
-        max(peak(c) for c in simulation.memory),
-        all(peak(c) <= gpu_of(c.rank).memory_bytes for c in simulation.memory),
-    )
 
 
 def _none(scenario: Scenario) -> Iterator[Changes]:

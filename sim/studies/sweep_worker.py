@@ -126,15 +126,14 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
     healthy_s = _healthy_s(packed, healthy.model_dump_json()) if disturbs(scenario) else step_s
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
-    peak = max(float(curve.total.max()) for curve in simulation.memory)
     figures = {
         STEP.key: step_s,
         "healthy_s": healthy_s,
         "lost_s": step_s - healthy_s,
         RATE.key: rate,
-        MEMORY.key: peak,
+        MEMORY.key: simulation.peak_memory_bytes,
     }
-    return WhatIf(dict(change), figures, peak <= scenario.cluster.gpu.memory_bytes)
+    return WhatIf(dict(change), figures, simulation.fits_in_memory)
 
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:

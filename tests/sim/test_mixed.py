@@ -10,6 +10,7 @@ from sim.inputs.input_source import Source
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.search.space import make_space
 from sim.simulation import simulate
+from sim.studies.sweep_worker import attempt, pack
 
 FAST = {"kind": "rail_optimized", "nic_bandwidth_bytes_per_s": 1e18, "latency_s": 0.0}
 TWIN = {"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", "name": "twin", "variant_of": "h100-sxm"}}
@@ -86,7 +87,17 @@ def test_memory_is_each_gpus_own() -> None:
     assert any("of 40.0 GiB on the fullest a100-sxm-40g rank" in warning for warning in found.warnings)
     large = {"mixed": cluster["mixed"][::-1]}
     turned = simulate(scenario(large, layout, training=training)).outcome
-    assert turned.fits_in_memory == (of_stage[0] <= 40)
+    assert turned.fits_in_memory == (of_stage[0] <= 40)  # GiB: the small GPU now holds the first stage
+
+
+def test_a_row_of_a_sweep_fits_as_the_step_does() -> None:
+    cluster = mixed("dgx-a100", {"preset": "dgx-a100", "gpu": "a100-sxm-40g"})
+    layout = {"tp": 8, "pp": 2, "layers_per_stage": [4, 12]}
+    training = {"seq_len": 8192, "micro_batch_size": 12, "global_batch_size": 96}
+    data = {"model": "llama3.2-1b", "training": training, "parallelism": layout, "cluster": cluster}
+    changes = [(("training.micro_batch_size", size),) for size in (12, 1)]
+    packed = pack(Source("s", data), "s", changes)
+    assert [attempt(packed, change).fits_in_memory for change in changes] == [False, True]
 
 
 def test_utilization_counts_the_peaks_of_all_gpus() -> None:
