@@ -17,7 +17,7 @@ from sim.inputs.overrides import with_overrides
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.shipped import shipped_name
 from sim.schedules import FORMS
-from sim.search.space import SEARCHED, Layout, Space, scenario_of
+from sim.search.space import RECOMPUTE, SEARCHED, Layout, Space, scenario_of
 
 TRAINING = {"micro_batch_size": 1, "recompute": "none"}  # a layout's keys of this section, and their defaults
 
@@ -57,9 +57,9 @@ def sets_of(space: Space, layout: Layout, written: Mapping[str, Any]) -> list[st
         if own is None:
             own = _default(key, layout)
         if isinstance(own, dict):
-            own = None  # a recomputation of the scenario's own, which has a name of several words
-        if key == "recompute" and value not in TRAINING.values() and "," in value:
-            continue  # it is the one that was written
+            own = None  # layers or modules of the scenario's own: no mode equals them
+        if key == "recompute" and value not in RECOMPUTE:
+            continue  # the scenario's own choice of layers or modules, as it was written
         if own != value:
             sets.append(f"{section}.{key}={value if isinstance(value, str) else json.dumps(value)}")
     return sets

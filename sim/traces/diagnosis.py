@@ -25,6 +25,7 @@ from sim.traces.replay import Replay, rank_times, replay
 TRIED = 8  # ranks, and groups, that are repaired: those that are slowest
 OPERATORS = 12  # listed for a rank
 SHOWS = 0.002  # of the step: a smaller gain is noise
+HOST_SHOWS = 0.02  # of the step: hosts differ by more than kernels do, with nothing wrong
 Key = tuple[int, str]  # rank and kernel
 
 
@@ -113,23 +114,22 @@ def _slow_ranks(as_it_was: Replay, waits: Sequence[Waiting]) -> tuple[SlowRank, 
     own, count = _kernels(recording)
     peers = _peers(own, count)
     compared: dict[int, list[Key]] = defaultdict(list)
-    for key, seconds in peers.items():
-        if seconds is not None:
-            compared[key[0]].append(key)
-    lost = {rank: sum(own[k] - (peers[k] or 0.0) for k in keys) for rank, keys in compared.items()}
+    for key in peers:
+        compared[key[0]].append(key)
+    lost = {rank: sum(own[k] - peers[k] for k in keys) for rank, keys in compared.items()}
     found = []
     for rank in sorted(lost, key=lambda r: -lost[r])[:TRIED]:
         if lost[rank] <= SHOWS * step_s:
             break
-        scales = {k: (peers[k] or 0.0) / own[k] for k in compared[rank] if own[k]}
+        scales = {k: peers[k] / own[k] for k in compared[rank] if own[k]}
         repaired_s = replay(recording, Change(single=scales)).step_time_s
-        rows = [SlowOperator(k[1], count[k], own[k], peers[k] or 0.0) for k in compared[rank]]
+        rows = [SlowOperator(k[1], count[k], own[k], peers[k]) for k in compared[rank]]
         rows.sort(key=lambda row: -row.lost_s)
         found.append(
             SlowRank(
                 rank,
                 sum(own[k] for k in compared[rank]),
-                sum(peers[k] or 0.0 for k in compared[rank]),
+                sum(peers[k] for k in compared[rank]),
                 repaired_s,
                 step_s - repaired_s,
                 sum(w.seconds for w in waits if w.for_rank == rank),
@@ -150,16 +150,17 @@ def _kernels(recording: Recording) -> tuple[dict[Key, float], dict[Key, int]]:
     return seconds, count
 
 
-def _peers(own: Mapping[Key, float], count: Mapping[Key, int]) -> dict[Key, float | None]:
-    """Median seconds of the other ranks that ran a kernel as often; None where there is none."""
+def _peers(own: Mapping[Key, float], count: Mapping[Key, int]) -> dict[Key, float]:
+    """Median seconds of the other ranks that ran a kernel as often; kernels that no other rank ran are left out."""
     alike: dict[tuple[str, int], list[Key]] = defaultdict(list)
     for key in own:
         alike[key[1], count[key]].append(key)
-    out: dict[Key, float | None] = {}
+    out: dict[Key, float] = {}
     for keys in alike.values():
         for key in keys:
             others = [own[k] for k in keys if k is not key]
-            out[key] = median(others) if others else None
+            if others:
+                out[key] = median(others)
     return out
 
 
@@ -211,7 +212,7 @@ def _busy_hosts(as_it_was: Replay) -> tuple[Busy, ...]:
     rows = []
     for rank, seconds in hosts.items():
         peers_s = median(s for r, s in hosts.items() if r != rank)
-        if seconds - peers_s > 10 * SHOWS * as_it_was.step_time_s:
+        if seconds - peers_s > HOST_SHOWS * as_it_was.step_time_s:
             rows.append(Busy(rank, seconds, peers_s))
     return tuple(sorted(rows, key=lambda row: row.peers_s - row.host_s))
 
