@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from sim.core.errors import InputError
+from sim.serve.request_times import request_times
 from sim.serve.result import ServingSimulation
 
 QUANTITIES = {
@@ -71,17 +73,9 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
 def share_within(served: ServingSimulation, slo: tuple[Promise, ...]) -> float:
     """The part of requests whose own first token, time a token and latency keep every promised number of seconds;
     of inter-token latencies a request's mean, which is its time a token."""
-    before_s = served.costs.host.times.request_s
-    sequences = served.sequences
-    kept = 0
-    for s in sequences:
-        own = {
-            "ttft": before_s + s.first_token_s - s.request.arrival_s,
-            "latency": before_s + s.finish_s - s.request.arrival_s,
-        }
-        # The first token is no step of decoding, so one less than the output divides. One-token answers have no such
-        # step.
-        own["tpot"] = own["itl"] = (s.finish_s - s.first_token_s) / max(1, s.request.output_tokens - 1)
-        # Goodput (DistServe): a request counts only if it keeps every promise at once.
-        kept += all(own[p.quantity] <= p.seconds for p in slo)
-    return kept / len(sequences)
+    times = request_times(served.sequences, served.costs.host.times.request_s)
+    per_token_s = np.zeros(len(served.sequences))  # of answers of one token: they have no step of decoding
+    per_token_s[[s.request.output_tokens > 1 for s in served.sequences]] = times.per_output_token_s
+    own = {"ttft": times.first_token_s, "latency": times.latency_s, "tpot": per_token_s, "itl": per_token_s}
+    # Goodput (DistServe): a request counts only if it keeps every promise at once.
+    return float(np.all([own[p.quantity] <= p.seconds for p in slo], axis=0).mean())

@@ -30,7 +30,6 @@ SERVING = (
     Metric("output_tokens_per_s_per_gpu", "tok/s/GPU", "/s", True),
     MEMORY,
 )
-QUANTITIES = {"ttft": "time_to_first_token_s", "tpot": "time_per_output_token_s", "latency": "request_latency_s"}
 
 
 def metrics_of(result: Mapping[str, Any]) -> tuple[Metric, ...]:

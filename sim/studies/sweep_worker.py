@@ -23,9 +23,10 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.ranks.faults import disturbs
+from sim.search.slo import QUANTITIES
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
-from sim.studies.sweep_metrics import MEMORY, QUANTITIES, RATE, STEP
+from sim.studies.sweep_metrics import MEMORY, RATE, STEP
 from topology.spec import GpuSpec
 
 Change = tuple[tuple[str, Any], ...]  # keys and their values
