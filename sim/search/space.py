@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.inputs.input_source import Source, validate
-from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Sizes, first_problem
+from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Problem, Sizes, first_problem
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Recompute, Scenario, Training, resolve
@@ -243,12 +243,17 @@ def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
     return forms
 
 
-def grid_is_legal(space: Space, grid: Grid) -> bool:
-    """The rules that the mesh alone decides, for micro-batches of one sequence."""
+def grid_problem(space: Space, grid: Grid) -> Problem | None:
+    """The first rule that the mesh alone breaks, with micro-batches of one sequence; None for a legal mesh."""
     tp, cp, pp, dp, ep = grid
     # A mesh that fails with one sequence and no options fails with all of them, since rules only forbid more.
     smallest = Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
-    return first_problem(MESH_RULES, sizes_of(space, smallest)) is None
+    return first_problem(MESH_RULES, sizes_of(space, smallest))
+
+
+def grid_is_legal(space: Space, grid: Grid) -> bool:
+    """Whether the mesh alone breaks no rule."""
+    return grid_problem(space, grid) is None
 
 
 def is_legal(space: Space, layout: Layout) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Problem, first_problem
+from sim.inputs.layout_rules import LAYOUT_RULES, Problem, first_problem
 from sim.inputs.yaml_input import dotted
-from sim.schedules import ONE_RANK
-from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, sizes_of
+from sim.search.space import Space, grid_problem, grids, layouts_of, sizes_of
 
 MESH = ("tp", "cp", "pp", "dp")
 NEEDS = {
@@ -37,11 +36,9 @@ def why_none_legal(space: Space) -> str:
         return f"{words}: tp·cp·pp·dp must be the GPUs ({space.gpus:,})"
     broken: Counter[str] = Counter()
     for grid in meshes:
-        tp, cp, pp, dp, ep = grid
-        # Here the rule itself is needed, and `grid_is_legal` only says whether there is one.
-        smallest = Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none")
-        _count(broken, first_problem(MESH_RULES, sizes_of(space, smallest)))
-        if grid_is_legal(space, grid):
+        problem = grid_problem(space, grid)
+        _count(broken, problem)
+        if problem is None:
             for layout, _ in layouts_of(space, grid):
                 _count(broken, first_problem(LAYOUT_RULES, sizes_of(space, layout)))
     if broken:
