@@ -59,12 +59,11 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
     return (
         branch_sum(d),
-        norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),
+        *inside("layernorm", (norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),)),
         branch_sum(d),
         *spec.attention.train(scenario, d, shard),
         residual(d, "attention_residual", "attention", m.bias and d.tp > 1),
-        replace(first, saved=()),
-        *rest,
+        *inside(spec.mlp.module, (replace(first, saved=()), *rest)),
         residual(d, "mlp_residual", "mlp", spec.mlp.bias_after and d.tp > 1),
     )
 

@@ -13,6 +13,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 
 TOKENS, H, FFN = 2 * 512, 1024, 2816
+PARALLEL = LLAMA | {"parallel_block": True}
 EXPERTS = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 512, "shared_experts": 1}}
 LATENT = {
     **{k: v for k, v in LLAMA.items() if k != "kv_heads"},
@@ -37,6 +38,8 @@ def lost(model: Any, *modules: str) -> float:
         (LLAMA, ["layernorm"], 2 * H),  # inputs of query-key-value and of gate-up
         (LLAMA, ["mlp"], 3 * FFN),  # gate, up, their product
         (LLAMA, ["layernorm", "mlp"], 2 * H + 3 * FFN),
+        (PARALLEL, ["layernorm"], H),  # both branches have one input
+        (PARALLEL, ["mlp"], 3 * FFN),
         (EXPERTS, ["moe_act"], 2 * 512),  # the second input of two experts
         (EXPERTS, ["shared_experts"], 3 * 512),
         (LATENT, ["mla_up_proj"], 16 * (96 + 96 + 64)),  # queries, keys, values
@@ -56,6 +59,8 @@ def test_the_whole_of_moe_keeps_its_input_alone() -> None:
     [
         (LLAMA, "layernorm", {"norm": 2}),
         (LLAMA, "mlp", {"gemm": 2, "elementwise": 1}),
+        (PARALLEL, "layernorm", {"norm": 1}),
+        (PARALLEL, "mlp", {"gemm": 2, "elementwise": 1}),
         (EXPERTS, "moe_act", {"elementwise": 1}),
         (LATENT, "mla_up_proj", {"gemm": 2}),
     ],
