@@ -28,7 +28,7 @@ class Passes(NamedTuple):
 
 class Activation(Struct, frozen=True):
     """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
-    of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps.
+    of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps; `role`: of both.
     """
 
     gated: bool
@@ -36,12 +36,13 @@ class Activation(Struct, frozen=True):
     fused: Passes
     kept: tuple[str, ...]
     kept_fused: tuple[str, ...]
+    role: TensorRole = TensorRole.INNER
 
 
 _ONE = Passes(2, 1, 3, 1)
 _GATED_EAGER, _GATED_FUSED = Passes(5, 2, 9, 3), Passes(3, 1, 5, 1)
 ACTIVATIONS = {
-    "gelu": Activation(False, _ONE, _ONE, ("gelu input",), ("gelu input",)),
+    "gelu": Activation(False, _ONE, _ONE, ("gelu input",), ("gelu input",), TensorRole.INPUT),
     "relu2": Activation(False, Passes(4, 2, 8, 3), _ONE, ("relu output",), ("relu output",)),
     "swiglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up")),
     "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),
@@ -78,8 +79,7 @@ def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Sav
     record, size = ACTIVATIONS[mlp], elements * d.act_bytes
     needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
     names = record.kept_fused if d.framework.fuses_activation else record.kept
-    role = TensorRole.INPUT if names == ("gelu input",) else TensorRole.INNER
-    return tuple(Saved(part, name, size, needed, role) for name in names)
+    return tuple(Saved(part, name, size, needed, record.role) for name in names)
 
 
 def activation(d: Dims, mlp: str, elements: float, part: str = "mlp") -> Operator:

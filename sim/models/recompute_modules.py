@@ -8,6 +8,7 @@ which the next operator would keep (tensor_parallel/random.py: `CheckpointWithou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -51,10 +52,11 @@ def _in(part: Operator, modules: Sequence[RecomputeModule]) -> bool:
 
 
 def _goes_on(parts: Sequence[Operator], module: RecomputeModule) -> bool:
-    """Whether more of the same part comes before its consumer: MLA's up-projections all end in the core."""
-    if module in parts[0].within:
-        return True
-    return next((module in p.within for p in parts if p.core or module in p.within), False) and module == "mla_up_proj"
+    """Whether more of the module comes before its consumer: the next operator, or the core where more of the module
+    stands in front of it (MLA's up-projections of queries and of keys and values)."""
+    ahead = list(takewhile(lambda p: not p.core, parts))
+    before_core = len(ahead) < len(parts) and any(module in p.within for p in ahead)
+    return module in parts[0].within or before_core
 
 
 def _lost_outputs(parts: Sequence[Operator], modules: Sequence[RecomputeModule]) -> set[int]:

@@ -36,8 +36,8 @@ INT4_GROUP = 128  # weights that share one 16-bit scale in group-wise 4-bit form
 
 
 class ServedElements(NamedTuple):
-    """Numbers on one rank: of weights of linear layers and of routed experts, which serving may quantize, and of what
-    stays in 16 bits."""
+    """How many weights a rank holds: those of linear layers and of routed experts, which serving may quantize, and the
+    rest, which stays in 16 bits."""
 
     linear: int
     experts: int

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from sim.core.program import Item, Program
+from sim.inputs.model_config import LOCAL
 from sim.models.activations import is_gated
 from sim.models.layers.beside import Beside
 from sim.models.layers.dense_mlp import DenseMlp
@@ -74,7 +75,7 @@ class LayerSpec(Struct, frozen=True):
         return attention + (0 if self.mlp is None else self.mlp.active_elements)
 
     def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
-        """Numbers on one rank."""
+        """The layer's weights on one rank, counted as serving stores them."""
         none = ServedElements(0, 0, 0)
         weights, experts, rest = none if self.mlp is None else self.mlp.served_elements(tp, ep, expert_tp)
         rest += self.norms * self.norm_elements
@@ -95,7 +96,8 @@ class LayerSpec(Struct, frozen=True):
             items += [served_add_norm(d, "attention_norm", tokens), *self.attention.serve(d, tokens)]
             items += served_sum(d, "attention_out", tokens)
         if self.norm_position == "both":
-            items += [served_norm(d, name, tokens) for name in ("attention_post_norm", "mlp_post_norm")]
+            branches = (("attention_post_norm", self.attention), ("mlp_post_norm", self.mlp))
+            items += [served_norm(d, name, tokens) for name, branch in branches if branch is not None]
         if self.mlp is not None:
             items += [] if self.parallel else [served_add_norm(d, "mlp_norm", tokens)]
             items += self.mlp.serve(d, tokens)
@@ -158,9 +160,9 @@ def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan:
 def window_of(model: ModelConfig, layer: int) -> Window | None:
     """The window of layer `layer` by `model.attention_pattern`, which repeats over the layers."""
     kind = model.attention_kind(layer)
-    return (
-        Window(model.window, kind == "chunked") if model.window is not None and kind in ("sliding", "chunked") else None
-    )
+    if model.window is None or kind not in LOCAL:
+        return None
+    return Window(model.window, kind == "chunked")
 
 
 def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:

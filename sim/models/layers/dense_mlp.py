@@ -85,7 +85,7 @@ class DenseMlp(Struct, frozen=True):
         return self.parameters
 
     def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
-        """Numbers on one rank."""
+        """Weights on one rank, counted as serving stores them."""
         matrices = self.matrices(tp)
         return ServedElements(sum(m.elements for m in matrices), 0, sum(m.parameters - m.elements for m in matrices))
 

@@ -40,11 +40,9 @@ class Experts(Struct, frozen=True):
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
         routed = moe_parts(scenario, d, layer, shard)
-        return (
-            routed
-            if self.shared is None
-            else (*routed, *shared_parts(d, self.shared.projections(d, "moe"), self.moe.shared_gate))
-        )
+        if self.shared is None:
+            return routed
+        return (*routed, *shared_parts(d, self.shared.projections(d, "moe"), self.moe.shared_gate))
 
     @property
     def router_elements(self) -> int:
@@ -88,7 +86,7 @@ class Experts(Struct, frozen=True):
         return self.parameters - self.one.parameters * max(0, self.moe.experts - self.moe.top_k)
 
     def served_elements(self, tp: int, ep: int, expert_tp: int) -> ServedElements:
-        """Numbers on one rank."""
+        """Weights on one rank, counted as serving stores them."""
         local, matrices = ceil_div(self.moe.experts, ep), self.one.matrices(expert_tp)
         experts, rest = local * sum(m.elements for m in matrices), self.router_parameters + self.gate_elements
         rest += local * sum(m.parameters - m.elements for m in matrices)

@@ -1,9 +1,9 @@
 """Mamba 1 (Gu and Dao 2023, arXiv 2312.00752): every channel has a state of its own, scanned in one kernel.
 
-Projection to x and gate, causal convolution, a small projection to steps, B and C, which another widens the steps of,
-selective scan, output projection (JambaMambaMixer of Transformers). The scan's kernel computes everything inside a
-chip's memory: it is priced by what it reads and writes, with 9 flops a number of the state and token (the number that
-is used for mamba_ssm's selective scan; no measured kernel was compared).
+Projection to x and gate, causal convolution, a projection to the low-rank steps (dt), B and C, one that widens the
+steps to all channels, selective scan, output projection (JambaMambaMixer of Transformers). The scan's kernel keeps
+states on chip: it is priced by what it reads and writes, with 9 flops for each token and number of the state (VMamba's
+`flops_selective_scan_fn` counts so). No price of it was compared with a measured kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 SCAN_FLOPS = 9.0  # a token, channel and number of its state: decay, input, state, output
-KEPT_EVERY = 2048  # tokens between states that the forward kernel leaves for the backward
+# Every so many tokens the forward kernel writes two numbers for each number of a state: the product of the decays so
+# far, and the state (mamba_ssm, csrc/selective_scan/selective_scan.cpp: x of [batch, dim, n_chunks, dstate * 2]).
+KEPT_EVERY = 2048
 
 
 class SelectiveScan(Struct, frozen=True):
@@ -100,8 +102,6 @@ class SelectiveScan(Struct, frozen=True):
     def _scan(self, d: Dims) -> Operator:
         n, e = d.tokens * self.channels(d.tp), d.act_bytes
         states = d.batch * ceil_div(d.seq, KEPT_EVERY) * self.channels(d.tp) * 2 * self.state * FP32_BYTES
-        params = self.other_parameters(d.tp) - self.channels(d.tp) * (self.conv_kernel + self.conv_bias)
-        norms = self.rank + 2 * self.state if self.inner_norms else 0
         return Operator(
             "selective_scan",
             (self._kernel("selective_scan", F, d.tokens, d.tp, 5, e, d.act),),
@@ -112,7 +112,7 @@ class SelectiveScan(Struct, frozen=True):
                 Saved("attention", "scanned", n * e),
                 Saved("attention", "states", states),
             ),
-            params=params - norms,
+            params=self.channels(d.tp) * (self.state + 1),  # decays and skip weights
             backward_bytes=4 * n * e,
         )
 

@@ -151,9 +151,7 @@ class StateSpace(Struct, frozen=True):
         if self.gated_norm:
             kept.append(Saved("attention", "gated norm statistics", fp32 * groups))
         if self.scan.keeps_convolved:
-            kept += [
-                Saved("attention", "convolved", convolved),
-            ]
+            kept.append(Saved("attention", "convolved", convolved))
         if self.scan.systems:
             decays = fp32 * (self.state if self.scan.channel_gates else 1)
             kept += [
@@ -196,9 +194,8 @@ class StateSpace(Struct, frozen=True):
 
     def _products(self, at: _Run, phase: Phase) -> Program:
         """The scan's matmuls, and the kernels that hand states from chunk to chunk. The last chunk counts as whole."""
-        products, passes = (
-            (self.scan.forward, self.scan.passes[0]) if phase is F else (self.scan.backward, self.scan.passes[1])
-        )
+        products = self.scan.forward if phase is F else self.scan.backward
+        passes = self.scan.passes[0 if phase is F else 1]
         heads, groups = self.split(at.tp)
         sizes = self._sizes() | {"Q": min(self.chunk, at.seq)}
         chunks = at.batch * ceil_div(at.seq, sizes["Q"])
