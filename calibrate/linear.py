@@ -46,9 +46,8 @@ class WeightGrads:
         """Add the weight gradients of `jobs` to the parameters' `.grad`, and drop the jobs."""
         while jobs:
             x, grad, weight, bias, gather = jobs.pop(0)
-            rows = grad.reshape(-1, grad.shape[-1])
-            x = x if gather is None else gather(x)
-            inputs = x.reshape(-1, x.shape[-1])
+            rows = as_rows(grad)
+            inputs = as_rows(x if gather is None else gather(x))
             if weight.grad is None:
                 weight.grad = rows.t() @ inputs
             else:
@@ -64,6 +63,21 @@ def gradient(p: Tensor) -> Tensor:
     """The gradient of what has one."""
     assert p.grad is not None
     return p.grad
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[…, n] → [rows, n]"""
+    return x.reshape(-1, x.shape[-1])
+
+
+def weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
+    """Of a linear layer's weight [n_out, n_in], from its input and its output's gradient."""
+    return as_rows(grad).t() @ as_rows(x)
+
+
+def bias_gradient(grad: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Of a linear layer's bias, where it has one."""
+    return None if bias is None else as_rows(grad).sum(0)
 
 
 class _SplitLinear(torch.autograd.Function):

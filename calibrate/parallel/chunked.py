@@ -13,14 +13,20 @@ Beside it: docs/tensor_parallel.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from calibrate.linear import as_rows, bias_gradient, weight_gradient
+from calibrate.parallel.comm import Group, Pending
 from sim.models.linear import CHUNKS
+
+if TYPE_CHECKING:
+    from calibrate.parallel.tensor import Cut
 
 
 def parts(rows: int) -> list[slice]:
@@ -33,26 +39,34 @@ def parts(rows: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
-
-
 def _by_rank(x: Tensor, ranks: int) -> Tensor:
     """[ranks, tokens of each, …]"""
     return x.reshape(ranks, -1, x.shape[-1])
 
 
-def _weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    return _rows(grad).t() @ _rows(x)
+def _gathered_chunks(x: Tensor, group: Group) -> Iterator[tuple[slice, Tensor]]:
+    """All ranks' tokens, chunk after chunk: which of a rank's own tokens [rows, h] they are, and [ranks · rows, h].
+
+    All chunks are on their way from the first on, so that later ones arrive while the caller works on earlier ones.
+    """
+    each = parts(len(x))
+    coming = [group.start_all_gather(x[part]) for part in each]
+    for part, gathered in zip(each, coming, strict=True):
+        yield part, gathered.wait()
 
 
-def _bias_gradient(grad: Tensor, bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else _rows(grad).sum(0)
+def _start_sums(x: Tensor, product: Callable[[Tensor], Tensor], cut: Cut) -> list[Pending]:
+    """`product` of each chunk of `x`, summed over the ranks while the next chunk is multiplied."""
+    if not cut.sequence:
+        rows = as_rows(x)
+        return [cut.group.start_all_reduce(product(rows[part])) for part in parts(len(rows))]
+    by_rank = _by_rank(x, cut.group.size)
+    return [cut.group.start_reduce_scatter(product(as_rows(by_rank[:, part]))) for part in parts(by_rank.shape[1])]
 
 
-def _summed(chunks: list[Any], shape: torch.Size) -> Tensor:
-    """Waits for the chunks' sums and puts them one behind the other."""
-    return torch.cat([chunk.wait() for chunk in chunks]).view(shape)
+def _summed(chunks: Sequence[Pending], shape: Sequence[int]) -> Tensor:
+    """Wait for the chunks' sums and put them one behind the other."""
+    return torch.cat([chunk.wait() for chunk in chunks]).view(*shape)
 
 
 class ChunkedColumn(torch.autograd.Function):
@@ -65,11 +79,9 @@ class ChunkedColumn(torch.autograd.Function):
         ctx.layer = layer
         if not cut.sequence:
             return F.linear(x, weight, bias)
-        each = parts(len(x))
-        coming = [cut.group.start_all_gather(x[part]) for part in each]
         out = x.new_empty(cut.group.size, len(x), len(weight))
-        for part, gathered in zip(each, coming, strict=True):
-            out[:, part] = _by_rank(F.linear(gathered.wait(), weight, bias), cut.group.size)
+        for part, gathered in _gathered_chunks(x, cut.group):
+            out[:, part] = _by_rank(F.linear(gathered, weight, bias), cut.group.size)
         return out.view(cut.batch, -1, len(weight))
 
     @staticmethod
@@ -77,13 +89,8 @@ class ChunkedColumn(torch.autograd.Function):
         (x,), layer = ctx.saved_tensors, ctx.layer
         cut, weight = layer.cut, layer.weight
         gathered = cut.start_gather(x)
-        if cut.sequence:
-            by_rank = _by_rank(grad, cut.group.size)
-            pieces = [by_rank[:, part].reshape(-1, grad.shape[-1]) for part in parts(len(x))]
-            sums = [cut.group.start_reduce_scatter(piece @ weight) for piece in pieces]
-        else:
-            sums = [cut.group.start_all_reduce(_rows(grad)[part] @ weight) for part in parts(len(_rows(grad)))]
-        grad_weight, grad_bias = _weight_gradient(gathered(), grad), _bias_gradient(grad, layer.bias)
+        sums = _start_sums(grad, lambda rows: rows @ weight, cut)
+        grad_weight, grad_bias = weight_gradient(gathered(), grad), bias_gradient(grad, layer.bias)
         return _summed(sums, x.shape), grad_weight, grad_bias, None
 
 
@@ -95,29 +102,21 @@ class ChunkedRow(torch.autograd.Function):
         cut = layer.cut
         ctx.save_for_backward(x)
         ctx.layer = layer
-        if cut.sequence:
-            by_rank = _by_rank(x, cut.group.size)
-            pieces = [by_rank[:, part].reshape(-1, x.shape[-1]) for part in parts(by_rank.shape[1])]
-            sums = [cut.group.start_reduce_scatter(F.linear(piece, weight)) for piece in pieces]
-            y = _summed(sums, torch.Size((by_rank.shape[1], len(weight))))
-        else:
-            rows = _rows(x)
-            sums = [cut.group.start_all_reduce(F.linear(rows[part], weight)) for part in parts(len(rows))]
-            y = _summed(sums, torch.Size((*x.shape[:-1], len(weight))))
+        sums = _start_sums(x, lambda rows: F.linear(rows, weight), cut)
+        tokens = (len(as_rows(x)) // cut.group.size,) if cut.sequence else x.shape[:-1]
+        y = _summed(sums, (*tokens, len(weight)))
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (x,), layer = ctx.saved_tensors, ctx.layer
-        cut, weight, grad_bias = layer.cut, layer.weight, _bias_gradient(grad, layer.bias)
+        cut, weight, grad_bias = layer.cut, layer.weight, bias_gradient(grad, layer.bias)
         if not cut.sequence:
-            return grad @ weight, _weight_gradient(x, grad), grad_bias, None
-        ranks, each = cut.group.size, parts(len(grad))
-        coming = [cut.group.start_all_gather(grad[part]) for part in each]
+            return grad @ weight, weight_gradient(x, grad), grad_bias, None
+        ranks = cut.group.size
         whole = grad.new_empty(ranks, *grad.shape)
         grad_x = grad.new_empty(ranks, len(grad), x.shape[-1])
-        for part, gathered in zip(each, coming, strict=True):
-            rows = gathered.wait()
+        for part, rows in _gathered_chunks(grad, cut.group):
             grad_x[:, part] = _by_rank(rows @ weight, ranks)
             whole[:, part] = _by_rank(rows, ranks)
-        return grad_x.view(x.shape), _weight_gradient(x, whole), grad_bias, None
+        return grad_x.view(x.shape), weight_gradient(x, whole), grad_bias, None

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calibrate.dropout import Share, dropout
-from calibrate.linear import Linear
+from calibrate.linear import Linear, as_rows, bias_gradient, weight_gradient
 from calibrate.model import Embedding, Head, Layer
 from calibrate.parallel.chunked import ChunkedColumn, ChunkedRow
 from calibrate.parallel.comm import Group
@@ -61,7 +61,7 @@ class Cut:
     def start_sum(self, x: Tensor, blocking: bool = False) -> Callable[[], Tensor]:
         """As `sum`, asynchronous: call what it returns."""
         if self.sequence:
-            return self.group.start_reduce_scatter(x.reshape(-1, x.shape[-1]), blocking).wait
+            return self.group.start_reduce_scatter(as_rows(x), blocking).wait
         return self.group.start_all_reduce(x.contiguous(), blocking=blocking).wait
 
     def _tokens(self, rows: Tensor) -> Tensor:
@@ -71,14 +71,6 @@ class Cut:
         """This rank's share of n things."""
         each = n // self.group.size
         return slice(self.group.index * each, (self.group.index + 1) * each)
-
-
-def _weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
-
-
-def _bias_gradient(grad: Tensor, bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else grad.reshape(-1, grad.shape[-1]).sum(0)
 
 
 class _Column(torch.autograd.Function):
@@ -99,8 +91,8 @@ class _Column(torch.autograd.Function):
         if layer.store is not None:
             layer.store.add(x, grad, weight, bias, cut.gather)
         else:
-            grad_weight = _weight_gradient(cut.gather(x) if gathered is None else gathered(), grad)
-            grad_bias = _bias_gradient(grad, bias)
+            grad_weight = weight_gradient(cut.gather(x) if gathered is None else gathered(), grad)
+            grad_bias = bias_gradient(grad, bias)
         return summed() if late else grad_x, grad_weight, grad_bias, None
 
 
@@ -116,13 +108,13 @@ class _Row(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (x,), layer = ctx.saved_tensors, ctx.layer
         weight, bias, grad_weight = layer.weight, layer.bias, None
-        grad_bias = _bias_gradient(grad, bias)
+        grad_bias = bias_gradient(grad, bias)
         whole = layer.cut.gather(grad)
         grad_x = whole @ weight
         if layer.store is not None:
             layer.store.add(x, whole, weight, None)
         else:
-            grad_weight = _weight_gradient(x, whole)
+            grad_weight = weight_gradient(x, whole)
         return grad_x, grad_weight, grad_bias, None
 
 
