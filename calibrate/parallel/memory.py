@@ -5,7 +5,6 @@ Beside it: docs/memory.md.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,11 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from calibrate.model import Layer
 from calibrate.parallel.recompute import kept_watchers
 from calibrate.parallel.runner import Runner
 from sim.core.actions import Action, Kind
+
+_RUN = "run whose allocations count"  # the name of a run among the profiler's events
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
@@ -112,45 +114,60 @@ def allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
 
     From the allocator itself: torch's memory statistics on a GPU, the profiler's allocation events on a CPU, there
     without the copies that gloo makes within a collective (NCCL makes none, and its buffers do not count either).
-    Paired actions run one after the other meanwhile, since what another thread allocates counts as transport.
     """
-    runner.pipeline.together, together = False, runner.pipeline.together
-    try:
-        return _allocated_peak(runner, run)
-    finally:
-        runner.pipeline.together = together
-
-
-def _allocated_peak(runner: Runner, run: Callable[[], object]) -> int:
     if runner.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         run()
         return torch.cuda.max_memory_allocated()
-    base, cpu = _held_before(runner), torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
-        run()
-    allocations: list[Allocation] = []
-    roots = profiler.profiler.kineto_results.experimental_event_tree()
-    threads = Counter(r.start_tid for r in roots)
-    for root in roots:
-        _collect(root, root.start_tid != threads.most_common(1)[0][0], allocations)
+    base = held_before(runner)
+    _, allocations = profiled_allocations(runner, [run])
     return base + peak_bytes(allocations)
 
 
+def profiled_allocations(
+    runner: Runner, runs: Sequence[Callable[[], object]]
+) -> tuple[list[tuple[int, int]], list[Allocation]]:
+    """Run one after the other on a CPU: nanoseconds of each one's begin and end, and all allocations and releases.
+
+    Paired actions run one after the other meanwhile, since what another thread allocates counts as transport.
+    """
+    pipeline, together = runner.pipeline, runner.pipeline.together
+    pipeline.together = False
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            for run in runs:
+                with record_function(_RUN):
+                    run()
+    finally:
+        pipeline.together = together
+    results: Any = profiler.profiler
+    roots = results.kineto_results.experimental_event_tree()
+    own = [root for root in roots if root.name == _RUN]
+    allocations: list[Allocation] = []
+    for root in roots:
+        _collect(root, root.start_tid != own[0].start_tid, allocations)
+    return sorted((root.start_time_ns, root.end_time_ns) for root in own), allocations
+
+
 def peak_bytes(allocations: Sequence[Allocation]) -> int:
-    """The most that was held at once, transport left out.
+    """The most that was held at once, transport left out."""
+    return max((held for _, held in held_over_time(allocations)), default=0)
+
+
+def held_over_time(allocations: Sequence[Allocation]) -> list[tuple[int, int]]:
+    """(nanoseconds, bytes held) after each allocation and release, transport left out.
 
     A tensor that a collective's own thread frees last may vanish unseen: then its address comes up again.
     """
     held: dict[int, int] = {}
-    now = peak = 0
-    for _, pointer, size, transport in sorted(allocations):
+    out, now = [], 0
+    for start_ns, pointer, size, transport in sorted(allocations):
         now -= held.pop(pointer, 0)
         if size > 0 and not transport:
             held[pointer] = size
             now += size
-            peak = max(peak, now)
-    return peak
+        out.append((start_ns, now))
+    return out
 
 
 class Allocation(NamedTuple):
@@ -172,7 +189,7 @@ def _collect(event: Any, transport: bool, out: list[Allocation]) -> None:
         _collect(child, inside, out)
 
 
-def _held_before(runner: Runner) -> int:
+def held_before(runner: Runner) -> int:
     """Bytes of parameters, gradients, optimizer state and constants."""
     found = resident(b for s in runner.stages.values() for b in s.blocks)
     found |= storages(x for p in runner.owned() for x in (p, p.grad) if x is not None)

@@ -11,14 +11,13 @@ Beside it: docs/memory.md.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch import Tensor
 
-from calibrate.parallel.memory import Allocation, _collect, _held_before
+from calibrate.parallel.memory import held_before, held_over_time, profiled_allocations
 from calibrate.parallel.runner import Runner
 
 STEPS = 4
@@ -28,47 +27,19 @@ Points = list[tuple[float, int]]  # (steps done, with their fractions; bytes)
 
 def first_steps(runner: Runner, steps: int = STEPS) -> Points:
     """Run the first steps of a training and record them. Collective."""
-    numbered = [(i, runner.batch(i)) for i in range(steps)]
-    found = _on_cpu(runner, numbered) if runner.device == "cpu" else _on_gpu(runner, numbered)
+    batches = [runner.batch(i) for i in range(steps)]
+    found = _on_cpu(runner, batches) if runner.device == "cpu" else _on_gpu(runner, batches)
     return [(round(at, 5), held) for at, held in found]
 
 
-def _on_cpu(runner: Runner, batches: Sequence[tuple[int, Any]]) -> Points:
-    base = _held_before(runner)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        for i, batch in batches:
-            with record_function(f"step {i}"):
-                runner.step(batch)
-    results: Any = profiler.profiler
-    roots = results.kineto_results.experimental_event_tree()
-    spans = {r.name: (r.start_time_ns, r.end_time_ns) for r in roots if r.name.startswith("step ")}
-    threads = Counter(r.start_tid for r in roots if r.name in spans)
-    main = threads.most_common(1)[0][0]
-    allocations: list[Allocation] = []
-    for root in roots:
-        _collect(root, root.start_tid != main, allocations)
+def _on_cpu(runner: Runner, batches: Sequence[Tensor]) -> Points:
+    base = held_before(runner)
+    spans, allocations = profiled_allocations(runner, [partial(runner.step, batch) for batch in batches])
+    changes = [(at, base + held) for at, held in held_over_time(allocations)]
     out: Points = []
-    changes = held_over_time(allocations, base)
-    for i, _ in batches:
-        begin, end = spans[f"step {i}"]
+    for i, (begin, end) in enumerate(spans):
         mine = [(i + (at - begin) / (end - begin), held) for at, held in changes if begin <= at < end]
         out += thinned(mine, MOST_POINTS)
-    return out
-
-
-def held_over_time(allocations: Sequence[Allocation], base: int) -> list[tuple[int, int]]:
-    """(nanoseconds, bytes held) after each allocation and release; `base` was there before, transport is left out."""
-    held: dict[int, int] = {}
-    out, now = [], base
-    for start_ns, pointer, size, transport in sorted(allocations):
-        if size > 0:
-            now -= held.pop(pointer, 0)  # its release was not seen
-            if not transport:
-                held[pointer] = size
-                now += size
-        elif pointer in held:
-            now -= held.pop(pointer)
-        out.append((start_ns, now))
     return out
 
 
@@ -88,10 +59,10 @@ def thinned(points: Points, most: int) -> Points:
     return out
 
 
-def _on_gpu(runner: Runner, batches: Sequence[tuple[int, Any]]) -> Points:
+def _on_gpu(runner: Runner, batches: Sequence[Tensor]) -> Points:
     """The peak of every action, as its end is reached on the host; the step's end has one more."""
     out: Points = []
-    for i, batch in batches:
+    for i, batch in enumerate(batches):
         seen: list[tuple[int, int]] = []
 
         def note(_: object = None, seen: list[tuple[int, int]] = seen) -> None:
