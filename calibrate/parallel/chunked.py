@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +22,8 @@ from torch import Tensor
 
 from calibrate.linear import as_rows, bias_gradient, weight_gradient
 from calibrate.parallel.comm import Group, Pending
+from calibrate.parallel.cut import Cut
 from sim.models.linear import CHUNKS
-
-if TYPE_CHECKING:
-    from calibrate.parallel.tensor import Cut
 
 
 def parts(rows: int) -> list[slice]:

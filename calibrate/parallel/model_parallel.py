@@ -20,9 +20,10 @@ from calibrate.model import Constants, Embedding, Experts, Head, Layer, Router
 from calibrate.norm import Norm
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
+from calibrate.parallel.cut import Cut
 from calibrate.parallel.expert import ExpertParallel
 from calibrate.parallel.loss_scale import square_sum
-from calibrate.parallel.tensor import ColumnLinear, Cut, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
+from calibrate.parallel.tensor import ColumnLinear, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
 from calibrate.parallel.zero import Sharding
 from sim.inputs.scenario import ModelConfig, Scenario
 from sim.ranks.plan import Plan
