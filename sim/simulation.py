@@ -50,7 +50,7 @@ from sim.results.evidence import nearest
 from sim.results.fault_costs import blame
 from sim.results.memory import MemoryCurve, over_steps, peak_bytes
 from sim.results.metrics import critical_path
-from sim.results.operator_times import as_json, time_by_operator
+from sim.results.operator_times import as_json, time_by_operator, time_by_part
 from sim.results.processes import Acted, processes_result, timeline_with_processes
 from sim.results.result import StepResult, make_result
 from sim.results.states import states
@@ -277,9 +277,12 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """`outcome` as plain data, in the form of `sim.run --json`, and the time by operator, summed only here."""
-        measured = [row.to_json() for row in nearest(self.scenario)]
-        return self.outcome.to_json() | {"time_by_operator": as_json(time_by_operator(self)), "evidence": measured}
+        """`outcome` as plain data, as `sim.run --json` has it, with times by operator and part, summed here alone."""
+        times = {
+            "time_by_operator": as_json(time_by_operator(self)),
+            "time_by_part": as_json(time_by_part(self)),
+        }
+        return self.outcome.to_json() | times | {"evidence": [row.to_json() for row in nearest(self.scenario)]}
 
     @cached_property
     def outcome(self) -> StepResult:

@@ -223,10 +223,15 @@ def _numbers(anchored: Anchor | None, spent: Spending | None) -> list[Number]:
 
 
 def _print_operators(simulation: Simulation) -> None:
-    """The longest operators of every class of ranks."""
-    from sim.results.operator_times import time_by_operator
+    """Parts of the model and the longest operators, of every class of ranks."""
+    from sim.results.operator_times import time_by_operator, time_by_part
+    from sim.views.part_names import part_name
     from sim.views.units import percent, seconds
 
+    for of in time_by_part(simulation):
+        print(f"\nParts of rank{'s' * (not of.ranks.isdigit())} {of.ranks}, share of the step")
+        for part in of.parts:
+            print(f"  {part_name(part):45}{seconds(part.seconds):>10} {percent(part.share):>8}")
     for ranks in time_by_operator(simulation):
         print(f"\nOperators of rank{'s' * (not ranks.ranks.isdigit())} {ranks.ranks}, share of the step")
         for row in ranks.operators[:OPERATORS_SHOWN]:
@@ -368,12 +373,13 @@ def _serving_page(simulation: ServingSimulation, promises: Sequence[Promise], wi
 
 def _page(simulation: Simulation, memory: list[MemoryCurve], advice: Sequence[Tried] | None = None) -> str:
     """The page of a step, with what spans are made of and waited for."""
-    from sim.results.operator_times import runs_of_details, time_by_operator
+    from sim.results.operator_times import runs_of_details, time_by_operator, time_by_part
     from sim.views.timeline_page import timeline_page
 
     whole = (simulation.outcome, simulation.timeline, memory, simulation.critical_rows)
     runs = runs_of_details(simulation, simulation.timeline.details)
-    return timeline_page(*whole, time_by_operator(simulation), simulation.waits, runs, advice)
+    times = time_by_operator(simulation), time_by_part(simulation)
+    return timeline_page(*whole, *times, simulation.waits, runs, advice)
 
 
 def _write_views(

@@ -48,6 +48,33 @@ class BlockKind(StrEnum):
     MTP = "multi-token prediction"
 
 
+class Part(StrEnum):
+    """The part of a model, or of a step, whose work an operator is."""
+
+    __hash__ = str.__hash__
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"  # its projections, core and residual sum
+    STATE_SPACE = "state space"  # what stands in attention's place
+    MLP = "mlp"
+    EXPERTS = "experts"  # router, routed and shared experts, and what sorts tokens
+    NORM = "norm"  # over the hidden size
+    HEAD = "head"  # output matrix and loss
+    LAYER = "layer"  # of a layer, its parts not told apart: measured blocks, much of captured programs
+    OPTIMIZER = "optimizer"  # with clipping, and what is done to the gradient buffer
+    PARAMETER_COPIES = "parameter copies"  # gathered parameters unpacked and cast
+    COMMUNICATION = "communication"
+    HOST = "host"  # the device waits for it
+    OTHER = "other"
+
+
+PART_OF_BLOCK = {
+    BlockKind.EMBEDDING: Part.EMBEDDING,
+    BlockKind.LAYER: Part.LAYER,
+    BlockKind.HEAD: Part.HEAD,
+    BlockKind.MTP: Part.LAYER,
+}  # of operators of which nothing more is known
+
+
 class BlockRef(NamedTuple):
     """The place of a measured run of computations in a profile: a block's key, an action, and the run's number there
     (communications cut a block into runs)."""
@@ -71,7 +98,7 @@ class Compute(Struct, frozen=True):
     `role`: of a matmul. `kernel`: the library's kernel, where a profile may know more than one for the kind
     (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving libraries do: a
     matmul takes a 16-bit input and quantizes it, an attention is one of the measured points. `aligned`: false for a
-    matmul whose sizes leave the fast kernels.
+    matmul whose sizes leave the fast kernels. `part`: whose work it is; no price depends on it.
     """
 
     name: str
@@ -87,6 +114,7 @@ class Compute(Struct, frozen=True):
     served: bool = False
     aligned: bool = True
     block: BlockRef | None = None
+    part: Part = Part.OTHER
 
 
 MATMUL_KINDS = ("gemm", "grouped_gemm", "attention_forward", "attention_backward")  # what model FLOPs count

@@ -13,12 +13,18 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import Block, BlockKind, Compute, Phase, Program, Role
+from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Compute, Part, Phase, Program, Role
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
 from sim.models.captured import compute_of, known
 from sim.models.captured_memory import PieceMemory, program_memory
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
+
+PART_OF_KIND = {
+    **dict.fromkeys(ATTENTION, Part.ATTENTION),
+    "grouped_gemm": Part.EXPERTS,
+    "norm": Part.NORM,
+}
 
 
 class CapturedModel(Struct, frozen=True, eq=False):
@@ -64,7 +70,8 @@ def _model(program: CapturedProgram) -> CapturedModel:
     end: dict[str, list[Compute]] = {"clip": [], "optimizer": []}
     for piece, op in zip(pieces.of_operator, program.operators, strict=True):
         if op.launches:
-            (end if piece < 0 else parts[piece])[op.phase].append(computes.of(op))
+            part = Part.OPTIMIZER if piece < 0 else PART_OF_BLOCK[_kind(piece, pieces)]
+            (end if piece < 0 else parts[piece])[op.phase].append(computes.of(op, part))
     blocks = [_block(k, pieces, parts[k], memory.pieces[k], trained[k], frozen[k]) for k in range(pieces.output + 1)]
     sorts: dict[Block, int] = {}
     numbers = tuple([sorts.setdefault(replace(b, name=""), len(sorts)) for b in blocks[1:-1]])
@@ -84,25 +91,32 @@ def _model(program: CapturedProgram) -> CapturedModel:
 
 
 class _Computes:
-    """Operators as computations; equal ones are one object."""
+    """Operators as computations of a part of the model; equal ones are one object."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Compute] = {}
 
-    def of(self, op: CapturedOperator) -> Compute:
-        key = (op.name, op.phase, op.inputs, op.outputs, op.causal)
+    def of(self, op: CapturedOperator, part: Part) -> Compute:
+        """`part`: of its piece; of a block's operators some tell by their kind what they are."""
+        key = (op.name, op.phase, op.inputs, op.outputs, op.causal, part)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = compute_of(op)
+            made = compute_of(op)
+            own = PART_OF_KIND.get(made.kind, part) if part is Part.LAYER else part
+            found = self._known[key] = replace(made, part=own)
         return found
 
 
 def _is_weight_gradient(computes: _Computes, op: CapturedOperator) -> bool:
-    return bool(op.launches) and op.phase == "backward" and computes.of(op).role is Role.WEIGHT_GRADIENT
+    return bool(op.launches) and op.phase == "backward" and computes.of(op, Part.LAYER).role is Role.WEIGHT_GRADIENT
 
 
 def _halved(c: Compute) -> bool:
     return c.kind in ATTENTION and bool(c.shape[-1])
+
+
+def _kind(piece: int, pieces: Pieces) -> BlockKind:
+    return {INPUT: BlockKind.EMBEDDING, pieces.output: BlockKind.HEAD}.get(piece, BlockKind.LAYER)
 
 
 def _block(
@@ -113,7 +127,7 @@ def _block(
     trained: Sequence[int],
     frozen: int,
 ) -> Block:
-    kind = {INPUT: BlockKind.EMBEDDING, pieces.output: BlockKind.HEAD}.get(number, BlockKind.LAYER)
+    kind = _kind(number, pieces)
     return Block(
         name=f"layer {number - 1}" if kind is BlockKind.LAYER else kind.value,
         kind=kind,
@@ -216,5 +230,6 @@ def with_accumulation(block: Block, micro_batches: int) -> Block:
         3.0 * size,
         Phase.WEIGHT_GRAD,
         len(block.tensors),
+        part=PART_OF_BLOCK[block.kind],
     )
     return replace(block, backward=(*block.backward, add))

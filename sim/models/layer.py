@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.program import Block, BlockKind
+from sim.core.program import Block, BlockKind, Part
 from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, norm, residual
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.lora import frozen, only_behind_adapters
-from sim.models.operators import Operator, quantized_weight_bytes, workspace
+from sim.models.operators import Operator, of_part, quantized_weight_bytes, workspace
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, stops_early
 from sim.models.recompute_modules import inside
 
@@ -44,10 +44,12 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
     parts: tuple[Operator, ...] = ()
     if spec.attention is not None:
         inner = spec.attention.train(scenario, d, shard)
-        parts += _branch(scenario, d, spec, "attention", inner, m.bias and d.tp > 1)
+        branch = _branch(scenario, d, spec, "attention", inner, m.bias and d.tp > 1)
+        parts += of_part(spec.attention.part, branch)
     if spec.mlp is not None:
         inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
-        parts += _branch(scenario, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, bool(parts))
+        branch = _branch(scenario, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, bool(parts))
+        parts += of_part(spec.mlp.part, branch)
     return parts
 
 
@@ -57,15 +59,19 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     assert spec.attention is not None
     assert spec.mlp is not None
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
-    return (
+    norms = of_part(Part.NORM, (norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),))
+    attention = (
         branch_sum(d),
-        *inside("layernorm", (norm(d, "attention_norm", m.norm, d.rows, d.hidden, m.bias),)),
+        *inside("layernorm", norms),
         branch_sum(d),
         *spec.attention.train(scenario, d, shard),
         residual(d, "attention_residual", "attention", m.bias and d.tp > 1),
+    )
+    mlp = (
         *inside(spec.mlp.module, (replace(first, saved=()), *rest)),
         residual(d, "mlp_residual", "mlp", spec.mlp.bias_after and d.tp > 1),
     )
+    return (*of_part(spec.attention.part, attention), *of_part(spec.mlp.part, mlp))
 
 
 def _branch(
@@ -81,7 +87,8 @@ def _branch(
     m = scenario.model
 
     def norms(of: str, here: bool, after_sum: bool = False) -> tuple[Operator, ...]:
-        return (norm(d, of, m.norm, d.rows, d.hidden, m.bias, after_sum),) if here else ()
+        made = (norm(d, of, m.norm, d.rows, d.hidden, m.bias, after_sum),) if here else ()
+        return of_part(Part.NORM, made)
 
     return (
         branch_sum(d),

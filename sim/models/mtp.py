@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.program import Block, BlockKind
+from sim.core.program import Block, BlockKind, Part
 from sim.models.dims import Shard, dims
 from sim.models.elementwise import norm
 from sim.models.embedding import lookup
 from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
-from sim.models.operators import Linear, quantized_weight_bytes, workspace
+from sim.models.operators import Linear, of_part, quantized_weight_bytes, workspace
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of
 
 if TYPE_CHECKING:
@@ -33,10 +33,12 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     m, last = scenario.model, scenario.model.layers - 1
     project = Linear("mtp_projection", "layer", d.rows, 2 * d.hidden, (d.hidden,))
     before = (
-        replace(lookup(scenario, d), params=0),
-        norm(d, "mtp_embedding_norm", m.norm, d.rows, d.hidden, m.bias),
-        norm(d, "mtp_hidden_norm", m.norm, d.rows, d.hidden, m.bias),
-        linear(d, project),
+        *of_part(Part.EMBEDDING, [replace(lookup(scenario, d), params=0)]),
+        *of_part(
+            Part.NORM,
+            [norm(d, name, m.norm, d.rows, d.hidden, m.bias) for name in ("mtp_embedding_norm", "mtp_hidden_norm")],
+        ),
+        *of_part(Part.LAYER, [linear(d, project)]),
     )
     layer = layer_parts(scenario, d, last, shard)
     final, output, loss = hard_head_parts(scenario, d)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Comm, Compute, Item, Phase, Program, Role, Saved, Wait
+from sim.core.program import Comm, Compute, Item, Part, Phase, Program, Role, Saved, Wait
 from sim.models.dims import Dims
 
 if TYPE_CHECKING:
@@ -77,6 +77,24 @@ class Linear(Struct, frozen=True):
 def keeping(part: Operator, name: str, size: float) -> Operator:
     """The attention core `part`, which also keeps `size` bytes of what was made before it."""
     return replace(part, saved=(*part.saved, Saved("attention", name, size)))
+
+
+def of_part(part: Part, operators: Iterable[Operator]) -> tuple[Operator, ...]:
+    """The operators as the work of that part of a model, but for what is of a part already."""
+    return tuple(
+        replace(
+            o,
+            forward=items_of_part(part, o.forward),
+            backward=items_of_part(part, o.backward),
+            adapters_alone=items_of_part(part, o.adapters_alone),
+        )
+        for o in operators
+    )
+
+
+def items_of_part(part: Part, program: Iterable[Item]) -> Program:
+    """The program, its computations as the work of that part, but for what is of a part already."""
+    return tuple(replace(i, part=part) if isinstance(i, Compute) and i.part is Part.OTHER else i for i in program)
 
 
 def forward_of(parts: Iterable[Operator]) -> Program:

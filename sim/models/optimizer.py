@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Phase, Program, WeightShape
+from sim.core.program import Part, Phase, Program, WeightShape
 from sim.models.frameworks import framework_of
 from sim.models.muon import muon_items
-from sim.models.operators import memory_op
+from sim.models.operators import items_of_part, memory_op
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -46,11 +46,11 @@ def optimizer_items(n_params: int, scenario: Scenario, matrices: Sequence[Weight
     updated = held.master or dtype_bytes(t.param_dtype)
     written = dtype_bytes(t.param_dtype) if held.master else 0.0
     if t.optimizer == "muon":
-        return (
-            *_one_pass("adamw", max(0, n_params - sum(s.elements for s in matrices)), t, held, updated, written),
-            *muon_items(matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written),
-        )
-    return _one_pass(t.optimizer, n_params, t, held, updated, written)
+        rest = _one_pass("adamw", max(0, n_params - sum(s.elements for s in matrices)), t, held, updated, written)
+        step = (*rest, *muon_items(matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written))
+    else:
+        step = _one_pass(t.optimizer, n_params, t, held, updated, written)
+    return items_of_part(Part.OPTIMIZER, step)
 
 
 def _one_pass(name: str, n_params: int, t: Training, held: KeptBytes, updated: float, written: float) -> Program:
@@ -113,10 +113,9 @@ def clip_items(n_params: int, scenario: Scenario) -> Program:
         return ()
     t = scenario.for_training
     size = n_params * dtype_bytes(t.grad_dtype)
-    return (
-        memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm"),
-        memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32", kernel="grad_scale"),
-    )
+    norm = memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm")
+    scale = memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32", kernel="grad_scale")
+    return items_of_part(Part.OPTIMIZER, (norm, scale))
 
 
 def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
@@ -142,8 +141,9 @@ def gradient_buffer_items(n_params: int, scenario: Scenario) -> Program:
         "grad_average": 2 * (framework.averages_gradients and p.dp * p.cp > 1),
         "grad_zero": 1 * framework.zeroes_gradients,
     }
-    return tuple(
+    made = [
         memory_op(name, Phase.OPTIMIZER, "elementwise", n_params, count * size, "fp32")
         for name, count in passes.items()
         if count
-    )
+    ]
+    return items_of_part(Part.OPTIMIZER, made)

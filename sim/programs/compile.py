@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sim.core.program import BLOCK_END, Comm, Compute, Program
+from sim.core.program import BLOCK_END, Comm, Compute, Part, Program
 from sim.core.timeline import Detail
 from sim.prices.price import Price
-from sim.programs.priced_items import Host, Run, Sent, Share, Spent, add_to, price_comm, price_run
+from sim.programs.priced_items import Host, OfPart, Run, Sent, Share, Spent, add_to, price_comm, price_run
 from topology.collectives import Choice
 
 COMPUTE = "compute"
@@ -103,12 +103,21 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
         takes longer beside communications is spread over the operators of its task."""
         total: dict[tuple[str, str], float] = {}
         for x in self.spent:
-            own_s = sum(x.priced.operators.values()) if x.shared_s > 0 else 0.0
-            longer = 1.0 + x.shared_s / own_s if own_s > 0 else 1.0
             for key, seconds in x.priced.operators.items():
-                add_to(total, key, seconds * longer)
+                add_to(total, key, seconds * x.longer)
             if x.late_s > 0:
                 add_to(total, ("host", x.priced.phase), x.late_s)
+        return total
+
+    @cached_property
+    def by_part(self) -> dict[OfPart, float]:
+        """Seconds by part of the model and, of communication, group; otherwise as `operators`."""
+        total: dict[OfPart, float] = {}
+        for x in self.spent:
+            for key, seconds in x.priced.by_part.items():
+                add_to(total, key, seconds * x.longer)
+            if x.late_s > 0:
+                add_to(total, (Part.HOST, ""), x.late_s)
         return total
 
     @cached_property

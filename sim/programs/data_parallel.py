@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Block, Comm, Compute, Item, Phase, Program, Wait
+from sim.core.program import Block, Comm, Compute, Item, Part, Phase, Program, Wait
 from sim.models.frameworks import framework_of
 from sim.models.operators import memory_op
 from sim.models.source import source_of
@@ -141,7 +142,8 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     size = sum(c.bytes for c in gathered)
     elements = size / dp.gathered_bytes
     moved = size + elements * dp.parameter_bytes
-    return [memory_op("unpack", phase, "copy", elements, moved, "bf16")] if size else []
+    made = memory_op("unpack", phase, "copy", elements, moved, "bf16")
+    return [replace(made, part=Part.PARAMETER_COPIES)] if size else []
 
 
 def cast(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:

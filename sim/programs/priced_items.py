@@ -8,10 +8,11 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from sim.core.program import Comm, Compute
+from sim.core.program import Comm, Compute, Part
 from sim.core.timeline import Detail
 from sim.prices.price import Price, Priced, together_s
 
+OfPart = tuple[Part, str]  # part of the model, and of communication its group, else ""
 Share = tuple[str, str, float]  # operator kind, source of its seconds, their uncertainty
 K = TypeVar("K")
 
@@ -50,6 +51,14 @@ class Run(Struct, frozen=True, eq=False, dict=True):
             add_to(total, (op.name, op.phase.value), p.seconds)
         return total
 
+    @cached_property
+    def by_part(self) -> dict[OfPart, float]:
+        """See `CompiledProgram.by_part`."""
+        total: dict[OfPart, float] = {}
+        for op, p in zip(self.items, self.priced, strict=True):
+            add_to(total, (op.part, ""), p.seconds)
+        return total
+
     @property
     def phase(self) -> str:
         """Of its first computation."""
@@ -82,6 +91,11 @@ class Sent(Struct, frozen=True, eq=False, dict=True):
         return {(f"{self.item.group} {self.item.kind}", self.phase): self.priced.seconds}
 
     @property
+    def by_part(self) -> dict[OfPart, float]:
+        """See `CompiledProgram.by_part`."""
+        return {(Part.COMMUNICATION, self.item.group): self.priced.seconds}
+
+    @property
     def phase(self) -> str:
         """The item's."""
         return self.item.phase.value
@@ -94,6 +108,12 @@ class Spent(NamedTuple):
     priced: Run | Sent
     late_s: float
     shared_s: float
+
+    @property
+    def longer(self) -> float:
+        """What computing beside communications makes of a second of its operators."""
+        own_s = sum(self.priced.operators.values()) if self.shared_s > 0 else 0.0
+        return 1.0 + self.shared_s / own_s if own_s > 0 else 1.0
 
 
 def price_run(items: list[Compute], cuts: list[int], price: Price) -> Run:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.actions import Kind, Schedule
-from sim.core.program import BLOCK_END, Block, BlockRef, Comm, Compute, Item, Phase, Program, Wait
+from sim.core.program import BLOCK_END, PART_OF_BLOCK, Block, BlockRef, Comm, Compute, Item, Phase, Program, Wait
 from sim.models.dims import Shard
 from sim.models.muon import dealt_out
 from sim.models.operators import rerun
@@ -162,7 +162,8 @@ def replace_runs(program: Program, block: Block, phase: str, costs: Costs) -> Pr
             ref = BlockRef(block.key, phase, run)
             if costs.block(*ref) is None:
                 return None
-            out.append(Compute(block.kind, "block", (), "", 0.0, 0.0, item.phase, 0, block=ref))
+            part = PART_OF_BLOCK[block.kind]
+            out.append(Compute(block.kind, "block", (), "", 0.0, 0.0, item.phase, 0, block=ref, part=part))
             run, open_run = run + 1, True
     return tuple(out)
 

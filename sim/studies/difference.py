@@ -1,4 +1,5 @@
-"""What differs between two results: keys of their scenarios, times, memory, critical path, communication, operators."""
+"""What differs between two results: keys of their scenarios, times, memory, critical path, communication, parts of the
+model, operators."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def difference(a: Result, b: Result) -> dict[str, Any]:
 
     Every entry is `{a, b, change}`, `change` being b ÷ a − 1, null where a is 0. `keys`: of the resolved scenarios,
     those that differ, null where one side has none. `memory_bytes`: of the fullest ranks. `critical_path_s`: by kind.
-    `sent_bytes`: by kind and group, of the first rank. `operators_s`: where both results have them.
+    `sent_bytes`: by kind and group, of the first rank. `parts_s`, `operators_s`: of the first class of ranks, where
+    both results have them.
     """
     return {
         "format": "sim-diff/1",
@@ -44,6 +46,7 @@ def difference(a: Result, b: Result) -> dict[str, Any]:
         "memory_bytes": _pairs(_memory(a), _memory(b)),
         "critical_path_s": _pairs(a.get("critical_path", {}), b.get("critical_path", {})),
         "sent_bytes": _pairs(_sent(a), _sent(b)),
+        "parts_s": _pairs(_parts(a), _parts(b)),
         "operators_s": _pairs(_operators(a), _operators(b)),
     }
 
@@ -92,6 +95,11 @@ def _operators(result: Result) -> dict[str, float]:
             name = f"{row['operator']} {row['phase']}"
             out[name] = out.get(name, 0.0) + row["seconds"]
     return out
+
+
+def _parts(result: Result) -> dict[str, float]:
+    rows = [row for ranks in result.get("time_by_part", [])[:1] for row in ranks["parts"]]
+    return {f"{row['group']} {row['part']}".strip(): row["seconds"] for row in rows}
 
 
 def _pairs(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, dict[str, float | None]]:

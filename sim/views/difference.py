@@ -16,6 +16,7 @@ PARTS = (
     ("Memory of the fullest rank", "memory_bytes", n_bytes),
     ("Critical path", "critical_path_s", seconds),
     ("Bytes sent by rank 0", "sent_bytes", n_bytes),
+    ("Parts of the model, first class of ranks", "parts_s", seconds),
     ("Operators of the first class of ranks", "operators_s", seconds),
 )
 CARDS = {

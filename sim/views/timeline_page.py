@@ -15,13 +15,14 @@ from sim.views.headline import evidence_line, headline, layout_line, memory_limi
 from sim.views.losses import LossShare, largest_losses, mean_seconds, parts_of_step
 from sim.views.page import page, view_data
 from sim.views.palette import SERVING_KINDS, memory_styles, style_of
+from sim.views.part_names import part_name
 from sim.views.rows import kinds_of
 from sim.views.serving_summary import cache_lines
 from sim.views.units import count, percent, ranks_text, seconds
 
 if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve
-    from sim.results.operator_times import RankOperators, Runs
+    from sim.results.operator_times import RankOperators, RankParts, Runs
     from sim.results.step import SpanWaits
     from sim.serve.records import ServingResult
     from sim.studies.advice import Tried
@@ -46,6 +47,7 @@ def timeline_page(
     memory: Sequence[MemoryCurve],
     critical: Sequence[int] = (),
     operators: Sequence[RankOperators] = (),
+    model_parts: Sequence[RankParts] = (),
     waits: SpanWaits | None = None,
     runs: Sequence[Runs] = (),
     advice: Sequence[Tried] | None = None,
@@ -54,9 +56,9 @@ def timeline_page(
     """HTML of a page that opens without network: a result, its timeline and its memory over time.
 
     `critical` are the indices of the spans on the critical path, which the page can outline; `operators` the time by
-    operator, whose longest are listed; `waits` what each span waited for, and `runs` the operators of each detail, for
-    the span that a click pins; `advice` the changes that were tried and help, None if none were tried;
-    `served` the plots of a serving workload's requests.
+    operator, whose longest are listed; `model_parts` the time by part of the model; `waits` what each span waited for,
+    and `runs` the operators of each detail, for the span that a click pins; `advice` the changes that were tried and
+    help, None if none were tried; `served` the plots of a serving workload's requests.
     """
     from sim.views.figures import NEAR_MOST, memory_figure, timeline_figure
     from sim.views.rows import tracks_of
@@ -103,6 +105,7 @@ def timeline_page(
         rank_bars=_RANK_BARS,
         provenance=_provenance_words(result),
         operators=[_operator_rows(x) for x in operators[:OPERATOR_CLASSES]],
+        model_parts=[_part_rows(x) for x in model_parts[:OPERATOR_CLASSES]],
         scenario_json=json.dumps(result.scenario.model_dump(mode="json"), indent=2, ensure_ascii=False),
         **parts,
     )
@@ -112,6 +115,11 @@ def _operator_rows(x: RankOperators) -> tuple[str, list[tuple[str, str, str, str
     """A class of ranks and its longest operators."""
     rows = x.operators[:OPERATORS_SHOWN]
     return ranks_text(x.ranks), [(o.operator, o.phase, seconds(o.seconds), percent(o.share)) for o in rows]
+
+
+def _part_rows(x: RankParts) -> tuple[str, list[tuple[str, str, str]]]:
+    """A class of ranks and its parts of the model."""
+    return ranks_text(x.ranks), [(part_name(p), seconds(p.seconds), percent(p.share)) for p in x.parts]
 
 
 def _serving_parts(result: ServingResult, timeline: Timeline) -> Mapping[str, Any]:

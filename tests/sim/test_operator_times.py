@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from sim.core.program import Compute, Part
 from sim.inputs.workloads import Faults, JitterFault
+from sim.models.layer import layer_block
 from sim.simulation import simulate
 from tests.modules import run_module
 from tests.sim.cases import case
@@ -38,6 +40,57 @@ def test_each_class_of_ranks_has_what_it_computes() -> None:
         assert any(name.startswith("tp ") for name, _ in own)
     last = max(r["ranks"], key=lambda row: row["pipeline_rank"])["rank"]
     assert [any("cross_entropy" in n for n, _ in operators(r, i)) for i in (0, last)] == [False, True]
+
+
+def parts(result: dict[str, Any], rank: int = 0) -> dict[tuple[str, str], float]:
+    rows = next(of["parts"] for of in result["time_by_part"] if of["rank"] == rank)
+    assert all(row["share"] == row["seconds"] / result["step_time_s"] for row in rows)
+    return {(row["part"], row["group"]): row["seconds"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        (case({"tp": 2, "dp": 2, "zero": 3}, {"global_batch_size": 4}), "attention embedding head mlp norm optimizer"),
+        (
+            case({"tp": 2}, {"global_batch_size": 4, "recompute": "full"}, "mixtral-8x7b"),
+            "attention embedding experts head norm optimizer",
+        ),
+        (
+            case({"ep": 2, "dp": 2}, {"global_batch_size": 4}, "deepseek-v3"),
+            "attention embedding experts head layer mlp norm optimizer",
+        ),
+        (case({}, {"global_batch_size": 4, "lora": {"rank": 8}}), "attention embedding head mlp norm optimizer"),
+    ],
+)
+def test_every_operator_is_of_a_part(scenario: Any, expected: str) -> None:
+    """Parts and operators sum up the same seconds, and nothing is left over."""
+    r = simulate(scenario).result
+    own = parts(r)
+    assert sum(own.values()) == pytest.approx(sum(operators(r).values()))
+    computed = {part for part, group in own if not group} - {"host", "parameter copies"}
+    assert computed == set(expected.split())
+    sent = {f"{group} " for part, group in own if part == "communication"}
+    assert sent == {f"{name.split()[0]} " for name, _ in operators(r) if " " in name}
+
+
+def test_matmuls_of_a_layer_by_part() -> None:
+    """Of a token: SwiGLU's three matrices of h·f, attention's of h·h·(2 + 2·kv/heads), forward and twice backward."""
+    s = case({}, {"global_batch_size": 2, "micro_batch_size": 2}, "llama3-8b")
+    block, h, f, tokens = layer_block(s, 0), 4096, 14336, 2 * 512
+    matmuls = [i for i in (*block.forward, *block.backward) if isinstance(i, Compute) and i.kind == "gemm"]
+    flops = {part: sum(i.flops for i in matmuls if i.part is part) for part in {i.part for i in matmuls}}
+    assert flops == {
+        Part.MLP: 3 * 2 * tokens * 3 * h * f,
+        Part.ATTENTION: 3 * 2 * tokens * h * h * (2 + 2 / 4),
+    }
+
+
+def test_a_state_space_layer_is_a_part_of_its_own() -> None:
+    states = {"heads": 8, "head_dim": 64, "state": 64}
+    model = {"state_space": states, "attention_pattern": ["state_space", "full"]}
+    own = parts(simulate(case({}, {"global_batch_size": 4}, model)).result)
+    assert own["state space", ""] > 0 < own["attention", ""]
 
 
 def test_unfused_attention_shows_its_softmax() -> None:
@@ -74,5 +127,6 @@ def test_the_page_lists_the_longest_operators(tmp_path: Path) -> None:
     page = tmp_path / "step.html"
     assert run_module("sim.run", "attention_unfused_gpt2", "--html", page).returncode == 0
     text = page.read_text("utf-8")
+    assert "Time by part of the model" in text
     assert "Time by operator" in text
     assert "attention_softmax" in text.partition("Time by operator")[2]

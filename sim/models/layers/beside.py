@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import Program
+from sim.core.program import Part, Program
 from sim.models.dims import Dims, Shard
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.state_space import StateSpace
-from sim.models.operators import F, I, Operator, accumulate, memory_op
+from sim.models.operators import F, I, Operator, accumulate, memory_op, of_part
 from sim.models.served import ServingDims, served_sum
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class Beside(Struct, frozen=True):
     """Both branches of a layer. Each has its own sum over tp, as row-parallel layers of serving engines have."""
+
+    part: ClassVar = Part.ATTENTION
 
     attention: GroupedQueryAttention
     state_space: StateSpace
@@ -51,7 +53,7 @@ class Beside(Struct, frozen=True):
         add = memory_op("branches_sum", F, "elementwise", elements, 3 * d.act_bytes * elements, d.act)
         together = Operator("branches_sum", (add,), forward_bytes=elements * d.act_bytes)
         gradients = Operator("branches_grad_sum", (), (accumulate(d, "branches_grad_sum", elements, phase=I),))
-        first, *rest = self.state_space.train(scenario, d, shard)
+        first, *rest = of_part(StateSpace.part, self.state_space.train(scenario, d, shard))
         shared = replace(first, saved=())  # its input is that of the other branch, which keeps it
         return (gradients, *self.attention.train(scenario, d, shard), shared, *rest, together)
 

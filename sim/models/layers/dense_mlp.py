@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.program import Program
+from sim.core.program import Part, Program
 from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class DenseMlp(Struct, frozen=True):
     """Sizes of the whole model. `activation`: a name of `sim.models.activations.ACTIVATIONS`."""
+
+    part: ClassVar = Part.MLP
 
     hidden: int
     ffn: int

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.program import Compute, Item, Program
+from sim.core.program import Compute, Item, Part, Program
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.moe import expert_load, moe_parts, shared_parts
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 class Experts(Struct, frozen=True):
     """Experts of a layer: `one` is the shape of each routed expert; `shared` sees every token."""
+
+    part: ClassVar = Part.EXPERTS
 
     moe: MoeConfig
     one: DenseMlp

@@ -6,11 +6,11 @@ every head, decode absorbs the up-projections into query and output, so that all
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.program import Compute, Program
+from sim.core.program import Compute, Part, Program
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
@@ -31,6 +31,8 @@ LATENT_HEADS = 16  # assumption: however many heads read one latent, their kerne
 class LatentAttention(Struct, frozen=True):
     """Sizes of the whole model. `query_rank` None: queries are not compressed. A query or key head has a part without
     rope and a part with it; the keys' part with rope is shared by all heads."""
+
+    part: ClassVar = Part.ATTENTION
 
     hidden: int
     heads: int

@@ -8,13 +8,13 @@ states on chip: it is priced by what it reads and writes, with 9 flops for each 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Compute, Phase, Program, Saved
+from sim.core.program import Compute, Part, Phase, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import norm
 from sim.models.layers.matrix import Matrix
@@ -33,6 +33,8 @@ KEPT_EVERY = 2048
 
 class SelectiveScan(Struct, frozen=True):
     """Sizes of the whole model. `inner`: channels; `state`: numbers of a channel's state; `rank`: of the steps."""
+
+    part: ClassVar = Part.STATE_SPACE
 
     hidden: int
     inner: int

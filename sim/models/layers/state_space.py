@@ -11,12 +11,12 @@ N·P numbers a head.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Compute, Phase, Program, Saved
+from sim.core.program import Compute, Part, Phase, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.scans import Scan
@@ -46,6 +46,8 @@ class StateSpace(Struct, frozen=True):
     """Sizes of the whole model. `head_dim` P, `state` N, `chunk` Q of `sim.models.layers.scans`; `groups` of heads
     share B and C (key and query heads of the delta rule). `bias`: of both projections. `state_dtype` None: that of
     activations."""
+
+    part: ClassVar = Part.STATE_SPACE
 
     hidden: int
     scan: Scan
