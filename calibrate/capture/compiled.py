@@ -7,7 +7,6 @@ kernel is this project's rule (`fusion.py`). The model and its loss are one grap
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,12 +14,25 @@ import torch
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.fusion import Kernel, is_view, kernels_of
 from calibrate.capture.recorder import Recorder, Row, describe
 from calibrate.capture.step import Step
+
+
+def _partition(joint: GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[GraphModule, GraphModule]:
+    """Inductor's own passes over the joint graph, then its partition (torch/_inductor/compile_fx.py, `partition_fn`).
+
+    The passes decide memory too: one writes the loss's gradient as a comparison where its decomposition scatters into
+    zeros of [tokens, vocabulary].
+    """
+    parts: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
+        joint_graph_passes(joint), inputs, compiler="inductor", **how
+    )
+    return parts
 
 
 class CompiledLoss:
@@ -33,7 +45,7 @@ class CompiledLoss:
             self._loss_of,
             fw_compiler=self._compiler,
             bw_compiler=self._compiler,
-            partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+            partition_fn=_partition,
             decompositions=select_decomp_table(),
         )
 
