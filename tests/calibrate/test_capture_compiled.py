@@ -28,16 +28,20 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(Block(), Block())
 
 
-def captured(compiled: bool) -> tuple[list[CapturedOperator], int]:
-    """Launched operators, and the bytes that the forward saves."""
+def captured(compiled: bool, classes: bool = False) -> tuple[list[CapturedOperator], int]:
+    """Launched operators, and the bytes that the forward saves; with `classes` the loss is a cross-entropy."""
     from calibrate.capture import Step
     from calibrate.capture.run_step import record
 
     def make() -> Step:
         m, x = model(), torch.zeros(ROWS, WIDTH)
-        return Step(
-            m, lambda: m(x).square().mean(), torch.optim.SGD(m.parameters()), ROWS, 1, "bf16", compiled=compiled
-        )
+        labels = torch.zeros(ROWS, dtype=torch.int64)
+
+        def loss() -> torch.Tensor:
+            y = m(x)
+            return torch.nn.functional.cross_entropy(y, labels) if classes else y.square().mean()
+
+        return Step(m, loss, torch.optim.SGD(m.parameters()), ROWS, 1, "bf16", compiled=compiled)
 
     _, recorder = record(make)
     operators = [
@@ -88,3 +92,12 @@ def test_less_is_moved_and_no_more_is_saved(
     moved = [sum(compute_of(op).bytes for op in operators) for operators, _ in (eager, fused)]
     assert moved[1] < 0.7 * moved[0]
     assert fused[1] <= eager[1]
+
+
+def test_a_cross_entropys_gradient_scatters_into_no_zeros() -> None:
+    """Inductor compares indices instead, in the kernel that writes the gradient."""
+    operators, _ = captured(True, classes=True)
+    backward = [op for op in operators if op.phase == "backward"]
+    assert not [op.name for op in backward if "scatter" in op.name]
+    logits = [op for op in backward if op.name.startswith("inductor") and op.outputs[0].shape == (ROWS, WIDTH)]
+    assert any(x.dtype == "int64" for op in logits for x in op.inputs)
