@@ -9,13 +9,14 @@ rotation tables are shared by all layers, and norms keep their input once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calibrate.attention_dropout import Dropped, DroppedAttention
 from calibrate.dropout import Share, dropout
 from calibrate.linear import Linear, WeightGrads
 from calibrate.norm import Norm
@@ -53,6 +54,9 @@ def activation(mlp: str, x: Tensor) -> Tensor:
     if mlp == "relu2":
         return F.relu(x).square()
     return F.gelu(x, approximate="tanh")
+
+
+Core = Callable[[Tensor, Tensor, Tensor], Tensor]  # [b, heads, s, d], [b, kv_heads, s, d] twice → [b, heads, s, d]
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -144,7 +148,9 @@ class Layer(nn.Module):
         self, m: ModelConfig, t: Training, store: WeightGrads | None, constants: Constants, moe: bool = False
     ) -> None:
         super().__init__()
-        self.m, self.fused, self.constants, self.core = m, t.attention == "fused", constants, causal_attention
+        self.m, self.fused, self.constants = m, t.attention == "fused", constants
+        drops = self.fused and m.dropout > 0
+        self.core: Core = DroppedAttention(Dropped(m.dropout)) if drops else causal_attention
         heads, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
         self.norm1 = Norm(m)
         self.qkv = Linear(m.hidden, heads + 2 * kv, m.bias, store)

@@ -112,8 +112,12 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.optimizer_offload", "true", "false"
     if t.activation_offload:
         yield "training.activation_offload", "true", "false"
-    if t.attention == "fused" and s.model.dropout > 0:
-        yield "training.attention", f"fused, dropout {s.model.dropout:g}", "fused without dropout, or unfused"
+    drops = t.attention == "fused" and s.model.dropout > 0
+    if drops and s.cluster.gpu.architecture != "cpu":
+        yield "training.attention", f"fused, dropout {s.model.dropout:g}", "on GPUs fused without dropout, or unfused"
+    if drops and t.recompute.mode == "selective_op":
+        found = f"selective_op with fused attention, dropout {s.model.dropout:g}"
+        yield "training.recompute", found, "none, selective, full; selective_op unfused or without dropout"
     if t.attention_kernel is not None:
         yield "training.attention_kernel", t.attention_kernel, "null (the kernel that torch picks)"
     if not framework_of(t).measurable:

@@ -16,13 +16,14 @@ Beside it: docs/context_parallel.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from calibrate.model import causal_attention
+from calibrate.attention_dropout import Dropped, DroppedAttention, Piece
+from calibrate.model import Core, causal_attention
 from calibrate.parallel.comm import Group
 
 KV, DKV = 1, 2  # tags of keys and values, and of their gradients
@@ -136,6 +137,7 @@ class _Blocks:
 
     group: Group
     split: str
+    dropped: Dropped | None = None
 
     def see(self, source: int, n: int) -> View | None:
         return view(self.group.index, source, n, self.split)
@@ -143,8 +145,18 @@ class _Blocks:
     def forward(self, total: _Sum, q: Tensor, kv: Tensor, source: int) -> None:
         seen = self.see(source, q.shape[2])
         if seen is not None:
-            k, v = kv[:, :, :, seen.keys]
-            total.add(seen.queries, *_forward(q[:, :, seen.queries], k, v, seen.causal))
+            (k, v), piece = kv[:, :, :, seen.keys], self._piece(seen, source, q.shape[2])
+            forward = _forward if piece is None else piece.forward
+            total.add(seen.queries, *forward(q[:, :, seen.queries], k, v, seen.causal))
+
+    def _piece(self, seen: View, source: int, n: int) -> Piece | None:
+        """What of a block of scores is dropped, which hangs on its queries' and keys' places in the whole sequence."""
+        if self.dropped is None:
+            return None
+        mine, theirs = (
+            own_positions(n * self.group.size, self.group.size, r, self.split) for r in (self.group.index, source)
+        )
+        return Piece(self.dropped, mine[seen.queries], theirs[seen.keys])
 
     def backward(self, saved: Sequence[Tensor], grad: Tensor, kv: Tensor, source: int, dq: Tensor) -> Tensor | None:
         """Adds to dq; returns this rank's share of the gradients of keys and values."""
@@ -152,8 +164,9 @@ class _Blocks:
         seen = self.see(source, q.shape[2])
         if seen is None:
             return None
-        rows, (k, v) = seen.queries, kv[:, :, :, seen.keys]
-        mine, dk, dv = _backward(grad[:, :, rows], q[:, :, rows], k, v, out[:, :, rows], lse[:, :, rows], seen.causal)
+        rows, (k, v), piece = seen.queries, kv[:, :, :, seen.keys], self._piece(seen, source, q.shape[2])
+        backward = _backward if piece is None else piece.backward
+        mine, dk, dv = backward(grad[:, :, rows], q[:, :, rows], k, v, out[:, :, rows], lse[:, :, rows], seen.causal)
         dq[:, :, rows] += mine
         if seen.keys == slice(0, q.shape[2]):
             return torch.stack((dk, dv))
@@ -249,14 +262,23 @@ class ContextAttention:
     group: Group
     method: str  # ring | all_gather | all_to_all
     split: str
+    dropped: Dropped | None = None  # of attention's probabilities
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.method != "all_to_all":
             attention = _Ring if self.method == "ring" else _Gathered
-            joined: Tensor = attention.apply(q, k, v, _Blocks(self.group, self.split))
+            dropped = None if self.dropped is None else self.dropped.draw()
+            joined: Tensor = attention.apply(q, k, v, _Blocks(self.group, self.split, dropped))
             return joined
         least = max(k.shape[1], self.group.size)  # fewer key heads than ranks: repeated, one each
         k, v = (_repeat(x, least) if x.shape[1] < least else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, self.group, True) for x in (q, k, v))
-        out: Tensor = _Exchange.apply(causal_attention(q, k, v), self.group, False)
+        out: Tensor = _Exchange.apply(self._core(q.shape[1])(q, k, v), self.group, False)
         return out
+
+    def _core(self, heads: int) -> Core:
+        """Attention of the `heads` that the exchange gives a rank, all tokens of which are there."""
+        if self.dropped is None:
+            return causal_attention
+        first = self.dropped.first_head + self.group.index * heads
+        return DroppedAttention(replace(self.dropped, first_head=first))

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from calibrate.attention_dropout import DroppedAttention
 from calibrate.dropout import Share
 from calibrate.model import Constants, Embedding, Experts, Head, Layer, Router
 from calibrate.norm import Norm
@@ -117,7 +118,8 @@ class ModelParallel:
         if self.tp.size > 1:
             cut_layer(block, self.scenario.model, self.cut_over_tp)
         if self.cp.size > 1:
-            block.core = ContextAttention(self.cp, self.scenario.parallelism.cp_method, self.split)
+            dropped = block.core.dropped if isinstance(block.core, DroppedAttention) else None
+            block.core = ContextAttention(self.cp, self.scenario.parallelism.cp_method, self.split, dropped)
             block.constants = shared.setdefault(id(block.constants), _at(block.constants, self.positions))
         if isinstance(block.moe, Experts):
             block.moe = ExpertParallel(block.moe, self.ep, self.numbers)

@@ -14,11 +14,14 @@ Beside it: docs/tensor_parallel.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calibrate.attention_dropout import DroppedAttention
 from calibrate.dropout import Share, dropout
 from calibrate.linear import Linear, bias_gradient, weight_gradient
 from calibrate.model import Embedding, Head, Layer
@@ -130,6 +133,8 @@ def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
     layer.qkv = ColumnLinear(layer.qkv, cut, torch.cat(rows), copies, len(rows[0]))
     layer.proj = RowLinear(layer.proj, cut)
     layer.scores = _scores(m, cut, layer.constants.mask.shape[0], q)
+    if isinstance(layer.core, DroppedAttention):
+        layer.core = DroppedAttention(replace(layer.core.dropped, first_head=q.start))
     layer.m = m.model_copy(update={"heads": q.stop - q.start, "kv_heads": kv.stop - kv.start})
     if layer.dense:
         inner = layer.down.weight.shape[1]

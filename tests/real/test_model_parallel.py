@@ -52,6 +52,12 @@ TWO_RANKS: dict[str, Any] = {
     "all-gather, striped": small({"cp": 2, "cp_method": "all_gather", "cp_split": "striped"}, attention="fused"),
     "all-to-all": small({"cp": 2, "cp_method": "all_to_all"}, attention="fused"),
     "all-to-all, one key head": small({"cp": 2, "cp_method": "all_to_all"}, attention="fused", **ONE_KEY_HEAD),
+    "tp, fused dropout": small({"tp": 2}, attention="fused", dropout=0.1, **ONE_KEY_HEAD),
+    "ring, contiguous, dropout": _ring("contiguous", dropout=0.1),
+    "ring, zigzag, dropout": _ring("zigzag", dropout=0.1, recompute="selective", **LLAMA),
+    "ring, striped, dropout": _ring("striped", dropout=0.1, recompute="full"),
+    "all-gather, dropout": small({"cp": 2, "cp_method": "all_gather"}, attention="fused", dropout=0.1),
+    "all-to-all, dropout": small({"cp": 2, "cp_method": "all_to_all"}, attention="fused", dropout=0.1, **LLAMA),
     "ep": small({"dp": 2, "ep": 2}, **MOE),
     "ep, capacity": small({"dp": 2, "ep": 2}, moe=MOE["moe"] | {"capacity_factor": 0.75}),
     "ep, roomy": small({"dp": 2, "ep": 2}, moe=MOE["moe"] | {"capacity_factor": 1.25}),
@@ -65,6 +71,8 @@ FOUR_RANKS: dict[str, Any] = {
     "dp2 tp2": small({"dp": 2, "tp": 2, "sp": True, "bucket_bytes": 20_000}),
     "tp2 pp2": small({"tp": 2, "pp": 2, "schedule": "1f1b"}),
     "tp2 pp2 sp, split backward": small({"tp": 2, "pp": 2, "sp": True, "schedule": "zb_h1"}, **LLAMA),
+    "tp2 cp2, dropout": small({"tp": 2, "cp": 2, "sp": True}, attention="fused", dropout=0.1, **LLAMA),
+    "tp2 all-to-all, dropout": small({"tp": 2, "cp": 2, "cp_method": "all_to_all"}, attention="fused", dropout=0.1),
     "cp2 dp2": small({"cp": 2, "dp": 2, "dp_sync": "after_backward"}, attention="fused"),
     "cp2 pp2": small({"cp": 2, "pp": 2, "schedule": "1f1b", "cp_method": "all_gather"}, attention="fused"),
     "tp2 cp2": small({"tp": 2, "cp": 2, "sp": True}, attention="fused", **LLAMA),
@@ -106,6 +114,7 @@ SPOILT = {  # what a rank forgets → a case that must notice
     "ring step": "ring, zigzag",
     "expert gradients": "experts on every rank",
     "dispatch": "ep",
+    "places": "ring, zigzag, dropout",
 }
 
 
