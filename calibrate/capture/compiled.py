@@ -57,6 +57,9 @@ class CompiledLoss:
 
     def _loss_of(self, *parameters: torch.Tensor) -> torch.Tensor:
         """The step's loss as a function of the parameters."""
+        # AOTAutograd calls this more than once, some releases with the same tensors: a cast that one trace has cached
+        # is unknown to the next.
+        self.recorder.operators.forget()
         model = self.step.model
         given = dict(zip(self.parameters, parameters, strict=True))
         with torch.nn.utils.stateless._reparametrize_module(model, given):

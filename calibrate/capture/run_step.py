@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from unittest.mock import patch
+from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,7 +79,9 @@ def _compiled(step: Step, recorder: Recorder, on_gpu: bool) -> Callable[[], torc
     loss = CompiledLoss(step, recorder)
     gc.disable()  # see `never_collected`
     recorder.operators.active = on_gpu
-    torch.autograd.backward(loss())
+    with catch_warnings():
+        filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's passes ask constants for it
+        torch.autograd.backward(loss())
     recorder.operators.active = False
     recorder.operators.forget()
     step.optimizer.zero_grad(set_to_none=True)

@@ -24,14 +24,14 @@ KINDS = {
     "softmax": "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
     "cross_entropy": "nll_loss_forward nll_loss_backward",
     "embedding": "embedding embedding_dense_backward index index_put index_put_ index_select index_add gather scatter "
-    "scatter_add index_add_ scatter_add_",
+    "scatter_add index_add_ scatter_add_ _unsafe_masked_index_put_accumulate",
     "cast": "_to_copy",
     "copy": "clone copy_ cat stack split_with_sizes_copy _chunk_cat slice_backward select_backward constant_pad_nd",
     "elementwise": "add add_ sub mul mul_ div div_ neg pow rsqrt sqrt reciprocal exp log tanh tanh_backward sigmoid "
     "sigmoid_backward silu silu_backward gelu gelu_backward relu threshold_backward where sum mean amax max min var "
     "native_dropout native_dropout_backward fill_ zero_ zeros ones full zeros_like ones_like full_like new_zeros "
     "new_ones scalar_tensor arange cos sin cumsum eq ne lt le gt ge bitwise_and bitwise_or bitwise_not logical_and "
-    "logical_or logical_not clamp clamp_min masked_fill masked_fill_ rsub abs square softplus topk sort argsort "
+    "logical_or logical_not clamp clamp_ clamp_min masked_fill masked_fill_ rsub abs square softplus topk sort argsort "
     "histc bincount softplus_backward tril triu floor_divide remainder repeat roll flip linalg_vector_norm "
     "erf unsqueeze_ squeeze_ lerp_ addcmul_ addcdiv_ randn normal_ uniform_ random_",
     "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
