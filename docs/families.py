@@ -24,6 +24,7 @@ from sim.models.layers.beside import Beside
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.latent import LatentAttention
+from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
 from sim.models.served import serving_dims
 
@@ -41,7 +42,8 @@ such a sequence, attention counted causally.
 `python -m docs.families` writes this page from `docs/families.yaml`. What is approximate: [models](models.md#families).
 """
 COLOURS = {
-    "full": "#4e79a7", "window": "#a0cbe8", "chunks": "#76b7b2", "latent": "#b07aa1", "state": "#f28e2b",
+    "full": "#4e79a7", "window": "#a0cbe8", "chunks": "#76b7b2", "latent": "#b07aa1", "selected": "#d4a6c8",
+    "state": "#f28e2b",
     "attention and state": "#e15759", "nothing": "#dddddd", "dense": "#59a14f", "experts": "#edc948",
 }  # fmt: skip
 
@@ -59,6 +61,9 @@ def attention_kind(attention: Attention | None) -> Kind:
         return Kind("nothing", "nothing")
     if isinstance(attention, Beside):
         return Kind("attention and state", "attention beside a state")
+    if isinstance(attention, SparseLatentAttention):
+        sizes = f"{attention.heads} heads, rank {attention.latent_rank}"
+        return Kind("selected", f"latent attention to {attention.indexer.top_k:,} selected keys, {sizes}")
     if isinstance(attention, LatentAttention):
         return Kind("latent", f"latent attention, {attention.heads} heads, rank {attention.latent_rank}")
     if not isinstance(attention, GroupedQueryAttention):

@@ -125,6 +125,26 @@ B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
 }
 
 
+_SPARSE = (
+    "median of {} calls of {} from {} on, 64 heads, 2,048 keys a token, in AIConfigurator 0.12 ({}_sxm, sglang 0.5.14, "
+    "glm5_{}_module)"
+)
+_BACKWARD = "assumption: as FlashAttention's"
+
+
+def _sparse(gpu: str, calls: tuple[int, int], attention: float, scores: float) -> Coefficients:
+    """Efficiency of DeepSeek's sparse attention, where a token is a thread block, and of its indexer's scores."""
+    kernel = _SPARSE.format(calls[0], "flash_mla_sparse_fwd", "4,096 tokens", gpu, "dsa_attn")
+    index = _SPARSE.format(calls[1], "deep_gemm.fp8_mqa_logits", "3e11 flops", gpu, "mqa_logits")
+    return {
+        "sparse_mla_efficiency_128": (attention, kernel),
+        "sparse_mla_backward_share": (0.85, _BACKWARD),
+        "sparse_mla_overlap": (4.0, "one thread block a token: up to as many tokens as SMs take as long as one"),
+        "mqa_logits_efficiency_128": (scores, index),
+        "mqa_logits_backward_share": (0.85, _BACKWARD),
+    }
+
+
 _SHARE = "a collective's channels by the GPU's SMs: NCCL runs 24 channels, one SM each, within a node"
 _OLDER = ("volta", "ampere")  # their hosts are those of 2022-23
 
@@ -153,9 +173,11 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "v100": _gpu("v100", "a100", 1.25, A100_FLASH),
     "a100-sxm": _gpu("a100-sxm", "a100", 1.25, A100_FLASH | A100_FLASH2),
     "a100-pcie": _gpu("a100-pcie", "a100", 1.25, A100_FLASH | A100_FLASH2),
-    "h100-sxm": _gpu("h100-sxm", "h100", 1.25, H100_FLASH),
-    "h200-sxm": _gpu("h200-sxm", "h100", 1.25, H100_FLASH),
-    "b200-sxm": _gpu("b200-sxm", "b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
+    "h100-sxm": _gpu("h100-sxm", "h100", 1.25, H100_FLASH | _sparse("h100", (1462, 994), 0.597, 0.438)),
+    "h200-sxm": _gpu("h200-sxm", "h100", 1.25, H100_FLASH | _sparse("h200", (1462, 994), 0.586, 0.437)),
+    "b200-sxm": _gpu(
+        "b200-sxm", "b200", 1.79, B200_FLASH | BLACKWELL_MEMORY | _sparse("b200", (1584, 1244), 0.255, 0.37)
+    ),
     "b300-sxm": _gpu("b300-sxm", "b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
     "gb200": _gpu("gb200", "gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),
     "gb300": _gpu("gb300", "gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),

@@ -250,6 +250,21 @@ def _deepseek(config: Config) -> Config:
     return llama(config) | {"kv_heads": None, "head_dim": None, "mla": mla, "moe": moe, "mtp_layers": mtp}
 
 
+def _deepseek_v32(config: Config) -> Config:
+    """DeepSeek V3.2: latent attention over the keys that an indexer selects."""
+    sparse = config.get("mlp_layer_types")
+    dense = config.get("first_k_dense_replace", 3)
+    if sparse is not None and list(sparse) != ["dense" if i < dense else "sparse" for i in range(len(sparse))]:
+        raise NotExpressibleError(f"mlp_layer_types: can be simulated: experts behind {dense} dense layers")
+    require(config, "layer_types", (None, ["indexed_attention"] * config["num_hidden_layers"]))
+    index = {
+        "heads": config.get("index_n_heads", 64),
+        "head_dim": config.get("index_head_dim", 128),
+        "top_k": config.get("index_topk", 2048),
+    }
+    return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
+
+
 def _gpt2(config: Config) -> Config:
     require(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh"))
     return {
@@ -303,4 +318,5 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "kimi_k2": _deepseek,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek_v32,
 }

@@ -77,14 +77,15 @@ def _read(file: Path) -> Config:
 
 # Keys that say how a known family computes or how it is written down, read here or of no weight for time and memory.
 _KNOWN_KEYS_TEXT = """
-    architectures attention_bias attention_chunk_size attention_dropout auto_map bos_token_id dtype eos_token_id
-    decoder_sparse_step first_k_dense_replace head_dim hidden_act hidden_activation hidden_dropout hidden_size
-    initializer_range interleave_moe_layer_step intermediate_size intermediate_size_mlp kv_lora_rank layer_norm_eps
-    layer_types max_position_embeddings max_window_layers mlp_bias mlp_only_layers model_type moe_intermediate_size
-    moe_layer_freq n_embd n_group n_head n_layer n_routed_experts n_shared_experts norm_topk_prob num_attention_heads
-    num_experts num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts num_nextn_predict_layers
-    output_router_logits pad_token_id partial_rotary_factor pretraining_tp q_lora_rank qk_nope_head_dim qk_rope_head_dim
-    rms_norm_eps rope_parameters rope_scaling rope_theta routed_scaling_factor router_aux_loss_coef scoring_func
+    architectures attention_bias attention_chunk_size attention_dropout auto_map bos_token_id decoder_sparse_step
+    dtype eos_token_id first_k_dense_replace head_dim hidden_act hidden_activation hidden_dropout hidden_size
+    index_head_dim index_n_heads index_topk initializer_range interleave_moe_layer_step intermediate_size
+    intermediate_size_mlp kv_lora_rank layer_norm_eps layer_types max_position_embeddings max_window_layers mlp_bias
+    mlp_layer_types mlp_only_layers model_type moe_intermediate_size moe_layer_freq n_embd n_group n_head n_layer
+    n_routed_experts n_shared_experts norm_topk_prob num_attention_heads num_experts num_experts_per_tok
+    num_hidden_layers num_key_value_heads num_local_experts num_nextn_predict_layers output_router_logits
+    pad_token_id partial_rotary_factor pretraining_tp q_lora_rank qk_nope_head_dim qk_rope_head_dim rms_norm_eps
+    rope_parameters rope_scaling rope_theta routed_scaling_factor router_aux_loss_coef scoring_func
     shared_expert_intermediate_size sliding_window sliding_window_pattern tie_word_embeddings topk_group topk_method
     torch_dtype transformers_version use_cache use_qk_norm use_sliding_window v_head_dim vocab_size
 """

@@ -109,6 +109,9 @@ def context_parallel(s: Sizes) -> Problem | None:
     seq_len, window = s.training.seq_len, s.model.window
     if s.cp > 1 and s.model.state_space is not None:
         return _found("cp", s.cp, "layers with a state (model.state_space) are simulated on whole sequences: 1")
+    if s.cp > 1 and s.model.indexer is not None and s.cp_method != "all_gather":
+        why = "with model.indexer only all_gather is simulated: any key may be selected"
+        return ("parallelism", "cp_method"), f"found '{s.cp_method}'; {why}"
     whole = s.cp_method == "all_to_all" or (s.cp_method == "all_gather" and s.cp_split != "striped")
     if s.cp > 1 and window is not None and window < seq_len and not whole:
         why = "only all_to_all, and all_gather with split contiguous or zigzag, are simulated"

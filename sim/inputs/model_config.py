@@ -62,6 +62,15 @@ class MlaConfig(UserInput):
     v_head_dim: int = Field(ge=1, le=65_536)
 
 
+class IndexerConfig(UserInput):
+    """DeepSeek's sparse attention (V3.2): beside `mla`, `heads` queries of `head_dim` and one key a token score all
+    keys, and a query attends to the `top_k` best."""
+
+    heads: int = Field(ge=1, le=1_000_000)
+    head_dim: int = Field(ge=1, le=65_536)
+    top_k: int = Field(ge=1, le=100_000_000)
+
+
 class StateSpaceConfig(UserInput):
     """Layers with a state in place of keys and values: Mamba 2 (arXiv 2405.21060) and 1 (2312.00752), the gated
     delta rule (2412.06464), Kimi's with a decay a channel (2510.26692), lightning attention (2401.04658).
@@ -102,6 +111,7 @@ _VARIATIONS = (
     "merged_projections",
     "state_space",
     "mlp_pattern",
+    "indexer",
 )
 _MOE_VARIATIONS = ("shared_ffn", "shared_gate", "router_bias", "every")
 
@@ -152,6 +162,7 @@ class ModelConfig(UserInput):
     heads: int = Field(ge=1, le=1_000_000)
     kv_heads: int = Field(default_factory=lambda data: data["heads"], ge=1, le=1_000_000, description="null: heads")
     mla: MlaConfig | None = None
+    indexer: IndexerConfig | None = None
     head_dim: int = Field(default_factory=_head_dim, ge=1, le=1_000_000, description="null: hidden / heads")
     ffn: int = Field(
         default_factory=lambda data: 4 * data["hidden"], ge=1, le=100_000_000, description="null: 4 * hidden"

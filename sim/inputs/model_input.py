@@ -136,6 +136,8 @@ def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:
                 (*path, "head_dim"),
                 f"found {model.head_dim}; with mla it is qk_nope_head_dim + qk_rope_head_dim = {head_dim}",
             )
+    if model.indexer is not None and (model.mla is None or model.mla.q_lora_rank is None):
+        raise source.error((*path, "indexer"), "found an indexer; its queries come from mla.q_lora_rank: give that")
     local = any(kind in LOCAL for kind in model.attention_pattern)
     if local != (model.window is not None):
         why = "needs model.window" if local else "with model.window some layer must be sliding or chunked"

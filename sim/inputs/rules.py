@@ -78,6 +78,7 @@ def check_rules(sections: Sections, source: Source) -> None:
         raise source.error(("parallelism", "dp_sync"), f"found 'reduce_broadcast'; {why}")
     if sections.training is not None:
         _check_dtypes(sections.training, source)
+        _check_indexer(sections.training, sections.model, p, source)
         _check_muon(sections, sections.training, source)
         if sections.training.optimizer_offload and sections.model.program is not None:
             raise source.error(("training", "optimizer_offload"), "found true; a captured program's states stay")
@@ -178,6 +179,18 @@ def _check_dtypes(t: Training, source: Source) -> None:
             ("training", "param_dtype"),
             f"found '{t.param_dtype}'; precision {t.precision} keeps parameters in {' or '.join(allowed)}",
         )
+
+
+def _check_indexer(t: Training, model: ModelConfig, p: Parallelism, source: Source) -> None:
+    """What trains an indexer has one, and everything that its warm-up needs."""
+    if t.indexer == "trained":
+        return
+    path, found = ("training", "indexer"), f"found '{t.indexer}'"
+    if model.indexer is None:
+        raise source.error(path, f"{found}; needs model.indexer")
+    if t.indexer == "warm_up" and (p.pp > 1 or framework_of(t).masks_unselected):
+        why = "simulated at pp 1 (between stages there would be no gradients) and where the framework trains indexers"
+        raise source.error(path, f"{found}; {why}")
 
 
 def _check_modules(recompute: Recompute, model: ModelConfig, source: Source) -> None:

@@ -123,6 +123,10 @@ class Training(UserInput):
     attention_kernel: AttentionKernel | None = Field(
         default=None, description="which fused kernel; null: the profile's usual, or Transformer Engine's"
     )
+    indexer: Literal["trained", "warm_up", "frozen"] = Field(
+        default="trained",
+        description="of model.indexer: trained beside the rest; warm_up: alone, under dense attention; frozen",
+    )
     cross_entropy: Literal["unfused", "fused", "chunked"] = "unfused"
     framework: FrameworkName = "eager"
     software_date: SoftwareDate | None = Field(

@@ -105,6 +105,11 @@ class Framework:
     skips_masked_scores: bool = fact(
         False, "unfused softmax reads only what the causal mask leaves", "core/fusions/fused_softmax.py"
     )
+    masks_unselected: bool = fact(
+        False,
+        "sparse attention is dense attention under a mask, its indexer without a gradient",
+        "transformers/models/deepseek_v32/modular_deepseek_v32.py",
+    )
     attention_kernel: str = fact(
         "", "whose coefficients fused attention has, where the profile knows them", "sim.prices.attention_speed"
     )
@@ -231,6 +236,7 @@ _RECORDS = (
         repeats_keys=True,  # the same file: repeat_kv
         keeps_merged_outputs=True,
         output_follows_queries=True,
+        masks_unselected=True,
         casts_routers=True,  # transformers/models/deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter
         # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
         routing_bytes=36.0,

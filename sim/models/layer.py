@@ -14,6 +14,7 @@ from sim.models.lora import frozen, only_behind_adapters
 from sim.models.operators import Operator, of_part, quantized_weight_bytes, workspace
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, stops_early
 from sim.models.recompute_modules import inside
+from sim.models.warm_up import only_indexers, warms_up
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -31,6 +32,8 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     if d.lora is not None:
         parts = tuple(p if p.frozen or not p.params + p.expert_params else frozen(p) for p in parts)
         parts = only_behind_adapters(parts) if layer == 0 else parts
+    if warms_up(scenario):
+        parts = only_indexers(parts)
     kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario), modules_of(scenario))
     block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)
     return replace(block, workspace_bytes=workspace(d, parts), quantized_bytes=quantized_weight_bytes(d, parts))
@@ -115,7 +118,9 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     spec = layer_specs(m)[layer]
     if spec.attention is not None:
         text += spec.attention.key(d.full_seq)
-    text += "".join(f" {key}={value}" for key, value in m.variations.items() if key != "window")
+    if m.indexer is not None and scenario.for_training.indexer != "trained":
+        text += f" indexer {scenario.for_training.indexer}"
+    text += "".join(f" {key}={value}" for key, value in m.variations.items() if key not in ("window", "indexer"))
     if d.cp > 1:
         text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"
     if m.is_moe_layer(layer) and m.moe is not None:

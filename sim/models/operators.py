@@ -42,6 +42,7 @@ class Operator(Struct, frozen=True):
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
     within: tuple[RecomputeModule, ...] = ()  # parts of a layer that it belongs to
+    learns_alone: bool = False  # by a loss of its own, of inputs that get no gradient from it
     core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
     output_bytes: float = 0.0  # of the core's result
     adapters_alone: Program = ()  # of `backward` what its adapters' own weight gradients need

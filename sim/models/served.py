@@ -51,7 +51,8 @@ class ServingDims(Struct, frozen=True):
     their weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of
     the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
     are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
-    them; `grouped_decode`: that of single tokens reads a key head once, else once for each of its query heads.
+    them; `grouped_decode`: that of single tokens reads a key head once, else once for each of its query heads;
+    `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them.
     """
 
     model: ModelConfig
@@ -71,6 +72,7 @@ class ServingDims(Struct, frozen=True):
     one_kernel: bool = False
     fused_attention: bool = True
     grouped_decode: bool = True
+    index_dtype: str = "bf16"
 
     @property
     def experts_dtype(self) -> str:
@@ -106,6 +108,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
+        index_dtype="fp8" if "fp8" in scenario.cluster.gpu.peak_flops_per_s else act,
     )
 
 

@@ -17,6 +17,7 @@ from sim.models.layers import layer_kinds
 from sim.models.mtp import mtp_block
 from sim.models.optimizer import clip_items, optimizer_items
 from sim.models.recompute import mode_of_layer
+from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -75,7 +76,8 @@ class Described:
 
     def first(self) -> Block:
         """The embedding."""
-        return embedding_block(self.scenario)
+        block = embedding_block(self.scenario)
+        return without_backward(block) if warms_up(self.scenario) else block
 
     def layer(self, number: int, shard: Shard) -> Block:
         """See `layer_block`."""
@@ -84,7 +86,8 @@ class Described:
     def last(self, shard: Shard) -> tuple[Block, ...]:
         """The head, and modules that predict one token further."""
         s = self.scenario
-        return (head_block(s), *[mtp_block(s, shard)] * s.model.mtp_layers)
+        blocks = (head_block(s), *[mtp_block(s, shard)] * s.model.mtp_layers)
+        return tuple(map(without_backward, blocks)) if warms_up(s) else blocks
 
     def layer_sort(self, number: int) -> tuple[object, ...]:
         """Uneven experts differ from layer to layer."""
@@ -121,6 +124,8 @@ class Described:
     def flops_per_token(self, causal_half: bool) -> float:
         """See `model_flops_per_token`."""
         t = self.scenario.for_training
+        if warms_up(self.scenario):
+            return warm_up_flops_per_token(self.scenario.model, t.seq_len, causal_half)
         return model_flops_per_token(self.scenario.model, t.seq_len, causal_half, t.lora is not None)
 
     def stranded_bytes(self) -> float:

@@ -29,6 +29,8 @@ from sim.core.program import Compute
 from sim.prices.coefficients import USUAL_KERNEL, AttentionSpeed, Coefficients
 from topology.spec import GpuSpec
 
+# Kernels that kinds of layers ask for by themselves: DeepSeek's sparse attention, and the scores of its indexer.
+SPARSE, SCORES = "sparse_mla", "mqa_logits"
 # Libraries take tiles of 64 to 176 keys. One size stands for all, as it matters for short sequences only.
 TILE = 128.0
 # A fused kernel stands for a row of launches, so it pays one launch, however short the sequences are.

@@ -18,8 +18,8 @@ from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
 from sim.core.program import Compute, Phase, Role
 from sim.models.frameworks import AttentionKernel, attention_picks
+from sim.prices.attention_speed import SCORES, SPARSE, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
-from sim.prices.attention_speed import flash_seconds
 from sim.prices.coefficients import AS_STATED, PriceOptions
 from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
@@ -191,7 +191,7 @@ class Costs:
             InputError: if it does not.
         """
         # A framework's own pick suits every profile. Without coefficients it takes the usual kernel's.
-        picks = attention_picks()
+        picks = attention_picks() | {SPARSE, SCORES}
         if wanted in picks or self.profile.bare:
             return
         known = set(self.coefficients.attention) & set(get_args(AttentionKernel))

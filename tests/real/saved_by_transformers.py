@@ -31,6 +31,15 @@ SIZES = {
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+DEEPSEEK = {
+    **EXPERTS,
+    **LATENT,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 0,
+    "n_group": 1,
+    "topk_group": 1,
+}
 TURNS = ["sliding_attention", "full_attention"]
 # family: attention, layers after which its pattern repeats, its own keys. `eager` where Transformers has no other
 # attention for the family (soft caps, sinks), or none on a CPU (values narrower than keys)
@@ -55,19 +64,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "olmo2": ("sdpa", 1, {}),
     "cohere": ("sdpa", 1, {}),
     "cohere2": ("sdpa", 4, {"sliding_window": 32}),
-    "deepseek_v3": (
-        "eager",
-        1,
-        {
-            **EXPERTS,
-            **LATENT,
-            "num_key_value_heads": 8,
-            "n_routed_experts": 8,
-            "first_k_dense_replace": 0,
-            "n_group": 1,
-            "topk_group": 1,
-        },
-    ),
+    "deepseek_v3": ("eager", 1, DEEPSEEK),
+    "deepseek_v32": ("eager", 1, {**DEEPSEEK, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 32}),
 }
 
 
@@ -75,7 +73,7 @@ def config_of(family: str, layers: int) -> Any:
     """Its config with so many layers."""
     attention, period, own = CASES[family]
     keys = {**SIZES, **own, "num_hidden_layers": layers}
-    if family == "deepseek_v3":
+    if "kv_lora_rank" in keys:
         del keys["head_dim"]
     if "layer_types" in keys:
         keys["layer_types"] = keys["layer_types"] * (layers // period)

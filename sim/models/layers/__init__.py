@@ -20,10 +20,12 @@ from sim.models.layers.beside import Beside
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.grouped_query import GroupedQueryAttention
+from sim.models.layers.indexer import Indexer
 from sim.models.layers.latent import LatentAttention
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.scans import SCANS
 from sim.models.layers.selective_scan import SelectiveScan
+from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
 from sim.models.served import ServedElements, ServingDims, served_add_norm, served_norm, served_sum
 from sim.models.window import Window
@@ -142,9 +144,11 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
             projections=1 if model.merged_projections or not is_gated(model.mlp) else 3,
             window=window_of(model, layer),
         )
-    return LatentAttention(
-        model.hidden, model.heads, c.q_lora_rank, c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
-    )
+    ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
+    x = model.indexer
+    if x is None:
+        return LatentAttention(model.hidden, model.heads, *ranks, *widths)
+    return SparseLatentAttention(model.hidden, model.heads, *ranks, *widths, Indexer(x.heads, x.head_dim, x.top_k))
 
 
 def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan:

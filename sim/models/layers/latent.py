@@ -48,7 +48,11 @@ class LatentAttention(Struct, frozen=True):
         return self.plain_width + self.rope_width, self.value_width
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
-        """Projections on one of `tp` ranks; those to the latents are whole on every rank."""
+        """All matrices on one of `tp` ranks."""
+        return self.projections(tp)
+
+    def projections(self, tp: int) -> tuple[Matrix, ...]:
+        """Queries', keys' and values', and the output's; those to the latents are whole on every rank."""
         heads, (query_width, _) = ceil_div(self.heads, tp), self.widths
         return (
             *self._query(heads * query_width),
@@ -75,19 +79,20 @@ class LatentAttention(Struct, frozen=True):
 
         With sequence parallelism the latents are gathered instead of the hidden state: fewer bytes.
         """
-        *query, kv_down, kv_up, out = self.matrices(d.tp)
+        return self.expanded(scenario, d, shard, self.core(d))
+
+    def expanded(self, scenario: Scenario, d: Dims, shard: Shard, own: Core) -> tuple[Operator, ...]:
+        """`train` with a core of the shapes `own`: keys and values of every head."""
+        *query, kv_down, kv_up, out = self.projections(d.tp)
         heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
 
         def layer(matrix: Matrix, save_input: bool) -> Linear:
             return matrix.linear("attention", d.rows if matrix.split == "plain" else d.tokens, save_input)
 
-        def latent_norm(name: str, rank: int) -> Operator:
-            return norm(d, f"{name}_latent_norm", "rmsnorm", d.rows, rank, False)
-
         queries = [linear(d, layer(matrix, keep)) for matrix in query]
         if self.query_rank is not None:
-            queries.insert(1, latent_norm("query", self.query_rank))
-        core = attention_core(scenario, d, shard, self.core(d))
+            queries.insert(1, latent_norm(d, "query", self.query_rank))
+        core = attention_core(scenario, d, shard, own)
         # a value is cut from what also makes its key, which is assembled anew
         if d.framework.keeps_merged_outputs and d.fused_attention:
             core = keeping(core, "keys without rope", d.tokens * heads * self.plain_width * d.act_bytes)
@@ -100,7 +105,7 @@ class LatentAttention(Struct, frozen=True):
             *queries[:-1],
             *(inside("mla_up_proj", queries[-1:]) if self.query_rank is not None else queries[-1:]),
             linear(d, layer(kv_down, keep and self.query_rank is None)),
-            latent_norm("kv", self.latent_rank),
+            latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", raised),
             core,
             linear(d, out.linear("attention", d.tokens)),
@@ -124,7 +129,7 @@ class LatentAttention(Struct, frozen=True):
 
     def core_flops(self, seq_len: int, causal_half: bool) -> float:
         """Model FLOPs of a token outside matrices, forward and backward: see `attention_flops`."""
-        return attention_flops(self.heads, self.widths, None, seq_len, causal_half)
+        return attention_flops(self.heads, self.widths, self.seen_keys(seq_len), seq_len, causal_half)
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """Cache of a sequence of `length` tokens on one rank."""
@@ -169,6 +174,11 @@ class LatentAttention(Struct, frozen=True):
         flops = 2.0 * batch * heads * kv_len * (2 * rank + self.rope_width)
         shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, rank + self.rope_width)
         return (absorb, Compute("attention", ATTENTION_DECODE, shape, d.act, flops, latent + queries, F), expand)
+
+
+def latent_norm(d: Dims, name: str, rank: int) -> Operator:
+    """The RMS norm of a latent of `rank` numbers, on the rank's own rows."""
+    return norm(d, f"{name}_latent_norm", "rmsnorm", d.rows, rank, False)
 
 
 def _assembled(d: Dims, heads: int, width: int, shared: int) -> Operator:

@@ -1,0 +1,235 @@
+"""DeepSeek's sparse attention: latent attention over the keys that an indexer selects (DeepSeek-V3.2-Exp, 2025, 2.1).
+
+In multi-query mode all heads read one latent of a token, so a kernel reads a query's selected latents once for all
+heads (FlashMLA, Megatron's `sparse_mla`): the up-projection of keys is taken to the queries, that of values to the
+result. Kernels compute all `top_k` places of a query, the empty ones of early queries too: on an H200 8,192 tokens take
+FlashMLA 3.98 ms behind 128 tokens and behind 12,288 (NVIDIA AIConfigurator 0.12, glm5_dsa_attn_module).
+
+A sequence of at most `top_k` tokens is dense latent attention. So is the warm-up (`training.indexer: warm_up`), and
+separate operators (`attention: unfused`) or Transformers mask what is not selected: keys and values of every head, all
+pairs computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, Item, NeededBy, Program, Saved, TensorRole
+from sim.models.attention import LSE_BYTES, Core
+from sim.models.context_parallel import gathered_blocks
+from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.elementwise import rope
+from sim.models.layers.indexer import IndexedKeys, Indexer, index_operator, scores
+from sim.models.layers.latent import LatentAttention, latent_norm
+from sim.models.layers.matrix import Matrix
+from sim.models.linear import linear
+from sim.models.operators import F, I, Operator, W, accumulation, collective, gemm
+from sim.models.recompute_modules import inside
+from sim.models.served import ServingDims, rope_cache, served_linear
+from sim.prices.attention_speed import SPARSE
+from sim.prices.roofline import shape_flops
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+LEAST_HEADS = 64  # of a served kernel; fewer are padded (FlashMLA)
+FP8_SCALED = 128  # numbers of an 8-bit latent that share a 32-bit scale; the rope key stays in 16 bits (FlashMLA)
+
+
+class SparseLatentAttention(LatentAttention, frozen=True):
+    """Latent attention with an `indexer`."""
+
+    indexer: Indexer
+
+    def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
+        """Those of latent attention, the indexer's before the last two."""
+        *first, up, out = self.projections(tp)
+        assert self.query_rank is not None
+        return (*first, *self.indexer.matrices(self.hidden, self.query_rank), up, out)
+
+    def other_parameters(self) -> int:
+        """Norms of latents and of the indexer's key."""
+        return super().other_parameters() + self.indexer.norm_parameters
+
+    def key(self, seq_len: int) -> str:
+        """The indexer's sizes."""
+        x = self.indexer
+        return f" indexer={x.heads},{x.head_dim},{x.top_k}"
+
+    def seen_keys(self, length: int) -> float | None:
+        """Keys that a query attends to in the mean; None where it is all of them."""
+        return None if length <= self.indexer.top_k else self.indexer.selected(length)
+
+    def core_flops(self, seq_len: int, causal_half: bool) -> float:
+        """Main attention over the selected keys, in the widths of the model's heads whatever the kernel multiplies, and
+        the indexer; less the input gradients of its matrices, which nobody asks for."""
+        x = self.indexer
+        assert self.query_rank is not None
+        spared = 2.0 * sum(m.elements for m in x.matrices(self.hidden, self.query_rank))
+        return super().core_flops(seq_len, causal_half) + x.core_flops(seq_len, causal_half) - spared
+
+    def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
+        """Latents, indexer, and the core over what it selects."""
+        x, p = self.indexer, scenario.parallelism
+        mode = scenario.for_training.indexer
+        own = Core(d.seq, d.seq, 1, 1, 1, 1)
+        blocks = (own,) if d.cp == 1 else gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split)
+        # striped: the rank's queries lie evenly over the sequence, so they see half of the keys in the mean
+        pieces = tuple((b.q_len, b.kv_len // 2 if b.share else b.kv_len) for b in blocks)
+        keys = IndexedKeys(d.batch, pieces)
+        dense = mode == "warm_up" or d.full_seq <= x.top_k
+        trained = mode != "frozen" and not d.framework.masks_unselected
+        indexer = index_operator(x, d, self, keys, trained, dense, mode == "warm_up")
+        if dense or d.framework.masks_unselected or not d.fused_attention:
+            parts = self.expanded(scenario, d, shard, replace(self.core(d), causal=dense))
+            place = next(i for i, part in enumerate(parts) if part.core)
+            return (*parts[:place], indexer, *parts[place:])
+        return self._absorbed(d, indexer, x.slots(d.full_seq))
+
+    def _absorbed(self, d: Dims, indexer: Operator, slots: int) -> tuple[Operator, ...]:
+        """Operators of the multi-query mode; the latents' rope key is turned, and gathered over tp with the latent."""
+        *query, kv_down, _, out = self.projections(d.tp)
+        heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
+        down, up = (linear(d, m.linear("attention", d.rows if m.split == "plain" else d.tokens, keep)) for m in query)
+        gather: tuple[Operator, ...] = ()
+        if d.sp:
+            gather = (_latents_gathered(d, self.latent_rank + self.rope_width),)
+        return (
+            down,
+            latent_norm(d, "query", self.query_rank or 0),
+            *inside("mla_up_proj", (up,)),
+            linear(d, kv_down.linear("attention", d.rows, False)),
+            latent_norm(d, "kv", self.latent_rank),
+            *inside("mla_up_proj", (rope(d, d.tokens * (heads + 1) * self.rope_width),)),
+            *gather,
+            *inside("mla_up_proj", (_per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
+            indexer,
+            self._sparse_core(d, heads, slots),
+            _per_head(d, "value_expand", heads, self.latent_rank, self.value_width, False),
+            linear(d, out.linear("attention", d.tokens)),
+        )
+
+    def _sparse_core(self, d: Dims, heads: int, slots: int) -> Operator:
+        """Each token's heads against its own `slots` latents.
+
+        Kept: queries, the latents of this rank's tokens, the result and its log-sum-exp. Over cp latents are gathered,
+        for backward once more, and their gradients reduce-scattered; these are added up in fp32 (a token's latent is
+        read by many queries).
+        """
+        e, width, rank, tokens = d.act_bytes, self.latent_rank + self.rope_width, self.latent_rank, d.tokens
+        latents = tokens * d.cp * width
+        query, result, own = tokens * heads * width * e, tokens * heads * rank * e, tokens * width * e
+        moved = query + result + latents * e
+        forward: list[Item] = [_sparse("attention", "attention_forward", d, heads, slots, width, rank, moved)]
+        again = 2 * moved + 2 * latents * FP32_BYTES
+        backward: list[Item] = [
+            _sparse("attention_backward", "attention_backward", d, heads, slots, width, rank, again)
+        ]
+        if d.cp > 1:
+            forward.insert(0, collective("latent_gather", "all_gather", latents * e, F, group="cp"))
+            backward.insert(0, collective("latent_regather", "all_gather", latents * e, I, group="cp"))
+            backward.append(collective("latent_grad_scatter", "reduce_scatter", latents * e, I, group="cp"))
+        saved = (
+            Saved("attention", "query", query, role=TensorRole.INPUT),
+            Saved("attention", "latents", own, role=TensorRole.INPUT),
+            Saved("attention", "log-sum-exp", tokens * heads * LSE_BYTES, role=TensorRole.STATISTICS),
+            Saved("attention", "output", result),  # which value_expand reads too
+        )
+        gathered = latents * e if d.cp > 1 else 0.0
+        return Operator(
+            "attention",
+            tuple(forward),
+            tuple(backward),
+            saved,
+            forward_bytes=gathered,
+            backward_bytes=query + result + gathered + latents * FP32_BYTES,
+            core=True,
+            output_bytes=result,
+        )
+
+    def sequence_bytes(self, d: ServingDims, length: float) -> float:
+        """Latents and rope keys as the cache keeps them, and the indexer's keys in 8 bits.
+
+        An 8-bit latent has a 32-bit scale for 128 numbers, its rope key 16 bits: 656 bytes (FlashMLA's README).
+        """
+        latent = (self.latent_rank + self.rope_width) * d.kv_bytes
+        if d.kv_bytes == 1.0:
+            scales = FP32_BYTES * -(-self.latent_rank // FP8_SCALED)
+            latent = self.latent_rank + scales + self.rope_width * d.act_bytes
+        return (latent + self.indexer.key_cache_bytes) * length
+
+    def serve(self, d: ServingDims, tokens: int) -> Program:
+        """What depends on an iteration's number of tokens alone, up to the sum over tp."""
+        *projected, _, out = self.matrices(d.tp)
+        items = [item for matrix in projected for item in served_linear(d, matrix, tokens)]
+        turned = self.rotated_width(d.tp) + (self.indexer.heads + 1) * self.indexer.head_dim
+        return (*items, rope_cache(d, tokens, turned), *served_linear(d, out, tokens))
+
+    def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
+        """Up to `top_k` keys as dense latent attention, which is quicker there (the report's masked mode for short
+        prompts); beyond in multi-query mode."""
+        if kv_len <= self.indexer.top_k or not d.fused_attention:
+            return super().prefill(d, batch, q_len, kv_len)
+        return self._served(d, batch, q_len, kv_len, "prefill")
+
+    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
+        """One token of each of `batch` sequences: scores of all cached keys, then the selected latents."""
+        if kv_len <= self.indexer.top_k or not d.fused_attention:
+            return (*self._index(d, batch, 1, kv_len), *super().decode(d, batch, kv_len))
+        first, attention, last = super().decode(d, batch, self.indexer.top_k)
+        return (*self._index(d, batch, 1, kv_len), first, attention, last)
+
+    def _index(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
+        return scores(self.indexer, batch, q_len, kv_len, d.index_dtype)
+
+    def _served(self, d: ServingDims, batch: int, q_len: int, kv_len: int, name: str) -> Program:
+        heads, rank, width = ceil_div(self.heads, d.tp), self.latent_rank, self.latent_rank + self.rope_width
+        tokens, slots = batch * q_len, self.indexer.slots(kv_len)
+        shape = (tokens, 1, 1, max(heads, LEAST_HEADS), slots, width, rank, 0)
+        moved = tokens * heads * (width + rank) * d.act_bytes + batch * kv_len * width * d.kv_bytes
+        flops = shape_flops("attention_forward", shape)
+        return (
+            *self._index(d, batch, q_len, kv_len),
+            gemm("query_absorb", F, tokens, rank, self.plain_width, d.act, heads),
+            Compute(name, "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE),
+            gemm("value_expand", F, tokens, self.value_width, rank, d.act, heads),
+        )
+
+
+def _sparse(name: str, kind: str, d: Dims, heads: int, slots: int, width: int, value: int, moved: float) -> Compute:
+    shape = (d.tokens, 1, 1, heads, slots, width, value, 0)
+    phase, launches = (F, 1) if kind == "attention_forward" else (I, 3)
+    return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, launches, kernel=SPARSE)
+
+
+def _per_head(d: Dims, name: str, heads: int, inputs: int, outputs: int, keeps: bool) -> Operator:
+    """A product of every head with its own piece of the up-projection, in 16 bits; `keeps`: its input."""
+    e, n = d.act_bytes, heads * inputs * outputs
+    written, added = accumulation(d, f"{name}_wgrad", n)
+    forward = (gemm(name, F, d.tokens, outputs, inputs, d.act, heads),)
+    backward = (
+        gemm(f"{name}_dgrad", I, d.tokens, inputs, outputs, d.act, heads),
+        gemm(f"{name}_wgrad", W, outputs, inputs, d.tokens, d.act, heads, out_bytes=written),
+        *added,
+    )
+    size = d.tokens * heads * inputs * e
+    saved = (Saved("attention", f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keeps else ()
+    return Operator(
+        name,
+        forward,
+        backward,
+        saved,
+        params=n,
+        weights=((heads * min(inputs, outputs), max(inputs, outputs)),),
+        backward_bytes=d.tokens * heads * (inputs + outputs) * e,
+    )
+
+
+def _latents_gathered(d: Dims, width: int) -> Operator:
+    """Under sequence parallelism a token's latent is made by one rank of tp and read by all."""
+    size = d.tokens * width * d.act_bytes
+    gather = collective("latent_tp_gather", "all_gather", size, F)
+    return Operator("latents", (gather,), (collective("latent_tp_grad_scatter", "reduce_scatter", size, I),))
