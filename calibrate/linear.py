@@ -108,9 +108,13 @@ class Linear(nn.Module):
         self.store = store
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.bias)
+
+    def product(self, x: Tensor, bias: nn.Parameter | None) -> Tensor:
+        """x Wᵀ, and a bias where one is given."""
         if self.store is None:
-            return F.linear(x, self.weight, self.bias)
-        out: Tensor = _SplitLinear.apply(x, self.weight, self.bias, self.store)
+            return F.linear(x, self.weight, bias)
+        out: Tensor = _SplitLinear.apply(x, self.weight, bias, self.store)
         return out
 
     def deferred_parameters(self) -> list[nn.Parameter]:

@@ -168,8 +168,10 @@ def _experts(s: Scenario) -> Iterator[Problem]:
     if moe.capacity_factor is not None and (p.tp * p.cp > 1 or moe.capacity_factor * copies % moe.experts):
         found = f"{moe.capacity_factor:g} with {copies} token copies for {moe.experts} experts, tp {p.tp}, cp {p.cp}"
         yield "model.moe.capacity_factor", found, "null; without tp and cp a whole number of copies for each expert"
-    if p.expert_tp > 1:
-        yield "parallelism.expert_tp", p.expert_tp, "1"
+    inside = next((k for k in ("tp", "cp", "expert_tp") if getattr(p, k) > 1), None)
+    if p.ep > 1 and p.ep_overlap and inside:
+        found = f"true with {inside} {getattr(p, inside)}"
+        yield "parallelism.ep_overlap", found, "false; true at tp, cp and expert_tp 1 (two threads would share a group)"
     if p.ep > 1 and p.ep_dispatch_dtype != t.precision:
         yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, t.precision
     if p.ep > 1 and p.ep_overlap and s.cluster.gpu.architecture != "cpu":

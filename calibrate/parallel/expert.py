@@ -5,6 +5,8 @@ consecutive; one all-to-all dispatches them, another brings the results home, wh
 summed (Lepikhin et al. 2020, GShard, arXiv 2006.16668; dropless as in MegaBlocks, arXiv 2211.15841). How many
 copies come from where is asked first. Backward is the same in reverse.
 
+Where experts are split over ranks too (`expert_tensor.py`), the copies that came to any of these go to all of them.
+
 Beside it: docs/expert_parallel.md.
 """
 
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from calibrate.model import Experts
 from calibrate.parallel.comm import Group
+from calibrate.parallel.expert_tensor import Gather, Scatter, cut_expert
 
 
 class _Exchange(torch.autograd.Function):
@@ -53,14 +56,20 @@ def _inverse(order: Tensor) -> Tensor:
 
 
 class ExpertParallel(nn.Module):
-    """This rank's experts, and the router that all ranks have. `numbers` of this rank's tokens, for the router."""
+    """This rank's experts, and the router that all ranks have. `numbers` of this rank's tokens, for the router.
 
-    def __init__(self, whole: Experts, group: Group, numbers: Tensor) -> None:
+    `group` shares the experts out, `split` each expert's inner width.
+    """
+
+    def __init__(self, whole: Experts, group: Group, split: Group, numbers: Tensor) -> None:
         super().__init__()
-        self.router, self.group, self.numbers = whole.router, group, numbers
+        self.router, self.group, self.split, self.numbers = whole.router, group, split, numbers
         each = whole.router.experts // group.size
         own = range(group.index * each, (group.index + 1) * each)
         self.experts = nn.ModuleDict({str(e): whole.experts[str(e)] for e in own})
+        if split.size > 1:
+            for expert in self.experts.values():
+                cut_expert(expert, split)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -70,8 +79,7 @@ class ExpertParallel(nn.Module):
         dropping = self.router.capacity_factor is not None
         kept = int(counts.sum()) if dropping else len(order)
         done = self._everywhere(rows[order[:kept] // chosen.shape[1]], counts.view(self.group.size, -1))
-        if kept < len(order):
-            done = torch.cat((done, done.new_zeros(len(order) - kept, done.shape[1])))
+        done = _filled(done, len(order))
         results = _Permute.apply(done, _inverse(order))
         out: Tensor = (results.view(*chosen.shape, -1) * weights[..., None]).sum(1).view(x.shape)
         return out
@@ -81,12 +89,29 @@ class ExpertParallel(nn.Module):
         came = self.group.exchange_counts(sent)
         out_rows, in_rows = came.sum(1).tolist(), sent.sum(1).tolist()
         x = _Exchange.apply(copies, self.group, out_rows, in_rows) if self.group.size > 1 else copies
-        if self.group.size > 1 and len(self.experts) > 1:  # by sender now: by expert
-            sort = torch.argsort(_expert_of(came), stable=True)
-            y = _Permute.apply(self._own(_Permute.apply(x, sort), came.sum(0)), _inverse(sort))
-        else:
-            y = self._own(x, came.sum(0))
+        y = self._by_expert(x, came[None]) if self.split.size == 1 else self._on_all_parts(x, came)
         out: Tensor = _Exchange.apply(y, self.group, in_rows, out_rows) if self.group.size > 1 else y
+        return out
+
+    def _on_all_parts(self, x: Tensor, came: Tensor) -> Tensor:
+        """Rows of all ranks that share experts with this one, through all parts. `came[sender, expert]` counts its own.
+
+        Each rank's rows are filled up to as many as the one with most has.
+        """
+        every = self.split.exchange_counts(came.expand(self.split.size, *came.shape).contiguous())
+        most = int(every.sum((1, 2)).max())
+        gathered = Gather.apply(_filled(x, most), self.split)
+        out: Tensor = Scatter.apply(self._by_expert(gathered, every), self.split)
+        return _first(out, len(x))
+
+    def _by_expert(self, x: Tensor, came: Tensor) -> Tensor:
+        """Rows in the order in which they came, through this rank's experts. `came[part, sender, expert]` counts."""
+        counts, kept = came.sum((0, 1)), int(came.sum())
+        if kept == len(x) and (len(counts) == 1 or came.shape[:2].numel() == 1):
+            return self._own(x, counts)
+        sort = torch.argsort(_expert_of(came, len(x)), stable=True)
+        y = self._own(_first(_Permute.apply(x, sort), kept), counts)
+        out: Tensor = _Permute.apply(_filled(y, len(x)), _inverse(sort))
         return out
 
     def _own(self, x: Tensor, counts: Tensor) -> Tensor:
@@ -95,7 +120,21 @@ class ExpertParallel(nn.Module):
         return torch.cat([e(piece) for e, piece in zip(self.experts.values(), pieces, strict=True)])
 
 
-def _expert_of(came: Tensor) -> Tensor:
-    """The expert of each row that came, in order of senders and then experts."""
-    experts = torch.arange(came.shape[1], device=came.device).repeat(came.shape[0])
-    return experts.repeat_interleave(came.reshape(-1))
+def _expert_of(came: Tensor, rows: int) -> Tensor:
+    """The expert of each of `rows` rows: in order of parts, senders and experts; what fills a part comes after all."""
+    parts, senders, experts = came.shape
+    own = came.reshape(parts, -1)
+    counts = torch.cat((own, rows // parts - own.sum(1, keepdim=True)), 1)
+    numbers = torch.arange(experts + 1, device=came.device)
+    each = torch.cat((numbers[:-1].repeat(senders), numbers[-1:]))
+    return each.repeat(parts).repeat_interleave(counts.view(-1))
+
+
+def _filled(x: Tensor, rows: int) -> Tensor:
+    """With rows of zeros after it, `rows` in all."""
+    return x if len(x) == rows else torch.cat((x, x.new_zeros(rows - len(x), x.shape[1])))
+
+
+def _first(x: Tensor, rows: int) -> Tensor:
+    """The first `rows` rows; all of them without a node of autograd's."""
+    return x if len(x) == rows else x[:rows]

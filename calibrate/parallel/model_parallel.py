@@ -23,6 +23,7 @@ from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
 from calibrate.parallel.cut import Cut
 from calibrate.parallel.expert import ExpertParallel
+from calibrate.parallel.expert_tensor import biases_counted_before
 from calibrate.parallel.loss_scale import square_sum
 from calibrate.parallel.tensor import ColumnLinear, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
 from calibrate.parallel.zero import Sharding
@@ -46,6 +47,7 @@ class ModelParallel:
         self.scenario = s = plan.scenario
         self.tape, self.device = Tape(device), device
         self.tp, self.cp, self.ep = (self._group(plan, name, rank) for name in ("tp", "cp", "ep"))
+        self.expert_tp = self._group(plan, "expert_tp", rank)
         if s.parallelism.ep_overlap and self.ep.size > 1:
             self.ep = replace(self.ep, second=self._group(plan, "ep", rank).process_group)
         p, t, moe = s.parallelism, s.for_training, s.model.moe is not None
@@ -69,7 +71,7 @@ class ModelParallel:
         return Share((t.micro_batch_size, t.seq_len, h), lambda whole: whole.view(-1, h)[self.numbers])
 
     def _group(self, plan: Plan, name: str, rank: int) -> Group:
-        if name == "ep" and plan.scenario.model.moe is None:
+        if name in ("ep", "expert_tp") and plan.scenario.model.moe is None:
             return Group(name, (rank,), 0, None, self.tape)
         every = sorted({tuple(plan.group(name, r)) for r in range(plan.scenario.parallelism.ranks)})
         own = next(g for g in every if rank in g)
@@ -122,7 +124,7 @@ class ModelParallel:
             block.core = ContextAttention(self.cp, self.scenario.parallelism.cp_method, self.split, dropped)
             block.constants = shared.setdefault(id(block.constants), _at(block.constants, self.positions))
         if isinstance(block.moe, Experts):
-            block.moe = ExpertParallel(block.moe, self.ep, self.numbers)
+            block.moe = ExpertParallel(block.moe, self.ep, self.expert_tp, self.numbers)
         return block
 
     def expected(self, block: nn.Module, name: str, whole: Tensor) -> Tensor:
@@ -156,11 +158,12 @@ class ModelParallel:
         twice = [own(p, 0) for p in self._whole(blocks)] if self.tp.index else []
         twice += self._copied(blocks, own) if self.tp.index % self.copies else []
         out = -_squares(twice, self.device)
-        experts = [own(p, 0) for x in expert_modules(blocks) for p in x.parameters()]
+        experts = expert_modules(blocks)
         if experts:
-            mine = _squares(experts, self.device)
-            every = mine.clone()
-            for group in (self.expert_sharding.group, self.ep.process_group):
+            mine = _squares([own(p, 0) for x in experts for p in x.parameters()], self.device)
+            counted = biases_counted_before(experts, self.expert_tp)
+            every = mine - _squares([own(p, 0) for p in counted], self.device)
+            for group in (self.expert_sharding.group, self.ep.process_group, self.expert_tp.process_group):
                 if group is not None:
                     dist.all_reduce(every, group=group)
             out += every / (self.tp.size * shards) - mine

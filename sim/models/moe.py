@@ -215,12 +215,12 @@ def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
     forward = (
         memory_op("permute", F, "permute", n, moved, d.act, 2),
         *_exchange(scenario, d, r, "dispatch", F, True),
-        *_sort(scenario, d, r, "sort_chunks", F),
         *_expert_tp(scenario, d, r, "expert_gather", "all_gather", F),
+        *_sort(scenario, d, r, "sort_chunks", F),
     )
     backward = (
-        *_expert_tp(scenario, d, r, "expert_grad_scatter", "reduce_scatter", I),
         *_sort(scenario, d, r, "sort_chunks_backward", I),
+        *_expert_tp(scenario, d, r, "expert_grad_scatter", "reduce_scatter", I),
         *_exchange(scenario, d, r, "dispatch_backward", I, False),
         memory_op("permute_backward", I, "permute", n, moved, d.act, 2),
     )
@@ -236,10 +236,15 @@ def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
 
 
 def _sort(scenario: Scenario, d: Dims, r: Routing, name: str, phase: Phase) -> Program:
-    """What arrives is ordered by sender; the grouped matmul wants it by expert."""
-    if scenario.parallelism.ep == 1 or r.experts == 1:
+    """What arrives is ordered by sender; the grouped matmul wants it by expert.
+
+    Copies of all expert_tp ranks are sorted at once, after they are gathered (`MoEAlltoAllTokenDispatcher` in
+    Megatron-Core's transformer/moe/token_dispatcher.py).
+    """
+    p = scenario.parallelism
+    if p.ep * p.expert_tp == 1 or r.experts == 1:
         return ()
-    n = r.received * d.hidden
+    n = r.received * p.expert_tp * d.hidden
     return (memory_op(name, phase, "permute", n, 2 * n * d.act_bytes, d.act),)
 
 
@@ -331,16 +336,16 @@ def _combine(scenario: Scenario, d: Dims, r: Routing) -> Operator:
     n, e = r.sent * d.hidden, d.act_bytes
     moved = (n + r.tokens * d.hidden) * e
     forward: Program = (
-        *_expert_tp(scenario, d, r, "expert_scatter", "reduce_scatter", F),
         *_sort(scenario, d, r, "unsort_chunks", F),
+        *_expert_tp(scenario, d, r, "expert_scatter", "reduce_scatter", F),
         *_exchange(scenario, d, r, "combine", F, False),
         memory_op("unpermute", F, "permute", n, moved, d.act, 2),
     )
     backward: Program = (
         memory_op("unpermute_backward", I, "permute", n, moved + n * e, d.act, 2),
         *_exchange(scenario, d, r, "combine_backward", I, True),
-        *_sort(scenario, d, r, "unsort_chunks_backward", I),
         *_expert_tp(scenario, d, r, "expert_grad_gather", "all_gather", I),
+        *_sort(scenario, d, r, "unsort_chunks_backward", I),
     )
     if d.tp > 1 and not d.sp:
         size = d.tokens * d.hidden * e

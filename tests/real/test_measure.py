@@ -135,6 +135,13 @@ def _joined(pid: int) -> bool:
             {"training": {"recompute": "selective_op"}, "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 48}}},
             "training.recompute: found selective_op with experts",
         ),
+        (
+            {
+                "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 48}},
+                "parallelism": {"tp": 2, "sp": True, "pp": 2, "ep": 2, "schedule": "dualpipe", "ep_overlap": True},
+            },
+            "parallelism.ep_overlap: found true with tp 2",
+        ),
         ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
     ],
 )

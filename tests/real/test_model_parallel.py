@@ -66,6 +66,9 @@ TWO_RANKS: dict[str, Any] = {
     "ep over cp": small({"cp": 2, "ep": 2}, attention="fused", **MOE),
     "ep over tp": small({"tp": 2, "ep": 2, "sp": True}, **SHARED),
     "experts whole beside sp": small({"tp": 2, "sp": True}, **MOE),
+    "experts split": small({"dp": 2, "expert_tp": 2}, **MOE),
+    "experts split over tp": small({"tp": 2, "sp": True, "expert_tp": 2}, **(LLAMA | SHARED)),
+    "experts split, recomputed": small({"dp": 2, "expert_tp": 2}, recompute="full", **MOE),
 }
 FOUR_RANKS: dict[str, Any] = {
     "dp2 tp2": small({"dp": 2, "tp": 2, "sp": True, "bucket_bytes": 20_000}),
@@ -80,6 +83,8 @@ FOUR_RANKS: dict[str, Any] = {
     "ep2 pp2": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "zb_h1"}, **MOE),
     "ep2 in dualpipe's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe", "ep_overlap": True}, **MOE),
     "ep2 in a V's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe_v", "ep_overlap": True}, **MOE),
+    "ep2 of experts split over tp2": small({"dp": 2, "tp": 2, "sp": True, "ep": 2, "expert_tp": 2}, **SHARED),
+    "experts split, pp2": small({"dp": 2, "pp": 2, "expert_tp": 2, "schedule": "zb_h1"}, **MOE),
     "tp4, two key heads": small({"tp": 4, "sp": True}, **LLAMA),
     "ring of four, contiguous": small({"cp": 4, "cp_split": "contiguous"}, attention="fused", **LLAMA),
     "ring of four, zigzag": small({"cp": 4}, attention="fused", **LLAMA),
@@ -104,8 +109,9 @@ SHARDED = {
     "zero 3 beside sp": _sharded(3, True),
     "zero 2, one key head": _sharded(2, False, **ONE_KEY_HEAD),
     "zero 3 beside sp, one key head": _sharded(3, True, **ONE_KEY_HEAD),
+    "zero 3, experts split": small({"dp": 4, "expert_tp": 2, "zero": 3}, vocab=256, **MOE),
 }
-ROUTED = {name: TWO_RANKS[name] for name in ("ep", "ep over tp", "ep, capacity")}
+ROUTED = {name: TWO_RANKS[name] for name in ("ep", "ep over tp", "ep, capacity", "experts split")}
 SPOILT = {  # what a rank forgets → a case that must notice
     "tp sum": "tp",
     "tp gather": "sp",
@@ -115,7 +121,11 @@ SPOILT = {  # what a rank forgets → a case that must notice
     "expert gradients": "experts on every rank",
     "dispatch": "ep",
     "places": "ring, zigzag, dropout",
+    "expert parts' sum": "experts split",
 }
+
+
+LARGE = {"moe": {"experts": 4, "top_k": 2, "ffn": 512}}
 
 
 def _sized(parallelism: dict[str, Any], **model: Any) -> dict[str, Any]:
@@ -134,7 +144,9 @@ SIZED = {
     "ring": _sized({"cp": 2}, attention="fused"),
     "ring, llama": _sized({"cp": 2}, attention="fused", **LLAMA),
     "all-gather": _sized({"cp": 2, "cp_method": "all_gather"}, attention="fused"),
-    "ep": _sized({"dp": 2, "ep": 2}, attention="fused", moe={"experts": 4, "top_k": 2, "ffn": 512}),
+    "ep": _sized({"dp": 2, "ep": 2}, attention="fused", **LARGE),
+    "experts split": _sized({"dp": 2, "expert_tp": 2}, attention="fused", **LARGE),
+    "experts split over tp": _sized({"tp": 2, "sp": True, "expert_tp": 2}, attention="fused", **LARGE),
 }
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from calibrate import block_cuts, blocks, measure, model, timed_rounds
 from calibrate.parallel import (
+    comm,
     context,
     data,
     expert,
@@ -69,6 +70,7 @@ def _patches(case: dict[str, Any]) -> list[Any]:
         "places": (context, "own_positions", lambda s, ranks, r, split: torch.arange(s // ranks)),
         "expert gradients": (expert_data_parallel.ExpertDataParallel, "finish", first),
         "dispatch": (expert, "_inverse", lambda order: order),
+        "expert parts' sum": (comm.Group, "reduce_scatter", lambda group, x: x.chunk(group.size)[group.index]),
     }
     out = [mock.patch.object(*spoilt[case["spoil"]])] if case.get("spoil") in spoilt else []
     return [*out, mock.patch.object(model.Router, "balanced", False)] if case.get("free_routing") else out

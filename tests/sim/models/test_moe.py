@@ -57,6 +57,8 @@ def test_parameters_split_over_experts():
     assert halves.expert_params == split.expert_params
     assert comms(halves.forward, "expert_tp") == Counter(all_gather=1, reduce_scatter=1)
     assert comms(halves.backward, "expert_tp") == Counter(all_gather=1, reduce_scatter=1)
+    sorts = [i for i in halves.forward if getattr(i, "name", "") in ("sort_chunks", "unsort_chunks")]
+    assert [i.bytes for i in sorts] == [2 * (2 * TOKENS * 2 * 1024 * 2)] * 2  # both ranks' copies, read and written
 
 
 def test_tensor_parallel_ranks_share_the_tokens():

@@ -1,0 +1,116 @@
+"""Tensor parallelism within experts: each of a group's ranks holds a part of the inner width of every expert.
+
+The ranks of a group have tokens of their own. An all-gather brings all of them to every rank, each computes its part of
+the result for all, and a reduce-scatter sums the parts where the tokens came from; backward is the same in reverse
+(Megatron-Core's `MoEAlltoAllTokenDispatcher`, core/transformer/moe/token_dispatcher.py). Inside an expert nothing
+travels.
+
+Beside it: docs/expert_parallel.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from calibrate.linear import Linear
+from calibrate.model import Expert
+from calibrate.parallel.comm import Group
+
+
+class Gather(torch.autograd.Function):
+    """Rows of all ranks, [rows, h] → [ranks · rows, h]; backward sums each rank's gradients of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.all_gather(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.reduce_scatter(grad), None
+
+
+class Scatter(torch.autograd.Function):
+    """Sum of all ranks' results, to each its own rows, [ranks · rows, h] → [rows, h]; backward gathers gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.reduce_scatter(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.all_gather(grad), None
+
+
+class _Shared(torch.autograd.Function):
+    """A bias divided by the ranks that add it. Each of them has every row's gradient, so its own is the whole one."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, ranks: int) -> Tensor:
+        return bias / ranks
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Up(Linear):
+    """Some of an expert's first matrix's outputs: those numbered `rows`. [tokens, h] → [tokens, own outputs]"""
+
+    def __init__(self, whole: Linear, rows: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.rows, self.store = rows, whole.store
+        self.weight = nn.Parameter(whole.weight.detach()[rows])
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows])
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a tensor of a parameter's whole shape."""
+        return whole[self.rows]
+
+
+class DownPart(Linear):
+    """Some of an expert's second matrix's inputs, and the bias whole. [tokens, own inputs] → [tokens, h], a part of a
+    sum over `ranks`.
+    """
+
+    def __init__(self, whole: Linear, columns: slice, ranks: int) -> None:
+        nn.Module.__init__(self)
+        self.columns, self.ranks, self.store = columns, ranks, whole.store
+        self.weight = nn.Parameter(whole.weight.detach()[:, columns].clone())
+        self.bias = whole.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x, None)
+        return y if self.bias is None else y + _Shared.apply(self.bias, self.ranks)
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a tensor of a parameter's whole shape; the bias is whole on every rank."""
+        return whole[:, self.columns] if name == "weight" else whole
+
+    def deferred_parameters(self) -> list[nn.Parameter]:
+        """The bias is added outside of the matmul, and its gradient is autograd's."""
+        return [self.weight]
+
+
+def cut_expert(expert: nn.Module, group: Group) -> None:
+    """Replace an expert's matrices by this rank's parts of them; a gate's outputs and those it multiplies alike."""
+    assert isinstance(expert, Expert)
+    inner = expert.down.weight.shape[1]
+    each = inner // group.size
+    columns = slice(group.index * each, (group.index + 1) * each)
+    own = torch.arange(inner)[columns]
+    expert.up = _Up(expert.up, torch.cat((own, own + inner)) if expert.mlp == "swiglu" else own)
+    expert.down = DownPart(expert.down, columns, group.size)
+
+
+def biases_counted_before(experts: Iterable[nn.Module], group: Group) -> list[nn.Parameter]:
+    """The second matrices' biases on all ranks of a group but its first, which counts them."""
+    if group.index == 0:
+        return []
+    downs = (x for e in experts for x in e.modules() if isinstance(x, DownPart))
+    return [x.bias for x in downs if x.bias is not None]
