@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from itertools import product
-from typing import NamedTuple
 
 from sim.core.dtypes import matmul_peak_names, sixteen_bit
 from sim.inputs.input_source import Source, show
-from sim.inputs.layout_rules import ALL_RULES, Sizes, batch, first_problem, micro_batches
+from sim.inputs.layout_rules import ALL_RULES, batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
+from sim.inputs.sections import Sections, sizes_of
+from sim.inputs.serving_rules import check_serving
 from sim.inputs.training_config import Recompute, Training
-from sim.inputs.workloads import HASHED_SUFFIX, Distillation, Faults, Inference, LinkFault, RequestPattern, RequestTrace
+from sim.inputs.workloads import Distillation, Faults, LinkFault
 from sim.models.frameworks import framework_of
 from sim.schedules import FORMS
 from topology.detours import joined, left_of_cut
@@ -40,19 +41,6 @@ TRAINING_ONLY = (
 )
 
 
-class Sections(NamedTuple):
-    """A scenario's sections, each checked for itself. `seq_len`: tokens of the longest sequence known."""
-
-    model: ModelConfig
-    training: Training | None
-    parallelism: Parallelism
-    cluster: ClusterSpec
-    inference: Inference | None
-    distillation: Distillation | None
-    faults: Faults | None
-    seq_len: int
-
-
 def _product(p: Parallelism) -> str:
     return f"tp·cp·dp·pp = {p.tp}·{p.cp}·{p.dp}·{p.pp} = {p.ranks:,} ranks"
 
@@ -70,7 +58,7 @@ def check_rules(sections: Sections, source: Source) -> None:
     _check_ranks(sections, source)
     _check_program(sections, source)
     _check_positions(sections, source)
-    if problem := first_problem(ALL_RULES, _sizes(sections)):
+    if problem := first_problem(ALL_RULES, sizes_of(sections)):
         raise source.error(*problem)
     p = sections.parallelism
     if p.dp_sync == "reduce_broadcast" and p.zero > 0:
@@ -90,20 +78,11 @@ def check_rules(sections: Sections, source: Source) -> None:
     _check_precision(sections, source)
     _check_mixed(sections, source)
     if sections.inference is not None:
-        _check_inference(sections.inference, sections.model, source)
-        _check_pools(sections, sections.inference, source)
-        _check_speculative(sections, sections.inference, source)
+        check_serving(sections, sections.inference, source)
     if sections.distillation is not None:
         _check_distillation(sections, sections.distillation, source)
     if sections.faults is not None:
         _check_faults(sections, sections.faults, source)
-
-
-def _sizes(sections: Sections) -> Sizes:
-    p, t = sections.parallelism, sections.training
-    shared = {key: getattr(p, key) for key in Sizes._fields if key in Parallelism.model_fields}
-    size, mode = (t.micro_batch_size, t.recompute.mode) if t is not None else (1, "none")
-    return Sizes(model=sections.model, training=t, micro_batch_size=size, recompute=mode, form=p.form, **shared)
 
 
 def _check_ranks(sections: Sections, source: Source) -> None:
@@ -249,7 +228,7 @@ def _check_batches(t: Training, sections: Sections, source: Source) -> None:
             raise source.error(where, f"found {start:g}; must be above {before:g}, where the phase before starts")
     for i, phase in enumerate(schedule):
         changed = t.model_copy(update={"global_batch_size": phase.global_batch_size})
-        if problem := first_problem((batch, micro_batches), _sizes(sections._replace(training=changed))):
+        if problem := first_problem((batch, micro_batches), sizes_of(sections._replace(training=changed))):
             raise source.error((*path, i, "global_batch_size"), problem[1])
 
 
@@ -272,75 +251,6 @@ def _check_mixed(sections: Sections, source: Source) -> None:
         raise source.error(("cluster",), f"has GPUs of several kinds, {names}; requests are served on one kind")
     if len(sections.cluster.gpus) > 1 and sections.distillation is not None:
         raise source.error(("cluster",), f"has GPUs of several kinds, {names}; a teacher is priced on one kind")
-
-
-def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:
-    path = ("inference",)
-    requests = inference.requests
-    if inference.batching == "static":
-        if not isinstance(requests, RequestPattern):
-            raise source.error((*path, "requests"), "found a trace; static batching takes one batch of equal requests")
-        if requests.rate_per_s is not None:
-            raise source.error(
-                (*path, "requests", "rate_per_s"),
-                f"found {requests.rate_per_s:g}; a static batch starts all at once (null)",
-            )
-    computed, kept = sixteen_bit(inference.precision), inference.kv_cache.dtype
-    if inference.attention == "unfused" and kept != computed:
-        why = f"unfused attention multiplies the cache as it is kept, in {computed} (null)"
-        raise source.error((*path, "kv_cache", "dtype"), f"found '{kept}'; {why}")
-    block, cached = inference.kv_cache.block_tokens, inference.prefix_cache != "none"
-    if cached and isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block:
-        raise source.error((*path, "kv_cache", "block_tokens"), f"found {block}; must divide a hash's 512 tokens")
-    if cached and model.state_space is not None:
-        why = "a state (model.state_space) is of all tokens so far; a prefix's own is not kept: none"
-        raise source.error((*path, "prefix_cache"), f"found '{inference.prefix_cache}'; {why}")
-    if cached and inference.kv_cache.layout != "paged":
-        raise source.error(
-            (*path, "prefix_cache"),
-            f"found '{inference.prefix_cache}'; shared prefixes need kv_cache.layout paged",
-        )
-
-
-def _check_pools(sections: Sections, inference: Inference, source: Source) -> None:
-    """Disaggregated pools say how they are split; each must suit the model and find its GPUs."""
-    pools, path = inference.disaggregated, ("inference", "disaggregated")
-    if pools is None:
-        return
-    p = sections.parallelism
-    for key in ("dp", "tp", "pp", "ep", "expert_tp"):
-        if (value := getattr(p, key)) != 1:
-            why = "disaggregated pools have replicas and tp of their own; leave it out"
-            raise source.error(("parallelism", key), f"found {value}; {why}")
-    for name, pool in (("prefill", pools.prefill), ("decode", pools.decode)):
-        if problem := first_problem(ALL_RULES, _sizes(sections)._replace(tp=pool.tp)):
-            raise source.error((*path, name, "tp"), problem[1])
-    gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
-    if pools.ranks > gpus:
-        raise source.error(path, f"found pools of {pools.ranks:,} GPUs; the cluster has {gpus:,} (or leave nodes out)")
-    if inference.batching == "static":
-        raise source.error(path, "found pools; a static batch is started and ended together (batching continuous)")
-    if sections.faults is not None:
-        raise source.error(("faults",), "is not simulated with inference.disaggregated; leave one of them out")
-
-
-def _check_speculative(sections: Sections, inference: Inference, source: Source) -> None:
-    """A draft has the model's vocabulary, and lies on the same tensor-parallel ranks."""
-    speculative, path = inference.speculative, ("inference", "speculative")
-    if speculative is None:
-        return
-    draft, p = speculative.draft, sections.parallelism
-    if draft.vocab != sections.model.vocab:
-        why = f"has a vocabulary of {draft.vocab}; tokens are checked by a model of {sections.model.vocab}"
-        raise source.error((*path, "draft"), why)
-    if draft.heads % p.tp:
-        raise source.error((*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide")
-    if p.pp > 1:
-        raise source.error(("parallelism", "pp"), f"found {p.pp}; a draft and its model are not split into stages (1)")
-    if inference.disaggregated is not None:
-        raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
-    if inference.attention == "unfused":
-        raise source.error(("inference", "attention"), "found 'unfused'; drafted tokens need fused attention")
 
 
 def _check_distillation(sections: Sections, distillation: Distillation, source: Source) -> None:

@@ -24,7 +24,8 @@ from sim.inputs.model_input import resolve_model
 from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.processes_input import Processes, check_processes
-from sim.inputs.rules import Sections, check_rules, check_size, notes
+from sim.inputs.rules import check_rules, check_size, notes
+from sim.inputs.sections import Sections
 from sim.inputs.synonyms import synonym
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.units import with_units

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from sim.core.dtypes import Precision, TransportDtype
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.serving_keys import Tiers
 from sim.serve.engines import ENGINES, DecodeAttention
 
 MAX_TOKENS = 100_000_000
@@ -48,6 +49,7 @@ class KvCache(UserInput):
     block_tokens: int = Field(default=16, ge=1, le=1_000_000)
     dtype: TransportDtype | None = None
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
+    tiers: Tiers | None = Field(default=None, description="where prefixes go that the GPU's cache evicts")
 
 
 class Speculative(UserInput):

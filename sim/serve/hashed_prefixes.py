@@ -9,10 +9,11 @@ used first, and of one sequence its end before its beginning.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence as Items
 
 from msgspec import field
 
-from sim.serve.kv_cache import HostCache, KvCache, PrefixName
+from sim.serve.kv_cache import HostCache, Key, KvCache, PrefixName
 
 HASHED_TOKENS = 512
 Hash = int | str
@@ -43,6 +44,15 @@ class HashedKvCache(KvCache):
                 break
             found += 1
         return found * HASHED_TOKENS
+
+    @property
+    def key_tokens(self) -> int:
+        """As `KvCache.key_tokens`."""
+        return HASHED_TOKENS
+
+    def keys(self, name: PrefixName, first: int, tokens: int) -> Items[Key]:
+        """As `KvCache.keys`: hashes."""
+        return name[first // HASHED_TOKENS : tokens // HASHED_TOKENS]
 
     def use(self, name: PrefixName, blocks: int) -> None:
         """As `KvCache.use`."""
@@ -78,7 +88,9 @@ class HashedKvCache(KvCache):
         self.readers[h] = self.readers.get(h, 0) + 1
 
     def _evict(self, count: int) -> None:
-        self.idle.popitem(last=False)
+        h, _ = self.idle.popitem(last=False)
+        if self.gone is not None:
+            self.gone.append(h)
         self.unused -= self.each
         self.free += self.each
         self.evicted += self.each

@@ -11,10 +11,21 @@ sequence uses them, until room is needed; then the prefix that was not used for 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence as Items
 
 from msgspec import Struct, field
 
 PrefixName = str | tuple[int | str, ...]  # a name, or hashes of its blocks (`sim.serve.hashed_prefixes`)
+Key = int | str | tuple[PrefixName, int]  # a piece of a prefix that is evicted at once: a hash, or a name's block
+
+
+class Link(Struct):
+    """A link that carries one copy at a time in each direction: `up` towards the GPU, `down` away from it."""
+
+    s_per_token: float = 0.0
+    latency_s: float = 0.0
+    up_free_s: float = 0.0
+    down_free_s: float = 0.0
 
 
 class Prefix(Struct):
@@ -45,6 +56,7 @@ class KvCache(Struct):
     evicted: int = 0
     prefixes: OrderedDict[PrefixName, Prefix] = field(default_factory=OrderedDict)  # the least recently used first
     unused: int = 0  # blocks of prefixes that nobody reads
+    gone: list[Key] | None = None  # what was evicted, in that order, where somebody takes it from here
 
     def __post_init__(self) -> None:
         self.free = self.blocks
@@ -82,6 +94,15 @@ class KvCache(Struct):
         """How many of a prompt's first `wanted` tokens are kept, in whole blocks."""
         found = self.prefixes.get(name)
         return 0 if found is None else min(found.blocks, wanted // self.block_tokens) * self.block_tokens
+
+    @property
+    def key_tokens(self) -> int:
+        """Tokens that a `Key` stands for."""
+        return self.block_tokens
+
+    def keys(self, name: PrefixName, first: int, tokens: int) -> Items[Key]:
+        """Keys of a prefix's whole pieces from token `first` to `tokens`."""
+        return [(name, i) for i in range(first // self.block_tokens, tokens // self.block_tokens)]
 
     def use(self, name: PrefixName, blocks: int) -> None:
         """A sequence begins to read a prefix's first `blocks` blocks, which therefore stay."""
@@ -123,6 +144,8 @@ class KvCache(Struct):
         name = next(name for name, prefix in self.prefixes.items() if prefix.blocks > prefix.read)
         prefix = self.prefixes[name]
         gone = min(count, prefix.blocks - prefix.read)
+        if self.gone is not None:
+            self.gone += [(name, prefix.blocks - 1 - i) for i in range(gone)]
         prefix.blocks -= gone
         self.unused -= gone
         self.free += gone

@@ -64,7 +64,8 @@ class Lockstep(Struct):
         before = len(s.running)
         s.admit(pieces, budget, s.limits.batch_sequences - n, now_s)
         self.others += s.running[before:]
-        return Batch(tuple(pieces), s.out_free_s)
+        s.push_down(now_s)
+        return Batch(tuple(pieces), s.blocks_free_s)
 
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """An iteration out of `schedule` has ended; who left."""
@@ -105,11 +106,12 @@ class Lockstep(Struct):
         if s.waiting and n < s.limits.running and s.fits(s.waiting[0]):
             return 0
         low, high = 0, self.ends[0][0] - self.step
-        if n * (high // s.cache.block_tokens + 1) <= s.cache.available:
+        room = s.blocks_at_once
+        if n * (high // s.cache.block_tokens + 1) <= room:
             return high
         while low < high:
             middle = (low + high + 1) // 2
-            if self._lacking(middle) <= s.cache.available:
+            if self._lacking(middle) <= room:
                 low = middle
             else:
                 high = middle - 1

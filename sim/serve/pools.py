@@ -7,10 +7,11 @@ from msgspec import Struct
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import PoolSize
 from sim.prices.profile import Profile
+from sim.serve.cache_tiers import cache_tiers
 from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
-from sim.serve.kv_cache import HostCache, KvCache
+from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.memory import Capacity, cache_capacity
 from sim.serve.operator_prices import Shares
 from sim.serve.prices import Prices
@@ -142,7 +143,10 @@ def _scheduler(
     latency = network.host_copy(0.0)
     per_token = network.host_copy(capacity.stage_token_bytes) - latency
     room = capacity.host_tokens if i.preemption == "swap" else 0
-    scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, per_token, latency, room)
+    bus = Link(per_token, latency)
+    scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, bus, room)
+    if i.kv_cache.tiers is not None:
+        scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes)
     if i.speculative is not None:
         scheduler.drafted = i.speculative.tokens
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)

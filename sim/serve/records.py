@@ -41,6 +41,21 @@ class KvCacheUse(Record, frozen=True, kw_only=True):
     load_s: float
     swapped_bytes: float
     swap_s: float
+    tiers: tuple[TierUse, ...] | None = None  # from the one below the GPU down
+
+
+class TierUse(Record, frozen=True, kw_only=True):
+    """A tier below the GPU's cache, over all replicas; bytes and seconds of a GPU's copies. `hit_tokens`: that came
+    back from it; `stored_bytes` went down to it; `evicted_tokens` went on down, or out."""
+
+    name: str
+    capacity_tokens: int  # of one replica
+    hit_tokens: int
+    evicted_tokens: int
+    loaded_bytes: float
+    load_s: float
+    stored_bytes: float
+    store_s: float
 
 
 class PoolUse(Record, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.core.timeline import Timeline
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.ranks.faults import has_jitter
@@ -20,20 +20,23 @@ from sim.serve.inter_token import inter_token_latency
 from sim.serve.memory import Capacity
 from sim.serve.operator_prices import Shares
 from sim.serve.pools import Pool
-from sim.serve.records import KvCacheUse, PoolUse, ServingResult, SpeculationUse, TransferUse, percentiles
-from sim.serve.replica import CacheState, Iteration, Replica
+from sim.serve.records import (
+    KvCacheUse,
+    PoolUse,
+    ServingResult,
+    SpeculationUse,
+    TierUse,
+    TransferUse,
+    percentiles,
+)
+from sim.serve.replica import Replica
 from sim.serve.request_times import request_times
 from sim.serve.scheduler import Sequence
 from sim.serve.speculation import expected_tokens
+from sim.serve.timeline import classes_of, make_timeline, memory_curves
 
 if TYPE_CHECKING:
     from sim.serve.handover import Transfer
-
-COPIES = {
-    "RELOAD": "prefix from host memory",
-    "SWAP_OUT": "preempted sequence to host memory",
-    "SWAP_IN": "preempted sequence from host memory",
-}
 
 
 class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
@@ -98,12 +101,12 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def timeline(self) -> Timeline:
         """A span for every iteration (or run of alike ones) on every stage."""
-        return _make_timeline(self)
+        return make_timeline(self.pools, self.transfers)
 
     @cached_property
     def memory(self) -> list[MemoryCurve]:
         """Weights, cache (as activations) and what an iteration needs for the moment, on every stage."""
-        return _memory_curves(self)
+        return memory_curves(self.pools)
 
     def __repr__(self) -> str:
         return f"ServingSimulation({self.scenario.name}: {len(self.sequences):,} requests in {self.end_s:.6g} s)"
@@ -214,7 +217,7 @@ def _speculation(sim: ServingSimulation) -> SpeculationUse | None:
 
 def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:
     inference, capacity, replicas = sim.scenario.for_serving, pool.capacity, pool.replicas
-    counts = [r.counts for r in replicas]
+    counts, tiers = [r.counts for r in replicas], _tiers(pool)
     prompts = sum(c.prompt_tokens for c in counts)
     hits = sum(c.hit_tokens for c in counts)
     block = inference.kv_cache.block_tokens
@@ -235,11 +238,33 @@ def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:
         prefix_hit_tokens=hits,
         evicted_blocks=sum(r.scheduler.cache.evicted for r in replicas),
         loaded_bytes=sum(c.loaded_tokens for c in counts) * capacity.stage_token_bytes,
-        stored_bytes=sum(c.stored_tokens for c in counts) * capacity.stage_token_bytes,
-        load_s=_copy_s(replicas, "RELOAD"),
+        stored_bytes=sum(c.stored_tokens for c in counts) * capacity.stage_token_bytes
+        + sum([t.stored_bytes for t in tiers]),
+        load_s=_copy_s(replicas, "RELOAD") + sum([t.load_s for t in tiers]),
         swapped_bytes=sum(c.swapped_tokens for c in counts) * capacity.stage_token_bytes,
         swap_s=_copy_s(replicas, "SWAP_OUT") + _copy_s(replicas, "SWAP_IN"),
+        tiers=tiers or None,
     )
+
+
+def _tiers(pool: Pool) -> tuple[TierUse, ...]:
+    """The tiers below the GPU's cache, each of all replicas together."""
+    below = [r.scheduler.tiers.tiers for r in pool.replicas if r.scheduler.tiers is not None]
+    size, out = pool.capacity.stage_token_bytes, []
+    for own in zip(*below, strict=True):
+        out.append(
+            TierUse(
+                name=own[0].name,
+                capacity_tokens=own[0].capacity,
+                hit_tokens=sum(t.hit_tokens for t in own),
+                evicted_tokens=sum(t.evicted_tokens for t in own),
+                loaded_bytes=sum(t.hit_tokens for t in own) * size,
+                load_s=sum(t.load_s for t in own),
+                stored_bytes=sum(t.stored_tokens for t in own) * size,
+                store_s=sum(t.store_s for t in own),
+            )
+        )
+    return tuple(out)
 
 
 def _copy_s(replicas: tuple[Replica, ...], kind: str) -> float:
@@ -273,7 +298,7 @@ def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
     block, out = sim.scenario.for_serving.kv_cache.block_tokens, []
     for pool in sim.pools:
         used = max(s.held + s.unused for r in pool.replicas for s in r.states)
-        for i, c in enumerate(_classes(pool, pool.replicas[0])):
+        for i, c in enumerate(classes_of(pool, pool.replicas[0])):
             cache = used * block * pool.capacity.token_bytes[i]
             weights, buffers = pool.capacity.weight_bytes[i], pool.capacity.buffer_bytes[i]
             out.append(
@@ -291,16 +316,6 @@ def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
                 )
             )
     return tuple(out)
-
-
-def _classes(pool: Pool, replica: Replica) -> list[RankClass]:
-    """One class for each stage of a replica: its tensor-parallel ranks."""
-    found = []
-    for i in range(len(pool.costs.stages)):
-        first = pool.first_rank_of(replica, i)
-        own = pool.costs.plan.mesh.along(["tp"], first - pool.first_rank)
-        found.append(RankClass(first, tuple([pool.first_rank + rank for rank in own]), i))
-    return found
 
 
 def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, float], float]) -> list[str]:
@@ -326,73 +341,3 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
     if roofline > 0.5:
         out.append(f"{roofline:.0%} of the time is priced by the roofline: an optimistic bound, nothing measured")
     return out
-
-
-def _make_timeline(sim: ServingSimulation) -> Timeline:
-    """A row for every iteration, or run of alike ones, on every stage, and for every load from the host's memory or
-    from another replica."""
-    classes, spans = [], []
-    for pool in sim.pools:
-        for r in pool.replicas:
-            own = _classes(pool, r)
-            classes += own
-            for number, iteration in enumerate(r.iterations):
-                detail = _detail(iteration)
-                kind = _kind(iteration)
-                for i, (start, end) in enumerate(iteration.spans):
-                    spans.append(Span(own[i].rank, "compute", kind, i, number, start, end, detail))
-            size = pool.capacity.stage_token_bytes
-            for start, end, tokens, kind in r.scheduler.copies:
-                detail = Detail(COPIES[kind], tokens * size, 0.0, "topology", f"{tokens:,} tokens")
-                stream = "to host" if kind == "SWAP_OUT" else "host"
-                spans.append(Span(own[0].rank, stream, kind, 0, -1, start, end, detail))
-    for t in sim.transfers:
-        size = max(pool.capacity.stage_token_bytes for pool in sim.pools) * t.tokens
-        note = f"{t.tokens:,} tokens from prefill replica {t.prefill}"
-        rank = sim.pools[-1].first_rank_of(sim.pools[-1].replicas[t.decode])
-        detail = Detail("computed prompt", size, 0.0, "topology", note)
-        spans.append(Span(rank, "network", "KV_TRANSFER", 0, -1, t.start_s, t.end_s, detail))
-    spans.sort(key=lambda s: s.start_s)
-    return from_spans(spans, classes)
-
-
-def _kind(iteration: Iteration) -> str:
-    load = iteration.load
-    if not load.decodes:
-        return "PREFILL"
-    return "MIXED" if load.prefills else "DECODE"
-
-
-def _detail(iteration: Iteration) -> Detail:
-    load, steps = iteration.load, iteration.steps
-    prompts = sum(n for _, _, n in load.prefills)
-    words = []
-    if prompts:
-        words.append(f"{load.tokens - load.decodes:,} prompt tokens of {prompts:,} requests")
-    if load.decodes:
-        words.append(
-            f"{load.decodes:,} sequences add {'a token' if steps == 1 else f'{steps:,} tokens'} each, "
-            f"{load.decode_kv / load.decodes:,.0f} in the cache"
-        )
-    return Detail("iteration" if steps == 1 else f"{steps:,} iterations", note="; ".join(words))
-
-
-def _memory_curves(sim: ServingSimulation) -> list[MemoryCurve]:
-    """Bytes over time on every stage of every replica."""
-    block, out = sim.scenario.for_serving.kv_cache.block_tokens, []
-    for pool in sim.pools:
-        c = pool.capacity
-        for r in pool.replicas:
-            for i, ranks in enumerate(_classes(pool, r)):
-                curve = _curve(ranks.rank, r.states, block * c.token_bytes[i], c.weight_bytes[i], c.buffer_bytes[i])
-                out.append(curve)
-    return out
-
-
-def _curve(rank: int, states: list[CacheState], block_bytes: float, weights: float, buffers: float) -> MemoryCurve:
-    times = np.array([0.0, *(s.time_s for s in states)])
-    cache = np.array([0.0, *((s.held + s.unused) * block_bytes for s in states)])
-    last = np.append(times[1:] != times[:-1], True)
-    times, cache = times[last], cache[last]
-    ones = np.ones(len(times))
-    return MemoryCurve(rank, times, ones * weights, ones * 0.0, ones * 0.0, cache, ones * buffers)

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, field
 
-from sim.serve.kv_cache import HostCache, KvCache
+from sim.serve.cache_tiers import CacheTiers
+from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.requests import Request
 
 if TYPE_CHECKING:
@@ -115,8 +116,7 @@ class Scheduler(Struct):
     limits: Limits
     share_on_gpu: bool = False
     host: HostCache | None = None
-    load_s_per_token: float = 0.0
-    load_latency_s: float = 0.0
+    bus: Link = field(default_factory=Link)  # between GPU and host memory
     swap_tokens: int = 0  # room in the host's memory for preempted sequences; 0 recomputes
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
@@ -126,8 +126,8 @@ class Scheduler(Struct):
     acceptance: Acceptance | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
-    host_free_s: float = 0.0  # the bus towards the GPU; `out_free_s` the other way
-    out_free_s: float = 0.0
+    tiers: CacheTiers | None = None  # below the cache on the GPU
+    blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
     copies: list[Copy] = field(default_factory=list)
     before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
 
@@ -157,12 +157,14 @@ class Scheduler(Struct):
             break
         if not preempted or not self.running:  # the only one, put out by blocks that it and its prefix both have
             self.admit(pieces, budget, self.limits.batch_sequences, now_s)
-        return Batch(tuple(pieces), self.out_free_s)
+        self.push_down(now_s)
+        return Batch(tuple(pieces), self.blocks_free_s)
 
     def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float) -> None:
         """Let waiting requests in, in order of arrival: until `budget` tokens or `places` pieces are reached, nobody
         more may run, or the cache has no room."""
         while self.waiting and budget > 0 and len(self.running) < self.limits.running and len(pieces) < places:
+            self.push_down(now_s)
             sequence = self.waiting[0]
             hit, loaded = self._cached(sequence)
             tokens = min(sequence.remaining - hit - loaded, budget)
@@ -209,17 +211,20 @@ class Scheduler(Struct):
             sequence.remote, sequence.ready_s = 0, math.inf
             self.fetch(sequence)
         elif loaded:
-            self.host_free_s = self._copy(
-                max(now_s, self.host_free_s), loaded, "SWAP_IN" if sequence.swapped else "RELOAD"
-            )
-            sequence.ready_s = self.host_free_s
+            if self.tiers is not None and not sequence.swapped:
+                keys = self.cache.keys(sequence.request.prefix, hit, hit + loaded)
+                sequence.ready_s = self.tiers.load(keys, now_s)
+            else:
+                kind = "SWAP_IN" if sequence.swapped else "RELOAD"
+                self.bus.up_free_s = self._copy(max(now_s, self.bus.up_free_s), loaded, kind)
+                sequence.ready_s = self.bus.up_free_s
             self.counts.loaded_tokens += loaded - sequence.swapped
             self.swap_tokens += sequence.swapped
             sequence.swapped = 0
 
     def _copy(self, begin_s: float, tokens: int, kind: str) -> float:
         """When a copy that begins at `begin_s` is done."""
-        end_s = begin_s + self.load_latency_s + tokens * self.load_s_per_token
+        end_s = begin_s + self.bus.latency_s + tokens * self.bus.s_per_token
         self.copies.append(Copy(begin_s, end_s, tokens, kind))
         return end_s
 
@@ -233,7 +238,10 @@ class Scheduler(Struct):
         if not request.prefix or wanted <= 0:
             return 0, 0
         if self.share_on_gpu:
-            return self.cache.cached_tokens(request.prefix, wanted), 0
+            hit = self.cache.cached_tokens(request.prefix, wanted)
+            if self.tiers is None:
+                return hit, 0
+            return hit, self.tiers.found(self.cache.keys(request.prefix, hit, wanted)) * self.cache.key_tokens
         if self.host is not None:
             return 0, self.host.cached_tokens(request.prefix, wanted, self.cache.block_tokens)
         return 0, 0
@@ -272,7 +280,8 @@ class Scheduler(Struct):
         victim.preemptions += 1
         victim.lost = victim.computed
         if 0 < victim.computed <= self.swap_tokens and victim.ready_s < math.inf:
-            self.out_free_s = self._copy(max(now_s, self.out_free_s, victim.ready_s), victim.computed, "SWAP_OUT")
+            begin_s = max(now_s, self.bus.down_free_s, victim.ready_s)
+            self.blocks_free_s = self.bus.down_free_s = self._copy(begin_s, victim.computed, "SWAP_OUT")
             self.counts.swapped_tokens += victim.computed
             self.swap_tokens -= victim.computed
             victim.swapped = victim.computed
@@ -282,6 +291,17 @@ class Scheduler(Struct):
         victim.running = False
         self.running.remove(victim)
         self.waiting.appendleft(victim)
+
+    def push_down(self, now_s: float) -> None:
+        """Evicted prefixes go down to the tiers below."""
+        if self.tiers is not None and self.cache.gone:
+            self.blocks_free_s = max(self.blocks_free_s, self.tiers.evicted(self.cache.gone[::-1], now_s))
+            self.cache.gone.clear()
+
+    @property
+    def blocks_at_once(self) -> int:
+        """Blocks that can be had without anything copied away."""
+        return self.cache.available if self.tiers is None else self.cache.free
 
     def free(self, sequence: Sequence) -> None:
         """Give a sequence's blocks back."""
@@ -309,7 +329,7 @@ class Scheduler(Struct):
             sequence.computed += tokens - wrong
             self.cache.tokens -= wrong
             if sequence.generated == 0 and (self.share_on_gpu or self.host is not None):
-                self._keep_prefix(sequence)
+                self._keep_prefix(sequence, end_s)
             if samples and self._sampled(sequence, 1 + drafted - wrong, end_s):
                 done.append(sequence)
         if done:
@@ -345,18 +365,21 @@ class Scheduler(Struct):
         sequence.running = False
         self.free(sequence)
 
-    def _keep_prefix(self, sequence: Sequence) -> None:
+    def _keep_prefix(self, sequence: Sequence, end_s: float) -> None:
         """Computed whole blocks of the shared beginning are kept at once."""
-        request = sequence.request
-        blocks = min(request.prefix_tokens, sequence.computed) // self.cache.block_tokens
+        request, block = sequence.request, self.cache.block_tokens
+        blocks = min(request.prefix_tokens, sequence.computed) // block
         if not request.prefix or not blocks:
             return
         if self.host is not None:
-            self.counts.stored_tokens += self.host.store(request.prefix, blocks * self.cache.block_tokens)
+            self.counts.stored_tokens += self.host.store(request.prefix, blocks * block)
         else:
             assert sequence.reads is not None
+            if self.tiers is not None:
+                own = self.cache.keys(request.prefix, sequence.reads * block, blocks * block)
+                self.tiers.computed(own, end_s)
             added = self.cache.share(request.prefix, sequence.reads, blocks)
             if added:
                 sequence.reads = blocks
             sequence.private -= added
-            sequence.shared += added * self.cache.block_tokens
+            sequence.shared += added * block

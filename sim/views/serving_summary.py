@@ -65,6 +65,9 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     if kv.prefix_hit_tokens:
         loaded = f"; {n_bytes(kv.loaded_bytes)} from the host" if kv.loaded_bytes else ""
         lines.append(("prefix cache", f"{percent(kv.prefix_hit_rate)} of prompt tokens found{loaded}"))
+    for t in kv.tiers or ():
+        words = f"{count(t.hit_tokens)} tokens came back in {seconds(t.load_s)}; {n_bytes(t.stored_bytes)} went down"
+        lines.append((f"tier {t.name}", f"{words} in {seconds(t.store_s)}, room for {count(t.capacity_tokens)} tokens"))
     return [*lines, *_between_replicas(result), *_drafted(result)]
 
 

@@ -33,6 +33,7 @@ WORKLOADS: dict[str, list[str]] = {
     "serve_deepseek_v3": FEW,
     "serve_static_a100": FEW,
     "serve_swap": [],
+    "serve_tiers": [],
     "serve_prefix_cpu": [],
     "serve_speculative_llama70b": FEW,
 }

@@ -286,7 +286,7 @@ def test_inference_defaults() -> None:
         "preemption": "recompute",
         "attention": "fused",
         "requests": {"prompt_len": 10, "output_len": 5, "count": 1, "rate_per_s": None, "seed": 0},
-        "kv_cache": {"layout": "paged", "block_tokens": 16, "dtype": "bf16", "memory_fraction": 0.9},
+        "kv_cache": {"layout": "paged", "block_tokens": 16, "dtype": "bf16", "memory_fraction": 0.9, "tiers": None},
         "prefix_cache": "none",
         "quantization": "none",
         "router": "round_robin",

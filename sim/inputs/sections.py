@@ -1,0 +1,33 @@
+"""A scenario's sections before they are checked against each other."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.inputs.layout_rules import Sizes
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.parallelism import Parallelism
+from sim.inputs.training_config import Training
+from sim.inputs.workloads import Distillation, Faults, Inference
+from topology.spec import ClusterSpec
+
+
+class Sections(NamedTuple):
+    """A scenario's sections, each checked for itself. `seq_len`: tokens of the longest sequence known."""
+
+    model: ModelConfig
+    training: Training | None
+    parallelism: Parallelism
+    cluster: ClusterSpec
+    inference: Inference | None
+    distillation: Distillation | None
+    faults: Faults | None
+    seq_len: int
+
+
+def sizes_of(sections: Sections) -> Sizes:
+    """What rules of layouts ask for."""
+    p, t = sections.parallelism, sections.training
+    shared = {key: getattr(p, key) for key in Sizes._fields if key in Parallelism.model_fields}
+    size, mode = (t.micro_batch_size, t.recompute.mode) if t is not None else (1, "none")
+    return Sizes(model=sections.model, training=t, micro_batch_size=size, recompute=mode, form=p.form, **shared)

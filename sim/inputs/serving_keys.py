@@ -1,0 +1,39 @@
+"""Keys of `inference` with keys of their own: tiers of the cache."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from sim.inputs.input_source import UserInput
+
+NVME_BYTES_PER_S = 7e9  # a direction: what PCIe 4.0 x4 carries, and data-centre SSDs read (7 GB/s; writing is slower)
+NVME_LATENCY_S = 100e-6  # of a read; their data sheets say 80 to 100 microseconds
+
+
+class HostTier(UserInput):
+    """Host memory for evicted prefixes. Bytes are for each GPU; what is left out, its link to the host has."""
+
+    capacity_bytes: float = Field(default=0.0, ge=0, le=1e18)
+    bandwidth_bytes_per_s: float | None = Field(
+        default=None, gt=0, le=1e18, description="a direction; null: the GPU's link to the host"
+    )
+    latency_s: float | None = Field(default=None, ge=0, le=1e6, description="of each copy; null: a kernel's launch")
+
+
+class DiskTier(UserInput):
+    """A disk below host memory. Bytes are for each GPU."""
+
+    capacity_bytes: float = Field(ge=0, le=1e18)
+    bandwidth_bytes_per_s: float = Field(default=NVME_BYTES_PER_S, gt=0, le=1e18, description="a direction")
+    latency_s: float = Field(default=NVME_LATENCY_S, ge=0, le=1e6, description="of each copy")
+
+
+class Tiers(UserInput):
+    """Tiers below the GPU's cache of prefixes. `write_policy`: a prefix is copied to the next tier when it is evicted
+    (write_back), or to host memory as soon as it is computed (write_through)."""
+
+    host: HostTier = HostTier()
+    disk: DiskTier | None = None
+    write_policy: Literal["write_back", "write_through"] = "write_back"

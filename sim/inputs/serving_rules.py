@@ -1,0 +1,90 @@
+"""Rules between keys of a serving workload."""
+
+from __future__ import annotations
+
+from sim.core.dtypes import sixteen_bit
+from sim.inputs.input_source import Source
+from sim.inputs.layout_rules import ALL_RULES, first_problem
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.sections import Sections, sizes_of
+from sim.inputs.workloads import HASHED_SUFFIX, Inference, RequestPattern, RequestTrace
+
+
+def check_serving(sections: Sections, inference: Inference, source: Source) -> None:
+    """Raise InputError for the first rule broken."""
+    _check_inference(inference, sections.model, source)
+    _check_pools(sections, inference, source)
+    _check_speculative(sections, inference, source)
+
+
+def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:
+    path = ("inference",)
+    requests = inference.requests
+    if inference.batching == "static":
+        if not isinstance(requests, RequestPattern):
+            raise source.error((*path, "requests"), "found a trace; static batching takes one batch of equal requests")
+        if requests.rate_per_s is not None:
+            raise source.error(
+                (*path, "requests", "rate_per_s"),
+                f"found {requests.rate_per_s:g}; a static batch starts all at once (null)",
+            )
+    computed, kept = sixteen_bit(inference.precision), inference.kv_cache.dtype
+    if inference.attention == "unfused" and kept != computed:
+        why = f"unfused attention multiplies the cache as it is kept, in {computed} (null)"
+        raise source.error((*path, "kv_cache", "dtype"), f"found '{kept}'; {why}")
+    block, cached = inference.kv_cache.block_tokens, inference.prefix_cache != "none"
+    if cached and isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block:
+        raise source.error((*path, "kv_cache", "block_tokens"), f"found {block}; must divide a hash's 512 tokens")
+    if cached and model.state_space is not None:
+        why = "a state (model.state_space) is of all tokens so far; a prefix's own is not kept: none"
+        raise source.error((*path, "prefix_cache"), f"found '{inference.prefix_cache}'; {why}")
+    if inference.kv_cache.tiers is not None and inference.prefix_cache != "gpu":
+        why = "tiers hold what a cache of prefixes on the GPU evicts: inference.prefix_cache gpu"
+        found = f"found tiers with prefix_cache {inference.prefix_cache}"
+        raise source.error((*path, "kv_cache", "tiers"), f"{found}; {why}")
+    if cached and inference.kv_cache.layout != "paged":
+        raise source.error(
+            (*path, "prefix_cache"),
+            f"found '{inference.prefix_cache}'; shared prefixes need kv_cache.layout paged",
+        )
+
+
+def _check_pools(sections: Sections, inference: Inference, source: Source) -> None:
+    """Disaggregated pools say how they are split; each must suit the model and find its GPUs."""
+    pools, path = inference.disaggregated, ("inference", "disaggregated")
+    if pools is None:
+        return
+    p = sections.parallelism
+    for key in ("dp", "tp", "pp", "ep", "expert_tp"):
+        if (value := getattr(p, key)) != 1:
+            why = "disaggregated pools have replicas and tp of their own; leave it out"
+            raise source.error(("parallelism", key), f"found {value}; {why}")
+    for name, pool in (("prefill", pools.prefill), ("decode", pools.decode)):
+        if problem := first_problem(ALL_RULES, sizes_of(sections)._replace(tp=pool.tp)):
+            raise source.error((*path, name, "tp"), problem[1])
+    gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
+    if pools.ranks > gpus:
+        raise source.error(path, f"found pools of {pools.ranks:,} GPUs; the cluster has {gpus:,} (or leave nodes out)")
+    if inference.batching == "static":
+        raise source.error(path, "found pools; a static batch is started and ended together (batching continuous)")
+    if sections.faults is not None:
+        raise source.error(("faults",), "is not simulated with inference.disaggregated; leave one of them out")
+
+
+def _check_speculative(sections: Sections, inference: Inference, source: Source) -> None:
+    """A draft has the model's vocabulary, and lies on the same tensor-parallel ranks."""
+    speculative, path = inference.speculative, ("inference", "speculative")
+    if speculative is None:
+        return
+    draft, p = speculative.draft, sections.parallelism
+    if draft.vocab != sections.model.vocab:
+        why = f"has a vocabulary of {draft.vocab}; tokens are checked by a model of {sections.model.vocab}"
+        raise source.error((*path, "draft"), why)
+    if draft.heads % p.tp:
+        raise source.error((*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide")
+    if p.pp > 1:
+        raise source.error(("parallelism", "pp"), f"found {p.pp}; a draft and its model are not split into stages (1)")
+    if inference.disaggregated is not None:
+        raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
+    if inference.attention == "unfused":
+        raise source.error(("inference", "attention"), "found 'unfused'; drafted tokens need fused attention")
