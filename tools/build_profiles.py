@@ -1,9 +1,9 @@
-"""Make the shipped profiles out of measured kernels: `python tools/build_profiles.py FOLDER_OF_CSV [--date DATE]`.
+"""Make the shipped profiles out of measured kernels: `python tools/build_profiles.py FOLDER_OF_CSV --date DATE`.
 
 FOLDER holds GPU_gemm.csv.gz, GPU_attention_prefill.csv.gz, GPU_attention_decode.csv.gz, GPU_moe.csv.gz and
-GPU_nccl.csv.gz, as columns with `seconds` last (NVIDIA AIConfigurator's performance database). Writes
-sim/presets/kernels/GPU.safetensors and sim/presets/profiles/NAME.json. `profile_coefficients.py` holds the figures
-that no table has.
+GPU_nccl.csv.gz, as columns with `seconds` last (NVIDIA AIConfigurator's performance database, of which
+`aiconfigurator_tables.py` writes such files). Writes sim/presets/kernels/GPU.safetensors and
+sim/presets/profiles/NAME.json. `profile_coefficients.py` holds the figures that no table has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from profile_coefficients import COEFFICIENTS, RELATIVES, SOURCE  # noqa: E402
+from profile_coefficients import COEFFICIENTS, RELATIVES, source_of  # noqa: E402
 
 from sim.core.files import write_json  # noqa: E402
 from sim.prices.kernel_tables import TYPES, Shapes, make_table  # noqa: E402
@@ -32,6 +32,7 @@ from sim.validation.tables import read_table  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
 
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
+MEASURED |= {"b300": "b300-sxm", "gb300": "gb300", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000-server"}
 DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
 QUANTIZED = ("fp8", "nvfp4")  # measured from a 16-bit input on: sim.prices.kernel_tables
 SUSTAINED = ("all_reduce", "all_gather", "reduce_scatter")
@@ -228,9 +229,9 @@ def profile(
     kernels = next((short for short, gpu in MEASURED.items() if gpu == relative), "")
     source = f"{GPUS[name].source}; "
     if kernels and relative == name:
-        source += SOURCE
+        source += source_of(name)
     elif kernels:
-        source += f"kernels of {relative} scaled by the two data sheets ({SOURCE})"
+        source += f"kernels of {relative} scaled by the two data sheets ({source_of(relative)})"
     else:
         source += "nothing measured"
     data = {
@@ -258,12 +259,13 @@ def main() -> None:
     parser.add_argument("--date", required=True, help="of the profiles, YYYY-MM-DD")
     parser.add_argument("--fused", type=Path, default=ROOT / "scenarios" / "published" / "liger_kernels.json")
     parser.add_argument("--lines", type=Path, default=ROOT / "scenarios" / "published" / "b200_kernels.json")
+    parser.add_argument("--only", nargs="+", choices=COEFFICIENTS, default=list(COEFFICIENTS), metavar="PROFILE")
     parser.add_argument("--coefficients-only", action="store_true", help="leave the kernel files as they are")
     args = parser.parse_args()
-    for short in MEASURED:
-        if not args.coefficients_only:
+    for short, gpu in MEASURED.items():
+        if gpu in args.only and not args.coefficients_only:
             save(ROOT / "sim" / "presets" / "kernels" / f"{short}.safetensors", columns(args.folder, short))
-    for name in COEFFICIENTS:
+    for name in args.only:
         short = next((s for s, gpu in MEASURED.items() if gpu == name), "")
         measured = collectives(args.folder, short) if short else []
         if name == "b200-sxm":

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from topology.presets import GPUS
 
-SOURCE = (
-    "kernels and collectives: NVIDIA AIConfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0, commit 095f58a), "
-    "its performance database; coefficients as each of them says"
+_SOURCE = (
+    "kernels and collectives: NVIDIA AIConfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0, {}), "
+    "its performance database{}; coefficients as each of them says"
 )
+_NEWER = ("package aiconfigurator_core 0.12.0", ", TensorRT-LLM 1.3.0rc20, the engine of the tables of H100 to GB200")
+_PCIE_NCCL = ", NCCL 2.27.3, whose eight GPUs carried 1 to 2 GB/s each beyond their pairs: that host's, not every one's"
+# What a profile's source says beside the usual: where its kernels are from, and which engine ran them.
+_FROM = {
+    "b300-sxm": (_NEWER[0], f"{_NEWER[1]}, NCCL 2.29.2"),
+    "gb300": (_NEWER[0], f"{_NEWER[1]}, NCCL 2.29.2"),
+    "l40s": (_NEWER[0], f"{_NEWER[1]}{_PCIE_NCCL}"),
+    "rtx-pro-6000-server": (_NEWER[0], f"{_NEWER[1]}, NCCL 2.29.2"),
+}
+
+
+def source_of(gpu: str) -> str:
+    """Where a GPU's measured kernels come from."""
+    return _SOURCE.format(*_FROM.get(gpu, ("commit 095f58a", "")))
+
 
 # Whose kernels stand in for a GPU that nobody measured: the nearest relative by architecture.
-RELATIVES = {"v100": "a100-sxm", "a100-pcie": "a100-sxm", "b300-sxm": "b200-sxm", "gb300": "gb200"}
+RELATIVES = {"v100": "a100-sxm", "a100-pcie": "a100-sxm"}
 
 Coefficients = dict[str, tuple[float, str]]
 
@@ -25,6 +40,8 @@ _POWER = {
     "b200": "least soft-L1 loss over every second GEMM of b200_kernels from 1e12 flops on (shorter ones end before the "
     "clock has settled), with result_exposed: 1.35 of the time of AIConfigurator's",
     "gb200": "a B200's watts, 500 and 0.573 a Tflop/s in 16 bits (1.79 at 2,250), at a GB200's 2,500 by its 1,200 W",
+    "b300": "a B200's watts, 500 and 0.573 a Tflop/s in 16 bits, by a B300's 1,100 W",
+    "gb300": "a B200's watts, 500 and 0.573 a Tflop/s in 16 bits, at a GB300's 2,500 by its 1,400 W",
 }
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
 _SPREAD = (
@@ -118,6 +135,8 @@ BLACKWELL_MEMORY: Coefficients = {
     "memory_efficiency_cross_entropy": (0.3, _SIMUMAX.format("ce and memory_ce_fusion")),
     "memory_efficiency_permute": (0.5, _SIMUMAX.format("permute_fwd and memory_permute_bwd")),
 }
+_LIKE_A100 = "assumption: as FlashAttention-2's published on A100; the points are forwards"
+PCIE_ATTENTION: Coefficients = {"attention_backward_share": (0.85, _LIKE_A100)}
 B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
     "attention_tile_rows": (384.0, _CUDNN),
     "attention_backward_tile_rows": (64.0, _CUDNN),
@@ -150,9 +169,17 @@ _OLDER = ("volta", "ampere")  # their hosts are those of 2022-23
 
 
 def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -> Coefficients:
-    """Coefficients of a shipped GPU; `power`: whose measurement tells its draw."""
+    """Coefficients of a shipped GPU; `power`: whose measurement tells its draw, "" where none does.
+
+    Of such a one nothing is known of what collectives take from its kernels either, for they run over PCIe.
+    """
     gpu = GPUS[name]
     older = gpu.architecture in _OLDER
+    draw = {
+        "power_at_peak": (power_at_peak, _POWER.get(power, "")),
+        **({} if older else {"power_spread": (0.015, _SPREAD)}),
+        "collective_sm_share": (round(24 / gpu.sm_count, 3), _SHARE),
+    }
     return {
         "launch_overhead_s": (5e-6, _LAUNCH),
         "memory_efficiency": (0.85, _STREAM),
@@ -160,9 +187,7 @@ def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -
         "memory_latency_s": (2e-6, _RAMP),
         "matmul_efficiency": (0.75, _FALLBACK),
         "group_launch_s": (9e-6, _GROUPS),
-        "power_at_peak": (power_at_peak, _POWER[power]),
-        **({} if older else {"power_spread": (0.015, _SPREAD)}),
-        "collective_sm_share": (round(24 / gpu.sm_count, 3), _SHARE),
+        **(draw if power else {}),
         **attention,
         **(A100_HOST if older else NEWER_HOST),
         **(HOPPER if gpu.architecture == "hopper" else {}),
@@ -178,9 +203,11 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "b200-sxm": _gpu(
         "b200-sxm", "b200", 1.79, B200_FLASH | BLACKWELL_MEMORY | _sparse("b200", (1584, 1244), 0.255, 0.37)
     ),
-    "b300-sxm": _gpu("b300-sxm", "b200", 1.79, B200_FLASH | BLACKWELL_MEMORY),
+    "b300-sxm": _gpu("b300-sxm", "b300", 1.63, B200_FLASH | BLACKWELL_MEMORY),
     "gb200": _gpu("gb200", "gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),
-    "gb300": _gpu("gb300", "gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),
+    "gb300": _gpu("gb300", "gb300", 1.38, B200_FLASH | BLACKWELL_MEMORY),
+    "l40s": _gpu("l40s", "", 0.0, PCIE_ATTENTION),
+    "rtx-pro-6000-server": _gpu("rtx-pro-6000-server", "", 0.0, PCIE_ATTENTION),
     "cpu": {
         "launch_overhead_s": (0.0, "a CPU does not queue kernels: see kernel_gap_s"),
         "kernel_gap_s": (2.5e-6, "torch 2.13 on an AMD Zen 5 core: an elementwise operator on a tiny tensor, forward"),

@@ -56,6 +56,7 @@ _HOPPER = _peaks(67, 989.4, 494.7, fp8=1978.9, int8=1978.9)
 _ADA_4090 = _peaks(82.6, 165.2, 82.6, fp8=330.3, int8=660.6)
 _RTX_5090 = _peaks(104.8, 209.5, 104.8, fp8=419, mxfp8=419, nvfp4=1676, int8=838)
 _RTX_PRO = _peaks(125, 503.8, 251.9, fp8=1007.6, mxfp8=1007.6, nvfp4=2015.2)
+_RTX_PRO_SERVER = _peaks(117, 467.8, 233.9, fp8=935.6, mxfp8=935.6, nvfp4=1871.2)
 
 DATA_SHEET_GPUS = (
     # 7 xGMI links of 64 GB/s; of MI355X 76.8
@@ -137,6 +138,17 @@ DATA_SHEET_GPUS = (
         96,
         1792,
         _RTX_PRO,
+        600,
+        "blackwell",
+        188,
+    ),
+    _known(
+        "rtx-pro-6000-server",
+        "RTX Blackwell PRO whitepaper; peaks at the 2,430 MHz, power and memory of the machine that NVIDIA "
+        "AIConfigurator measured",
+        95.6,
+        1792,
+        _RTX_PRO_SERVER,
         600,
         "blackwell",
         188,

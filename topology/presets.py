@@ -28,8 +28,8 @@ NVLINK_EFFICIENCY: dict[Architecture, float] = {
 }
 NVLS_EFFICIENCY: dict[Architecture, float] = {"hopper": 0.85, "blackwell": 0.74}
 # Device-side floor of one kernel: the quickest GEMMs of NVIDIA AIConfigurator's database (Apache-2.0, commit 095f58a):
-# 2.5 µs on A100, H100 and H200, 1.8 on B200, 1.9 on GB200; V100 is taken to be as A100, B300 and GB300 as B200 and
-# GB200. A host CPU has no such queue: one call of a library, nominal.
+# 2.5 µs on A100, H100 and H200, 1.8 on B200, 1.9 on GB200, 1.7 on B300, GB300 and L40S, 1.8 on RTX PRO 6000; V100 is
+# taken to be as A100. A host CPU has no such queue: one call of a library, nominal.
 _LAUNCH_FLOOR_S = 2.5e-6
 _LOOPBACK_LATENCY_S = 5e-5  # assumption: one TCP message between two processes of a busy host
 
@@ -188,7 +188,7 @@ _GPU_LIST = (
         power_w=1100,
         sms=148,
         host=_PCIE5_X16,
-        launch_s=1.8e-6,
+        launch_s=1.7e-6,
         source="NVIDIA DGX B300 data sheet and HGX platform page, an eighth of the system's figures",
     ),
     _gpu(
@@ -213,7 +213,7 @@ _GPU_LIST = (
         power_w=1400,
         sms=152,
         host=_GRACE_C2C_PER_GPU,
-        launch_s=1.9e-6,
+        launch_s=1.7e-6,
         collectives_like="gb300",
         source="NVIDIA GB300 NVL72 data sheet, a 72nd of the rack's figures; Blackwell Ultra technical blog",
     ),

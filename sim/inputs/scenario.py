@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, read_text
+from sim.core.shipped import shipped_profiles
 from sim.inputs.captured_input import captured_training
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
@@ -31,7 +32,6 @@ from sim.inputs.training_config import Recompute, Training
 from sim.inputs.units import with_units
 from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference, RequestPattern, RequestTrace
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
-from topology.data_sheets import DATA_SHEET_GPUS
 from topology.presets import GPUS
 from topology.spec import ClusterSpec, GpuSpec
 
@@ -406,7 +406,7 @@ def _calibrations(data: dict[str, Any], cluster: ClusterSpec, source: Source) ->
 def _own_profile(gpu: GpuSpec, key: str, other: str) -> tuple[str, tuple[str, ...]]:
     """A GPU's shipped profile, or the roofline and a warning that names what else one might write."""
     own = gpu.variant_of or gpu.name  # a variant's bandwidth is priced by its ratio
-    if own in GPUS and GPUS[own] not in DATA_SHEET_GPUS:
+    if own in GPUS and own in shipped_profiles():
         return own, ()
     said = f"{key}: no profile for GPU '{gpu.name}', so roofline is used"
     return "roofline", (f"{said}; `{other}` would scale an H100's efficiencies to this GPU",)
@@ -423,8 +423,6 @@ def _unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
 
 def _profile_named(name: str, source: Source, path: KeyPath = ("calibration",)) -> str:
     """A profile's name, or its path where the scenario is a file; one stored with a result may lie elsewhere."""
-    from sim.prices.profiles import shipped_profiles
-
     known = shipped_profiles()
     if name in known or not source.origins:
         return name

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sim.core import shipped as shipped_files
 from sim.core.errors import InputError
 from sim.core.files import read_json
 from sim.prices.profile import Profile
 from sim.prices.profile_input import profile_from
-
-SHIPPED = Path(__file__).parents[1] / "presets" / "profiles"
-
-
-def shipped_profiles() -> tuple[str, ...]:
-    """Names that `load_profile` knows, `roofline` first."""
-    return ("roofline", *sorted(p.stem for p in SHIPPED.glob("*.json")))
 
 
 def load_profile(name_or_path: str | Path, where: str = "calibration") -> Profile:
@@ -30,14 +24,14 @@ def load_profile(name_or_path: str | Path, where: str = "calibration") -> Profil
     if text == "roofline":
         # Made here and not shipped as a file: it holds nothing, and its name must not depend on what is installed.
         return Profile("roofline", "data-sheet roofline: nothing measured")
-    shipped = SHIPPED / f"{text}.json"
+    shipped = shipped_files.PROFILES / f"{text}.json"
     # A shipped name goes before a file of that name in the current folder, so a scenario means the same everywhere.
     if "/" not in text and shipped.is_file():
         return read_profile(shipped)
     path = Path(name_or_path)
     # A bare word that is no file is most likely a misspelt name. The list of names helps more than "file not found".
     if not path.is_file() and "/" not in text and not text.endswith(".json"):
-        names = ", ".join(shipped_profiles())
+        names = ", ".join(shipped_files.shipped_profiles())
         raise InputError(f"{where}: no profile {text!r}; allowed: a path or one of {names}")
     return read_profile(path)
 

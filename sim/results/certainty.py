@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from sim.core.shipped import shipped_profiles
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
-from sim.prices.profiles import shipped_profiles
 from sim.results.evidence import Width, interval_factor, kind_of, published
 from sim.results.metrics import interval
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from sim.core.shipped import shipped_profiles
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.script_program import Collective
 from sim.models.captured import compute_of, known
 from sim.prices.operator_prices import Costs
-from sim.prices.profiles import load_profile, shipped_profiles
+from sim.prices.profiles import load_profile
 from topology.network import Network
 from topology.spec import ClusterSpec
 

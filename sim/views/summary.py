@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.prices.profiles import shipped_profiles
+from sim.core.shipped import shipped_profiles
 from sim.results.evidence import nearest
 from sim.results.result import RankRow, StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows

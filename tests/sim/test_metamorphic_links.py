@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import pytest
 
+from sim.core.shipped import shipped_profiles
 from tests.sim.metamorphic import SMALL, run, vary
-from topology.data_sheets import DATA_SHEET_GPUS
 from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
 
+MEASURED = [name for name, gpu in GPUS.items() if (gpu.variant_of or name) in shipped_profiles()]
 TENSOR = {**SMALL, "parallelism": {"tp": 8, "sp": True}}
 
 
@@ -26,7 +27,7 @@ def test_links_inside_a_node_matter_where_its_collectives_were_measured(cluster:
     assert steps[2] > 1.1 * steps[3]
 
 
-@pytest.mark.parametrize("gpu", [name for name, gpu in GPUS.items() if gpu not in DATA_SHEET_GPUS])
+@pytest.mark.parametrize("gpu", MEASURED)
 def test_every_measured_gpu_by_name_brings_a_profile(gpu: str) -> None:
     precision = "fp16" if gpu == "v100" else "bf16"
     result = run(**{**SMALL, "cluster": {"gpu": gpu}, "training": {**SMALL["training"], "precision": precision}})
@@ -34,7 +35,7 @@ def test_every_measured_gpu_by_name_brings_a_profile(gpu: str) -> None:
     assert 0.2 < result["mfu"] < (1.0 if gpu == "cpu" else 0.8)
 
 
-@pytest.mark.parametrize("gpu", [gpu.name for gpu in DATA_SHEET_GPUS])
+@pytest.mark.parametrize("gpu", [name for name in GPUS if name not in MEASURED])
 def test_a_gpu_known_by_its_data_sheet_alone_is_priced_by_the_roofline_and_says_so(gpu: str) -> None:
     result = run(**{**SMALL, "cluster": {"gpu": gpu}})
     assert result["provenance"]["shares"]["roofline"] > 0.5

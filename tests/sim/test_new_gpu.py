@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from sim.core import shipped as shipped_files
+from sim.core.shipped import shipped_profiles
 from sim.inputs.scenario import parse_scenario
-from sim.prices import profiles
 from sim.results.states import matmul_workspace
 from sim.simulation import simulate
 from sim.views.roofline_svg import roofline_svg
-from topology.data_sheets import DATA_SHEET_GPUS
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import GpuSpec
 from topology.timing import timing_of
@@ -37,7 +37,7 @@ def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuSpec:
     """The record among the presets, and a profile of its name among the shipped ones."""
     gpu = GpuSpec.model_validate(RECORD)
     monkeypatch.setitem(GPUS, gpu.name, gpu)
-    monkeypatch.setattr(profiles, "SHIPPED", tmp_path)
+    monkeypatch.setattr(shipped_files, "PROFILES", tmp_path)
     coefficients = {"matmul_efficiency": {"value": 0.5, "source": "made up"}}
     data = {"format": "profile/1", "name": gpu.name, "reference": gpu.name, "coefficients": coefficients}
     (tmp_path / f"{gpu.name}.json").write_text(json.dumps(data))
@@ -81,7 +81,10 @@ def test_a_variant_has_the_machine_and_the_profile_of_its_gpu() -> None:
     assert scenario.cluster.intra_node == CLUSTERS["dgx-h100"].intra_node
 
 
-@pytest.mark.parametrize("gpu", DATA_SHEET_GPUS, ids=lambda gpu: gpu.name)
+UNMEASURED = [gpu for gpu in GPUS.values() if not gpu.variant_of and gpu.name not in shipped_profiles()]
+
+
+@pytest.mark.parametrize("gpu", UNMEASURED, ids=lambda gpu: gpu.name)
 def test_a_gpu_of_a_data_sheet_runs_on_its_roofline_and_says_so(gpu: GpuSpec) -> None:
     """One matmul-bound step: between what its peak allows and ten times that."""
     training = {"seq_len": 2048, "global_batch_size": 1}

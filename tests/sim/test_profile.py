@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from sim.core.errors import InputError
 from sim.core.files import write_json
+from sim.core.shipped import shipped_profiles
 from sim.prices.coefficients import AttentionSpeed, Coefficients, PriceOptions, coefficients_from
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profile_input import profile_from
-from sim.prices.profiles import load_profile, shipped_profiles
+from sim.prices.profiles import load_profile
 from topology.presets import GPUS
 
 POSITIVE = st.floats(1e-9, 1e3)
