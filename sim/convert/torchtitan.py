@@ -1,7 +1,8 @@
 """torchtitan's configuration as a scenario: the TOML of 2025, and the Python configs that followed it.
 
-Names and meaning: torchtitan/config/job_config.py of pytorch/torchtitan at 000204a (August 2025). A Python config is
-parsed and never run: keyword arguments that are plain values count, by the name of the class that they are given to.
+Names and meaning: torchtitan/config/job_config.py of pytorch/torchtitan at 000204a (August 2025), and the release 0.3.0
+(September 2026). A Python config is parsed and never run: keyword arguments that are plain values count, by the name of
+the class that they are given to.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ MODELS = {  # flavors of torchtitan/models/llama3, deepseek_v3 and qwen3 that ar
     "qwen3 8b": "qwen3-8b",
     "qwen3 30b-a3b": "qwen3-30b-a3b",
 }
+POLICIES = {"SelectiveAC": "selective", "FullAC": "full"}  # of recomputation, classes of Python configs
+CONVERTERS = {  # of a model's matmuls, classes of Python configs
+    "Float8LinearConverter": "float8",
+    "MXFP8LinearConverter": "mx",
+    "NVFP4LinearConverter": "nvfp4",
+}
+PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
 TABLES = {  # tables that decide about a step; of a Python config the class names are these, camel-cased, with Config
     "model",
     "training",
@@ -108,12 +116,36 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
             if keyword.arg is not None and value is not None:
                 tables.setdefault(name, {})[keyword.arg] = value
     for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
+        _policy(file, call, tables)
+        converter = CONVERTERS.get(_owner(call.func))
+        if converter is not None:
+            tables.setdefault("model", {}).setdefault("converters", []).append(converter)
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
             tables.setdefault("model", {}).setdefault("flavor", str(call.args[0].value))
             tables["model"].setdefault("name", _package(tree) or file.parent.name)
     if not tables:
         raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig")
     return tables
+
+
+def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
+    """What `activation_checkpoint=` is given: a policy's `Config()`, or None."""
+    for given in (k.value for k in call.keywords if k.arg == "activation_checkpoint"):
+        if isinstance(given, ast.Constant) and given.value is None:
+            tables.setdefault("activation_checkpoint", {})["mode"] = "none"
+        if isinstance(given, ast.Call) and _name(given.func) == "Config":
+            policy = POLICIES.get(_owner(given.func))
+            if policy is None:
+                raise InputError(
+                    f"{file}: activation_checkpoint: found {_owner(given.func)}; "
+                    f"can be simulated: {', '.join(POLICIES)}"
+                )
+            tables.setdefault("activation_checkpoint", {})["mode"] = policy
+
+
+def _owner(function: ast.expr) -> str:
+    """Of `a.B.Config` the name B."""
+    return _name(function.value) if isinstance(function, ast.Attribute) and function.attr == "Config" else ""
 
 
 def _package(tree: ast.Module) -> str:
@@ -176,7 +208,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "dp": replicate * shard,
         "tp": tp,
-        "sp": tp > 1,
+        "sp": s.flag("parallelism.enable_sequence_parallel", True) and tp > 1,
         "cp": cp,
         "pp": pp,
         "ep": ep if ep > 1 else None,
@@ -185,10 +217,16 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
         "shard_size": shard * cp if sharded and replicate > 1 else None,
         "accumulate_unsharded": pp > 1 if sharded else None,
         "reshard_after_forward": None if not sharded else reshard == "always" or (reshard == "default" and pp == 1),
-        "tp_overlap": "full" if tp > 1 and s.flag("parallelism.enable_async_tensor_parallel") else None,
+        "tp_overlap": "full" if tp > 1 and _pipelines_matmuls(s) else None,
         "cp_method": None if cp == 1 else "ring" if rotate == "alltoall" else "all_gather",
     }
     return layout | (_pipeline(s, pp) if pp > 1 else {})
+
+
+def _pipelines_matmuls(s: Settings) -> bool:
+    names = ("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel")
+    found = [s.flag(name) for name in names]
+    return any(found)
 
 
 def _pipeline(s: Settings, pp: int) -> dict[str, Any]:
@@ -218,7 +256,9 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     s.take("compile.components")
     converters = " ".join(map(str, s.take("model.converters", []) or []))
     sixteen = s.take("training.mixed_precision_param", "bfloat16") != "float32"
-    precision = "mxfp8" if "mx" in converters else "fp8" if "float8" in converters else "bf16" if sixteen else "fp32"
+    low = next((p for word, p in PRECISIONS.items() if word in converters), None)
+    precision = low or ("bf16" if sixteen else "fp32")
+    s.take("training.disable_cuda_graphs")
     s.take("training.mixed_precision_reduce")
     s.take("training.steps")
     dtype = str(s.take("training.dtype", "float32"))
@@ -235,6 +275,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recompute(s: Settings) -> Any:
+    s.take("activation_checkpoint.early_stop")  # what a layout's framework does, no key says
     mode = s.take("activation_checkpoint.mode", "selective")
     option = str(s.take("activation_checkpoint.selective_ac_option", "2"))
     if mode != "selective":

@@ -1,5 +1,5 @@
 """Megatron-LM's arguments. Names, and what they may be combined with: megatron/training/arguments.py of
-NVIDIA/Megatron-LM at 000c4ac (November 2025).
+NVIDIA/Megatron-LM at 000c4ac (November 2025); megatron-core 0.19.2 (September 2026) takes them too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
 
+VERSION = "# Megatron-LM as of November 2025 (000c4ac) to megatron-core 0.19.2 (September 2026)"
 _SCHEDULES = {"1f1b": False, "interleaved_1f1b": True}  # those it has; True: interleaved ("virtual") stages
 
 
@@ -35,7 +36,11 @@ class Megatron(Emission):
         ]
         lines += [f"    --{name}" + (f" {value}" if value != "" else "") for name, value in flags]
         return "\n".join(
-            ["# Megatron-LM as of November 2025 (000c4ac)", *(f"# {n}" for n in self.notes), " \\\n".join(lines)]
+            [
+                VERSION,
+                *(f"# {n}" for n in self.notes),
+                " \\\n".join(lines),
+            ]
         )
 
     def _model(self) -> list[tuple[str, Any]]:

@@ -1,15 +1,16 @@
-"""torchtitan's TOML. Names and their meaning: torchtitan/config/job_config.py of pytorch/torchtitan at 000204a (August
-2025); later versions are configured in Python.
+"""torchtitan's TOML. Names and their meaning: torchtitan/config/job_config.py of the release 0.2.2, the last with TOML;
+later ones are configured in Python (`torchtitan_python.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tomli_w
 
 from sim.emit.common import Emission
 from sim.models.frameworks import framework_of
+from sim.models.recompute import stops_early
 
 _FLAVORS = {  # torchtitan/models/llama3: layers, hidden, heads, kv_heads, ffn
     "8B": (32, 4096, 32, 8, 14336),
@@ -28,6 +29,9 @@ _TITAN_SCHEDULES = {
 class Titan(Emission):
     """A file that trains twenty steps."""
 
+    SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = False
+    HEAD: ClassVar = "output"  # the module of the output matrix
+
     def build(self) -> str:
         """The file, with the command that takes it in a comment."""
         tables = self.tables()
@@ -35,7 +39,7 @@ class Titan(Emission):
         start = (
             f"torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train --job.config_file THIS_FILE.toml"
         )
-        head = ["torchtitan as of August 2025 (000204a)", start, *self.notes]
+        head = ["torchtitan 0.2.2", start, *self.notes]
         comment = "".join(f"# {line}\n" for line in head)
         return f"{comment}\n{tomli_w.dumps(tables)}".rstrip()  # print ends the last line
 
@@ -57,7 +61,6 @@ class Titan(Emission):
                 "steps": 20,
                 "mixed_precision_param": "bfloat16" if t.precision != "fp32" else "float32",
                 "mixed_precision_reduce": "float32",
-                "compile": framework_of(t).uses_torch_compile,
             },
             "parallelism": {
                 "data_parallel_replicate_degree": replicate,
@@ -71,6 +74,7 @@ class Titan(Emission):
                 **self._pipeline(),
             },
             "activation_checkpoint": self._recompute(),
+            "compile": {"enable": framework_of(t).uses_torch_compile},
         }
 
     def _flavor(self) -> str:
@@ -99,7 +103,10 @@ class Titan(Emission):
         p, t = self.scenario.parallelism, self.training
         compiles = self.framework("torchtitan").uses_torch_compile
         self.refuse(
-            "parallelism.sp", "false", "tensor parallelism comes with sequence parallelism", p.tp > 1 and not p.sp
+            "parallelism.sp",
+            "false",
+            "tensor parallelism comes with sequence parallelism",
+            p.tp > 1 and not p.sp and not self.SEQUENCE_PARALLEL_IS_A_FLAG,
         )
         self.refuse("parallelism.tp_overlap", "wgrad", "overlaps chunks (full) or nothing", p.tp_overlap == "wgrad")
         self.refuse(
@@ -175,7 +182,7 @@ class Titan(Emission):
         return max(1, p.dp // shards), shards
 
     def _converters(self) -> list[str]:
-        return {"fp8": ["float8"], "mxfp8": ["mx"]}.get(self.training.precision, [])
+        return {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}.get(self.training.precision, [])
 
     def _pipeline(self) -> dict[str, Any]:
         p, t = self.scenario.parallelism, self.training
@@ -186,11 +193,17 @@ class Titan(Emission):
         self.refuse(
             "parallelism.layers_per_stage", list(p.stage_layers), "stages begin at a layer", 0 in p.stage_layers
         )
-        starts = [sum(p.stage_layers[:i]) for i in range(1, len(p.stage_layers))]
+        stages: list[list[str]] = []
+        first = 0
+        for count in p.stage_layers:
+            stages.append([f"layers.{n}" for n in range(first, first + count)])
+            first += count
+        stages[0].insert(0, "tok_embeddings")
+        stages[-1] += ["norm", self.HEAD]
         return {
             "pipeline_parallel_schedule": name,
             "pipeline_parallel_microbatch_size": t.micro_batch_size,
-            "pipeline_parallel_split_points": [f"layers.{n}" for n in starts],
+            "module_fqns_per_model_part": stages,
         }
 
     def _recompute(self) -> dict[str, Any]:
@@ -201,4 +214,6 @@ class Titan(Emission):
         self.refuse("training.recompute.layers", r.layers, "takes every n-th layer (every)", r.layers is not None)
         if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
             return {"mode": "selective", "selective_ac_option": "op" if r.mode == "selective_op" else str(r.every)}
-        return {"mode": "full" if r.mode == "full" else "none"}
+        if r.mode == "full":
+            return {"mode": "full", "early_stop": stops_early(self.scenario)}
+        return {"mode": "none"}

@@ -1,49 +1,53 @@
-"""torchtitan's Python config. Classes and fields: torchtitan/config/configs.py of pytorch/torchtitan at 0014ac2, and
-models/llama3/config_registry.py at 00d1c0e (2026), whose configs are functions that return a `Trainer.Config`.
+"""torchtitan's Python config, as of its release 0.3.0 (September 2026): config/configs.py, `Trainer.Config` of
+trainer.py, distributed/activation_checkpoint.py, and models/llama3/config_registry.py, whose configs are functions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.emit.torchtitan import Titan
+from sim.models.recompute import stops_early
 
-CLASSES = {
-    "training": "TrainingConfig",
-    "parallelism": "ParallelismConfig",
-    "activation_checkpoint": "ActivationCheckpointConfig",
-    "compile": "CompileConfig",
-}
+CLASSES = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
+POLICIES = {"selective": "SelectiveAC", "full": "FullAC"}  # of recomputation
 
 
 class TitanPython(Titan):
     """A module with a function `train`, which trains twenty steps."""
 
+    SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = True
+    HEAD: ClassVar = "lm_head"
+
     def build(self) -> str:
         """The module, with the command that takes it in a comment."""
-        tables = self.tables()
-        model, training = tables.pop("model"), tables["training"]
-        self.refuse(
-            "training.precision",
-            self.training.precision,
-            "is written as TOML alone (torchtitan)",
-            bool(model["converters"]),
-        )
-        tables["compile"] = {"enable": training.pop("compile")}
+        tables = self._fields()
+        flavor, policy = tables.pop("model")["flavor"], POLICIES.get(tables.pop("activation_checkpoint")["mode"], "")
         nodes, each = self.nodes
         lines = [
-            "# torchtitan's Python configs of 2026 (0014ac2); save it as titan_config.py",
+            "# torchtitan 0.3.0 (September 2026); save it as titan_config.py, in torchtitan's folder: the text and the",
+            "# tokenizer are those of its tests",
             f"# torchrun --nnodes {nodes} --nproc-per-node {each} -m torchtitan.train --module titan_config "
             "--config train",
             *(f"# {note}" for note in self.notes),
+            "from torchtitan.components.loss import CrossEntropyLoss",
+            "from torchtitan.components.optimizer import default_adamw",
             f"from torchtitan.config import {', '.join(sorted(CLASSES.values()))}",
+            *([f"from torchtitan.distributed.activation_checkpoint import {policy}"] if policy else []),
+            "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
+            "from torchtitan.models.common.config_utils import decoder_vocab_size",
             "from torchtitan.models.llama3 import model_registry",
             "from torchtitan.trainer import Trainer",
             "",
             "",
             "def train() -> Trainer.Config:",
+            f"    model_spec = model_registry({flavor!r})",
             "    return Trainer.Config(",
-            f"        model_spec=model_registry({model['flavor']!r}),",
+            "        model_spec=model_spec,",
+            "        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),",
+            "        optimizer=default_adamw(lr=1e-4),",
+            '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),',
+            f"        activation_checkpoint={f'{policy}.Config()' if policy else None},",
         ]
         for name, fields in tables.items():
             lines += [
@@ -53,19 +57,24 @@ class TitanPython(Titan):
             ]
         return "\n".join([*lines, "    )"])
 
-    def _pipeline(self) -> dict[str, Any]:
-        """Stages by the names of their modules, in place of the layers at which they begin."""
-        pipeline = super()._pipeline()
-        if pipeline.pop("pipeline_parallel_split_points", None) is None:
-            return pipeline
-        stages: list[list[str]] = []
-        first = 0
-        for count in self.scenario.parallelism.stage_layers:
-            stages.append([f"layers.{n}" for n in range(first, first + count)])
-            first += count
-        stages[0].insert(0, "tok_embeddings")
-        stages[-1] += ["norm", "output"]
-        return {**pipeline, "module_fqns_per_model_part": stages}
+    def _fields(self) -> dict[str, dict[str, Any]]:
+        """The TOML's tables with today's fields, some of which are elsewhere now; what is gone is refused."""
+        tables, p = self.tables(), self.scenario.parallelism
+        training, layout = tables["training"], tables["parallelism"]
+        self.refuse(
+            "training.precision",
+            self.training.precision,
+            "is written as TOML alone (torchtitan)",
+            bool(tables["model"]["converters"]),
+        )
+        self.refuse("parallelism.cp_method", p.cp_method, "gathers keys and values", p.cp > 1 and p.cp_method == "ring")
+        training["disable_cuda_graphs"] = True  # else it captures the whole step
+        del layout["context_parallel_rotate_method"]
+        layout["enable_sequence_parallel"] = p.sp or p.tp == 1
+        tables["compile"]["enable_async_tensor_parallel"] = layout.pop("enable_async_tensor_parallel")
+        if self.training.recompute.mode == "full" and stops_early(self.scenario):
+            self.notes.append("recompute full: it runs a block again to its end, also what no gradient needs")
+        return tables
 
     def _recompute(self) -> dict[str, Any]:
         """Selective is by operator here; every n-th layer it no longer has."""
@@ -73,4 +82,4 @@ class TitanPython(Titan):
         self.refuse(
             "training.recompute.every", every, "recomputes by operator (selective_op) or all layers", every is not None
         )
-        return {"mode": super()._recompute()["mode"]}
+        return super()._recompute()

@@ -91,6 +91,21 @@ def llama3_8b():
         activation_checkpoint=ActivationCheckpointConfig(mode="full"),
     )
 """
+TITAN_0_3 = """
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.models.llama3 import model_registry
+
+def train():
+    return Trainer.Config(
+        model_spec=model_registry("70B", converters=[MXFP8LinearConverter.Config(model_compile_enabled=True)]),
+        training=TrainingConfig(local_batch_size=2, seq_len=4096),
+        parallelism=ParallelismConfig(tensor_parallel_degree=4, enable_sequence_parallel=False,
+            data_parallel_shard_degree=2),
+        compile=CompileConfig(enable=True, enable_async_tensor_parallel=POLICY_ASYNC),
+        activation_checkpoint=POLICY,
+    )
+"""
 DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
   "zero_optimization": {"stage": 3, "overlap_comm": true, "offload_optimizer": {"device": "cpu"}},
   "wall_clock_breakdown": false}"""
@@ -223,6 +238,21 @@ def test_a_torchtitan_python_config_is_read_and_not_run(tmp_path: Path) -> None:
     assert (data["model"], data["training"]["recompute"], data["name"]) == ("llama3.1-8b", "full", "llama3_8b")
     assert (data["parallelism"]["tp"], data["parallelism"]["dp"], data["parallelism"]["zero"]) == (8, 2, 3)
     assert "debug, llama3_8b" in refused(folder, "config_registry.py", TITAN_PYTHON, "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode"), [("FullAC.Config()", "full"), ("SelectiveAC.Config()", "selective_op"), ("None", "none")]
+)
+def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str, mode: str) -> None:
+    text = TITAN_0_3.replace("POLICY_ASYNC", str(mode == "none")).replace("POLICY", policy)
+    text = text.replace("enable_sequence_parallel=False", f"enable_sequence_parallel={mode == 'none'}")
+    data, _ = converted(tmp_path, "config.py", text, "--cluster", "dgx-b200")
+    assert (data["training"]["recompute"], data["training"]["precision"]) == (mode, "mxfp8")
+    assert data["parallelism"]["sp"] is (mode == "none")
+    assert data["parallelism"].get("tp_overlap") == ("full" if mode == "none" else None)
+    assert "found MemoryBudgetAC; can be simulated: SelectiveAC, FullAC" in refused(
+        tmp_path, "config.py", text.replace(policy, "MemoryBudgetAC.Config()"), "--cluster", "dgx-b200"
+    )
 
 
 def test_deepspeed_and_training_arguments_need_model_length_and_gpus(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ tensor-model-parallel-size tokenizer-type tp-comm-overlap train-iters untie-embe
 use-distributed-optimizer use-megatron-fsdp use-tp-pp-dp-mapping v-head-dim vocab-size nnodes nproc-per-node
 """
 MEGATRON = set(re.findall(r"\S+", MEGATRON_TEXT))
-# Of the dataclasses in torchtitan/config/job_config.py, pytorch/torchtitan at 000204a.
+# Of the dataclasses in torchtitan/config/job_config.py of torchtitan 0.2.2.
 TITAN = {
     "model": {"name", "flavor", "converters"},
     "training": {
@@ -66,7 +66,6 @@ TITAN = {
         "steps",
         "mixed_precision_param",
         "mixed_precision_reduce",
-        "compile",
     },
     "parallelism": {
         "data_parallel_replicate_degree",
@@ -75,13 +74,14 @@ TITAN = {
         "tensor_parallel_degree",
         "enable_async_tensor_parallel",
         "pipeline_parallel_degree",
-        "pipeline_parallel_split_points",
+        "module_fqns_per_model_part",
         "pipeline_parallel_schedule",
         "pipeline_parallel_microbatch_size",
         "context_parallel_degree",
         "context_parallel_rotate_method",
     },
-    "activation_checkpoint": {"mode", "selective_ac_option"},
+    "activation_checkpoint": {"mode", "selective_ac_option", "early_stop"},
+    "compile": {"enable"},
 }
 
 
@@ -152,35 +152,49 @@ def test_torchtitan_takes_the_same_layout() -> None:
     p = tables["parallelism"]
     assert (p["data_parallel_shard_degree"], p["tensor_parallel_degree"], p["pipeline_parallel_degree"]) == (8, 8, 4)
     assert p["pipeline_parallel_schedule"] == "Interleaved1F1B"
-    assert p["pipeline_parallel_split_points"] == [f"layers.{n}" for n in range(10, 80, 10)]
+    parts = p["module_fqns_per_model_part"]
+    assert [next(n for n in part if "." in n) for part in parts] == [f"layers.{n}" for n in range(0, 80, 10)]
+    assert (parts[0][0], parts[-1][-2:]) == ("tok_embeddings", ["norm", "output"])
     assert tables["training"]["local_batch_size"] == 32  # 32 micro-batches of 1, all in one pipeline step
-    assert tables["activation_checkpoint"] == {"mode": "full"}
+    assert tables["activation_checkpoint"] == {"mode": "full", "early_stop": True}
     alone = {"pp": 1, "virtual_stages": None, "accumulate_unsharded": False}
     hybrid = scenario(parallelism=alone | {"cp": 2, "shard_size": 4})
     p = tomllib.loads(emit(hybrid, "torchtitan"))["parallelism"]
     assert (p["data_parallel_replicate_degree"], p["data_parallel_shard_degree"]) == (4, 2)
 
 
-# Fields of the classes in torchtitan/config/configs.py, pytorch/torchtitan at 0014ac2.
+# Fields of the classes in torchtitan/config/configs.py and of what `Trainer.Config` takes, in torchtitan 0.3.0.
 TITAN_PYTHON = {
-    "TrainingConfig": TITAN["training"] - {"compile"},
-    "ParallelismConfig": (TITAN["parallelism"] - {"pipeline_parallel_split_points"}) | {"module_fqns_per_model_part"},
-    "ActivationCheckpointConfig": {"mode"},
-    "CompileConfig": {"enable"},
-    "Config": {"model_spec", "training", "parallelism", "activation_checkpoint", "compile"},
+    "TrainingConfig": TITAN["training"] | {"disable_cuda_graphs"},
+    "ParallelismConfig": TITAN["parallelism"] - {"context_parallel_rotate_method", "enable_async_tensor_parallel"}
+    | {"enable_sequence_parallel"},
+    "CompileConfig": {"enable", "enable_async_tensor_parallel"},
+    "CrossEntropyLoss.Config": {"global_vocab_size"},
+    "default_adamw": {"lr"},
+    "HuggingFaceTextDataLoader.Config": {"dataset"},
+    "Trainer.Config": {
+        "model_spec",
+        "loss",
+        "optimizer",
+        "dataloader",
+        "training",
+        "parallelism",
+        "activation_checkpoint",
+        "compile",
+    },
 }
 
 
 def test_torchtitan_s_python_config_has_the_classes_and_fields_of_today() -> None:
     tree = ast.parse(emit(scenario(), "torchtitan-python"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.keywords]
-    given = {ast.unparse(c.func).rpartition(".")[2]: {k.arg for k in c.keywords} for c in calls}
+    given = {ast.unparse(c.func): {k.arg for k in c.keywords} for c in calls}
     assert given.keys() == TITAN_PYTHON.keys()
     assert all(names <= TITAN_PYTHON[name] for name, names in given.items())
     parts = next(k.value for c in calls for k in c.keywords if k.arg == "module_fqns_per_model_part")
     stages = ast.literal_eval(parts)
     assert len(stages) == 8
-    assert (stages[0][0], stages[-1][-2:]) == ("tok_embeddings", ["norm", "output"])
+    assert (stages[0][0], stages[-1][-2:]) == ("tok_embeddings", ["norm", "lm_head"])
     assert sum(name.startswith("layers.") for stage in stages for name in stage) == 80
     with pytest.raises(InputError, match="written as TOML alone"):
         emit(scenario(training={"precision": "fp8"}), "torchtitan-python")
