@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ _FUNCTION = (
 )
 _ENCODER, _BOTH = "an encoder", "an encoder with a decoder that attends to it"
 _OTHER_INPUT = "a model of pictures or sound"
+_DECODERS = ("text_config", "language_config", "llm_config")
+_TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
+_OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower")  # Phi 4, LLaVA
 REFUSED = {  # families that people ask for and that no scenario's words describe
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "deberta-v2", "modernbert"), _ENCODER),
     **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "t5gemma"), _BOTH),
@@ -34,6 +38,8 @@ def model_from_config(file: Path) -> Config:
     """The `model` mapping of a config file; InputError for an unknown family or a variant not expressible."""
     config = _read(file)
     family = config.get("model_type")
+    if towers := _towers(config):
+        raise InputError(f"{file}: {_of_several_inputs(config, family, towers)}")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{file}: {_unknown(config, family)}")
     try:
@@ -45,21 +51,34 @@ def model_from_config(file: Path) -> Config:
     return {key: value for key, value in mapping.items() if value is not None}
 
 
+def _towers(config: Config) -> list[str]:
+    """Keys that describe what pictures or sound pass through; the decoder stands beside them or in a key of its own."""
+    mappings = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
+    return [key for key in mappings if _TOWER.search(key)] + [key for key in _OTHER_TOWERS if config.get(key)]
+
+
+def _of_several_inputs(config: Config, family: Any, towers: list[str]) -> str:
+    """Name the towers, and what of the config can be simulated by itself."""
+    parts = [(key, config[key].get("model_type")) for key in _DECODERS if isinstance(config.get(key), dict)]
+    known = next(((key, kind) for key, kind in parts if kind in FAMILIES), None)
+    own = "the keys of its decoder can be, as a file of their own, under the model_type of a family that is known"
+    if known is not None:
+        own = f"its {known[0]} by itself can be, as a file of its own (model_type {known[1]})"
+    elif isinstance(family, str) and family in FAMILIES:
+        own = f"the config without {'them' if len(towers) > 1 else 'it'} can be"
+    verb = "are" if len(towers) > 1 else "is"
+    return (
+        f"model_type: found {show(family)}, a model of several kinds of input; {', '.join(map(one_line, towers))} {verb} "
+        f"not simulated; {own}; of the whole model {_FUNCTION}"
+    )
+
+
 def _unknown(config: Config, family: Any) -> str:
     """Name the keys that nothing here reads, and the other way in."""
     if isinstance(family, str) and family in REFUSED:
         why = REFUSED[family]
         way = _FUNCTION if why == _OTHER_INPUT else _CAPTURE
         return f"model_type: found {show(family)}, {why}, which a scenario's keys do not describe; {way}"
-    text = config.get("text_config")
-    if isinstance(text, dict) and isinstance(text.get("model_type"), str) and text["model_type"] in FAMILIES:
-        towers = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
-        left_out = ", ".join(one_line(key) for key in towers if key not in ("text_config", "quantization_config"))
-        return (
-            f"model_type: found {show(family)}, a model of several kinds of input; {left_out or 'the rest'} is not "
-            f"simulated; its text_config by itself can be, as a file of its own (model_type {text['model_type']}); "
-            f"of the whole model {_FUNCTION}"
-        )
     strange = sorted(key for key in config if key not in _KNOWN_KEYS and not key.startswith("_"))
     keys = f"; keys that no known family has: {', '.join(map(one_line, strange[:12]))}" if strange else ""
     return (

@@ -279,6 +279,23 @@ def test_experts_in_every_second_layer(tmp_path: Path) -> None:
             r"vision_config is not simulated; its text_config by itself can be.*of the whole model a function",
         ),
         (
+            {"model_type": "qwen2_5_vl", "hidden_size": 3584, "vision_config": {"depth": 32}},
+            r"found 'qwen2_5_vl', a model of several kinds of input; vision_config is not .* keys of its decoder can be",
+        ),
+        (
+            {
+                "model_type": "deepseek_vl_v2",
+                "language_config": {"model_type": "deepseek_v3"},
+                "vision_config": {},
+                "projector_config": {},
+            },
+            r"vision_config, projector_config are not .* its language_config by itself can be.*type deepseek_v3\)",
+        ),
+        (
+            {**GPT_OSS_120B, "audio_config": {"layers": 8}},
+            r"found 'gpt_oss', .* audio_config is not simulated; the config without it can be",
+        ),
+        (
             {"model_type": "bert", "hidden_size": 768},
             r"found 'bert', an encoder.*calibrate\.capture config\.json --out",
         ),
