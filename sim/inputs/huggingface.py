@@ -68,8 +68,8 @@ def _of_several_inputs(config: Config, family: Any, towers: list[str]) -> str:
         own = f"the config without {'them' if len(towers) > 1 else 'it'} can be"
     verb = "are" if len(towers) > 1 else "is"
     return (
-        f"model_type: found {show(family)}, a model of several kinds of input; {', '.join(map(one_line, towers))} {verb} "
-        f"not simulated; {own}; of the whole model {_FUNCTION}"
+        f"model_type: found {show(family)}, a model of several kinds of input; {', '.join(map(one_line, towers))} "
+        f"{verb} not simulated; {own}; of the whole model {_FUNCTION}"
     )
 
 
