@@ -48,7 +48,8 @@ from sim.ranks.faults import network_of
 from sim.ranks.plan import Plan, make_plan
 from sim.results.evidence import nearest
 from sim.results.fault_costs import blame
-from sim.results.memory import MemoryCurve, over_steps, peak_bytes
+from sim.results.graph_pools import pooled_peak_bytes
+from sim.results.memory import MemoryCurve, over_steps
 from sim.results.metrics import critical_path
 from sim.results.operator_times import as_json, time_by_operator, time_by_part
 from sim.results.processes import Acted, processes_result, timeline_with_processes
@@ -203,7 +204,12 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
     def peak_bytes(self) -> float:
         """The most memory that a rank needs, as `Simulation.memory` has it."""
         return max(
-            peak_bytes(held, *self.lists.of_rank(c.pipeline_rank)[1:], states(self.plan, tuple(held.values())))
+            pooled_peak_bytes(
+                self.plan.scenario,
+                held,
+                *self.lists.of_rank(c.pipeline_rank)[1:],
+                states(self.plan, tuple(held.values())),
+            )
             for c, held in zip(self.plan.classes, self.stages, strict=True)
         )
 

@@ -20,7 +20,8 @@ from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.programs.stages import Stage
 from sim.ranks.plan import Plan
-from sim.results.memory import AtMost, Levels, MemoryCurve, levels
+from sim.results.graph_pools import pooled_levels
+from sim.results.memory import AtMost, Levels, MemoryCurve
 from sim.results.metrics import deciding, text_of
 from sim.results.states import States, states
 
@@ -86,7 +87,8 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def levels(self) -> Levels:
         """Memory over time of all classes of ranks."""
-        return levels(self.stages, self.built.actions, *self.span_arrays, self.states, self.expanded)
+        scenario, stages = self.plan.scenario, self.stages
+        return pooled_levels(scenario, stages, self.built.actions, *self.span_arrays, self.states, self.expanded)
 
     @cached_property
     def memory(self) -> list[MemoryCurve]:

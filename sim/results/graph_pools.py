@@ -1,0 +1,122 @@
+"""Memory that captured CUDA graphs take: a pool of their own, which nothing outside of them can use.
+
+A replay writes to the addresses of the capture, so what a graph allocates lies in a private pool that is never lent
+(pytorch#51075; "Graph memory management" in torch's notes on CUDA). All graphs of a rank share one pool, since they run
+in the order of their capture (Megatron: megatron/core/transformer/cuda_graphs.py, full_cuda_graph.py; Transformer
+Engine: graph.py, `make_graphed_callables`). So a rank needs the sum of two peaks in place of the peak of the sum:
+
+    peak = lasting + max over time of what graphs hold + max over time of what runs outside of them
+
+`layers`: the pool holds the layers' saved activations and temporaries; embedding, head, loss and optimizer are outside.
+`step`: it holds those of all forwards and backwards; the optimizer is outside.
+
+Static buffers besides: of layers the gradients of one layer's output and input (inputs are saved activations anyway,
+the next graph uses buffers again: `_reuse_graph_input_output_buffers`, Transformer Engine 2.7); of a step its batch,
+four numbers of 64 bits a token (`StaticBufferLoader`: tokens, labels, loss mask, positions).
+
+Approximate: pools fragment by themselves, warm-up runs may leave segments behind, and the driver's own memory of each
+graph's nodes is not counted, as it is not of torch's allocator. torchtitan's graphed Llama 3.1 70B took 153 GiB for 143
+(pull request 2050), which is of that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from sim.core.program import Block, BlockKind
+from sim.graph.build import ActionTasks
+from sim.models.source import source_of
+from sim.programs.stages import Stage
+from sim.results.memory import Bytes, Ints, Levels, levels, peak_bytes
+from sim.results.states import States
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+BATCH_BYTES = 4 * 8.0  # of a token: itself, its label, its weight in the loss, its place
+NOTHING = States(0.0, 0.0, 0.0, 0.0)
+
+
+def captured_kinds(scenario: Scenario) -> frozenset[BlockKind]:
+    """The sorts of blocks that graphs hold; none of a captured program, whose states are known as they ran."""
+    t = scenario.training
+    if t is None or scenario.model.program is not None or t.cuda_graphs == "none":
+        return frozenset()
+    return frozenset({BlockKind.LAYER} if t.cuda_graphs == "layers" else BlockKind)
+
+
+def static_bytes(scenario: Scenario) -> float:
+    """Buffers that replays read from and write to, on one rank."""
+    t, p = scenario.training, scenario.parallelism
+    if t is None or not captured_kinds(scenario):
+        return 0.0
+    if t.cuda_graphs == "layers":
+        return 2.0 * source_of(scenario).input_bytes(None)
+    return BATCH_BYTES * t.micro_batch_size * t.seq_len / p.cp * scenario.micro_batches
+
+
+def pooled_levels(
+    scenario: Scenario,
+    stages: Sequence[dict[int, Stage]],
+    done: Sequence[ActionTasks],
+    start_s: Bytes,
+    end_s: Bytes,
+    held: Sequence[States],
+    fine: bool = False,
+) -> Levels:
+    """`levels` with captured graphs, if there are any: their pool is a buffer as far as it holds no activations."""
+    kinds = captured_kinds(scenario)
+    if not kinds:
+        return levels(stages, done, start_s, end_s, held, fine)
+    own, others = _split(stages, kinds)
+    outside = [replace(NOTHING, at_end=x.at_end) for x in held]
+    inner = levels(own, done, start_s, end_s, [NOTHING] * len(held), fine)
+    outer = levels(others, done, start_s, end_s, outside, fine)
+    rows = np.diff(np.append(inner.first, len(inner.time_s)))
+    pool = np.maximum.reduceat(inner.activations + inner.buffers, inner.first)
+    gathered = np.array([x.gathered + static_bytes(scenario) for x in held])
+    return Levels(
+        held,
+        outer.first,
+        outer.time_s,
+        inner.activations + outer.activations,
+        np.repeat(pool + gathered, rows) - inner.activations + outer.buffers,
+        outer.gradients,
+    )
+
+
+def pooled_peak_bytes(scenario: Scenario, stages: dict[int, Stage], work: Ints, step: Ints, held: States) -> float:
+    """`peak_bytes` with captured graphs, if there are any."""
+    kinds = captured_kinds(scenario)
+    if not kinds:
+        return peak_bytes(stages, work, step, held)
+    (own,), (others,) = _split([stages], kinds)
+    outside = replace(held, gathered=held.gathered + static_bytes(scenario))
+    return peak_bytes(own, work, step, NOTHING) + peak_bytes(others, work, step, outside)
+
+
+def _split(
+    stages: Sequence[dict[int, Stage]], kinds: frozenset[BlockKind]
+) -> tuple[list[dict[int, Stage]], list[dict[int, Stage]]]:
+    """Stages as what graphs hold of them, and as the rest with all gradients; equal ones stay one object."""
+    made: dict[Stage, tuple[Stage, Stage]] = {}
+    for mine in stages:
+        for stage in mine.values():
+            if stage not in made:
+                own = tuple(_part(b, b.kind in kinds, True) for b in stage.blocks)
+                others = tuple(_part(b, b.kind not in kinds, False) for b in stage.blocks)
+                made[stage] = replace(stage, blocks=own), replace(stage, blocks=others)
+    return tuple([{k: made[s][i] for k, s in mine.items()} for mine in stages] for i in (0, 1))  # type: ignore[return-value]
+
+
+def _part(block: Block, here: bool, inside: bool) -> Block:
+    """A block's activations and temporaries where they are `here`; its gradients are outside of graphs."""
+    params = {"params": 0, "expert_params": 0, "tensors": ()} if inside else {}
+    if here:
+        return replace(block, **params)
+    none = {"saved": (), "backward": (), "forward_peak_bytes": 0.0, "backward_peak_bytes": 0.0, "rebuilt_bytes": 0.0}
+    return replace(block, **none, **params)

@@ -1,0 +1,75 @@
+"""Memory of captured graphs: the sum of two peaks, by hand, and the same for a search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.core.program import BlockKind
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.source import source_of
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from sim.results.graph_pools import static_bytes
+from sim.simulation import prepare, simulate
+
+MODEL = {"layers": 4, "hidden": 256, "heads": 4, "vocab": 8192, "norm": "rmsnorm", "mlp": "swiglu"}
+
+
+def scenario(graphs: str, pp: int = 1, **training: Any) -> Scenario:
+    keys = {"seq_len": 512, "global_batch_size": 4, "framework": "megatron", "cuda_graphs": graphs} | training
+    return parse_scenario({"model": MODEL, "training": keys, "parallelism": {"pp": pp}, "cluster": "dgx-h100"})
+
+
+def peak(s: Scenario) -> float:
+    return simulate(s).outcome.peak_memory_bytes
+
+
+def test_a_pool_of_layers_stands_beside_what_the_head_takes() -> None:
+    """One rank: the head's logits come on top of the layers' activations and of one layer's own temporaries."""
+    plain, graphed = scenario("none"), scenario("layers")
+    step = simulate(plain)
+    (stage,) = step.stages[0].values()
+    layers = [b for b in stage.blocks if b.kind is BlockKind.LAYER]
+    saved = sum(t.bytes for b in layers for t in b.saved)
+    pool = max(saved + layers[-1].backward_peak_bytes, saved + layers[-1].forward_peak_bytes)
+    outside = [b for b in stage.blocks if b.kind is not BlockKind.LAYER]
+    kept = sum(t.bytes for b in outside for t in b.saved)
+    head = max(kept + outside[-1].backward_peak_bytes, kept + outside[-1].forward_peak_bytes)
+    states = step.states[0]
+    lasting = states.parameters + states.gradients + states.optimizer + states.gathered
+    static = 2 * source_of(graphed).input_bytes(None)
+    assert static_bytes(graphed) == static == 2 * 512 * 256 * 2
+    assert peak(graphed) == pytest.approx(lasting + pool + head + static)
+
+
+def test_a_pool_of_the_step_stays_while_the_optimizer_runs() -> None:
+    """Without gradients' fp32 sums in the way: an optimizer kept in host memory needs its states beside the pool."""
+    plain, graphed = (scenario(g, optimizer_offload=True) for g in ("none", "step"))
+    step = simulate(plain)
+    curve = step.memory[0]
+    pool = (curve.activations + curve.buffers - step.states[0].gathered)[:-1].max()
+    states = step.states[0]
+    expected = states.parameters + states.gradients + states.gathered + pool + states.at_end
+    assert static_bytes(graphed) == 32 * 512 * 4
+    assert peak(graphed) == pytest.approx(expected + static_bytes(graphed))
+    assert peak(plain) < peak(graphed)
+
+
+@pytest.mark.parametrize("graphs", ["none", "layers", "step"])
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_search_knows_the_same_peak(graphs: str, pp: int, recompute: str) -> None:
+    s = scenario(graphs, pp, recompute=recompute)
+    costs = Costs(load_profile(s.calibration), s.cluster.gpu)
+    assert prepare(s, costs).peak_bytes == pytest.approx(peak(s))
+    curves = simulate(s).memory
+    assert max(c.total.max() for c in curves) == pytest.approx(peak(s))
+    assert all((c.buffers >= 0).all() for c in curves)
+
+
+def test_graphs_take_more_and_change_no_activations() -> None:
+    found = [simulate(scenario(g)).outcome for g in ("none", "layers")]
+    assert found[0].memory[0].activations == found[1].memory[0].activations
+    assert found[0].peak_memory_bytes < found[1].peak_memory_bytes
