@@ -1,4 +1,4 @@
-"""Keys of `inference` with keys of their own: tiers of the cache."""
+"""Keys of `inference` with keys of their own: tiers of the cache, autoscaling."""
 
 from __future__ import annotations
 
@@ -37,3 +37,17 @@ class Tiers(UserInput):
     host: HostTier = HostTier()
     disk: DiskTier | None = None
     write_policy: Literal["write_back", "write_through"] = "write_back"
+
+
+class Autoscaling(UserInput):
+    """Replicas that start and stop, at most `parallelism.dp` of them; names and most defaults are Ray Serve's."""
+
+    min_replicas: int = Field(default=1, ge=1, le=10_000_000)
+    metric: Literal["ongoing", "waiting"] = Field(
+        default="ongoing", description="requests that are counted: those that wait or run, or that wait"
+    )
+    target: float = Field(default=2.0, gt=0, le=1e9, description="of them for each replica")
+    interval_s: float = Field(default=10.0, gt=0, le=1e9, description="between two looks")
+    upscale_delay_s: float = Field(default=30.0, ge=0, le=1e9)
+    downscale_delay_s: float = Field(default=600.0, ge=0, le=1e9)
+    startup_s: float = Field(default=60.0, ge=0, le=1e9, description="from a start to the first request")

@@ -15,6 +15,7 @@ def check_serving(sections: Sections, inference: Inference, source: Source) -> N
     _check_inference(inference, sections.model, source)
     _check_pools(sections, inference, source)
     _check_speculative(sections, inference, source)
+    _check_autoscaling(sections, inference, source)
 
 
 def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:
@@ -88,3 +89,19 @@ def _check_speculative(sections: Sections, inference: Inference, source: Source)
         raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
     if inference.attention == "unfused":
         raise source.error(("inference", "attention"), "found 'unfused'; drafted tokens need fused attention")
+
+
+def _check_autoscaling(sections: Sections, inference: Inference, source: Source) -> None:
+    """Whole replicas, each by itself, come and go."""
+    rule, path, p = inference.autoscaling, ("inference", "autoscaling"), sections.parallelism
+    if rule is None:
+        return
+    if rule.min_replicas > p.dp:
+        why = f"parallelism.dp ({p.dp}) is the most replicas"
+        raise source.error((*path, "min_replicas"), f"found {rule.min_replicas}; {why}")
+    if inference.disaggregated is not None:
+        raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
+    if inference.batching == "static":
+        raise source.error(path, "found a rule; a static batch is started and ended together (batching continuous)")
+    if p.ep * p.expert_tp > p.tp:
+        raise source.error(path, "found replicas that share experts (parallelism.ep), so none can be stopped alone")

@@ -79,7 +79,8 @@ def whole_pool(
     in turn."""
     dp = scenario.parallelism.dp
     sequences = [Sequence(r, n) for n, r in enumerate(requests)]
-    dealt = [sequences[i::dp] for i in range(min(dp, len(requests)))]
+    scaled = scenario.for_serving.autoscaling is not None  # then a replica without requests takes GPUs, too
+    dealt = [sequences[i::dp] for i in range(dp if scaled else min(dp, len(requests)))]
     return _pool("all", scenario, profile, requests, 0, dealt, held_bytes), sequences
 
 

@@ -79,6 +79,18 @@ class TransferUse(Record, frozen=True, kw_only=True):
     wait_s: Percentiles
 
 
+class ScalingUse(Record, frozen=True, kw_only=True):
+    """Replicas that were on from the first arrival to the last token; one that starts or drains is."""
+
+    replicas_mean: float
+    replicas_max: int
+    starts: int  # after the first arrival
+    stops: int
+    gpu_hours: float
+    gpu_hours_always_on: float  # of all dp replicas
+    replicas: tuple[tuple[float, int], ...]  # from which second on how many
+
+
 class SpeculationUse(Record, frozen=True, kw_only=True):
     """What became of drafted tokens. A verification is one sequence's in one iteration; accepted tokens beyond a
     request's end count as accepted."""
@@ -111,6 +123,7 @@ class ServingResult(Record, frozen=True, kw_only=True):
     pools: tuple[PoolUse, ...] | None = None  # disaggregated: prefill, decode
     transfers: TransferUse | None = None
     speculation: SpeculationUse | None = None
+    autoscaling: ScalingUse | None = None
     comm_share: float
     peak_memory_bytes: float
     memory: tuple[MemoryRow, ...]

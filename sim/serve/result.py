@@ -31,11 +31,13 @@ from sim.serve.records import (
 )
 from sim.serve.replica import Replica
 from sim.serve.request_times import request_times
+from sim.serve.scaling_use import scaling_use
 from sim.serve.scheduler import Sequence
 from sim.serve.speculation import expected_tokens
 from sim.serve.timeline import classes_of, make_timeline, memory_curves
 
 if TYPE_CHECKING:
+    from sim.serve.autoscaler import Span
     from sim.serve.handover import Transfer
 
 
@@ -48,6 +50,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     transfers: tuple[Transfer, ...]
     path: str  # simpy or static: what gave the times
     wall_s: float
+    spans: tuple[Span, ...] = ()  # autoscaling: when which replica was on
 
     @property
     def costs(self) -> IterationCosts:
@@ -136,7 +139,8 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
     peak = max(row.peak for row in memory)
     fits = peak <= sim.scenario.cluster.gpu.memory_bytes
     fits = fits and all(pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools)
-    shares = sim.shares
+    shares, scaling = sim.shares, scaling_use(sim.spans, sim.scenario, sim.start_s, sim.end_s)
+    gpus = sim.scenario.ranks * (scaling.replicas_mean / sim.scenario.parallelism.dp if scaling else 1.0)
     return ServingResult(
         scenario=sim.scenario,
         duration_s=sim.end_s,
@@ -149,12 +153,13 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         inter_token_latency_s=inter_token_latency(sim.pools[-1].replicas, len(sim.costs.stages)),
         output_tokens=output,
         output_tokens_per_s=rate,
-        output_tokens_per_s_per_gpu=rate / sim.scenario.ranks,
+        output_tokens_per_s_per_gpu=rate / gpus,
         iterations=sum(i.steps for r in sim.replicas for i in r.iterations),
         kv_cache=_kv_cache(sim, sim.pools[-1]),
         pools=None if len(sim.pools) == 1 else tuple([_pool_use(sim, pool) for pool in sim.pools]),
         transfers=_transfer_use(sim) if len(sim.pools) > 1 else None,
         speculation=_speculation(sim),
+        autoscaling=scaling,
         comm_share=_comm_share(sim),
         peak_memory_bytes=peak,
         memory=memory,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.inputs.workloads import Disaggregated
+from sim.inputs.workloads import Disaggregated, Inference
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.serve.clock import Server
@@ -23,6 +23,7 @@ from sim.serve.scheduler import Sequence
 
 if TYPE_CHECKING:
     from sim.engine.shared_links import Engine
+    from sim.serve.autoscaler import Span
     from sim.serve.handover import Transfer
 
 SIMPY_REQUESTS = 1000  # on SimPy they take a tenth of a second longer, which nobody notices
@@ -57,17 +58,18 @@ def simulate_serving(
     path = _path(scenario, engine, found)
     pools: tuple[Pool, ...]
     transfers: list[Transfer] = []
+    spans: tuple[Span, ...] = ()
     if inference.disaggregated is not None:
         pools, transfers = _disaggregated(scenario, prices, found, inference.disaggregated, group)
     else:
         pool, sequences = whole_pool(scenario, prices, found, held_bytes)
         pools = (pool,)
         if path == "simpy":
-            _on_simpy(pool, sequences, inference.router, group)
+            spans = _on_simpy(pool, sequences, inference, group)
         else:
             for replica, own in zip(pool.replicas, pool.prices, strict=True):
                 Server(replica, own, group).run()
-    return ServingSimulation(scenario, prices, pools, tuple(transfers), path, time.perf_counter() - begin)
+    return ServingSimulation(scenario, prices, pools, tuple(transfers), path, time.perf_counter() - begin, spans)
 
 
 def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> Literal["simpy", "static"]:
@@ -76,6 +78,8 @@ def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> 
     coupled = "inference.disaggregated" if inference.disaggregated is not None else ""
     if inference.router != "round_robin" and scenario.parallelism.dp > 1:
         coupled = f"inference.router {inference.router}"
+    if inference.autoscaling is not None:
+        coupled = "inference.autoscaling"
     if experts_span(scenario) > 1:
         coupled = "replicas that share experts (parallelism.ep)"
     if coupled and engine == "static":
@@ -84,13 +88,18 @@ def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> 
     return "simpy" if coupled or engine == "simpy" or (engine == "auto" and small) else "static"
 
 
-def _on_simpy(pool: Pool, sequences: list[Sequence], router: str, group: bool) -> None:
+def _on_simpy(pool: Pool, sequences: list[Sequence], inference: Inference, group: bool) -> tuple[Span, ...]:
+    """Serve; when which replica was on, where a rule starts and stops them."""
+    from sim.serve.autoscaler import Autoscaler
     from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
 
-    clock, route = Clock(), ROUTERS[router]([r.scheduler for r in pool.replicas])
+    clock, route = Clock(), ROUTERS[inference.router]([r.scheduler for r in pool.replicas])
     for replica in pool.replicas:
         replica.sequences.clear()  # the router deals them out
-    serve_on_simpy(clock, replica_processes(clock, pool, group), sequences, route.choose)
+    processes, rule = replica_processes(clock, pool, group), inference.autoscaling
+    scaler = None if rule is None else Autoscaler(clock, rule, processes, route, sequences)
+    serve_on_simpy(clock, processes, sequences, route.choose)
+    return () if scaler is None else scaler.finished()
 
 
 def _disaggregated(

@@ -68,6 +68,12 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     for t in kv.tiers or ():
         words = f"{count(t.hit_tokens)} tokens came back in {seconds(t.load_s)}; {n_bytes(t.stored_bytes)} went down"
         lines.append((f"tier {t.name}", f"{words} in {seconds(t.store_s)}, room for {count(t.capacity_tokens)} tokens"))
+    scaling = result.autoscaling
+    if scaling is not None:
+        mean = f"{scaling.replicas_mean:.3g} replicas in the mean, {scaling.replicas_max} at most"
+        changed = f"{count(scaling.starts)} starts, {count(scaling.stops)} stops"
+        hours = f"{scaling.gpu_hours:.3g} GPU hours ({scaling.gpu_hours_always_on:.3g} with all on)"
+        lines.append(("autoscaling", f"{mean}; {changed}; {hours}"))
     return [*lines, *_between_replicas(result), *_drafted(result)]
 
 

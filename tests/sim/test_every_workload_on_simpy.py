@@ -37,7 +37,7 @@ WORKLOADS: dict[str, list[str]] = {
     "serve_prefix_cpu": [],
     "serve_speculative_llama70b": FEW,
 }
-SIMPY_ALONE = {"serve_disaggregated_llama70b": FEW, "serve_router_prefix": []}
+SIMPY_ALONE = {"serve_disaggregated_llama70b": FEW, "serve_autoscaling": [], "serve_router_prefix": []}
 
 
 def ran(scenario: Scenario, engine: Engine) -> tuple[str, list[float]]:

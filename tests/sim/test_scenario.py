@@ -292,6 +292,7 @@ def test_inference_defaults() -> None:
         "router": "round_robin",
         "disaggregated": None,
         "speculative": None,
+        "autoscaling": None,
         "engine": "bundled",
         "decode_attention": None,
     }
