@@ -285,7 +285,9 @@ def _state(runner: Runner) -> list[Tensor]:
 
 @contextmanager
 def silence(runner: Runner) -> Iterator[None]:
-    """No data-parallel communication meanwhile; all parameters are there. Collective."""
+    """No data-parallel communication and no copies to the host meanwhile; all parameters are there. Collective."""
+    for offload in runner.offloads.values():
+        offload.silent = True
     for data in runner.data.values():
         data.silence()
     try:
@@ -293,3 +295,5 @@ def silence(runner: Runner) -> Iterator[None]:
     finally:
         for data in runner.data.values():
             data.speak()
+        for offload in runner.offloads.values():
+            offload.silent = False

@@ -25,10 +25,11 @@ from calibrate.blocks import Samples
 from calibrate.gradient_times import Timed
 from calibrate.linear import gradient
 from calibrate.machine_load import Window
-from calibrate.parallel.memory import saved_storages, storages
+from calibrate.parallel.memory import saved_storages
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE
 from calibrate.parallel.samples import draw
+from calibrate.parallel.storages import storages
 from calibrate.timed_rounds import Calibration
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario

@@ -110,8 +110,9 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
     if t.optimizer_offload:
         yield "training.optimizer_offload", "true", "false"
-    if t.activation_offload:
-        yield "training.activation_offload", "true", "false"
+    if t.activation_offload and (t.recompute.mode == "selective_op" or s.distillation is not None):
+        found = "true with " + ("a teacher" if s.distillation is not None else "selective_op")
+        yield "training.activation_offload", found, "false; true without a teacher and with any other recomputation"
     drops = t.attention == "fused" and s.model.dropout > 0
     if drops and s.cluster.gpu.architecture != "cpu":
         yield "training.attention", f"fused, dropout {s.model.dropout:g}", "on GPUs fused without dropout, or unfused"

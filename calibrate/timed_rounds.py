@@ -19,6 +19,7 @@ from torch import Tensor
 from calibrate.block_cuts import Transfer
 from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_messages
 from calibrate.gradient_times import Beside, Timed, time_beside, time_collectives
+from calibrate.host_copy_times import time_copies
 from calibrate.machine_load import Window, wait_for_quiet
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, sum_over_ranks
@@ -158,7 +159,7 @@ def calibrate(runner: Runner, rehearsal: Rehearsal) -> Calibration:
     blocks = rehearsal.run(runner.batch(0))
     dist.barrier()
     alone, beside = time_beside(runner)
-    collectives = [*time_collectives(runner), *alone]
+    collectives = [*time_collectives(runner), *alone, *time_copies(runner)]
     epilogue = runner.optimize()
     messages = time_messages(runner) if runner.scenario.parallelism.pp > 1 else []
     others = window.leave()

@@ -5,38 +5,22 @@ Beside it: docs/memory.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from calibrate.model import Layer
 from calibrate.parallel.recompute import kept_watchers
 from calibrate.parallel.runner import Runner
+from calibrate.parallel.storages import resident, storages
 from sim.core.actions import Action, Kind
 
 _RUN = "run whose allocations count"  # the name of a run among the profiler's events
-
-
-def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Distinct storages: identity → bytes (an address would not do: ZeRO-3's are freed and come back elsewhere)."""
-    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-
-
-def resident(blocks: Iterable[nn.Module]) -> dict[int, int]:
-    """Storages that are there anyway: parameters, gradients, and constants shared by layers."""
-    found: list[Tensor] = []
-    for block in blocks:
-        for p in block.parameters():
-            found += [p] if p.grad is None else [p, p.grad]
-        if isinstance(block, Layer):
-            found += [block.constants.mask, block.constants.cos, block.constants.sin]
-    return storages(found)
 
 
 @contextmanager
@@ -74,9 +58,13 @@ class SavedBytes:
         originals = {s: stage.forward for s, stage in runner.stages.items()}
         runner.pipeline.forward_of = {s: self._watched(s, f) for s, f in originals.items()}
         runner.pipeline.after_action = self._after
+        for offload in runner.offloads.values():
+            offload.grown = self._note
         try:
             run()
         finally:
+            for offload in runner.offloads.values():
+                offload.grown = lambda: None
             runner.pipeline.forward_of = {}
             runner.pipeline.after_action = lambda action: None
         return self.peak
@@ -86,14 +74,25 @@ class SavedBytes:
             with saved_storages(self.ignore) as found:
                 y = forward(micro_batch, x, targets)
             self.held[s, micro_batch] = found
-            self.peak = max(self.peak, self.total())
+            self._note()
             return y
 
         return watched
 
     def total(self) -> int:
         """Bytes held now."""
-        return sum(sum(found.values()) for found in self.held.values())
+        return sum(sum(found.values()) for found in (*self.held.values(), self._offloaded()))
+
+    def _note(self) -> None:
+        self.peak = max(self.peak, self.total())
+
+    def _offloaded(self) -> dict[int, int]:
+        """Of blocks that offload: what is on the device, and in a split backward what its weight half will want."""
+        found: dict[int, int] = {}
+        for s, offload in self.runner.offloads.items():
+            jobs = self.runner.stages[s].store.deferred or []
+            found |= offload.on_device | storages(x for job in jobs for x in job[:2])
+        return found
 
     def _after(self, a: Action) -> None:
         key = (a.stage, a.micro_batch)

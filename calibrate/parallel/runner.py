@@ -20,6 +20,7 @@ from calibrate.parallel.fsdp import ShardedParameters, ShardedStage
 from calibrate.parallel.loss_scale import LossScale, square_sum
 from calibrate.parallel.master import MasterAdamW
 from calibrate.parallel.model_parallel import ModelParallel, expert_modules, whole_model
+from calibrate.parallel.offload import HostStream, Offload
 from calibrate.parallel.pipeline import Pipeline, Record, Stage
 from calibrate.parallel.recompute import recompute
 from calibrate.parallel.samples import draw
@@ -134,6 +135,8 @@ class Runner:
         self.numbers: dict[int, list[int]] = {}
         self.stages: dict[int, Stage] = {}
         self.modes: dict[int, str] = {}  # of recomputation, by id of the layer
+        self.host_stream = HostStream(device)
+        self.offloads: dict[int, Offload] = {}
         self.data: dict[int, DataParallel | ExpertDataParallel | ShardedOptimizer | ShardedParameters] = {}
         for s, owner in enumerate(self.schedule.rank_of_stage):
             if owner == place.pipeline_rank:
@@ -165,6 +168,8 @@ class Runner:
         blocks = self.place.model.cut(make_blocks(whole_model(scenario), scenario.for_training, numbers, build_))
         modes = [mode_of_layer(scenario, max(n - 1, 0)) for n in numbers]
         recompute(blocks, modes)
+        if scenario.for_training.activation_offload:
+            self.offloads[s] = Offload(blocks, self.host_stream, s)
         self.modes.update({id(b): mode for b, mode in zip(blocks, modes, strict=True) if isinstance(b, Layer)})
         data = self.data[s] = self._make_data(s, blocks)
         scale, store = self.mean, self.store or WeightGrads()
@@ -271,6 +276,7 @@ class Runner:
 
     def gradients(self, batch: Tensor) -> list[Record]:
         """Forward, backward and gradient synchronization; gradients stand in the parameters' `.grad`."""
+        self.host_stream.copies.clear()
         for data in self.data.values():
             data.begin()
         self.scaled_by = self.loss_scale.value if self.loss_scale else 1.0

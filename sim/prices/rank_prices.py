@@ -191,6 +191,9 @@ class Pricing:
 
     def _comm(self, comm: Comm, rank: int) -> Priced:
         if comm.kind in HOST_COPIES:
+            measured = self._sort(rank).costs.collective(comm.kind, 1, comm.bytes)
+            if measured is not None:
+                return Priced(*measured)
             return Priced(self.network.host_copy(comm.bytes, rank), "topology", LINK_UNCERTAINTY)
         ranks = self.group(comm.group, rank)
         # A group of one is no communication: neither launch nor host time, and nothing that slows kernels.

@@ -49,6 +49,8 @@ def _prove(name: str, case: dict[str, Any], rank: int) -> dict[str, Any]:
         "parallel": result.parallel_loss,
         "saved": from_all_ranks(memory.SavedBytes(run).step(lambda: run.gradients(batch))),
     }
+    if run.offloads:
+        found["copies"] = from_all_ranks(run.host_stream.copies)
     if case.get("cuts"):
         found["communications"] = _communications(scenario, place)
     if case.get("cuts") or case.get("trained"):
