@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from sim.engine.link_rates import Flow, Flows
 from sim.graph.taskgraph import Collective, CollectiveStep, Message, TaskGraph, WholeAction
-from sim.prices.rank_prices import HOST_COPIES, Pricing
+from sim.prices.profile import HOST_COPIES
+from sim.prices.rank_prices import Pricing
 from sim.programs.compile import CompiledProgram, LocalTask
 from topology.shares import LINKS, Load, capacities, collective_load, copy_load, links_of, message_load, way_of
 

@@ -55,8 +55,14 @@ class PointTable(Struct, frozen=True, eq=False):
     samples: NDArray[np.int64]
 
 
+HOST_COPIES = ("offload", "reload")  # between a GPU and its host's memory
+
+
 class CollectiveTable(Struct, frozen=True, eq=False):
-    """Measured collectives of one sort and group size within a node, by bytes as nccl-tests counts."""
+    """Measured collectives of one sort and group size within a node, by bytes as nccl-tests counts.
+
+    Host copies stand here too, as collectives of one rank.
+    """
 
     op: str
     ranks: int

@@ -20,7 +20,7 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.yaml_input import one_line
 from sim.prices.coefficients import Coefficient, Coefficients, coefficients_from, place_of
-from sim.prices.profile import FORMAT, BlockPoint, CollectiveTable, Facts, PointTable, Profile
+from sim.prices.profile import FORMAT, HOST_COPIES, BlockPoint, CollectiveTable, Facts, PointTable, Profile
 from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOUND
 
 # More than `Phase` has: a block may be timed as a whole backward, a recomputation or a served forward.
@@ -169,9 +169,10 @@ def _collective(data: object, where: str) -> CollectiveTable:
     # Look-ups bisect the sizes, and bisecting an unsorted column gives a wrong price without any error.
     if not len(size) or (size[1:] <= size[:-1]).any():
         raise InputError(f"{where}.bytes: allowed: at least one size, each larger than the one before")
+    op = _text(item["op"], f"{where}.op")
     return CollectiveTable(
-        _text(item["op"], f"{where}.op"),
-        _count(item["ranks"], f"{where}.ranks", 2),
+        op,
+        _count(item["ranks"], f"{where}.ranks", 1 if op in HOST_COPIES else 2),
         size,
         _column(item["seconds"], f"{where}.seconds", count=len(size), positive=True),
         _column(item.get("spread", 0.0), f"{where}.spread", count=len(size)),

@@ -14,7 +14,7 @@ from sim.models.frameworks import framework_of
 from sim.prices.cost import Cost
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Price, Priced
-from sim.prices.profile import Profile
+from sim.prices.profile import HOST_COPIES, Profile
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import ATTENTION
 from sim.ranks.faults import compute_scales, disturbs_links
@@ -28,7 +28,6 @@ LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives rea
 CHANNELS_IN_NODE = 24  # what `collective_sm_share` stands for
 FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
 BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # of S each rank gets its n-th: here's members only their part
-HOST_COPIES = ("offload", "reload")
 
 
 class Pricing:

@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_step_on_one_gpu_is_what_its_calibration_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_step_on_one_gpu_is_what_its_calibration_says(tmp_path: Path, offload: bool) -> None:
     out = tmp_path / "run.json"
     command = [sys.executable, "-m", "calibrate.measure", "scenarios/cuda/gpt_unfused.yaml", "--out", str(out)]
+    command += ["--set", f"training.activation_offload={str(offload).lower()}"]
     done = subprocess.run([*command, "--steps", "6", "--budget", "10"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     errors = errors_of(out)
