@@ -22,6 +22,8 @@ def check_runnable(scenario: Scenario, where: str) -> None:
     """
     if scenario.training is None:
         raise InputError(f"{where}: inference: only training steps can be run for real")
+    if scenario.rl is not None:
+        raise InputError(f"{where}: rl: only training steps can be run for real")
     for key, found, allowed in (
         *_model(scenario),
         *_training(scenario),

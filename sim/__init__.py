@@ -17,11 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
+    from sim.rl.simulation import simulate_rl
     from sim.serve.simulation import simulate_serving
     from sim.simulation import simulate
 
-__all__ = ["Scenario", "load_scenario", "parse_scenario", "simulate", "simulate_serving"]
-_HOMES = {"simulate": "sim.simulation", "simulate_serving": "sim.serve.simulation"}
+__all__ = ["Scenario", "load_scenario", "parse_scenario", "simulate", "simulate_rl", "simulate_serving"]
+_HOMES = {
+    "simulate": "sim.simulation",
+    "simulate_rl": "sim.rl.simulation",
+    "simulate_serving": "sim.serve.simulation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -105,6 +105,11 @@ def simulate(
             f"{scenario.name}: this scenario has no `training` section; "
             "a serving workload is simulated by sim.serve.simulation.simulate_serving"
         )
+    if scenario.rl is not None:
+        raise InputError(
+            f"{scenario.name}: this scenario has an `rl` section; sim.rl.simulation.simulate_rl simulates its step "
+            "(python -m sim.run)"
+        )
     scenario = with_balanced_stages(scenario)
     if costs is None:
         costs = Costs(profile or load_profile(scenario.calibration), scenario.cluster.gpu)

@@ -53,6 +53,7 @@ def result_of(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     """
     from sim.inputs.file_kinds import refuse_other_kind
     from sim.inputs.scenario import load_scenario
+    from sim.rl.simulation import simulate_rl
     from sim.serve.simulation import simulate_serving
     from sim.simulation import simulate
 
@@ -66,4 +67,6 @@ def result_of(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
             refuse_other_kind(path, data, "diff wants scenarios or results")
             raise InputError(f"{path}: is no result of `stepsim run --json`")
     scenario = load_scenario(path, overrides)
+    if scenario.rl is not None:
+        return simulate_rl(scenario).result
     return (simulate(scenario) if scenario.inference is None else simulate_serving(scenario)).result

@@ -167,6 +167,12 @@ def _run(
     from sim.simulation import simulate
 
     scenario = load_scenario(path, overrides)
+    if scenario.rl is not None:
+        from sim.commands.rl_run import refuse, run_rl
+
+        others = {"--days": asked.weeks, "--measured": asked.measured_s, "--slo": asked.slo}
+        refuse(path, {**others, "--operators": asked.operators or None, "--price": asked.price_per_gpu_hour})
+        return run_rl(scenario, json, html, trace, engine)
     if scenario.inference is not None:
         training = {"--days": asked.weeks, "--operators": asked.operators or None, "--measured": asked.measured_s}
         for option, given in training.items():

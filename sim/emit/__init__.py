@@ -65,6 +65,8 @@ def emit(scenario: Scenario, trainer: str) -> str:
         raise InputError(f"--emit: found '{trainer[:40]}'; must be one of {', '.join(TRAINERS)}")
     if scenario.training is None:
         raise InputError(f"{scenario.name}: --emit: the scenario has no training section, and {trainer} trains")
+    if scenario.rl is not None:
+        raise InputError(f"{scenario.name}: --emit {trainer}: cannot be expressed:\n  - rl: the text is written anew")
     text, reasons = _written(scenario, trainer)
     if reasons:
         shown = "".join(f"\n  - {reason}" for reason in reasons)

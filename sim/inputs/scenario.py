@@ -25,6 +25,8 @@ from sim.inputs.model_input import resolve_model
 from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.processes_input import Processes, check_processes
+from sim.inputs.rl_config import Rl
+from sim.inputs.rl_rules import check_engine, resolve_rl
 from sim.inputs.rules import check_rules, check_size, notes
 from sim.inputs.sections import Sections
 from sim.inputs.synonyms import synonym
@@ -64,6 +66,7 @@ KEYS = (
     "calibrations",
     "inference",
     "distillation",
+    "rl",
     "faults",
     "processes",
     "engine",
@@ -95,6 +98,7 @@ class Scenario(BaseModel):
     calibrations: dict[str, str] = {}
     inference: Inference | None = None
     distillation: Distillation | None = None
+    rl: Rl | None = None
     faults: Faults | None = None
     processes: Processes | None = None
     engine: EngineOptions = EngineOptions()
@@ -125,6 +129,8 @@ class Scenario(BaseModel):
     @property
     def ranks(self) -> int:
         """GPUs of the workload: those of `parallelism`, or of both pools of a disaggregated one."""
+        if self.rl is not None and not self.rl.colocated:
+            return self.parallelism.ranks + self.rl.generation.ranks
         pools = None if self.inference is None else self.inference.disaggregated
         return self.parallelism.ranks if pools is None else pools.ranks
 
@@ -186,7 +192,7 @@ def json_schema() -> dict[str, Any]:
 
 def _plain_numbers(source: Source) -> Source:
     """The source with numbers that have units as plain ones; the cluster's are read with its presets."""
-    sections = ("training", "parallelism", "inference", "faults")
+    sections = ("training", "parallelism", "inference", "rl", "faults")
     plain = {key: with_units(source.data[key], source, (key,)) for key in sections if key in source.data}
     return Source(source.label, {**source.data, **plain}, source.origins, source.folder)
 
@@ -205,11 +211,16 @@ def resolve(source: Source, name: str) -> Scenario:
     parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
     pools = None if inference is None else inference.disaggregated
     ranks = parallelism.ranks if pools is None else pools.ranks
+    rl = resolve_rl(data, model, training, parallelism, source)
+    if rl is not None and not rl.colocated:
+        ranks += rl.generation.ranks
     cluster = resolve_cluster(data["cluster"], ranks, source)
     faults = _faults(data, source)
     distillation = _distillation(data, source, seq_len)
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
     check_rules(sections, source)
+    if rl is not None and training is not None:
+        check_engine(rl, model, training, cluster, source)
     calibration, unknown = _calibration(data, cluster, source)
     calibrations, more_unknown = _calibrations(data, cluster, source)
     return Scenario(
@@ -222,6 +233,7 @@ def resolve(source: Source, name: str) -> Scenario:
         calibrations=calibrations,
         inference=inference,
         distillation=distillation,
+        rl=rl,
         faults=faults,
         processes=_processes(data, parallelism, source),
         engine=_engine(data, source),
@@ -258,7 +270,7 @@ def _check_sections(source: Source, data: dict[str, Any]) -> None:
             raise source.error((key,), "is required and missing")
     if "training" not in data and "inference" not in data:
         raise source.error(("training",), "is required and missing (or give inference for a serving workload)")
-    if "training" in data and "inference" in data:
+    if "training" in data and "inference" in data and "rl" not in data:
         raise source.error(("inference",), "stands beside training; a scenario has one of the two")
     if "distillation" in data and "training" not in data:
         raise source.error(("distillation",), "needs training, which describes the student")

@@ -10,6 +10,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.overrides import FORMER_NAMES
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.processes_input import Processes
+from sim.inputs.rl_config import Rl
 from sim.inputs.training_config import Training
 from sim.inputs.units import unit_of
 from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference
@@ -29,6 +30,7 @@ def scenario_schema() -> Schema:
         "parallelism": _section(Parallelism, definitions),
         "inference": _section(Inference, definitions),
         "distillation": _section(Distillation, definitions),
+        "rl": _section(Rl, definitions),
         "faults": _section(Faults, definitions),
         "processes": _section(Processes, definitions),
         "engine": _section(EngineOptions, definitions),
@@ -45,7 +47,7 @@ def scenario_schema() -> Schema:
     definitions["Model"] = _or_preset(
         model, definitions["ModelConfig"], "a shipped model's name, or a path to a Hugging Face config.json"
     )
-    for owner, key in (("Distillation", "teacher"), ("Speculative", "draft")):
+    for owner, key in (("Distillation", "teacher"), ("Speculative", "draft"), ("RewardModel", "model")):
         definitions[owner]["properties"][key] = {"$ref": "#/$defs/Model"}
     _open_cluster(_section(ClusterSpec, definitions), definitions)
     nullable: dict[str, Schema] = {

@@ -153,6 +153,9 @@ def make_space(
     if given.micro_batch_group is not None:
         said = "a search runs interleaved_1f1b in groups of pp micro-batches (null)"
         raise source.error(("parallelism", "micro_batch_group"), f"found {given.micro_batch_group}; {said}")
+    if data.get("rl") is not None:
+        why = "a search lays out training steps, and serving; sim.sweep varies keys of an rl step"
+        raise source.error(("rl",), why)
     kept = {k: v for k, v in section.items() if k not in (*SEARCHED, *DERIVED)}
     # A written layout need not fit the GPUs that are searched. All ranks in one pipeline stand in for it.
     neutral = {**data, "parallelism": {**kept, "pp": gpus}}

@@ -79,6 +79,10 @@ def _at(result: Result, dotted: str) -> float | None:
 
 
 def _memory(result: Result) -> dict[str, float]:
+    if "pools" in result and "memory" not in result:  # an rl step: each pool's turns
+        return {
+            f"{pool['name']}: {turn}": size for pool in result["pools"] for turn, size in pool["peak_by_turn"].items()
+        }
     worst = max(result["memory"], key=lambda row: row["peak"])
     return {key: value for key, value in worst.items() if key not in ("ranks", "rank", "count")}
 

@@ -23,6 +23,7 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.ranks.faults import disturbs
+from sim.rl.simulation import simulate_rl
 from sim.search.slo import QUANTITIES
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
@@ -121,6 +122,8 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
     scenario = _changed(source, name, change)
     if scenario.training is None:
         return _served(packed, scenario, change)
+    if scenario.rl is not None:
+        return _rl_step(packed, scenario, change)
     simulation = _step(packed, scenario)
     step_s, t = simulation.step_time_s, scenario.for_training
     healthy = scenario.model_copy(update={"faults": None})
@@ -135,6 +138,18 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
         MEMORY.key: simulation.peak_memory_bytes,
     }
     return WhatIf(dict(change), figures, simulation.fits_in_memory)
+
+
+def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
+    result = simulate_rl(scenario, _given(packed)[2], engine="static").outcome
+    figures = {
+        STEP.key: result.step_time_s,
+        "healthy_s": result.step_time_s,
+        "lost_s": 0.0,
+        RATE.key: result.tokens_per_s_per_gpu,
+        MEMORY.key: result.peak_memory_bytes,
+    }
+    return WhatIf(dict(change), figures, result.fits_in_memory)
 
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:

@@ -21,6 +21,7 @@ from sim.validation.prediction import (
 from sim.validation.tables import Row
 
 if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
     from sim.ranks.plan import Plan
 
 Answers = dict[str, bool]
@@ -65,6 +66,8 @@ def _training_step(row: Row, calibration: str | None) -> tuple[Predictions, Answ
     scenario = parse_scenario(_with(row, calibration), row.id)
     if scenario.training is None:
         raise InputError(f"{row.id}: scenario: found no training; a row of kind training_step has one")
+    if scenario.rl is not None:
+        return _rl_step(row, scenario)
     step = simulate(scenario, profile_named(scenario.calibration), engine="static")
     result = dict(step.result) | dict.fromkeys(SAMPLES_PER_S, step.result["tokens_per_s"] / scenario.training.seq_len)
     rank = row.data.get("measured_rank")
@@ -74,6 +77,19 @@ def _training_step(row: Row, calibration: str | None) -> tuple[Predictions, Answ
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
     if not out and not answers:
         raise NotSimulated(f"a training step has no {', '.join((*row.measured, *row.answers)) or 'measured quantity'}")
+    return out, answers
+
+
+def _rl_step(row: Row, scenario: Scenario) -> tuple[Predictions, Answers]:
+    """A row whose scenario has `rl`: the step, and the seconds of its phases by `RlResult.phase_seconds`."""
+    from sim.rl.simulation import simulate_rl
+
+    outcome = simulate_rl(scenario, profile_named(scenario.calibration), engine="static").outcome
+    result = outcome.to_json() | outcome.phase_seconds
+    out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
+    answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}
+    if not out and not answers:
+        raise NotSimulated(f"an rl step has no {', '.join((*row.measured, *row.answers)) or 'measured quantity'}")
     return out, answers
 
 

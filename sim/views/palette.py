@@ -48,6 +48,13 @@ KINDS: dict[str, Style] = {
     "RELOAD": Style("Reload from host", "#a3a9b3", _DARK),
     "SWAP_OUT": Style("Swap out to host", "#6b7280", _LIGHT),
     "SWAP_IN": Style("Swap in from host", "#a3a9b3", _DARK),
+    "GENERATE_ANSWERS": Style("Answers", "#009e73", _DARK),
+    "REWARD": Style("Reward", "#f0e442", _DARK),
+    "LOGPROBS": Style("Log-probabilities", "#56b4e9", _DARK),
+    "REFERENCE": Style("Reference policy", "#b2abd2", _DARK),
+    "UPDATE": Style("Training", "#0072b2", _LIGHT),
+    "WEIGHTS": Style("New weights", "#d55e00", _DARK),
+    "HOST_COPY": Style("Copies to and from the host", "#a3a9b3", _DARK),
     "KV_TRANSFER": Style("Computed prompt from prefill", "#d55e00", _DARK),
 }
 COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from sim.rl.records import RlResult
     from sim.serve.records import ServingResult
     from sim.studies.advice import Tried
     from sim.studies.goodput import Goodput
@@ -45,7 +46,7 @@ def print_summary(
 
     console.print(Text(result.scenario.name, style="bold"), highlight=False)
     console.print(Text(layout_line(result.scenario), style="dim"), highlight=False)
-    tables = [_numbers([*headline(result), *more])]
+    tables = [numbers_table([*headline(result), *more])]
     if isinstance(result, StepResult):
         tables.append(_ranks(result, max(12, min(36, console.width - 62))))
     tables.append(_memory(result, max(12, min(36, console.width - 40))))
@@ -60,11 +61,12 @@ def print_summary(
         console.print()
         console.print(table, highlight=False)
     console.print()
-    for line in (*_evidence(result), *_provenance(result), *_warnings(result)):
+    for line in (*_evidence(result), *provenance_lines(result), *warning_lines(result)):
         console.print(line, highlight=False)
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
+    """A table without a frame; its columns stand right, but for the first."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -74,7 +76,8 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _numbers(numbers: Sequence[Number]) -> Table:
+def numbers_table(numbers: Sequence[Number]) -> Table:
+    """Headline numbers, one a line."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -89,7 +92,7 @@ def _numbers(numbers: Sequence[Number]) -> Table:
 def _ranks(result: StepResult, width: int) -> Table:
     """A bar per class of ranks; of many, the first and last ones."""
     step = result.step_time_s or 1.0
-    table = _table("", "computing", "exposed", "bubble", "█ computing ▓ exposed ░ bubble")
+    table = plain_table("", "computing", "exposed", "bubble", "█ computing ▓ exposed ░ bubble")
     table.columns[4].justify = "left"
     table.columns[4].no_wrap = False  # its head may take two lines, numbers may not be cut
     table.columns[0].max_width = NAME_WIDTH
@@ -128,7 +131,7 @@ def _memory(result: StepResult | ServingResult, width: int) -> Table:
     cluster = result.scenario.cluster
     worst = max(result.memory, key=lambda row: row.peak / cluster.gpu_of(row.rank).memory_bytes)
     whole = cluster.gpu_of(worst.rank).memory_bytes
-    table = _table(f"memory of {ranks_text(worst.ranks)}", "", f"█ share of {n_bytes(whole)}")
+    table = plain_table(f"memory of {ranks_text(worst.ranks)}", "", f"█ share of {n_bytes(whole)}")
     table.columns[2].justify = "left"
     names = {category: style.label for category, style in memory_styles(result.scenario).items()}
     for category, label in {**names, "peak": "Peak"}.items():
@@ -147,7 +150,7 @@ def _solid(length: int, style: str) -> Text:
 
 def _blame(result: StepResult) -> Table:
     """Cost of each fault: how much shorter the step is without."""
-    table = _table("faults", "lost", "of the step")
+    table = plain_table("faults", "lost", "of the step")
     step = result.step_time_s or 1.0
     for row in result.blame:
         table.add_row(row.cause, seconds(row.lost_s), percent(row.lost_s / step))
@@ -156,7 +159,7 @@ def _blame(result: StepResult) -> Table:
 
 def _waiting(result: StepResult) -> Table:
     """Who stands still for whom, longest first."""
-    table = _table("ranks", "wait for", "")
+    table = plain_table("ranks", "wait for", "")
     table.columns[0].max_width = table.columns[1].max_width = NAME_WIDTH
     for row in result.waiting[: RANKS_SHOWN // 2]:
         table.add_row(ranks_text(row.ranks), ranks_text(row.awaited), seconds(row.seconds))
@@ -165,7 +168,9 @@ def _waiting(result: StepResult) -> Table:
 
 def _advice(tried: Sequence[Tried], fits: bool) -> Table:
     """What each change would gain."""
-    table = _table("shorter with --set" if fits else "fits with --set", *(name.lower() for name in ADVICE_HEAD[1:]))
+    table = plain_table(
+        "shorter with --set" if fits else "fits with --set", *(name.lower() for name in ADVICE_HEAD[1:])
+    )
     table.columns[0].no_wrap = False
     for row in advice_rows(tried):
         table.add_row(*row)
@@ -175,7 +180,7 @@ def _advice(tried: Sequence[Tried], fits: bool) -> Table:
 def _goodput(found: Goodput) -> Table:
     """Weeks of training: what part of the time is useful, where the rest goes, and the best interval of checkpoints."""
     useful, parts, best, said = found.effective_training_time, found.parts, found.optimum, found.published
-    table = _table(f"{found.days:g} days, {count(found.gpus)} GPUs", "", f"of {count(found.runs)} runs")
+    table = plain_table(f"{found.days:g} days, {count(found.gpus)} GPUs", "", f"of {count(found.runs)} runs")
     table.columns[2].justify = "left"
     table.add_row("effective training", percent(useful.mean), f"{percent(useful.p5)} to {percent(useful.p95)}")
     if "effective_training_time" in said:
@@ -213,7 +218,8 @@ def _evidence(result: StepResult | ServingResult) -> list[Text]:
     return [Text(line, style="dim") for line in lines]
 
 
-def _provenance(result: StepResult | ServingResult) -> list[Text]:
+def provenance_lines(result: StepResult | ServingResult | RlResult) -> list[Text]:
+    """Where the prices are from, and how long the simulation took."""
     from rich.text import Text
 
     source, engine = result.provenance, result.engine
@@ -228,7 +234,8 @@ def _provenance(result: StepResult | ServingResult) -> list[Text]:
     return [Text(line, style="dim") for line in lines]
 
 
-def _warnings(result: StepResult | ServingResult) -> list[Text]:
+def warning_lines(result: StepResult | ServingResult | RlResult) -> list[Text]:
+    """A result's warnings."""
     from rich.text import Text
 
     return [Text(f"warning: {w}", style="yellow") for w in result.warnings]

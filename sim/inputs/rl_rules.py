@@ -1,0 +1,170 @@
+"""The `rl` section resolved and checked: what follows from other sections is filled in, and every rule between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.core.dtypes import sixteen_bit
+from sim.core.errors import InputError
+from sim.inputs.input_source import Source, show, validate, without_nulls
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.model_input import resolve_model
+from sim.inputs.parallelism import Parallelism, split_layers
+from sim.inputs.rl_config import MAX_ANSWERS, Generation, Lengths, RewardModel, Rl
+from sim.inputs.rules import Sections, check_rules
+from sim.inputs.training_config import Training
+from sim.inputs.workloads import Inference, RequestPattern
+from sim.inputs.yaml_input import KeyPath
+from topology.spec import ClusterSpec
+
+PATH = ("rl",)
+BESIDE = {
+    "inference": "the engine that writes answers is described in rl.generation",
+    "distillation": "a teacher is not simulated with it",
+    "faults": "are not simulated with it",
+    "processes": "are not simulated with it",
+}
+
+
+def resolve_rl(
+    data: dict[str, Any], model: ModelConfig, training: Training | None, parallelism: Parallelism, source: Source
+) -> Rl | None:
+    """The section with no null left that stands for a default; None without the section."""
+    if "rl" not in data:
+        return None
+    for key, why in BESIDE.items():
+        if key in data:
+            raise source.error((key,), f"stands beside rl; {why}")
+    if training is None:
+        raise source.error(PATH, "needs training, which describes how the policy is trained")
+    if model.program is not None:
+        raise source.error(PATH, "stands beside model.program; a captured program is a training step alone")
+    given = without_nulls(data["rl"])
+    if not isinstance(given, dict):
+        raise source.error(PATH, f"found {show(given)}; must be a mapping")
+    rl = validate(Rl, _with_reward_model(given, training, source), source, PATH)
+    generation = _resolve_generation(rl.generation, model, training, parallelism, source)
+    lengths = {"prompt_len": _cut(rl.prompt_len, max(1, training.seq_len // 2))}
+    lengths["output_len"] = _cut(rl.output_len, training.seq_len)
+    rl = rl.model_copy(update={"generation": generation, **lengths})
+    _check_lengths(rl, training, source)
+    _check_turns(rl, training, parallelism, source)
+    return rl
+
+
+def _with_reward_model(given: dict[str, Any], training: Training, source: Source) -> dict[str, Any]:
+    """The section with its reward model resolved, so that the model's errors carry the model's keys."""
+    reward = given.get("reward")
+    if not isinstance(reward, dict) or reward.get("model") is None:
+        return given
+    found = resolve_model(reward["model"], source, (*PATH, "reward", "model"))
+    if not found.max_positions:
+        found = found.model_copy(update={"max_positions": training.seq_len})
+    return {**given, "reward": {**reward, "model": found}}
+
+
+def _resolve_generation(
+    given: Generation, model: ModelConfig, training: Training, parallelism: Parallelism, source: Source
+) -> Generation:
+    each = given.tp * given.pp
+    replicas = given.replicas or parallelism.ranks // each
+    if replicas == 0:
+        why = f"a replica's tp·pp = {each} GPUs are more than the {parallelism.ranks} training ranks; give replicas"
+        raise source.error((*PATH, "generation", "replicas"), f"found null; {why}")
+    whole = given.model_copy(
+        update={
+            "replicas": replicas,
+            "precision": given.precision or sixteen_bit(training.precision),
+            "prefix_cache": given.prefix_cache or ("none" if model.state_space is not None else "gpu"),
+        }
+    )
+    i = inference_of(whole, RequestPattern(prompt_len=1, output_len=1))
+    own = {key: getattr(i, key) for key in ("max_running_requests", "max_batch_tokens", "kv_cache")}
+    return whole.model_copy(update=own)
+
+
+def inference_of(generation: Generation, requests: RequestPattern) -> Inference:
+    """The engine as a serving workload of these requests."""
+    given = generation.model_dump(include=set(Inference.model_fields), exclude_none=True, exclude={"kv_cache"})
+    if generation.kv_cache is not None:
+        given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
+    inference = Inference.model_validate({**given, "requests": requests}, strict=True)
+    if inference.kv_cache.dtype is not None:
+        return inference
+    cache = inference.kv_cache.model_copy(update={"dtype": sixteen_bit(inference.precision)})
+    return inference.model_copy(update={"kv_cache": cache})
+
+
+def layout_of(generation: Generation, model: ModelConfig) -> Parallelism:
+    """The engine's layout: a data-parallel rank for each replica."""
+    g = generation
+    sizes = {"dp": g.replicas or 1, "tp": g.tp, "pp": g.pp, "ep": g.ep, "expert_tp": g.expert_tp}
+    layers = split_layers(model.layers, g.pp)
+    dispatch = sixteen_bit(g.precision or "bf16")
+    return Parallelism.model_validate({**sizes, "layers_per_stage": layers, "ep_dispatch_dtype": dispatch}, strict=True)
+
+
+def _cut(lengths: Lengths, most: int) -> Lengths:
+    return lengths if lengths.max is not None else lengths.model_copy(update={"max": most})
+
+
+def _check_lengths(rl: Rl, training: Training, source: Source) -> None:
+    """The longest prompt leaves room for an answer."""
+    p = rl.prompt_len
+    most = p.max if p.sigma > 0 else min(round(p.mean), p.max or round(p.mean))
+    if most is not None and most >= training.seq_len:
+        why = f"training.seq_len is {training.seq_len:,}, in which the answer must lie too"
+        raise source.error((*PATH, "prompt_len"), f"found prompts of up to {most:,} tokens; {why}")
+    for key, lengths in (("prompt_len", rl.prompt_len), ("output_len", rl.output_len)):
+        if lengths.max is not None and lengths.mean > lengths.max:
+            found = f"found a mean of {lengths.mean:g}"
+            raise source.error((*PATH, key), f"{found}; must be at most the longest, {lengths.max:,}")
+    if rl.answers > MAX_ANSWERS:
+        found = f"prompts_per_step·generations_per_prompt = {rl.answers:,}"
+        raise source.error((*PATH, "prompts_per_step"), f"{found}; at most {MAX_ANSWERS:,} are simulated")
+    if rl.answers % training.global_batch_size:
+        found = f"found {training.global_batch_size}; must divide the step's answers, {rl.answers:,}"
+        why = "rl.prompts_per_step·rl.generations_per_prompt: one update of the policy for each such batch"
+        raise source.error(("training", "global_batch_size"), f"{found} ({why})")
+
+
+def _check_turns(rl: Rl, training: Training, parallelism: Parallelism, source: Source) -> None:
+    """What takes turns on the same GPUs, and what needs GPUs of its own."""
+    if rl.colocated and rl.steps_off:
+        why = "on the same GPUs generation and training take turns; colocated: false gives each its own"
+        raise source.error((*PATH, "steps_off"), f"found {rl.steps_off}; {why}")
+    if not rl.colocated and rl.transfer == "ipc":
+        why = "memory is shared on one GPU alone; with colocated false weights are broadcast"
+        raise source.error((*PATH, "transfer"), f"found 'ipc'; {why}")
+    if rl.colocated and rl.generation.ranks > parallelism.ranks:
+        found = f"found {rl.generation.replicas} replicas of {rl.generation.tp * rl.generation.pp} GPUs"
+        why = f"colocated, they share the {parallelism.ranks} training ranks"
+        raise source.error((*PATH, "generation", "replicas"), f"{found}; {why}")
+    if isinstance(rl.reward, RewardModel):
+        tp = rl.reward.tp
+        for what, size in (("heads", rl.reward.model.heads), ("ffn", rl.reward.model.ffn)):
+            if size % tp:
+                raise source.error((*PATH, "reward", "tp"), f"found {tp}; must divide the model's {what} ({size})")
+        if parallelism.ranks % tp:
+            why = f"must divide the number of training ranks ({parallelism.ranks})"
+            raise source.error((*PATH, "reward", "tp"), f"found {tp}; {why}")
+
+
+class _EngineSource(Source, frozen=True):
+    """Errors of the engine's sections under the keys of `rl.generation`."""
+
+    def error(self, path: KeyPath, problem: str) -> InputError:
+        if not path or path[0] not in ("parallelism", "inference"):
+            return super().error(path, problem)
+        keys: KeyPath = ("replicas",) if path[1:] == ("dp",) else path[1:]
+        return super().error((*PATH, "generation", *keys), problem)
+
+
+def check_engine(rl: Rl, model: ModelConfig, training: Training, cluster: ClusterSpec, source: Source) -> None:
+    """Raise for the first rule that the engine's layout breaks; the same rules as a serving workload's."""
+    if len(cluster.gpus) > 1:
+        raise source.error(("cluster",), "has GPUs of several kinds; an rl step is simulated on one kind")
+    renamed = _EngineSource(source.label, source.data, source.origins, source.folder)
+    layout = layout_of(rl.generation, model)
+    inference = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1))
+    check_rules(Sections(model, None, layout, cluster, inference, None, None, training.seq_len), renamed)

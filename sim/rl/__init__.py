@@ -1,0 +1,1 @@
+"""One step of reinforcement learning: answers are written, scored and trained on, and new weights reach the engine."""

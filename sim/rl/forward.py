@@ -1,0 +1,109 @@
+"""Forward passes alone: the log-probabilities of answers, and a reward model's scores.
+
+The very forward programs of a training step are run, without backward. Micro-batches follow each other through the
+pipeline: a flow shop of equal jobs. With t(s) the seconds of stage s, message to the next included, and the seconds T
+of the busiest rank, which may hold several stages, m micro-batches take
+
+    m·T + Σ t(s) over the first pp stages − the longest of these,
+
+exact for one stage a rank, and for interleaved stages where micro-batches come in groups of pp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sim.inputs.rl_config import RewardModel
+from sim.inputs.scenario import Scenario
+from sim.prices.operator_prices import Costs
+from sim.prices.profile import Profile
+from sim.programs.compile import CompiledProgram, compile_program
+from sim.programs.stages import Stage, stage_input_bytes
+from sim.results.step import FinishedStep
+from sim.rl.batches import Batch
+from sim.rl.parts import reward_scenario
+from sim.simulation import prepare
+
+Shares = dict[tuple[str, str, float], float]
+
+
+class Forward(Struct, frozen=True):
+    """Forward passes of a step. `shares`: seconds of one pass on the busiest rank by (kind, source, uncertainty);
+    `weight_bytes`, `buffer_bytes`: of the model on a rank, and what a pass needs beside it."""
+
+    seconds: float
+    shares: Shares
+    weight_bytes: float = 0.0
+    buffer_bytes: float = 0.0
+
+
+def pipeline_s(stage_s: Sequence[float], rank_of: Sequence[int], passes: int) -> float:
+    """Seconds of `passes` micro-batches through stages of `stage_s` seconds, held by the ranks `rank_of`.
+
+    >>> pipeline_s([1.0, 1.0, 1.0], [0, 1, 2], 4), pipeline_s([1.0, 3.0], [0, 1], 4), pipeline_s([2.0], [0], 5)
+    (6.0, 13.0, 10.0)
+    """
+    busy: dict[int, float] = {}
+    for seconds, rank in zip(stage_s, rank_of, strict=True):
+        busy[rank] = busy.get(rank, 0.0) + seconds
+    first = stage_s[: len(busy)]
+    return passes * max(busy.values()) + sum(first) - max(first)
+
+
+def policy_forward(step: FinishedStep, passes: int) -> Forward:
+    """The policy's forward over `passes` micro-batches of each replica, in the layout that it is trained in."""
+    schedule, plan, pricing = step.schedule, step.plan, step.pricing
+    chain = schedule.chains[0]
+    ranks = [schedule.rank_of_stage[s] for s in chain]
+    programs = [_slowest(step, s, rank, False) for s, rank in zip(chain, ranks, strict=True)]
+    seconds = [program.makespan_s for program in programs]
+    once_s = _gathered_once_s(step, chain, ranks, seconds)
+    size = stage_input_bytes(plan)
+    first_of = [c.rank for c in plan.classes[:: plan.lanes]]
+    for i, (here, there) in enumerate(pairwise(ranks)):
+        if here != there:
+            seconds[i] += pricing.send(first_of[here], first_of[there], size).seconds
+    busiest = max(programs, key=lambda program: program.makespan_s)
+    return Forward(once_s + pipeline_s(seconds, ranks, passes), busiest.shares)
+
+
+def _gathered_once_s(step: FinishedStep, chain: Sequence[int], ranks: Sequence[int], seconds: Sequence[float]) -> float:
+    """What the first pass takes more: ZeRO-3 that keeps gathered parameters gathers them in it alone."""
+    dp = next(iter(step.stages[0].values())).dp
+    if dp.zero != 3 or dp.reshard:
+        return 0.0
+    first = [_slowest(step, s, rank, True).makespan_s for s, rank in zip(chain, ranks, strict=True)]
+    return max(a - b for a, b in zip(first, seconds, strict=True))
+
+
+def _slowest(step: FinishedStep, stage: int, pipeline_rank: int, first: bool) -> CompiledProgram:
+    """A stage's forward on the slowest of the classes that hold it. ZeRO-3 gathers parameters in it."""
+    held = [
+        (step.stages[i][stage], c.rank)
+        for i, c in enumerate(step.plan.classes)
+        if c.pipeline_rank == pipeline_rank and stage in step.stages[i]
+    ]
+    compiled = [_compile(own, step, rank, first) for own, rank in held]
+    return max(compiled, key=lambda program: program.makespan_s)
+
+
+def _compile(stage: Stage, step: FinishedStep, rank: int, first: bool) -> CompiledProgram:
+    alone = replace(stage, offload=False)  # nothing is kept for a backward
+    return compile_program(alone.forward(first, True), step.pricing.on(rank))
+
+
+def reward_forward(scenario: Scenario, reward: RewardModel, batch: Batch, profile: Profile) -> Forward:
+    """The reward model's forward over all answers, without the output layer: a score is one number."""
+    own = reward_scenario(scenario, reward, batch)
+    ready = prepare(own, Costs(profile, own.cluster.gpu))
+    (stage,) = ready.stages[0].values()
+    body = replace(stage, blocks=stage.blocks[: 1 + reward.model.layers])
+    program = compile_program(body.forward(False, False), ready.pricing.on(0))
+    all_micro_batches = batch.updates * batch.micro_batches * scenario.parallelism.dp
+    passes = -(-all_micro_batches // own.parallelism.dp)
+    weights = sum(b.params + b.expert_params for b in body.blocks) * stage.dp.parameter_bytes
+    return Forward(passes * program.makespan_s, program.shares, weights, max(b.forward_peak_bytes for b in body.blocks))

@@ -1,0 +1,133 @@
+"""The result of a step of reinforcement learning as frozen records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+from sim.inputs.scenario import Scenario
+from sim.results.records import Engine, Provenance, Record
+
+Pool = Literal["training", "generation", "both"]
+
+
+class PhaseKind(StrEnum):
+    """What a phase does."""
+
+    __hash__ = str.__hash__
+    GENERATION = "GENERATE_ANSWERS"
+    REWARD = "REWARD"
+    LOGPROBS = "LOGPROBS"
+    REFERENCE = "REFERENCE"
+    TRAINING = "UPDATE"
+    WEIGHTS = "WEIGHTS"
+    HOST_COPY = "HOST_COPY"
+
+
+class Phase(Record, frozen=True):
+    """A part of the step. `pool`: whose GPUs it keeps; `interval_s`: 90 %, from the prices' own uncertainty."""
+
+    name: str
+    kind: str  # see `PhaseKind`
+    pool: Pool
+    seconds: float
+    start_s: float
+    interval_s: tuple[float, float]
+
+
+class WeightTransfer(Record, frozen=True):
+    """New weights for the engine: `bytes` of the whole model, gathered over `gathered_over` ranks. `load_s`: each rank
+    of the engine copies its piece."""
+
+    how: str
+    bytes: float
+    gathered_over: int
+    gather_s: float
+    broadcast_s: float
+    load_s: float
+
+    @property
+    def seconds(self) -> float:
+        """One after another."""
+        return self.gather_s + self.broadcast_s + self.load_s
+
+
+class Written(Record, frozen=True, kw_only=True):
+    """What the engine wrote. `tail_s`: seconds at the end in which fewer than a tenth of the answers are under way;
+    `busy_share`: of its GPUs, while the last answer is not finished."""
+
+    duration_s: float
+    tail_s: float
+    busy_share: float
+    replicas: int
+    answers: int
+    prompt_tokens: int
+    output_tokens: int
+    longest_output: int
+    output_tokens_per_s_per_gpu: float
+    prefix_hit_rate: float
+    running_max: int
+    preemptions: int
+
+
+class Trained(Record, frozen=True, kw_only=True):
+    """The updates of the policy, all alike. `filled`: the part of computed tokens that are answers' and prompts'."""
+
+    update_s: float
+    updates: int
+    micro_batches: int
+    micro_batch_size: int
+    seq_len: int
+    filled: float
+    mfu: float
+    bubble_fraction: float
+
+
+class PoolUse(Record, frozen=True, kw_only=True):
+    """GPUs that belong together: `colocated`, or `training` and `generation`. `busy_s`: of the step, the mean GPU;
+    `peak_by_turn`: bytes on the fullest GPU in each turn, the largest of which is the peak."""
+
+    name: str
+    gpus: int
+    busy_s: float
+    idle_share: float
+    peak_memory_bytes: float
+    peak_by_turn: Mapping[str, float]
+    fits_in_memory: bool
+
+
+class RlResult(Record, frozen=True, kw_only=True):
+    """A simulated step of reinforcement learning: format sim-result/1. Tokens are those of prompts and answers."""
+
+    format: str = "sim-result/1"
+    scenario: Scenario
+    step_time_s: float
+    step_time_interval_s: tuple[float, float]
+    tokens: int
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    answers_per_s: float
+    critical_path: Mapping[str, float]  # seconds by phase
+    phases: tuple[Phase, ...]
+    generation: Written
+    training: Trained
+    weight_transfer: WeightTransfer
+    pools: tuple[PoolUse, ...]
+    peak_memory_bytes: float
+    fits_in_memory: bool
+    provenance: Provenance
+    warnings: tuple[str, ...]
+    engine: Engine
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds of the phases that trainers report, under keys of tables of measurements."""
+        keys = {
+            "generation_s": (PhaseKind.GENERATION,),
+            "reward_s": (PhaseKind.REWARD,),
+            "log_probabilities_s": (PhaseKind.LOGPROBS, PhaseKind.REFERENCE),
+            "training_s": (PhaseKind.TRAINING,),
+            "weight_transfer_s": (PhaseKind.WEIGHTS,),
+        }
+        return {key: sum([p.seconds for p in self.phases if p.kind in kinds], 0.0) for key, kinds in keys.items()}

@@ -1,0 +1,167 @@
+"""The numbers of a step of reinforcement learning."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from sim.results.metrics import source_shares
+from sim.results.records import Engine, Provenance
+from sim.rl.memory import peaks
+from sim.rl.phases import step_s
+from sim.rl.records import PoolUse, RlResult, Trained, Written
+from sim.rl.step import RlStep
+
+TAIL = 0.1  # of the answers
+
+
+def make_rl_result(sim: RlStep) -> RlResult:
+    """A simulated step as its record."""
+    seconds, tokens = sim.step_time_s, sim.batch.useful_tokens
+    low, high = (step_s([(p.pool, p.interval_s[i]) for p in sim.phases], sim.rl.steps_off) for i in (0, 1))
+    pools = _pools(sim)
+    fits = all(pool.fits_in_memory for pool in pools)
+    served, trained = sim.served.outcome, sim.update.outcome
+    return RlResult(
+        scenario=sim.scenario,
+        step_time_s=seconds,
+        step_time_interval_s=(low, high),
+        tokens=tokens,
+        tokens_per_s=tokens / seconds,
+        tokens_per_s_per_gpu=tokens / seconds / sim.scenario.ranks,
+        answers_per_s=sim.rl.answers / seconds,
+        critical_path=_critical_path(sim),
+        phases=sim.phases,
+        generation=_written(sim),
+        training=_trained(sim),
+        weight_transfer=sim.transfer,
+        pools=pools,
+        peak_memory_bytes=max(pool.peak_memory_bytes for pool in pools),
+        fits_in_memory=fits,
+        provenance=_provenance(sim),
+        warnings=tuple(dict.fromkeys((*trained.warnings, *served.warnings, *_warnings(sim, pools)))),
+        engine=Engine(
+            tasks=trained.engine.tasks + served.engine.tasks,
+            wall_s=sim.wall_s,
+            path=trained.engine.path if trained.engine.path == served.engine.path else "simpy and static",
+        ),
+    )
+
+
+def _critical_path(sim: RlStep) -> dict[str, float]:
+    """The phases that make up the step, longest first: one step off, of the two pools' the longer ones alone."""
+    sums = {pool: sum(p.seconds for p in sim.phases if p.pool == pool) for pool in ("generation", "training")}
+    shorter = min(sums, key=lambda pool: sums[pool]) if sim.rl.steps_off else ""
+    on_it = {p.name: p.seconds for p in sim.phases if p.pool != shorter}
+    return dict(sorted(on_it.items(), key=lambda item: -item[1]))
+
+
+def tail_s(finish_s: list[float]) -> float:
+    """Seconds at the end in which fewer than a tenth of the answers are under way.
+
+    >>> tail_s([1.0] * 10), tail_s([1.0] * 9 + [3.0])
+    (0.0, 2.0)
+    """
+    ordered = sorted(finish_s)
+    return ordered[-1] - ordered[math.ceil((1 - TAIL) * len(ordered)) - 1]
+
+
+def busy_share(sim: RlStep) -> float:
+    """Of the engine's GPUs, the mean part of the generation in which they compute."""
+    replicas = [r for pool in sim.served.pools for r in pool.replicas]
+    stages = len(sim.served.costs.stages)
+    busy = sum(i.spans[s][1] - i.spans[s][0] for r in replicas for i in r.iterations for s in range(stages))
+    whole = sim.served.end_s * stages * (sim.rl.generation.replicas or 1)
+    return min(1.0, busy / whole) if whole > 0 else 0.0
+
+
+def _written(sim: RlStep) -> Written:
+    outcome, kv, answers = sim.served.outcome, sim.served.outcome.kv_cache, sim.answers
+    return Written(
+        duration_s=sim.served.end_s,
+        tail_s=tail_s([s.finish_s for s in sim.served.sequences]),
+        busy_share=busy_share(sim),
+        replicas=sim.rl.generation.replicas or 1,
+        answers=sim.rl.answers,
+        prompt_tokens=int(answers.prompt_tokens.sum()),
+        output_tokens=int(answers.output_tokens.sum()),
+        longest_output=int(answers.output_tokens.max()),
+        output_tokens_per_s_per_gpu=outcome.output_tokens_per_s_per_gpu,
+        prefix_hit_rate=kv.prefix_hit_rate,
+        running_max=kv.running_max,
+        preemptions=kv.preemptions,
+    )
+
+
+def _trained(sim: RlStep) -> Trained:
+    batch, outcome = sim.batch, sim.update.outcome
+    return Trained(
+        update_s=outcome.step_time_s,
+        updates=batch.updates,
+        micro_batches=batch.micro_batches,
+        micro_batch_size=batch.micro_batch_size,
+        seq_len=batch.seq_len,
+        filled=batch.filled,
+        mfu=outcome.utilization.mfu,
+        bubble_fraction=outcome.mean_rank.bubble_fraction,
+    )
+
+
+def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
+    """Busy is a GPU that computes, copies or sends; of the generation its share, of a rule's reward nothing."""
+    rl, share, of = sim.rl, busy_share(sim), {"generation": 0.0, "training": 0.0, "both": 0.0}
+    for phase in sim.phases:
+        of[phase.pool] += phase.seconds
+    of["generation"] -= rl.reward_s + (1.0 - share) * sim.served.end_s
+    trainer, engine = sim.scenario.parallelism.ranks, rl.generation.ranks
+    found = peaks(rl, sim.update.plan, sim.update.outcome, sim.states, sim.served, sim.reward)
+    if rl.colocated:
+        busy = {"colocated": of["generation"] * engine / trainer + of["training"] + of["both"]}
+    else:
+        busy = {name: of[name] + of["both"] for name in ("training", "generation")}
+    gpus = {"colocated": trainer, "training": trainer, "generation": engine}
+    limit = sim.scenario.cluster.gpu.memory_bytes
+    out = []
+    for name, turns in found.items():
+        peak = max(turns.values())
+        fits = peak <= limit and (name == "training" or sim.served.outcome.fits_in_memory)
+        idle = 1.0 - busy[name] / sim.step_time_s
+        use = PoolUse(
+            name=name,
+            gpus=gpus[name],
+            busy_s=busy[name],
+            idle_share=idle,
+            peak_memory_bytes=peak,
+            peak_by_turn=turns,
+            fits_in_memory=fits,
+        )
+        out.append(use)
+    return tuple(out)
+
+
+def _provenance(sim: RlStep) -> Provenance:
+    """The profile, and the sources of prices, each phase by its seconds."""
+    base, total = sim.update.outcome.provenance, dict[str, float]()
+    parts = [
+        (sim.update.outcome.step_time_s * sim.batch.updates, base.shares),
+        (sim.served.end_s, sim.served.outcome.provenance.shares),
+        (sim.forward.seconds * (1 if sim.rl.reference == "none" else 2), source_shares(sim.forward.shares)),
+        (sim.transfer.seconds, {"topology": 1.0}),
+    ]
+    if sim.reward is not None:
+        parts.append((sim.reward.seconds, source_shares(sim.reward.shares)))
+    whole = sum(seconds for seconds, _ in parts)
+    for seconds, shares in parts:
+        for source, share in shares.items():
+            total[source] = total.get(source, 0.0) + share * seconds / whole
+    return replace(base, shares=total)
+
+
+def _warnings(sim: RlStep, pools: tuple[PoolUse, ...]) -> list[str]:
+    out = []
+    for pool in pools:
+        if not pool.fits_in_memory and pool.peak_memory_bytes > sim.scenario.cluster.gpu.memory_bytes:
+            turn = max(pool.peak_by_turn, key=lambda name: pool.peak_by_turn[name])
+            out.append(f"does not fit in memory: the {pool.name} GPUs need most during {turn}")
+    return out

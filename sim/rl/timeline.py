@@ -1,0 +1,41 @@
+"""The step as a timeline: a row for each sort of phase of each pool, and one for each replica of the engine."""
+
+from __future__ import annotations
+
+from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.rl.records import Phase, PhaseKind
+from sim.rl.step import RlStep
+
+REPLICAS_SHOWN = 16
+
+
+def make_rl_timeline(sim: RlStep) -> Timeline:
+    """Phases on the ranks of their pool, and how long each replica writes."""
+    trainer, engine = sim.scenario.parallelism.ranks, sim.rl.generation.ranks
+    first = 0 if sim.rl.colocated else trainer
+    training, generation = RankClass(0, range(trainer), 0), RankClass(first, range(first, first + engine), 1)
+    classes = (training,) if sim.rl.colocated else (training, generation)
+    pools = {"training": [training], "generation": [classes[-1]], "both": list(classes)}
+    spans = [_span(c, phase) for phase in sim.phases for c in pools[phase.pool]]
+    return from_spans([*spans, *_replicas(sim, classes[-1])], classes)
+
+
+def _span(c: RankClass, phase: Phase) -> Span:
+    end_s = phase.start_s + phase.seconds
+    return Span(c.rank, phase.name, phase.kind, -1, -1, phase.start_s, end_s, Detail(phase.name))
+
+
+def _replicas(sim: RlStep, c: RankClass) -> list[Span]:
+    """From the first to the last token of each replica; of many replicas, those that end first and last."""
+    ended = []
+    for r in (r for pool in sim.served.pools for r in pool.replicas):
+        if r.sequences:
+            ended.append((max(s.finish_s for s in r.sequences), r.index, len(r.sequences)))
+    ended.sort()
+    if len(ended) > REPLICAS_SHOWN:
+        ended = ended[: REPLICAS_SHOWN // 2] + ended[-REPLICAS_SHOWN // 2 :]
+    kind = PhaseKind.GENERATION.value
+    return [
+        Span(c.rank, f"replica {i}", kind, -1, -1, 0.0, end, Detail(f"replica {i}", note=f"{n:,} answers"))
+        for end, i, n in sorted(ended, key=lambda x: x[1])
+    ]

@@ -1,0 +1,96 @@
+"""A step of reinforcement learning in words and numbers, for the terminal and for pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.inputs.rl_config import Rl
+from sim.inputs.scenario import Scenario
+from sim.rl.records import PoolUse, RlResult
+from sim.views.headline import Number, gpus_words, layout_words, model_words
+from sim.views.units import count, n_bytes, percent, seconds
+
+PHASE_HEAD = ("Phase", "GPUs", "Starts", "Takes", "Of the step")
+POOL_HEAD = ("GPUs", "Number", "Busy", "Idle", "Peak memory", "Most during")
+
+
+def rl_line(scenario: Scenario, rl: Rl) -> str:
+    """The scenario in one line: model, trainer, engine, answers, cluster."""
+    g = rl.generation
+    trainer = ", ".join(layout_words(scenario.parallelism.model_dump()))
+    engine = f"{g.engine} {g.replicas} × tp {g.tp}" + (f" pp {g.pp}" if g.pp > 1 else "")
+    turns = "colocated" if rl.colocated else "one step off" if rl.steps_off else "pools of their own"
+    answers = f"{count(rl.prompts_per_step)} prompts × {count(rl.generations_per_prompt)} answers"
+    words = (model_words(scenario.model), f"trained {trainer}", engine, turns, answers, gpus_words(scenario))
+    return " · ".join(words)
+
+
+def rl_headline(result: RlResult) -> list[Number]:
+    """Step time, throughput, the answers' tail, the updates' MFU, idle GPUs, memory."""
+    low, high = result.step_time_interval_s
+    g, t = result.generation, result.training
+    return [
+        Number("Step time", seconds(result.step_time_s), f"90 % interval {seconds(low)} – {seconds(high)}"),
+        Number("Tokens/s per GPU", count(result.tokens_per_s_per_gpu), f"{count(result.tokens_per_s)} in all"),
+        Number("Generation", seconds(g.duration_s), f"the last tenth of the answers takes {seconds(g.tail_s)} longer"),
+        Number("Training", seconds(t.updates * t.update_s), f"{count(t.updates)} updates, MFU {percent(t.mfu)}"),
+        *[Number(f"Idle, {p.name} GPUs", percent(p.idle_share), f"of {count(p.gpus)}") for p in result.pools],
+        *[_memory(p, result.scenario.cluster.gpu.memory_bytes) for p in result.pools],
+    ]
+
+
+def _memory(pool: PoolUse, limit: float) -> Number:
+    share = f"{percent(pool.peak_memory_bytes / limit)} of {n_bytes(limit)}, {pool.name} GPUs"
+    fits = pool.fits_in_memory
+    words = f"✓ fits, {share}" if fits else f"✗ does not fit, {share}"
+    return Number("Peak memory", n_bytes(pool.peak_memory_bytes), words, "good" if fits else "bad")
+
+
+def phase_rows(result: RlResult) -> list[tuple[str, ...]]:
+    """A row for each phase, under `PHASE_HEAD`."""
+    step_s, names = result.step_time_s, {"both": "all"}
+    return [
+        (
+            p.name,
+            names.get(p.pool, p.pool),
+            seconds(p.start_s) if p.start_s else "0",
+            seconds(p.seconds),
+            percent(p.seconds / step_s),
+        )
+        for p in result.phases
+    ]
+
+
+def pool_rows(pools: Sequence[PoolUse]) -> list[tuple[str, ...]]:
+    """A row for each pool, under `POOL_HEAD`."""
+    return [
+        (
+            p.name,
+            count(p.gpus),
+            seconds(p.busy_s),
+            percent(p.idle_share),
+            n_bytes(p.peak_memory_bytes),
+            max(p.peak_by_turn, key=lambda turn: p.peak_by_turn[turn]),
+        )
+        for p in pools
+    ]
+
+
+def fact_lines(result: RlResult) -> list[tuple[str, str]]:
+    """What was written, trained on and transferred, as (name, value)."""
+    g, t, w = result.generation, result.training, result.weight_transfer
+    mean = g.output_tokens / g.answers
+    written = (
+        f"{count(g.answers)} answers of {count(round(mean))} tokens in the mean, {count(g.longest_output)} at most, "
+        f"by {count(g.replicas)} replicas that compute {percent(g.busy_share)} of the time"
+    )
+    trained = (
+        f"{count(t.updates)} updates of {count(t.micro_batches)} micro-batches a replica, "
+        f"each of {count(t.micro_batch_size)} × {count(t.seq_len)} tokens, {percent(t.filled)} filled"
+    )
+    moved = (
+        f"{n_bytes(w.bytes)} gathered over {count(w.gathered_over)} ranks in {seconds(w.gather_s)}, "
+        + (f"broadcast in {seconds(w.broadcast_s)}, " if w.broadcast_s else "")
+        + f"copied into place in {seconds(w.load_s)} ({w.how})"
+    )
+    return [("answers", written), ("training", trained), ("weights", moved)]

@@ -1,0 +1,268 @@
+"""A step of reinforcement learning: its parts are those of the other workloads, and its closed forms hold."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.core.actions import Kind
+from sim.core.errors import InputError
+from sim.inputs.overrides import merge
+from sim.inputs.scenario import load_scenario, parse_scenario
+from sim.models.parameters import count_parameters
+from sim.ranks.plan import make_plan
+from sim.rl.answers import draw_answers, requests_of
+from sim.rl.batches import make_batch
+from sim.rl.forward import policy_forward
+from sim.rl.parts import engine_scenario, update_scenario
+from sim.rl.simulation import RlSimulation, simulate_rl
+from sim.rl.transfer import holders_of_a_copy
+from sim.serve.simulation import simulate_serving
+from sim.simulation import simulate
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+SMALL: dict[str, Any] = {
+    "model": "llama3.2-1b",
+    "cluster": "dgx-h100",
+    "training": {"seq_len": 1024, "global_batch_size": 32},
+    "parallelism": {"dp": 4, "zero": 1},
+    "rl": {
+        "prompts_per_step": 16,
+        "generations_per_prompt": 4,
+        "prompt_len": 64,
+        "output_len": {"mean": 200, "sigma": 0.7},
+    },
+}
+APART = {"rl": {"colocated": False, "generation": {"replicas": 4}}}
+
+
+@cache
+def ran(*overrides: str) -> RlSimulation:
+    """The small scenario with YAML-like overrides, `APART` among them."""
+    data = SMALL
+    for text in overrides:
+        data = merge(data, CHANGES[text])
+    return simulate_rl(parse_scenario(data, "small"))
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "apart": APART,
+    "off": {"rl": {"steps_off": 1}},
+    "equal": {"rl": {"output_len": 200}},
+    "longer": {"rl": {"output_len": {"mean": 500, "sigma": 1.0}}},
+    "slow trainer": {"parallelism": {"dp": 1}, "rl": {"generation": {"replicas": 4}}},
+    "no copies": {"rl": {"sleep_level": 0, "offload_training": False, "reference": "gpu"}},
+    "plain": {"rl": {"reference": "none"}},
+    "tp": {"parallelism": {"dp": 2, "tp": 2, "sp": True}},
+}
+
+
+def seconds(sim: RlSimulation) -> dict[str, float]:
+    return {p.name: p.seconds for p in sim.phases}
+
+
+def test_a_synchronous_step_is_the_sum_of_its_parts_simulated_alone() -> None:
+    sim = ran()
+    rl, scenario = sim.rl, sim.scenario
+    answers = draw_answers(rl, 1024)
+    batch = make_batch(scenario, answers)
+    served = simulate_serving(engine_scenario(scenario, rl, answers), requests=requests_of(answers, rl)).end_s
+    update = simulate(update_scenario(scenario, batch))
+    parts = seconds(sim)
+    assert parts["generation"] == served
+    assert parts["training"] == 2 * update.step_time_s
+    forward = policy_forward(update, 2 * batch.micro_batches).seconds
+    assert parts["policy log-probabilities"] == parts["reference log-probabilities"] == forward
+    copies = [s for name, s in parts.items() if name.startswith(("engine", "training states", "reference swapped"))]
+    assert len(copies) == 5
+    whole = served + 2 * update.step_time_s + 2 * forward + sum(copies) + sim.transfer.seconds
+    assert sim.step_time_s == pytest.approx(whole, rel=1e-12)
+    assert sim.outcome.critical_path == pytest.approx(parts)
+
+
+def test_copies_take_their_bytes_over_pcie() -> None:
+    """Weights of 16 bits; of ZeRO-1 over four ranks 2 + 12/4 bytes a parameter, three of two for the reference."""
+    sim = ran()
+    weights = 2 * count_parameters(sim.scenario.model).total
+    bandwidth = sim.scenario.cluster.gpu.host_bandwidth_bytes_per_s
+    parts = seconds(sim)
+    assert parts["engine sleeps"] == parts["engine wakes"] == pytest.approx(weights / bandwidth, rel=0.02)
+    assert parts["training states to host"] == pytest.approx(weights * 2.5 / bandwidth, rel=0.02)
+    assert parts["reference swapped in and out"] == pytest.approx(weights * 3 / bandwidth, rel=0.02)
+
+
+def test_pools_of_equal_size_differ_from_turns_by_the_transfer_alone() -> None:
+    """With nothing copied to the host and room for every cache, where the engine runs changes no other time."""
+    turns, pools = ran("no copies"), ran("no copies", "apart")
+    assert pools.step_time_s - pools.transfer.seconds == pytest.approx(
+        turns.step_time_s - turns.transfer.seconds, rel=1e-12
+    )
+    assert [p.gpus for p in pools.outcome.pools] == [4, 4]
+    busy = [p.busy_s for p in pools.outcome.pools]
+    whole = turns.outcome.pools[0].busy_s - turns.transfer.seconds
+    assert sum(busy) - 2 * pools.transfer.seconds == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("change", [(), ("longer",), ("slow trainer",), ("plain", "equal"), ("tp",)], ids=str)
+def test_one_step_off_is_the_longer_pool_and_never_slower(change: tuple[str, ...]) -> None:
+    sync, off = ran("apart", *change), ran("apart", "off", *change)
+    assert off.step_time_s < sync.step_time_s
+    of = {pool: sum(p.seconds for p in off.phases if p.pool == pool) for pool in ("generation", "training", "both")}
+    assert off.step_time_s == pytest.approx(max(of["generation"], of["training"]) + of["both"], rel=1e-12)
+    assert sync.step_time_s == pytest.approx(sum(of.values()), rel=1e-12)
+    assert sync.step_time_s <= 2 * off.step_time_s
+    assert all(0 <= p.idle_share < 1 for p in off.outcome.pools)
+
+
+def test_answers_of_one_length_have_no_tail() -> None:
+    """All prompts of a replica fit into one iteration, and all end with the same token."""
+    equal, unlike = ran("equal").outcome.generation, ran().outcome.generation
+    assert equal.tail_s == 0 < unlike.tail_s
+    assert equal.busy_share == pytest.approx(1, rel=1e-9)
+    assert unlike.busy_share < 1
+
+
+def test_lengths_have_the_stated_mean_and_fit_the_sequence() -> None:
+    rl = ran("longer").rl.model_copy(update={"prompts_per_step": 5000})
+    answers = draw_answers(rl, 100_000)
+    assert answers.output_tokens.max() <= 1024  # cut at seq_len, which stood as `max`
+    free = rl.model_copy(update={"output_len": rl.output_len.model_copy(update={"max": 100_000})})
+    assert draw_answers(free, 200_000).output_tokens.mean() == pytest.approx(500, rel=0.03)
+    assert draw_answers(rl, 300).tokens.max() == 300
+    again = draw_answers(rl, 100_000)
+    assert np.array_equal(again.output_tokens, answers.output_tokens)
+
+
+def test_each_replica_gets_neighbours() -> None:
+    sim = ran()
+    requests = requests_of(sim.answers, sim.rl)
+    for i in range(4):
+        names = [r.prefix_id for r in requests[i::4]]
+        assert names == [f"prompt {n // 4}" for n in range(16 * i, 16 * i + 16)]
+    assert sorted(r.output_tokens for r in requests) == sorted(sim.answers.output_tokens.tolist())
+
+
+@pytest.mark.parametrize("how", ["packed", "mean", "padded"])
+def test_micro_batches_hold_all_tokens(how: str) -> None:
+    scenario = parse_scenario(merge(SMALL, {"rl": {"sequences": how}}), "small")
+    assert scenario.rl is not None
+    answers = draw_answers(scenario.rl, 1024)
+    b = make_batch(scenario, answers)
+    computed = b.updates * b.micro_batches * b.micro_batch_size * b.seq_len * 4
+    assert computed >= b.useful_tokens == answers.tokens.sum()
+    assert b.filled == b.useful_tokens / computed
+    if how == "padded":
+        assert b.seq_len == answers.tokens.max()
+        return
+    assert b.filled > 0.97
+    if how == "packed":
+        lengths = answers.tokens.astype(float)
+        squares = computed * b.seq_len  # sequences · length²
+        assert squares == pytest.approx((lengths**2).sum(), rel=0.35)  # whole sequences in a pack of about four
+        assert abs(squares / (lengths**2).sum() - 1) < abs((lengths.sum() ** 2 / 64) / (lengths**2).sum() - 1)
+
+
+def test_forwards_through_a_pipeline_are_gpipes() -> None:
+    """GPipe runs all forwards first: its last one ends when forward passes alone end."""
+    layout = {"parallelism": {"dp": 1, "pp": 4, "schedule": "gpipe", "p2p_overlap": True}, "rl": {"sequences": "mean"}}
+    scenario = parse_scenario(merge(SMALL, layout), "small")
+    assert scenario.rl is not None
+    step = simulate(update_scenario(scenario, make_batch(scenario, draw_answers(scenario.rl, 1024))))
+    ends = [end for spans in step.spans for action, (_, end) in spans.items() if action.kind is Kind.F]
+    assert policy_forward(step, scenario.micro_batches).seconds == pytest.approx(max(ends), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        ({"dp": 4}, [0]),
+        ({"dp": 2, "tp": 2, "pp": 2}, [0, 1, 4, 5]),
+        ({"dp": 4, "zero": 3}, [0, 1, 2, 3]),
+        ({"dp": 4, "zero": 3, "shard_size": 2}, [0, 1]),
+    ],
+)
+def test_a_copy_of_the_parameters_lies_on(layout: dict[str, Any], ranks: list[int]) -> None:
+    scenario = parse_scenario({**SMALL, "parallelism": layout}, "small")
+    assert holders_of_a_copy(make_plan(scenario)) == ranks
+
+
+def test_a_transfer_takes_its_bytes_over_the_links() -> None:
+    """All-gathered over n ranks of a node M·(n−1)/n bytes a GPU, broadcast M bytes, copied 2·M/tp."""
+    data = merge(SMALL, {**APART, "parallelism": {"dp": 4, "zero": 3}, "calibration": "roofline"})
+    sim = simulate_rl(parse_scenario(data, "small"))
+    size, cluster = 2 * count_parameters(sim.scenario.model).total, sim.scenario.cluster
+    link = cluster.intra_node.usable_bytes_per_s
+    found = sim.transfer
+    assert (found.bytes, found.gathered_over, found.how) == (size, 4, "broadcast")
+    assert size * 3 / 4 / link < found.gather_s < 1.3 * size * 3 / 4 / link
+    assert size / link < found.broadcast_s < 1.5 * size / link
+    assert found.load_s == pytest.approx(2 * size / cluster.gpu.memory_bandwidth_bytes_per_s, rel=0.02)
+
+
+def test_what_stays_on_the_gpu_counts_there() -> None:
+    freed, kept = ran().outcome.pools[0], ran("no copies").outcome.pools[0]
+    sim = ran("no copies")
+    weights, states = 2 * count_parameters(sim.scenario.model).total, sim.states
+    assert kept.peak_by_turn["generation"] - freed.peak_by_turn["generation"] == pytest.approx(
+        states.lasting + states.parameters
+    )
+    room = sim.served.capacity.blocks * 16 * sim.served.capacity.stage_token_bytes
+    more = kept.peak_by_turn["training"] - freed.peak_by_turn["training"]
+    assert more == pytest.approx(states.parameters + weights + room, rel=0.02)
+
+
+def test_a_reward_model_reads_every_answer() -> None:
+    """At least 2 flops a weight and token, the vocabulary left out; the policy's own size takes about a forward."""
+    data = merge(SMALL, {"rl": {"reward": {"model": "llama3.2-1b", "tp": 2}}})
+    sim = simulate_rl(parse_scenario(data, "small"))
+    model = sim.scenario.model
+    weights = count_parameters(model).total - model.vocab * model.hidden
+    least = 2 * weights * sim.batch.useful_tokens / 4 / sim.scenario.cluster.gpu.peak_flops_per_s["bf16"]
+    parts = seconds(sim)
+    assert least < parts["reward"] < 2 * parts["policy log-probabilities"]
+    assert sim.outcome.pools[0].peak_by_turn["reward"] > weights
+
+
+@pytest.mark.parametrize("name", ["rl_grpo_llama8b", "rl_grpo_llama8b_one_step_off"])
+def test_shipped_steps_fit_and_read_back(name: str) -> None:
+    scenario = load_scenario(SCENARIOS / f"{name}.yaml")
+    result = simulate_rl(scenario).result
+    assert result["fits_in_memory"]
+    assert parse_scenario(result["scenario"]) == scenario
+    assert result["tokens_per_s"] == pytest.approx(result["tokens"] / result["step_time_s"])
+    low, high = result["step_time_interval_s"]
+    assert low < result["step_time_s"] < high
+    assert sum(result["provenance"]["shares"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rl": {"steps_off": 1}}, "rl.steps_off: found 1; on the same GPUs"),
+        ({"rl": {"colocated": False, "transfer": "ipc"}}, "rl.transfer: found 'ipc'"),
+        ({"rl": {"prompt_len": 2000}}, "rl.prompt_len: found"),
+        ({"rl": {"prompts_per_step": 9}}, "training.global_batch_size: found 32; must divide the step's answers, 36"),
+        ({"rl": {"generation": {"tp": 3}}}, "rl.generation.tp: found 3; must divide model.heads"),
+        ({"rl": {"generation": {"tp": 8}}}, "rl.generation.replicas: found null; a replica's tp·pp = 8"),
+        ({"rl": {"generation": {"replicas": 9}}}, "rl.generation.replicas: found 9 replicas of 1 GPUs; colocated"),
+        ({"rl": {"generation": {"engin": "vllm-v1"}}}, "unknown key; did you mean 'engine'"),
+        ({"rl": {"reward": "judge"}}, "rl.reward: found 'judge'; must be rule, or a mapping"),
+        ({"rl": {"output_len": "long"}}, "rl.output_len: found 'long'; must be a number of tokens"),
+        ({"rl": {"output_len": {"mean": 5000}}}, "rl.output_len: found a mean of 5000; must be at most the longest"),
+        ({"inference": {"requests": {"prompt_len": 1, "output_len": 1}}}, "inference: stands beside rl; the engine"),
+        ({"faults": {"jitter": {"sigma": 0.1}}}, "faults: stands beside rl"),
+    ],
+)
+def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_scenario(merge(SMALL, change), "small")
+    assert message in str(caught.value)
+
+
+def test_other_commands_say_what_to_do() -> None:
+    with pytest.raises(InputError, match="simulate_rl"):
+        simulate(ran().scenario)
