@@ -150,6 +150,15 @@ def _check_turns(rl: Rl, training: Training, parallelism: Parallelism, source: S
             raise source.error((*PATH, "reward", "tp"), f"found {tp}; {why}")
 
 
+def rl_notes(rl: Rl | None) -> tuple[str, ...]:
+    """Keys that have no effect here."""
+    if rl is None or rl.colocated:
+        return ()
+    usual = Rl.model_fields
+    changed = [key for key in ("sleep_level", "offload_training") if getattr(rl, key) != usual[key].default]
+    return tuple(f"rl.{key}: of no effect with colocated false, where nothing makes room" for key in changed)
+
+
 class _EngineSource(Source, frozen=True):
     """Errors of the engine's sections under the keys of `rl.generation`."""
 

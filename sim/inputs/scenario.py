@@ -26,7 +26,7 @@ from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.processes_input import Processes, check_processes
 from sim.inputs.rl_config import Rl
-from sim.inputs.rl_rules import check_engine, resolve_rl
+from sim.inputs.rl_rules import check_engine, resolve_rl, rl_notes
 from sim.inputs.rules import check_rules, check_size, notes
 from sim.inputs.sections import Sections
 from sim.inputs.synonyms import synonym
@@ -237,7 +237,7 @@ def resolve(source: Source, name: str) -> Scenario:
         faults=faults,
         processes=_processes(data, parallelism, source),
         engine=_engine(data, source),
-        warnings=(*unknown, *more_unknown, *_unknown_architecture(cluster, ranks), *notes(sections)),
+        warnings=(*unknown, *more_unknown, *_unknown_architecture(cluster, ranks), *notes(sections), *rl_notes(rl)),
     )
 
 

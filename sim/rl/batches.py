@@ -40,7 +40,7 @@ def make_batch(scenario: Scenario, answers: Answers) -> Batch:
     useful = int(lengths.sum())
     if rl.sequences == "packed":
         packs = count_packs(lengths, t.micro_batch_size * t.seq_len)
-        micro = -(-packs // (updates * dp))
+        micro = _legal(scenario, -(-packs // (updates * dp)))
         each = useful / (updates * micro * dp)
         size = max(1, round(each * useful / float((lengths.astype(float) ** 2).sum())))
         seq_len = -(-each // size)
@@ -51,6 +51,13 @@ def make_batch(scenario: Scenario, answers: Answers) -> Batch:
     tokens = min(-(-int(seq_len) // unit) * unit, t.seq_len)
     computed = updates * micro * dp * size * tokens
     return Batch(updates, micro, size, tokens, useful, min(1.0, useful / computed))
+
+
+def _legal(scenario: Scenario, micro_batches: int) -> int:
+    """The next number of micro-batches that the schedule can run: packs are then less full, as trainers add packs."""
+    p = scenario.parallelism
+    beyond = range(micro_batches, micro_batches + 4 * p.pp * p.virtual_stages + 1)
+    return next((m for m in beyond if p.form.micro_batches_problem(p.pp, m) is None), micro_batches)
 
 
 def _divisor(scenario: Scenario) -> int:

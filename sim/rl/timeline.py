@@ -16,13 +16,14 @@ def make_rl_timeline(sim: RlStep) -> Timeline:
     training, generation = RankClass(0, range(trainer), 0), RankClass(first, range(first, first + engine), 1)
     classes = (training,) if sim.rl.colocated else (training, generation)
     pools = {"training": [training], "generation": [classes[-1]], "both": list(classes)}
-    spans = [_span(c, phase) for phase in sim.phases for c in pools[phase.pool]]
+    spans = [_span(c, phase, n) for n, phase in enumerate(sim.phases, 1) for c in pools[phase.pool]]
     return from_spans([*spans, *_replicas(sim, classes[-1])], classes)
 
 
-def _span(c: RankClass, phase: Phase) -> Span:
+def _span(c: RankClass, phase: Phase, number: int) -> Span:
+    """A phase; rows are sorted by name, so its number comes first."""
     end_s = phase.start_s + phase.seconds
-    return Span(c.rank, phase.name, phase.kind, -1, -1, phase.start_s, end_s, Detail(phase.name))
+    return Span(c.rank, f"{number:2d} {phase.name}", phase.kind, -1, -1, phase.start_s, end_s, Detail(phase.name))
 
 
 def _replicas(sim: RlStep, c: RankClass) -> list[Span]:
@@ -34,8 +35,8 @@ def _replicas(sim: RlStep, c: RankClass) -> list[Span]:
     ended.sort()
     if len(ended) > REPLICAS_SHOWN:
         ended = ended[: REPLICAS_SHOWN // 2] + ended[-REPLICAS_SHOWN // 2 :]
-    kind = PhaseKind.GENERATION.value
+    kind, width = PhaseKind.GENERATION.value, len(str(max((i for _, i, _ in ended), default=0)))
     return [
-        Span(c.rank, f"replica {i}", kind, -1, -1, 0.0, end, Detail(f"replica {i}", note=f"{n:,} answers"))
+        Span(c.rank, f"replica {i:{width}d}", kind, -1, -1, 0.0, end, Detail(f"replica {i}", note=f"{n:,} answers"))
         for end, i, n in sorted(ended, key=lambda x: x[1])
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from sim.core.actions import Kind
 from sim.core.errors import InputError
@@ -23,6 +25,10 @@ from sim.rl.simulation import RlSimulation, simulate_rl
 from sim.rl.transfer import holders_of_a_copy
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from sim.validation.predict import predict
+from sim.validation.tables import Row
+from sim.views.rl_page import rl_page
+from sim.views.rl_summary import print_rl
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SMALL: dict[str, Any] = {
@@ -227,16 +233,66 @@ def test_a_reward_model_reads_every_answer() -> None:
     assert sim.outcome.pools[0].peak_by_turn["reward"] > weights
 
 
-@pytest.mark.parametrize("name", ["rl_grpo_llama8b", "rl_grpo_llama8b_one_step_off"])
-def test_shipped_steps_fit_and_read_back(name: str) -> None:
-    scenario = load_scenario(SCENARIOS / f"{name}.yaml")
-    result = simulate_rl(scenario).result
-    assert result["fits_in_memory"]
-    assert parse_scenario(result["scenario"]) == scenario
-    assert result["tokens_per_s"] == pytest.approx(result["tokens"] / result["step_time_s"])
-    low, high = result["step_time_interval_s"]
-    assert low < result["step_time_s"] < high
-    assert sum(result["provenance"]["shares"].values()) == pytest.approx(1)
+TABLE = (  # of docs/rl.md, row by row
+    ("rl_grpo_llama8b",),
+    ("rl_grpo_llama8b", "rl.output_len=830"),
+    ("rl_grpo_llama8b", "rl.output_len.max=1792"),
+    ("rl_grpo_llama8b", "rl.generation.tp=2"),
+    ("rl_grpo_llama8b", "rl.sequences=padded"),
+    ("rl_grpo_llama8b_one_step_off", "rl.steps_off=0"),
+    ("rl_grpo_llama8b_one_step_off",),
+)
+
+
+@pytest.mark.parametrize(("row", "case"), list(enumerate(TABLE)), ids=str)
+def test_shipped_steps_are_those_of_the_documentation(row: int, case: tuple[str, ...]) -> None:
+    name, *overrides = case
+    scenario = load_scenario(SCENARIOS / f"{name}.yaml", overrides)
+    result = simulate_rl(scenario, engine="static").outcome
+    page = (SCENARIOS.parent / "docs" / "rl.md").read_text(encoding="utf-8")
+    section = page.partition("## What the simulator says")[2]
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:][row]
+    g = result.generation
+    stated = [float(cell.removesuffix(" ms").removesuffix(" s").replace(",", "")) for cell in cells[1:]]
+    stated = [value / 1e3 if cell.endswith(" ms") else value for value, cell in zip(stated, cells[1:], strict=True)]
+    found = [g.duration_s, g.tail_s, result.step_time_s, result.tokens_per_s_per_gpu]
+    assert stated == pytest.approx(found, rel=0.02)
+    assert parse_scenario(result.to_json()["scenario"]) == scenario
+    assert result.tokens_per_s == pytest.approx(result.tokens / result.step_time_s)
+    low, high = result.step_time_interval_s
+    assert low < result.step_time_s < high
+    assert sum(result.provenance.shares.values()) == pytest.approx(1)
+    assert result.fits_in_memory
+
+
+def test_every_row_has_a_case() -> None:
+    page = (SCENARIOS.parent / "docs" / "rl.md").read_text(encoding="utf-8")
+    section = page.partition("## What the simulator says")[2].partition("\n## ")[0]
+    assert len([line for line in section.splitlines() if line.startswith("| ")]) - 1 == len(TABLE)
+
+
+def test_a_page_and_a_summary_name_every_phase() -> None:
+    sim, out = ran("apart", "off"), StringIO()
+    print_rl(sim.outcome, Console(file=out, width=120))
+    page = rl_page(sim)
+    assert len(sim.phases) == 6
+    for phase in sim.phases:
+        assert phase.name in out.getvalue()
+        assert phase.name in page
+    starts, ends = sim.timeline.start_s, sim.timeline.end_s
+    assert ends.max() == pytest.approx(sim.step_time_s)
+    assert starts.min() == 0
+
+
+def test_a_table_of_measurements_may_hold_steps() -> None:
+    sim = ran()
+    measured = {"step_time_s": sim.step_time_s, "generation_s": 1.0, "log_probabilities_s": 1.0, "unknown_s": 1.0}
+    row = Row("table", "training_step", "a", "all", SMALL, measured, {})
+    found, _ = predict(row)
+    assert found["step_time_s"].value == pytest.approx(sim.step_time_s, rel=1e-9)
+    assert found["generation_s"].value == pytest.approx(sim.served.end_s, rel=1e-9)
+    assert found["log_probabilities_s"].value == pytest.approx(2 * sim.forward.seconds, rel=1e-9)
+    assert "unknown_s" not in found
 
 
 @pytest.mark.parametrize(
