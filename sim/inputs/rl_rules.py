@@ -11,7 +11,8 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rl_config import MAX_ANSWERS, Generation, Lengths, RewardModel, Rl
-from sim.inputs.rules import Sections, check_rules
+from sim.inputs.rules import check_rules
+from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
