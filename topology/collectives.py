@@ -63,6 +63,8 @@ class Group(Struct, frozen=True, dict=True):
     protocols: bool  # NCCL's apply
     timing: Timing  # what its machine takes, for `durations`
     fabric: Fabric
+    straight: bool = False  # every two GPUs of a domain are linked, and the library sends straight over these links
+    torus_steps: int = 0  # of rings along all axes of a torus, one pass; 0: no torus
 
     @cached_property
     def _kept(self) -> dict[tuple[str, float, float], Group]:
@@ -193,6 +195,33 @@ def nvls_tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     return AlphaBeta(near.latency_s + far_latency_s, max(near.transfer_s, sent_bytes / between))
 
 
+def mesh_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
+    """α + S(n-1)/n / B: every rank sends its n-th straight to each other, over all its links at once.
+
+    B is what the links to the other n-1 carry together, so a message of S/n has one of them for itself. A
+    reduce-scatter costs the same (R. Thakur 2005, section 4.1.3, "pairwise exchange", all exchanges at once).
+    """
+    return AlphaBeta(group.latency_s, size_bytes * (group.ranks - 1) / group.ranks / group.exchange_bytes_per_s)
+
+
+def mesh_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """2α + 2S(n-1)/n / B: a reduce-scatter and an all-gather, each straight to every other rank."""
+    half = mesh_all_gather(group, size_bytes)
+    return AlphaBeta(2 * half.latency_s, 2 * half.transfer_s)
+
+
+def torus_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
+    """Σ⌊c/2⌋ α' + S(n-1)/n / b: rings along every axis of the torus, each on its part of S, all at once; c: nodes
+    on an axis (P. Sack, W. Gropp 2015). b is what the axes' links carry together; a reduce-scatter costs the same."""
+    return AlphaBeta(group.torus_steps * group.inter_latency_s, ring_all_gather(group, size_bytes).transfer_s)
+
+
+def torus_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """A reduce-scatter and an all-gather along every axis."""
+    half = torus_all_gather(group, size_bytes)
+    return AlphaBeta(2 * half.latency_s, 2 * half.transfer_s)
+
+
 def hierarchical_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     """Reduce-scatter inside the domain, all-reduce of S/g among d peers over each rail, all-gather inside.
 
@@ -246,9 +275,21 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
         "tree": tree_all_reduce,
         "nvls": nvls_all_reduce,
         "nvls_tree": nvls_tree_all_reduce,
+        "mesh": mesh_all_reduce,
+        "torus": torus_all_reduce,
     },
-    "all_gather": {"ring": ring_all_gather, "nvls": nvls_all_gather},
-    "reduce_scatter": {"ring": ring_all_gather, "nvls": nvls_all_gather},
+    "all_gather": {
+        "ring": ring_all_gather,
+        "nvls": nvls_all_gather,
+        "mesh": mesh_all_gather,
+        "torus": torus_all_gather,
+    },
+    "reduce_scatter": {
+        "ring": ring_all_gather,
+        "nvls": nvls_all_gather,
+        "mesh": mesh_all_gather,
+        "torus": torus_all_gather,
+    },
     "broadcast": {"ring": ring_broadcast},
     "reduce": {"ring": ring_broadcast},
     "all_to_all": {"pairwise": pairwise_all_to_all},
@@ -256,7 +297,11 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "scatter": {"direct": direct_gather},
     "send_recv": {"direct": direct_send_recv},
 }
-"""What NCCL considers for each collective; the fastest is taken, of those that the group can run (`_usable`)."""
+"""What is considered for each collective; the fastest is taken, of those that the group can run (`_usable`).
+
+`mesh` and `torus` are not NCCL's: the first is what libraries of chips do that are linked one to one (RCCL's direct
+all-gather and its all-pairs kernels), the second what a compiler lays on a torus.
+"""
 
 
 MESSAGES = ("all_to_all", "gather", "scatter", "send_recv")
@@ -325,7 +370,12 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
 
 
 def _usable(algorithm: str, group: Group, size_bytes: float) -> bool:
-    """NVLS needs a switch that reduces, and one domain; its trees what `Network` says of domains and size."""
+    """NVLS needs a switch that reduces, and one domain; its trees what `Network` says of domains and size; a mesh one
+    domain of links from each to each. Trees' hops would pass several links of a torus, so none runs there."""
     if algorithm == "nvls":
         return group.nvls_share > 0 and group.domains == 1
+    if algorithm == "mesh":
+        return group.straight and group.domains == 1
+    if algorithm in ("torus", "tree"):
+        return (group.torus_steps > 0) == (algorithm == "torus")
     return algorithm != "nvls_tree" or (group.domains > 1 and size_bytes >= group.nvls_tree_bytes)

@@ -28,6 +28,7 @@ from topology.collectives import (
     AlphaBeta,
     Group,
     direct_send_recv,
+    mesh_all_gather,
     message_protocol,
     nvls_all_gather,
     nvls_all_reduce,
@@ -122,6 +123,21 @@ def ring_reduce(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
     half = ring_all_gather(_slow(group, group.timing.ring), size_bytes)
     bare = AlphaBeta(0.0, 2 * half.transfer_s)
     return _ring(group, protocol, size_bytes / group.ranks, 2 * (group.ranks - 1), bare)
+
+
+def straight(passes: int) -> Callable[[Group, str, float], AlphaBeta]:
+    """All-gathers and reduce-scatters over a mesh, one after the other: a step each, nothing to fill.
+
+    Starts, steps and shares are those of rings: of no library on a mesh is there a table.
+    """
+
+    def duration(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
+        kernel = group.timing.ring
+        start_s, step_s = _start(group, kernel, protocol)
+        bare = mesh_all_gather(_slow(group, kernel), size_bytes)
+        return AlphaBeta(start_s + passes * step_s, passes * bare.transfer_s * _wire(kernel, protocol))
+
+    return duration
 
 
 def ring_pipeline(group: Group, protocol: str, size_bytes: float) -> AlphaBeta:
@@ -242,9 +258,10 @@ DURATIONS: Mapping[str, Mapping[str, Duration]] = {
         "tree": tree_reduce,
         "nvls": in_switch(nvls_all_reduce),
         "nvls_tree": switches_and_trees,
+        "mesh": straight(2),
     },
-    "all_gather": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather)},
-    "reduce_scatter": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather)},
+    "all_gather": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather), "mesh": straight(1)},
+    "reduce_scatter": {"ring": ring_gather, "nvls": in_switch(nvls_all_gather), "mesh": straight(1)},
     "broadcast": {"ring": ring_pipeline},
     "reduce": {"ring": ring_pipeline},
     "all_to_all": {"pairwise": exchange},
@@ -252,7 +269,7 @@ DURATIONS: Mapping[str, Mapping[str, Duration]] = {
     "scatter": {"direct": exchange},
     "send_recv": {"direct": send_recv},
 }
-"""What each algorithm of `collectives.ALGORITHMS` takes under a protocol."""
+"""What each algorithm of `collectives.ALGORITHMS` takes under a protocol; rings of a torus run without one."""
 
 
 def duration(kind: str, algorithm: str, protocol: str, group: Group, size_bytes: float) -> AlphaBeta:

@@ -85,7 +85,8 @@ def _add_node(made: _Made, cluster: ClusterSpec, node: int) -> None:
     gpus, inter = cluster.gpus_per_node, cluster.inter_node
     host = made.add(Part(f"host{node}", "cpu"))
     switches = min(gpus, inter.nics_per_node)
-    per_gpu = max(cluster.gpu.host_bandwidth_bytes_per_s, inter.usable_bytes_per_s)
+    nics_per_gpu = max(1.0, inter.nics_per_node / gpus)
+    per_gpu = max(cluster.gpu.host_bandwidth_bytes_per_s, inter.usable_bytes_per_s * nics_per_gpu)
     for index in range(switches):
         switch = made.add(Part(f"pcie{node}.{index}", "pcie"))
         made.join(switch, host, cluster.gpu.host_bandwidth_bytes_per_s)
@@ -107,12 +108,12 @@ def _add_nvlink(made: _Made, cluster: ClusterSpec, node: int) -> None:
     """The node's fast links: to the domain's NVSwitch, between GPUs, or (kind pcie) through the host."""
     gpus, intra = cluster.gpus_per_node, cluster.intra_node
     ranks = range(node * gpus, (node + 1) * gpus)
-    if intra.kind == "nvlink_mesh":
-        lane = intra.bandwidth_bytes_per_s / links_per_gpu(gpus)
+    if intra.meshed:
+        full = intra.kind == "full_mesh"
+        lane, count = intra.bandwidth_bytes_per_s / links_per_gpu(gpus, full), links(gpus, full)
         for a, b in product(range(gpus), repeat=2):
-            if a < b and links(gpus)[a][b]:
-                ends = gpu(ranks[a]), gpu(ranks[b])
-                made.join(*ends, lane * links(gpus)[a][b], intra.latency_s, intra.efficiency)
+            if a < b and count[a][b]:
+                made.join(gpu(ranks[a]), gpu(ranks[b]), lane * count[a][b], intra.latency_s, intra.efficiency)
         return
     hub = f"host{node}"
     if intra.kind == "nvswitch":

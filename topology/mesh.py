@@ -1,4 +1,7 @@
-"""NVLink without a switch: which GPUs have how many links between them, and how many rings fit on them."""
+"""GPUs linked without a switch: which have how many links between them, and how many rings fit on them.
+
+`full`: as many links between every two, also of 8 (xGMI, Gaudi's Ethernet); else 8 are NVIDIA's hybrid cube mesh.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ _CUBE_MESH = (
 )
 
 
-def links(gpus: int) -> tuple[tuple[int, ...], ...]:
+def links(gpus: int, full: bool = False) -> tuple[tuple[int, ...], ...]:
     """Links between each pair of a node's GPUs: the hybrid cube mesh of 8, else one between every two."""
-    if gpus == len(_CUBE_MESH):
+    if gpus == len(_CUBE_MESH) and not full:
         return _CUBE_MESH
     return tuple(tuple(int(a != b) for b in range(gpus)) for a in range(gpus))
 
 
-def links_per_gpu(gpus: int) -> int:
+def links_per_gpu(gpus: int, full: bool = False) -> int:
     """Links that leave one GPU: its bandwidth divided by this is one link's."""
-    return max(1, sum(links(gpus)[0]))
+    return max(1, sum(links(gpus, full)[0]))
 
 
-def relay(gpus: int, src: int, dst: int) -> tuple[int, ...]:
+def relay(gpus: int, src: int, dst: int, full: bool = False) -> tuple[int, ...]:
     """The way from one GPU to another: direct, else through the GPU with most links to both.
 
     NCCL relays over NVLink the same way (PATH_NVB). Of equally good ones, which depends on src + dst, so that
@@ -41,7 +44,7 @@ def relay(gpus: int, src: int, dst: int) -> tuple[int, ...]:
     >>> relay(8, 0, 3), relay(8, 0, 7)
     ((0, 3), (0, 4, 7))
     """
-    count = links(gpus)
+    count = links(gpus, full)
     if count[src][dst] or src == dst:
         return (src, dst)
     most = max(min(count[src][via], count[via][dst]) for via in range(gpus))
@@ -49,22 +52,22 @@ def relay(gpus: int, src: int, dst: int) -> tuple[int, ...]:
     return (src, best[(src + dst) % len(best)], dst)
 
 
-def relay_links(gpus: int, src: int, dst: int) -> int:
+def relay_links(gpus: int, src: int, dst: int, full: bool = False) -> int:
     """Links on the narrowest part of the way from one GPU to another."""
-    way = relay(gpus, src, dst)
-    return min(links(gpus)[a][b] for a, b in pairwise(way))
+    way = relay(gpus, src, dst, full)
+    return min(links(gpus, full)[a][b] for a, b in pairwise(way))
 
 
 @lru_cache(maxsize=1024)
-def exchange_load(gpus: int, members: tuple[int, ...]) -> float:
+def exchange_load(gpus: int, members: tuple[int, ...], full: bool = False) -> float:
     """Blocks on the fullest link, in blocks per link, when each member sends one block to every other."""
     load: dict[tuple[int, int], int] = {}
     for src in members:
         for dst in members:
-            way = relay(gpus, src, dst) if src != dst else ()
+            way = relay(gpus, src, dst, full) if src != dst else ()
             for hop in pairwise(way):
                 load[hop] = load.get(hop, 0) + 1
-    return max(blocks / links(gpus)[a][b] for (a, b), blocks in load.items())
+    return max(blocks / links(gpus, full)[a][b] for (a, b), blocks in load.items())
 
 
 @lru_cache(maxsize=1024)
@@ -78,7 +81,7 @@ def ring_cycles(gpus: int, members: tuple[int, ...]) -> tuple[tuple[int, ...], .
     return _pack([cycle for cycle in cycles if _fits(free, cycle)], free)
 
 
-def rings(gpus: int, members: tuple[int, ...]) -> int:
+def rings(gpus: int, members: tuple[int, ...], full: bool = False) -> int:
     """How many one-way rings over `members` fit on the links, each on links of its own.
 
     Where every two GPUs are linked, m members fill all their m-1 links with rings (Tillson 1980; for 4 and 6
@@ -86,10 +89,12 @@ def rings(gpus: int, members: tuple[int, ...]) -> int:
 
     >>> [rings(8, tuple(range(members))) for members in range(2, 9)]
     [1, 2, 4, 0, 2, 4, 6]
+    >>> rings(8, tuple(range(8)), full=True)
+    7
     """
     if len(members) == 2:
-        return links(gpus)[members[0]][members[1]]
-    if gpus != len(_CUBE_MESH):
+        return links(gpus, full)[members[0]][members[1]]
+    if full or gpus != len(_CUBE_MESH):
         return len(members) - 1
     return 2 * len(ring_cycles(gpus, members))
 

@@ -25,7 +25,7 @@ from topology.durations import Way, duration, message_seconds
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
 from topology.spec import ClusterSpec
 from topology.timing import TREE_SHARE, fabric_of, slower, timing_of
-from topology.torus import mean_hops, torus_hops, torus_shape
+from topology.torus import mean_hops, ring_links, torus_hops, torus_shape
 
 if TYPE_CHECKING:
     from topology.uneven import Uneven
@@ -118,7 +118,9 @@ class Network:
         self.domain_gpus = cluster.domain_gpus
         inter = cluster.inter_node
         self._full = cluster.intra_node.usable_bytes_per_s
+        self._all_linked = cluster.intra_node.kind == "full_mesh"
         self._protocols = cluster.intra_node.kind != "pcie"
+        self._straight = cluster.gpu.architecture == "other" and self._all_linked  # NCCL itself never does
         self._nvls_share = cluster.intra_node.nvls_efficiency if cluster.intra_node.kind == "nvswitch" else 0.0
         self._share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
         self._shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
@@ -126,7 +128,8 @@ class Network:
         self._groups: dict[tuple[int, ...] | range, Group] = {}
         leaves_matter = inter.oversubscription != 1.0 and not self._shape
         leaf_gpus = inter.nodes_per_leaf * cluster.gpus_per_node if leaves_matter else 1
-        self._alike = lcm(leaf_gpus, self.domain_gpus)  # groups so far apart differ in nothing
+        # Groups so far apart differ in nothing; on a torus one may lie along a row, the next round its end.
+        self._alike = cluster.nodes * cluster.gpus_per_node if self._shape else lcm(leaf_gpus, self.domain_gpus)
         self._placed: dict[tuple[int, ...], Group] = {}
         self._uneven: Uneven | None = None
         if cluster.topology is not None:
@@ -225,8 +228,7 @@ class Network:
         """Seconds to copy between a GPU and its host's memory: a launch, then the link's bandwidth."""
         if (seen := self._seen_by((rank,))) is not self:
             return seen.host_copy(size_bytes, rank)
-        gpu = self.cluster.gpu
-        left = 1.0 if self._uneven is None else self._uneven.of_rank(rank)["host"]
+        left, gpu = 1.0 if self._uneven is None else self._uneven.of_rank(rank)["host"], self.cluster.gpu
         return gpu.launch_overhead_s + size_bytes / (gpu.host_bandwidth_bytes_per_s * left)
 
     def group(self, ranks: Sequence[int]) -> Group:
@@ -297,6 +299,8 @@ class Network:
             protocols=self._protocols,
             timing=self._timing,
             fabric=self._fabric,
+            straight=self._straight,
+            torus_steps=0 if self._protocols else self._along_axes(ranks)[1],  # NCCL and its like know no torus
         )
 
     def _nvls_tree_bytes(self, fewest: int, most: int, domains: int) -> float:
@@ -310,54 +314,53 @@ class Network:
         return fabric.nvls_tree_bytes if possible else inf
 
     def _inside(self, ranks: Sequence[int], most: int) -> _Inside:
-        """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there
-        are.
+        """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there are.
 
         Where no ring fits on the mesh, rings close over PCIe, and an all-reduce goes up and down one chain of
         single links (NCCL makes no more chains than rings).
         """
         full = self._full
-        if self.cluster.intra_node.kind != "nvlink_mesh" or most == 1:
+        if not self.cluster.intra_node.meshed or most == 1:
             return _Inside(full, full / 2, full, full)
         gpus, domains = self.cluster.gpus_per_node, [rank // self.domain_gpus for rank in ranks]
         counts = Counter(domains)
         fullest = max(sorted(counts), key=lambda domain: counts[domain])
         members = tuple([rank % gpus for rank, domain in zip(ranks, domains, strict=True) if domain == fullest])
-        lane = full / links_per_gpu(gpus)
-        fit = rings(gpus, tuple(sorted(members)))
+        lane = full / links_per_gpu(gpus, self._all_linked)
+        fit = rings(gpus, tuple(sorted(members)), self._all_linked)
         following = zip(members, (*members[1:], members[0]), strict=True)
         return _Inside(
             ring=lane * fit or self.cluster.gpu.host_bandwidth_bytes_per_s,
             chain=lane * max(1.0, fit / 2),
-            exchange=lane * (len(members) - 1) / exchange_load(gpus, members),
+            exchange=lane * (len(members) - 1) / exchange_load(gpus, members, self._all_linked),
             pair=min(self._pair(a, b) for a, b in following),
         )
 
     def _pair(self, src: int, dst: int) -> float:
         """Bandwidth between two GPUs of one domain; on a mesh the links between them or over a third GPU."""
         intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
-        if intra.kind != "nvlink_mesh":
+        if not intra.meshed:
             return self._full
-        return self._full / links_per_gpu(gpus) * relay_links(gpus, src % gpus, dst % gpus)
+        lane = self._full / links_per_gpu(gpus, self._all_linked)
+        return lane * relay_links(gpus, src % gpus, dst % gpus, self._all_linked)
 
     def _latency(self, src: int, dst: int) -> float:
         """Within a domain one step, on a mesh one a link."""
         intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
-        steps = len(relay(gpus, src % gpus, dst % gpus)) - 1 if intra.kind == "nvlink_mesh" else 1
-        return intra.latency_s * steps
+        return intra.latency_s * (len(relay(gpus, src % gpus, dst % gpus, self._all_linked)) - 1 if intra.meshed else 1)
 
     def _between(self, ranks: Sequence[int], fewest: int) -> tuple[float, float, float, float]:
         """A GPU's share of the NICs for rings, trees, exchanges and pairs.
 
         Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last
         sends above it, so the ring gets min(1, k/oversubscription); trees and pairs are taken to cross; of an
-        exchange the part that leaves the leaf crosses. On a torus rings use all directions (a torus splits
-        into Hamiltonian rings), a pair the links of one direction, and an exchange's bytes pass mean_hops
-        links.
+        exchange the part that leaves the leaf crosses. On a torus rings use the links of all axes that the group spans,
+        a pair the links of one direction, and an exchange's bytes pass mean_hops links.
         """
         share, over = self._share, self.cluster.inter_node.oversubscription
         if self._shape:
-            return share, share, share / max(1.0, mean_hops(self._shape)), self._torus_link(1)
+            part, _ = self._along_axes(ranks)
+            return share * part, share * part, share / max(1.0, mean_hops(self._shape)), self._torus_link(1)
         pair = share * max(1.0, min(fewest, self.cluster.inter_node.usable_bytes_per_s / share))  # one leaves a domain
         if over == 1.0:
             return share, share, share, pair
@@ -374,6 +377,11 @@ class Network:
             share / max(1.0, min(1.0, above) * over),
             pair / over,
         )
+
+    def _along_axes(self, ranks: Sequence[int]) -> tuple[float, int]:
+        """The part of a torus's links that a group's rings fill, and the steps of a pass; see `ring_links`."""
+        nodes = {rank // self.cluster.gpus_per_node for rank in ranks}
+        return ring_links(self._shape, nodes) if self._shape and len(nodes) > 1 else (1.0, 0)
 
     @property
     def _lessened(self) -> bool:

@@ -346,4 +346,100 @@ _CLUSTER_LIST = (
     _nvl72("gb300-nvl72", "gb300", 100, "GB300 NVL72 data sheet: 130 TB/s NVLink, 72 ConnectX-8 at 800 Gbit/s"),
 )
 
-CLUSTERS: dict[str, ClusterSpec] = {cluster.name: cluster for cluster in _CLUSTER_LIST}
+
+def _mesh(name: str, gpu: str, link: IntraNode, nics: int, nic_gb_per_s: float, source: str) -> ClusterSpec:
+    """Eight chips, each with links to all seven others."""
+    return ClusterSpec(
+        name=name,
+        gpu=GPUS[gpu],
+        gpus_per_node=8,
+        nvlink_domain=8,
+        intra_node=link,
+        inter_node=_fabric(nics, nic_gb_per_s),
+        source=source,
+    )
+
+
+def _full_mesh(gb_per_s: float, efficiency: float) -> IntraNode:
+    """`gb_per_s`: of a chip's links together."""
+    bandwidth = gb_per_s * 1e9
+    step_s = SIMPLE_NVLINK_S  # nobody published a library's step on such links
+    return IntraNode(kind="full_mesh", bandwidth_bytes_per_s=bandwidth, latency_s=step_s, efficiency=efficiency)
+
+
+def _ici(name: str, gpu: str, links: int, link_gb_per_s: float, source: str) -> ClusterSpec:
+    """Chips on a torus, each a node of its own: its links lead to its neighbours, and there is no other network.
+
+    Of a side's links 0.9 is left for data, and a hop takes a microsecond (both: J. Austin et al., "How to Scale Your
+    Model", 2025, appendix of chapter 2: 90 of v5p's 100 GB/s; of 45 GB/s of v5e's 50).
+    """
+    return ClusterSpec(
+        name=name,
+        gpu=GPUS[gpu],
+        gpus_per_node=1,
+        nvlink_domain=1,
+        intra_node=IntraNode(kind="pcie", bandwidth_bytes_per_s=GPUS[gpu].host_bandwidth_bytes_per_s),
+        inter_node=InterNode(
+            kind="torus",
+            nics_per_node=links,
+            nic_bandwidth_bytes_per_s=link_gb_per_s * 1e9,
+            latency_s=1e-6,
+            efficiency=0.9,
+            rendezvous=False,
+        ),
+        source=source,
+    )
+
+
+# AMD counts 48 of a link's 64 GB/s as usable (ROCm blog, "Understanding RCCL Bandwidth and xGMI Performance on AMD
+# Instinct MI300X", 2025). Of Ethernet the house's share of a NIC is left.
+_XGMI_EFFICIENCY = 48 / 64
+_UNMEASURED = "no measurement of its collectives"
+_WITHOUT_SWITCHES = (
+    _mesh(
+        "mi300x-node",
+        "mi300x",
+        _full_mesh(448, _XGMI_EFFICIENCY),
+        8,
+        50,
+        f"AMD Instinct MI300X platform data sheet: 7 links of 64 GB/s; 400 Gbit/s a GPU assumed; {_UNMEASURED}",
+    ),
+    _mesh(
+        "mi325x-node",
+        "mi325x",
+        _full_mesh(448, _XGMI_EFFICIENCY),
+        8,
+        50,
+        f"AMD Instinct MI325X platform data sheet: 7 links of 64 GB/s; 400 Gbit/s a GPU assumed; {_UNMEASURED}",
+    ),
+    _mesh(
+        "mi355x-node",
+        "mi355x",
+        _full_mesh(537.6, _XGMI_EFFICIENCY),
+        8,
+        50,
+        f"AMD Instinct MI355X platform data sheet: 7 links of 76.8 GB/s; 400 Gbit/s a GPU assumed; {_UNMEASURED}",
+    ),
+    _mesh(
+        "gaudi2-node",
+        "gaudi2",
+        _full_mesh(262.5, 0.96),
+        24,
+        12.5,
+        f"Intel Gaudi 2 HLS reference: 3 ports of 100 Gbit/s to each of seven, 3 outward; {_UNMEASURED}",
+    ),
+    _mesh(
+        "gaudi3-node",
+        "gaudi3",
+        _full_mesh(525, 0.96),
+        24,
+        25,
+        f"Intel Gaudi 3 whitepaper: 3 ports of 200 Gbit/s to each of seven, 3 outward; {_UNMEASURED}",
+    ),
+    _ici("tpu-v5e-torus", "tpu-v5e", 4, 50, f"Google Cloud documentation: 2D torus, 4 links; {_UNMEASURED}"),
+    _ici("tpu-v5p-torus", "tpu-v5p", 6, 100, f"Google Cloud documentation: 3D torus, 6 links; {_UNMEASURED}"),
+    _ici("tpu-v6e-torus", "tpu-v6e", 4, 100, f"Google Cloud documentation: 2D torus, 4 links; {_UNMEASURED}"),
+    _ici("tpu-v7-torus", "tpu-v7", 6, 100, f"Google Cloud documentation: 3D torus, 6 links; {_UNMEASURED}"),
+)
+
+CLUSTERS: dict[str, ClusterSpec] = {cluster.name: cluster for cluster in (*_CLUSTER_LIST, *_WITHOUT_SWITCHES)}

@@ -48,4 +48,4 @@ TREE = (
 # NCCL counts 23 µs for all of it; the closed form has 5 steps (an all-gather's 4 are not told apart).
 NVLS = (_protocol("Simple", 0.0, 23 / 5, 14.0, 1.0),)
 
-PROTOCOLS = {"ring": RING, "tree": TREE, "nvls": NVLS, "nvls_tree": NVLS}
+PROTOCOLS = {"ring": RING, "tree": TREE, "nvls": NVLS, "nvls_tree": NVLS, "mesh": RING}

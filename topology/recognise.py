@@ -182,7 +182,10 @@ def _intra_node(wiring: Wiring, gpu: GpuSpec, own: Sequence[str]) -> IntraNode:
         return _links_inside("nvswitch", each, 2 * each.latency_s, nvls)
     if kind == "gpu":
         each = _together(by_word[kind])
-        return _links_inside("nvlink_mesh", each, each.latency_s)
+        peers = _usual(len([x for x in wiring.beside[name] if wiring.kind(x) == "gpu"]) for name in own)
+        # Of 8 that are all linked, or of chips whose library sends straight to every peer; else NVIDIA's meshes.
+        full = peers == 7 or gpu.architecture == "other"
+        return _links_inside("full_mesh" if full else "nvlink_mesh", each, each.latency_s)
     each = _together(by_word[kind])
     return _links_inside("pcie", each, 2 * each.latency_s or SIMPLE_NVLINK_S)
 

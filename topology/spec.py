@@ -62,14 +62,20 @@ class IntraNode(_Spec):
 
     `efficiency`: the part of the bandwidth that data can use, headers taken off. `nvls_efficiency`:
     what is left of that when the switches reduce and multicast (NVLink SHARP); 0 where they cannot.
+    `nvlink_mesh`: links between GPUs, of 8 NVIDIA's hybrid cube mesh; `full_mesh`: as many links between every two.
     `latency_s`: one step of a ring, large messages (NCCL's protocol Simple); small ones step faster.
     """
 
-    kind: Literal["nvswitch", "nvlink_mesh", "pcie"] = "nvswitch"
+    kind: Literal["nvswitch", "nvlink_mesh", "full_mesh", "pcie"] = "nvswitch"
     bandwidth_bytes_per_s: float = Field(default=450e9, gt=0, le=1e18)
     latency_s: float = Field(default=3.4e-6, ge=0, le=10)
     efficiency: float = Field(default=0.8, gt=0, le=1)
     nvls_efficiency: float = Field(default=0.0, ge=0, le=1)
+
+    @property
+    def meshed(self) -> bool:
+        """Whether links join GPUs to each other, with no switch between them."""
+        return self.kind in ("nvlink_mesh", "full_mesh")
 
     @property
     def usable_bytes_per_s(self) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Collection, Sequence
+from itertools import pairwise, product
 
 
 def torus_shape(nodes: int, nics_per_node: int) -> tuple[int, ...]:
@@ -36,6 +36,37 @@ def torus_hops(a: int, b: int, shape: Sequence[int]) -> int:
     """Links of a shortest way between two nodes: per dimension the shorter way round."""
     steps = zip(torus_position(a, shape), torus_position(b, shape), shape, strict=True)
     return sum(min((x - y) % side, (y - x) % side) for x, y, side in steps)
+
+
+def ring_links(shape: Sequence[int], nodes: Collection[int]) -> tuple[float, int]:
+    """The part of a node's links that rings over `nodes` fill, and the steps of one pass along all axes.
+
+    Nodes that lie as a lattice (every combination of a few coordinates) run rings along each axis that they span, each
+    on its part of the data, all at once (P. Sack, W. Gropp, "Collective algorithms for multiported torus networks",
+    2015). An axis that they fill is a ring of two links a node, one a direction, and c // 2 steps; a part of it is a
+    line, whose way back takes the links of the other direction: one link, c - 1 steps. Lattices that leave out every
+    s-th place share the axis with s - 1 others of their kind. Elsewhere one link, and a step a node.
+
+    >>> ring_links((4, 4, 4), range(64)), ring_links((4, 4, 4), range(4)), ring_links((4, 4, 4), range(2))
+    ((1.0, 6), (0.3333333333333333, 2), (0.16666666666666666, 1))
+    """
+    places = [torus_position(node, shape) for node in nodes]
+    axes = [sorted(set(values)) for values in zip(*places, strict=True)]
+    count = 1
+    for axis in axes:
+        count *= len(axis)
+    whole = 2 * len(shape)
+    if count != len(places):
+        return 1 / whole, len(places) - 1
+    links, steps = 0.0, 0
+    for axis, side in zip(axes, shape, strict=True):
+        if len(axis) == 1:
+            continue
+        stride = min(b - a for a, b in pairwise(axis))
+        around = len(axis) * stride == side
+        links += (2.0 if around else 1.0) / stride
+        steps += len(axis) // 2 if around else len(axis) - 1
+    return links / whole, steps
 
 
 def mean_hops(shape: Sequence[int]) -> float:

@@ -185,7 +185,7 @@ def uneven(cluster: ClusterSpec) -> Uneven:
 
 
 def _rings(cluster: ClusterSpec, ranks: Sequence[int], near: bool) -> Transfers:
-    if cluster.intra_node.kind == "nvlink_mesh" and near:
+    if cluster.intra_node.meshed and near:
         return [each for members in _by_domain(cluster, ranks) for each in _mesh_rings(cluster, members)]
     return ring_transfers(cluster, ranks, 1.0)
 
@@ -194,7 +194,7 @@ def _mesh_rings(cluster: ClusterSpec, members: Sequence[int]) -> Transfers:
     """Along the cycles that fit on the mesh, both ways; where every two GPUs are linked, over all links alike."""
     gpus = cluster.gpus_per_node
     local = tuple(sorted(rank % gpus for rank in members))
-    if len(local) == 2 or gpus != 8:
+    if len(local) == 2 or gpus != 8 or cluster.intra_node.kind == "full_mesh":
         return [(a, b, 1 / (len(members) - 1)) for a in members for b in members if a != b]
     start = members[0] // gpus * gpus
     cycles = ring_cycles(gpus, local)

@@ -8,6 +8,7 @@ stream that loads the sender's links out and the receiver's in.
 - Tree: every piece goes up from the leaves to the root and down again, a hop at a time, one piece behind the other;
   two trees take half of the pieces each (Sanders, Speck, Träff 2009; NCCL 2.4), built as NCCL builds them.
 - Exchange: in round k each member sends to the k-th after it.
+- Mesh: each member sends to all others at once, in an all-reduce twice.
 
 All messages of a collective take the same time alone, its closed form's seconds over the steps on its longest chain; so
 alone it takes the closed form, and a link that others use, or a member that comes late, holds up those messages that
@@ -85,6 +86,20 @@ def exchange(members: int) -> Pattern:
     return Pattern(tuple(hops), members - 1, 1 / members)
 
 
+def mesh(members: int, passes: int) -> Pattern:
+    """Everyone straight to everyone, all at once; of an all-reduce's second pass each sends what all have sent it.
+
+    >>> mesh(3, 2).hops[6]
+    Hop(sender=0, receiver=1, after=(2, 4))
+    """
+    edges = [(i, (i + k) % members) for k in range(1, members) for i in range(members)]
+    hops = [Hop(i, j, ()) for i, j in edges]
+    if passes == 2:
+        into = [tuple(sorted(e for e, (_, to) in enumerate(edges) if to == i)) for i in range(members)]
+        hops += [Hop(i, j, into[i]) for i, j in edges]
+    return Pattern(tuple(hops), passes, 1 / members, at_once=True)
+
+
 def tree(members: int, pieces: int = PIECES) -> Pattern:
     """An all-reduce up and down two trees."""
     hops, chain = list[Hop](), 0
@@ -157,6 +172,8 @@ def pattern_of(kind: str, algorithm: str, members: int) -> Pattern | None:
         return Pattern(tuple(Hop(i, (i + 1) % members, ()) for i in range(members)), 1, 1.0)
     if algorithm == "tree":
         return tree(members)
+    if algorithm == "mesh":
+        return mesh(members, 2 if kind == "all_reduce" else 1)
     if algorithm == "pairwise":
         return exchange(members)
     return None

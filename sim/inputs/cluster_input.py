@@ -43,6 +43,8 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
         return _of_several(given, source, path)
     if "topology" in given:
         return _of_topology(given, source, path)
+    if "preset" not in given and (machine := _machine_of_one(given)):
+        data = given = {**given, "preset": machine}
     if "preset" in data:
         data = _over_preset(data, source, path)
         if "nvlink_domain" not in given and "nvlink_domain" in data:
@@ -121,6 +123,15 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
         return {"kind": kind, "bandwidth_bytes_per_s": gpu["host_bandwidth_bytes_per_s"], **stated}
     own = homes[0].bandwidth_bytes_per_s if homes else gpu.get("link_bandwidth_bytes_per_s")
     return {**({"bandwidth_bytes_per_s": own} if own else {}), **stated}
+
+
+def _machine_of_one(given: Mapping[str, Any]) -> str:
+    """The shipped machine of a chip that is a node by itself, where nothing is said of nodes and links; else ""."""
+    gpu = given.get("gpu")
+    name = gpu.get("preset") if isinstance(gpu, dict) else gpu
+    said = {"gpus_per_node", "nvlink_domain", "intra_node", "inter_node"} & given.keys()
+    homes = (c.name for c in CLUSTERS.values() if c.gpu.name == name and c.gpus_per_node == 1)
+    return "" if said else next(homes, "")
 
 
 def _same_nics(stated: Any) -> dict[str, Any]:

@@ -430,6 +430,8 @@ def _unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
         return ()
     said = "cluster.gpu.architecture: none is stated for GPU"
     rest = "so its collectives start and step as Hopper's do"
+    if cluster.intra_node.kind == "pcie":
+        rest = "and nobody measured its collectives: they take their links' latencies and bandwidths alone"
     return tuple(f"{said} '{gpu.name}', {rest}" for gpu in cluster.gpus if gpu.architecture == "other")
 
 

@@ -157,7 +157,7 @@ def positions(graph: Graph, cluster: ClusterSpec) -> dict[str, tuple[float, floa
         for index, name in enumerate(names):
             x = float(placed[name][0]) if len(names) == 1 else (index + 0.5) / len(names) * 2 - 1
             spots[name] = (x, -float(rank))
-    if cluster.intra_node.kind == "nvlink_mesh":
+    if cluster.intra_node.meshed:
         for index, name in enumerate(lines[6]):
             half = max(1, cluster.gpus_per_node // 2)
             spots[name] = (spots[name][0], spots[name][1] - 0.9 * (index // half % 2))

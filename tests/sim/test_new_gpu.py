@@ -99,8 +99,8 @@ def test_a_gpu_of_a_data_sheet_runs_on_its_roofline_and_says_so(gpu: GpuSpec) ->
 @pytest.mark.parametrize(
     ("gpu", "kind", "gb_per_s"),
     [
-        ("mi300x", "nvswitch", 448),
-        ("tpu-v5p", "nvswitch", 600),
+        ("mi300x", "full_mesh", 448),
+        ("trainium2", "nvswitch", 640),
         ("rtx4090", "pcie", 31.5),
         ("h100-pcie", "pcie", 63),
     ],

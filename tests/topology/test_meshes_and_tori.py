@@ -1,0 +1,138 @@
+"""Chips without a switch, each linked to each or on a torus: closed forms against the graph's own links."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from sim.simulation import simulate
+from tests.topology.link_flows import Links, cluster, exchange_transfers
+from topology.collectives import (
+    mesh_all_gather,
+    mesh_all_reduce,
+    pairwise_all_to_all,
+    ring_all_gather,
+    torus_all_gather,
+    torus_all_reduce,
+)
+from topology.graph import described
+from topology.network import Network
+from topology.presets import CLUSTERS
+from topology.recognise import recognise
+from topology.torus import ring_links, torus_position
+
+SIZE = float(1 << 28)
+LINK = 48e9  # usable of an MI300X's 64 GB/s to each of seven peers
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 8])
+def test_a_full_mesh_sends_straight_over_the_links_between_its_members(members: int) -> None:
+    network = Network(CLUSTERS["mi300x-node"])
+    group = network.group(range(members))
+    gather_s = SIZE / members / LINK
+    assert mesh_all_gather(group, SIZE).transfer_s == pytest.approx(gather_s)
+    assert mesh_all_reduce(group, SIZE).transfer_s == pytest.approx(2 * gather_s)
+    assert mesh_all_reduce(group, SIZE).latency_s == 2 * group.latency_s
+    assert ring_all_gather(group, SIZE).transfer_s == pytest.approx(gather_s)  # rings fill as many links
+    assert network.chosen("all_reduce", range(members), SIZE).algorithm == ("ring" if members == 2 else "mesh")
+
+
+def test_a_pair_of_a_full_mesh_has_one_link() -> None:
+    links = Links(cluster("mi300x-node", 1))
+    network = Network(links.spec)
+    for src, dst in permutations(range(8), 2):
+        way = network.way(src, dst)
+        assert way.bytes_per_s == pytest.approx(LINK)
+        assert way.latency_s + SIZE / way.bytes_per_s == pytest.approx(links.alone_s(src, dst, SIZE), rel=1e-12)
+    switched = Network(CLUSTERS["mi300x-node"].model_copy(update={"intra_node": CLUSTERS["dgx-h100"].intra_node}))
+    assert network.send(0, 1, SIZE) > 5 * switched.send(0, 1, SIZE)
+
+
+@pytest.mark.parametrize("name", ["mi300x-node", "gaudi2-node"])
+@pytest.mark.parametrize("members", [(0, 1), (0, 2, 5), tuple(range(8))])
+def test_all_at_once_on_the_links_of_the_graph(name: str, members: tuple[int, ...]) -> None:
+    links = Links(cluster(name, 1))
+    on_links = links.seconds(exchange_transfers(members, SIZE))
+    group = Network(links.spec).group(members)
+    assert mesh_all_gather(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
+    assert pairwise_all_to_all(group, SIZE).transfer_s == pytest.approx(on_links, rel=1e-9)
+
+
+def test_nccl_sends_round_on_a_mesh_too() -> None:
+    spec = CLUSTERS["mi300x-node"].model_copy(update={"gpu": CLUSTERS["dgx-h100"].gpu})
+    assert Network(spec).chosen("all_reduce", range(8), SIZE).algorithm in ("ring", "tree")
+
+
+@pytest.mark.parametrize("name", ["mi300x-node", "gaudi3-node", "tpu-v5e-torus", "tpu-v7-torus"])
+def test_the_graph_is_recognised_as_the_machine(name: str) -> None:
+    spec = CLUSTERS[name].model_copy(update={"nodes": 1 if name.endswith("node") else 27})
+    found = recognise(described(spec))
+    assert found.topology is None
+    ranks = range(8)
+    for kind in ("all_reduce", "all_gather", "all_to_all", "send_recv"):
+        here, there = (Network(each).collective(kind, ranks, SIZE) for each in (spec, found))
+        assert there.seconds == pytest.approx(here.seconds, rel=1e-9)
+        assert there.choice == here.choice
+
+
+def _axis_flows(shape: tuple[int, ...], nodes: list[int]) -> float:
+    """Bytes a second that each node can send when all send to both neighbours along every axis of their lattice, by
+    those of one link: the links that are there, counted one by one."""
+    places = {torus_position(node, shape) for node in nodes}
+    first = min(places)
+    links = 0.0
+    for axis, side in enumerate(shape):
+        row = [p for p in places if all(p[i] == first[i] for i in range(len(shape)) if i != axis)]
+        links += 0.0 if len(row) == 1 else 2.0 if len(row) == side else 1.0
+    return links
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "stride"),
+    [(64, 4, 1), (64, 16, 1), (64, 64, 1), (64, 2, 1), (64, 4, 4), (64, 4, 16), (512, 8, 8)],
+)
+def test_a_part_of_a_torus_has_the_links_of_the_axes_that_it_spans(nodes: int, size: int, stride: int) -> None:
+    network = Network(CLUSTERS["tpu-v5p-torus"].model_copy(update={"nodes": nodes}))
+    ranks = range(0, size * stride, stride)
+    shape = network._shape
+    links, steps = ring_links(shape, list(ranks))
+    assert links * 6 == _axis_flows(shape, list(ranks))
+    group = network.group(ranks)
+    usable = 90e9  # of one link
+    assert torus_all_gather(group, SIZE).transfer_s == pytest.approx(SIZE * (size - 1) / size / (6 * links * usable))
+    assert torus_all_reduce(group, SIZE).latency_s == pytest.approx(2 * steps * 1e-6)
+    assert network.chosen("all_reduce", ranks, SIZE).algorithm == ("ring" if size == 2 else "torus")
+
+
+def test_groups_round_the_end_of_a_row_differ_from_those_along_it() -> None:
+    network = Network(CLUSTERS["tpu-v5p-torus"].model_copy(update={"nodes": 64}))
+    along, round_the_end = network.group(range(4)), network.group(range(2, 6))
+    assert along.inter_ring_bytes_per_s > round_the_end.inter_ring_bytes_per_s
+
+
+def test_places_left_out_share_the_axis() -> None:
+    """Two interleaved groups on a ring of four: each hop passes two links, so each has half of both directions."""
+    assert ring_links((4,), [0, 2]) == (0.5, 1)
+    assert ring_links((4,), [0, 1, 3]) == (0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "algorithm"), [("mi300x", "mesh"), ("gaudi3", "mesh"), ("tpu-v5p", "torus"), ("tpu-v6e", "torus")]
+)
+def test_a_step_on_such_a_machine_says_that_its_collectives_were_not_measured(gpu: str, algorithm: str) -> None:
+    scenario = parse_scenario(
+        {
+            "model": "llama3.2-1b",
+            "training": {"seq_len": 512, "global_batch_size": 8},
+            "parallelism": {"dp": 8},
+            "cluster": {"gpu": gpu},
+        }
+    )
+    assert any("collectives" in warning for warning in scenario.warnings)
+    network = Network(scenario.cluster)
+    assert network.chosen("all_reduce", range(8), SIZE).algorithm == algorithm
+    in_messages = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"collectives": "messages"})})
+    assert simulate(scenario).step_time_s > 0
+    assert simulate(in_messages).step_time_s > 0
