@@ -23,6 +23,7 @@ from calibrate.runnable import check_runnable
 from calibrate.words import hear_warnings, say, warn, warned
 from sim.commands.command import Command, run_command
 from sim.commands.options import FILE, overrides_option, scenario_argument
+from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.processes import python_module
@@ -256,7 +257,7 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     if scenario.precision == "fp32" and wanted is student:
         return runner, proof
     runner.free()
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(scenario.precision, torch.float32)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(sixteen_bit(scenario.precision), torch.float32)
     return Runner(scenario, make_place(scenario, rank, device), dtype, device), proof
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from calibrate.attention_dropout import Dropped, DroppedAttention
 from calibrate.dropout import Share, dropout
+from calibrate.fp8 import Linear8
 from calibrate.linear import Linear, WeightGrads
 from calibrate.norm import Norm
 from sim.inputs.model_config import ModelConfig, MoeConfig
@@ -153,14 +154,15 @@ class Layer(nn.Module):
         self.core: Core = DroppedAttention(Dropped(m.dropout)) if drops else causal_attention
         heads, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
         self.norm1 = Norm(m)
-        self.qkv = Linear(m.hidden, heads + 2 * kv, m.bias, store)
-        self.proj = Linear(heads, m.hidden, m.bias, store)
+        linear = Linear8 if t.precision == "fp8" else Linear
+        self.qkv = linear(m.hidden, heads + 2 * kv, m.bias, store)
+        self.proj = linear(heads, m.hidden, m.bias, store)
         self.norm2 = Norm(m)
         self.moe: nn.Module | None = Experts(m, store) if moe else None
         ffn = moe_of(m).ffn * moe_of(m).shared_experts if moe else m.ffn
         if ffn:
-            self.up = Linear(m.hidden, ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
-            self.down = Linear(ffn, m.hidden, m.bias, store)
+            self.up = linear(m.hidden, ffn * (2 if m.mlp == "swiglu" else 1), m.bias, store)
+            self.down = linear(ffn, m.hidden, m.bias, store)
         self.dense = ffn > 0
         self.tokens: Share | None = None  # of a micro-batch's tokens, and of the scores [b · kv_heads, rows, s]:
         self.scores: Share | None = None  # what this rank has, where that is not all

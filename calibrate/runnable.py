@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks import FRAMEWORKS, framework_of
@@ -86,16 +87,19 @@ def _distillation(s: Scenario) -> Iterator[Problem]:
 def _training(s: Scenario) -> Iterator[Problem]:
     t = s.training
     assert t is not None
-    if t.precision not in ("fp32", "bf16", "fp16"):
-        yield "training.precision", t.precision, "fp32, bf16, fp16"
+    if t.precision in ("mxfp8", "nvfp4"):
+        rest = "scales of a few elements each have no stand-in where a CPU lacks the matmul"
+        yield "training.precision", t.precision, f"fp32, bf16, fp16, fp8 ({rest})"
+    if t.precision == "fp8":
+        yield from _eight_bits(s)
     if t.precision != "fp32" and (t.optimizer != "adamw" or s.distillation is not None):
         found = f"{t.precision} with {t.optimizer if t.optimizer != 'adamw' else 'a teacher'}"
-        yield "training.precision", found, "fp32; bf16 and fp16 with adamw and no teacher"
+        yield "training.precision", found, "fp32; bf16, fp16 and fp8 with adamw and no teacher"
     if t.precision == "fp16" and not t.gradient_clipping:
         yield "training.gradient_clipping", "false with fp16", "true (an overflow shows in the norm)"
     for name in ("param_dtype", "grad_dtype", "grad_reduce_dtype"):
-        if getattr(t, name) != t.precision:
-            yield f"training.{name}", getattr(t, name), f"{t.precision}, as precision"
+        if getattr(t, name) != sixteen_bit(t.precision):
+            yield f"training.{name}", getattr(t, name), f"{sixteen_bit(t.precision)} with precision {t.precision}"
     if t.optimizer == "muon":
         yield "training.optimizer", t.optimizer, "adamw, sgd"
     if t.optimizer_dtype != "fp32":
@@ -127,6 +131,22 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
     if t.cross_entropy != "unfused":
         yield "training.cross_entropy", t.cross_entropy, "unfused"
+
+
+def _eight_bits(s: Scenario) -> Iterator[Problem]:
+    """One scale for a tensor: where ranks have parts of it, they would have to agree on the largest value."""
+    p, t = s.parallelism, s.for_training
+    if s.cluster.gpu.architecture != "cpu":
+        rest = "16-bit matmuls of rounded numbers stand in for 8-bit ones, which would time nothing on a GPU"
+        yield "training.precision", "fp8 on GPUs", f"bf16 on GPUs, fp8 on CPU ranks ({rest})"
+    found = "fp8 with " + (f"tp {p.tp}, cp {p.cp}" if p.tp * p.cp > 1 else "experts")
+    if p.tp * p.cp > 1 or s.model.moe is not None:
+        yield "training.precision", found, "fp8 without tp, cp and experts (a tensor on several ranks has one scale)"
+    if p.pp > 1 and p.form.backward != "whole":
+        whole = _names(lambda f: f.backward == "whole")
+        yield "training.precision", f"fp8 with schedule {p.schedule}", f"fp8 with {whole}"
+    if t.recompute.mode == "selective_op":
+        yield "training.recompute", "selective_op with fp8", "none, selective, full"
 
 
 def _layout(s: Scenario) -> Iterator[Problem]:
