@@ -1,12 +1,13 @@
-"""Keys of `inference` with keys of their own: tiers of the cache, autoscaling."""
+"""Keys of `inference` with keys of their own: tiers of the cache, autoscaling, LoRA adapters."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from sim.inputs.input_source import UserInput
+from sim.inputs.input_source import UserInput, as_tuple
+from sim.inputs.training_config import LoraTarget
 
 NVME_BYTES_PER_S = 7e9  # a direction: what PCIe 4.0 x4 carries, and data-centre SSDs read (7 GB/s; writing is slower)
 NVME_LATENCY_S = 100e-6  # of a read; their data sheets say 80 to 100 microseconds
@@ -51,3 +52,25 @@ class Autoscaling(UserInput):
     upscale_delay_s: float = Field(default=30.0, ge=0, le=1e9)
     downscale_delay_s: float = Field(default=600.0, ge=0, le=1e9)
     startup_s: float = Field(default=60.0, ge=0, le=1e9, description="from a start to the first request")
+
+
+class ServedLora(UserInput):
+    """Adapters on one base model, all of one rank. Requests whose trace names no adapter draw one from `seed`, with
+    popularity 1 / k^zipf."""
+
+    adapters: int = Field(default=1, ge=1, le=1_000_000)
+    rank: int = Field(default=16, ge=1, le=100_000)
+    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)] = (
+        "qkv",
+        "attention_out",
+        "mlp_up",
+        "mlp_down",
+    )
+    max_loras: int | None = Field(default=None, ge=1, le=1_000_000, description="on a GPU at once; null: all")
+    zipf: float = Field(default=0.0, ge=0, le=100)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+    @property
+    def places(self) -> int:
+        """Adapters on a GPU at once."""
+        return self.adapters if self.max_loras is None else min(self.max_loras, self.adapters)

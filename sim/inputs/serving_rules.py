@@ -16,6 +16,7 @@ def check_serving(sections: Sections, inference: Inference, source: Source) -> N
     _check_pools(sections, inference, source)
     _check_speculative(sections, inference, source)
     _check_autoscaling(sections, inference, source)
+    _check_lora(sections, inference, source)
 
 
 def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:
@@ -105,3 +106,20 @@ def _check_autoscaling(sections: Sections, inference: Inference, source: Source)
         raise source.error(path, "found a rule; a static batch is started and ended together (batching continuous)")
     if p.ep * p.expert_tp > p.tp:
         raise source.error(path, "found replicas that share experts (parallelism.ep), so none can be stopped alone")
+
+
+def _check_lora(sections: Sections, inference: Inference, source: Source) -> None:
+    """Adapters are on linear layers of 16 bits that the model has."""
+    lora, path = inference.lora, ("inference", "lora")
+    if lora is None:
+        return
+    have = ["attention_out"] if sections.model.mla else ["qkv", "attention_out"]
+    have += ["mlp_up", "mlp_down"] if sections.model.has_dense_layers else []
+    if wrong := [t for t in lora.targets if t not in have]:
+        raise source.error((*path, "targets"), f"found '{wrong[0]}'; adapters of this model are on {', '.join(have)}")
+    for key in ("disaggregated", "speculative"):
+        if getattr(inference, key) is not None:
+            raise source.error(path, f"is not simulated with inference.{key}; leave one of them out")
+    if inference.batching == "static" and lora.places < lora.adapters:
+        why = "a static batch starts all requests at once, so all adapters must be there (null)"
+        raise source.error((*path, "max_loras"), f"found {lora.max_loras}; {why}")

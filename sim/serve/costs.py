@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from sim.core.program import Compute, Program
 from sim.inputs.scenario import Scenario
+from sim.inputs.serving_keys import ServedLora
 from sim.models.layers import Attention, LayerSpec, layer_specs
 from sim.models.served import ServingDims, embedding_tokens, head_samples, serving_dims
+from sim.models.served_adapters import adapter_products
 from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.kernel_tables import kernel_file
@@ -50,6 +52,7 @@ class Work(StrEnum):
     ROUTED = "routed"  # of a layer, the experts that replicas share
     EMBEDDING = "embedding"
     HEAD = "head"
+    ADAPTERS = "adapters"  # of a layer, what tokens of so many adapters add to it
 
 
 class Key(NamedTuple):
@@ -66,7 +69,7 @@ class Load(NamedTuple):
     """What one iteration computes. `prefills`: (chunk, what its last token sees, how many are alike);
     `decode_kv`: tokens seen by all single tokens together; `queries`: tokens of each of `decodes`, drafted ones among
     them, which see the same cache; `pooled`: tokens of the mean replica among those that share experts, 0 where all
-    have as many as this one."""
+    have as many as this one; `adapted` of the tokens have a LoRA adapter, one of `adapters`."""
 
     tokens: int
     decodes: int = 0
@@ -75,6 +78,8 @@ class Load(NamedTuple):
     samples: int = 0
     queries: int = 1
     pooled: int = 0
+    adapted: int = 0
+    adapters: int = 0
 
 
 class StageLayers(Struct, frozen=True):
@@ -95,6 +100,7 @@ class Noted(Struct):
     prefills: Counter[tuple[tuple[int, int, int], ...]] = field(default_factory=Counter)
     decodes: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     samples: Counter[int] = field(default_factory=Counter)
+    adapted: Counter[tuple[int, int]] = field(default_factory=Counter)  # tokens and adapters
 
 
 class IterationCosts(Struct):
@@ -109,6 +115,7 @@ class IterationCosts(Struct):
     overhead_s: float  # of the engine's own work between iterations, where it was measured
     host: Host
     measured: MeasuredParts | None = None
+    lora: ServedLora | None = None
     bills: dict[Key, Bill] = field(default_factory=dict)
     without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
     prefilled: dict[tuple[int, tuple[tuple[int, int, int], ...]], float] = field(default_factory=dict)
@@ -120,6 +127,8 @@ class IterationCosts(Struct):
         rest = self._rest(load)
         if load.pooled not in (0, load.tokens):
             rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
+        if load.adapters:
+            rest = tuple([seconds + self._adapters(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         attentions = [self._attention(load, i) for i in range(len(self.attentions))]
         device_s = tuple(
             [
@@ -150,6 +159,11 @@ class IterationCosts(Struct):
                 if count
             ]
         )
+
+    def _adapters(self, load: Load, stage: StageLayers) -> float:
+        """What LoRA adapters add to a stage."""
+        kinds = enumerate(stage.layers)
+        return sum([n * self._tokens(Work.ADAPTERS, load.adapted, i, load.adapters) for i, n in kinds if n])
 
     def _without_attention(self, load: Load) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
@@ -198,6 +212,8 @@ class IterationCosts(Struct):
             noted.decodes[load.decodes, _length_below(load.decode_kv / load.decodes), load.queries] += times
         if load.samples:
             noted.samples[load.samples] += times
+        if load.adapters:
+            noted.adapted[load.adapted, load.adapters] += times
 
     def _used(self) -> dict[Key, float]:
         """How often each part was used by everything noted; parts of a layer once for every layer."""
@@ -218,6 +234,9 @@ class IterationCosts(Struct):
                 used[Key(Work.DECODE, i, decodes, length, queries)] += times * layers
         for samples, times in self.noted.samples.items():
             used[Key(Work.HEAD, 0, _sizes_around(samples)[0])] += times
+        for (tokens, adapters), times in self.noted.adapted.items():
+            for i, layers in enumerate(specs):
+                used[Key(Work.ADAPTERS, i, _sizes_around(tokens)[0], adapters)] += times * layers
         return used
 
     def shares(self) -> Shares:
@@ -239,10 +258,10 @@ class IterationCosts(Struct):
         size = tokens * self.dims.model.hidden * self.dims.act_bytes
         return self.prices.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
 
-    def _tokens(self, work: Work, tokens: int, spec: int = 0) -> float:
+    def _tokens(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
         low, high, share = _sizes_around(tokens)
-        first = self._bill(Key(work, spec, low)).seconds
-        return first if share == 0.0 else first + share * (self._bill(Key(work, spec, high)).seconds - first)
+        first = self._bill(Key(work, spec, low, adapters)).seconds
+        return first if share == 0.0 else first + share * (self._bill(Key(work, spec, high, adapters)).seconds - first)
 
     def _attention(self, load: Load, spec: int) -> float:
         seconds = 0.0
@@ -271,7 +290,8 @@ class IterationCosts(Struct):
     def _bill(self, key: Key) -> Bill:
         found = self.bills.get(key)
         if found is None:
-            found = self._known(key) if self.measured else self.prices.bill(self._program(key))
+            known = self.measured is not None and key.work is not Work.ADAPTERS
+            found = self._known(key) if known else self.prices.bill(self._program(key))
             self.bills[key] = found
         return found
 
@@ -293,6 +313,10 @@ class IterationCosts(Struct):
             return self.attentions[key.spec].prefill(self.dims, key.c, key.a, key.b)
         if key.work is Work.DECODE:
             return _of_queries(self.attentions[key.spec], self.dims, key.a, key.b, key.c)
+        if key.work is Work.ADAPTERS:
+            assert self.lora is not None
+            sizes = self.lora.targets, self.lora.rank, key.a, key.b
+            return adapter_products(self.dims, self.specs[key.spec], *sizes)
         if key.work is Work.EMBEDDING:
             return embedding_tokens(self.dims, key.a)
         if key.work is Work.HEAD:
@@ -346,11 +370,12 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     specs = layer_specs(scenario.model)
     kinds, attentions = tuple(dict.fromkeys(specs)), _attentions(specs)
     stages, engine = _stages(plan, specs, kinds, attentions), ENGINES[scenario.for_serving.engine]
-    launched = tuple([_kernels(dims, kinds, attentions, s) for s in stages])
+    lora = scenario.for_serving.lora
+    launched = tuple([_kernels(dims, kinds, attentions, s, lora) for s in stages])
     host = Host(engine, engine.host_on(gpu.architecture), scenario.parallelism.tp, launched)
     pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
     prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats)
-    return IterationCosts(plan, prices, dims, kinds, attentions, stages, engine_s, host, parts)
+    return IterationCosts(plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora)
 
 
 def _attentions(specs: tuple[LayerSpec, ...]) -> tuple[Attention, ...]:
@@ -359,7 +384,11 @@ def _attentions(specs: tuple[LayerSpec, ...]) -> tuple[Attention, ...]:
 
 
 def _kernels(
-    d: ServingDims, specs: tuple[LayerSpec, ...], attentions: tuple[Attention, ...], stage: StageLayers
+    d: ServingDims,
+    specs: tuple[LayerSpec, ...],
+    attentions: tuple[Attention, ...],
+    stage: StageLayers,
+    lora: ServedLora | None,
 ) -> int:
     """Launches of an iteration of single tokens on a stage, collectives among them."""
     parts = [
@@ -368,6 +397,9 @@ def _kernels(
         (embedding_tokens(d, 1), stage.embedding),
         (head_samples(d, 1), stage.head),
     ]
+    if lora is not None:
+        added = [adapter_products(d, spec, lora.targets, lora.rank, 1, 1) for spec in specs]
+        parts += list(zip(added, stage.layers, strict=True))
     return sum(n * sum(item.kernels if isinstance(item, Compute) else 1 for item in part) for part, n in parts)
 
 

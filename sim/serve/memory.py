@@ -9,6 +9,7 @@ from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.served import ServingDims
+from sim.models.served_adapters import adapter_elements
 from sim.serve.costs import IterationCosts, StageLayers
 from sim.serve.requests import Request
 
@@ -71,6 +72,20 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     return total
 
 
+def adapter_bytes(costs: IterationCosts, stage: StageLayers) -> float:
+    """One LoRA adapter on one rank of a stage, in 16 bits."""
+    lora, d = costs.lora, costs.dims
+    if lora is None:
+        return 0.0
+    own = [adapter_elements(spec, d.tp, lora.targets, lora.rank) for spec in costs.specs]
+    return sum([n * each for n, each in zip(stage.layers, own, strict=True)]) * d.act_bytes
+
+
+def _places_bytes(costs: IterationCosts, stage: StageLayers) -> float:
+    """What is set aside for as many adapters as may be on a GPU at once."""
+    return 0.0 if costs.lora is None else costs.lora.places * adapter_bytes(costs, stage)
+
+
 def buffer_bytes(
     d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers, tokens: int, samples: int, longest: int = 0
 ) -> float:
@@ -116,7 +131,7 @@ def cache_capacity(
     tokens = -(-prompts // scenario.parallelism.dp) if static else min(i.max_batch_tokens, prompts + len(requests))
     prompt, samples = max(r.prompt_tokens for r in requests), min(sequences, len(requests))
     buffers = tuple(buffer_bytes(d, costs.specs, s, tokens, samples, prompt) for s in costs.stages)
-    weights = tuple(weight_bytes(d, costs.specs, s) for s in costs.stages)
+    weights = tuple(weight_bytes(d, costs.specs, s) + _places_bytes(costs, s) for s in costs.stages)
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
     per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) for s in costs.stages)
     if draft is not None:

@@ -7,12 +7,13 @@ from msgspec import Struct
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import PoolSize
 from sim.prices.profile import Profile
+from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import cache_tiers
 from sim.serve.costs import IterationCosts, iteration_costs
 from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.kv_cache import HostCache, KvCache, Link
-from sim.serve.memory import Capacity, cache_capacity
+from sim.serve.memory import Capacity, adapter_bytes, cache_capacity
 from sim.serve.operator_prices import Shares
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
@@ -148,6 +149,9 @@ def _scheduler(
     scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, bus, room)
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes)
+    if i.lora is not None:
+        size = max([adapter_bytes(costs, stage) for stage in costs.stages])
+        scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus)
     if i.speculative is not None:
         scheduler.drafted = i.speculative.tokens
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)

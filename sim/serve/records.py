@@ -91,6 +91,17 @@ class ScalingUse(Record, frozen=True, kw_only=True):
     replicas: tuple[tuple[float, int], ...]  # from which second on how many
 
 
+class AdapterUse(Record, frozen=True, kw_only=True):
+    """LoRA adapters over a workload. `loads`: copies of one to the GPUs of a replica, which took `load_s` in all."""
+
+    adapters: int  # that some request used
+    places: int  # on a GPU at once
+    adapter_bytes: float  # of one, on the GPU that holds most of it
+    loads: int
+    load_s: float
+    distinct_mean: float  # adapters in an iteration
+
+
 class SpeculationUse(Record, frozen=True, kw_only=True):
     """What became of drafted tokens. A verification is one sequence's in one iteration; accepted tokens beyond a
     request's end count as accepted."""
@@ -124,6 +135,7 @@ class ServingResult(Record, frozen=True, kw_only=True):
     transfers: TransferUse | None = None
     speculation: SpeculationUse | None = None
     autoscaling: ScalingUse | None = None
+    lora: AdapterUse | None = None
     comm_share: float
     peak_memory_bytes: float
     memory: tuple[MemoryRow, ...]

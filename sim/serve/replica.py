@@ -65,7 +65,7 @@ class Worker:
 
     def __init__(self, replica: Replica, costs: Prices, group: bool) -> None:
         self.replica, self.costs, self.scheduler = replica, costs, replica.scheduler
-        steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted
+        steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted and not replica.scheduler.adapters
         self.lockstep = Lockstep(replica.scheduler) if steady else None
         self.step_s = 0.0  # of the last of alike iterations
 
@@ -153,9 +153,12 @@ def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
     chunks: Counter[tuple[int, int]] = Counter()
     decodes = samples = tokens = members
     decode_kv = seen if members else 0
-    queries = 1
+    queries, adapted, adapters = 1, 0, set()
     for sequence, count, sampled, drafted in batch.pieces:
         tokens += count
+        if sequence.request.adapter:
+            adapted += count
+            adapters.add(sequence.request.adapter)
         samples += sampled * (1 + drafted)
         if count == 1 or drafted:
             decodes += 1
@@ -163,4 +166,5 @@ def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:
             queries = max(queries, count)
         else:
             chunks[count, sequence.computed + count] += 1
-    return Load(tokens, decodes, decode_kv, tuple((q, kv, n) for (q, kv), n in chunks.items()), samples, queries)
+    prefills = tuple((q, kv, n) for (q, kv), n in chunks.items())
+    return Load(tokens, decodes, decode_kv, prefills, samples, queries, 0, adapted, len(adapters))

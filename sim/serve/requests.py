@@ -17,12 +17,13 @@ from sim.serve.hashed_prefixes import HASHED_TOKENS
 
 MAX_TRACE_BYTES = 256 * 2**20
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("prefix_id", "prefix_tokens")
+OPTIONAL = ("prefix_id", "prefix_tokens", "adapter_id")
 
 
 class Request(NamedTuple):
     """One request. Prompts of equal `prefix_id` begin with the same tokens, as many as both mark in `prefix_tokens`;
-    or `hashes` stand for the prompt's blocks, each with all before it."""
+    or `hashes` stand for the prompt's blocks, each with all before it. `adapter`: a LoRA adapter's name, empty for the
+    base model."""
 
     arrival_s: float
     prompt_tokens: int
@@ -30,6 +31,7 @@ class Request(NamedTuple):
     prefix_id: str = ""
     prefix_tokens: int = 0
     hashes: tuple[int | str, ...] = ()
+    adapter: str = ""
 
     @property
     def prefix(self) -> str | tuple[int | str, ...]:
@@ -61,7 +63,8 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
 def read_trace(path: str | Path) -> tuple[Request, ...]:
     """A trace: CSV, or lines of JSON with hashes (`sim.serve.hash_trace`), which end in .jsonl.
 
-    The CSV has a header with arrival_s, prompt_tokens, output_tokens and, where known, prefix_id and prefix_tokens.
+    The CSV has a header with arrival_s, prompt_tokens, output_tokens and, where known, prefix_id, prefix_tokens and
+    adapter_id.
     An empty prefix_id shares nothing; without prefix_tokens the whole prompt may be shared (the shorter of two
     prompts is then the beginning of the longer).
 
@@ -107,13 +110,19 @@ def _rows(reader: Iterator[list[str]], path: str) -> Iterator[Request]:
 def _request(cells: dict[str, str], where: str) -> Request:
     prompt = _whole(cells["prompt_tokens"], 1, MAX_TOKENS, f"{where}: prompt_tokens")
     output = _whole(cells["output_tokens"], 1, MAX_TOKENS, f"{where}: output_tokens")
-    prefix = cells.get("prefix_id", "")
-    if len(prefix) > 1000:
-        raise InputError(f"{where}: prefix_id: found {_shown(prefix)}; at most 1,000 characters")
+    prefix, adapter = (_name(cells, key, where) for key in ("prefix_id", "adapter_id"))
     shared = prompt if prefix else 0
     if prefix and cells.get("prefix_tokens"):
         shared = _whole(cells["prefix_tokens"], 0, prompt, f"{where}: prefix_tokens")
-    return Request(_seconds(cells["arrival_s"], f"{where}: arrival_s"), prompt, output, prefix, shared)
+    arrival_s = _seconds(cells["arrival_s"], f"{where}: arrival_s")
+    return Request(arrival_s, prompt, output, prefix, shared, (), adapter)
+
+
+def _name(cells: dict[str, str], key: str, where: str) -> str:
+    name = cells.get(key, "")
+    if len(name) > 1000:
+        raise InputError(f"{where}: {key}: found {_shown(name)}; at most 1,000 characters")
+    return name
 
 
 def _whole(text: str, least: int, most: int, where: str) -> int:

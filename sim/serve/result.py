@@ -17,10 +17,11 @@ from sim.results.metrics import interval, provenance, source_shares, text_of
 from sim.results.records import Engine, MemoryRow
 from sim.serve.costs import IterationCosts
 from sim.serve.inter_token import inter_token_latency
-from sim.serve.memory import Capacity
+from sim.serve.memory import Capacity, adapter_bytes
 from sim.serve.operator_prices import Shares
 from sim.serve.pools import Pool
 from sim.serve.records import (
+    AdapterUse,
     KvCacheUse,
     PoolUse,
     ServingResult,
@@ -160,6 +161,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         transfers=_transfer_use(sim) if len(sim.pools) > 1 else None,
         speculation=_speculation(sim),
         autoscaling=scaling,
+        lora=_adapters(sim),
         comm_share=_comm_share(sim),
         peak_memory_bytes=peak,
         memory=memory,
@@ -217,6 +219,24 @@ def _speculation(sim: ServingSimulation) -> SpeculationUse | None:
         accepted_tokens=accepted,
         tokens_per_verification=1.0 + accepted / checks if checks else 0.0,
         expected_tokens_per_verification=expected_tokens(speculative.tokens, speculative.acceptance),
+    )
+
+
+def _adapters(sim: ServingSimulation) -> AdapterUse | None:
+    """What became of LoRA adapters."""
+    slots = [r.scheduler.adapters for r in sim.replicas if r.scheduler.adapters is not None]
+    if not slots:
+        return None
+    steps = sum([i.steps for r in sim.replicas for i in r.iterations])
+    distinct = sum([i.steps * i.load.adapters for r in sim.replicas for i in r.iterations])
+    loads = sum([s.loads for s in slots])
+    return AdapterUse(
+        adapters=len({s.request.adapter for s in sim.sequences} - {""}),
+        places=slots[0].places,
+        adapter_bytes=max([adapter_bytes(sim.costs, stage) for stage in sim.costs.stages]),
+        loads=loads,
+        load_s=loads * slots[0].copy_s,
+        distinct_mean=distinct / steps,
     )
 
 

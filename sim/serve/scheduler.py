@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, field
 
+from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import CacheTiers
 from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.requests import Request
@@ -126,6 +127,7 @@ class Scheduler(Struct):
     acceptance: Acceptance | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
+    adapters: AdapterSlots | None = None
     tiers: CacheTiers | None = None  # below the cache on the GPU
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
     copies: list[Copy] = field(default_factory=list)
@@ -165,7 +167,9 @@ class Scheduler(Struct):
         more may run, or the cache has no room."""
         while self.waiting and budget > 0 and len(self.running) < self.limits.running and len(pieces) < places:
             self.push_down(now_s)
-            sequence = self.waiting[0]
+            sequence = self._next_waiting()
+            if sequence is None:
+                return
             hit, loaded = self._cached(sequence)
             tokens = min(sequence.remaining - hit - loaded, budget)
             shared_blocks = hit // self.cache.block_tokens
@@ -175,11 +179,17 @@ class Scheduler(Struct):
             if not self.cache.take(needed):
                 self._release_prefix(sequence)
                 return
-            self.waiting.popleft()
+            self.waiting.remove(sequence)  # mostly the first
             self._start(sequence, hit, loaded, needed, now_s)
             if sequence.ready_s <= now_s:
                 pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
+
+    def _next_waiting(self) -> Sequence | None:
+        """The first of the waiting requests whose LoRA adapter may be used."""
+        if self.adapters is None:
+            return self.waiting[0]
+        return next((s for s in self.waiting if self.adapters.can(s.request.adapter)), None)
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether a waiting request would find room beside those that run, each of which adds one token."""
@@ -221,6 +231,8 @@ class Scheduler(Struct):
             self.counts.loaded_tokens += loaded - sequence.swapped
             self.swap_tokens += sequence.swapped
             sequence.swapped = 0
+        if self.adapters is not None:
+            sequence.ready_s = max(sequence.ready_s, self.adapters.use(sequence.request.adapter, now_s))
 
     def _copy(self, begin_s: float, tokens: int, kind: str) -> float:
         """When a copy that begins at `begin_s` is done."""
@@ -307,6 +319,8 @@ class Scheduler(Struct):
         """Give a sequence's blocks back."""
         self.cache.tokens -= sequence.computed - sequence.shared
         self.cache.give_back(sequence.private)
+        if self.adapters is not None:
+            self.adapters.leave(sequence.request.adapter)
         self._release_prefix(sequence)
         sequence.private = sequence.shared = 0
 

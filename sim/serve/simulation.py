@@ -14,6 +14,7 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Disaggregated, Inference
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.serve.adapters import with_adapters
 from sim.serve.clock import Server
 from sim.serve.pools import Pool, decode_pool, experts_span, prefill_pool, whole_pool
 from sim.serve.requests import Request, make_requests
@@ -55,6 +56,8 @@ def simulate_serving(
         raise InputError(f"{scenario.name}: this scenario has no `inference` section")
     prices = profile or load_profile(scenario.calibration)
     found = make_requests(inference.requests) if requests is None else requests
+    if inference.lora is not None:
+        found = with_adapters(found, inference.lora)
     path = _path(scenario, engine, found)
     pools: tuple[Pool, ...]
     transfers: list[Transfer] = []

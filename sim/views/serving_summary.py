@@ -68,6 +68,10 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     for t in kv.tiers or ():
         words = f"{count(t.hit_tokens)} tokens came back in {seconds(t.load_s)}; {n_bytes(t.stored_bytes)} went down"
         lines.append((f"tier {t.name}", f"{words} in {seconds(t.store_s)}, room for {count(t.capacity_tokens)} tokens"))
+    if (lora := result.lora) is not None:
+        held = f"{count(lora.adapters)} used, {count(lora.places)} on a GPU at once, {n_bytes(lora.adapter_bytes)} each"
+        loads = f"{count(lora.loads)} loads in {seconds(lora.load_s)}"
+        lines.append(("adapters", f"{held}; {lora.distinct_mean:.3g} in an iteration; {loads}"))
     scaling = result.autoscaling
     if scaling is not None:
         mean = f"{scaling.replicas_mean:.3g} replicas in the mean, {scaling.replicas_max} at most"

@@ -34,6 +34,7 @@ WORKLOADS: dict[str, list[str]] = {
     "serve_static_a100": FEW,
     "serve_swap": [],
     "serve_tiers": [],
+    "serve_lora": [],
     "serve_prefix_cpu": [],
     "serve_speculative_llama70b": FEW,
 }

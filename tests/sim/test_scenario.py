@@ -293,6 +293,7 @@ def test_inference_defaults() -> None:
         "disaggregated": None,
         "speculative": None,
         "autoscaling": None,
+        "lora": None,
         "engine": "bundled",
         "decode_attention": None,
     }
