@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sim.core.dtypes import Precision
 from sim.inputs.input_source import UserInput
@@ -61,6 +61,19 @@ def _reward(value: Any) -> Any:
     return value
 
 
+def _reward_form(value: Any) -> str:
+    return "<name>" if isinstance(value, str) else "<mapping>"
+
+
+Reward = Annotated[
+    Annotated[
+        Annotated[Literal["rule"], Tag("<name>")] | Annotated[RewardModel, Tag("<mapping>")],
+        Discriminator(_reward_form),
+    ],
+    BeforeValidator(_reward),
+]
+
+
 class Generation(UserInput):
     """The engine that writes the answers: `replicas` of the policy, each on tp·pp GPUs.
 
@@ -108,9 +121,7 @@ class Rl(UserInput):
     reference: Literal["none", "host", "gpu"] = Field(
         default="host", description="the frozen policy of the KL term; host: kept in host memory, swapped in and out"
     )
-    reward: Annotated[Literal["rule"] | RewardModel, BeforeValidator(_reward)] = Field(
-        default="rule", description="rule: computed by the host; or a model that reads every answer"
-    )
+    reward: Reward = Field(default="rule", description="rule: computed by the host; or a model that reads every answer")
     reward_s: float = Field(default=0.0, ge=0, le=1e9, description="of a rule, after the last answer, in seconds")
     sequences: Literal["packed", "mean", "padded"] = Field(
         default="packed", description="how answers of unlike lengths become micro-batches"

@@ -307,6 +307,8 @@ def test_a_table_of_measurements_may_hold_steps() -> None:
         ({"rl": {"generation": {"replicas": 9}}}, "rl.generation.replicas: found 9 replicas of 1 GPUs; colocated"),
         ({"rl": {"generation": {"engin": "vllm-v1"}}}, "unknown key; did you mean 'engine'"),
         ({"rl": {"reward": "judge"}}, "rl.reward: found 'judge'; must be rule, or a mapping"),
+        ({"rl": {"reward": {"tp": 2}}}, "rl.reward.model: is required and missing"),
+        ({"rl": {"reward": {"model": "gpt2", "tp": 5}}}, "rl.reward.tp: found 5; must divide the model's heads (12)"),
         ({"rl": {"output_len": "long"}}, "rl.output_len: found 'long'; must be a number of tokens"),
         ({"rl": {"output_len": {"mean": 5000}}}, "rl.output_len: found a mean of 5000; must be at most the longest"),
         ({"inference": {"requests": {"prompt_len": 1, "output_len": 1}}}, "inference: stands beside rl; the engine"),

@@ -17,8 +17,8 @@ FILES = sorted(p for p in (ROOT / "scenarios").rglob("*.yaml") if "published" no
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT / "scenarios")))
 def test_scenario(path: Path) -> None:
     scenario = load_scenario(path)
-    if scenario.training is None:
-        pytest.skip("a serving workload has tests of its own")
+    if scenario.training is None or scenario.rl is not None:
+        pytest.skip("serving and reinforcement learning have tests of their own")
     sim = simulate(scenario)
     r = sim.result
     assert 0 < r["mfu"] <= r["hfu"] + 1e-12 <= 1 + 1e-9
