@@ -114,6 +114,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.recompute", found, "none, selective, full; selective_op without experts and sp"
     if t.recompute.mode == "selective" and t.recompute.modules != ("core_attn",):
         yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
+    if t.packing is not None:
+        yield "training.packing", "packed documents", "null (a sequence is one document)"
     if t.optimizer_offload:
         yield "training.optimizer_offload", "true", "false"
     if t.activation_offload and (t.recompute.mode == "selective_op" or s.distillation is not None):

@@ -40,6 +40,7 @@ class Emission(Struct, dict=True):
         t, p = self.training, self.scenario.parallelism
         self.refuse("distillation", "given", "trains one model", self.scenario.distillation is not None)
         self.refuse("training.activation_offload", "true", "is no option", t.activation_offload)
+        self.refuse("training.packing", "given", "takes documents from its data", t.packing is not None)
         self.refuse("training.lora", "adapters", "trains all parameters", t.lora is not None)
         self.refuse("training.optimizer_offload", "true", "keeps optimizer states on the GPU", t.optimizer_offload)
         self.refuse("training.cross_entropy", "chunked", "is no option", t.cross_entropy == "chunked")

@@ -67,6 +67,7 @@ def check_rules(sections: Sections, source: Source) -> None:
     if sections.training is not None:
         _check_dtypes(sections.training, source)
         _check_indexer(sections.training, sections.model, p, source)
+        _check_packing(sections, sections.training, source)
         _check_muon(sections, sections.training, source)
         if sections.training.optimizer_offload and sections.model.program is not None:
             raise source.error(("training", "optimizer_offload"), "found true; a captured program's states stay")
@@ -170,6 +171,55 @@ def _check_indexer(t: Training, model: ModelConfig, p: Parallelism, source: Sour
     if t.indexer == "warm_up" and (p.pp > 1 or framework_of(t).masks_unselected):
         why = "simulated at pp 1 (between stages there would be no gradients) and where the framework trains indexers"
         raise source.error(path, f"{found}; {why}")
+
+
+MOST_DOCUMENTS = 1_000_000
+
+
+def _check_packing(sections: Sections, t: Training, source: Source) -> None:
+    """Documents that fit into sequences, where attention can leave out what lies between them."""
+    x, m, p = t.packing, sections.model, sections.parallelism
+    if x is None:
+        return
+    path = ("training", "packing")
+    if bool(x.lengths) == (x.mean_seq_len is not None):
+        raise source.error(path, "give lengths, or mean_seq_len of lengths to be drawn")
+    if sum(x.lengths) > t.seq_len:
+        raise source.error(
+            (*path, "lengths"), f"found {sum(x.lengths)} tokens in all; a sequence has {t.seq_len} (training.seq_len)"
+        )
+    longest = min(t.seq_len, x.max_seq_len or t.seq_len)
+    if x.min_seq_len > longest:
+        raise source.error((*path, "min_seq_len"), f"found {x.min_seq_len}; the longest may have {longest}")
+    if x.mean_seq_len is not None and not x.min_seq_len <= x.mean_seq_len <= longest:
+        found = f"found {x.mean_seq_len:g}; must lie between the least ({x.min_seq_len}) and the longest ({longest})"
+        raise source.error((*path, "mean_seq_len"), found)
+    if x.mean_seq_len is not None and t.global_batch_size * t.seq_len / x.mean_seq_len > MOST_DOCUMENTS:
+        most = f"at most {MOST_DOCUMENTS:,} documents of a step are drawn; give lengths"
+        raise source.error((*path, "mean_seq_len"), f"found {x.mean_seq_len:g}; {most}")
+    for bad, what in (
+        (m.program is not None, "a captured program, whose attention is what it was"),
+        (m.indexer is not None, "model.indexer"),
+        (t.attention == "unfused", "training.attention unfused, which computes all scores"),
+        (p.cp > 1 and m.window is not None and p.cp_method != "all_to_all", "model.window over cp but by all_to_all"),
+    ):
+        if bad:
+            raise source.error(path, f"found packed documents with {what}; simulated without")
+
+
+def _packing_note(sections: Sections) -> list[str]:
+    """What packing makes of the batch."""
+    t, dp = sections.training, sections.parallelism.dp
+    if t is None or t.packing is None:
+        return []
+    from sim.models.packing import pack  # numpy draws them, which no other reader of scenarios needs
+
+    batch = pack(t.packing, t.seq_len, t.global_batch_size, dp)
+    number = sum(n for _, n in batch.all_documents)
+    found = f"training.packing: {number:.1f} documents a sequence, {batch.filled:.1%} of its tokens theirs"
+    if batch.imbalance > 1.0:
+        found += f"; the step waits for the replica with {batch.imbalance:.3f} times the mean's pairs of {dp}"
+    return [found]
 
 
 def _check_modules(recompute: Recompute, model: ModelConfig, source: Source) -> None:
@@ -339,6 +389,7 @@ def notes(sections: Sections) -> tuple[str, ...]:
     if p.accumulate_unsharded and p.zero < 2:
         found.append(f"parallelism.accumulate_unsharded: of no effect with zero {p.zero}, only with 2 and 3")
     found += _expert_split_note(sections)
+    found += _packing_note(sections)
     if "schedule_memory" in p.model_fields_set and p.schedule_memory != 1.0 and not FORMS[p.schedule].follows_times:
         only = ", ".join(name for name, form in FORMS.items() if form.follows_times)
         found.append(f"parallelism.schedule_memory: of no effect with schedule {p.schedule}, only with {only}")

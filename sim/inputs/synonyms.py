@@ -23,6 +23,7 @@ _BY_KEY = {
     "training.micro_batch_size": "per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size mbs "
     "per_device_batch_size batch_size",
     "training.global_batch_size": "train_batch_size gbs total_batch_size global_batch",
+    "training.packing": "packed packing_strategy padding_free sequence_packing sample_packing packed_lengths",
     "training.precision": "mixed_precision dtype torch_dtype bf16 fp16 fp8 amp",
     "training.recompute": "activation_checkpointing activation_checkpoint gradient_checkpointing recompute_granularity "
     "recompute_activations ac",

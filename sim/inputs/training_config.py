@@ -88,6 +88,21 @@ class Lora(UserInput):
     weights: Literal["nf4"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
 
 
+class Packing(UserInput):
+    """Documents of uneven lengths in each sequence: `lengths` of all sequences, or lognormal of `mean_seq_len`, packed
+    by `strategy`. Names as in Megatron's `--sft-mock-dataset-config-json` and TRL's `packing_strategy`."""
+
+    lengths: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(as_tuple), Field(max_length=100_000)
+    ] = ()
+    mean_seq_len: float | None = Field(default=None, ge=1, le=1e8)
+    lognormal_sigma: float = Field(default=1.1, ge=0, le=10)
+    min_seq_len: int = Field(default=1, ge=1, le=100_000_000)
+    max_seq_len: int | None = Field(default=None, ge=1, le=100_000_000, description="null: seq_len")
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    strategy: Literal["bfd", "wrapped"] = "bfd"
+
+
 class BatchPhase(UserInput):
     """The batch size of a training from its `from_tokens`-th token on."""
 
@@ -127,6 +142,7 @@ class Training(UserInput):
         default="trained",
         description="of model.indexer: trained beside the rest; warm_up: alone, under dense attention; frozen",
     )
+    packing: Packing | None = Field(default=None, description="null: a sequence is one document")
     cross_entropy: Literal["unfused", "fused", "chunked"] = "unfused"
     framework: FrameworkName = "eager"
     software_date: SoftwareDate | None = Field(

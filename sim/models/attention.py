@@ -27,7 +27,8 @@ class Core(Struct, frozen=True):
     `causal`: the mask is aligned to the last key, so that query i of q sees kv − q + i + 1 keys.
     `share` replaces the share of the q·kv scores that the mask leaves, where it is not that triangle. `window`: what of
     the causal keys a query sees; only fused kernels skip the others. `softcap`: scores pass c·tanh(x / c) (Gemma 2,
-    arXiv 2408.00118, section 2), which fused kernels do on the way. `sinks`: see `GroupedQueryAttention`.
+    arXiv 2408.00118, section 2), which fused kernels do on the way. `sinks`: see `GroupedQueryAttention`. `packed`: of
+    these scores what lies within documents; fused kernels of packed sequences compute no others.
     """
 
     q_len: int
@@ -41,12 +42,17 @@ class Core(Struct, frozen=True):
     window: Window | None = None
     softcap: bool = False
     sinks: bool = False
+    packed: float = 1.0
 
     @property
     def visible(self) -> float:
         """Scores computed by a kernel that skips what is masked, per batch and head (half of the square when
         causal; with a window exactly what it shows).
         """
+        return self._of_one_document * self.packed
+
+    @property
+    def _of_one_document(self) -> float:
         if self.share is not None:
             return self.share * self.q_len * self.kv_len
         if self.windowed is not None:
@@ -97,12 +103,26 @@ def _kv_bytes(d: Dims, c: Core) -> float:
 def _fused(d: Dims, c: Core, name: str, kind: str, factor: float, moved: float) -> Compute:
     flops = factor * 2.0 * d.batch * c.heads * c.visible * (c.head_dim + c.v_head_dim)
     number, q, kv = (1, c.q_len, c.kv_len) if c.windowed is None else c.windowed.blocks(c.q_len, c.kv_len)
+    if c.packed < 1.0:
+        number, q, kv = packed_blocks(c)
     shape = (d.batch * number, c.heads, c.kv_heads, q, kv, c.head_dim, c.v_head_dim, int(c.causal))
     phase = F if kind == "attention_forward" else I
     kernel = d.attention_kernel or d.framework.attention_kernel
     launches = 1 if kind == "attention_forward" else 3
     name = f"{name}:{kernel}" if kernel else name
     return Compute(name, kind, shape, d.act, flops, moved, phase, launches, kernel=kernel)
+
+
+def packed_blocks(c: Core) -> tuple[int, int, int]:
+    """Equal blocks with as many pairs as a packed sequence's documents: their number, and the queries and keys of each.
+
+    >>> packed_blocks(Core(4096, 4096, 1, 1, 64, 64, packed=0.25))
+    (4, 1024, 1024)
+    """
+    number = max(1, round(1.0 / c.packed))
+    queries = -(-c.q_len // number)
+    seen = c.visible / (number * queries)  # of a query, in the mean
+    return number, queries, max(1, round(seen + queries / 2 if c.causal else seen))
 
 
 def _scores(d: Dims, c: Core) -> float:

@@ -16,14 +16,25 @@ from sim.core.program import Comm, Compute, Item, Phase, Wait
 from sim.models.attention import Core, core_backward, core_forward, core_part
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.operators import F, I, Operator, collective, memory_op
+from sim.models.packing import PackedBatch, packed_batch, pairs_between
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
 def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Operator:
-    """The core of `own` queries, keys and values (this rank's seq / cp tokens) by `parallelism.cp_method`."""
+    """The core of `own` queries, keys and values (this rank's seq / cp tokens) by `parallelism.cp_method`.
+
+    Of packed sequences each document is cut as the whole is (zigzag in Transformer Engine's THD format:
+    `thd_get_partitioned_indices`), so that each block of scores has the same part of its pairs; with split contiguous
+    the sequence is cut, wherever documents end.
+    """
     p = scenario.parallelism
+    batch = packed_batch(scenario)
+    if batch is not None:
+        if d.cp > 1 and p.cp_split == "contiguous" and p.cp_method != "all_to_all":
+            return _contiguous(scenario, d, shard, own, batch)
+        own = replace(own, packed=_packed_share(d, own, batch))
     if d.cp == 1:
         return core_part(d, own, (own,), core_forward(d, own), core_backward(d, own))
     if p.cp_method == "all_to_all":
@@ -32,6 +43,36 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
         blocks = gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split)
         return _all_gather(d, own, blocks, p.cp_split != "contiguous")
     return _ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split))
+
+
+def _packed_share(d: Dims, own: Core, batch: PackedBatch) -> float:
+    """Of the scores that whole sequences of one document would have, those within documents."""
+
+    def visible(length: int) -> float:
+        return replace(own, q_len=length, kv_len=length).visible
+
+    return sum(n * visible(length) for length, n in batch.documents) / visible(d.full_seq)
+
+
+def _contiguous(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch) -> Operator:
+    """Packed sequences cut into contiguous pieces: of each pair of pieces the scores that documents have in both, in
+    the mean over sequences."""
+    n = own.q_len
+
+    def pairs(source: int) -> float:
+        places = (shard.cp_rank * n, (shard.cp_rank + 1) * n), (source * n, (source + 1) * n)
+        return sum(pairs_between(x, *places) for x in batch.sequences) / len(batch.sequences)
+
+    def part(block: Core, found: float) -> Core | None:
+        return replace(block, packed=found / block.visible) if found else None
+
+    if scenario.parallelism.cp_method == "all_gather":
+        (whole,) = gathered_blocks(own, d.cp, shard.cp_rank, "contiguous")
+        one = part(whole, sum(pairs(source) for source in range(shard.cp_rank + 1)))
+        return _all_gather(d, own, () if one is None else (one,), False)
+    steps = ring_blocks(own, d.cp, shard.cp_rank, "contiguous")
+    sources = ((shard.cp_rank - step) % d.cp for step in range(d.cp))
+    return _ring(d, own, tuple(b and part(b, pairs(source)) for b, source in zip(steps, sources, strict=True)))
 
 
 def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:

@@ -26,6 +26,18 @@ def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = 
     return (4.0 if frozen else 6.0) * matmul_params_per_token(model) + attention
 
 
+def packed_flops_per_token(
+    model: ModelConfig, documents: tuple[tuple[int, float], ...], seq_len: int, causal_half: bool, frozen: bool
+) -> float:
+    """`model_flops_per_token` of sequences with so many documents of each length: a token's attention is that of its
+    own document, and padding has none."""
+    matmuls = (4.0 if frozen else 6.0) * matmul_params_per_token(model)
+    attention = 0.0
+    for length, number in documents:
+        attention += number * length * (model_flops_per_token(model, length, causal_half, frozen) - matmuls)
+    return matmuls + attention / seq_len
+
+
 def matmul_params_per_token(model: ModelConfig) -> float:
     """Weights that a token is multiplied by: attention, MLP or its active experts and router, output (and MTP)."""
     output = model.hidden * model.vocab

@@ -121,6 +121,9 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     if m.indexer is not None and scenario.for_training.indexer != "trained":
         text += f" indexer {scenario.for_training.indexer}"
     text += "".join(f" {key}={value}" for key, value in m.variations.items() if key not in ("window", "indexer"))
+    if scenario.for_training.packing is not None:
+        packing = scenario.for_training.packing.model_dump_json(exclude_defaults=True)
+        text += f" packing={packing} of {scenario.for_training.global_batch_size} over {p.dp}"
     if d.cp > 1:
         text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"
     if m.is_moe_layer(layer) and m.moe is not None:

@@ -10,12 +10,13 @@ from sim.core.program import Block, Program, WeightShape
 from sim.models.captured_model import CapturedModel, captured_model, with_accumulation
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
-from sim.models.flops import model_flops_per_token
+from sim.models.flops import model_flops_per_token, packed_flops_per_token
 from sim.models.head import copied_table_params, head_block, stranded_logits_bytes, tied_params
 from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
 from sim.models.mtp import mtp_block
 from sim.models.optimizer import clip_items, optimizer_items
+from sim.models.packing import packed_batch
 from sim.models.recompute import mode_of_layer
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
@@ -126,6 +127,9 @@ class Described:
         t = self.scenario.for_training
         if warms_up(self.scenario):
             return warm_up_flops_per_token(self.scenario.model, t.seq_len, causal_half)
+        batch, frozen = packed_batch(self.scenario), t.lora is not None
+        if batch is not None:
+            return packed_flops_per_token(self.scenario.model, batch.all_documents, t.seq_len, causal_half, frozen)
         return model_flops_per_token(self.scenario.model, t.seq_len, causal_half, t.lora is not None)
 
     def stranded_bytes(self) -> float:

@@ -1,0 +1,152 @@
+"""Documents of uneven lengths packed into sequences: how long they are, and who waits for whom.
+
+A query of a packed sequence sees its own document alone, so that attention takes Σ l² in place of seq_len²: kernels of
+variable lengths over `cu_seqlens` (FlashAttention's `flash_attn_varlen_func`, Transformer Engine's THD format).
+Everything else takes every token, padding too.
+
+Lengths are listed, or drawn as Megatron's mock data for fine-tuning are (`MockSFTLowLevelDataset` in
+megatron/training/datasets/sft_dataset.py): lognormal of `mean_seq_len` and `lognormal_sigma`, cut off at both ends.
+They are packed as TRL does (`pack_dataset` in trl/data_utils.py): `bfd`, the longest first, each into the fullest
+sequence with room (best fit, decreasing), the rest of a sequence is padding; or `wrapped`, one behind the other, cut
+where a sequence ends. Sequences are shuffled and dealt to replicas in turn, as `DistributedSampler` does.
+
+The step waits for the replica whose sequences have most pairs. All replicas are simulated as that one, and each of its
+micro-batches as their mean: how micro-batches of one replica differ, which costs a pipeline bubbles, is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import Packing
+
+
+DRAWN = 1.25  # times what a step takes, as from a larger data set, whose half-empty last sequence is left out
+Sequences = tuple[tuple[int, ...], ...]
+
+
+class PackedBatch(Struct, frozen=True):
+    """Of the slowest replica each sequence's documents in order, and how many of each length a sequence has in the
+    mean; the same of the whole batch (`all_documents`), its tokens that are documents' by all tokens, and the slowest
+    replica's squares of lengths by the mean replica's."""
+
+    sequences: Sequences
+    documents: tuple[tuple[int, float], ...]
+    all_documents: tuple[tuple[int, float], ...]
+    filled: float
+    imbalance: float
+
+
+def packed_batch(scenario: Scenario) -> PackedBatch | None:
+    """The documents of a step; None where each sequence is one document."""
+    t = scenario.training
+    if t is None or t.packing is None or t.packing.lengths == (t.seq_len,):
+        return None
+    return pack(t.packing, t.seq_len, t.global_batch_size, scenario.parallelism.dp)
+
+
+@lru_cache(maxsize=256)
+def pack(packing: Packing, seq_len: int, number: int, dp: int) -> PackedBatch:
+    """`number` sequences of `seq_len` tokens, dealt to `dp` replicas."""
+    if packing.lengths:
+        alike = _counted((packing.lengths,))
+        return PackedBatch((packing.lengths,), alike, alike, sum(packing.lengths) / seq_len, 1.0)
+    sequences = _drawn(packing, seq_len, number)
+    squares = [float(sum(length**2 for length in lengths)) for lengths in sequences]
+    replicas = [sum(squares[i::dp]) for i in range(dp)]
+    slowest = replicas.index(max(replicas))
+    filled = sum(map(sum, sequences)) / (number * seq_len)
+    own, imbalance = tuple(sequences[slowest::dp]), max(replicas) * dp / sum(replicas)
+    return PackedBatch(own, _counted(own), _counted(tuple(sequences)), filled, imbalance)
+
+
+def _counted(sequences: Sequences) -> tuple[tuple[int, float], ...]:
+    found = Counter(length for lengths in sequences for length in lengths)
+    return tuple((length, n / len(sequences)) for length, n in sorted(found.items()))
+
+
+def _drawn(packing: Packing, seq_len: int, number: int) -> list[tuple[int, ...]]:
+    """`number` sequences, in an order drawn too."""
+    draw = np.random.default_rng(packing.seed)
+    assert packing.mean_seq_len is not None
+    sigma, longest = packing.lognormal_sigma, min(seq_len, packing.max_seq_len or seq_len)
+    least = min(packing.min_seq_len, longest)
+    lengths: list[int] = []
+    while (short := DRAWN * number * seq_len - sum(lengths)) > 0:
+        more = max(1, round(short / packing.mean_seq_len))
+        drawn = draw.lognormal(math.log(packing.mean_seq_len) - sigma**2 / 2, sigma, more)
+        lengths += np.clip(np.rint(drawn), least, longest).astype(int).tolist()
+    packed = best_fit(lengths, seq_len) if packing.strategy == "bfd" else wrapped(lengths, seq_len)
+    packed = packed[:-1] if len(packed) > number else packed
+    draw.shuffle(packed)
+    return packed[:number]
+
+
+def best_fit(lengths: Sequence[int], seq_len: int) -> list[tuple[int, ...]]:
+    """Longest first, each into the fullest sequence that has room.
+
+    >>> best_fit([3, 9, 4, 6, 5, 1], 10)
+    [(9, 1), (6, 4), (5, 3)]
+    """
+    room: list[tuple[int, int]] = []  # of each sequence, with its number
+    found: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        at = bisect_left(room, (length, 0))
+        if at == len(room):
+            found.append([])
+            left, number = seq_len, len(found) - 1
+        else:
+            left, number = room.pop(at)
+        found[number].append(length)
+        if left > length:
+            insort(room, (left - length, number))
+    return [tuple(x) for x in found]
+
+
+def wrapped(lengths: Sequence[int], seq_len: int) -> list[tuple[int, ...]]:
+    """One behind the other; a document that a sequence's end cuts goes on in the next.
+
+    >>> wrapped([3, 9, 4, 6], 10)
+    [(3, 7), (2, 4, 4), (2,)]
+    """
+    found: list[list[int]] = [[]]
+    room = seq_len
+    for length in lengths:
+        while length >= room:
+            if room:
+                found[-1].append(room)
+            length, room = length - room, seq_len
+            found.append([])
+        if length:
+            found[-1].append(length)
+            room -= length
+    return [tuple(x) for x in found if x]
+
+
+def pairs_between(lengths: Sequence[int], queries: tuple[int, int], keys: tuple[int, int]) -> float:
+    """Causal pairs of the queries at places [a, b) with keys at [c, d), within documents; half of a square on the
+    diagonal, as everywhere.
+
+    >>> [pairs_between([6, 2], *x) for x in (((0, 8), (0, 8)), ((4, 8), (4, 8)), ((4, 8), (0, 4)), ((0, 4), (4, 8)))]
+    [20.0, 4.0, 8.0, 0.0]
+    """
+    total = 0.0
+    for end, length in zip(accumulate(lengths), lengths, strict=True):
+        begin = end - length
+        a, b = max(begin, queries[0]), min(end, queries[1])
+        c, d = max(begin, keys[0]), min(end, keys[1])
+        if a < b and c < d:
+            # pieces are the same or lie apart, so a query sees all of these keys or, of its own, those before it
+            total += (b - a) ** 2 / 2 if (a, b) == (c, d) else float((b - a) * (d - c)) if d <= a else 0.0
+    return total

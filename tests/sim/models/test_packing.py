@@ -1,0 +1,159 @@
+"""Packed documents: closed forms, packing by hand, cuts over cp against a count one by one, replicas that wait."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.core.program import Compute
+from sim.emit import emit
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.training_config import Packing
+from sim.models.dims import Shard
+from sim.models.layer import layer_block
+from sim.models.packing import best_fit, pack, packed_batch, pairs_between, wrapped
+from sim.models.source import source_of
+from sim.prices.roofline import shape_flops
+from sim.simulation import simulate
+
+MODEL = {"layers": 2, "hidden": 512, "heads": 8, "kv_heads": 2, "vocab": 1000}
+
+
+def training(packing: Any = None, parallelism: dict[str, Any] | None = None, **keys: Any) -> Scenario:
+    keys = {"seq_len": 4096, "global_batch_size": 8, "packing": packing} | keys
+    model = keys.pop("model", MODEL)
+    return parse_scenario({"model": model, "training": keys, "parallelism": parallelism or {}, "cluster": "dgx-h100"})
+
+
+def cores(s: Scenario, rank: int = 0) -> list[Compute]:
+    """The attention kernels of one layer, forward and backward."""
+    block = layer_block(s, 0, Shard(cp_rank=rank))
+    items = (*block.forward, *block.backward)
+    return [i for i in items if isinstance(i, Compute) and i.kind in ("attention_forward", "attention_backward")]
+
+
+def test_one_document_is_no_packing_to_the_last_digit() -> None:
+    plain, one = simulate(training()), simulate(training({"lengths": [4096]}))
+    assert one.step_time_s == plain.step_time_s
+    assert one.result["mfu"] == plain.result["mfu"]
+    assert cores(training({"lengths": [4096]})) == cores(training())
+
+
+@pytest.mark.parametrize("n", [2, 4, 16])
+def test_equal_documents_take_an_nth_of_attentions_flops(n: int) -> None:
+    packed, plain = training({"lengths": [4096 // n] * n}), training()
+    for few, many in zip(cores(packed), cores(plain), strict=True):
+        assert few.flops == many.flops / n
+        assert few.bytes == many.bytes
+        assert shape_flops(few.kind, few.shape) == pytest.approx(few.flops, rel=0.02)
+    layer = 4096 * 12 * 8 * 64 / 2
+    found = [source_of(s).flops_per_token(causal_half=True) for s in (plain, packed)]
+    assert found[0] - found[1] == pytest.approx(2 * layer * (1 - 1 / n))
+    short = training(seq_len=4096 // n)
+    assert found[1] == pytest.approx(source_of(short).flops_per_token(causal_half=True))
+
+
+def test_uneven_documents_take_the_sum_of_squares() -> None:
+    lengths = [2048, 1024, 512, 100]
+    packed = training({"lengths": lengths})
+    for few, many in zip(cores(packed), cores(training()), strict=True):
+        assert few.flops == pytest.approx(many.flops * sum(n**2 for n in lengths) / 4096**2)
+    assert any("4.0 documents a sequence, 89.9% of its tokens" in w for w in packed.warnings)
+    assert simulate(packed).step_time_s < simulate(training()).step_time_s
+
+
+def test_windows_hide_within_documents() -> None:
+    """Of 8 documents of 512 a window of 512 hides nothing; one of 128 hides the same in each."""
+    model = {**MODEL, "window": 512}
+    short = {"lengths": [512] * 8}
+    assert [c.flops for c in cores(training(short, model=model))] == pytest.approx(
+        [c.flops for c in cores(training(short))], rel=0.002
+    )
+    narrow = {**MODEL, "window": 128}
+    ones = cores(training(model=narrow, seq_len=512))
+    assert [c.flops for c in cores(training(short, model=narrow))] == pytest.approx([8 * c.flops for c in ones])
+
+
+@pytest.mark.parametrize("split", ["zigzag", "contiguous", "striped"])
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+def test_ranks_of_cp_have_all_pairs_together(method: str, split: str) -> None:
+    lengths = [1500, 1000, 900, 600]
+    layout = {"cp": 4, "cp_method": method, "cp_split": split}
+    s = training({"lengths": lengths}, layout)
+    ranks = [sum(c.flops for c in cores(s, rank) if c.kind == "attention_forward") for rank in range(4)]
+    assert sum(ranks) == pytest.approx(4 * 8 * 64 * sum(n**2 for n in lengths) / 2, rel=1e-3)
+    assert (max(ranks) / min(ranks) > 1.2) == (split == "contiguous")
+
+
+def test_pairs_of_pieces_are_those_counted_one_by_one() -> None:
+    """Whole numbers here; half of a square stands for a triangle, which has half a row more."""
+    lengths = [5, 1, 7, 3]
+    ends = list(accumulate(lengths))
+    document = [next(i for i, end in enumerate(ends) if place < end) for place in range(16)]
+    for q in range(4):
+        for k in range(4):
+            places = (4 * q, 4 * q + 4), (4 * k, 4 * k + 4)
+            seen = [(i, j) for i in range(*places[0]) for j in range(*places[1]) if j <= i]
+            counted = sum(document[i] == document[j] for i, j in seen)
+            diagonal = 2.0 if q == k else 0.0
+            assert pairs_between(lengths, *places) == counted - diagonal
+
+
+def test_packing_by_hand() -> None:
+    assert best_fit([3, 9, 4, 6, 5, 1], 10) == [(9, 1), (6, 4), (5, 3)]
+    assert best_fit([10, 10], 10) == [(10,), (10,)]
+    assert wrapped([3, 9, 4, 6], 10) == [(3, 7), (2, 4, 4), (2,)]
+    assert wrapped([30], 10) == [(10,), (10,), (10,)]
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
+def test_drawn_documents_fill_the_batch(strategy: str) -> None:
+    packing = Packing(mean_seq_len=700, strategy=strategy, min_seq_len=16)
+    batch = pack(packing, 4096, 256, 4)
+    assert len(batch.sequences) == 64
+    assert all(sum(lengths) <= 4096 for lengths in batch.sequences)
+    assert 0.95 < batch.filled <= 1.0
+    assert pack(packing, 4096, 256, 4) == batch
+    assert pack(packing.model_copy(update={"seed": 1}), 4096, 256, 4) != batch
+    mean = sum(n * length for length, n in batch.all_documents) / sum(n for _, n in batch.all_documents)
+    assert 500 < mean < 800  # the longest are cut off
+
+
+def test_the_step_waits_for_the_slowest_replica() -> None:
+    drawn = {"mean_seq_len": 700}
+    s = training(drawn, {"dp": 8}, global_batch_size=16)
+    batch = packed_batch(s)
+    assert batch is not None
+    assert batch.imbalance > 1.05
+    squares = sum(n * length**2 for length, n in batch.documents)
+    mean = sum(n * length**2 for length, n in batch.all_documents)
+    assert squares / mean == pytest.approx(batch.imbalance)
+    whole = training()
+    assert cores(s)[0].flops == pytest.approx(cores(whole)[0].flops * squares / 4096**2)
+    # utilization counts what all replicas compute, not eight times the slowest
+    matmuls = source_of(training({"lengths": [1]})).flops_per_token(True)
+    attention = source_of(s).flops_per_token(True) - matmuls
+    assert attention == pytest.approx(2 * 12 * 8 * 64 / 2 * mean / 4096, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"packing": {}}, "packing: give lengths, or mean_seq_len"),
+        ({"packing": {"lengths": [8], "mean_seq_len": 9}}, "packing: give lengths, or mean_seq_len"),
+        ({"packing": {"lengths": [4000, 97]}}, r"lengths: found 4097 tokens in all; a sequence has 4096"),
+        ({"packing": {"mean_seq_len": 5000}}, r"mean_seq_len: found 5000; must lie between"),
+        ({"packing": {"lengths": [9]}, "attention": "unfused"}, "attention unfused, which computes all scores"),
+    ],
+)
+def test_what_cannot_be_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        training(**keys)
+
+
+def test_flags_are_not_written() -> None:
+    with pytest.raises(InputError, match=r"training\.packing given: takes documents from its data"):
+        emit(training({"lengths": [9]}), "megatron")
