@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.models.frameworks import Framework, framework_of
+from sim.models.packing import PackedBatch, pack
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -80,6 +81,14 @@ def _quantized_copies(scenario: Scenario, t: Training, framework: Framework) -> 
     blackwell = all(gpu.architecture == "blackwell" for gpu in scenario.cluster.gpus)
     either = t.precision == "fp8" and blackwell and framework.skips_transposes
     return 1 if t.lora is not None or either else 2
+
+
+def packed_batch(scenario: Scenario) -> PackedBatch | None:
+    """The documents of a step; None where each sequence is one document."""
+    t = scenario.training
+    if t is None or t.packing is None or t.packing.lengths == (t.seq_len,):
+        return None
+    return pack(t.packing, t.seq_len, t.global_batch_size, scenario.parallelism.dp)
 
 
 def dims(scenario: Scenario) -> Dims:

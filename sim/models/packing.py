@@ -28,7 +28,6 @@ import numpy as np
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import Packing
 
 
@@ -46,14 +45,6 @@ class PackedBatch(Struct, frozen=True):
     all_documents: tuple[tuple[int, float], ...]
     filled: float
     imbalance: float
-
-
-def packed_batch(scenario: Scenario) -> PackedBatch | None:
-    """The documents of a step; None where each sequence is one document."""
-    t = scenario.training
-    if t is None or t.packing is None or t.packing.lengths == (t.seq_len,):
-        return None
-    return pack(t.packing, t.seq_len, t.global_batch_size, scenario.parallelism.dp)
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Program, WeightShape
 from sim.models.captured_model import CapturedModel, captured_model, with_accumulation
-from sim.models.dims import Shard
+from sim.models.dims import Shard, packed_batch
 from sim.models.embedding import embedding_block
 from sim.models.flops import model_flops_per_token, packed_flops_per_token
 from sim.models.head import copied_table_params, head_block, stranded_logits_bytes, tied_params
@@ -16,7 +16,6 @@ from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
 from sim.models.mtp import mtp_block
 from sim.models.optimizer import clip_items, optimizer_items
-from sim.models.packing import packed_batch
 from sim.models.recompute import mode_of_layer
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
