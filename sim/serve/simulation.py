@@ -58,6 +58,8 @@ def simulate_serving(
     found = make_requests(inference.requests) if requests is None else requests
     if inference.lora is not None:
         found = with_adapters(found, inference.lora)
+    elif any(r.adapter for r in found):
+        raise InputError(f"{scenario.name}: the trace names LoRA adapters (adapter_id); inference.lora says their rank")
     path = _path(scenario, engine, found)
     pools: tuple[Pool, ...]
     transfers: list[Transfer] = []

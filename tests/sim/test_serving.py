@@ -163,6 +163,7 @@ requests_of = st.lists(
         st.sampled_from(["", "a", "b"]),
         st.just(0),
         hashes=st.just(()),
+        adapter=st.just(""),
     ).map(lambda r: r._replace(prefix_tokens=r.prompt_tokens if r.prefix_id else 0)),
     min_size=1,
     max_size=24,

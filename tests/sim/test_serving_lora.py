@@ -133,6 +133,8 @@ def test_a_trace_names_adapters(tmp_path: Path) -> None:
     sim = served({"lora": {"adapters": 3}}, read_trace(file))
     assert {i.load.adapted for i in sim.replicas[0].iterations} >= {1}
     assert sim.outcome.lora.adapters == 1
+    with pytest.raises(InputError, match=r"names LoRA adapters \(adapter_id\); inference.lora says their rank"):
+        simulate_serving(serving(), requests=read_trace(file))
 
 
 def test_the_shipped_scenario_swaps() -> None:

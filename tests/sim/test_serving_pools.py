@@ -36,7 +36,9 @@ def all_left(sim: ServingSimulation) -> None:
 
 
 spread = st.lists(
-    st.builds(Request, st.floats(0, 0.05), st.integers(1, 300), st.integers(1, 60), hashes=st.just(())),
+    st.builds(
+        Request, st.floats(0, 0.05), st.integers(1, 300), st.integers(1, 60), hashes=st.just(()), adapter=st.just("")
+    ),
     min_size=1,
     max_size=24,
 ).map(lambda rs: tuple(sorted(rs)))
