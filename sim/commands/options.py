@@ -15,6 +15,7 @@ from msgspec.structs import fields
 
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
+from sim.inputs.units import parse_time
 
 FILE = click.Path(path_type=Path)
 
@@ -48,7 +49,24 @@ class ScenarioFile(click.Path):
         return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
+class Seconds(click.ParamType):
+    """A time above 0: `4.1`, `4.1s`, `350ms`."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As a number of seconds."""
+        try:
+            seconds = float(parse_time(value))
+        except ValueError:
+            seconds = -1.0
+        if not 0.0 < seconds < 1e9:
+            self.fail(f"found '{str(value)[:40]}'; must be a time above 0, such as 4.1, 4.1s or 350ms", param, ctx)
+        return seconds
+
+
 SCENARIO = ScenarioFile()
+SECONDS = Seconds()
 
 
 def write_page(path: Path, text: str) -> None:

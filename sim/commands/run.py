@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from sim.commands.command import Command
-from sim.commands.options import FILE, SCENARIO, engine_option, json_option, overrides_option, write_page
+from sim.commands.options import FILE, SCENARIO, SECONDS, engine_option, json_option, overrides_option, write_page
 from sim.core.errors import InputError
 from sim.core.files import write_json, write_text
 from sim.core.gc_paused import no_collection
@@ -72,9 +72,9 @@ OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 )
 @click.option(
     "--measured",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
-    help="a step of SCENARIO as you measured it, without --set: what --set then takes, scaled to it",
+    type=SECONDS,
+    metavar="TIME",
+    help="a step, such as 4.1s or 350ms, of SCENARIO as you measured it, without --set: what --set then takes, scaled to it",
 )
 @click.option("--schema", is_flag=True, help="print a scenario's JSON Schema, for editors")
 def main(

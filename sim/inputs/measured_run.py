@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sim.core.errors import InputError
 from sim.core.files import read_json
 from sim.inputs.file_kinds import SCENARIO, kind_of, read_yaml_if_any, refuse_other_kind
+from sim.inputs.shipped import shipped_scenarios
 
 FORMAT = "measured-run/1"
 MOST_VARYING = 100_000  # actions that jitter is taken from
@@ -121,6 +122,9 @@ def load_measured(path: str | Path) -> MeasuredRun:
     Raises:
         InputError: naming file, key, what was found and what is allowed.
     """
+    if not Path(path).exists() and str(path) in shipped_scenarios():
+        wanted = "is a shipped scenario; compare wants a measured run (`stepsim calibrate measure` writes one)"
+        raise InputError(f"{path}: {wanted}; for two scenarios there is `stepsim diff A B`")
     data = read_yaml_if_any(path) if str(path).endswith((".yaml", ".yml")) else read_json(Path(path))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         scenario = kind_of(data) == SCENARIO

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.errors import InputError
+from sim.inputs.units import parse_time
 from sim.serve.request_times import request_times
 from sim.serve.result import ServingSimulation
 
@@ -44,9 +45,9 @@ class Promise(Struct, frozen=True):
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:
-    """`ttft_p99=0.25,tpot_p99=0.035` as promises.
+    """`ttft_p99=0.25,tpot_p99=35ms` as promises.
 
-    >>> [p.text for p in parse_slo("ttft_p99=0.25, itl_mean=0.03")]
+    >>> [p.text for p in parse_slo("ttft_p99=0.25, itl_mean=30ms")]
     ['ttft_p99=0.25', 'itl_mean=0.03']
 
     Raises:
@@ -60,12 +61,12 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
             allowed = f"one of {', '.join(QUANTITIES)}, then _ and one of {', '.join(STATISTICS)}, then = and seconds"
             raise InputError(f"--slo {part.strip()}: must be {allowed}, such as ttft_p99=0.25")
         try:
-            seconds = float(value)
+            seconds = float(parse_time(value))
         except ValueError:
             seconds = -1.0
         # NaN fails the comparison, so it is refused with the rest.
         if not 0.0 < seconds < 1e9:
-            raise InputError(f"--slo {part.strip()}: found {value!r}; must be a number of seconds above 0")
+            raise InputError(f"--slo {part.strip()}: found {value!r}; must be a time above 0, such as 0.25 or 250ms")
         out.append(Promise(quantity, statistic, seconds))
     return tuple(out)
 

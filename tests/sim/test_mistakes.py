@@ -82,6 +82,7 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> Non
         (load_scenario, PROFILE, "is a calibration profile; a scenario is wanted (name it with --set calibration="),
         (load_scenario, RUN, "is a measured run; a scenario is wanted (`stepsim compare"),
         (load_measured, SCENARIO, "for two scenarios there is `stepsim diff A B`"),
+        (load_measured, Path("tp8"), "tp8: is a shipped scenario; compare wants a measured run"),
         (load_measured, PROFILE, "is a calibration profile; compare wants a measured run"),
         (read_table, RUN, "is a measured run; a table of measurements is wanted"),
         (read_table, SCENARIO, "is a scenario; a table of measurements is wanted"),

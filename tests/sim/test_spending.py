@@ -51,7 +51,7 @@ def test_what_is_off_by_a_factor_is_scaled_by_it() -> None:
 
 def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    command = ["scenarios/dp8.yaml", "--measured", "2", "--set", "cluster=dgx-h200", "--json", str(out), "--price", "2"]
+    command = ["scenarios/dp8.yaml", "--measured", "2000ms", "--set", "cluster=dgx-h200", "--json", str(out), "--price", "2"]
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 0, ran.output
     found = json.loads(out.read_text())
@@ -63,6 +63,13 @@ def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -
     assert found["spending"]["price_per_gpu_hour"] == 2
     assert "Per trillion tokens" in ran.output
     assert "With --set, scaled" in ran.output
+
+
+@pytest.mark.parametrize("said", ["0s", "4.1 weeks", "nan", "-1", "fast"])
+def test_a_measured_step_is_a_time(said: str) -> None:
+    ran = CliRunner().invoke(main, ["scenarios/dp8.yaml", "--measured", said])
+    assert ran.exit_code == 2
+    assert "must be a time above 0, such as 4.1, 4.1s or 350ms" in ran.output
 
 
 def test_serving_has_no_measured_step() -> None:
