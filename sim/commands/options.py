@@ -106,19 +106,13 @@ class Study(Struct, frozen=True, dict=True):
     def show(
         self,
         result: dict[str, Any],
-        page: Callable[[dict[str, Any]], str] | None,
+        page: Callable[[dict[str, Any]], str],
         table: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Write the result where the options say, and print its table unless its JSON is on standard output.
-
-        Raises:
-            InputError: for --html, of a result that has no page.
-        """
-        if self.html is not None and page is None:
-            raise InputError("--html: this result has no page; --json has all of it")
+        """Write the result where the options say, and print its table unless its JSON is on standard output."""
         if self.json is not None:
             write_json(self.json, result, indent=1)
-        if self.html is not None and page is not None:
+        if self.html is not None:
             write_page(self.html, page(result))
         if self.json != "-":
             table(result)

@@ -74,7 +74,7 @@ OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
     "--measured",
     type=SECONDS,
     metavar="TIME",
-    help="a step, such as 4.1s or 350ms, of SCENARIO as you measured it, without --set: what --set then takes, scaled to it",
+    help="a step of SCENARIO as you measured it, such as 350ms, without --set: what --set then takes, scaled to it",
 )
 @click.option("--schema", is_flag=True, help="print a scenario's JSON Schema, for editors")
 def main(

@@ -102,7 +102,7 @@ def main(
         if save is not None:
             raise InputError("--save: goes with one cluster")
         result = search_clusters(scenario, study, names, asked)
-        study.show(result, None, print_clusters)
+        study.show(result, _clusters_page, print_clusters)
         return 0 if any(one["best"] for one in result["clusters"]) else 1
     result = search_one(scenario, study, asked)
     if save is not None:
@@ -127,6 +127,18 @@ def _page(result: dict[str, Any]) -> str:
     from sim.views.search_page import search_page
 
     return search_page(result)
+
+
+def _serving_page(result: dict[str, Any]) -> str:
+    from sim.views.serving_search_page import serving_search_page
+
+    return serving_search_page(result)
+
+
+def _clusters_page(result: dict[str, Any]) -> str:
+    from sim.views.clusters_page import clusters_page
+
+    return clusters_page(result)
 
 
 def _save(folder: Path, result: dict[str, Any]) -> None:
@@ -154,7 +166,7 @@ def _serving(path: Path, study: Study, gpus: int | None, slo: str, prices: Price
 
     source = read_source(path, study.overrides)
     result = search_serving(source, name_of(path), parse_slo(slo), gpus, prices.everywhere)
-    study.show(result, None, lambda found: print_serving_search(found, top))
+    study.show(result, _serving_page, lambda found: print_serving_search(found, top))
     return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
 
 

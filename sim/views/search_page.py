@@ -25,6 +25,18 @@ _COLOURS = (
     "#6b7280",
     "#a3a9b3",
 )
+COLUMNS = {  # of a table of layouts: heads, and what they mean
+    "Layout": "the mesh and ZeRO stage",
+    "Step": "seconds a step",
+    "Tokens/s/GPU": "",
+    "MFU": "model FLOPs over the peak",
+    "Exposed": "communication that no computation hides",
+    "Bubble": "of the step",
+    "Memory": "the fullest GPU's peak",
+    "Schedule": "",
+    "Micro-batch": "sequences",
+    "Recompute": "",
+}
 _TABLES = (("best", "Best layouts"), ("pareto", "Pareto line"))
 _INK, _BAD = "#1b2733", "#b3261e"
 _TICKS = "return (tick / 2 ** 30).toFixed(Math.abs(ticks[1] - ticks[0]) < 2 ** 30 ? 1 : 0) + ' GiB'"
@@ -43,6 +55,7 @@ def search_page(result: Result) -> str:
         {"search": _figure(result)},
         what=f"{count(result['gpus'])} GPUs, at most {n_bytes(result['memory_limit_bytes'])} each",
         headline=_headline(result),
+        columns=list(COLUMNS.items()),
         tables=[_table(name, heading, result[name]) for name, heading in _TABLES],
     )
 
@@ -161,7 +174,7 @@ def _headline(result: Result) -> list[Number]:
     return numbers
 
 
-def _cells(row: Row) -> tuple[tuple[str, str], ...]:
+def cells(row: Row) -> tuple[tuple[str, str], ...]:
     """Of each cell the text to sort by, and the text shown; rows of earlier files lack MFU and what follows it."""
     x = row["layout"]
     mfu, exposed_s, bubble = (row.get(k) for k in ("mfu", "exposed_comm_s", "bubble_fraction"))
@@ -186,15 +199,15 @@ def _columns_with_values(rows: list[tuple[tuple[str, str], ...]]) -> tuple[list[
 
 
 def _table(name: str, heading: str, rows: Sequence[Row]) -> tuple[Any, ...]:
-    kept, cells = _columns_with_values([_cells(row) for row in rows])
-    return name, heading, kept, cells, [_copies(row) for row in rows]
+    kept, shown = _columns_with_values([cells(row) for row in rows])
+    return name, heading, kept, shown, [copies(row) for row in rows]
 
 
 def _share(value: float | None) -> tuple[str, str]:
     return ("", "–") if value is None else (f"{value:.12f}", percent(value))
 
 
-def _copies(row: Row) -> list[tuple[str, str]]:
+def copies(row: Row) -> list[tuple[str, str]]:
     """What a row's buttons copy: its scenario's file, the command that runs it, a trainer's flags."""
     words = (("YAML", "yaml"), ("Command", "command"), ("Flags", "flags"))
     return [(name, row[key]) for name, key in words if row.get(key)]

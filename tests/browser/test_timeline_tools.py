@@ -16,6 +16,7 @@ from tests.browser.test_timeline_page import MODEL, at, frame, x_range
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 WIDTHS = (480, 1440, 1920)
+SCREENS = ((480, "dark"), (1440, "light"), (1920, "dark"))
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +31,11 @@ def file(step: Simulation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written
 
 
-@pytest.fixture(scope="module")
-def shared(browser: Any, file: Path) -> Iterator[Any]:
-    """One page for all tests here; nothing may go wrong on it."""
-    context = browser.new_context(viewport={"width": 1440, "height": 1000})
+@pytest.fixture(scope="module", params=SCREENS, ids=lambda screen: f"{screen[0]} {screen[1]}")
+def shared(browser: Any, file: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One page for all tests here, on each of the screens; nothing may go wrong on it."""
+    width, scheme = request.param
+    context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
     context.set_offline(True)
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = context.new_page()
@@ -196,7 +198,7 @@ def test_rows_collapse_are_chosen_and_left_out_where_nothing_runs(page: Any) -> 
     assert ["rank 0", "model"] in page.evaluate(shown)
     page.locator("#empty-rows").uncheck()
     box = frame(page)
-    page.mouse.click(box["x"] - 100, at(page, 0.0, middle_of(page, row_of(page, "rank 1", "compute")))[1])
+    page.mouse.click(max(25, box["x"] - 100), at(page, 0.0, middle_of(page, row_of(page, "rank 1", "compute")))[1])
     rows = page.evaluate(shown)
     assert [r for r in rows if r[0] == "rank 1"] == [["rank 1", "compute"]]
     assert ["rank 2", "send"] in rows
@@ -253,6 +255,8 @@ def test_tables_sort_and_go_away_as_csv(page: Any) -> None:
 
 def test_dark_by_system_and_by_button(page: Any) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
+    page.emulate_media(color_scheme="light")
+    page.wait_for_timeout(100)
     light = page.evaluate(paper)
     page.emulate_media(color_scheme="dark")
     page.wait_for_function(f"{paper} !== {light!r}")

@@ -51,7 +51,17 @@ def test_what_is_off_by_a_factor_is_scaled_by_it() -> None:
 
 def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    command = ["scenarios/dp8.yaml", "--measured", "2000ms", "--set", "cluster=dgx-h200", "--json", str(out), "--price", "2"]
+    command = [
+        "scenarios/dp8.yaml",
+        "--measured",
+        "2000ms",
+        "--set",
+        "cluster=dgx-h200",
+        "--json",
+        str(out),
+        "--price",
+        "2",
+    ]
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 0, ran.output
     found = json.loads(out.read_text())

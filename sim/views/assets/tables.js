@@ -49,7 +49,8 @@
       box.append(table)
     }
     const heads = [...(table.tHead?.rows[0]?.cells ?? [])].filter((h) => h.textContent.trim() && !h.hasAttribute("data-tools"))
-    if (table.tBodies[0]?.rows.length > 1) for (const head of heads) {
+    const several = table.tBodies[0]?.rows.length > 1
+    for (const head of heads.filter((h) => several || h.querySelector("button"))) {
       if (!head.querySelector("button")) {
         const button = document.createElement("button")
         button.type = "button"

@@ -1,0 +1,99 @@
+"""The standalone page of a search over several clusters: the best layout of each, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sim.views.headline import Number
+from sim.views.page import still_page
+from sim.views.search_page import COLUMNS, cells, copies, mesh_words
+from sim.views.units import count, n_bytes, percent, seconds
+
+Result = Mapping[str, Any]
+One = Mapping[str, Any]
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00", "#6b7280")  # Okabe and Ito
+_TIP = "<div><b>@cluster: @words</b></div><div>@step a step, @throughput tokens/s/GPU, @memory</div>"
+
+
+def clusters_page(result: Result) -> str:
+    """HTML of `sim-search-clusters/1` that opens without network."""
+    found = [one for one in result["clusters"] if one["best"]]
+    return still_page(
+        "clusters.html",
+        f"Clusters: {result['name']}",
+        {"clusters": _figure(found)} if found else {},
+        what=f"the best layouts of {count(result['gpus'])} GPUs of each cluster",
+        headline=_headline(result, found),
+        head=("Cluster", *COLUMNS, "Trillion tokens"),
+        rows=[_row(one, row) for one in found for row in one["best"]],
+        copies=[copies(row) for one in found for row in one["best"]],
+        without=[(one["cluster"], _why(one)) for one in result["clusters"] if not one["best"]],
+    )
+
+
+def _why(one: One) -> str:
+    return one["why_none_legal"] or "no legal layout fits in memory"
+
+
+def _headline(result: Result, found: Sequence[One]) -> list[Number]:
+    if not found:
+        return [Number("Best cluster", "none", "no legal layout fits on any", "bad")]
+    quickest = max(found, key=lambda one: one["best"][0]["tokens_per_s_per_gpu"])
+    best = quickest["best"][0]
+    numbers = [
+        Number("Most tokens/s/GPU", quickest["cluster"], count(best["tokens_per_s_per_gpu"]), "good"),
+        Number("Its step", seconds(best["step_time_s"]), mesh_words(best["layout"])),
+        Number("Its MFU", percent(best["mfu"]), n_bytes(best["peak_memory_bytes"])),
+    ]
+    priced = [one for one in found if "cost_per_trillion_tokens" in one["best"][0]]
+    if priced:
+        least = min(priced, key=lambda one: one["best"][0]["cost_per_trillion_tokens"])
+        cost = least["best"][0]["cost_per_trillion_tokens"]
+        note = f"{count(cost)} a trillion tokens at {least['price_per_gpu_hour']:g} a GPU hour"
+        numbers.append(Number("Least cost", least["cluster"], note, "good"))
+    return numbers
+
+
+def _row(one: One, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    cost = row.get("cost_per_trillion_tokens")
+    last = ("", "–") if cost is None else (f"{cost:.3f}", count(cost))
+    return [(one["cluster"], one["cluster"]), *cells(row), last]
+
+
+def _figure(found: Sequence[One]) -> Any:
+    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.plotting import figure
+
+    plot = figure(
+        height=420,
+        sizing_mode="stretch_width",
+        x_axis_label="peak memory of the fullest GPU in GiB",
+        y_axis_label="tokens/s/GPU",
+        tools="pan,wheel_zoom,box_zoom,reset,save",
+        active_drag="box_zoom",
+        name="clusters",
+    )
+    plot.toolbar.logo = None
+    dots = []
+    for i, one in enumerate(found):
+        rows = one["best"]
+        source = ColumnDataSource(
+            {
+                "x": [r["peak_memory_bytes"] / 2**30 for r in rows],
+                "y": [r["tokens_per_s_per_gpu"] for r in rows],
+                "cluster": [one["cluster"]] * len(rows),
+                "words": [mesh_words(r["layout"]) for r in rows],
+                "step": [seconds(r["step_time_s"]) for r in rows],
+                "throughput": [count(r["tokens_per_s_per_gpu"]) for r in rows],
+                "memory": [n_bytes(r["peak_memory_bytes"]) for r in rows],
+            }
+        )
+        shown: dict[str, Any] = {"color": _COLOURS[min(i, len(_COLOURS) - 1)], "legend_label": one["cluster"]}
+        shown["name"] = f"cluster:{one['cluster']}"
+        dots.append(plot.scatter("x", "y", source=source, size=10, fill_alpha=0.7, **shown))
+    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
+    plot.legend.click_policy = "hide"
+    plot.add_layout(plot.legend[0], "right")
+    return plot

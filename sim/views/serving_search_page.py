@@ -1,0 +1,143 @@
+"""The standalone page of a search for serving layouts: throughput against interactivity, and each layout's rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sim.views.headline import Number
+from sim.views.page import still_page
+from sim.views.units import count, seconds
+
+Result = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+# Okabe and Ito; layouts beyond these share the last.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00", "#6b7280")
+_TIP = (
+    "<div><b>@words</b></div><div>@user tokens/s a user, @gpu tokens/s/GPU, @rate requests/s/GPU</div><div>@kept</div>"
+)
+HEAD = (
+    "Layout",
+    "Requests/s",
+    "Output tokens/s/GPU",
+    "First token p50",
+    "First token p99",
+    "A token p50",
+    "A token p99",
+    "Next token p99",
+    "A million tokens",
+)
+
+
+def serving_search_page(result: Result) -> str:
+    """HTML of `sim-serving-search/1` that opens without network."""
+    rows = [_cells(row) for row in result["best"]]
+    kept = [i for i in range(len(HEAD)) if any(row[i][1] != "–" for row in rows)]
+    plots = {"curve": _figure(result["curve"])} if result["curve"] else {}
+    return still_page(
+        "serving_search.html",
+        f"Serving search: {result['name']}",
+        plots,
+        what=f"{count(result['gpus'])} GPUs within {', '.join(result['slo'])}",
+        headline=_headline(result),
+        head=[HEAD[i] for i in kept],
+        rows=[[row[i] for i in kept] for row in rows],
+        refusals=[(layout_words(r["parallelism"]), r["reason"]) for r in result["refusals"]],
+    )
+
+
+def layout_words(parallelism: Mapping[str, int]) -> str:
+    """Degrees above 1.
+
+    >>> layout_words({"tp": 4, "pp": 1, "dp": 2}), layout_words({"tp": 1})
+    ('tp 4, dp 2', 'one GPU')
+    """
+    return ", ".join(f"{k} {v}" for k, v in parallelism.items() if v > 1) or "one GPU"
+
+
+def _headline(result: Result) -> list[Number]:
+    best = next((row for row in result["best"] if row["rate_per_s"]), None)
+    numbers = [Number("Highest rate", "none", "no layout keeps these latencies", "bad")]
+    if best is not None:
+        layout, each = layout_words(best["parallelism"]), f"{best['rate_per_s'] / result['gpus']:.3g} a GPU"
+        numbers = [
+            Number("Highest rate", f"{best['rate_per_s']:.3g} requests/s", f"{layout}; {each}", "good"),
+            Number("Output tokens/s/GPU", count(best["output_tokens_per_s_per_gpu"]), ""),
+            Number("Time to first token", seconds(best["time_to_first_token_s"]["p99"]), "99th percentile"),
+            Number("Time per output token", seconds(best["time_per_output_token_s"]["p99"]), "99th percentile"),
+        ]
+    wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
+    if wanted is not None:
+        said = "none" if fewest is None else count(fewest["gpus"])
+        note = f"for {wanted:g} requests/s" + ("" if fewest is None else f", {layout_words(fewest['parallelism'])}")
+        numbers.append(Number("Fewest GPUs", said, note, "bad" if fewest is None else ""))
+    return numbers
+
+
+def _figure(curve: Sequence[Row]) -> Any:
+    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.plotting import figure
+
+    plot = figure(
+        height=420,
+        sizing_mode="stretch_width",
+        x_axis_label="tokens/s of a user (median)",
+        y_axis_label="output tokens/s/GPU",
+        tools="pan,wheel_zoom,box_zoom,reset,save",
+        active_drag="box_zoom",
+        name="curve",
+    )
+    plot.toolbar.logo = None
+    by_layout: dict[str, list[Row]] = {}
+    for point in curve:
+        by_layout.setdefault(layout_words(point["parallelism"]), []).append(point)
+    dots = []
+    for i, (name, points) in enumerate(by_layout.items()):
+        shown: dict[str, Any] = {
+            "source": ColumnDataSource(_columns(name, points)),
+            "color": _COLOURS[min(i, len(_COLOURS) - 1)],
+            "legend_label": name,
+        }
+        dots.append(plot.scatter("x", "y", size=9, fill_alpha="alpha", name=f"layout:{name}", **shown))
+    plot.add_tools(HoverTool(renderers=dots, tooltips=_TIP))
+    plot.legend.click_policy = "hide"
+    plot.add_layout(plot.legend[0], "right")
+    return plot
+
+
+def _columns(name: str, points: Sequence[Row]) -> dict[str, list[Any]]:
+    return {
+        "x": [p["tokens_per_s_per_user"] for p in points],
+        "y": [p["output_tokens_per_s_per_gpu"] for p in points],
+        "words": [name] * len(points),
+        "user": [f"{p['tokens_per_s_per_user']:,.4g}" for p in points],
+        "gpu": [f"{p['output_tokens_per_s_per_gpu']:,.4g}" for p in points],
+        "rate": [f"{p['rate_per_s_per_gpu']:.3g}" for p in points],
+        "kept": ["within the limits" if p["within_slo"] else "beyond a limit" for p in points],
+        "alpha": [0.9 if p["within_slo"] else 0.1 for p in points],
+    }
+
+
+def _cells(row: Row) -> list[tuple[str, str]]:
+    """Of each cell the text to sort by, and the text shown."""
+    layout = layout_words(row["parallelism"])
+    if not row["rate_per_s"]:
+        return [(layout, layout), ("0", "none"), *[("", "–")] * (len(HEAD) - 2)]
+    times = [
+        row[key][p]
+        for key, ps in (
+            ("time_to_first_token_s", ("p50", "p99")),
+            ("time_per_output_token_s", ("p50", "p99")),
+            ("inter_token_latency_s", ("p99",)),
+        )
+        for p in ps
+    ]
+    cost = row.get("cost_per_million_output_tokens")
+    return [
+        (layout, layout),
+        (f"{row['rate_per_s']:.9f}", f"{row['rate_per_s']:.3g}"),
+        (f"{row['output_tokens_per_s_per_gpu']:.6f}", count(row["output_tokens_per_s_per_gpu"])),
+        *[(f"{s:.12f}", seconds(s)) for s in times],
+        ("", "–") if cost is None else (f"{cost:.6f}", f"{cost:.2f}"),
+    ]

@@ -1,0 +1,126 @@
+"""Every kind of page on narrow, usual and wide screens, light and dark: nothing sticks out, all plots are drawn, tables
+sort, what a legend hides is hidden, and text is told from its ground."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sim.simulation import simulate
+from sim.studies.difference import difference
+from sim.views.clusters_page import clusters_page
+from sim.views.difference import difference_page
+from sim.views.map_page import map_page
+from sim.views.search_page import search_page
+from sim.views.serving_search_page import serving_search_page
+from sim.views.timeline_page import timeline_page
+from tests.sim.cases import case
+from tests.sim.test_map import small
+from tests.sim.test_search_page import result, row
+
+pytestmark = pytest.mark.browser
+SCREENS = [(width, scheme) for width in (480, 1440, 1920) for scheme in ("light", "dark")]
+LATENCIES = {"p50": 0.01, "p90": 0.02, "p99": 0.03, "mean": 0.012}
+QUANTITIES = ("time_to_first_token_s", "time_per_output_token_s", "inter_token_latency_s", "request_latency_s")
+# Bokeh draws on a canvas; its plots tell what they drew.
+SIZES = "Bokeh.documents[0].roots().map((r) => [r.name, r.inner_width, r.inner_height])"
+LUMINANCE = """(selector) => {
+  const [r, g, b] = getComputedStyle(document.querySelector(selector)).%s.match(/[\\d.]+/g).map(Number)
+  return (0.2126 * r + 0.7152 * g + 0.0722 * b) / 255
+}"""
+
+
+def layouts() -> list[dict[str, Any]]:
+    full = {"mfu": 0.4, "exposed_comm_s": 0.05, "bubble_fraction": 0.1, "yaml": "a: 1\n", "command": "stepsim run x"}
+    return [row(0.5, 3 * 2.0**33) | full, row(0.9, 2.0**32, schedule="zb_v", virtual_stages=2) | full]
+
+
+def search() -> str:
+    return search_page(result(layouts()))
+
+
+def clusters() -> str:
+    priced = [one | {"cost_per_trillion_tokens": 9e5} for one in layouts()]
+    found = [
+        {"cluster": name, "price_per_gpu_hour": 2.5, "best": best, "why_none_legal": why}
+        for name, best, why in (
+            ("dgx-h100", priced, ""),
+            ("dgx-b200", priced[1:], ""),
+            ("a100-pcie", [], "tp 16: must divide the GPUs of a node"),
+        )
+    ]
+    return clusters_page({"format": "sim-search-clusters/1", "name": "small", "gpus": 8, "clusters": found})
+
+
+def serving_search() -> str:
+    one = {"rate_per_s": 12.5, "output_tokens_per_s_per_gpu": 900.0, "cost_per_million_output_tokens": 1.25}
+    one |= dict.fromkeys(QUANTITIES, LATENCIES)
+    point = {"tokens_per_s_per_user": 50.0, "output_tokens_per_s_per_gpu": 900.0, "rate_per_s_per_gpu": 3.1}
+    return serving_search_page(
+        {
+            "name": "small",
+            "gpus": 4,
+            "slo": ["ttft_p99=0.25", "tpot_p99=0.035"],
+            "wanted_rate_per_s": 20.0,
+            "fewest_gpus": {"gpus": 8, "parallelism": {"tp": 4, "pp": 1}},
+            "best": [
+                one | {"parallelism": {"tp": 4, "pp": 1, "dp": 1}},
+                {"rate_per_s": 0.0, "parallelism": {"tp": 1, "pp": 4, "dp": 1}},
+            ],
+            "curve": [
+                point | {"parallelism": {"tp": 4, "pp": 1}, "within_slo": True},
+                point | {"parallelism": {"tp": 2, "pp": 1}, "within_slo": False, "tokens_per_s_per_user": 60.0},
+            ],
+            "refusals": [{"parallelism": {"tp": 1, "pp": 1}, "reason": "does not fit in memory"}],
+        }
+    )
+
+
+def diff() -> str:
+    a, b = (simulate(case({"tp": tp})).result for tp in (1, 2))
+    return difference_page(difference(a, b))
+
+
+def step() -> str:
+    from sim.results.operator_times import time_by_operator, time_by_part
+
+    done = simulate(case({"pp": 2, "tp": 2}), expand=True)
+    times = time_by_operator(done), time_by_part(done)
+    return timeline_page(done.outcome, done.timeline, done.memory_over(1), done.critical_rows, *times, done.waits)
+
+
+@pytest.mark.parametrize("make", [search, clusters, serving_search, diff, step, lambda: map_page(small())])
+def test_it_fits_every_screen_light_and_dark(open_page: Callable[[str], Any], make: Callable[[], str]) -> None:
+    page = open_page(make())
+    for width, scheme in SCREENS:
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(
+            "(dark) => matchMedia('(prefers-color-scheme: dark)').matches === dark", arg=scheme == "dark"
+        )
+        page.wait_for_timeout(150)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, scheme)
+        drawn = page.evaluate(f"window.Bokeh ? {SIZES} : []")
+        assert all(w > 100 and h > 5 for _, w, h in drawn), (width, drawn)
+        ground, ink = page.evaluate(LUMINANCE % "backgroundColor", "body"), page.evaluate(LUMINANCE % "color", "h1")
+        assert (ground < 0.2 < 0.7 < ink) if scheme == "dark" else (ink < 0.3 < 0.9 < ground), (ground, ink)
+        for head in page.locator("main table th.num button").all()[:1]:
+            head.click()
+            assert page.locator("th[aria-sort]").count() >= 1
+
+
+@pytest.mark.parametrize(("make", "name"), [(clusters, "cluster:dgx-b200"), (serving_search, "layout:tp 2")])
+def test_a_name_in_the_legend_hides_its_dots(open_page: Callable[[str], Any], make: Any, name: str) -> None:
+    page = open_page(make())
+    dots = f"Bokeh.documents[0].get_model_by_name('{name}')"
+    assert page.evaluate(f"{dots}.visible")
+    box = page.locator(".plot").first.bounding_box()
+    legend = page.evaluate(
+        "(() => { const p = Bokeh.documents[0].roots()[0];"
+        " const l = Bokeh.index.roots[0].owner.query_one((v) => v.model.type === 'Legend').bbox;"
+        " return [l.left, l.top, l.height] })()"
+    )
+    page.mouse.click(box["x"] + legend[0] + 18, box["y"] + legend[1] + 0.72 * legend[2])
+    page.wait_for_function(f"!{dots}.visible")
