@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+from click.types import FloatParamType
 from msgspec import Struct
 from msgspec.structs import fields
 
@@ -49,7 +50,7 @@ class ScenarioFile(click.Path):
         return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
-class Seconds(click.ParamType):
+class Seconds(FloatParamType):
     """A time above 0: `4.1`, `4.1s`, `350ms`."""
 
     name = "seconds"

@@ -76,7 +76,7 @@ def _figure(found: Sequence[One]) -> Any:
         name="clusters",
     )
     plot.toolbar.logo = None
-    dots = []
+    dots: list[Any] = []
     for i, one in enumerate(found):
         rows = one["best"]
         source = ColumnDataSource(

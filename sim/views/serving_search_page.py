@@ -92,7 +92,7 @@ def _figure(curve: Sequence[Row]) -> Any:
     by_layout: dict[str, list[Row]] = {}
     for point in curve:
         by_layout.setdefault(layout_words(point["parallelism"]), []).append(point)
-    dots = []
+    dots: list[Any] = []
     for i, (name, points) in enumerate(by_layout.items()):
         shown: dict[str, Any] = {
             "source": ColumnDataSource(_columns(name, points)),
