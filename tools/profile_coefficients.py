@@ -96,8 +96,23 @@ _TWICE = (
     "_2X_ACC_DGRAD, _2X_ACC_WGRAD; CUTLASS: 4 instructions of 32): a tile of 128 x 128 takes 128 clocks of 128 lanes "
     "beside 512 of the matrix units, which wait meanwhile"
 )
+_BLOCKS = (
+    "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), TensorRT-LLM 1.3.0rc20 on {}: median of fp8_block by fp8 over "
+    "the 1,470 matmuls from 1e12 flops on, each without the quantizing of its input, found as in build_profiles"
+)
+_ROWS = (
+    "pytorch/pytorch issue 147971: CUTLASS's rowwise matmul on an H100, fast accumulation, has 90 to 100 % of cuBLAS's "
+    "speed in most shapes: the middle"
+)
+_QUANTIZE = (
+    "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), vLLM 0.24.0 on {}: tensors of 2^29 elements and more, the largest "
+    "values read (`computescale`) and cast from 16 to 8 bits (`scale_matrix`), 5 bytes an element"
+)
+BLOCKWISE = {"h100-sxm": 1.24, "h200-sxm": 1.23, "b200-sxm": 1.07}  # and their relatives
+CASTS = {"h100-sxm": 0.92, "h200-sxm": 0.89, "b200-sxm": 0.85}
 HOPPER: Coefficients = {
     "fp8_gradient_slowdown": (1.25, _TWICE),
+    "matmul_slowdown_rowwise": (1.05, _ROWS),
     "memory_efficiency_optimizer": (0.72, f"fused AdamW from 60 to 800 million parameters, {_H200}"),
 }
 _SUMS = "1: dK and dV of query heads that share a key head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
@@ -191,6 +206,18 @@ def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -
         **attention,
         **(A100_HOST if older else NEWER_HOST),
         **(HOPPER if gpu.architecture == "hopper" else {}),
+        **_quantizing(name, gpu.architecture),
+    }
+
+
+def _quantizing(name: str, architecture: str) -> Coefficients:
+    """Casts, and matmuls with a scale for 128 numbers by those with one for a tensor; Blackwell's others as a B200."""
+    if architecture not in ("hopper", "blackwell"):
+        return {}
+    of = name if name in BLOCKWISE else "b200-sxm"
+    return {
+        "matmul_slowdown_blockwise": (BLOCKWISE[of], _BLOCKS.format(of)),
+        "memory_efficiency_cast": (CASTS[of], _QUANTIZE.format(of)),
     }
 
 

@@ -222,8 +222,9 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
 
 def _training(s: Settings) -> dict[str, Any]:
     precision = "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else "fp32"
+    recipe = s.take("fp8-recipe")
     if s.take("fp8-format") is not None:
-        precision = "mxfp8" if s.take("fp8-recipe") == "mxfp8" else "fp8"
+        precision = "mxfp8" if recipe == "mxfp8" else "fp8"
     if s.take("fp4-format") is not None:
         precision = "nvfp4"
     grads = "bf16" if s.flag("grad-reduce-in-bf16") else "fp32"
@@ -235,6 +236,7 @@ def _training(s: Settings) -> dict[str, Any]:
             "micro_batch_size": s.integer("micro-batch-size"),
             "global_batch_size": s.integer("global-batch-size"),
             "precision": precision,
+            "fp8_recipe": recipe if precision in ("fp8", "mxfp8") else None,
             "grad_dtype": None if precision == "fp32" else grads,
             "optimizer": "sgd" if s.take("optimizer", "adam") == "sgd" else "adamw",
             "gradient_clipping": float(s.take("clip-grad", 1.0)) > 0,

@@ -95,6 +95,9 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
     for kind in ("linear", "grouped_mm"):  # [quantize.linear.float8]
         for name in quantize.get(kind, {}):
             tables.setdefault("model", {}).setdefault("converters", []).append(f"quantize.{kind}.{name}")
+    float8 = quantize.get("linear", {}).get("float8", {})
+    if "recipe_name" in float8:
+        tables.setdefault("float8", {})["recipe_name"] = float8["recipe_name"]
     return tables
 
 
@@ -259,6 +262,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")
     s.take("training.disable_cuda_graphs")
+    recipe = s.take("float8.recipe_name")
     s.take("training.mixed_precision_reduce")
     s.take("training.steps")
     dtype = str(s.take("training.dtype", "float32"))
@@ -267,6 +271,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         "micro_batch_size": micro,
         "global_batch_size": whole if whole > 0 else local * layout["dp"],
         "precision": precision,
+        **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
         "framework": "compiled" if compiles else "eager",
         "gradient_clipping": float(s.take("training.max_norm", 1.0)) > 0,

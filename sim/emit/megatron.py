@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
+from sim.models.recipes import RECIPES, recipe_of
 
 VERSION = "# Megatron-LM as of November 2025 (000c4ac) to megatron-core 0.19.2 (September 2026)"
 _SCHEDULES = {"1f1b": False, "interleaved_1f1b": True}  # those it has; True: interleaved ("virtual") stages
@@ -278,11 +279,15 @@ class Megatron(Emission):
         framework = self.framework("megatron")
         low = {
             "fp8": [("fp8-format", "hybrid")],
-            "mxfp8": [("fp8-format", "hybrid"), ("fp8-recipe", "mxfp8")],
+            "mxfp8": [("fp8-format", "hybrid")],
             "nvfp4": [("fp4-format", "e2m1")],
         }
         out: list[tuple[str, Any]] = [(sixteen, "")] if sixteen else []
         out += low.get(t.precision, [])
+        recipe = recipe_of(t)
+        if recipe is not None and t.precision != "nvfp4":
+            self.refuse("training.fp8_recipe", recipe.name, "has no such recipe", ("te", recipe.name) not in RECIPES)
+            out += [("fp8-recipe", recipe.name)] if recipe.name != "delayed" else []
         grads = "grad-reduce-in-bf16" if pair[0] == "bf16" else "accumulate-allreduce-grads-in-fp32"
         out += [(grads, ""), ("attention-backend", "flash" if t.attention == "fused" else "unfused")]
         out += [

@@ -10,6 +10,7 @@ import tomli_w
 
 from sim.emit.common import Emission
 from sim.models.frameworks import framework_of
+from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
 
 _FLAVORS = {  # torchtitan/models/llama3: layers, hidden, heads, kv_heads, ffn
@@ -75,6 +76,7 @@ class Titan(Emission):
             },
             "activation_checkpoint": self._recompute(),
             "compile": {"enable": framework_of(t).uses_torch_compile},
+            **self._float8(),
         }
 
     def _flavor(self) -> str:
@@ -183,6 +185,15 @@ class Titan(Emission):
 
     def _converters(self) -> list[str]:
         return {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}.get(self.training.precision, [])
+
+    def _float8(self) -> dict[str, dict[str, Any]]:
+        """The recipe, where it is not torchao's default."""
+        recipe = recipe_of(self.training)
+        if self.training.precision != "fp8" or recipe is None or recipe.name == "tensorwise":
+            return {}
+        known = ("torchao", recipe.name) in RECIPES
+        self.refuse("training.fp8_recipe", recipe.name, "has tensorwise and rowwise", not known)
+        return {"quantize": {"linear": {"float8": {"recipe_name": recipe.name}}}}
 
     def _pipeline(self) -> dict[str, Any]:
         p, t = self.scenario.parallelism, self.training

@@ -67,6 +67,7 @@ class TitanPython(Titan):
             "is written as TOML alone (torchtitan)",
             bool(tables["model"]["converters"]),
         )
+        tables.pop("quantize", None)
         self.refuse("parallelism.cp_method", p.cp_method, "gathers keys and values", p.cp > 1 and p.cp_method == "ring")
         training["disable_cuda_graphs"] = True  # else it captures the whole step
         del layout["context_parallel_rotate_method"]

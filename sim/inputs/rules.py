@@ -9,6 +9,7 @@ import re
 from itertools import product
 
 from sim.core.dtypes import matmul_peak_names, sixteen_bit
+from sim.core.errors import InputError
 from sim.inputs.input_source import Source, show
 from sim.inputs.layout_rules import ALL_RULES, batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
@@ -18,6 +19,7 @@ from sim.inputs.serving_rules import check_serving
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.workloads import Distillation, Faults, LinkFault
 from sim.models.frameworks import framework_of
+from sim.models.recipes import recipe_of
 from sim.schedules import FORMS
 from topology.detours import joined, left_of_cut
 from topology.spec import ClusterSpec
@@ -68,6 +70,7 @@ def check_rules(sections: Sections, source: Source) -> None:
         _check_dtypes(sections.training, source)
         _check_indexer(sections.training, sections.model, p, source)
         _check_packing(sections, sections.training, source)
+        _check_recipe(sections.training, source)
         _check_muon(sections, sections.training, source)
         if sections.training.optimizer_offload and sections.model.program is not None:
             raise source.error(("training", "optimizer_offload"), "found true; a captured program's states stay")
@@ -292,6 +295,14 @@ def _check_precision(sections: Sections, source: Source) -> None:
                 (section, "precision"),
                 f"found '{workload.precision}'; GPU {gpu.name} has no {needed} peak (it has: {', '.join(peaks)})",
             )
+
+
+def _check_recipe(t: Training, source: Source) -> None:
+    """A framework has recipes of its own for each format."""
+    try:
+        recipe_of(t)
+    except InputError as error:
+        raise source.error(("training", "fp8_recipe"), str(error)) from None
 
 
 def _check_mixed(sections: Sections, source: Source) -> None:

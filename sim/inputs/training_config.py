@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.models.frameworks import FRAMEWORKS, AttentionKernel
+from sim.models.recipes import RecipeName
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 
@@ -117,6 +118,9 @@ class Training(UserInput):
     global_batch_size: int = Field(ge=1, le=1_000_000_000)
     micro_batch_size: int = Field(default=1, ge=1, le=1_000_000)
     precision: Precision = "bf16"
+    fp8_recipe: RecipeName | None = Field(
+        default=None, description="how 8- and 4-bit matmuls are scaled; null: the framework's own"
+    )
     param_dtype: StorageDtype = Field(default_factory=_param_dtype, description="null: precision's 16-bit dtype")
     grad_dtype: StorageDtype = "fp32"
     grad_reduce_dtype: StorageDtype = Field(

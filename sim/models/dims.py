@@ -9,6 +9,7 @@ from msgspec import Struct
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.models.frameworks import Framework, framework_of
 from sim.models.packing import PackedBatch, pack
+from sim.models.recipes import Recipe, recipe_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -53,6 +54,8 @@ class Dims(Struct, frozen=True):
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     accumulated: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
+    recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more
+    weight_shards: int = 1  # ranks that each quantize their share of a weight before it is gathered
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
@@ -64,7 +67,23 @@ class Dims(Struct, frozen=True):
 
     @property
     def quantized(self) -> bool:
-        return self.linear != self.act
+        return self.recipe is not None
+
+    @property
+    def matmul(self) -> str:
+        """The linear layers' matmul, where it is not the usual one."""
+        return "" if self.recipe is None else self.recipe.kernel
+
+    @property
+    def recipe_key(self) -> str:
+        """The recipe in the key of a measured block."""
+        return "" if self.recipe is None else f"/{self.recipe.quantizer}.{self.recipe.name}"
+
+    @property
+    def quantized_weight_element_bytes(self) -> float:
+        """Of a weight in the matmuls' format, its scales included."""
+        more = 0.0 if self.recipe is None else self.recipe.weight_scale_bytes
+        return dtype_bytes(self.linear) + more
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -76,10 +95,10 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _quantized_copies(scenario: Scenario, t: Training, framework: Framework) -> int:
+def _quantized_copies(scenario: Scenario, t: Training, framework: Framework, recipe: Recipe | None) -> int:
     """By rows for one matmul and by columns for another, unless frozen weights or the hardware spare the latter."""
     blackwell = all(gpu.architecture == "blackwell" for gpu in scenario.cluster.gpus)
-    either = t.precision == "fp8" and blackwell and framework.skips_transposes
+    either = recipe is not None and recipe.one_scale and blackwell and framework.skips_transposes
     return 1 if t.lora is not None or either else 2
 
 
@@ -91,6 +110,13 @@ def packed_batch(scenario: Scenario) -> PackedBatch | None:
     return pack(t.packing, t.seq_len, t.global_batch_size, scenario.parallelism.dp)
 
 
+def gathers_quantized_shards(scenario: Scenario) -> bool:
+    """Whether FSDP gathers layers' matrices in the matmuls' format: the recipe's own way, unless a dtype is named."""
+    p, t = scenario.parallelism, scenario.training
+    recipe = None if t is None or t.lora is not None else recipe_of(t)
+    return recipe is not None and recipe.shards_quantized and p.zero == 3 and p.param_gather_dtype is None
+
+
 def dims(scenario: Scenario) -> Dims:
     """Sizes of one rank's shard of `scenario`.
 
@@ -100,7 +126,8 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    act, framework = sixteen_bit(t.precision), framework_of(t)
+    act, framework, recipe = sixteen_bit(t.precision), framework_of(t), recipe_of(t)
+    gathers_each = p.zero == 3 and p.reshard_after_forward
     seq = ceil_div(t.seq_len, p.cp)
     tokens = t.micro_batch_size * seq
     sp = p.sp and p.tp > 1
@@ -118,15 +145,17 @@ def dims(scenario: Scenario) -> Dims:
         act=act,
         linear=t.precision,
         act_bytes=dtype_bytes(act),
-        linear_bytes=dtype_bytes(t.precision),
+        linear_bytes=dtype_bytes(t.precision) + (0.0 if recipe is None else recipe.scale_bytes),
         grad_bytes=dtype_bytes(t.grad_dtype),
         dropout=m.dropout,
         framework=framework,
         fused_attention=t.attention == "fused",
         attention_kernel=t.attention_kernel or "",
         tp_overlap=p.tp_overlap,
-        quantized_copies=_quantized_copies(scenario, t, framework),
-        quantized_for=1 if p.zero == 3 and p.reshard_after_forward else micro_batches,
+        quantized_copies=_quantized_copies(scenario, t, framework, recipe),
+        quantized_for=1 if gathers_each else micro_batches,
+        recipe=recipe,
+        weight_shards=p.shard_size if gathers_quantized_shards(scenario) else 1,
         accumulated=micro_batches if p.zero < 2 or p.accumulate_unsharded else 1,
         lora=t.lora,
         four_bit=t.lora is not None and t.lora.weights == "nf4",

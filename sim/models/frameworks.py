@@ -129,8 +129,9 @@ class Framework:
     keeps_empty_gradients: bool = fact(
         False, "an empty gradient stays for each shape of a weight matrix", "TE module/base.py: get_dummy_wgrad"
     )
-    quantizes_before_gather: bool = fact(
-        False, "sequence parallelism gathers what is quantized already", "TE distributed.py: gather_along_first_dim"
+    quantizer: str = fact("torchao", "whose kernels quantize, `te` or `torchao`", "sim.models.recipes")
+    fp8_recipe: str = fact(
+        "tensorwise", "`training.fp8_recipe` where nothing is said", "training/arguments.py; torchao Float8LinearConfig"
     )
     skips_transposes: bool = fact(
         False,
@@ -198,7 +199,8 @@ _RECORDS = (
         merges_projections=True,
         accumulates_in_matmul=True,
         keeps_empty_gradients=True,
-        quantizes_before_gather=True,
+        quantizer="te",
+        fp8_recipe="delayed",
         skips_transposes=True,
         weights_experts_after_activation=True,
         splits_experts_over_tp=True,
@@ -243,6 +245,8 @@ _RECORDS = (
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's FSDP
+        quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
+        fp8_recipe="delayed",
         attention_kernel="flash2",
         attention_copies=4,  # llm-foundry layers/attention.py: unpad_input of query, key and value, pad_input
         adamw_by_operators=True,

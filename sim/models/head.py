@@ -70,7 +70,7 @@ def hard_head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, Operator, Op
     m = scenario.model
     vocab = m.padded_vocab(d.tp) // d.tp
     # the output projection runs in 16 bits even where the layers' matmuls are quantized
-    plain = replace(d, linear=d.act, linear_bytes=d.act_bytes, four_bit=False)
+    plain = replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
     # without tensor parallelism frameworks take an odd vocabulary as it is, and its matmuls leave the fast kernels
     aligned = d.tp > 1 or m.vocab % ALIGNED == 0
     name = "output" if aligned else "output_unaligned"

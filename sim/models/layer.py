@@ -11,7 +11,8 @@ from sim.models.dims import Dims, Shard, dims
 from sim.models.elementwise import branch_sum, norm, residual
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.lora import frozen, only_behind_adapters
-from sim.models.operators import Operator, of_part, quantized_weight_bytes, workspace
+from sim.models.operators import Operator, of_part, workspace
+from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, stops_early
 from sim.models.recompute_modules import inside
 from sim.models.warm_up import only_indexers, warms_up
@@ -36,7 +37,8 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         parts = only_indexers(parts)
     kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario), modules_of(scenario))
     block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)
-    return replace(block, workspace_bytes=workspace(d, parts), quantized_bytes=quantized_weight_bytes(d, parts))
+    passing = workspace(d, parts) + passing_weight_bytes(d, parts)
+    return replace(block, workspace_bytes=passing, quantized_bytes=quantized_weight_bytes(d, parts))
 
 
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
@@ -138,6 +140,6 @@ def shape_key(scenario: Scenario, d: Dims) -> str:
     """The part of a key that all blocks share."""
     m = scenario.model
     return (
-        f"b={d.batch} s={d.full_seq} h={d.hidden} norm={m.norm} bias={int(m.bias)} precision={d.linear} "
+        f"b={d.batch} s={d.full_seq} h={d.hidden} norm={m.norm} bias={int(m.bias)} precision={d.linear}{d.recipe_key} "
         f"elementwise={d.framework.name} tp={d.tp} sp={int(d.sp)} cp={d.cp}"
     )

@@ -5,7 +5,7 @@ Shoeybi et al. 2019 (Megatron-LM) section 3; Korthikanti et al. 2022 section 4.2
 
 from __future__ import annotations
 
-from sim.core.program import Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
+from sim.core.program import Item, NeededBy, Program, Saved, TensorRole, Wait
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
@@ -20,6 +20,18 @@ from sim.models.operators import (
     memory_op,
     weight_gradient,
     weight_gradient_bytes,
+)
+from sim.models.quantizing import (
+    casts_again,
+    gather_casts,
+    gathered_element_bytes,
+    gathers_quantized,
+    gradient_casts,
+    input_casts,
+    saved_element_bytes,
+    transposes,
+    weight_casts,
+    weight_casts_again,
 )
 
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
@@ -56,65 +68,36 @@ def linear(d: Dims, spec: Linear) -> Operator:
     return part if d.lora is None else with_adapters(d, spec, part)
 
 
-def saved_element_bytes(d: Dims) -> float:
-    """A linear layer keeps its input in the dtype its weight gradient reads (8 bits where matmuls do)."""
-    return min(d.act_bytes, d.linear_bytes)
-
-
-def gathered_element_bytes(d: Dims) -> float:
-    """Of what sequence parallelism gathers. Transformer Engine quantizes before it gathers, whatever the format
-    (`gather_along_first_dim` with a quantizer, transformer_engine/pytorch/distributed.py)."""
-    return saved_element_bytes(d) if d.framework.quantizes_before_gather else d.act_bytes
-
-
-def _gather_casts(d: Dims, name: str, phase: Phase, elements: int) -> tuple[Program, Program]:
-    """What quantizes `elements` before they are gathered, a rank's own, and after."""
-    if d.framework.quantizes_before_gather:
-        return casts(d, name, phase, ceil_div(elements, d.tp)), ()
-    return (), casts(d, name, phase, elements)
-
-
-def casts(d: Dims, name: str, phase: Phase, elements: float, times: float = 1.0) -> Program:
-    """Quantizing a 16-bit tensor for an 8- or 4-bit matmul: read once, written by rows and by columns.
-
-    nvfp4 reads it once more before: beside a scale for 16 elements it has one for the tensor, of its largest value.
-    `Dims.quantized_copies`: whether both are needed. `times` a micro-batch.
-    """
-    if not d.quantized:
-        return ()
-    reads, writes = 2 if d.linear == "nvfp4" else 1, d.quantized_copies
-    moved = elements * (reads * d.act_bytes + writes * d.linear_bytes) * times
-    return (memory_op(f"{name}_cast", phase, "cast", elements, moved, d.act, reads),)
-
-
 def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
     return tuple(
-        gemm(spec.out_name(i) + chunk, F, rows, n, spec.k, d.linear, out_bytes=rows * n * d.act_bytes)
+        gemm(spec.out_name(i) + chunk, F, rows, n, spec.k, d.linear, out_bytes=rows * n * d.act_bytes, kernel=d.matmul)
         for i, n in enumerate(spec.outs)
     )
-
-
-def weight_casts(d: Dims, name: str, size: int) -> Program:
-    """Weights are quantized once a step, in its first micro-batch: counted at 1/micro-batches in each.
-
-    What ZeRO-3 gathers in 16 bits for each micro-batch is quantized as often; frozen weights never again.
-    """
-    if d.lora is not None:
-        return ()
-    return casts(d, f"{name}_weight", F, size, 1.0 / d.quantized_for)
 
 
 def _chunks(d: Dims, spec: Linear) -> int:
     return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
 
 
+def _gather_chunks(d: Dims, spec: Linear) -> int:
+    """A gather is cut up with the matmul where it brings the matmul's own operand. What is quantized only after it has
+    arrived comes whole: torch's async tensor parallelism looks for a matmul that reads what was gathered
+    (torch/_inductor/fx_passes/micro_pipeline_tp.py: `find_all_gather_patterns`)."""
+    return _chunks(d, spec) if _overlaps_gathers(d) else 1
+
+
+def _overlaps_gathers(d: Dims) -> bool:
+    return d.tp_overlap != "none" and (d.recipe is None or gathers_quantized(d))
+
+
 def _column_forward(d: Dims, spec: Linear) -> Program:
     weights = weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
-        return casts(d, spec.name, F, spec.rows * spec.k) + weights + _gemms(d, spec, spec.rows)
-    own, whole = _gather_casts(d, spec.name, F, spec.rows * spec.k)
+        cast = input_casts(d, spec.name, spec.rows * spec.k, spec.mode == "column")
+        return cast + weights + _gemms(d, spec, spec.rows)
+    own, whole = gather_casts(d, spec.name, F, spec.rows * spec.k, normed=True)
     size = spec.rows * spec.k * gathered_element_bytes(d)
-    chunks = _chunks(d, spec)
+    chunks = _gather_chunks(d, spec)
     if chunks == 1:
         gather = collective(f"{spec.name}_gather", "all_gather", size, F)
         return (*own, gather, *whole, *weights, *_gemms(d, spec, spec.rows))
@@ -126,7 +109,7 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
-    before = casts(d, spec.name, F, spec.rows * spec.k) + weight_casts(d, spec.name, spec.k * spec.n)
+    before = input_casts(d, spec.name, spec.rows * spec.k, False) + weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1:
         return before + _gemms(d, spec, spec.rows)
     kind = "reduce_scatter" if d.sp else "all_reduce"
@@ -155,6 +138,7 @@ def _input_gradient(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Progra
                 n,
                 d.linear,
                 out_bytes=rows * spec.k * d.act_bytes,
+                kernel=d.matmul,
             )
         )
         if i:
@@ -176,16 +160,19 @@ def _weight_gradients(d: Dims, spec: Linear) -> Program:
 
 def _column_backward(d: Dims, spec: Linear) -> Program:
     """Input gradient, its reduction, weight gradient; what runs beside what is `tp_overlap`."""
-    cast = casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
+    cast = gradient_casts(d, spec.name, spec.rows * spec.n) + weight_casts_again(d, spec.name, spec.k * spec.n)
+    again = casts_again(d, spec.name, spec.rows * spec.k)
     if d.tp == 1 or spec.mode == "plain":
-        return cast + _input_gradient(d, spec, spec.rows) + _weight_gradients(d, spec)
+        return cast + _input_gradient(d, spec, spec.rows) + again + _weight_gradients(d, spec)
+    again += transposes(d, spec.name, spec.rows * spec.k) if d.sp else ()
     size, size_again = spec.rows * spec.k * d.act_bytes, spec.rows * spec.k * gathered_element_bytes(d)
     kind = "reduce_scatter" if d.sp else "all_reduce"
-    name, again = f"{spec.name}_dgrad_{kind}", f"{spec.name}_regather"
+    name, regather = f"{spec.name}_dgrad_{kind}", f"{spec.name}_regather"
     blocking = d.tp_overlap == "none"
     items: list[Item] = []
-    if d.sp and not blocking:
-        items.append(collective(again, "all_gather", size_again, W, again))
+    early = _overlaps_gathers(d)
+    if d.sp and early:
+        items.append(collective(regather, "all_gather", size_again, W, regather))
     items += cast
     chunks = _chunks(d, spec)
     names = [name if chunks == 1 else f"{name}{c}" for c in range(chunks)]
@@ -193,24 +180,30 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
         items += _input_gradient(d, spec, ceil_div(spec.rows, chunks), "" if chunks == 1 else f"_chunk{c}")
         items.append(collective(handle, kind, size / chunks, I, "" if blocking else handle))
     if d.sp:
-        items.append(collective(again, "all_gather", size_again, W) if blocking else Wait(again, W))
-    items += _weight_gradients(d, spec)
+        items.append(collective(regather, "all_gather", size_again, W) if not early else Wait(regather, W))
+    items += (*again, *_weight_gradients(d, spec))
     return tuple(items) if blocking else (*items, *(Wait(h, I) for h in names))
 
 
 def _row_backward(d: Dims, spec: Linear) -> Program:
+    weights = weight_casts_again(d, spec.name, spec.k * spec.n)
+    last = casts_again(d, spec.name, spec.rows * spec.k)
     if d.tp == 1 or not d.sp:
-        cast = casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
-        return cast + _input_gradient(d, spec, spec.rows) + _weight_gradients(d, spec)
-    own, whole = _gather_casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
+        cast = gradient_casts(d, spec.name, spec.rows * spec.n)
+        return cast + weights + _input_gradient(d, spec, spec.rows) + last + _weight_gradients(d, spec)
+    own, whole = gather_casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
+    whole += weights
+    last += casts_again(d, f"{spec.name}_grad", spec.rows * spec.n)
+    last += transposes(d, f"{spec.name}_grad", spec.rows * spec.n)
+    last += _weight_gradients(d, spec)
     size = spec.rows * spec.n * gathered_element_bytes(d)
-    chunks = _chunks(d, spec)
+    chunks = _gather_chunks(d, spec)
     name = f"{spec.name}_grad_gather"
     if chunks == 1:
         gather = collective(name, "all_gather", size, I)
-        return (*own, gather, *whole, *_input_gradient(d, spec, spec.rows), *_weight_gradients(d, spec))
+        return (*own, gather, *whole, *_input_gradient(d, spec, spec.rows), *last)
     names = [f"{name}{c}" for c in range(chunks)]
     items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, I, x) for x in names), *whole]
     for c, handle in enumerate(names):
         items += (Wait(handle, I), *_input_gradient(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
-    return (*items, *_weight_gradients(d, spec))
+    return (*items, *last)

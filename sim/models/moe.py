@@ -16,7 +16,6 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Item, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.linear import casts, saved_element_bytes, weight_casts
 from sim.models.operators import (
     ROLES,
     F,
@@ -29,6 +28,14 @@ from sim.models.operators import (
     gemm,
     memory_op,
     weight_gradient_bytes,
+)
+from sim.models.quantizing import (
+    casts,
+    casts_again,
+    gradient_casts,
+    saved_element_bytes,
+    weight_casts,
+    weight_casts_again,
 )
 from sim.models.recompute_modules import inside
 
@@ -304,12 +311,14 @@ def _weighting(d: Dims, elements: float) -> Operator:
 
 def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep: bool) -> Operator:
     """`[rows, k] x [k, n]`, every row with the weights of its group."""
+    d = replace(d, weight_shards=1)  # experts are gathered in 16 bits
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
     written, added = accumulation(d, f"{name}_wgrad", weights)
 
     def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
-        return Compute(what, "grouped_gemm", (groups, *shape), d.linear, flops, moved, phase, role=ROLES[phase])
+        shapes = (groups, *shape)
+        return Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, role=ROLES[phase], kernel=d.matmul)
 
     forward = (
         *casts(d, name, F, rows * k),
@@ -317,8 +326,10 @@ def _grouped(d: Dims, name: str, groups: int, rows: float, n: int, k: int, keep:
         run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e),
     )
     backward = (
-        *casts(d, f"{name}_grad", I, rows * n),
+        *gradient_casts(d, name, rows * n),
+        *weight_casts_again(d, name, weights),
         run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e),
+        *casts_again(d, name, rows * k),
         run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
         *added,
     )

@@ -15,7 +15,8 @@ from sim.models.embedding import lookup
 from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
-from sim.models.operators import Linear, of_part, quantized_weight_bytes, workspace
+from sim.models.operators import Linear, of_part, workspace
+from sim.models.quantizing import quantized_weight_bytes
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of
 
 if TYPE_CHECKING:

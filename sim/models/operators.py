@@ -137,19 +137,6 @@ def workspace(d: Dims, parts: Iterable[Operator]) -> float:
     return d.act_bytes * sum(n * k for n, k in shapes) if d.framework.keeps_empty_gradients else 0.0
 
 
-def quantized_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:
-    """Weights in the matmuls' 8- or 4-bit format, kept beside the 16-bit ones: by rows for the forward and by columns
-    for the backward.
-
-    Transformer Engine quantizes a weight in a step's first micro-batch and keeps both (`get_weight_workspace` in its
-    module/base.py, tensor/float8_blockwise_tensor.py); layers whose parameters themselves are 8-bit are not modelled.
-    """
-    if not d.quantized:
-        return 0.0
-    elements = sum(p.expert_params or sum(n * k for n, k in p.weights) for p in parts)
-    return d.quantized_copies * d.linear_bytes * elements
-
-
 def gemm(
     name: str,
     phase: Phase,
@@ -160,17 +147,18 @@ def gemm(
     batch: int = 1,
     out_bytes: float | None = None,
     role: Role | None = None,
+    kernel: str = "",
 ) -> Compute:
     """`[m, k] x [k, n]`, `batch` times: 2·batch·m·n·k flops; both operands read, the result written once.
 
     `out_bytes` replaces the result's traffic where it is not one write in `dtype` (8-bit operands,
-    accumulation). `role`: by the phase, but where a forward makes gradients.
+    accumulation). `role`: by the phase, but where a forward makes gradients. `kernel`: where it is not the usual one.
     """
     size = dtype_bytes(dtype)
     result = batch * m * n * max(size, 2.0) if out_bytes is None else out_bytes
     moved = batch * (m * k + k * n) * size + result
     shape, flops = (batch, m, n, k), 2.0 * batch * m * n * k
-    return Compute(name, "gemm", shape, dtype, flops, moved, phase, role=role or ROLES[phase])
+    return Compute(name, "gemm", shape, dtype, flops, moved, phase, role=role or ROLES[phase], kernel=kernel)
 
 
 def memory_op(
@@ -213,7 +201,8 @@ def accumulate(d: Dims, name: str, elements: float, accesses: float = 3.0, phase
 def weight_gradient(d: Dims, name: str, m: int, k: int, n: int, dtype: str | None = None) -> Program:
     """`dW = dYᵀ X`, `[n, m] x [m, k]`, and its accumulation; in the linear layers' format unless `dtype` names one."""
     written, added = accumulation(d, name, n * k)
-    return (gemm(name, W, n, k, m, dtype or d.linear, out_bytes=written), *added)
+    kernel = "" if dtype else d.matmul
+    return (gemm(name, W, n, k, m, dtype or d.linear, out_bytes=written, kernel=kernel), *added)
 
 
 def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:

@@ -3,8 +3,9 @@
 Each constant of a machine is a field with its unit, neutral value and meaning.
 
 On disk (`profile/1`) they are a flat mapping of names to `{value, source}`. A field is written under its own name;
-`peak_DTYPE_flops_per_s`, `memory_efficiency_KIND`, `KERNEL_PART` (`flash2_efficiency_128`) and `CASE peak_bytes` are
-entries of the mappings `peak_flops_per_s`, `memory_efficiency_of`, `attention` and `peak_bytes`.
+`peak_DTYPE_flops_per_s`, `memory_efficiency_KIND`, `matmul_slowdown_KERNEL`, `KERNEL_PART` (`flash2_efficiency_128`)
+and `CASE peak_bytes` are entries of the mappings `peak_flops_per_s`, `memory_efficiency_of`, `matmul_slowdown_of`,
+`attention` and `peak_bytes`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from msgspec import Struct
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest, show
+from sim.models.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
 
 USUAL_KERNEL = "attention"  # the kernel of training where none is named
@@ -73,6 +75,7 @@ class Coefficients:
     attention_speed: float = _constant(1.0, "this machine's fused attention by the speed that is stated", True)
     unaligned_matmul_slowdown: float = _constant(1.0, "time of a matmul of odd width by that of a padded one", True)
     fp8_gradient_slowdown: float = _constant(1.0, "time of fp8 gradient matmuls by that of the points", True)
+    matmul_slowdown_of: Mapping[str, float] = _entries("time of matmuls of one kernel by that of the points")
     result_exposed: float = _constant(0.5, "part of a result's extra traffic that no other tile's matmul hides")
     group_launch_s: float = _constant(0.0, "least time of one group of a grouped matmul")
     memory_efficiency: float | None = _constant(None, "part of the bandwidth that streaming kernels reach", True)
@@ -140,15 +143,12 @@ class PriceOptions(Struct, frozen=True):
     """Effects that a measurement did not have, switched off where one is predicted.
 
     `power`: the power limit slows kernels down; a burst ends before it acts. `host`: the host takes time to issue
-    work. `group_launch`: each group of a grouped matmul is a launch of its own. `fp8_gradients_slower`: gradients'
-    matmuls in fp8 are. `matmul_slowdown`: all matmuls take so many times as long.
+    work. `group_launch`: each group of a grouped matmul is a launch of its own.
     """
 
     power: bool = True
     host: bool = True
     group_launch: bool = True
-    fp8_gradients_slower: bool = True
-    matmul_slowdown: float = 1.0
 
     def applied(self, c: Coefficients) -> Coefficients:
         """Give the coefficients with those of what is switched off at their neutral values."""
@@ -162,11 +162,6 @@ class PriceOptions(Struct, frozen=True):
             changes |= {"host_collective_s": 0.0, "host_message_s": 0.0}
         if not self.group_launch:
             changes["group_launch_s"] = 0.0
-        if not self.fp8_gradients_slower:
-            changes["fp8_gradient_slowdown"] = 1.0
-        if self.matmul_slowdown != 1.0:
-            # Relative to the profile's own speed, so that a fitted speed is not lost.
-            changes["matmul_speed"] = c.matmul_speed / self.matmul_slowdown
         return replace(c, **changes) if changes else c
 
 
@@ -185,11 +180,12 @@ class Place(NamedTuple):
 # Built from the fields themselves. A coefficient that is added above is then known to reader, writer and messages.
 _FIELDS = {f.name: f for f in fields(Coefficients) if f.metadata}
 # On disk none of these is a name by itself. Each of their entries has one.
-_MAPPINGS = ("memory_efficiency_of", "peak_flops_per_s", "attention", "peak_bytes")
+_MAPPINGS = ("memory_efficiency_of", "matmul_slowdown_of", "peak_flops_per_s", "attention", "peak_bytes")
 _PARTS = {f.name: f for f in fields(AttentionSpeed)}
 _LONGEST_FIRST = sorted(_PARTS, key=len, reverse=True)  # `backward_tile_rows` ends with `tile_rows`
 _PEAKS = {f"peak_{dtype}_flops_per_s": dtype for dtype in DTYPES}
 _EFFICIENCIES = {f"memory_efficiency_{kind}": kind for kind in MEMORY_BOUND}
+_SLOWDOWNS = {f"matmul_slowdown_{r.kernel}": r.kernel for r in RECIPES.values() if r.kernel}
 _CASE_END = " peak_bytes"
 
 
@@ -210,6 +206,8 @@ def place_of(name: str, where: str = "coefficients") -> Place:
         return Place("peak_flops_per_s", True, _PEAKS[name])
     if name in _EFFICIENCIES:
         return Place("memory_efficiency_of", True, _EFFICIENCIES[name])
+    if name in _SLOWDOWNS:
+        return Place("matmul_slowdown_of", True, _SLOWDOWNS[name])
     if name.endswith(_CASE_END):
         return Place("peak_bytes", False, name.removesuffix(_CASE_END))
     # Any word may be a kernel's name. This rule therefore comes last, and takes what no other rule has claimed.
@@ -218,7 +216,7 @@ def place_of(name: str, where: str = "coefficients") -> Place:
         # Empty: the name is a part without a kernel. Equal: it does not end with this part.
         if kernel not in ("", name):
             return Place("attention", _PARTS[part].metadata["positive"], kernel, part)
-    known = (*(n for n in _FIELDS if n not in _MAPPINGS), *_PEAKS, *_EFFICIENCIES, *_usual_parts())
+    known = (*(n for n in _FIELDS if n not in _MAPPINGS), *_PEAKS, *_EFFICIENCIES, *_SLOWDOWNS, *_usual_parts())
     raise InputError(f"{where}: unknown coefficient {show(name)}{nearest(name, known)}")
 
 
@@ -270,6 +268,7 @@ def _plain(c: Coefficients) -> Iterator[tuple[str, float | None, object]]:
 def _mapped(c: Coefficients) -> Iterator[tuple[str, float | None, object]]:
     """Name on disk, value and neutral value of each entry of the mappings."""
     yield from ((f"memory_efficiency_{kind}", value, None) for kind, value in c.memory_efficiency_of.items())
+    yield from ((f"matmul_slowdown_{kernel}", value, None) for kernel, value in c.matmul_slowdown_of.items())
     yield from ((f"peak_{dtype}_flops_per_s", value, None) for dtype, value in c.peak_flops_per_s.items())
     for kernel, speed in c.attention.items():
         yield from ((f"{kernel}_{part}", getattr(speed, part), f.default) for part, f in _PARTS.items())

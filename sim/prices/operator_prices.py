@@ -212,11 +212,14 @@ class Costs:
         """Scale a matmul from the speed of the points to that of this machine; gradients in fp8 are slower."""
         if op.kind not in MATMULS:
             return cost
-        # Points are forward products. Transformer Engine accumulates gradients' products in two stages
-        # (`_2X_ACC_DGRAD`, `_2X_ACC_WGRAD`): on Hopper their sums leave the matrix units every 128 steps.
-        gradient = op.dtype == "fp8" and op.role is not Role.OUTPUT
-        speed = self.coefficients.matmul_speed / (self.coefficients.fp8_gradient_slowdown if gradient else 1.0)
-        return cost._replace(seconds=cost.seconds / speed)
+        c = self.coefficients
+        # Points are forward products of the usual kernel. Transformer Engine accumulates gradients' products in two
+        # stages (`_2X_ACC_DGRAD`, `_2X_ACC_WGRAD`), torchao without fast accumulation: on Hopper their sums leave the
+        # matrix units every 128 steps. Other kernels were measured by themselves, or not at all.
+        slower = c.matmul_slowdown_of.get(op.kernel, 1.0)
+        if not op.kernel and op.dtype == "fp8" and op.role is not Role.OUTPUT:
+            slower = c.fp8_gradient_slowdown
+        return cost._replace(seconds=cost.seconds * slower / c.matmul_speed)
 
     def _throttled(self, op: Compute, cost: Cost, pace: float) -> Cost:
         """Under a sustained load the clock falls until the draw fits the power limit.

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Comm, Compute, Item, Part, Phase, Program, Wait
+from sim.models.dims import gathers_quantized_shards
 from sim.models.frameworks import framework_of
 from sim.models.operators import memory_op
 from sim.models.source import source_of
@@ -52,6 +53,7 @@ class DataParallel(Struct, frozen=True):
     each_micro_batch: bool  # gradients are reduced every micro-batch, not once a step
     gather_overlap: bool
     fleeting_gradient_bytes: float = 0.0  # an element, of gradients that are freed between steps (`zero_grad`)
+    matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     whole_sums: bool = False  # ZeRO-1 leaves the sum of whole gradients with everybody
 
     @property
@@ -78,6 +80,16 @@ class DataParallel(Struct, frozen=True):
             for group, size, n, tag in parts
             if size > 0 and n > 1
         ]
+
+    def gather_block(self, b: Block, phase: Phase, handle: str) -> list[Comm]:
+        """`gather` of all that a block holds."""
+        return self.gather(b.name, self.gathered_params(b), b.expert_params, phase, handle)
+
+    def gathered_params(self, b: Block) -> float:
+        """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes."""
+        if self.matrix_bytes is None:
+            return b.held_params
+        return b.held_params - sum(m.elements for m in b.matrices) * (1.0 - self.matrix_bytes / self.gathered_bytes)
 
     def reduce(self, name: str, params: float, experts: float, handle: str) -> list[Comm]:
         """The reduction of a unit's gradients; asynchronous if `handle` is given."""
@@ -124,7 +136,8 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         p.zero >= 2 and not p.accumulate_unsharded,
         bool(p.param_gather_overlap),
         dtype_bytes(t.grad_dtype) if t.zero_grad == "set_to_none" else 0.0,
-        framework_of(t).all_reduces_at_zero_1,
+        matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
+        whole_sums=framework_of(t).all_reduces_at_zero_1,
     )
 
 
@@ -163,7 +176,7 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     phase = Phase.FORWARD
     out: list[list[Item]] = [[] for _ in blocks]
     if blocks and dp.zero == 3 and (dp.reshard or first):
-        gathers = [dp.gather(b.name, b.held_params, b.expert_params, phase, f"w{i}") for i, b in enumerate(blocks)]
+        gathers = [dp.gather_block(b, phase, f"w{i}") for i, b in enumerate(blocks)]
         out[0] += gathers[0]
         for i, items in enumerate(out):
             items += gathers[i + 1] if i + 1 < len(blocks) else []
@@ -184,7 +197,7 @@ def weave_backward(
     out: list[list[Item]] = [[] for _ in order]
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
-        gathers = [dp.gather(b.name, b.held_params, b.expert_params, phase, f"v{i}") for i, b in enumerate(order)]
+        gathers = [dp.gather_block(b, phase, f"v{i}") for i, b in enumerate(order)]
         out[0] += gathers[0]
         for i, items in enumerate(out):
             items += gathers[i + 1] if i + 1 < len(order) else []

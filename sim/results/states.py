@@ -88,7 +88,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
 
 def _gathered_bytes(blocks: Sequence[Block], dp: DataParallel) -> float:
     """ZeRO-3's whole parameters: of two blocks at once, or of all where they stay."""
-    sizes = sorted((b.held_params + b.expert_params for b in blocks), reverse=True)
+    sizes = sorted((dp.gathered_params(b) + b.expert_params for b in blocks), reverse=True)
     gathered = sum(sizes[:2] if dp.reshard else sizes) * dp.parameter_bytes
     if dp.gathered_bytes > dp.parameter_bytes:  # arrives in a buffer of its own, from which it is cast
         gathered += sizes[0] * dp.gathered_bytes

@@ -82,7 +82,7 @@ class BlockSort:
 
     def gathers(self, dp: DataParallel) -> list[Comm]:
         """What gathers the block's parameters."""
-        return dp.gather("", self.block.held_params, self.block.expert_params, Phase.FORWARD, "g")
+        return dp.gather_block(self.block, Phase.FORWARD, "g")
 
     @cached_property
     def gathers_s(self) -> float:

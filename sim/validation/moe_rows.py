@@ -11,12 +11,6 @@ Megatron-LM's test (tests/functional_tests/test_cases/common/moe_perf/__main__.p
   limit, which acts on longer averages, does anything;
 - `gradient_accumulation_fusion` is off and gradients are set to none before each iteration: they are new tensors of
   the parameters' 16 bits, not fp32 `main_grad` buffers.
-
-Its "fp8 blockwise" scales blocks of 128 x 128: every 128 steps of a sum Hopper's matrix units hand their partial sums
-to the plain ones, to be scaled and added in fp32 (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). For a tile of 128 x
-128 that is 2 · 128² operations on an SM's 128 lanes, 256 clocks, beside 2 · 128³ flops on matrix units of 8,192 a
-clock, 512: half as long again where nothing hides it. Two groups of warps take turns to hide it; how well nobody says,
-so half of it is charged (with these rows in view).
 """
 
 from __future__ import annotations
@@ -31,7 +25,8 @@ from sim.core.program import Program
 from sim.inputs.scenario import parse_scenario
 from sim.models.dims import Dims, Shard, dims
 from sim.models.layers import layer_specs
-from sim.models.operators import Operator, backward_of, forward_of, quantized_weight_bytes, saved_of
+from sim.models.operators import Operator, backward_of, forward_of, saved_of
+from sim.models.quantizing import quantized_weight_bytes
 from sim.prices.coefficients import PriceOptions
 from sim.prices.operator_prices import Costs
 from sim.prices.rank_prices import Pricing
@@ -51,8 +46,6 @@ from sim.validation.tables import Row
 from topology.network import Network
 from topology.spec import GpuSpec
 
-BLOCKWISE_SLOWDOWN = 1.25
-
 
 def moe_layer(row: Row, calibration: str | None) -> Predictions:
     """Router, dispatch, grouped experts and combine of one layer on expert-parallel ranks, no attention."""
@@ -60,9 +53,6 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
     scenario = parse_scenario(_scenario(row, name), row.id)
     plan = make_plan(scenario)
     options = PriceOptions(power=False)
-    if row.data.get("training", {}).get("precision") == "fp8 blockwise":
-        # The gradients' slowdown is for the same partial sums, unscaled: it would count them twice.
-        options = replace(options, fp8_gradients_slower=False, matmul_slowdown=BLOCKWISE_SLOWDOWN)
     d, network = dims(scenario), Network(scenario.cluster)
     mlp = layer_specs(scenario.model)[0].mlp
     parts = () if mlp is None else mlp.train(scenario, d, 0, Shard())
@@ -124,6 +114,7 @@ def _scenario(row: Row, calibration: str) -> dict[str, Any]:
     model = {name: _size(given, name) for name in _NAMES}
     layout = {"dp": _data_parallel(row.data.get("gpus"), layout), **layout}
     batch = training.get("micro_batch_size", 1)
+    precision, _, recipe = str(training.get("precision", "bf16")).partition(" ")  # fp8 blockwise
     return {
         "name": row.id,
         "model": {
@@ -139,7 +130,8 @@ def _scenario(row: Row, calibration: str) -> dict[str, Any]:
         },
         "training": {
             "seq_len": model["seq_len"],
-            "precision": str(training.get("precision", "bf16")).split()[0],
+            "precision": precision,
+            "fp8_recipe": recipe or None,
             "framework": "megatron",
             "grad_dtype": "bf16",
             "micro_batch_size": batch,

@@ -31,6 +31,8 @@ TORCH = {
 # What NVIDIA's MLPerf submissions call their switches, the wider first.
 GRAPHS = {"FULL_CUDA_GRAPH": "step", "MCORE_CUDA_GRAPH": "layers", "LAYER_CUDA_GRAPH": "layers"}
 ON = ("1", "true")
+# Words of a row's name that say how fp8 is scaled: torchao's, and NVIDIA's fp8-cs (current scaling).
+RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwise", "fp8-sc": "blockwise"}
 
 
 def software_date(text: str) -> str | None:
@@ -58,6 +60,8 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     named = re.match(r"\W*([\w-]+)", text)
     if named and named[1].lower() in TRAINERS:
         out["framework"] = TRAINERS[named[1].lower()]
+    said = [RECIPES[word] for word in re.findall(r"[a-z0-9-]+", str(row.get("id", ""))) if word in RECIPES]
+    out |= {"fp8_recipe": said[0]} if said else {}
     run = row.get("run")
     settings = run.get("settings") if isinstance(run, Mapping) else None
     if isinstance(settings, Mapping):

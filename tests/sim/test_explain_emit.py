@@ -82,6 +82,7 @@ TITAN = {
     },
     "activation_checkpoint": {"mode", "selective_ac_option", "early_stop"},
     "compile": {"enable"},
+    "quantize": {"linear"},
 }
 
 

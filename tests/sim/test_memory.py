@@ -99,7 +99,8 @@ def test_quantized_weights_are_kept_for_the_step(zero: int, reshard: bool, layer
     layout = {"dp": 2, "zero": zero, "reshard_after_forward": reshard}
 
     def held(precision: str) -> tuple[float, float]:
-        scenario = case(layout, {"precision": precision, "global_batch_size": 2})
+        training = {"precision": precision, "framework": "megatron", "global_batch_size": 2}
+        scenario = case(layout, training)
         stages = list(simulate(scenario).stages[0].values())
         return states(make_plan(scenario), stages).gathered, stages[0].blocks[1].quantized_bytes
 

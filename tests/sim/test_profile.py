@@ -234,8 +234,6 @@ def test_names_on_disk_come_back_as_they_were() -> None:
 
 def test_options_switch_off_what_a_measurement_did_not_have() -> None:
     stated = load_profile("h100-sxm").coefficients
-    off = PriceOptions(power=False, host=False, group_launch=False, fp8_gradients_slower=False).applied(stated)
+    off = PriceOptions(power=False, host=False, group_launch=False).applied(stated)
     assert (off.power_at_peak, off.host_operator_s, off.host_operator_eager_s, off.group_launch_s) == (0, 0, None, 0)
-    assert off.fp8_gradient_slowdown == 1.0
     assert PriceOptions().applied(stated) is stated
-    assert PriceOptions(matmul_slowdown=2.0).applied(stated).matmul_speed == 0.5

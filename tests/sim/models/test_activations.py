@@ -178,7 +178,7 @@ def test_quantized_weights_stand_beside_the_16_bit_ones():
     """Two 8-bit copies of the layers' matrices, by rows and by columns; norms, router and output stay in 16 bits."""
     dense = H * (1024 + 2 * 256) + H * H + 3 * H * 2816
     experts = {"experts": 16, "top_k": 2, "ffn": 512}
-    fp8 = {"precision": "fp8"}
+    fp8 = {"precision": "fp8", "framework": "megatron"}
     assert layer_block(make(LLAMA, fp8), 0).quantized_bytes == 2 * dense
     assert layer_block(make(LLAMA, fp8, tp=2), 0).quantized_bytes == dense
     moe = layer_block(make(LLAMA | {"moe": experts}, fp8, dp=4, ep=4), 0)
@@ -203,19 +203,21 @@ def test_simumax_peaks():
 
 
 @pytest.mark.parametrize(
-    ("precision", "an_element"), [("fp8", 2 + 2), ("mxfp8", 2 + 2 * 33 / 32), ("nvfp4", 4 + 2 * 9 / 16)]
+    ("recipe", "an_element", "a_weight"),
+    [("blockwise", 4 + 2 / 32, 4 + 2 / 4096), ("mxfp8", 2 + 2 * 33 / 32, 2 + 2 * 33 / 32), ("nvfp4", 7.125, 5.125)],
 )
-def test_quantizing_reads_once_and_writes_rows_and_columns(precision, an_element):
+def test_quantizing_reads_and_writes_rows_and_columns(recipe, an_element, a_weight):
     """nvfp4 looks for the tensor's largest value before; weights are quantized once a step."""
+    precision = recipe if recipe in ("mxfp8", "nvfp4") else "fp8"
+    low = {"precision": precision, "framework": "megatron", "fp8_recipe": recipe}
     for batches in (1, 4):
-        training = {"seq_len": S, "micro_batch_size": B, "global_batch_size": B * batches, "precision": precision}
+        training = {"seq_len": S, "micro_batch_size": B, "global_batch_size": B * batches, **low}
         block = layer_block(parse_scenario({"model": LLAMA, "training": training, "cluster": "dgx-b200"}), 0)
         found = {c.name: c for c in block.forward if getattr(c, "kind", "") == "cast"}
         assert found["qkv_cast"].bytes == pytest.approx(an_element * S * B * H)
-        assert found["attention_out_weight_cast"].bytes == pytest.approx(an_element * H * H / batches)
+        assert found["attention_out_weight_cast"].bytes == pytest.approx(a_weight * H * H / batches, rel=1e-3)
     for reshard in (True, False):  # what ZeRO-3 gathers anew is quantized anew
-        sharded = make(
-            LLAMA, {"precision": "fp8", "global_batch_size": 2 * B * 4}, dp=2, zero=3, reshard_after_forward=reshard
-        )
+        training = {"precision": "fp8", "framework": "megatron", "global_batch_size": 2 * B * 4}
+        sharded = make(LLAMA, training, dp=2, zero=3, reshard_after_forward=reshard)
         found = {c.name: c for c in layer_block(sharded, 0).forward if getattr(c, "kind", "") == "cast"}
         assert found["attention_out_weight_cast"].bytes == 4 * H * H / (1 if reshard else 4)

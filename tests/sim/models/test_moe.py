@@ -161,7 +161,9 @@ def test_experts_weights_are_quantized_once_a_step():
     """Read in 16 bits, written twice in 8: (2 + 2) bytes a weight over the step's micro-batches."""
 
     def moved(batches: int) -> float:
-        block = layer_block(make(MOE, {"precision": "fp8", "global_batch_size": 2 * batches}), 0)
+        block = layer_block(
+            make(MOE, {"precision": "fp8", "framework": "megatron", "global_batch_size": 2 * batches}), 0
+        )
         return sum(
             c.bytes
             for c in block.forward

@@ -102,14 +102,15 @@ def test_one_rank_talks_to_nobody():
     assert not [i for i in (*block.forward, *block.backward) if isinstance(i, Comm | Wait)]
 
 
-@pytest.mark.parametrize(("style", "gathered"), [("megatron", 1), ("compiled", 2)])
-def test_transformer_engine_gathers_what_it_has_quantized(style, gathered):
-    """Gathers in 8 bits, a rank's own part quantized before; sums stay in 16 bits."""
-    block = layer_block(make(LLAMA, {"precision": "fp8", "framework": style}, tp=4, sp=True), 0)
+@pytest.mark.parametrize(("recipe", "gathered"), [("tensorwise", 1), ("rowwise", 2)])
+def test_gathers_move_what_is_quantized_already(recipe, gathered):
+    """Gathers in 8 bits, a rank's own part quantized before; sums stay in 16 bits. A scale for each row comes later."""
+    training = {"precision": "fp8", "framework": "compiled", "fp8_recipe": recipe}
+    block = layer_block(make(LLAMA, training, tp=4, sp=True), 0)
     for program, gathers in ((block.forward, 2), (block.backward, 4)):
         assert comm_bytes(program, "tp", "all_gather") == gathers * SBH * gathered / 2
         assert comm_bytes(program, "tp", "reduce_scatter") == 2 * SBH
     order = [i.name for i in block.forward if i.name in ("qkv_cast", "qkv_gather")]
-    assert order == (["qkv_cast", "qkv_gather"] if style == "megatron" else ["qkv_gather", "qkv_cast"])
+    assert order == (["qkv_cast", "qkv_gather"] if recipe == "tensorwise" else ["qkv_gather", "qkv_cast"])
     (cast,) = (i for i in block.forward if i.name == "qkv_cast")
-    assert cast.bytes == 4 * SBH / 2 / (4 if style == "megatron" else 1)
+    assert cast.bytes == (5 * SBH / 2 / 4 if recipe == "tensorwise" else 3 * SBH / 2)

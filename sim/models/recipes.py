@@ -1,0 +1,252 @@
+"""Recipes of 8- and 4-bit training: what has a scale of its own, which kernels quantize, what is kept and gathered.
+
+`training.fp8_recipe` names one; which kernels a recipe is made of depends on who quantizes (`Framework.quantizer`):
+`te`, Transformer Engine, or `torchao` under torch.compile. Embedding, output layer, norms, attention and routers stay
+in 16 bits in all of them, and so does a matmul's result.
+
+A matmul of 8-bit numbers reads both operands along the dimension that it sums over. The forward `X W'` wants rows of X
+and W; the gradients `dY W` and `dY' X` want columns of W, dY and X. So a tensor is quantized in two orders: where one
+scale serves all of it they are one set of numbers and its transpose, else they differ. `Pass` counts what each kernel
+moves. Sources: Transformer Engine's documentation of low-precision training (docs/features/low_precision_training) and
+common/recipe; torchao's own count of its kernels' traffic (torchao/testing/training/roofline_utils.py:
+`get_tensor_memory_traffic_ovhd_s`), whose bytes an element are met exactly (`tests/sim/models/test_recipes.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from sim.core.errors import InputError
+from sim.models.frameworks import Framework, framework_of
+
+RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+
+
+class Pass(NamedTuple):
+    """Kernels that quantize a tensor. Accesses an element: `sixteen` reads or writes of 16 bits, `copies` written in
+    the matmuls' format, `read_copies` read in it."""
+
+    sixteen: int
+    copies: int
+    kernels: int
+    read_copies: int = 0
+
+
+NOTHING = Pass(0, 0, 0)
+TRANSPOSE = Pass(0, 1, 1, 1)
+
+
+class Recipe(Struct, frozen=True):
+    """One recipe as one library runs it.
+
+    `scaled`: what has a scale of its own, for people. `one_scale`: a whole tensor has, so that its other order is its
+    transpose, which a GPU that reads both orders does without. `scale_bytes`: of an element's share in a scale, of
+    activations and of weights, beside those of the format itself. `activations`: a matmul's input in the forward and,
+    with `activations_again`, the output's gradient in the backward; `activations_again`: what of the input is left to
+    the backward; `after_norm`: of an input that a norm makes, whose kernel does part of it (TE
+    csrc/extensions/normalization.cpp: FULLY_FUSED, FUSED_NORM_AMAX_FP8). `weights`, `weights_again` likewise.
+    `keeps_quantized`: the input is kept for its weight gradient in the format, else in 16 bits. `caches_weights`: they
+    are quantized once a step and kept. `gathers_quantized`: sequence parallelism gathers what is quantized.
+    `shards_quantized`: FSDP gathers layers' matrices in the format. `kernel`: the matmul where it is not the usual one,
+    whose gradients' sums leave Hopper's matrix units to be added in fp32.
+    """
+
+    name: RecipeName
+    quantizer: str
+    format: str
+    scaled: str
+    activations: Pass
+    weights: Pass
+    since: str
+    source: str
+    after_norm: Pass | None = None
+    activations_again: Pass = NOTHING
+    weights_again: Pass = NOTHING
+    one_scale: bool = False
+    scale_bytes: float = 0.0
+    weight_scale_bytes: float = 0.0
+    keeps_quantized: bool = True
+    caches_weights: bool = True
+    gathers_quantized: bool = True
+    shards_quantized: bool = False
+    kernel: str = ""
+
+
+BOTH = Pass(1, 2, 1)  # read once, written in both orders
+MEASURED_BOTH = Pass(2, 2, 2)  # the largest value is a pass by itself
+ROW = Pass(1, 1, 1)
+
+_RECORDS = (
+    Recipe(
+        "delayed",
+        "te",
+        "fp8",
+        "a tensor, by the largest values of steps before",
+        BOTH,
+        BOTH,
+        "2022-10",
+        "TE DelayedScaling; common/transpose/cast_transpose.cu takes the largest value in the same pass",
+        after_norm=TRANSPOSE,
+        one_scale=True,
+    ),
+    Recipe(
+        "tensorwise",
+        "te",
+        "fp8",
+        "a tensor",
+        MEASURED_BOTH,
+        MEASURED_BOTH,
+        "2025-03",
+        "TE Float8CurrentScaling, since 2.2: two reads",
+        after_norm=BOTH,
+        one_scale=True,
+    ),
+    Recipe(
+        "blockwise",
+        "te",
+        "fp8",
+        "128 numbers of an activation or gradient, 128 x 128 of a weight",
+        BOTH,
+        BOTH,
+        "2025-05",
+        "TE Float8BlockScaling, since 2.3; DeepSeek-V3, arXiv 2412.19437, section 3.3",
+        scale_bytes=4 / 128,
+        weight_scale_bytes=4 / 128**2,
+        kernel="blockwise",
+    ),
+    Recipe(
+        "mxfp8",
+        "te",
+        "mxfp8",
+        "32 numbers",
+        BOTH,
+        BOTH,
+        "2025-02",
+        "TE MXFP8BlockScaling, since 2.0",
+    ),
+    Recipe(
+        "nvfp4",
+        "te",
+        "nvfp4",
+        "16 numbers (16 x 16 of a weight), and the tensor",
+        Pass(3, 2, 3),  # largest values before and after the Hadamard transform in one read; rows; columns, transformed
+        MEASURED_BOTH,
+        "2025-10",
+        "TE NVFP4BlockScaling, since 2.8; arXiv 2509.25149; common/hadamard_transform",
+    ),
+    Recipe(
+        "tensorwise",
+        "torchao",
+        "fp8",
+        "a tensor",
+        MEASURED_BOTH,
+        Pass(2, 1, 2),
+        "2024-08",
+        "torchao Float8LinearRecipeName.TENSORWISE; fast accumulation in the forward alone",
+        weights_again=ROW,
+        one_scale=True,
+        caches_weights=False,
+        shards_quantized=True,
+    ),
+    Recipe(
+        "rowwise",
+        "torchao",
+        "fp8",
+        "a row of what a matmul reads",
+        ROW,
+        ROW,
+        "2025-02",
+        "torchao Float8LinearRecipeName.ROWWISE; fast accumulation everywhere; no Float8ColwiseParallel",
+        activations_again=Pass(2, 1, 2),  # largest values of columns; columns
+        weights_again=Pass(3, 1, 2),  # transposed in 16 bits; its rows
+        keeps_quantized=False,
+        caches_weights=False,
+        gathers_quantized=False,
+        kernel="rowwise",
+    ),
+    Recipe(
+        "mxfp8",
+        "torchao",
+        "mxfp8",
+        "32 numbers",
+        ROW,
+        ROW,
+        "2025-08",
+        "torchao prototype/mx_formats: rows and columns by kernels of their own",
+        activations_again=ROW,
+        weights_again=ROW,
+        keeps_quantized=False,
+        caches_weights=False,
+        gathers_quantized=False,
+    ),
+)
+RECIPES: dict[tuple[str, str], Recipe] = {(r.quantizer, r.name): r for r in _RECORDS}
+SHARED = ("nvfp4",)  # formats that torchao has no recipe of its own for: Transformer Engine's stands
+
+
+class Quantized(Protocol):
+    """What names a recipe: a scenario's `training`."""
+
+    @property
+    def framework(self) -> str: ...
+    @property
+    def software_date(self) -> str | None: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def fp8_recipe(self) -> str | None: ...
+
+
+def known_recipes(framework: Framework, precision: str) -> list[Recipe]:
+    """What a framework has for matmuls in `precision`, its default first; none for 16 bits and more."""
+    own = [r for r in _RECORDS if r.format == precision and r.quantizer == framework.quantizer]
+    found = own or [r for r in _RECORDS if r.format == precision and precision in SHARED]
+    return sorted(found, key=lambda r: r.name != framework.fp8_recipe)
+
+
+def recipe_of(training: Quantized) -> Recipe | None:
+    """The record that `training` means: the one it names, else its framework's default; None without 8-bit matmuls.
+
+    Raises:
+        InputError: if the framework has no such recipe for the precision.
+    """
+    found = known_recipes(framework_of(training), training.precision)
+    if training.fp8_recipe is None:
+        return found[0] if found else None
+    for recipe in found:
+        if recipe.name == training.fp8_recipe:
+            return recipe
+    names = ", ".join(r.name for r in found) or "none"
+    where = f"framework {training.framework} and precision {training.precision}"
+    raise InputError(f"found '{training.fp8_recipe}'; allowed with {where}: {names}")
+
+
+def recipe_table() -> str:
+    """The records as a Markdown table."""
+    head = (
+        "recipe",
+        "of",
+        "one scale for",
+        "activation",
+        "again",
+        "weight",
+        "again",
+        "kept",
+        "gathered",
+        "since",
+        "source",
+    )
+    rows = [list(head), ["---"] * len(head)]
+    for r in _RECORDS:
+        kept = "the format" if r.keeps_quantized else "16 bits"
+        gathered = "the format" if r.gathers_quantized else "16 bits"
+        passes = [_shown(p) for p in (r.activations, r.activations_again, r.weights, r.weights_again)]
+        rows.append([f"`{r.name}`", r.quantizer, r.scaled, *passes, kept, gathered, r.since, r.source])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _shown(p: Pass) -> str:
+    """Kernels, and accesses: 16-bit ones, those of the format."""
+    return f"{p.kernels}: {p.sixteen} + {p.copies + p.read_copies}" if p.kernels else ""
