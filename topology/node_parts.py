@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from topology.presets import GPUS, NVLINK_EFFICIENCY
+from topology.presets import GPU_CAPABILITIES, GPU_PRODUCTS, GPUS, NVLINK_EFFICIENCY
 from topology.protocols import SIMPLE_NETWORK_S, SIMPLE_NVLINK_S
 from topology.wiring import Ends, Link, Part, Wiring
 
@@ -21,39 +21,6 @@ NIC_EFFICIENCY = 0.96  # 12 GB/s of 100 Gbit/s
 PCIE_EFFICIENCY = 6 / (8 * 128 / 130)  # 6 Gbit/s of a lane of 8 GT/s
 _SOCKETS_BYTES_PER_S = {"GenuineIntel": 10e9, "AuthenticAMD": 16e9}
 _OTHER_SOCKETS_BYTES_PER_S = 6e9
-_NAMES = (  # in a product's name, and what it is here; the first that fits
-    ("GB300", "gb300"),
-    ("GB200", "gb200"),
-    ("B300", "b300-sxm"),
-    ("B200", "b200-sxm"),
-    ("H200", "h200-sxm"),
-    ("GH200", "gh200"),
-    ("H100 PCIE", "h100-pcie"),
-    ("H100 NVL", "h100-nvl"),
-    ("H100", "h100-sxm"),
-    ("H20", "h20"),
-    ("A100-SXM4-40", "a100-sxm-40g"),
-    ("A100-PCIE", "a100-pcie"),
-    ("A100", "a100-sxm"),
-    ("V100", "v100"),
-    ("L40S", "l40s"),
-    ("L4", "l4"),
-    ("A10", "a10"),
-    ("A30", "a30"),
-    ("RTX 4090", "rtx4090"),
-    ("RTX 5090", "rtx5090"),
-    ("RTX PRO 6000", "rtx-pro-6000"),
-)
-_BY_CAPABILITY = {
-    70: "v100",
-    80: "a100-sxm",
-    86: "a10",
-    89: "rtx4090",
-    90: "h100-sxm",
-    100: "b200-sxm",
-    103: "b300-sxm",
-    120: "rtx5090",
-}
 
 
 def gpu_by_name(product: str) -> str | None:
@@ -63,12 +30,13 @@ def gpu_by_name(product: str) -> str | None:
     ('h100-sxm', None)
     """
     said = product.upper()
-    return next((name for word, name in _NAMES if re.search(rf"(?<![A-Z0-9]){word}(?![0-9])", said)), None)
+    fits = [word for word in GPU_PRODUCTS if re.search(rf"(?<![A-Z0-9]){word}(?![0-9])", said)]
+    return GPU_PRODUCTS[max(fits, key=len)] if fits else None  # `H100 PCIE` is more than `H100`
 
 
 def gpu_by_capability(capability: int) -> str | None:
-    """The shipped GPU of a CUDA compute capability, 90 for 9.0."""
-    return _BY_CAPABILITY.get(capability)
+    """The shipped GPU that stands for a CUDA compute capability, 90 for 9.0."""
+    return GPU_CAPABILITIES.get(capability)
 
 
 def pcie_bytes_per_s(speed: str, width: str | int) -> float | None:

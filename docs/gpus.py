@@ -1,0 +1,63 @@
+"""`python -m docs.gpus`: write the table of GPUs in docs/gpus.md, from their files and the shipped profiles."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sim.core.shipped import shipped_profiles  # noqa: E402
+from sim.prices.profiles import load_profile  # noqa: E402
+from topology.presets import GPU_SOURCES, GPUS  # noqa: E402
+from topology.spec import GpuSpec  # noqa: E402
+
+PAGE = ROOT / "docs" / "gpus.md"
+BEGIN, END = "<!-- written by python -m docs.gpus -->\n", "<!-- end -->\n"
+HEAD = "| GPU | memory GiB | TB/s | Tflop/s in 16 bits | in 8 | W | kernels | collectives in a node | documents |"
+RULE = "|---|---:|---:|---:|---:|---:|---|---|---|"
+
+
+def table() -> str:
+    """All GPUs, a row each."""
+    return "\n".join([HEAD, RULE, *(_row(gpu) for gpu in GPUS.values())]) + "\n"
+
+
+def _row(gpu: GpuSpec) -> str:
+    peaks = gpu.peak_flops_per_s
+    sixteen, eight = (max((peaks.get(d, 0.0) for d in names), default=0.0) for names in (("bf16", "fp16"), ("fp8",)))
+    kernels, collectives = _measured(gpu)
+    figures = [
+        f"{gpu.memory_bytes / 2**30:.0f}",
+        f"{gpu.memory_bandwidth_bytes_per_s / 1e12:.4g}",
+        f"{sixteen / 1e12:,.4g}",
+        f"{eight / 1e12:,.4g}" if eight else "",
+        f"{gpu.power_limit_w:g}",
+    ]
+    # The document of most figures stands for the rest; the file has all of them.
+    sources = list(GPU_SOURCES[gpu.name].values())
+    usual = max(dict.fromkeys(sources), key=sources.count)
+    return f"| `{gpu.name}` | {' | '.join(figures)} | {kernels} | {collectives} | {usual} |"
+
+
+def _measured(gpu: GpuSpec) -> tuple[str, str]:
+    """Where a GPU's kernels and its collectives within a node are from."""
+    own = gpu.variant_of or gpu.name
+    if own not in shipped_profiles():
+        return "roofline", "closed forms"
+    profile = load_profile(own)
+    if not profile.kernels:
+        return "roofline with coefficients", "closed forms"
+    if profile.reference != own:
+        return f"those of `{profile.reference}`, scaled", "closed forms"
+    return "measured" if own == gpu.name else f"those of `{own}`", "measured" if profile.collectives else "closed forms"
+
+
+def main() -> None:
+    before, rest = PAGE.read_text("utf-8").split(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1], "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Files of GPUs and machines: every figure has a document, and what is wrong in one is said with file and key."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topology.node_parts import gpu_by_capability, gpu_by_name
+from topology.preset_files import read_gpu, read_machine
+from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_SOURCES, GPUS
+
+ROOT = Path(__file__).parents[2]
+GPU: dict[str, Any] = {
+    "name": "x900",
+    "memory_bytes": 64e9,
+    "memory_bandwidth_bytes_per_s": 3e12,
+    "peak_flops_per_s": {"bf16": 5e14},
+    "sources": {"a sheet": ["memory_bytes", "memory_bandwidth_bytes_per_s"], "a blog": ["peak_flops_per_s"]},
+}
+MACHINE: dict[str, Any] = {
+    "name": "x900-node",
+    "gpu": "h100-sxm",
+    "intra_node": {"kind": "nvswitch", "bandwidth_bytes_per_s": 1e11},
+    "sources": {"a sheet": ["intra_node.bandwidth_bytes_per_s"]},
+}
+
+
+def write(folder: Path, data: dict[str, Any], **changes: Any) -> Path:
+    path = folder / f"{data['name']}.json"
+    path.write_text(json.dumps({**data, **changes}))
+    return path
+
+
+def test_a_file_is_a_gpu_and_another_a_machine(tmp_path: Path) -> None:
+    found = read_gpu(write(tmp_path, GPU, product="X900"))
+    assert (found.gpu.memory_bytes, found.gpu.source, found.product) == (64e9, "a sheet; a blog", "X900")
+    assert found.sources["peak_flops_per_s"] == "a blog"
+    machine, sources = read_machine(write(tmp_path, MACHINE), GPUS)
+    assert machine.intra_node.efficiency == CLUSTERS["dgx-h100"].intra_node.efficiency  # NCCL's, for the architecture
+    assert sources == {"intra_node.bandwidth_bytes_per_s": "a sheet"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"power_limit_w": 300}, "power_limit_w: has no document"),
+        ({"sources": {**GPU["sources"], "more": ["sm_count"]}}, "'sm_count' must be a figure of the file"),
+        ({"sources": {**GPU["sources"], "more": ["memory_bytes"]}}, "of one document only"),
+        ({"sources": {"a sheet": "all"}}, "mapping from documents to lists"),
+        ({"name": "other"}, "must be the file's own name, 'x900'"),
+        ({"memory_bytes": -1.0}, "memory_bytes: Input should be greater than 0"),
+        ({"colour": "red", "sources": {**GPU["sources"], "more": ["colour"]}}, "colour: Extra inputs"),
+        ({"cuda_capability": "9.0"}, "cuda_capability an integer"),
+    ],
+)
+def test_what_is_wrong_in_a_gpus_file(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"x900\.json: .*{said}"):
+        read_gpu(write(tmp_path, GPU, **changes))
+
+
+def test_what_is_wrong_in_a_machines_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x900-node\.json: gpu: found 'x1'; allowed: "):
+        read_machine(write(tmp_path, MACHINE, gpu="x1"), GPUS)
+    with pytest.raises(ValueError, match=r"intra_node\.bandwidth_bytes_per_s: has no document"):
+        read_machine(write(tmp_path, MACHINE, sources={}), GPUS)
+    path = tmp_path / "torn.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"torn\.json"):
+        read_gpu(path)
+
+
+def test_every_shipped_figure_has_a_document_and_every_file_is_installed() -> None:
+    for name, gpu in GPUS.items():
+        needed = {"memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flops_per_s", "power_limit_w"}
+        needed |= {"host_bandwidth_bytes_per_s", "launch_overhead_s"}
+        assert needed <= GPU_SOURCES[name].keys(), name
+        assert gpu.source
+    assert all(CLUSTER_SOURCES[name] for name in CLUSTERS)
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["topology"]
+    installed = {path for pattern in patterns for path in (ROOT / "topology").glob(pattern)}
+    assert set((ROOT / "topology").glob("**/*.json")) <= installed
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40g"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Quadro", None),
+    ],
+)
+def test_a_product_is_known_by_the_longest_name_that_fits(product: str, name: str | None) -> None:
+    assert gpu_by_name(product) == name
+
+
+def test_each_cuda_capability_has_one_gpu_that_stands_for_it() -> None:
+    assert [gpu_by_capability(c) for c in (70, 80, 90, 100, 103, 120, 61)] == [
+        "v100",
+        "a100-sxm",
+        "h100-sxm",
+        "b200-sxm",
+        "b300-sxm",
+        "rtx5090",
+        None,
+    ]

@@ -1,0 +1,121 @@
+"""GPUs and machines as files of figures: read, and held to one rule, that every figure names its document.
+
+A file of `topology/gpus` has the keys of `GpuSpec`, one of `topology/machines` those of `ClusterSpec` with the name of
+its `gpu`; both have `sources`: documents, each with the figures that are its, `inter_node.latency_s` for a key within a
+mapping. A GPU's `product` is how the maker's tools call it, `cuda_capability` the compute capability that it stands
+for. What a machine leaves out is the default of its record, and of `nvswitch` and `nvlink_mesh` what NCCL counts
+for the GPU's architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import DecodeError, json
+from pydantic import BaseModel, ValidationError
+
+from topology.spec import Architecture, ClusterSpec, GpuSpec
+
+NVLINK_EFFICIENCY: dict[Architecture, float] = {
+    "volta": 20 / 25,
+    "ampere": 20 / 25,
+    "hopper": 20.6 / 25,
+    "blackwell": 40.1 / 50,
+}
+"""The part of a link's bandwidth that is left for data: of an NVLink's 25 GB/s 20 on Volta and Ampere, 20.6 on Hopper,
+of Blackwell's 50 40.1 (NCCL 2.27, src/graph/topo.h)."""
+NVLS_EFFICIENCY: dict[Architecture, float] = {"hopper": 0.85, "blackwell": 0.74}
+"""`nvlsEfficiency` of NCCL 2.27's src/graph/tuning.cc."""
+
+# What says which chip or which kind of link it is, and is no figure.
+_WORDS = {"product", "cuda_capability"}
+_WORDS |= {"name", "architecture", "collectives_like", "variant_of", "nvlink", "gpu", "gpus_per_node", "nvlink_domain"}
+_WORDS |= {f"{level}_node.{word}" for level in ("intra", "inter") for word in ("kind", "rendezvous", "transport")}
+
+
+class GpuFile(NamedTuple):
+    """A GPU as its file has it: the record, its documents by figure, and what others call it ("" and 0: not said)."""
+
+    gpu: GpuSpec
+    sources: dict[str, str]
+    product: str
+    cuda_capability: int
+
+
+SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
+def read_gpu(path: Path) -> GpuFile:
+    """A GPU with the document of each of its figures.
+
+    Raises:
+        ValueError: naming the file and the key, for a file that is no such record, or a figure without a document.
+    """
+    data, documents, sources = _read(path)
+    product, capability = data.pop("product", ""), data.pop("cuda_capability", 0)
+    if not isinstance(product, str) or not isinstance(capability, int):
+        raise ValueError(f"{path}: product must be a text, cuda_capability an integer (90 for 9.0)")
+    gpu = _validated(GpuSpec, {**data, "source": "; ".join(documents)}, path)
+    return GpuFile(gpu, sources, product, capability)
+
+
+def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, dict[str, str]]:
+    """A machine with a GPU of `gpus`, and the document of each of its figures.
+
+    Raises:
+        ValueError: as `read_gpu`, and for a GPU that is not there.
+    """
+    data, documents, sources = _read(path)
+    if data.get("gpu") not in gpus:
+        raise ValueError(f"{path}: gpu: found {data.get('gpu')!r}; allowed: {', '.join(gpus)}")
+    gpu = gpus[data["gpu"]]
+    usual: dict[str, float] = {}
+    if data.get("intra_node", {}).get("kind") in ("nvswitch", "nvlink_mesh"):
+        usual["efficiency"] = NVLINK_EFFICIENCY[gpu.architecture]
+    if data.get("intra_node", {}).get("kind") == "nvswitch":
+        usual["nvls_efficiency"] = NVLS_EFFICIENCY.get(gpu.architecture, 0.0)
+    links = {**usual, **data.get("intra_node", {})}
+    record = {**data, "gpu": gpu, "intra_node": links, "source": "; ".join(documents)}
+    return _validated(ClusterSpec, record, path), sources
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[str], dict[str, str]]:
+    """A file's keys but for its sources; its documents; and the document of each figure."""
+    try:
+        data = json.decode(path.read_bytes())
+    except DecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(data, dict) or data.get("name") != path.stem:
+        raise ValueError(f"{path}: name: must be the file's own name, {path.stem!r}")
+    listed = data.pop("sources", None)
+    if not isinstance(listed, dict) or not all(isinstance(each, list) for each in listed.values()):
+        raise ValueError(f"{path}: sources: must be a mapping from documents to lists of keys")
+    named = [(str(figure), document) for document, figures in listed.items() for figure in figures]
+    sources, known = dict(named), _figures(data)
+    for figure, _ in named:
+        if figure not in known or sum(figure == each for each, _ in named) > 1:
+            raise ValueError(f"{path}: sources: {figure!r} must be a figure of the file, and of one document only")
+    for figure in known:
+        if figure not in sources:
+            raise ValueError(f"{path}: {figure}: has no document in sources")
+    return data, list(listed), sources
+
+
+def _figures(data: Mapping[str, Any]) -> list[str]:
+    """Keys that hold figures, those within links as `intra_node.latency_s`."""
+    found = []
+    for key, value in data.items():
+        within = key in ("intra_node", "inter_node") and isinstance(value, dict)
+        found += [f"{key}.{each}" for each in value] if within else [key]
+    return [key for key in found if key not in _WORDS]
+
+
+def _validated(record: type[SpecT], data: dict[str, Any], path: Path) -> SpecT:
+    try:
+        return record.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path}: {where}: {first['msg']}") from None
