@@ -1,10 +1,10 @@
 """GPUs and machines as files of figures: read, and held to one rule, that every figure names its document.
 
 A file of `topology/gpus` has the keys of `GpuSpec`, one of `topology/machines` those of `ClusterSpec` with the name of
-its `gpu`; both have `sources`: documents, each with the figures that are its, `inter_node.latency_s` for a key within a
-mapping. A GPU's `product` is how the maker's tools call it, `cuda_capability` the compute capability that it stands
-for. What a machine leaves out is the default of its record, and of `nvswitch` and `nvlink_mesh` what NCCL counts
-for the GPU's architecture.
+its `gpu`. In both, `source` is what results print, and `sources` are documents, each with the figures that are its,
+`inter_node.latency_s` for a key within a mapping. A GPU's `product` is how its maker's tools call it, `cuda_capability`
+the compute capability that it stands for. What a machine leaves out is the default of its record, and of `nvswitch` and
+`nvlink_mesh` what NCCL counts for the GPU's architecture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NVLS_EFFICIENCY: dict[Architecture, float] = {"hopper": 0.85, "blackwell": 0.74}
 """`nvlsEfficiency` of NCCL 2.27's src/graph/tuning.cc."""
 
 # What says which chip or which kind of link it is, and is no figure.
-_WORDS = {"product", "cuda_capability"}
+_WORDS = {"source", "product", "cuda_capability"}
 _WORDS |= {"name", "architecture", "collectives_like", "variant_of", "nvlink", "gpu", "gpus_per_node", "nvlink_domain"}
 _WORDS |= {f"{level}_node.{word}" for level in ("intra", "inter") for word in ("kind", "rendezvous", "transport")}
 
@@ -53,11 +53,11 @@ def read_gpu(path: Path) -> GpuFile:
     Raises:
         ValueError: naming the file and the key, for a file that is no such record, or a figure without a document.
     """
-    data, documents, sources = _read(path)
+    data, sources = _read(path)
     product, capability = data.pop("product", ""), data.pop("cuda_capability", 0)
     if not isinstance(product, str) or not isinstance(capability, int):
         raise ValueError(f"{path}: product must be a text, cuda_capability an integer (90 for 9.0)")
-    gpu = _validated(GpuSpec, {**data, "source": "; ".join(documents)}, path)
+    gpu = _validated(GpuSpec, data, path)
     return GpuFile(gpu, sources, product, capability)
 
 
@@ -67,7 +67,7 @@ def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, 
     Raises:
         ValueError: as `read_gpu`, and for a GPU that is not there.
     """
-    data, documents, sources = _read(path)
+    data, sources = _read(path)
     if data.get("gpu") not in gpus:
         raise ValueError(f"{path}: gpu: found {data.get('gpu')!r}; allowed: {', '.join(gpus)}")
     gpu = gpus[data["gpu"]]
@@ -77,12 +77,12 @@ def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, 
     if data.get("intra_node", {}).get("kind") == "nvswitch":
         usual["nvls_efficiency"] = NVLS_EFFICIENCY.get(gpu.architecture, 0.0)
     links = {**usual, **data.get("intra_node", {})}
-    record = {**data, "gpu": gpu, "intra_node": links, "source": "; ".join(documents)}
+    record = {**data, "gpu": gpu, "intra_node": links}
     return _validated(ClusterSpec, record, path), sources
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    """A file's keys but for its sources; its documents; and the document of each figure."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """A file's keys but for its sources; and the document of each figure."""
     try:
         data = json.decode(path.read_bytes())
     except DecodeError as error:
@@ -100,7 +100,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     for figure in known:
         if figure not in sources:
             raise ValueError(f"{path}: {figure}: has no document in sources")
-    return data, list(listed), sources
+    return data, sources
 
 
 def _figures(data: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ GPU: dict[str, Any] = {
     "memory_bytes": 64e9,
     "memory_bandwidth_bytes_per_s": 3e12,
     "peak_flops_per_s": {"bf16": 5e14},
+    "source": "a sheet",
     "sources": {"a sheet": ["memory_bytes", "memory_bandwidth_bytes_per_s"], "a blog": ["peak_flops_per_s"]},
 }
 MACHINE: dict[str, Any] = {
@@ -37,7 +38,7 @@ def write(folder: Path, data: dict[str, Any], **changes: Any) -> Path:
 
 def test_a_file_is_a_gpu_and_another_a_machine(tmp_path: Path) -> None:
     found = read_gpu(write(tmp_path, GPU, product="X900"))
-    assert (found.gpu.memory_bytes, found.gpu.source, found.product) == (64e9, "a sheet; a blog", "X900")
+    assert (found.gpu.memory_bytes, found.gpu.source, found.product) == (64e9, "a sheet", "X900")
     assert found.sources["peak_flops_per_s"] == "a blog"
     machine, sources = read_machine(write(tmp_path, MACHINE), GPUS)
     assert machine.intra_node.efficiency == CLUSTERS["dgx-h100"].intra_node.efficiency  # NCCL's, for the architecture
