@@ -1,4 +1,4 @@
-"""Keys of `inference` with keys of their own: tiers of the cache, autoscaling, LoRA adapters."""
+"""Keys of `inference` with keys of their own: tiers of the cache, autoscaling, LoRA adapters, offloaded weights."""
 
 from __future__ import annotations
 
@@ -74,3 +74,11 @@ class ServedLora(UserInput):
     def places(self) -> int:
         """Adapters on a GPU at once."""
         return self.adapters if self.max_loras is None else min(self.max_loras, self.adapters)
+
+
+class WeightOffload(UserInput):
+    """`cpu_bytes` of each GPU's weights lie in host memory, at most those of its layers. `prefetch`: they come while
+    others compute, or as they are used."""
+
+    cpu_bytes: float = Field(ge=0, le=1e18)
+    prefetch: bool = True

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from sim.core.dtypes import Precision, TransportDtype
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers
+from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
 from sim.serve.engines import ENGINES, DecodeAttention
 
 MAX_TOKENS = 100_000_000
@@ -127,6 +127,7 @@ class Inference(UserInput):
     )
     autoscaling: Autoscaling | None = Field(default=None, description="how many of the dp replicas are on, by a rule")
     lora: ServedLora | None = Field(default=None, description="adapters of which each request uses one")
+    weight_offload: WeightOffload | None = Field(default=None, description="weights in host memory, copied as needed")
     speculative: Speculative | None = Field(default=None, description="a draft model, whose tokens are checked")
     disaggregated: Disaggregated | None = Field(
         default=None, description="pools of replicas for prompts and for the tokens after them, in place of parallelism"

@@ -36,10 +36,10 @@ from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.engines import ENGINES
 from sim.serve.host import Host
+from sim.serve.kept_sizes import LENGTHS, length_below, sizes_around
 from sim.serve.operator_prices import Bill, OperatorPrices, Shares
+from sim.serve.weight_offload import Streamed, streamed_weights
 from topology.network import Network
-
-EXACT_TOKENS = 256
 
 
 class Work(StrEnum):
@@ -116,6 +116,7 @@ class IterationCosts(Struct):
     host: Host
     measured: MeasuredParts | None = None
     lora: ServedLora | None = None
+    offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
     bills: dict[Key, Bill] = field(default_factory=dict)
     without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
     prefilled: dict[tuple[int, tuple[tuple[int, int, int], ...]], float] = field(default_factory=dict)
@@ -136,6 +137,8 @@ class IterationCosts(Struct):
                 for seconds, s in zip(rest, self.stages, strict=True)
             ]
         )
+        if self.offloaded:
+            device_s = tuple([own.seconds(seconds) for own, seconds in zip(self.offloaded, device_s, strict=True)])
         if not self.host.engine.host:
             return device_s
         sequences, prompts = load.decodes + sum([alike for _, _, alike in load.prefills]), bool(load.prefills)
@@ -183,19 +186,21 @@ class IterationCosts(Struct):
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
         base = self._rest(Load(decodes, 0, 0, (), decodes))[0]
         means = (first_kv + decodes * np.arange(steps)) / decodes
-        low, high = (bisect_right(_LENGTHS, float(means[i]), 1) - 1 for i in (0, -1))
+        low, high = (bisect_right(LENGTHS, float(means[i]), 1) - 1 for i in (0, -1))
         attention = np.zeros(steps)
         # The very sums of `stage_seconds`, in its order: an iteration ends at the same bit, alone or in a run.
         for i, layers in enumerate(self.stages[0].attentions):
             if low == high:
                 first, slope = self._line(i, decodes, low, 1)
-                attention += layers * (first + slope * (means - _LENGTHS[low]))
+                attention += layers * (first + slope * (means - LENGTHS[low]))
             else:
                 lines = np.array([self._line(i, decodes, n, 1) for n in range(low, high + 1)])
-                piece = np.searchsorted(_LENGTHS[low + 1 : high + 1], means, "right")
-                begins = np.array(_LENGTHS[low : high + 1])[piece]
+                piece = np.searchsorted(LENGTHS[low + 1 : high + 1], means, "right")
+                begins = np.array(LENGTHS[low : high + 1])[piece]
                 attention += layers * (lines[piece, 0] + lines[piece, 1] * (means - begins))
         seconds = base + attention
+        if self.offloaded:
+            seconds = self.offloaded[0].seconds(seconds)
         return self.host.stage_seconds(0, seconds, decodes, decodes, False) if self.host.engine.host else seconds
 
     def note_decode_run(self, decodes: int, first_kv: int, steps: int) -> None:
@@ -209,7 +214,7 @@ class IterationCosts(Struct):
         if load.prefills:
             noted.prefills[load.prefills] += times
         if load.decodes:
-            noted.decodes[load.decodes, _length_below(load.decode_kv / load.decodes), load.queries] += times
+            noted.decodes[load.decodes, length_below(load.decode_kv / load.decodes), load.queries] += times
         if load.samples:
             noted.samples[load.samples] += times
         if load.adapters:
@@ -221,7 +226,7 @@ class IterationCosts(Struct):
         specs = [sum(s.layers[i] for s in self.stages) for i in range(len(self.specs))]
         attentions = [sum(s.attentions[i] for s in self.stages) for i in range(len(self.attentions))]
         for tokens, times in self.noted.tokens.items():
-            size = _sizes_around(tokens)[0]
+            size = sizes_around(tokens)[0]
             used[Key(Work.EMBEDDING, 0, size)] += times
             for i, layers in enumerate(specs):
                 used[Key(Work.LAYER, i, size)] += times * layers
@@ -233,10 +238,10 @@ class IterationCosts(Struct):
             for i, layers in enumerate(attentions):
                 used[Key(Work.DECODE, i, decodes, length, queries)] += times * layers
         for samples, times in self.noted.samples.items():
-            used[Key(Work.HEAD, 0, _sizes_around(samples)[0])] += times
+            used[Key(Work.HEAD, 0, sizes_around(samples)[0])] += times
         for (tokens, adapters), times in self.noted.adapted.items():
             for i, layers in enumerate(specs):
-                used[Key(Work.ADAPTERS, i, _sizes_around(tokens)[0], adapters)] += times * layers
+                used[Key(Work.ADAPTERS, i, sizes_around(tokens)[0], adapters)] += times * layers
         return used
 
     def shares(self) -> Shares:
@@ -259,7 +264,7 @@ class IterationCosts(Struct):
         return self.prices.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
 
     def _tokens(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
-        low, high, share = _sizes_around(tokens)
+        low, high, share = sizes_around(tokens)
         first = self._bill(Key(work, spec, low, adapters)).seconds
         return first if share == 0.0 else first + share * (self._bill(Key(work, spec, high, adapters)).seconds - first)
 
@@ -273,17 +278,17 @@ class IterationCosts(Struct):
             seconds = known
         if load.decodes:
             mean = load.decode_kv / load.decodes
-            low = bisect_right(_LENGTHS, mean, 1) - 1
+            low = bisect_right(LENGTHS, mean, 1) - 1
             first, slope = self._line(spec, load.decodes, low, load.queries)
-            seconds += first + slope * (mean - _LENGTHS[low])
+            seconds += first + slope * (mean - LENGTHS[low])
         return seconds
 
     def _line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
         """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""
         found = self.lines.get((spec, decodes, low, queries))
         if found is None:
-            at = [self._bill(Key(Work.DECODE, spec, decodes, k, queries)).seconds for k in _LENGTHS[low : low + 2]]
-            slope = (at[1] - at[0]) / (_LENGTHS[low + 1] - _LENGTHS[low]) if len(at) > 1 else 0.0
+            at = [self._bill(Key(Work.DECODE, spec, decodes, k, queries)).seconds for k in LENGTHS[low : low + 2]]
+            slope = (at[1] - at[0]) / (LENGTHS[low + 1] - LENGTHS[low]) if len(at) > 1 else 0.0
             found = self.lines[spec, decodes, low, queries] = at[0], slope
         return found
 
@@ -375,7 +380,9 @@ def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:
     host = Host(engine, engine.host_on(gpu.architecture), scenario.parallelism.tp, launched)
     pricing, streamed = Pricing(plan, costs, Network(scenario.cluster)), bandwidth * c.streaming_efficiency
     prices = OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats)
-    return IterationCosts(plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora)
+    offload, network = scenario.for_serving.weight_offload, pricing.network
+    away = () if offload is None else tuple([streamed_weights(offload, dims, kinds, s.layers, network) for s in stages])
+    return IterationCosts(plan, prices, dims, kinds, attentions, stages, engine_s, host, parts, lora, away)
 
 
 def _attentions(specs: tuple[LayerSpec, ...]) -> tuple[Attention, ...]:
@@ -424,24 +431,3 @@ def _stages(
         counts = tuple([layers[kind] for kind in kinds]), tuple([attending[a] for a in attentions])
         out.append(StageLayers(i * plan.mesh.strides["pp"], *counts, first, last))
     return tuple(out)
-
-
-def _sizes_around(tokens: int) -> tuple[int, int, float]:
-    """The kept sizes below and above a number of tokens, and how far it is between them.
-
-    >>> _sizes_around(200), _sizes_around(1000), _sizes_around(1024)
-    ((200, 200, 0.0), (992, 1024, 0.25), (1024, 1024, 0.0))
-    """
-    if tokens <= EXACT_TOKENS:
-        return tokens, tokens, 0.0
-    step = 1 << (tokens.bit_length() - 5)  # sixteen in an octave
-    low = tokens // step * step
-    return (low, low, 0.0) if low == tokens else (low, low + step, (tokens - low) / step)
-
-
-_LENGTHS = tuple(sorted({round(2 ** (i / 4)) for i in range(4 * 40)}))
-
-
-def _length_below(length: float) -> int:
-    """The longest kept length that is no longer than this one."""
-    return _LENGTHS[bisect_right(_LENGTHS, length, 1) - 1]

@@ -12,6 +12,7 @@ from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
 from sim.serve.costs import IterationCosts, StageLayers
 from sim.serve.requests import Request
+from sim.serve.weight_offload import layer_weight_bytes
 
 
 class Capacity(NamedTuple):
@@ -59,8 +60,7 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     total = 0.0
     for spec, layers in zip(specs, stage.layers, strict=True):
         if layers:
-            linear, experts, rest = spec.served_elements(d.tp, d.ep, d.expert_tp)
-            total += layers * (linear * d.weight_bytes + experts * d.expert_weight_bytes + rest * d.act_bytes)
+            total += layers * layer_weight_bytes(d, spec)
     m = d.model
     table = d.vocab * m.hidden * d.act_bytes
     tied_here = m.tied_embeddings and stage.embedding and stage.head
@@ -132,6 +132,9 @@ def cache_capacity(
     prompt, samples = max(r.prompt_tokens for r in requests), min(sequences, len(requests))
     buffers = tuple(buffer_bytes(d, costs.specs, s, tokens, samples, prompt) for s in costs.stages)
     weights = tuple(weight_bytes(d, costs.specs, s) + _places_bytes(costs, s) for s in costs.stages)
+    if costs.offloaded:
+        weights = tuple([w - own.host_bytes for w, own in zip(weights, costs.offloaded, strict=True)])
+        buffers = tuple([b + own.room_bytes for b, own in zip(buffers, costs.offloaded, strict=True)])
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
     per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) for s in costs.stages)
     if draft is not None:

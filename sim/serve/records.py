@@ -102,6 +102,13 @@ class AdapterUse(Record, frozen=True, kw_only=True):
     distinct_mean: float  # adapters in an iteration
 
 
+class OffloadUse(Record, frozen=True, kw_only=True):
+    """Weights in host memory. `host_bytes`: of the GPU with most of them; `copy_s`: of an iteration's copies there."""
+
+    host_bytes: float
+    copy_s: float
+
+
 class SpeculationUse(Record, frozen=True, kw_only=True):
     """What became of drafted tokens. A verification is one sequence's in one iteration; accepted tokens beyond a
     request's end count as accepted."""
@@ -136,6 +143,7 @@ class ServingResult(Record, frozen=True, kw_only=True):
     speculation: SpeculationUse | None = None
     autoscaling: ScalingUse | None = None
     lora: AdapterUse | None = None
+    weight_offload: OffloadUse | None = None
     comm_share: float
     peak_memory_bytes: float
     memory: tuple[MemoryRow, ...]

@@ -23,6 +23,7 @@ from sim.serve.pools import Pool
 from sim.serve.records import (
     AdapterUse,
     KvCacheUse,
+    OffloadUse,
     PoolUse,
     ServingResult,
     SpeculationUse,
@@ -162,6 +163,7 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         speculation=_speculation(sim),
         autoscaling=scaling,
         lora=_adapters(sim),
+        weight_offload=_offload(sim),
         comm_share=_comm_share(sim),
         peak_memory_bytes=peak,
         memory=memory,
@@ -238,6 +240,13 @@ def _adapters(sim: ServingSimulation) -> AdapterUse | None:
         load_s=loads * slots[0].copy_s,
         distinct_mean=distinct / steps,
     )
+
+
+def _offload(sim: ServingSimulation) -> OffloadUse | None:
+    """Weights in host memory."""
+    own = [stage for pool in sim.pools for stage in pool.costs.offloaded]
+    most = max(own, key=lambda stage: stage.copy_s, default=None)
+    return None if most is None else OffloadUse(host_bytes=most.host_bytes, copy_s=most.copy_s)
 
 
 def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:

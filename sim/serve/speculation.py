@@ -106,7 +106,9 @@ class SpeculativePrices(Struct, frozen=True):
 
 def draft_costs(scenario: Scenario, profile: Profile, speculative: Speculative) -> IterationCosts:
     """Prices of the draft on the same tensor-parallel ranks, each step without an engine's host time of its own."""
-    inference = scenario.for_serving.model_copy(update={"speculative": None, "engine": "bundled"})
+    inference = scenario.for_serving.model_copy(
+        update={"speculative": None, "weight_offload": None, "engine": "bundled"}
+    )
     layout = {"layers_per_stage": (speculative.draft.layers,), "ep": 1, "expert_tp": 1}
     own = {
         "model": speculative.draft,

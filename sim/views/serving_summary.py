@@ -72,6 +72,10 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
         held = f"{count(lora.adapters)} used, {count(lora.places)} on a GPU at once, {n_bytes(lora.adapter_bytes)} each"
         loads = f"{count(lora.loads)} loads in {seconds(lora.load_s)}"
         lines.append(("adapters", f"{held}; {lora.distinct_mean:.3g} in an iteration; {loads}"))
+    if (away := result.weight_offload) is not None:
+        lines.append(
+            ("weights", f"{n_bytes(away.host_bytes)} in host memory, copied in {seconds(away.copy_s)} an iteration")
+        )
     scaling = result.autoscaling
     if scaling is not None:
         mean = f"{scaling.replicas_mean:.3g} replicas in the mean, {scaling.replicas_max} at most"

@@ -35,6 +35,7 @@ WORKLOADS: dict[str, list[str]] = {
     "serve_swap": [],
     "serve_tiers": [],
     "serve_lora": [],
+    "serve_weight_offload": [],
     "serve_prefix_cpu": [],
     "serve_speculative_llama70b": FEW,
 }

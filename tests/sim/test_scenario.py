@@ -294,6 +294,7 @@ def test_inference_defaults() -> None:
         "speculative": None,
         "autoscaling": None,
         "lora": None,
+        "weight_offload": None,
         "engine": "bundled",
         "decode_attention": None,
     }
