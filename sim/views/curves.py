@@ -15,7 +15,7 @@ def fullest(memory: Sequence[MemoryCurve]) -> int:
     return max(range(len(memory)), key=lambda i: float(memory[i].total.max()))
 
 
-def curve_columns(curve: MemoryCurve, end_s: float, points: int) -> dict[str, list[float]]:
+def curve_columns(curve: MemoryCurve, end_s: float, points: int) -> dict[str, list[float] | list[int]]:
     """`time`, up to `end_s` at least, and whole bytes of each category; of more than about `points` those are kept
     where the total is highest."""
     keep = np.arange(len(curve.time_s))
@@ -24,5 +24,5 @@ def curve_columns(curve: MemoryCurve, end_s: float, points: int) -> dict[str, li
         highest = [piece[total[piece].argmax()] for piece in pieces]
         keep = np.unique([*(piece[0] for piece in pieces), *highest, keep[-1]])
     time_s = curve.time_s[keep].tolist()
-    columns = {c: getattr(curve, c)[keep].round().tolist() for c in MEMORY}
+    columns = {c: getattr(curve, c)[keep].round().astype(np.int64).tolist() for c in MEMORY}
     return {"time": [*time_s, max(end_s, time_s[-1])], **{c: [*values, values[-1]] for c, values in columns.items()}}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 OPERATOR_CLASSES, OPERATORS_SHOWN = 4, 20  # of so many classes of ranks so many operators
 MEMORY_POINTS = 200_000  # of all curves together
+CURVE_POINTS = 20_000  # of one: a wide screen shows ten in a pixel
 _IDLE = "#d5dbe1"
 _RANK_BARS = (
     ("computing", "#0072b2"),
@@ -70,7 +71,7 @@ def timeline_page(
     data["end_s"] = max(data["end_s"], until_s)
     data["operators"] = [[(s, [(o.operator, o.phase, o.seconds) for o in rows]) for s, rows in run] for run in runs]
     if memory:
-        points = max(400, MEMORY_POINTS // len(memory))
+        points = max(400, min(CURVE_POINTS, MEMORY_POINTS // len(memory)))
         curves = [curve_columns(c, timeline.step_time_s, points) for c in memory]
         plots["memory"] = memory_figure(chart, limit, curves[fullest(memory)], styles)
         data |= {"limit_bytes": limit, "memory": curves, "categories": [[c, s.label] for c, s in styles.items()]}
