@@ -77,7 +77,7 @@ def test_rounded_parameter_count(name: str) -> None:
 
 def test_every_preset_is_checked_against_a_published_count() -> None:
     aliases = {"gpt2-124m", "llama3.1-8b", "llama3.1-70b"}
-    assert set(model_presets()) == set(PUBLISHED) | set(ROUNDED) | aliases | {"deepseek-v3"}
+    assert set(model_presets()) == set(PUBLISHED) | set(ROUNDED) | aliases | {"deepseek-v3", "deepseek-v3.2"}
 
 
 def test_deepseek_v3_is_published_with_router_biases_and_37_billion_active() -> None:

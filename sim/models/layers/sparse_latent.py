@@ -85,8 +85,7 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         indexer = index_operator(x, d, self, keys, trained, dense, mode == "warm_up")
         if dense or d.framework.masks_unselected or not d.fused_attention:
             parts = self.expanded(scenario, d, shard, replace(self.core(d), causal=dense))
-            place = next(i for i, part in enumerate(parts) if part.core)
-            return (*parts[:place], indexer, *parts[place:])
+            return (*parts[:2], indexer, *parts[2:])  # behind the query latent, its input
         return self._absorbed(d, indexer, x.slots(d.full_seq))
 
     def _absorbed(self, d: Dims, indexer: Operator, slots: int) -> tuple[Operator, ...]:
@@ -100,13 +99,13 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         return (
             down,
             latent_norm(d, "query", self.query_rank or 0),
+            indexer,
             *inside("mla_up_proj", (up,)),
             linear(d, kv_down.linear("attention", d.rows, False)),
             latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", (rope(d, d.tokens * (heads + 1) * self.rope_width),)),
             *gather,
             *inside("mla_up_proj", (_per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
-            indexer,
             self._sparse_core(d, heads, slots),
             _per_head(d, "value_expand", heads, self.latent_rank, self.value_width, False),
             linear(d, out.linear("attention", d.tokens)),

@@ -9,6 +9,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Phase
+from sim.inputs.model_input import load_model
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import Shard, dims
 from sim.models.flops import model_flops_per_token
@@ -80,8 +81,8 @@ def test_parameters_are_the_published_ones(tmp_path: Path) -> None:
     """685,396,921,376 numbers in DeepSeek-V3.2-Exp's files: beside the model and its prediction layer a second
     embedding and output for that layer, a bias of each expert, a scale of each 128 x 128 of the 8-bit weights.
     """
-    scenario = training(model=written(tmp_path, V32), micro_batch_size=1)
-    m = scenario.model
+    m = training(model=written(tmp_path, V32)).model
+    assert m.model_copy(update={"max_positions": 0}) == load_model("deepseek-v3.2")
     counts = count_parameters(m)
     copies, experts = 2 * m.vocab * m.hidden, 59 * 256
 
@@ -189,6 +190,17 @@ def test_context_parallelism_gathers_latents_and_index_keys() -> None:
         blocks = [layer_block(training(1024, layout), 0, Shard(cp_rank=rank)) for rank in range(2)]
         scores = [i.flops for b in blocks for i in b.forward if isinstance(i, Compute) and i.name == "index_scores"]
         assert sum(scores) == pytest.approx(whole)
+
+
+def test_what_is_made_of_latents_can_be_made_again() -> None:
+    """Megatron's module mla_up_proj: the core's queries are not kept, the indexer's are."""
+    recompute = {"mode": "selective", "modules": ["mla_up_proj"]}
+    kept, some = (
+        {t.name: t.bytes for t in layer_block(training(**x), 0).saved} for x in ({}, {"recompute": recompute})
+    )
+    assert set(kept) - set(some) >= {"query"}
+    assert {"index queries", "index keys", "selected keys", "output"} <= set(some)
+    assert kept["query"] == 1024 * 8 * 80 * 2
 
 
 def test_a_warm_up_trains_indexers_alone() -> None:
