@@ -93,7 +93,7 @@ class Generation(UserInput):
     kv_cache: KvCache | None = Field(default=None, description="null: the engine's")
     prefix_cache: Literal["none", "gpu"] | None = Field(
         default=None,
-        description="gpu: a prompt's generations share what was computed of it; null: gpu, none with model.state_space",
+        description="gpu: a prompt's generations share what was computed of it; null: gpu where the cache allows it",
     )
     quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"] = "none"
 

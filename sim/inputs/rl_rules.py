@@ -72,11 +72,13 @@ def _resolve_generation(
     if replicas == 0:
         why = f"a replica's tp·pp = {each} GPUs are more than the {parallelism.ranks} training ranks; give replicas"
         raise source.error((*PATH, "generation", "replicas"), f"found null; {why}")
+    contiguous = given.kv_cache is not None and given.kv_cache.layout == "contiguous"
+    alone = model.state_space is not None or contiguous  # neither a state nor such a cache is shared
     whole = given.model_copy(
         update={
             "replicas": replicas,
             "precision": given.precision or sixteen_bit(training.precision),
-            "prefix_cache": given.prefix_cache or ("none" if model.state_space is not None else "gpu"),
+            "prefix_cache": given.prefix_cache or ("none" if alone else "gpu"),
         }
     )
     i = inference_of(whole, RequestPattern(prompt_len=1, output_len=1))

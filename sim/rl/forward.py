@@ -1,12 +1,13 @@
 """Forward passes alone: the log-probabilities of answers, and a reward model's scores.
 
 The very forward programs of a training step are run, without backward. Micro-batches follow each other through the
-pipeline: a flow shop of equal jobs. With t(s) the seconds of stage s, message to the next included, and the seconds T
-of the busiest rank, which may hold several stages, m micro-batches take
+pipeline: a flow shop of equal jobs with transport between the machines. With t(s) the seconds of stage s, d of a
+message and T of the busiest rank, which may hold several stages, m micro-batches take
 
-    m·T + Σ t(s) over the first pp stages − the longest of these,
+    m·T + Σ (t(s) + d) over the first pp stages − the longest t(s),
 
-exact for one stage a rank, and for interleaved stages where micro-batches come in groups of pp.
+exact for one stage a rank, and for equal interleaved stages where micro-batches come in groups of pp. Where a rank
+waits for its messages (`p2p_overlap` false), t(s) holds the message to the next stage.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ class Forward(Struct, frozen=True):
     buffer_bytes: float = 0.0
 
 
-def pipeline_s(stage_s: Sequence[float], rank_of: Sequence[int], passes: int) -> float:
-    """Seconds of `passes` micro-batches through stages of `stage_s` seconds, held by the ranks `rank_of`.
+def pipeline_s(stage_s: Sequence[float], send_s: Sequence[float], rank_of: Sequence[int], passes: int) -> float:
+    """Seconds of `passes` micro-batches through stages of `stage_s` seconds, held by the ranks `rank_of`; `send_s`:
+    from each stage to the next.
 
-    >>> pipeline_s([1.0, 1.0, 1.0], [0, 1, 2], 4), pipeline_s([1.0, 3.0], [0, 1], 4), pipeline_s([2.0], [0], 5)
-    (6.0, 13.0, 10.0)
+    >>> pipeline_s([1.0, 1.0, 1.0], [0.5, 0.5], [0, 1, 2], 4), pipeline_s([1.0, 3.0], [0.0], [0, 1], 4)
+    (7.0, 13.0)
     """
     busy: dict[int, float] = {}
     for seconds, rank in zip(stage_s, rank_of, strict=True):
         busy[rank] = busy.get(rank, 0.0) + seconds
     first = stage_s[: len(busy)]
-    return passes * max(busy.values()) + sum(first) - max(first)
+    return passes * max(busy.values()) + sum(first) + sum(send_s[: len(busy) - 1]) - max(first)
 
 
 def policy_forward(step: FinishedStep, passes: int) -> Forward:
@@ -64,11 +66,12 @@ def policy_forward(step: FinishedStep, passes: int) -> Forward:
     once_s = _gathered_once_s(step, chain, ranks, seconds)
     size = stage_input_bytes(plan)
     first_of = [c.rank for c in plan.classes[:: plan.lanes]]
-    for i, (here, there) in enumerate(pairwise(ranks)):
-        if here != there:
-            seconds[i] += pricing.send(first_of[here], first_of[there], size).seconds
+    sends = [pricing.send(first_of[a], first_of[b], size).seconds if a != b else 0.0 for a, b in pairwise(ranks)]
+    if not step.scenario.parallelism.p2p_overlap:
+        seconds = [own + send for own, send in zip(seconds, [*sends, 0.0], strict=True)]
+        sends = [0.0] * len(sends)
     busiest = max(programs, key=lambda program: program.makespan_s)
-    return Forward(once_s + pipeline_s(seconds, ranks, passes), busiest.shares)
+    return Forward(once_s + pipeline_s(seconds, sends, ranks, passes), busiest.shares)
 
 
 def _gathered_once_s(step: FinishedStep, chain: Sequence[int], ranks: Sequence[int], seconds: Sequence[float]) -> float:

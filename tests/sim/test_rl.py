@@ -172,14 +172,21 @@ def test_micro_batches_hold_all_tokens(how: str) -> None:
         assert abs(squares / (lengths**2).sum() - 1) < abs((lengths.sum() ** 2 / 64) / (lengths**2).sum() - 1)
 
 
-def test_forwards_through_a_pipeline_are_gpipes() -> None:
+@pytest.mark.parametrize("sizes", [{"pp": 4}, {"pp": 2, "tp": 2}, {"pp": 4, "layers_per_stage": [2, 6, 5, 3]}], ids=str)
+def test_forwards_through_a_pipeline_are_gpipes(sizes: dict[str, Any]) -> None:
     """GPipe runs all forwards first: its last one ends when forward passes alone end."""
-    layout = {"parallelism": {"dp": 1, "pp": 4, "schedule": "gpipe", "p2p_overlap": True}, "rl": {"sequences": "mean"}}
-    scenario = parse_scenario(merge(SMALL, layout), "small")
+    layout = {"dp": 1, "zero": 0, "schedule": "gpipe", "p2p_overlap": True, **sizes}
+    scenario = parse_scenario(merge(SMALL, {"parallelism": layout, "rl": {"sequences": "mean"}}), "small")
     assert scenario.rl is not None
     step = simulate(update_scenario(scenario, make_batch(scenario, draw_answers(scenario.rl, 1024))))
     ends = [end for spans in step.spans for action, (_, end) in spans.items() if action.kind is Kind.F]
-    assert policy_forward(step, scenario.micro_batches).seconds == pytest.approx(max(ends), rel=0.02)
+    assert policy_forward(step, scenario.micro_batches).seconds == pytest.approx(max(ends), rel=1e-12)
+
+
+def test_a_cache_that_cannot_be_shared_is_not() -> None:
+    contiguous = {"rl": {"generation": {"kv_cache": {"layout": "contiguous"}}}}
+    found = [parse_scenario(merge(SMALL, change), "small").rl for change in ({}, contiguous)]
+    assert [rl.generation.prefix_cache for rl in found if rl is not None] == ["gpu", "none"]
 
 
 @pytest.mark.parametrize(
