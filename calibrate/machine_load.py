@@ -30,6 +30,23 @@ def machine_busy_s() -> float:
     return sum(int(fields[i]) for i in _BUSY_FIELDS) / os.sysconf("SC_CLK_TCK")
 
 
+class Others:
+    """How many cores others than this process, and than children it has waited for, keep busy from now on."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.busy_s, self.own_s = time.perf_counter(), machine_busy_s(), _own_s()
+
+    def cores(self) -> float:
+        """On average until now; 0 where /proc/stat is missing."""
+        wall = time.perf_counter() - self.wall_s
+        return max(0.0, machine_busy_s() - self.busy_s - (_own_s() - self.own_s)) / wall
+
+
+def _own_s() -> float:
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system
+
+
 @dataclass(slots=True)
 class Window:
     """A stretch of time that all ranks time together, entered at the same instant."""

@@ -91,7 +91,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
     import torch
 
     from calibrate import machine
-    from calibrate.machine_load import START_BELOW_CORES
+    from calibrate.machine_load import START_BELOW_CORES, Others
     from calibrate.records import Partial, make_profile
     from calibrate.side_by_side import print_rows, rows_of
     from calibrate.timing import Bench
@@ -110,8 +110,10 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
     kept = Partial(out.with_name(out.name + ".partial"), facts)
     if len(kept):
         print(f"going on from {len(kept)} measurements in {kept.path}", file=sys.stderr)
+    others = Others()
     keys = _measure(Bench(device, quick, LIMIT_S[quick], cpu_seconds), groups, kept)
-    settings = {**facts["settings"], "busy_cores_before": round(busy, 2), "groups": " ".join(groups)}
+    load = {"busy_cores_before": round(busy, 2), "busy_cores_meanwhile": round(others.cores(), 2)}
+    settings = {**facts["settings"], **load, "groups": " ".join(groups)}
     profile = make_profile(out.stem, {**facts, "settings": settings}, kept.records(keys))
     profile.save(out)
     kept.path.unlink(missing_ok=True)

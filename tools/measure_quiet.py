@@ -1,12 +1,13 @@
 """All timed runs that want a quiet machine, by one command: measured, judged and stored.
 
-    python tools/measure_quiet.py [--list] [--only NAME …] [--again] [--attempts 3] [--budget 35] [--folder FOLDER]
+    python tools/measure_quiet.py [--list] [--only NAME …] [--again] [--attempts 3] [--quick] [--budget 35]
+                                  [--folder FOLDER]
 
 In order: `calibrate.run` of this machine (machine.json), every scenario of scenarios/cpu and scenarios/cpu4 as a real
-run, the sleeping stages at four and eight ranks, and the bundled serving engine; into scenarios/measured. A run is kept
-only if others left the machine alone; what was never quiet is named at the end. What is stored already is left, unless
-`--again`. Then each step is predicted from the calibration taken beside it and from machine.json, and `sim.regress
---update` accepts the errors, which it prints: look at them before you commit.
+run, the sleeping stages at four and eight ranks, and the bundled serving engine; into scenarios/measured. Runs and
+machine.json are kept only if others left the machine alone; what was never quiet is named at the end. What is stored
+already is left, unless `--again`. Then each step is predicted from the calibration taken beside it and from
+machine.json, and `sim.regress --update` accepts the errors, which it prints: look at them before you commit.
 
 Exit codes: 0 all stored, 1 something was never quiet or failed, 2 a wrong option.
 """
@@ -24,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from sim.commands.regress import MACHINE  # noqa: E402
-from sim.inputs.measured_run import load_measured  # noqa: E402
+from sim.inputs.measured_run import QUIET_CORES, load_measured  # noqa: E402
+from sim.prices.profiles import load_profile  # noqa: E402
 
 MOST_BYTES = 200_000  # of a stored run
 APART = {  # by what is written: not runs of a training step, so beside the folder of those
@@ -65,6 +67,22 @@ def measure(scenario: Path, out: Path, attempts: int, budget: float) -> str | No
     return why
 
 
+def calibrate(out: Path, attempts: int, quick: bool) -> str | None:
+    """Measure this machine until it was quiet; why nothing is stored, or None."""
+    trial, others = out.with_suffix(".try"), 0.0
+    try:
+        for _ in range(attempts):
+            if python("-m", "calibrate.run", "--device", "cpu", "--out", str(trial), *(["--quick"] if quick else [])):
+                return "calibrate.run failed"
+            others = float(load_profile(str(trial)).settings["busy_cores_meanwhile"])
+            if others <= QUIET_CORES:
+                os.replace(trial, out)
+                return None
+    finally:
+        trial.unlink(missing_ok=True)
+    return f"never quiet: others kept {others:.2g} cores busy"
+
+
 def main() -> None:
     """Measure what is missing, then accept the errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -72,6 +90,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--again", action="store_true", help="measure what is stored too")
     parser.add_argument("--attempts", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="fewer micro-benchmarks: a minute in place of several")
     parser.add_argument("--budget", type=float, default=35.0, metavar="SECONDS")
     parser.add_argument("--folder", type=Path, default=ROOT / "scenarios" / "measured")
     args = parser.parse_args()
@@ -92,7 +111,10 @@ def main() -> None:
         if name in runs:
             failed[name] = measure(runs[name], out, args.attempts, args.budget)
             continue
-        words = APART.get(name, ("-m", "calibrate.run", "--device", "cpu", "--out", "OUT"))
+        if name == machine:
+            failed[name] = calibrate(out, args.attempts, args.quick)
+            continue
+        words = APART[name]
         code = python(*(str(out) if w == "OUT" else w for w in words))
         failed[name] = f"ended with exit code {code}" if code else None
     failed = {name: why for name, why in failed.items() if why}

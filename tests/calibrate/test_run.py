@@ -157,3 +157,25 @@ def test_a_gpu_is_measured(tmp_path: Path) -> None:
     assert profile.hardware["device"] == "cuda"
     assert profile.coefficients.launch_overhead_s > 0
     assert {"attention_forward", "attention_backward"} <= {t.op for t in profile.points}
+
+
+@pytest.mark.real
+def test_a_profile_says_how_busy_others_were(tmp_path: Path) -> None:
+    """A stranger who keeps a core busy shows, the measurement's own work does not count."""
+    from calibrate.machine_load import Others
+
+    end = time.monotonic() + 1.0
+    others, busy = Others(), subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while time.monotonic() < end:
+            pass
+        used = _cpu_seconds(busy.pid)
+        assert others.cores() >= 0.8 * used
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
