@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MARK = "STEPSIM_TEST_MARK"
+HANGS_AFTER_S = 600.0  # of whatever a test waits for: a busy machine takes many times what a quiet one does
 ALL_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}
 
@@ -56,12 +57,12 @@ class Marked:
         else:
             self.process.send_signal(number)
         try:
-            _, errors = self.process.communicate(timeout=60)
+            _, errors = self.process.communicate(timeout=HANGS_AFTER_S)
         finally:
             self.process.kill()
         return self.process.returncode, errors
 
-    def check_gone(self, within_s: float = 30.0) -> None:
+    def check_gone(self, within_s: float = HANGS_AFTER_S) -> None:
         """Nothing of it runs any more, or soon."""
         try:
             wait_until(lambda: not self.alive(), within_s)
@@ -85,7 +86,7 @@ def start(*arguments: str, **environment: str) -> Marked:
     return Marked(process, mark)
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = HANGS_AFTER_S) -> None:
     """Poll until it holds."""
     end = time.monotonic() + within_s
     while not condition():

@@ -13,6 +13,7 @@ import torch
 from sim.core.program import Compute, Phase
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
+from tests.processes import HANGS_AFTER_S
 from topology.presets import GPUS
 
 
@@ -22,7 +23,7 @@ def calibrate(*arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANGS_AFTER_S)
     assert process.returncode == code, err
     return out, err
 
@@ -100,7 +101,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, timeout_s: float = 20.0) -> None:
+def wait_until(condition, timeout_s: float = HANGS_AFTER_S) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from calibrate.launch import RankError, run_ranks
 from calibrate.words import Listener
+from tests.processes import HANGS_AFTER_S
 
 SAYING = """
 import os, sys
@@ -28,7 +29,7 @@ sys.exit(int(os.environ["RANK"]) if "--fail" in sys.argv else 0)
 
 
 def test_words_of_ranks(capfd: pytest.CaptureFixture[str]) -> None:
-    run_ranks([sys.executable, "-c", SAYING], 2, 60)
+    run_ranks([sys.executable, "-c", SAYING], 2, HANGS_AFTER_S)
     lines = capfd.readouterr().err.splitlines()
     assert sorted(lines) == sorted(
         ["both say this", "rank 0 alone", "rank 1 alone", "warning: python's own", "warning: two lines"]
@@ -37,7 +38,7 @@ def test_words_of_ranks(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_last_words_before_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RankError, match="torch's chatter"):
-        run_ranks([sys.executable, "-c", SAYING, "--fail"], 2, 60)
+        run_ranks([sys.executable, "-c", SAYING, "--fail"], 2, HANGS_AFTER_S)
     assert "rank 1 alone" in capfd.readouterr().err
 
 

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.launch import join, run_ranks
+from tests.processes import HANGS_AFTER_S
 
 
-def on_ranks(
-    worker: str, cases: dict[str, Any], folder: Path, ranks: int, timeout_s: float, *arguments: str
-) -> dict[str, Any]:
+def on_ranks(worker: str, cases: dict[str, Any], folder: Path, ranks: int, *arguments: str) -> dict[str, Any]:
     """What the script `worker` of this folder finds for each case; its arguments end with the files of both."""
     given, found = folder / "cases.json", folder / "found.json"
     given.write_text(json.dumps(cases))
     script = str(Path(__file__).with_name(worker))
-    run_ranks([sys.executable, script, *arguments, str(given), str(found)], ranks, timeout_s)
+    run_ranks([sys.executable, script, *arguments, str(given), str(found)], ranks, HANGS_AFTER_S)
     return json.loads(found.read_text())
 
 

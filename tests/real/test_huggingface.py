@@ -23,6 +23,7 @@ from calibrate.profile_from_steps import make_profile  # noqa: E402
 from sim.core.errors import InputError  # noqa: E402
 from sim.inputs.scenario import load_scenario  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
+from tests.processes import HANGS_AFTER_S  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scenarios" / "huggingface"
@@ -33,7 +34,7 @@ torch.set_num_threads(1)
 
 def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "calibrate.measure", str(FOLDER / "sft_lora.yaml"), *arguments]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=HANGS_AFTER_S)
 
 
 @pytest.mark.skipif(HERE, reason="transformers is installed")

@@ -14,7 +14,7 @@ import pytest
 
 from calibrate.words import FOLDER
 from sim.prices.profiles import load_profile
-from tests.processes import ALL_SIGNALS, CODES, Marked, start, wait_until
+from tests.processes import ALL_SIGNALS, CODES, HANGS_AFTER_S, Marked, start, wait_until
 
 pytestmark = [
     pytest.mark.real,
@@ -71,7 +71,7 @@ def test_the_next_calibration_goes_on(tmp_path: Path) -> None:
     running.end(signal.SIGTERM)
     running.check_gone()
     again = start(*command)
-    _, errors = again.process.communicate(timeout=200)
+    _, errors = again.process.communicate(timeout=HANGS_AFTER_S)
     assert again.process.returncode == 0, errors
     assert "going on from" in errors
     assert load_profile(out).points
@@ -84,6 +84,6 @@ def test_two_calibrations_at_once_into_one_file(tmp_path: Path) -> None:
     command = ("calibrate.run", "--device", "cpu", "--quick", "--only", "optimizer", "--out", str(out))
     both = [start(*command) for _ in range(2)]
     for running in both:
-        _, errors = running.process.communicate(timeout=200)
+        _, errors = running.process.communicate(timeout=HANGS_AFTER_S)
         assert running.process.returncode == 0, errors
     assert load_profile(out).points

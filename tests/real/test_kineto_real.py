@@ -13,6 +13,7 @@ from sim.traces.changes import Change, dp_change
 from sim.traces.kineto import read_kineto
 from sim.traces.matching import join
 from sim.traces.replay import rank_times, replay
+from tests.processes import HANGS_AFTER_S
 
 pytestmark = pytest.mark.real
 
@@ -22,7 +23,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The traces of both ranks."""
     path = tmp_path_factory.mktemp("kineto")
     worker = Path(__file__).with_name("kineto_worker.py")
-    done = subprocess.run([sys.executable, str(worker), str(path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, str(worker), str(path)], capture_output=True, text=True, timeout=HANGS_AFTER_S
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return path
 

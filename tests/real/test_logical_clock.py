@@ -34,7 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, float
 
 def _run(cases: list[tuple[str, int | None]], ranks: int, folder: Path) -> dict[str, float]:
     given = {f"{name} {slow}": {"schedule": name, "slow": slow, "seconds": SECONDS} for name, slow in cases}
-    return on_ranks("clock_worker.py", given, folder, ranks, 240)
+    return on_ranks("clock_worker.py", given, folder, ranks)
 
 
 def _simulated(name: str, ranks: int, slow: int | None) -> float:

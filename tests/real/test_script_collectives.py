@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sim.inputs.script_program import read_rank_program
+from tests.processes import HANGS_AFTER_S
 
 pytestmark = pytest.mark.real
 
@@ -81,7 +82,7 @@ def really(folder: Path, script: Path) -> Counter[tuple[str, int]]:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         ranks.append(subprocess.Popen(command, env=environment, text=True, **quiet))  # type: ignore[call-overload]
     for process in ranks:
-        _, said = process.communicate(timeout=240)
+        _, said = process.communicate(timeout=HANGS_AFTER_S)
         assert process.returncode == 0, said[-2000:]
     return Counter((kind, size) for kind, size in json.loads((folder / "0.json").read_text())["collectives"])
 
@@ -92,7 +93,9 @@ def test_collectives_are_those_of_two_real_ranks(tmp_path: Path, name: str) -> N
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("{parallel}", PARALLEL[name]), encoding="utf-8")
     command = [sys.executable, "-m", "calibrate.capture", "--script", str(script), "--world-size", "2"]
-    done = subprocess.run([*command, "--out", str(tmp_path / "p")], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "p")], capture_output=True, text=True, timeout=HANGS_AFTER_S
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     program = read_rank_program(tmp_path / "p.rank0.json.gz")
     foreseen = Counter((c.kind, c.bytes) for c in program.collectives)

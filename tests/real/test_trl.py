@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from sim.inputs.script_program import read_rank_program
+from tests.processes import HANGS_AFTER_S
 from tests.real.test_script_collectives import really
 
 pytestmark = pytest.mark.real
@@ -37,7 +38,9 @@ def test_collectives_are_those_of_two_real_ranks(tmp_path: Path, monkeypatch: py
     for path, more in ((script, []), (on_cpu, ["--use_cpu"])):
         path.write_text(WRAPPED.format(files=tmp_path, more=more), "utf-8")
     command = [sys.executable, "-m", "calibrate.capture", "--script", str(script), "--world-size", "2"]
-    done = subprocess.run([*command, "--out", str(tmp_path / "p")], capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "p")], capture_output=True, text=True, timeout=HANGS_AFTER_S
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     program = read_rank_program(tmp_path / "p.rank0.json.gz")
     foreseen = [c.bytes for c in program.collectives if c.kind == "all_reduce"]

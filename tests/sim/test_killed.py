@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ALL_SIGNALS, CODES, ROOT, start, wait_until
+from tests.processes import ALL_SIGNALS, CODES, HANGS_AFTER_S, ROOT, start, wait_until
 from tests.sim.test_search_dask import cluster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -81,7 +81,7 @@ def test_workers_end_with_the_command(command: tuple[str, ...], number: signal.S
 
 def test_the_next_search_works(tmp_path: Path) -> None:
     again = start(*SMALL, "--workers", "2", "--json", str(tmp_path / "out.json"))
-    _, errors = again.process.communicate(timeout=120)
+    _, errors = again.process.communicate(timeout=HANGS_AFTER_S)
     assert again.process.returncode == 0, errors
     assert json.loads((tmp_path / "out.json").read_text())["best"]
     again.check_gone()
@@ -106,7 +106,7 @@ def test_a_dask_cluster_outlives_the_searches_that_are_killed_on_it(tmp_path: Pa
             check_files(out)
         client.close()
         again = start(*SMALL, "--dask", address, "--json", str(out / "out.json"))
-        _, errors = again.process.communicate(timeout=120)
+        _, errors = again.process.communicate(timeout=HANGS_AFTER_S)
         assert again.process.returncode == 0, errors
         check_files(out)
 

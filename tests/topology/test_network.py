@@ -319,13 +319,13 @@ def test_nothing_to_do_and_nothing_that_can_be_done() -> None:
 def test_placing_16384_ranks_costs_little_beside_a_step() -> None:
     """Ratios only: placing a group once costs far less than reading its ranks a hundred times in Python."""
     ranks = range(0, 16_384 * 8, 8)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         sum(1 for _ in ranks)
-    reading_s = time.perf_counter() - start
-    start = time.perf_counter()
+    reading_s = time.process_time() - start
+    start = time.process_time()
     Network(CLUSTERS["dgx-h100"]).collective("all_gather", ranks, 1e9)
-    assert time.perf_counter() - start < reading_s
+    assert time.process_time() - start < reading_s
 
 
 def test_only_switches_reduce() -> None:
