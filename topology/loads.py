@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 
 from msgspec import Struct
 
 from topology.graph import wiring_of
+from topology.mesh import ring_cycles
 from topology.routes import Routes
 from topology.spec import ClusterSpec
+from topology.torus import torus_position, torus_shape
 from topology.wiring import Ends, Wiring
 
 _PASSES = {"all_reduce": 2.0}
@@ -75,7 +78,49 @@ def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> l
     if each.kind in _EXCHANGES:
         return [(a, b, each.size_bytes / n) for a in ranks for b in ranks if a != b]
     sent = _PASSES.get(each.kind, 1.0) * each.size_bytes * (n - 1) / n
+    if cluster.intra_node.meshed and len({rank // cluster.domain_gpus for rank in ranks}) == 1:
+        return [(a, b, sent * part) for a, b, part in mesh_transfers(cluster, ranks)]
+    if cluster.inter_node.kind == "torus" and cluster.gpus_per_node == 1:
+        return [(a, b, sent * part) for a, b, part in _along_axes(cluster, ranks)]
     return ring_transfers(cluster, ranks, sent)
+
+
+def mesh_transfers(cluster: ClusterSpec, members: Sequence[int]) -> list[tuple[int, int, float]]:
+    """Parts of what each of a meshed node's `members` sends: along the cycles that fit on the cube mesh, both ways;
+    where every two GPUs are linked, over all links alike."""
+    gpus = cluster.gpus_per_node
+    local = tuple(sorted(rank % gpus for rank in members))
+    if len(local) == 2 or gpus != 8 or cluster.intra_node.kind == "full_mesh":
+        return [(a, b, 1 / (len(members) - 1)) for a in members for b in members if a != b]
+    start = members[0] // gpus * gpus
+    cycles = ring_cycles(gpus, local)
+    ways = [way for cycle in cycles for way in ((*cycle, cycle[0]), (*cycle[::-1], cycle[-1]))]
+    ways = ways or [(*local, local[0])]
+    return [(start + a, start + b, 1 / len(ways)) for way in ways for a, b in pairwise(way)]
+
+
+def _along_axes(cluster: ClusterSpec, ranks: Sequence[int]) -> list[tuple[int, int, float]]:
+    """Parts of what each chip of a group sends along the axes of its torus, to both sides; see `torus.ring_links`.
+
+    One that is no lattice goes round in the order of its ranks.
+    """
+    shape = torus_shape(cluster.nodes, cluster.inter_node.nics_per_node)
+    places = {torus_position(rank, shape): rank for rank in ranks}
+    axes = [sorted(set(values)) for values in zip(*places, strict=True)]
+    if math.prod(map(len, axes)) != len(places):
+        return ring_transfers(cluster, ranks, 1.0)
+    # Whole sides have two links a chip, parts of a side one: each axis carries its part of the data.
+    links = [
+        0.0 if len(axis) == 1 else 2.0 if len(axis) == side else 1.0 for axis, side in zip(axes, shape, strict=True)
+    ]
+    out = []
+    for place, rank in places.items():
+        for i, axis in enumerate(axes):
+            at = axis.index(place[i])
+            for step in (1, -1) if len(axis) > 1 else ():
+                beside = places[*place[:i], axis[(at + step) % len(axis)], *place[i + 1 :]]
+                out.append((rank, beside, links[i] / sum(links) / 2))
+    return out
 
 
 def ring_transfers(cluster: ClusterSpec, ranks: Sequence[int], sent_bytes: float) -> list[tuple[int, int, float]]:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 
 from msgspec.structs import replace
 
 from topology.collectives import Group
 from topology.durations import Way
 from topology.graph import described
-from topology.loads import ring_transfers
-from topology.mesh import ring_cycles
+from topology.loads import mesh_transfers, ring_transfers
 from topology.routes import Passage, Routes
 from topology.spec import ClusterSpec
 from topology.wiring import Ends
@@ -186,21 +184,8 @@ def uneven(cluster: ClusterSpec) -> Uneven:
 
 def _rings(cluster: ClusterSpec, ranks: Sequence[int], near: bool) -> Transfers:
     if cluster.intra_node.meshed and near:
-        return [each for members in _by_domain(cluster, ranks) for each in _mesh_rings(cluster, members)]
+        return [each for members in _by_domain(cluster, ranks) for each in mesh_transfers(cluster, members)]
     return ring_transfers(cluster, ranks, 1.0)
-
-
-def _mesh_rings(cluster: ClusterSpec, members: Sequence[int]) -> Transfers:
-    """Along the cycles that fit on the mesh, both ways; where every two GPUs are linked, over all links alike."""
-    gpus = cluster.gpus_per_node
-    local = tuple(sorted(rank % gpus for rank in members))
-    if len(local) == 2 or gpus != 8 or cluster.intra_node.kind == "full_mesh":
-        return [(a, b, 1 / (len(members) - 1)) for a in members for b in members if a != b]
-    start = members[0] // gpus * gpus
-    cycles = ring_cycles(gpus, local)
-    ways = [way for cycle in cycles for way in ((*cycle, cycle[0]), (*cycle[::-1], cycle[-1]))]
-    ways = ways or [(*local, local[0])]
-    return [(start + a, start + b, 1 / len(ways)) for way in ways for a, b in pairwise(way)]
 
 
 def _by_domain(cluster: ClusterSpec, ranks: Sequence[int]) -> list[list[int]]:

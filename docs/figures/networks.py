@@ -27,6 +27,8 @@ NETWORKS = {
     "network_dragonfly": ("network_dragonfly", "Dragonfly+: groups of leaves and spines, spines joined to their like"),
     "network_torus_2d": ("network_torus_2d", "A 2D torus of nodes"),
     "network_torus_3d": ("network_torus", "A 3D torus of nodes"),
+    "network_full_mesh": ("network_full_mesh", "A full mesh: each of eight chips linked to each other"),
+    "network_chip_torus": ("network_chip_torus", "A 3D torus of chips"),
     "network_nvl72_racks": ("network_nvl72_racks", "Two racks of NVL72: one NVSwitch a rack, NICs from rack to rack"),
     "network_workstation": ("network_workstation", "A PCIe workstation: four GPUs on one host, no NVLink"),
     "network_mixed": ("network_mixed", "Nodes of two kinds under one spine"),

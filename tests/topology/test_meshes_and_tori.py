@@ -18,6 +18,7 @@ from topology.collectives import (
     torus_all_reduce,
 )
 from topology.graph import described
+from topology.loads import Traffic, link_loads
 from topology.network import Network
 from topology.presets import CLUSTERS
 from topology.recognise import recognise
@@ -136,3 +137,26 @@ def test_a_step_on_such_a_machine_says_that_its_collectives_were_not_measured(gp
     in_messages = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"collectives": "messages"})})
     assert simulate(scenario).step_time_s > 0
     assert simulate(in_messages).step_time_s > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "ranks"),
+    [
+        ("mi300x-node", 1, range(8)),
+        ("mi300x-node", 1, range(3)),
+        ("gaudi2-node", 1, range(8)),
+        ("dgx-v100", 1, range(8)),
+        ("tpu-v5p-torus", 64, range(64)),
+        ("tpu-v5p-torus", 64, range(16)),
+        ("tpu-v5p-torus", 64, range(0, 64, 16)),
+        ("tpu-v5p-torus", 64, range(2)),
+        ("tpu-v5e-torus", 16, range(4)),
+    ],
+)
+def test_a_collective_that_takes_the_whole_step_fills_its_links_and_no_more(
+    name: str, nodes: int, ranks: range
+) -> None:
+    spec = cluster(name, nodes)
+    cost = ring_all_gather(Network(spec).group(ranks), SIZE).transfer_s
+    loads = link_loads(spec, [Traffic("all_gather", tuple(ranks), SIZE)], cost)
+    assert max(loads.values()) == pytest.approx(1.0)
