@@ -19,32 +19,12 @@ from torch import Tensor, nn
 from calibrate.attention_dropout import Dropped, DroppedAttention
 from calibrate.dropout import Share, dropout
 from calibrate.fp8 import Linear8
+from calibrate.latent import LatentHeads
 from calibrate.linear import Linear, WeightGrads
 from calibrate.norm import Norm
+from calibrate.rotation import Constants, make_constants, rotate
 from sim.inputs.model_config import ModelConfig, MoeConfig
 from sim.inputs.scenario import Training
-
-
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """What all layers share: the additive causal mask [s, s] and the rotation tables [s, 1, head_dim / 2]."""
-
-    mask: Tensor
-    cos: Tensor
-    sin: Tensor
-
-
-def make_constants(m: ModelConfig, seq_len: int, device: str, dtype: torch.dtype) -> Constants:
-    """The mask and the rotation tables (RoFormer, arXiv 2104.09864, base 10,000)."""
-    mask = torch.full((seq_len, seq_len), -math.inf, device=device, dtype=dtype).triu(1)
-    rate = 10_000.0 ** (-torch.arange(0, m.head_dim, 2, device=device, dtype=torch.float64) / m.head_dim)
-    angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float64), rate)[:, None, :]
-    return Constants(mask, angle.cos().to(dtype), angle.sin().to(dtype))
-
-
-def _rotate(x: Tensor, c: Constants) -> Tensor:
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * c.cos - b * c.sin, b * c.cos + a * c.sin), -1)
 
 
 def activation(mlp: str, x: Tensor) -> Tensor:
@@ -152,11 +132,13 @@ class Layer(nn.Module):
         self.m, self.fused, self.constants = m, t.attention == "fused", constants
         drops = self.fused and m.dropout > 0
         self.core: Core = DroppedAttention(Dropped(m.dropout)) if drops else causal_attention
-        heads, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+        heads, kv = m.heads * (m.head_dim if m.mla is None else m.mla.v_head_dim), m.kv_heads * m.head_dim
         self.norm1 = Norm(m)
         linear = Linear8 if t.precision == "fp8" else Linear
-        self.qkv = linear(m.hidden, heads + 2 * kv, m.bias, store)
-        self.proj = linear(heads, m.hidden, m.bias, store)
+        self.latent = None if m.mla is None else LatentHeads(m, store)
+        if self.latent is None:
+            self.qkv = linear(m.hidden, heads + 2 * kv, m.bias, store)
+        self.proj = linear(heads, m.hidden, m.bias and m.mla is None, store)
         self.norm2 = Norm(m)
         self.moe: nn.Module | None = Experts(m, store) if moe else None
         ffn = moe_of(m).ffn * moe_of(m).shared_experts if moe else m.ffn
@@ -169,7 +151,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         p, tokens = self.m.dropout, self.tokens
-        x = x + dropout(self.proj(self.attention(self.qkv(self.norm1(x)))), p, tokens)
+        x = x + dropout(self.proj(self.attention(self.norm1(x))), p, tokens)
         return x + dropout(self.mlp(self.norm2(x)), p, tokens)
 
     def mlp(self, x: Tensor) -> Tensor:
@@ -185,16 +167,21 @@ class Layer(nn.Module):
     def activation(self, x: Tensor) -> Tensor:
         return activation(self.m.mlp, x)
 
-    def attention(self, qkv: Tensor) -> Tensor:
-        """[b, s, (heads + 2 kv_heads) · d] → [b, s, heads · d], causal."""
-        m, (b, s, _) = self.m, qkv.shape
-        q, k, v = qkv.view(b, s, -1, m.head_dim).split((m.heads, m.kv_heads, m.kv_heads), 2)
-        if m.positions == "rope":
-            q, k, v = _rotate(q, self.constants), _rotate(k, self.constants), v.contiguous()
+    def attention(self, x: Tensor) -> Tensor:
+        """[b, s, h] → [b, s, heads · d], causal."""
+        q, k, v = self._heads(self.qkv(x)) if self.latent is None else self.latent(x, self.constants)
         if not self.fused:
             return self.unfused(q, k, v)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return self.core(q, k, v).transpose(1, 2).reshape(b, s, -1)
+        return self.core(q, k, v).transpose(1, 2).flatten(2)
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[b, s, (heads + 2 kv_heads) · d] → queries, keys and values, [b, s, heads or kv_heads, d]."""
+        m, (b, s, _) = self.m, qkv.shape
+        q, k, v = qkv.view(b, s, -1, m.head_dim).split((m.heads, m.kv_heads, m.kv_heads), 2)
+        if m.positions == "rope":
+            q, k, v = rotate(q, self.constants), rotate(k, self.constants), v.contiguous()
+        return q, k, v
 
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Two batched matmuls around softmax and dropout; the query heads of one key head are stacked as
@@ -203,11 +190,11 @@ class Layer(nn.Module):
         m, (b, s, _, d) = self.m, q.shape
         group = m.heads // m.kv_heads
         q = q.view(b, s, m.kv_heads, group, d).permute(0, 2, 3, 1, 4).reshape(b * m.kv_heads, group * s, d)
-        k, v = (x.transpose(1, 2).reshape(b * m.kv_heads, s, d) for x in (k, v))
+        k, v = (x.transpose(1, 2).reshape(b * m.kv_heads, s, -1) for x in (k, v))
         mask = self.constants.mask[:s, :s].repeat(group, 1) if group > 1 else self.constants.mask[:s, :s]
         scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=d**-0.5)
         out = torch.bmm(dropout(torch.softmax(scores, -1), m.dropout, self.scores), v)
-        return out.view(b, m.kv_heads, group, s, d).permute(0, 3, 1, 2, 4).reshape(b, s, -1)
+        return out.view(b, m.kv_heads, group, s, -1).permute(0, 3, 1, 2, 4).reshape(b, s, -1)
 
 
 class Embedding(nn.Module):

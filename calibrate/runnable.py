@@ -51,8 +51,6 @@ def _model(s: Scenario) -> Iterator[Problem]:
         yield "model", "qkv_bias or qk_norm", "bias on all linear layers or none, no norms of queries and keys"
     for key, value in m.variations.items():
         yield f"model.{key}", value, "layers as those of GPT and Llama, without this key"
-    if m.mla is not None:
-        yield "model.mla", "latent attention", "multi-head and grouped-query attention"
     if m.mtp_layers:
         yield "model.mtp_layers", m.mtp_layers, "0"
     p = s.parallelism
@@ -109,9 +107,15 @@ def _training(s: Scenario) -> Iterator[Problem]:
     if t.zero_grad == "set_to_none":
         yield "training.zero_grad", t.zero_grad, "null, keep"
     p = s.parallelism
-    if t.recompute.mode == "selective_op" and (s.model.moe is not None or (p.sp and p.tp > 1)):
-        found = "selective_op with experts" if s.model.moe is not None else "selective_op with sp"
-        yield "training.recompute", found, "none, selective, full; selective_op without experts and sp"
+    beside = (
+        ("experts", s.model.moe is not None),
+        ("sp", p.sp and p.tp > 1),
+        ("latent attention and tp", s.model.mla is not None and p.tp > 1),
+    )
+    if t.recompute.mode == "selective_op" and any(found for _, found in beside):
+        found = "selective_op with " + next(name for name, found in beside if found)
+        allowed = "none, selective, full; selective_op without experts and sp, with latent attention without tp"
+        yield "training.recompute", found, allowed
     if t.recompute.mode == "selective" and t.recompute.modules != ("core_attn",):
         yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
     if t.packing is not None:
@@ -127,6 +131,19 @@ def _training(s: Scenario) -> Iterator[Problem]:
     if drops and t.recompute.mode == "selective_op":
         found = f"selective_op with fused attention, dropout {s.model.dropout:g}"
         yield "training.recompute", found, "none, selective, full; selective_op unfused or without dropout"
+    mla, cpu = s.model.mla, s.cluster.gpu.architecture == "cpu"
+    if (
+        mla is not None
+        and mla.v_head_dim != s.model.head_dim
+        and t.attention == "fused"
+        and (cpu or s.parallelism.cp > 1)
+    ):
+        found = f"fused with heads of {s.model.head_dim} and values of {mla.v_head_dim}"
+        yield (
+            "training.attention",
+            found,
+            "unfused; on CPUs and with cp fused where v_head_dim is as wide as a query head",
+        )
     if t.attention_kernel is not None:
         yield "training.attention_kernel", t.attention_kernel, "null (the kernel that torch picks)"
     if not framework_of(t).measurable:
@@ -144,6 +161,8 @@ def _eight_bits(s: Scenario) -> Iterator[Problem]:
     found = "fp8 with " + (f"tp {p.tp}, cp {p.cp}" if p.tp * p.cp > 1 else "experts")
     if p.tp * p.cp > 1 or s.model.moe is not None:
         yield "training.precision", found, "fp8 without tp, cp and experts (a tensor on several ranks has one scale)"
+    if s.model.mla is not None:
+        yield "training.precision", "fp8 with latent attention", "fp8 with query, key and value of one matrix"
     if p.pp > 1 and p.form.backward != "whole":
         whole = _names(lambda f: f.backward == "whole")
         yield "training.precision", f"fp8 with schedule {p.schedule}", f"fp8 with {whole}"

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from calibrate.model import Constants, Embedding, Head, Layer, _rotate
+from calibrate.model import Embedding, Head, Layer
 from calibrate.norm import EPSILON
 from calibrate.norm import Norm as BundledNorm
+from calibrate.rotation import Constants, rotate
 from sim.inputs.scenario import ModelConfig
 
 
@@ -53,7 +54,7 @@ class Attention(nn.Module):
 
 def rotated(x: Tensor, c: Constants) -> Tensor:
     """Rotary positions of [b, s, heads, d]."""
-    return _rotate(x, c)
+    return rotate(x, c)
 
 
 class Mlp(nn.Module):

@@ -61,6 +61,7 @@ def check(scenario: Scenario, where: str) -> None:
         ("parallelism.zero", p.zero, p.zero == 1 or (p.zero > 0 and p.dp == 1)),
         ("parallelism.schedule", p.schedule, p.pp > 1 and p.schedule not in SCHEDULES),
         ("model", "experts, tied embeddings or dropout", bool(m.moe or m.tied_embeddings or m.dropout)),
+        ("model.mla", "latent attention", m.mla is not None),
         ("model.kv_heads", m.kv_heads, m.kv_heads % p.tp != 0),
         ("training.precision", t.precision, t.precision != "fp32"),
         ("training.recompute", t.recompute.mode, t.recompute.mode != "none"),

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from calibrate.attention_dropout import DroppedAttention
 from calibrate.dropout import Share
-from calibrate.model import Constants, Embedding, Experts, Head, Layer, Router
+from calibrate.latent import WholeLinear
+from calibrate.model import Embedding, Experts, Head, Layer, Router
 from calibrate.norm import Norm
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
@@ -27,6 +28,7 @@ from calibrate.parallel.expert_tensor import biases_counted_before
 from calibrate.parallel.loss_scale import square_sum
 from calibrate.parallel.tensor import ColumnLinear, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
 from calibrate.parallel.zero import Sharding
+from calibrate.rotation import Constants
 from sim.inputs.scenario import ModelConfig, Scenario
 from sim.ranks.plan import Plan
 
@@ -174,7 +176,7 @@ class ModelParallel:
         if self.tp.size == 1:
             return
         for module in (x for b in blocks for x in b.modules()):
-            if isinstance(module, Norm | Router):
+            if isinstance(module, Norm | Router | WholeLinear):
                 yield from module.parameters()
             elif isinstance(module, RowLinear) and module.bias is not None:
                 yield module.bias

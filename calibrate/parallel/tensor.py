@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from calibrate.attention_dropout import DroppedAttention
 from calibrate.dropout import Share, dropout
+from calibrate.latent import LatentHeads
 from calibrate.linear import Linear, bias_gradient, weight_gradient
 from calibrate.model import Embedding, Head, Layer
 from calibrate.parallel.chunked import ChunkedColumn, ChunkedRow
@@ -126,11 +127,14 @@ def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
     of keys and values.
     """
     q, kv, copies = _heads(m, cut)
-    d = m.head_dim
-    first = m.heads * d
-    rows = [torch.arange(q.start * d, q.stop * d)]
-    rows += [torch.arange(kv.start * d, kv.stop * d) + first + i * m.kv_heads * d for i in (0, 1)]
-    layer.qkv = ColumnLinear(layer.qkv, cut, torch.cat(rows), copies, len(rows[0]))
+    if layer.latent is not None:
+        _cut_latent(layer.latent, cut, q)
+    else:
+        d = m.head_dim
+        first = m.heads * d
+        rows = [torch.arange(q.start * d, q.stop * d)]
+        rows += [torch.arange(kv.start * d, kv.stop * d) + first + i * m.kv_heads * d for i in (0, 1)]
+        layer.qkv = ColumnLinear(layer.qkv, cut, torch.cat(rows), copies, len(rows[0]))
     layer.proj = RowLinear(layer.proj, cut)
     layer.scores = _scores(m, cut, layer.constants.mask.shape[0], q)
     if isinstance(layer.core, DroppedAttention):
@@ -142,6 +146,31 @@ def cut_layer(layer: Layer, m: ModelConfig, cut: Cut) -> None:
         gate_and_up = m.mlp == "swiglu"
         layer.up = ColumnLinear(layer.up, cut, torch.cat((own, own + inner)) if gate_and_up else own)
         layer.down = RowLinear(layer.down, cut)
+
+
+def _cut_latent(latent: LatentHeads, cut: Cut, own: slice) -> None:
+    """Some of the heads, of latents that are whole on every rank: of its own tokens with sequence parallelism, which
+    gathers latents and the shared key instead of the hidden state.
+    """
+    for name in ("query", "kv_up"):
+        whole = getattr(latent, name)
+        each = whole.weight.shape[0] // latent.heads
+        setattr(latent, name, ColumnLinear(whole, cut, torch.arange(own.start * each, own.stop * each)))
+    latent.heads = own.stop - own.start
+    latent.shared_key = lambda key: _SharedKey.apply(key, cut)
+
+
+class _SharedKey(torch.autograd.Function):
+    """The keys' part that all heads share, of all tokens; its gradient is the sum of those of all ranks' heads."""
+
+    @staticmethod
+    def forward(ctx, key, cut):  # type: ignore[no-untyped-def]
+        ctx.cut = cut
+        return cut.gather(key) if cut.sequence else key.view_as(key)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return ctx.cut.sum(grad if ctx.cut.sequence else grad.clone()), None  # summed in place
 
 
 def _scores(m: ModelConfig, cut: Cut, s: int, heads: slice) -> Share:

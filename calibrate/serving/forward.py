@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.model import Build, Constants, Embedding, Head, Layer, Router, make_blocks
+from calibrate.model import Build, Embedding, Head, Layer, Router, make_blocks
+from calibrate.rotation import Constants
 from calibrate.serving.cache import PagedCache
 from sim.inputs.scenario import ModelConfig, Training
 

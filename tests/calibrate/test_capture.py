@@ -203,7 +203,8 @@ BUNDLED = """
 import sys, json
 import torch
 from calibrate.capture import Step
-from calibrate.model import _make_block, make_constants
+from calibrate.model import _make_block
+from calibrate.rotation import make_constants
 from sim.inputs.scenario import parse_scenario
 
 def step():

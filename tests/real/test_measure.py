@@ -20,6 +20,8 @@ from sim.inputs.measured_run import QUIET_CORES
 from tests.processes import HANGS_AFTER_S, exit_code, wait_until
 from tests.real.conftest import ROOT, WORKER, small
 
+MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+
 pytestmark = pytest.mark.real
 
 
@@ -133,6 +135,14 @@ def _joined(pid: int) -> bool:
                 "parallelism": {"tp": 2, "sp": True, "pp": 2, "ep": 2, "schedule": "dualpipe", "ep_overlap": True},
             },
             "parallelism.ep_overlap: found true with tp 2",
+        ),
+        (
+            {"model": {"mla": MLA}, "training": {"attention": "fused"}},
+            "training.attention: found fused with heads of 12 and values of 6",
+        ),
+        (
+            {"model": {"mla": MLA}, "training": {"recompute": "selective_op"}, "parallelism": {"tp": 2}},
+            "training.recompute: found selective_op with latent attention and tp",
         ),
         ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
     ],

@@ -31,10 +31,16 @@ LLAMA = {
     "bias": False,
     "positions": "rope",
 }
+MLA = {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+LATENT = LLAMA | {"kv_heads": 8, "mla": MLA}
+WHOLE_QUERIES = LATENT | {"mla": MLA | {"q_lora_rank": None, "v_head_dim": 96}}
 MODELS = {
     "gpt": GPT,
     "gpt tied": GPT | {"tied_embeddings": True},
     "llama": LLAMA,
+    "latents": LATENT,
+    "latents, whole queries": WHOLE_QUERIES,
+    "latents, gpt": GPT | {"mla": MLA},
     "relu2 without bias": GPT | {"mlp": "relu2", "bias": False, "positions": "none"},
 }
 
@@ -92,6 +98,8 @@ CASES = {
     "llama fused": (LLAMA, "bf16", "fused"),
     "llama unfused": (LLAMA, "bf16", "unfused"),
     "llama fused, fp32": (LLAMA, "fp32", "fused"),
+    "latents unfused": (LATENT, "bf16", "unfused"),
+    "latents, whole queries, fused": (WHOLE_QUERIES, "bf16", "fused"),
     "relu2": (MODELS["relu2 without bias"], "bf16", "unfused"),
 }
 

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.real
 LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope"}
 ONE_KEY_HEAD = LLAMA | {"kv_heads": 1, "bias": True}
 MOE = {"moe": {"experts": 4, "top_k": 2, "ffn": 48}}
+MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+LATENT = LLAMA | {"kv_heads": 4, "mla": MLA}
+WHOLE_QUERIES = {"mla": MLA | {"q_lora_rank": None, "v_head_dim": 12}}  # layernorms, biases and positions beside it
 SHARED = {"moe": {"experts": 8, "top_k": 3, "ffn": 32, "shared_experts": 1, "dense_layers": 1}}
 
 
@@ -42,7 +45,14 @@ TWO_RANKS: dict[str, Any] = {
     "tp, chunked": small({"tp": 2, "tp_overlap": "full"}),
     "sp, chunked": small({"tp": 2, "sp": True, "tp_overlap": "full"}),
     "sp, chunked, one key head": small({"tp": 2, "sp": True, "tp_overlap": "full"}, **ONE_KEY_HEAD),
+    "tp, latents": small({"tp": 2}, **LATENT),
+    "tp, latents, whole queries": small({"tp": 2}, dropout=0.1, **WHOLE_QUERIES),
+    "tp, latents, chunked": small({"tp": 2, "tp_overlap": "full"}, **LATENT),
+    "sp, latents": small({"tp": 2, "sp": True}, **LATENT),
+    "sp, latents, whole queries, fused": small({"tp": 2, "sp": True}, attention="fused", **WHOLE_QUERIES),
+    "sp, latents, experts split": small({"tp": 2, "sp": True, "expert_tp": 2}, recompute="full", **(LATENT | SHARED)),
     "ring, contiguous": _ring("contiguous"),
+    "ring, latents": _ring("zigzag", **WHOLE_QUERIES),
     "ring, zigzag": _ring("zigzag"),
     "ring, striped": _ring("striped"),
     "ring, zigzag, llama": _ring("zigzag", **LLAMA),
@@ -86,6 +96,7 @@ FOUR_RANKS: dict[str, Any] = {
     "ep2 of experts split over tp2": small({"dp": 2, "tp": 2, "sp": True, "ep": 2, "expert_tp": 2}, **SHARED),
     "experts split, pp2": small({"dp": 2, "pp": 2, "expert_tp": 2, "schedule": "zb_h1"}, **MOE),
     "tp4, two key heads": small({"tp": 4, "sp": True}, **LLAMA),
+    "tp2 pp2 sp, latents, split backward": small({"tp": 2, "pp": 2, "sp": True, "schedule": "zb_h1"}, **LATENT),
     "ring of four, contiguous": small({"cp": 4, "cp_split": "contiguous"}, attention="fused", **LLAMA),
     "ring of four, zigzag": small({"cp": 4}, attention="fused", **LLAMA),
     "ring of four, striped": small({"cp": 4, "cp_split": "striped"}, attention="fused"),
@@ -109,6 +120,7 @@ SHARDED = {
     "zero 3 beside sp": _sharded(3, True),
     "zero 2, one key head": _sharded(2, False, **ONE_KEY_HEAD),
     "zero 3 beside sp, one key head": _sharded(3, True, **ONE_KEY_HEAD),
+    "zero 3 beside sp, latents": _sharded(3, True, **LATENT),
     "zero 3, experts split": small({"dp": 4, "expert_tp": 2, "zero": 3}, vocab=256, **MOE),
 }
 ROUTED = {name: TWO_RANKS[name] for name in ("ep", "ep over tp", "ep, capacity", "experts split")}
@@ -122,9 +134,11 @@ SPOILT = {  # what a rank forgets → a case that must notice
     "dispatch": "ep",
     "places": "ring, zigzag, dropout",
     "expert parts' sum": "experts split",
+    "shared key": "tp, latents",
 }
 
 
+LARGE_MLA = {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
 LARGE = {"moe": {"experts": 4, "top_k": 2, "ffn": 512}}
 
 
@@ -141,6 +155,9 @@ SIZED = {
     "tp, chunked": _sized({"tp": 2, "tp_overlap": "full"}),
     "sp, chunked": _sized({"tp": 2, "sp": True, "tp_overlap": "full"}),
     "tp, llama": _sized({"tp": 2, "sp": True}, attention="fused", **LLAMA),
+    "tp, latents": _sized({"tp": 2}, **(LATENT | {"mla": LARGE_MLA})),
+    "sp, latents": _sized({"tp": 2, "sp": True}, **(LATENT | {"mla": LARGE_MLA})),
+    "sp, latents, whole queries": _sized({"tp": 2, "sp": True}, mla=LARGE_MLA | {"q_lora_rank": None}),
     "ring": _sized({"cp": 2}, attention="fused"),
     "ring, llama": _sized({"cp": 2}, attention="fused", **LLAMA),
     "all-gather": _sized({"cp": 2, "cp_method": "all_gather"}, attention="fused"),

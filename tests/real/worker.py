@@ -72,6 +72,7 @@ def _patches(case: dict[str, Any]) -> list[Any]:
         "places": (context, "own_positions", lambda s, ranks, r, split: torch.arange(s // ranks)),
         "expert gradients": (expert_data_parallel.ExpertDataParallel, "finish", first),
         "dispatch": (expert, "_inverse", lambda order: order),
+        "shared key": (tensor._SharedKey, "backward", staticmethod(lambda ctx, grad: (grad, None))),
         "expert parts' sum": (comm.Group, "reduce_scatter", lambda group, x: x.chunk(group.size)[group.index]),
     }
     out = [mock.patch.object(*spoilt[case["spoil"]])] if case.get("spoil") in spoilt else []

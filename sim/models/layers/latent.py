@@ -104,7 +104,7 @@ class LatentAttention(Struct, frozen=True):
         return (
             *queries[:-1],
             *(inside("mla_up_proj", queries[-1:]) if self.query_rank is not None else queries[-1:]),
-            linear(d, layer(kv_down, keep and self.query_rank is None)),
+            linear(d, layer(kv_down, False)),  # its input is that of the first query matrix, which keeps it
             latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", raised),
             core,
@@ -182,13 +182,17 @@ def latent_norm(d: Dims, name: str, rank: int) -> Operator:
 
 
 def _assembled(d: Dims, heads: int, width: int, shared: int) -> Operator:
-    """Queries and keys from their two parts, the shared rope key (gathered first) copied to every head."""
+    """Queries and keys from their two parts, the shared rope key (gathered first) copied to every head.
+
+    Every rank has its heads' gradients of that key, which are summed: by the reduce-scatter that answers the gather, or
+    without sequence parallelism, where nothing is gathered, by an all-reduce.
+    """
     n = 2 * d.tokens * heads * width
     moved = 2 * n * d.act_bytes
     forward: Program = (memory_op("assemble_qk", F, "copy", n, moved, d.act, 2),)
     backward: Program = (memory_op("assemble_qk_backward", I, "copy", n, moved, d.act, 2),)
-    if d.sp:
-        size = d.tokens * shared * d.act_bytes
-        forward = (collective("rope_key_gather", "all_gather", size, F), *forward)
-        backward = (*backward, collective("rope_key_grad_scatter", "reduce_scatter", size, I))
+    if d.tp > 1:
+        size, summed = d.tokens * shared * d.act_bytes, "reduce_scatter" if d.sp else "all_reduce"
+        forward = (*((collective("rope_key_gather", "all_gather", size, F),) if d.sp else ()), *forward)
+        backward = (*backward, collective(f"rope_key_grad_{summed}", summed, size, I))
     return Operator("assemble_qk", forward, backward, backward_bytes=moved)

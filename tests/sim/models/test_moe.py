@@ -155,6 +155,8 @@ def test_latent_attention():
     split = layer_block(make("deepseek-v3", {"seq_len": 512}, tp=8, sp=True), 0)
     gathered = comm_bytes(split.forward, "tp", "all_gather")
     assert gathered == 2 * 1024 * (q + kv + rope + h)
+    summed = layer_block(make("deepseek-v3", {"seq_len": 512}, tp=8), 0)  # every rank has its heads' gradients
+    assert comm_bytes(summed.backward, "tp", "all_reduce") == 2 * 1024 * (q + kv + rope + h)
 
 
 def test_experts_weights_are_quantized_once_a_step():
