@@ -102,10 +102,25 @@ def experts(s: Sizes) -> Problem | None:
     return None
 
 
+def _served_context(s: Sizes) -> Problem | None:
+    """Prompts and caches are split in a ring or gathered, balanced, of attention that sees every key."""
+    m = s.model
+    kinds = (("mla", m.mla), ("state_space", m.state_space), ("indexer", m.indexer), ("window", m.window))
+    if other := next((key for key, value in kinds if value is not None), None):
+        return _found("cp", s.cp, f"with model.{other} a served prompt is not split: 1")
+    if s.cp_method == "all_to_all":
+        return ("parallelism", "cp_method"), "found 'all_to_all'; served prompts are split by ring or all_gather"
+    if s.cp_split != "zigzag":
+        return ("parallelism", "cp_split"), f"found '{s.cp_split}'; served prompts are split in zigzag"
+    if s.ep * s.expert_tp > s.tp:
+        return _found("ep", s.ep, "experts are not split over the ranks of a served prompt: ep·expert_tp at most tp")
+    return None
+
+
 def context_parallel(s: Sizes) -> Problem | None:
     """Sequences are cut into equal pieces, and heads exchanged whole."""
     if s.training is None:
-        return _found("cp", s.cp, "inference is not split by context parallelism") if s.cp > 1 else None
+        return _served_context(s) if s.cp > 1 else None
     seq_len, window = s.training.seq_len, s.model.window
     if s.cp > 1 and s.model.state_space is not None:
         return _found("cp", s.cp, "layers with a state (model.state_space) are simulated on whole sequences: 1")

@@ -17,6 +17,8 @@ def check_serving(sections: Sections, inference: Inference, source: Source) -> N
     _check_speculative(sections, inference, source)
     _check_autoscaling(sections, inference, source)
     _check_lora(sections, inference, source)
+    if sections.parallelism.cp > 1 and inference.attention == "unfused":
+        raise source.error(("inference", "attention"), "found 'unfused'; prompts that are split need fused attention")
 
 
 def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:
@@ -57,7 +59,7 @@ def _check_pools(sections: Sections, inference: Inference, source: Source) -> No
     if pools is None:
         return
     p = sections.parallelism
-    for key in ("dp", "tp", "pp", "ep", "expert_tp"):
+    for key in ("dp", "tp", "cp", "pp", "ep", "expert_tp"):
         if (value := getattr(p, key)) != 1:
             why = "disaggregated pools have replicas and tp of their own; leave it out"
             raise source.error(("parallelism", key), f"found {value}; {why}")
@@ -84,6 +86,8 @@ def _check_speculative(sections: Sections, inference: Inference, source: Source)
         raise source.error((*path, "draft"), why)
     if draft.heads % p.tp:
         raise source.error((*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide")
+    if p.cp > 1:
+        raise source.error(("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over ranks (1)")
     if p.pp > 1:
         raise source.error(("parallelism", "pp"), f"found {p.pp}; a draft and its model are not split into stages (1)")
     if inference.disaggregated is not None:

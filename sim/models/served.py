@@ -52,7 +52,8 @@ class ServingDims(Struct, frozen=True):
     the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
     are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
     them; `grouped_decode`: that of single tokens reads a key head once, else once for each of its query heads;
-    `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them.
+    `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them; `cp`: ranks over which prompts
+    and caches are split.
     """
 
     model: ModelConfig
@@ -73,6 +74,8 @@ class ServingDims(Struct, frozen=True):
     fused_attention: bool = True
     grouped_decode: bool = True
     index_dtype: str = "bf16"
+    cp: int = 1
+    cp_method: str = "ring"
 
     @property
     def experts_dtype(self) -> str:
@@ -109,6 +112,8 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         index_dtype="fp8" if "fp8" in scenario.cluster.gpu.peak_flops_per_s else act,
+        cp=p.cp,
+        cp_method=p.cp_method,
     )
 
 

@@ -148,6 +148,10 @@ def search_serving(
         )
     if base.for_serving.disaggregated is not None:
         raise InputError(f"{source.label}: inference.disaggregated: --slo lays out replicas that do all of a request")
+    if base.for_serving.autoscaling is not None:
+        raise InputError(f"{source.label}: inference.autoscaling: --slo lays out replicas that are always on")
+    if base.parallelism.cp > 1:
+        raise InputError(f"{source.label}: parallelism.cp: found {base.parallelism.cp}; --slo lays out tp, pp and dp")
     if base.parallelism.ep > 1:
         raise InputError(f"{source.label}: parallelism.ep: found {base.parallelism.ep}; --slo lays out tp, pp and dp")
     gpus = gpus or base.parallelism.ranks
@@ -172,10 +176,11 @@ def search_serving(
             refusals.append({"parallelism": layout, "reason": str(error)})
             continue
         row: dict[str, Any] = {"parallelism": {**layout, "dp": replicas}, "gpus": gpus, "replica_gpus": tp * pp}
-        row |= _figures(highest, replicas, gpus, price_per_gpu_hour) if highest else {"rate_per_s": 0.0}
+        sizes = replicas, gpus, price_per_gpu_hour, base.cluster.gpu.power_limit_w
+        row |= _figures(highest, *sizes) if highest else {"rate_per_s": 0.0}
         if wanted is not None:
             own = search.at(wanted / replicas)
-            row["own_rate"] = _figures(own, replicas, gpus, price_per_gpu_hour)
+            row["own_rate"] = _figures(own, *sizes)
             # A replica that is found to carry 2 % less than wanted may carry it: the search is no finer than that.
             needed = math.ceil(wanted / highest.rate_per_s / CLOSE) if highest else None
             row["fewest_gpus"] = None if needed is None else max(1, needed) * tp * pp
@@ -203,7 +208,7 @@ def search_serving(
     }
 
 
-def _figures(point: Point, replicas: int, gpus: int, price: float | None) -> dict[str, Any]:
+def _figures(point: Point, replicas: int, gpus: int, price: float | None, power_limit_w: float) -> dict[str, Any]:
     """What a service of equal replicas does at a rate; replicas serve their requests by themselves."""
     result = point.result
     tokens_per_s = replicas * result["output_tokens_per_s"]
@@ -217,8 +222,12 @@ def _figures(point: Point, replicas: int, gpus: int, price: float | None) -> dic
     }
     for key in ("time_to_first_token_s", "time_per_output_token_s", "inter_token_latency_s", "request_latency_s"):
         out[key] = result[key]
-    if price is not None and tokens_per_s > 0:
-        out["cost_per_million_output_tokens"] = price * gpus / 3600.0 / tokens_per_s * 1e6
+    if tokens_per_s > 0:
+        # At the power limit, as `sim.run --price` counts it: a bound, since decoding draws less.
+        hours = gpus / 3600.0 / tokens_per_s * 1e6
+        out["energy_kwh_per_million_output_tokens"] = hours * power_limit_w / 1e3
+        if price is not None:
+            out["cost_per_million_output_tokens"] = price * hours
     return out
 
 

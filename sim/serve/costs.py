@@ -21,16 +21,20 @@ from numpy.typing import NDArray
 from sim.core.program import Compute, Program
 from sim.inputs.scenario import Scenario
 from sim.inputs.serving_keys import ServedLora
+from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec, layer_specs
+from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.served import ServingDims, embedding_tokens, head_samples, serving_dims
 from sim.models.served_adapters import adapter_products
+from sim.models.served_context import split_decode, split_prefill
+from sim.models.served_queries import of_queries
 from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.kernel_tables import kernel_file
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
-from sim.prices.roofline import ATTENTION_DECODE, MOE_LAYER, Device
+from sim.prices.roofline import MOE_LAYER, Device
 from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
@@ -125,6 +129,7 @@ class IterationCosts(Struct):
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds of the iteration on every stage, messages between stages apart."""
+        load = self._own_share(load)
         rest = self._rest(load)
         if load.pooled not in (0, load.tokens):
             rest = tuple([seconds + self._routed(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
@@ -145,6 +150,15 @@ class IterationCosts(Struct):
         return tuple(
             self.host.stage_seconds(i, seconds, load.tokens, sequences, prompts) for i, seconds in enumerate(device_s)
         )
+
+    def _own_share(self, load: Load) -> Load:
+        """The load with the tokens and samples of one of the ranks over which prompts and single tokens are split;
+        attention's sizes stay those of all."""
+        cp = self.dims.cp
+        if cp == 1:
+            return load
+        tokens = ceil_div(load.tokens - load.decodes, cp) + ceil_div(load.decodes, cp)
+        return load._replace(tokens=tokens, samples=ceil_div(load.samples, cp), adapted=ceil_div(load.adapted, cp))
 
     def _rest(self, load: Load) -> tuple[float, ...]:
         """Seconds of all but attention on every stage's GPU, kept."""
@@ -184,7 +198,7 @@ class IterationCosts(Struct):
 
     def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
-        base = self._rest(Load(decodes, 0, 0, (), decodes))[0]
+        base = self._rest(self._own_share(Load(decodes, decodes, 0, (), decodes)))[0]
         means = (first_kv + decodes * np.arange(steps)) / decodes
         low, high = (bisect_right(LENGTHS, float(means[i]), 1) - 1 for i in (0, -1))
         attention = np.zeros(steps)
@@ -209,7 +223,7 @@ class IterationCosts(Struct):
 
     def note(self, load: Load, times: int = 1) -> None:
         """Count an iteration's sizes among those whose prices the result reports."""
-        noted = self.noted
+        noted, load = self.noted, self._own_share(load)
         noted.tokens[load.tokens] += times
         if load.prefills:
             noted.prefills[load.prefills] += times
@@ -260,7 +274,7 @@ class IterationCosts(Struct):
 
     def send_s(self, stage: int, tokens: int) -> float:
         """Seconds to hand the residual stream of `tokens` from a stage to the next."""
-        size = tokens * self.dims.model.hidden * self.dims.act_bytes
+        size = ceil_div(tokens, self.dims.cp) * self.dims.model.hidden * self.dims.act_bytes
         return self.prices.pricing.send(self.stages[stage].rank, self.stages[stage + 1].rank, size).seconds
 
     def _tokens(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
@@ -314,10 +328,16 @@ class IterationCosts(Struct):
         return Bill(seconds, 0.0, {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds})
 
     def _program(self, key: Key) -> Program:
+        if self.dims.cp > 1 and key.work in (Work.PREFILL, Work.DECODE):
+            attention = self.attentions[key.spec]
+            assert isinstance(attention, GroupedQueryAttention), "refused by sim.inputs.layout_rules"
+            if key.work is Work.PREFILL:
+                return split_prefill(self.dims, attention, key.c, key.a, key.b)
+            return split_decode(self.dims, attention, key.a, key.b)
         if key.work is Work.PREFILL:
             return self.attentions[key.spec].prefill(self.dims, key.c, key.a, key.b)
         if key.work is Work.DECODE:
-            return _of_queries(self.attentions[key.spec], self.dims, key.a, key.b, key.c)
+            return of_queries(self.attentions[key.spec], self.dims, key.a, key.b, key.c)
         if key.work is Work.ADAPTERS:
             assert self.lora is not None
             sizes = self.lora.targets, self.lora.rank, key.a, key.b
@@ -341,22 +361,6 @@ def _prefill_parts(prefills: tuple[tuple[int, int, int], ...], attention: int) -
     tokens = sum(q * alike for q, _, alike in prefills)
     sizes = [(q, kv, alike, round(tokens / q)) for q, kv, alike in prefills]
     return [(Key(Work.PREFILL, attention, q, kv, n), alike / n) for q, kv, alike, n in sizes]
-
-
-def _of_queries(attention: Attention, dims: ServingDims, batch: int, kv_len: int, queries: int) -> Program:
-    """Attention of `queries` tokens of each sequence: the cache is read once for all of them (as by FlashInfer's and
-    TensorRT-LLM's kernels for drafted tokens), and what is computed is as much as for single ones."""
-    single = attention.decode(dims, batch, kv_len)
-    if queries == 1:
-        return single
-    several = attention.decode(dims, batch * queries, kv_len)
-    return tuple(
-        [
-            replace(one, flops=many.flops) if isinstance(one, Compute) and one.kind == ATTENTION_DECODE else many
-            for one, many in zip(single, several, strict=True)
-            if isinstance(many, Compute)
-        ]
-    )
 
 
 def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:

@@ -52,7 +52,7 @@ def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> 
     plan = healthy.plan
     first = replica * plan.mesh.strides["dp"]
     layers = tuple(replace(s, rank=s.rank + first) for s in healthy.stages)
-    members = [plan.mesh.along(["tp"], s.rank) for s in layers]
+    members = [plan.mesh.along(["tp", "cp"], s.rank) for s in layers]
     if not links and not nics and not any(r in scales for ranks in members for r in ranks):
         return healthy
     pricing = None

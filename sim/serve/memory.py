@@ -104,6 +104,15 @@ def buffer_bytes(
     return max(layer, tokens * m.hidden * d.act_bytes + logits)
 
 
+def keys_on_their_way(d: ServingDims, attentions: tuple[Attention, ...], longest: int) -> float:
+    """Context parallelism: keys and values of one layer that a rank holds beside its own. Two parts in a ring, one in
+    use and one arriving; all of the longest prompt's where they are gathered."""
+    if d.cp == 1:
+        return 0.0
+    tokens = 2 * ceil_div(longest, d.cp) if d.cp_method == "ring" else longest
+    return max([a.sequence_bytes(d, tokens) for a in attentions])
+
+
 def cache_capacity(
     scenario: Scenario,
     costs: IterationCosts,
@@ -130,13 +139,14 @@ def cache_capacity(
     prompts = sum(r.prompt_tokens for r in requests)
     tokens = -(-prompts // scenario.parallelism.dp) if static else min(i.max_batch_tokens, prompts + len(requests))
     prompt, samples = max(r.prompt_tokens for r in requests), min(sequences, len(requests))
-    buffers = tuple(buffer_bytes(d, costs.specs, s, tokens, samples, prompt) for s in costs.stages)
+    own_tokens, passing = ceil_div(tokens, d.cp), keys_on_their_way(d, costs.attentions, prompt)
+    buffers = tuple(buffer_bytes(d, costs.specs, s, own_tokens, samples, prompt) + passing for s in costs.stages)
     weights = tuple(weight_bytes(d, costs.specs, s) + _places_bytes(costs, s) for s in costs.stages)
     if costs.offloaded:
         weights = tuple([w - own.host_bytes for w, own in zip(weights, costs.offloaded, strict=True)])
         buffers = tuple([b + own.room_bytes for b, own in zip(buffers, costs.offloaded, strict=True)])
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
-    per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) for s in costs.stages)
+    per_token = tuple(cached_bytes(d, costs.attentions, s.attentions, mean) / d.cp for s in costs.stages)
     if draft is not None:
         (own,) = draft.stages
         weights = (weights[0] + weight_bytes(draft.dims, draft.specs, own),)

@@ -45,15 +45,22 @@ class OperatorPrices(Struct, frozen=True):
     slowdown: float = 1.0
 
     def bill(self, program: Program) -> Bill:
-        """Operators and messages one after another, as kernels on one stream."""
+        """Operators one after another, as kernels on one stream; messages between them, but those that are waited for
+        later: of these what computing does not hide."""
         seconds, comm, shares = 0.0, 0.0, Shares()
+        under_way: dict[str, tuple[float, Comm, Priced]] = {}
         for item in program:
             if isinstance(item, Wait):
-                continue
-            if isinstance(item, Comm):
+                end, item, price = under_way.pop(item.handle)
+                price = price._replace(seconds=max(0.0, end - seconds))
+                comm += price.seconds
+            elif isinstance(item, Comm):
                 price = self.pricing.comm(item, self.rank)
                 if item.kind == "all_reduce":
                     price = price._replace(seconds=price.seconds + self.host.times.collective_s)
+                if not item.blocking:
+                    under_way[item.handle] = seconds + price.seconds, item, price
+                    continue
                 comm += price.seconds
             else:
                 price = self._operator(item)

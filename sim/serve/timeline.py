@@ -26,7 +26,7 @@ def classes_of(pool: Pool, replica: Replica) -> list[RankClass]:
     found = []
     for i in range(len(pool.costs.stages)):
         first = pool.first_rank_of(replica, i)
-        own = pool.costs.plan.mesh.along(["tp"], first - pool.first_rank)
+        own = pool.costs.plan.mesh.along(["tp", "cp"], first - pool.first_rank)
         found.append(RankClass(first, tuple([pool.first_rank + rank for rank in own]), i))
     return found
 

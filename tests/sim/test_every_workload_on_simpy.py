@@ -36,6 +36,7 @@ WORKLOADS: dict[str, list[str]] = {
     "serve_tiers": [],
     "serve_lora": [],
     "serve_weight_offload": [],
+    "serve_context_parallel": [],
     "serve_prefix_cpu": [],
     "serve_speculative_llama70b": FEW,
 }

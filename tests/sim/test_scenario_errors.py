@@ -224,7 +224,10 @@ LAYOUTS: list[tuple[list[str], str]] = [
     ),
     (["distillation={teacher: gpt2, mode: sequence}", "training.seq_len=2048"], "learned positions must cover 2048"),
     ([*SERVE, "distillation={teacher: gpt2}"], "distillation: needs training"),
-    ([*SERVE, "parallelism.cp=2"], "inference is not split by context parallelism"),
+    (
+        [*SERVE, "parallelism.cp=2", "parallelism.cp_method=all_to_all"],
+        "served prompts are split by ring or all_gather",
+    ),
     ([*SERVE, "inference.requests={prompt_len: 8}"], "inference.requests.output_len: is required and missing"),
     (
         [*SERVE, "inference.requests={trace: nowhere.csv}"],

@@ -44,6 +44,8 @@ def test_the_highest_rate_keeps_every_promise_and_a_higher_one_does_not(file: Pa
     assert best["time_to_first_token_s"]["p99"] <= 0.02
     assert best["request_latency_s"]["p90"] <= 0.06
     assert best["cost_per_million_output_tokens"] == pytest.approx(1e-3 / best["output_tokens_per_s"] * 1e6)
+    energy = 1e6 / best["output_tokens_per_s"] / 3600 * 0.7  # an H100's 700 W, in kWh
+    assert best["energy_kwh_per_million_output_tokens"] == pytest.approx(energy)
     faster = {
         **SMALL,
         "parallelism": {},
@@ -69,6 +71,24 @@ def test_the_curve_trades_one_for_the_other(file: Path) -> None:
     assert users == sorted(users, reverse=True)
     assert gpus == sorted(gpus)
     assert len(curve) > 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallelism": {"cp": 2}}, "parallelism.cp: found 2; --slo lays out tp, pp and dp"),
+        (
+            {"inference": {**SMALL["inference"], "autoscaling": {}}},
+            "inference.autoscaling: --slo lays out replicas that are always on",
+        ),
+    ],
+)
+def test_what_is_not_laid_out_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    file = tmp_path / "refused.yaml"
+    file.write_text(json.dumps({**SMALL, **changes}))
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1"], catch_exceptions=False)
+    assert done.exit_code == 2
+    assert message in done.output
 
 
 def test_a_promise_that_nobody_keeps_is_no_rate(file: Path) -> None:
