@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ from sim.serve.timeline import classes_of, make_timeline, memory_curves
 if TYPE_CHECKING:
     from sim.serve.autoscaler import Span
     from sim.serve.handover import Transfer
+
+OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
 
 
 class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
@@ -352,6 +355,16 @@ def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
     return tuple(out)
 
 
+def waiting_at_last_arrival(sequences: Iterable[Sequence]) -> int:
+    """Requests that have come and are not admitted yet when the last one comes; 0 where all come at once."""
+    sequences = list(sequences)
+    arrivals = [s.request.arrival_s for s in sequences]
+    last_s = max(arrivals, default=0.0)
+    if last_s == min(arrivals, default=0.0):
+        return 0
+    return sum(s.admitted_s > last_s for s in sequences if s.request.arrival_s < last_s)
+
+
 def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, float], float]) -> list[str]:
     out = []
     inference = sim.scenario.for_serving
@@ -365,6 +378,12 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
             )
     if has_jitter(sim.scenario):
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
+    waiting = waiting_at_last_arrival(sim.sequences)
+    if waiting > OVERLOADED * len(sim.sequences):
+        out.append(
+            f"requests come faster than they are served: {waiting:,} of {len(sim.sequences):,} wait when the last one "
+            "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
+        )
     linear = sim.costs.dims.linear
     if inference.quantization in ("fp8", "llm_int8") and linear == sim.costs.dims.act:
         out.append(

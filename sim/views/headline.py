@@ -58,6 +58,7 @@ def _step(result: StepResult) -> list[Number]:
             "of the step",
         ),
         Number("Exposed communication", seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
+        *_faults(result),
         *_contention(result),
         *_processes(result),
         *_training_run(result),
@@ -83,6 +84,16 @@ def _processes(result: StepResult) -> list[Number]:
         return []
     longer_s, names = result.step_time_s - result.processes.step_time_without_s, dict.fromkeys(result.processes.names)
     return [Number("By processes", f"{longer_s * 1e3:+,.3g} ms", ", ".join(names).replace("_", " "))]
+
+
+def _faults(result: StepResult) -> list[Number]:
+    """How much shorter the step is without any fault."""
+    whole = next((row for row in result.blame if row.kind == "all"), None)
+    if whole is None:
+        return []
+    return [
+        Number("Lost to faults", seconds(whole.lost_s), f"{percent(whole.lost_s / result.step_time_s)} of the step")
+    ]
 
 
 def _contention(result: StepResult) -> list[Number]:

@@ -49,10 +49,9 @@ def print_summary(
     tables = [numbers_table([*headline(result), *more])]
     if isinstance(result, StepResult):
         tables.append(_ranks(result, max(12, min(36, console.width - 62))))
-    tables.append(_memory(result, max(12, min(36, console.width - 40))))
-    if isinstance(result, StepResult):
         tables += [_blame(result)] if result.blame else []
         tables += [_waiting(result)] if result.waiting else []
+    tables.append(_memory(result, max(12, min(36, console.width - 40))))
     if advice:
         tables.append(_advice(advice, result.fits_in_memory))
     if weeks is not None:

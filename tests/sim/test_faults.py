@@ -325,6 +325,7 @@ def test_the_page_shows_the_blame_and_who_waits() -> None:
 
     sim = simulate(with_faults(case({"tp": 2}), slow(1, 1.3)))
     page = timeline_page(sim.outcome, sim.timeline, sim.memory)
+    assert page.index("Lost to faults") < page.index('<section id="faults">') < page.index("Memory of <select")
     section = page[page.index('<section id="faults">') :].partition("</section></div>")[0]
     assert "rank 1, computing 1.3 times as long" in section
     assert "<td>rank 0</td><td>rank 1</td>" in section

@@ -19,7 +19,7 @@ from sim.prices.profiles import load_profile
 from sim.serve.costs import Load, iteration_costs
 from sim.serve.memory import cached_bytes, weight_bytes
 from sim.serve.requests import Request
-from sim.serve.result import ServingSimulation
+from sim.serve.result import ServingSimulation, waiting_at_last_arrival
 from sim.serve.simulation import simulate_serving
 
 SMALL = {
@@ -447,3 +447,13 @@ def test_what_does_not_fit_still_runs() -> None:
     result = simulate_serving(serving(model="llama3-70b")).result
     assert result["fits_in_memory"] is False
     assert any("does not fit" in w for w in result["warnings"])
+
+
+@pytest.mark.parametrize(("rate_per_s", "waits"), [(20, False), (400, True)])
+def test_requests_faster_than_they_are_served_are_warned_of(rate_per_s: float, waits: bool) -> None:
+    """At 400 a second three hundred come within a second, and no more than 256 run at once."""
+    set_ = ["inference.requests.count=300", f"inference.requests.rate_per_s={rate_per_s}"]
+    sim = simulate_serving(load_scenario("scenarios/serve_llama8b.yaml", set_))
+    said = [w for w in sim.result["warnings"] if w.startswith("requests come faster than they are served")]
+    assert bool(said) is waits
+    assert (waiting_at_last_arrival(sim.sequences) == 0) is not waits
