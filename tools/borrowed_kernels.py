@@ -1,0 +1,52 @@
+"""How far off are kernels of GPUs that nobody measured? `python tools/borrowed_kernels.py`: a table for docs/gpus.md.
+
+Measured kernels of four GPUs are predicted as if they were not there: by the bare roofline, by an H100's profile (which
+the warning about a GPU without a profile names), and by a relative's, each scaled by the data sheets. Of up to 250
+kernels a kind that take 50 us or more, the median error; negative is too fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from sim.core.program import Compute, Phase
+from sim.prices.coefficients import PriceOptions
+from sim.prices.kernel_tables import kernel_file, shape_bytes, shape_flops
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from topology.presets import GPUS
+
+BURSTS = PriceOptions(power=False, host=False)  # as the kernels were timed
+RELATIVES = {"b300-sxm": "b200-sxm", "gb300": "gb200", "l40s": "a100-sxm", "rtx-pro-6000-server": "b200-sxm"}
+KINDS = (("gemm", "bf16"), ("gemm", "fp8"), ("attention_forward", "bf16"), ("attention_decode", "bf16"))
+LEAST_S, MOST = 50e-6, 250
+
+
+def error(gpu: str, profile: str, op: str, dtype: str) -> float:
+    """Median of predicted by measured, less one."""
+    points, _ = kernel_file(load_profile(gpu).kernels).table(op, dtype)
+    long = np.random.default_rng(3).permutation(np.flatnonzero(points.seconds > LEAST_S))[:MOST]
+    costs, found = Costs(load_profile(profile), GPUS[gpu], BURSTS), []
+    for i in long:
+        shape = tuple(points.shapes[i].tolist())
+        flops, moved = shape_flops(op, shape), shape_bytes(op, shape, dtype)
+        kernel = Compute("x", op, shape, dtype, flops, moved, Phase.FORWARD, served=True)
+        found.append(costs.compute(kernel).seconds / points.seconds[i] - 1)
+    return float(np.median(found))
+
+
+def main() -> None:
+    print("| GPU | priced by | matmul bf16 | fp8 | attention | decode |\n|---|---|---:|---:|---:|---:|")
+    for gpu, relative in RELATIVES.items():
+        for profile in ("roofline", "h100-sxm", relative):
+            errors = " | ".join(f"{error(gpu, profile, *kind):+.0%}" for kind in KINDS)
+            print(f"| `{gpu}` | `{profile}` | {errors} |")
+
+
+if __name__ == "__main__":
+    main()
