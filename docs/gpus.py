@@ -51,7 +51,9 @@ def _measured(gpu: GpuSpec) -> tuple[str, str]:
         return "roofline with coefficients", "closed forms"
     if profile.reference != own:
         return f"those of `{profile.reference}`, scaled", "closed forms"
-    return "measured" if own == gpu.name else f"those of `{own}`", "measured" if profile.collectives else "closed forms"
+    sizes = sorted({each.ranks for each in profile.collectives})
+    groups = f"measured: {', '.join(map(str, sizes))} GPUs" if sizes else "closed forms"
+    return "measured" if own == gpu.name else f"those of `{own}`", groups
 
 
 def main() -> None:

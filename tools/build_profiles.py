@@ -29,7 +29,9 @@ from sim.prices.profile_input import profile_from  # noqa: E402
 from sim.prices.roofline import Device  # noqa: E402
 from sim.validation.fused_rows import fused_kernel  # noqa: E402
 from sim.validation.tables import read_table  # noqa: E402
+from topology.collectives import bus_factor  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
+from topology.spec import GpuSpec  # noqa: E402
 
 MEASURED = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
 MEASURED |= {"b300": "b300-sxm", "gb300": "gb300", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000-server"}
@@ -37,6 +39,7 @@ DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
 QUANTIZED = ("fp8", "nvfp4")  # measured from a 16-bit input on: sim.prices.kernel_tables
 SUSTAINED = ("all_reduce", "all_gather", "reduce_scatter")
 SUSTAINED_BYTES = 32 << 20  # the published lines' latency is none of a small message
+HOST_SHARE = 0.25  # of a GPU's PCIe bandwidth, that groups with a direct way to each other pass
 COLLECTIVES = {"alltoall": "all_to_all"}
 Columns = dict[str, np.ndarray]
 
@@ -159,7 +162,7 @@ def save(path: Path, data: Columns) -> None:
 
 
 def collectives(folder: Path, short: str) -> list[dict[str, object]]:
-    """NCCL within a node, 16-bit, by operation and ranks."""
+    """NCCL within a node, 16-bit, by operation and ranks; over PCIe only what a host's links explain (`_direct`)."""
     groups: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for row in read(folder / f"{short}_nccl.csv.gz"):
         if row["dtype"] == "half":
@@ -169,7 +172,17 @@ def collectives(folder: Path, short: str) -> list[dict[str, object]]:
     for (op, ranks), points in sorted(groups.items()):
         size, seconds = zip(*sorted(points), strict=True)
         out.append({"op": op, "ranks": ranks, "bytes": size, "seconds": seconds, "spread": 0.02})
-    return out
+    return [each for each in out if _direct(out, int(str(each["ranks"])), GPUS[MEASURED[short]])]
+
+
+def _direct(tables: list[dict[str, object]], ranks: int, gpu: GpuSpec) -> bool:
+    """Whether groups of `ranks` had a direct way to each other: with the largest message every operation passed a
+    quarter of a GPU's PCIe bandwidth. Else the table is one host's, on which nobody else's groups should be priced."""
+    if gpu.nvlink:
+        return True
+    of_size = [t for t in tables if t["ranks"] == ranks]
+    bus = (t["bytes"][-1] / t["seconds"][-1] * bus_factor(str(t["op"]), ranks) for t in of_size)  # type: ignore[index]
+    return min(bus) >= HOST_SHARE * gpu.host_bandwidth_bytes_per_s
 
 
 def published_lines(table: Path) -> dict[str, tuple[float, float, float, float, float]]:

@@ -9,7 +9,9 @@ _SOURCE = (
     "its performance database{}; coefficients as each of them says"
 )
 _NEWER = ("package aiconfigurator_core 0.12.0", ", TensorRT-LLM 1.3.0rc20, the engine of the tables of H100 to GB200")
-_PCIE_NCCL = ", NCCL 2.27.3, whose eight GPUs carried 1 to 2 GB/s each beyond their pairs: that host's, not every one's"
+_PCIE_NCCL = (
+    ", NCCL 2.27.3 for pairs; groups of 4 and 8 had no direct way on that host, 1 to 5 GB/s each, and are left out"
+)
 # What a profile's source says beside the usual: where its kernels are from, and which engine ran them.
 _FROM = {
     "b300-sxm": (_NEWER[0], f"{_NEWER[1]}, NCCL 2.29.2"),
