@@ -49,7 +49,12 @@ class AdapterSlots(Struct):
     link: Link
     there: OrderedDict[str, float] = field(default_factory=OrderedDict)
     users: Counter[str] = field(default_factory=Counter)
-    loads: int = 0
+    copies: list[tuple[float, float, str]] = field(default_factory=list)  # start, end, adapter
+
+    @property
+    def loads(self) -> int:
+        """Adapters that were copied to the GPU, each time they were."""
+        return len(self.copies)
 
     def can(self, adapter: str) -> bool:
         """Whether a sequence of this adapter may be admitted."""
@@ -62,8 +67,9 @@ class AdapterSlots(Struct):
         if adapter not in self.there:
             if len(self.there) == self.places:
                 del self.there[next(a for a in self.there if a not in self.users)]
-            self.loads += 1
-            self.link.up_free_s = max(now_s, self.link.up_free_s) + self.copy_s
+            start_s = max(now_s, self.link.up_free_s)
+            self.link.up_free_s = start_s + self.copy_s
+            self.copies.append((start_s, self.link.up_free_s, adapter))
             self.there[adapter] = self.link.up_free_s
         self.there.move_to_end(adapter)
         self.users[adapter] += 1

@@ -50,6 +50,9 @@ def make_timeline(pools: tuple[Pool, ...], transfers: tuple[Transfer, ...]) -> T
                 stream = "to host" if kind == "SWAP_OUT" else "host"
                 spans.append(Span(own[0].rank, stream, kind, 0, -1, start, end, detail))
             spans += _tier_spans(r, own[0].rank, size)
+            for start, end, name in () if r.scheduler.adapters is None else r.scheduler.adapters.copies:
+                detail = Detail("LoRA adapter from host memory", 0.0, 0.0, "topology", f"adapter {name}")
+                spans.append(Span(own[0].rank, "host", "RELOAD", 0, -1, start, end, detail))
     for t in transfers:
         size = max(pool.capacity.stage_token_bytes for pool in pools) * t.tokens
         note = f"{t.tokens:,} tokens from prefill replica {t.prefill}"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
+from sim.serve.over_time import over_time
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
@@ -131,3 +132,12 @@ def test_what_cannot_be_scaled_is_refused(inference: dict[str, Any], parallelism
 def test_the_quick_pass_says_that_it_does_not_know_it() -> None:
     with pytest.raises(InputError, match=r"static: does not know inference.autoscaling"):
         simulate_serving(serving({"autoscaling": {}}, parallelism={"dp": 2}), engine="static")
+
+
+def test_the_pages_level_is_the_results() -> None:
+    sim = scaled(tuple([Request(0.0001 * i, 64, 100) for i in range(40)]), {"interval_s": 0.001, "upscale_delay_s": 0})
+    use, level = sim.outcome.autoscaling, over_time(sim).replicas
+    assert use is not None
+    assert level is not None
+    assert level.mean.mean() == pytest.approx(use.replicas_mean, rel=1e-9)
+    assert level.most.max() == use.replicas_max == 3
