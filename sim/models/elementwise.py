@@ -120,6 +120,25 @@ def rope(d: Dims, elements: float, name: str = "rope", kernels: int = 2) -> Oper
     return Operator(name, (items[0],), (items[1],), backward_bytes=2 * elements * d.act_bytes)
 
 
+def latent_rope(d: Dims, elements: float) -> Operator:
+    """Rotary embedding of latent attention's two tensors, in whose heads pairs lie side by side (DeepSeek).
+
+    In separate operators, accesses forward: pairs put apart 2, x·cos 2, -x 1, rotated half 2, times sin 2, sum 3, with
+    the rest of the head, which is empty, 2: 14 in seven kernels a tensor. Backward: both products 4, the half back 3,
+    sum 3, pairs back 4, their sum 3, the empty rest 1 and its sum 3: 21 in fourteen. Counted by running such a function
+    (`tests/sim/models/test_latent_kernels.py`).
+    """
+    if d.framework.fuses_latent_rope:
+        return rope(d, elements)
+    size = elements * d.act_bytes
+    return Operator(
+        "rope",
+        (memory_op("rope", F, "elementwise", elements, 14 * size, d.act, 14),),
+        (memory_op("rope_backward", I, "elementwise", elements, 21 * size, d.act, 28),),
+        backward_bytes=2 * size,
+    )
+
+
 def copied(name: str, d: Dims, elements: float) -> Operator:
     """Tensors brought into another order, and their gradients back: read and written."""
     moved = 2 * d.act_bytes * elements

@@ -69,6 +69,11 @@ class Framework:
 
     fuses_rmsnorm: bool = fact(False, "RMSNorm is one kernel, not eight", "TE module/rmsnorm.py; torch.compile")
     fuses_rope: bool = fact(False, "rope is one kernel a tensor, not five", "TE attention/rope.py")
+    fuses_latent_rope: bool = fact(
+        False,
+        "rope of latent attention, whose pairs lie interleaved, is one kernel a tensor",
+        "core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental",
+    )
     fuses_activation: bool = fact(
         False, "SwiGLU and squared ReLU are one kernel, not two", "core/fusions/fused_bias_swiglu.py"
     )
@@ -180,39 +185,47 @@ class Framework:
     emitted_for: tuple[str, ...] = fact((), "trainers whose flags can express it", "sim.emit")
     measurable: bool = fact(False, "calibrate.measure can run a step so", "calibrate.runnable")
 
+    kin: str = fact("", "the record whose code base it shares: one in `evidence`", "")
     former: tuple[Former, ...] = ()  # newest first
 
 
+_MEGATRON = Framework(
+    "megatron",  # Megatron-Core with Transformer Engine's layers
+    fuses_rmsnorm=True,
+    fuses_rope=True,
+    fuses_activation=True,
+    fuses_residual=True,
+    fuses_adapter_sum=True,
+    norm_backward_accesses=3,
+    skips_masked_scores=True,
+    attention_kernel="megatron",
+    loss=MEGATRON_LOSS,
+    merges_projections=True,
+    accumulates_in_matmul=True,
+    keeps_empty_gradients=True,
+    quantizer="te",
+    fp8_recipe="delayed",
+    skips_transposes=True,
+    weights_experts_after_activation=True,
+    splits_experts_over_tp=True,
+    engine_workspaces=1,
+    grouped_streams=4,
+    checkpoint_stops_early=False,
+    checks_gradients=True,
+    averages_gradients=True,
+    zeroes_gradients=True,
+    plain_host=False,
+    emitted_for=("megatron",),
+    former=(Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0"),),
+)
 _RECORDS = (
     Framework("eager", emitted_for=("torchtitan", "megatron"), measurable=True),
-    Framework(
-        "megatron",  # Megatron-Core with Transformer Engine's layers
-        fuses_rmsnorm=True,
-        fuses_rope=True,
-        fuses_activation=True,
-        fuses_residual=True,
-        fuses_adapter_sum=True,
-        norm_backward_accesses=3,
-        skips_masked_scores=True,
-        attention_kernel="megatron",
-        loss=MEGATRON_LOSS,
-        merges_projections=True,
-        accumulates_in_matmul=True,
-        keeps_empty_gradients=True,
-        quantizer="te",
-        fp8_recipe="delayed",
-        skips_transposes=True,
-        weights_experts_after_activation=True,
-        splits_experts_over_tp=True,
-        engine_workspaces=1,
-        grouped_streams=4,
-        checkpoint_stops_early=False,
-        checks_gradients=True,
-        averages_gradients=True,
-        zeroes_gradients=True,
-        plain_host=False,
-        emitted_for=("megatron",),
-        former=(Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0"),),
+    _MEGATRON,
+    replace(  # NVIDIA's recipes for it: scripts/performance of NeMo-Megatron-Bridge set `apply_rope_fusion`
+        _MEGATRON,
+        name="megatron_bridge",
+        kin="megatron",
+        fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
     ),
     Framework(
         "compiled",  # plain torch code under torch.compile
@@ -221,6 +234,7 @@ _RECORDS = (
         fuses_activation=True,
         fuses_residual=True,
         fuses_adapter_sum=True,
+        fuses_latent_rope=True,
         fuses_chains=True,
         rebuilds_pointwise=True,
         attention_kernel="compiled",

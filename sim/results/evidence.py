@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import dtype_bytes
+from sim.models.frameworks import FRAMEWORKS
 from sim.models.parameters import count_parameters
 from sim.results.records import Record
 
@@ -102,7 +103,7 @@ def features_of(scenario: Scenario) -> Features:
         p.zero == 3,
         8 * dtype_bytes(t.precision),
         t.seq_len,
-        t.framework,
+        FRAMEWORKS[t.framework].kin or t.framework,
         t.software_date or "",
     )
 

@@ -10,8 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sim.models.frameworks import FRAMEWORKS
+
 # Trainers that have a record of their own in `sim.models.frameworks`, by the name that tables have for them.
-TRAINERS = {"nanotron": "nanotron", "composer": "composer"}
+TRAINERS = {"nanotron": "nanotron", "composer": "composer", "megatron-bridge": "megatron_bridge"}
 # When releases of torch came out (github.com/pytorch/pytorch/releases).
 TORCH = {
     "1.12": "2022-06",
@@ -71,13 +73,15 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_stated(training: dict[str, Any], software: object, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's `training` with what is stated beside it; `eager` is but the nearest word for a trainer with a record.
+    """A row's `training` with what is stated beside it; `eager`, or a trainer's kin, is but the nearest word
+    for a trainer with a record.
 
     >>> with_stated({"seq_len": 8, "elementwise": "eager"}, "nanotron (early 2025)", {})
     {'seq_len': 8, 'software_date': '2025-02', 'framework': 'nanotron'}
     """
     stated = stated_training(software, row)
-    if training.get("framework", training.get("elementwise", "eager")) == "eager" and "framework" in stated:
+    nearest = training.get("framework", training.get("elementwise", "eager"))
+    if "framework" in stated and nearest in ("eager", FRAMEWORKS[stated["framework"]].kin):
         training = {key: value for key, value in training.items() if key not in ("framework", "elementwise")}
     else:
         stated.pop("framework", None)

@@ -14,7 +14,7 @@ from sim.core.program import Compute, Part, Program
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import norm, rope
+from sim.models.elementwise import latent_rope, norm
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
@@ -98,8 +98,8 @@ class LatentAttention(Struct, frozen=True):
             core = keeping(core, "keys without rope", d.tokens * heads * self.plain_width * d.act_bytes)
         raised = (
             linear(d, layer(kv_up, keep)),
-            rope(d, d.tokens * (heads + 1) * self.rope_width),
-            _assembled(d, heads, self.widths[0], self.rope_width),
+            latent_rope(d, d.tokens * (heads + 1) * self.rope_width),
+            self._assembled(d, heads),
         )
         return (
             *queries[:-1],
@@ -110,6 +110,29 @@ class LatentAttention(Struct, frozen=True):
             core,
             linear(d, out.linear("attention", d.tokens)),
         )
+
+    def _assembled(self, d: Dims, heads: int) -> Operator:
+        """Queries and keys from their two parts, the shared rope key (gathered first) copied to every head; values,
+        which lie among keys, copied out of them where a framework does not keep both. Backward: the gradients of both
+        projections' outputs from those of their parts, and that of the rope key summed over heads.
+
+        Every rank has its heads' gradients of that key, which are summed: by the reduce-scatter that answers the
+        gather, or without sequence parallelism, where nothing is gathered, by an all-reduce.
+        """
+        query, value = self.widths
+        n, e = d.tokens * heads, d.act_bytes
+        parts, copied = 2 * n * query, 0 if d.framework.keeps_merged_outputs else n * value
+        joined = n * (query + self.plain_width + value)
+        back = (2 * joined + n * self.rope_width) * e
+        forward: Program = (
+            memory_op("assemble_qk", F, "copy", parts + copied, 2 * (parts + copied) * e, d.act, 3 if copied else 2),
+        )
+        backward: Program = (memory_op("assemble_qk_backward", I, "copy", joined, back, d.act, 3),)
+        if d.tp > 1:
+            size, summed = d.tokens * self.rope_width * e, "reduce_scatter" if d.sp else "all_reduce"
+            forward = (*((collective("rope_key_gather", "all_gather", size, F),) if d.sp else ()), *forward)
+            backward = (*backward, collective(f"rope_key_grad_{summed}", summed, size, I))
+        return Operator("assemble_qk", forward, backward, backward_bytes=2 * parts * e)
 
     def other_parameters(self) -> int:
         """Weights of the norms of both latents."""
@@ -179,20 +202,3 @@ class LatentAttention(Struct, frozen=True):
 def latent_norm(d: Dims, name: str, rank: int) -> Operator:
     """The RMS norm of a latent of `rank` numbers, on the rank's own rows."""
     return norm(d, f"{name}_latent_norm", "rmsnorm", d.rows, rank, False)
-
-
-def _assembled(d: Dims, heads: int, width: int, shared: int) -> Operator:
-    """Queries and keys from their two parts, the shared rope key (gathered first) copied to every head.
-
-    Every rank has its heads' gradients of that key, which are summed: by the reduce-scatter that answers the gather, or
-    without sequence parallelism, where nothing is gathered, by an all-reduce.
-    """
-    n = 2 * d.tokens * heads * width
-    moved = 2 * n * d.act_bytes
-    forward: Program = (memory_op("assemble_qk", F, "copy", n, moved, d.act, 2),)
-    backward: Program = (memory_op("assemble_qk_backward", I, "copy", n, moved, d.act, 2),)
-    if d.tp > 1:
-        size, summed = d.tokens * shared * d.act_bytes, "reduce_scatter" if d.sp else "all_reduce"
-        forward = (*((collective("rope_key_gather", "all_gather", size, F),) if d.sp else ()), *forward)
-        backward = (*backward, collective(f"rope_key_grad_{summed}", summed, size, I))
-    return Operator("assemble_qk", forward, backward, backward_bytes=moved)

@@ -21,7 +21,7 @@ from sim.core.program import Compute, Item, NeededBy, Program, Saved, TensorRole
 from sim.models.attention import LSE_BYTES, Core
 from sim.models.context_parallel import gathered_blocks
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import rope
+from sim.models.elementwise import latent_rope
 from sim.models.layers.indexer import IndexedKeys, Indexer, index_operator, scores
 from sim.models.layers.latent import LatentAttention, latent_norm
 from sim.models.layers.matrix import Matrix
@@ -103,7 +103,7 @@ class SparseLatentAttention(LatentAttention, frozen=True):
             *inside("mla_up_proj", (up,)),
             linear(d, kv_down.linear("attention", d.rows, False)),
             latent_norm(d, "kv", self.latent_rank),
-            *inside("mla_up_proj", (rope(d, d.tokens * (heads + 1) * self.rope_width),)),
+            *inside("mla_up_proj", (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),)),
             *gather,
             *inside("mla_up_proj", (_per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
             self._sparse_core(d, heads, slots),

@@ -91,7 +91,7 @@ def test_a_wrong_value_is_told_at_its_line(tmp_path: Path) -> None:
 
 def test_explain_says_that_it_is_the_former_name() -> None:
     assert "former name of framework" in explain("training.elementwise")
-    assert "eager | megatron | compiled" in explain("training.framework")
+    assert "eager | megatron | megatron_bridge | compiled" in explain("training.framework")
 
 
 def test_the_page_shows_the_records() -> None:
