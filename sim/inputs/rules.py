@@ -383,6 +383,9 @@ def _expert_split_note(sections: Sections) -> list[str]:
     `--expert-tensor-parallel-size`, by default the tensor-parallel size)."""
     p, t = sections.parallelism, sections.training
     unsaid = p.tp > 1 and "expert_tp" not in p.model_fields_set and sections.model.moe is not None
+    if unsaid and t is None and p.ep == 1:
+        split = f"expert_tp: {p.tp} splits each (default of vLLM, SGLang, TensorRT-LLM), ep: {p.tp} deals them out"
+        return [f"parallelism.tp: {p.tp} ranks hold all experts each; {split}"]
     if not unsaid or t is None or not framework_of(t).splits_experts_over_tp:
         return []
     return [f"parallelism.expert_tp: 1, as nothing is said; framework {t.framework}'s own default is tp, {p.tp}"]

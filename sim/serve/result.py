@@ -379,7 +379,7 @@ def _warnings(sim: ServingSimulation, fits: bool, shares: dict[tuple[str, str, f
     if has_jitter(sim.scenario):
         out.append("faults.jitter: is not simulated for serving; stragglers and links are")
     waiting = waiting_at_last_arrival(sim.sequences)
-    if waiting > OVERLOADED * len(sim.sequences):
+    if fits and waiting > OVERLOADED * len(sim.sequences):
         out.append(
             f"requests come faster than they are served: {waiting:,} of {len(sim.sequences):,} wait when the last one "
             "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
