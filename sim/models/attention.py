@@ -49,7 +49,8 @@ class Core(Struct, frozen=True):
         """Scores computed by a kernel that skips what is masked, per batch and head (half of the square when
         causal; with a window exactly what it shows).
         """
-        return self._of_one_document * self.packed
+        whole = self._of_one_document
+        return whole if self.packed == 1.0 else whole * self.packed
 
     @property
     def _of_one_document(self) -> float:
