@@ -7,18 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import synthetic
 
 from sim.simulation import simulate
 from sim.studies.difference import difference
 from sim.views.clusters_page import clusters_page
+from sim.views.compare_page import compare_page
 from sim.views.difference import difference_page
 from sim.views.map_page import map_page
 from sim.views.search_page import search_page
 from sim.views.serving_search_page import serving_search_page
 from sim.views.timeline_page import timeline_page
+from sim.views.topology_page import topology_page
 from tests.sim.cases import case
 from tests.sim.test_map import small
 from tests.sim.test_search_page import result, row
+from topology.presets import CLUSTERS
 
 pytestmark = pytest.mark.browser
 SCREENS = [(width, scheme) for width in (480, 1440, 1920) for scheme in ("light", "dark")]
@@ -91,7 +95,34 @@ def step() -> str:
     return timeline_page(done.outcome, done.timeline, done.memory_over(1), done.critical_rows, *times, done.waits)
 
 
-@pytest.mark.parametrize("make", [search, clusters, serving_search, diff, step, lambda: map_page(small())])
+def compared() -> str:
+    simulated, measured = (synthetic.one_f_one_b(p=4, m=8, copies=1, scale=scale) for scale in (1.0, 1.06))
+    pair = {"simulated": simulated.step_time_s, "measured": measured.step_time_s, "error": -0.05}
+    gigabytes = {"simulated": 1e9, "measured": 1.1e9, "error": -0.09}
+    result = {
+        "format": "sim-compare/1",
+        "scenario": "pp4",
+        "profile": "cpu",
+        "step_time_s": pair,
+        "noise": 0.01,
+        "actions": {"F": pair, "B": pair},
+        "ranks": [{"rank": r, "compute_s": pair} for r in range(4)],
+        "memory": [{"rank": r, "peak_bytes": gigabytes} for r in range(4)],
+        "tolerance": 0.1,
+        "within_tolerance": True,
+    }
+    return compare_page(result, simulated, measured)
+
+
+def drawn_map() -> str:
+    return map_page(small())
+
+
+def topology() -> str:
+    return topology_page(CLUSTERS["dgx-h100"])
+
+
+@pytest.mark.parametrize("make", [search, clusters, serving_search, diff, step, drawn_map, compared, topology])
 def test_it_fits_every_screen_light_and_dark(open_page: Callable[[str], Any], make: Callable[[], str]) -> None:
     page = open_page(make())
     for width, scheme in SCREENS:

@@ -24,7 +24,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [480, 1440])
+@pytest.mark.parametrize("width", [480, 1440, 1920])
 def test_every_plot_is_drawn_within_the_page(
     open_page: Callable[[str], Any], html: str, width: int, theme: str
 ) -> None:
