@@ -100,14 +100,14 @@ def _kernels(
 ) -> Program:
     """`times` a micro-batch. `copy_bytes`: an element in the format. `Dims.quantized_copies`: a second order is not
     written where nobody reads it."""
-    if step == NOTHING or not elements:
+    if d.recipe is None or step == NOTHING or not elements:
         return ()
     if step == TRANSPOSE and d.quantized_copies == 1:
         return ()
     copies = min(step.copies, d.quantized_copies) + step.read_copies
     in_format = copies * (d.linear_bytes if copy_bytes is None else copy_bytes)
     moved = elements * (step.sixteen * d.act_bytes + in_format) * times
-    return (memory_op(name, phase, "cast", elements, moved, d.act, step.kernels),)
+    return (memory_op(name, phase, "cast", elements, moved, d.act, step.kernels, d.recipe.kernel),)
 
 
 def quantized_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:

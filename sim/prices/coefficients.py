@@ -185,6 +185,8 @@ _PARTS = {f.name: f for f in fields(AttentionSpeed)}
 _LONGEST_FIRST = sorted(_PARTS, key=len, reverse=True)  # `backward_tile_rows` ends with `tile_rows`
 _PEAKS = {f"peak_{dtype}_flops_per_s": dtype for dtype in DTYPES}
 _EFFICIENCIES = {f"memory_efficiency_{kind}": kind for kind in MEMORY_BOUND}
+# A cast that looks for a block's largest value is another kernel than a plain one.
+_EFFICIENCIES |= {f"memory_efficiency_cast_{r.kernel}": f"cast_{r.kernel}" for r in RECIPES.values() if r.kernel}
 _SLOWDOWNS = {f"matmul_slowdown_{r.kernel}": r.kernel for r in RECIPES.values() if r.kernel}
 _CASE_END = " peak_bytes"
 

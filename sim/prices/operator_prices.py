@@ -254,7 +254,8 @@ class Costs:
         c = self.coefficients
         # No launch floor here: `memory_latency_s`, the start and end of each kernel, takes its place.
         if op.kind in MEMORY_BOUND and c.memory_efficiency is not None:
-            efficiency = c.memory_efficiency_of.get(op.kind, c.memory_efficiency)
+            usual = c.memory_efficiency_of.get(op.kind, c.memory_efficiency)
+            efficiency = c.memory_efficiency_of.get(f"{op.kind}_{op.kernel}", usual)
             ramp = max(op.kernels, 1) * c.memory_latency_s
             return Cost(seconds / efficiency + ramp, "interpolated", MEMORY_UNCERTAINTY)
         if op.flops and op.kind not in MEMORY_BOUND:

@@ -212,3 +212,18 @@ def test_a_table_names_a_recipe_in_its_rows_names() -> None:
 def test_the_page_has_the_records() -> None:
     page = Path(__file__).parents[3] / "docs" / "number_formats.md"
     assert recipe_table() in page.read_text(encoding="utf-8")
+
+
+def test_a_cast_that_looks_for_each_blocks_largest_value_is_slower() -> None:
+    """By its own measured share of the bandwidth; other casts by the plain one's."""
+
+    def share(recipe: str) -> float:
+        s = scenario(framework="megatron", fp8_recipe=recipe)
+        part = linear(dims(s), Linear("x", "mlp", 1 << 16, K, (N,)))
+        cast = next(i for i in part.forward if isinstance(i, Compute) and i.name == "x_cast")
+        seconds = Costs(profile_named("h100-sxm"), s.cluster.gpu).compute(cast).seconds
+        return cast.bytes / (seconds - 2e-6 * cast.kernels) / s.cluster.gpu.memory_bandwidth_bytes_per_s
+
+    assert share("blockwise") == pytest.approx(0.52)
+    assert share("delayed") == pytest.approx(0.92)
+    assert share("tensorwise") == pytest.approx(0.92)
