@@ -45,8 +45,8 @@ _BY_KEY = {
 }
 # What decides nothing about a step's time or memory, and has no key.
 _NO_KEY = (
-    "lr learning_rate max_lr min_lr weight_decay betas beta1 beta2 eps warmup_steps lr_scheduler lr_scheduler_type seed "
-    "max_steps train_iters num_train_epochs epochs"
+    "lr learning_rate max_lr min_lr weight_decay betas beta1 beta2 eps warmup_steps lr_scheduler lr_scheduler_type "
+    "seed max_steps train_iters num_train_epochs epochs"
 )
 SYNONYMS = {word: key for key, words in _BY_KEY.items() for word in words.split()}
 
