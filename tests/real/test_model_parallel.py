@@ -47,7 +47,6 @@ TWO_RANKS: dict[str, Any] = {
     "sp, chunked, one key head": small({"tp": 2, "sp": True, "tp_overlap": "full"}, **ONE_KEY_HEAD),
     "tp, latents": small({"tp": 2}, **LATENT),
     "tp, latents, whole queries": small({"tp": 2}, dropout=0.1, **WHOLE_QUERIES),
-    "tp, latents, chunked": small({"tp": 2, "tp_overlap": "full"}, **LATENT),
     "sp, latents": small({"tp": 2, "sp": True}, **LATENT),
     "sp, latents, whole queries, fused": small({"tp": 2, "sp": True}, attention="fused", **WHOLE_QUERIES),
     "sp, latents, experts split": small({"tp": 2, "sp": True, "expert_tp": 2}, recompute="full", **(LATENT | SHARED)),
@@ -78,7 +77,6 @@ TWO_RANKS: dict[str, Any] = {
     "experts whole beside sp": small({"tp": 2, "sp": True}, **MOE),
     "experts split": small({"dp": 2, "expert_tp": 2}, **MOE),
     "experts split over tp": small({"tp": 2, "sp": True, "expert_tp": 2}, **(LLAMA | SHARED)),
-    "experts split, recomputed": small({"dp": 2, "expert_tp": 2}, recompute="full", **MOE),
 }
 FOUR_RANKS: dict[str, Any] = {
     "dp2 tp2": small({"dp": 2, "tp": 2, "sp": True, "bucket_bytes": 20_000}),
