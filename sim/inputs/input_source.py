@@ -15,6 +15,7 @@ from sim.core.errors import InputError
 from sim.inputs.synonyms import synonym
 from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
+MOST_BEGINNINGS = 4  # of known words that a message names; of more the first
 _THOUSANDS = re.compile(r"([0-9]{1,9})\s*([kKmM])")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -93,11 +94,13 @@ def found_file(name: str, source: Source, path: KeyPath) -> str:
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known word, or nothing."""
+    """`; did you mean 'x'?` for the nearest known word, or the few that begin so; or nothing."""
     import difflib
 
     text, choices = str(word)[:100].lower(), list(known)
     begins = [choice for choice in choices if len(text) > 2 and choice.startswith(text)]
+    if 1 < len(begins) <= MOST_BEGINNINGS:
+        return f"; did you mean one of {', '.join(begins)}?"
     found = begins or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     return f"; did you mean '{found[0]}'?" if found else ""
 

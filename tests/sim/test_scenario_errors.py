@@ -40,7 +40,10 @@ CASES: list[tuple[str, str]] = [
         "cluster.intra_node.bandwidth=1",
         "cluster.intra_node.bandwidth: unknown key; did you mean 'bandwidth_bytes_per_s'?",
     ),
-    ("cluster.gpu.memory=1", "cluster.gpu.memory: unknown key; did you mean 'memory_bytes'?"),
+    (
+        "cluster.gpu.memory=1",
+        "cluster.gpu.memory: unknown key; did you mean one of memory_bytes, memory_bandwidth_bytes_per_s?",
+    ),
     ("faults={stragglers: [{rnak: 1}]}", "faults.stragglers[0].rnak: unknown key; did you mean 'rank'?"),
     ("training.recompute={mode: full, layer: 1}", "training.recompute.layer: unknown key; did you mean 'layers'?"),
     ("training.tp_overlap=wgrad", "--set training.tp_overlap: unknown key; it belongs in parallelism"),
@@ -105,7 +108,7 @@ CASES: list[tuple[str, str]] = [
     ("cluster=dgx-h1000", "no such cluster preset; did you mean 'dgx-h100'?"),
     ("cluster={preset: dgx-h101}", "cluster.preset: found 'dgx-h101'"),
     ("cluster={nodes: 2}", "cluster.gpu: is required and missing"),
-    ("cluster.gpu=h100", "no such GPU preset; did you mean 'h100-sxm'?"),
+    ("cluster.gpu=h100", "no such GPU preset; did you mean one of h100-nvl, h100-pcie, h100-sxm?"),
     ("cluster={gpu: {memory_bytes: 1GiB}}", "cluster.gpu.memory_bandwidth_bytes_per_s: is required and missing"),
     ("parallelism.rank_order=tp-dp", "found 'tp-dp'; must hold each of tp, cp, dp, pp once"),
     # sections and required keys
