@@ -21,9 +21,9 @@ from topology.spec import ClusterSpec
 PATH = ("rl",)
 BESIDE = {
     "inference": "the engine that writes answers is described in rl.generation",
-    "distillation": "a teacher is not simulated with it",
-    "faults": "are not simulated with it",
-    "processes": "are not simulated with it",
+    "distillation": "no teacher is simulated in an rl step",
+    "faults": "none is simulated in an rl step",
+    "processes": "none is simulated in an rl step",
 }
 
 

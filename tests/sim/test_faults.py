@@ -157,8 +157,12 @@ FILES = sorted(p for folder in ("", "cpu", "cpu4") for p in (SCENARIOS / folder)
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_faults_that_are_off_change_no_bit_of_any_scenario(file: Path) -> None:
-    """Every start and end, and the whole result, of all that is shipped; pools of their own take no faults."""
+    """Every start and end, and the whole result, of all that is shipped; pools of their own and rl take no faults."""
     scenario = load_scenario(file)
+    if scenario.rl is not None:
+        with pytest.raises(InputError, match="faults: stands beside rl"):
+            with_faults(scenario, OFF)
+        return
     if scenario.inference is not None and scenario.inference.disaggregated is not None:
         with pytest.raises(InputError, match=r"faults: is not simulated with inference\.disaggregated"):
             with_faults(scenario, OFF)
