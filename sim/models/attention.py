@@ -254,7 +254,8 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...]) -> tuple[Saved, ...
     ]
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
-        output = Saved("attention", "output", rows * own.v_head_dim * d.act_bytes if d.quantized else 0.0)
+        beside = d.recipe is not None and d.recipe.keeps_quantized  # else the projection keeps this very tensor
+        output = Saved("attention", "output", rows * own.v_head_dim * d.act_bytes if beside else 0.0)
         statistics = Saved("attention", "log-sum-exp", rows * LSE_BYTES, role=TensorRole.STATISTICS)
         return (*saved, statistics, output)
     scores = sum(_scores(d, c) for c in blocks)

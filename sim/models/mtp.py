@@ -16,7 +16,7 @@ from sim.models.head import hard_head_parts
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
 from sim.models.operators import Linear, of_part, workspace
-from sim.models.quantizing import quantized_weight_bytes
+from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of
 
 if TYPE_CHECKING:
@@ -46,11 +46,12 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     after = (final, replace(output, params=0), loss)
     kept = keep(d, layer, mode_of_layer(scenario, last), modules=modules_of(scenario))
     around = keep(d, (*before, *after), "none")
+    matrices = (before[-1], *layer)
     block = as_block("multi-token prediction", BlockKind.MTP, "", (*before, *layer, *after), kept)
     return replace(
         block,
         saved=(*around.saved, *kept.saved),
         backward_peak_bytes=max(kept.backward_peak_bytes, around.backward_peak_bytes),
-        workspace_bytes=workspace(d, layer),
-        quantized_bytes=quantized_weight_bytes(d, (before[-1], *layer)),
+        workspace_bytes=workspace(d, layer) + passing_weight_bytes(d, matrices),
+        quantized_bytes=quantized_weight_bytes(d, matrices),
     )

@@ -14,6 +14,7 @@ from sim.models.dims import dims
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.layer import layer_block
 from sim.models.linear import linear
+from sim.models.mtp import mtp_block
 from sim.models.operators import Linear, Operator
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.recipes import RECIPES, recipe_of, recipe_table
@@ -26,10 +27,12 @@ from sim.validation.stated import with_stated
 M, K, N = 2048, 4096, 512
 
 
-def scenario(cluster: str = "dgx-h100", layout: dict[str, Any] | None = None, **training: Any) -> Scenario:
+def scenario(
+    cluster: str = "dgx-h100", layout: dict[str, Any] | None = None, model: Any = "llama3-8b", **training: Any
+) -> Scenario:
     return parse_scenario(
         {
-            "model": "llama3-8b",
+            "model": model,
             "cluster": cluster,
             "parallelism": layout or {},
             "training": {"seq_len": M, "global_batch_size": 8, "precision": "fp8", **training},
@@ -227,3 +230,20 @@ def test_a_cast_that_looks_for_each_blocks_largest_value_is_slower() -> None:
     assert share("blockwise") == pytest.approx(0.52)
     assert share("delayed") == pytest.approx(0.92)
     assert share("tensorwise") == pytest.approx(0.92)
+
+
+@pytest.mark.parametrize(("recipe", "copies"), [("rowwise", 2), ("tensorwise", 3)])
+def test_attentions_result_is_kept_once_in_16_bits(recipe: str, copies: float) -> None:
+    """Its backward reads 16 bits, which a projection that keeps them has; one that keeps 8 has these beside."""
+    block = layer_block(scenario(framework="compiled", fp8_recipe=recipe), 0)
+    kept = [s.bytes for s in block.saved if s.name in ("output", "attention_out input")]
+    assert sum(kept) == copies * M * 4096
+
+
+def test_a_prediction_module_holds_a_passing_copy_as_a_layer_does() -> None:
+    """torchao's 8-bit copy of the largest matrix, of an expansion by 14,336."""
+    model = {"preset": "llama3-8b", "mtp_layers": 1}
+    low, high = (scenario(framework="compiled", precision=p, model=model) for p in ("fp8", "bf16"))
+    copy = layer_block(low, 31).workspace_bytes - layer_block(high, 31).workspace_bytes
+    assert copy >= 4096 * 14336
+    assert mtp_block(low).workspace_bytes - mtp_block(high).workspace_bytes == copy
