@@ -252,17 +252,20 @@ def _deepseek(config: Config) -> Config:
 
 def _deepseek_v32(config: Config) -> Config:
     """DeepSeek V3.2: latent attention over the keys that an indexer selects."""
-    sparse = config.get("mlp_layer_types")
-    dense = config.get("first_k_dense_replace", 3)
-    if sparse is not None and list(sparse) != ["dense" if i < dense else "sparse" for i in range(len(sparse))]:
-        raise NotExpressibleError(f"mlp_layer_types: can be simulated: experts behind {dense} dense layers")
-    require(config, "layer_types", (None, ["indexed_attention"] * config["num_hidden_layers"]))
+    dense, kinds = config.get("first_k_dense_replace", 3), config.get("mlp_layer_types")
+    if kinds is not None:  # stands in place of the number, as in Transformers' DeepseekV32Config
+        dense = kinds.count("dense") if isinstance(kinds, list) else 0
+        if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+            raise NotExpressibleError("mlp_layer_types: can be simulated: a list of dense layers, then sparse ones")
+    types = config.get("layer_types")
+    if types is not None and not (isinstance(types, list) and all(kind == "indexed_attention" for kind in types)):
+        raise NotExpressibleError("layer_types: can be simulated: a list of indexed_attention alone")
     index = {
         "heads": config.get("index_n_heads", 64),
         "head_dim": config.get("index_head_dim", 128),
         "top_k": config.get("index_topk", 2048),
     }
-    return _deepseek({"first_k_dense_replace": 3, **config}) | {"indexer": index}
+    return _deepseek({**config, "first_k_dense_replace": dense}) | {"indexer": index}
 
 
 def _gpt2(config: Config) -> Config:

@@ -95,6 +95,32 @@ def test_parameters_are_the_published_ones(tmp_path: Path) -> None:
     assert counts.total + counts.mtp + copies + experts + of_layers == 685_396_921_376
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"first_k_dense_replace": None, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58},
+        {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58, "layer_types": ["indexed_attention"] * 61},
+    ],
+)
+def test_layers_may_be_listed(tmp_path: Path, change: dict[str, Any]) -> None:
+    assert training(model=written(tmp_path, V32 | change)).model == training(model=written(tmp_path, V32)).model
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_hidden_layers": "61"}, r"layers: found '61'"),
+        ({"mlp_layer_types": ["sparse", "dense"]}, r"mlp_layer_types: can be simulated: a list of dense layers"),
+        ({"mlp_layer_types": 3}, r"mlp_layer_types: can be simulated: a list of dense layers"),
+        ({"layer_types": ["full_attention"] * 61}, r"layer_types: can be simulated: a list of indexed_attention"),
+        ({"layer_types": 61}, r"layer_types: can be simulated: a list of indexed_attention"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        training(model=written(tmp_path, V32 | change))
+
+
 def test_flops_are_selected_keys_and_an_indexer_over_all() -> None:
     """By hand for a sequence of 8 with 3 keys selected: 1 + 2 + 3·6 = 21 pairs."""
     model = {**SMALL, "layers": 1, "indexer": {"heads": 4, "head_dim": 32, "top_k": 3}}
