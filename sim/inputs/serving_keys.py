@@ -48,7 +48,7 @@ class Autoscaling(UserInput):
         default="ongoing", description="requests that are counted: those that wait or run, or that wait"
     )
     target: float = Field(default=2.0, gt=0, le=1e9, description="of them for each replica")
-    interval_s: float = Field(default=10.0, gt=0, le=1e9, description="between two looks")
+    interval_s: float = Field(default=10.0, ge=1e-3, le=1e9, description="between two looks")
     upscale_delay_s: float = Field(default=30.0, ge=0, le=1e9)
     downscale_delay_s: float = Field(default=600.0, ge=0, le=1e9)
     startup_s: float = Field(default=60.0, ge=0, le=1e9, description="from a start to the first request")

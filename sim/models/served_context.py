@@ -55,7 +55,9 @@ def split_decode(d: ServingDims, attention: GroupedQueryAttention, batch: int, k
     """One rank's attention of a token of each of `batch` sequences against a cache of `kv`, 1/cp of which it holds."""
     n = batch * attention.heads_of(d.tp)[0]
     width, partial = attention.head_dim, attention.head_dim * d.act_bytes + FP32_BYTES
-    joined: Compute = memory_op("attention_join", F, "elementwise", n * width, n * (partial + width), d.act)
+    # Every rank joins the partial results of its own tokens, a cp-th of them.
+    moved = n * partial + n / d.cp * width * d.act_bytes
+    joined: Compute = memory_op("attention_join", F, "elementwise", n * width, moved, d.act)
     return (
         collective("attention_gather_queries", "all_gather", n * width * d.act_bytes, F, group="cp"),
         *attention.decode(d, batch, ceil_div(kv, d.cp)),

@@ -141,7 +141,7 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
 
 
 def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
-    result = simulate_rl(scenario, _given(packed)[2], engine="static").outcome
+    result = simulate_rl(scenario, _given(packed)[2]).outcome
     figures = {
         STEP.key: result.step_time_s,
         "healthy_s": result.step_time_s,
@@ -154,7 +154,7 @@ def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
 
 def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
     profile = _given(packed)[2] or load_profile(scenario.calibration)
-    result = simulate_serving(scenario, profile, engine="static").result
+    result = simulate_serving(scenario, profile).result
     figures = {"output_tokens_per_s_per_gpu": result["output_tokens_per_s_per_gpu"], MEMORY.key: result[MEMORY.key]}
     for name, quantity in QUANTITIES.items():
         figures |= {f"{name}_{statistic}_s": result[quantity][statistic] for statistic in ("p50", "p99")}

@@ -84,7 +84,7 @@ def _rl_step(row: Row, scenario: Scenario) -> tuple[Predictions, Answers]:
     """A row whose scenario has `rl`: the step, and the seconds of its phases by `RlResult.phase_seconds`."""
     from sim.rl.simulation import simulate_rl
 
-    outcome = simulate_rl(scenario, profile_named(scenario.calibration), engine="static").outcome
+    outcome = simulate_rl(scenario, profile_named(scenario.calibration)).outcome
     result = outcome.to_json() | outcome.phase_seconds
     out = {key: _from_result(result, key) for key in row.measured if isinstance(result.get(_name(key)), float)}
     answers = {key: result[key] for key in row.answers if isinstance(result.get(key), bool)}

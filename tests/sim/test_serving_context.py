@@ -83,12 +83,14 @@ def test_a_long_prompt_takes_a_cpth_of_the_time_and_little_more() -> None:
 def test_single_tokens_read_a_cpth_of_the_cache() -> None:
     costs = costs_of(4)
     program = split_decode(costs.dims, attention_of(costs), 8, 40_000)
-    gather, kernel, back, _ = program
+    gather, kernel, back, join = program
     assert isinstance(kernel, Compute)
     assert kernel.shape[3] == 10_000
     assert isinstance(gather, Comm)
     assert isinstance(back, Comm)
     assert (gather.bytes, back.bytes) == (8 * 32 * 128 * 2, 8 * 32 * (128 * 2 + 4))
+    assert isinstance(join, Compute)
+    assert join.bytes == back.bytes + 2 * 32 * 128 * 2  # reads every part of its two tokens, writes their output
 
 
 def test_each_rank_keeps_a_cpth_of_the_cache() -> None:

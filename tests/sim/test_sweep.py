@@ -130,7 +130,7 @@ def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_sweep(file, few, ["inference.requests.rate_per_s=1,50", "parallelism.tp=1,3"])
     assert found["workload"] == "serving"
     assert [bool(row["refused"]) for row in found["rows"]] == [False, True, False, True]
-    alone = simulate_serving(load_scenario(file, [*few, "inference.requests.rate_per_s=50"]), engine="static").result
+    alone = simulate_serving(load_scenario(file, [*few, "inference.requests.rate_per_s=50"])).result
     assert found["rows"][2]["ttft_p99_s"] == alone["time_to_first_token_s"]["p99"]
     assert found["rows"][2]["output_tokens_per_s_per_gpu"] == alone["output_tokens_per_s_per_gpu"]
     print_result(found)
@@ -139,6 +139,30 @@ def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(1) refused: " in said
     assert "first token p99" in said
     assert "Best first token p99 that fits" in sweep_page(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "key"),
+    [
+        ("serve_autoscaling", ["inference.requests={prompt_len: 64, output_len: 4, count: 8}"], "parallelism.dp=1,2"),
+        (
+            "serve_llama8b",
+            ["inference.requests.count=8", "parallelism.dp=2"],
+            "inference.router=round_robin,least_loaded",
+        ),
+        ("serve_llama8b", ["inference.requests.count=8"], "inference.disaggregated=null,{prefill: {}}"),
+    ],
+)
+def test_replicas_that_affect_each_other_are_swept(name: str, changes: list[str], key: str) -> None:
+    found = run_sweep(ROOT / "scenarios" / f"{name}.yaml", changes, [key])
+    assert [row["refused"] for row in found["rows"]] == ["", ""]
+
+
+def test_an_rl_step_whose_engine_spreads_experts_is_swept() -> None:
+    small = ["model=mixtral-8x7b", "rl.prompts_per_step=8", "rl.generations_per_prompt=8", "parallelism.ep=8"]
+    small += ["training.global_batch_size=64", "rl.generation={tp: 2, ep: 4}"]
+    found = run_sweep(ROOT / "scenarios" / "rl_grpo_llama8b.yaml", small, ["training.recompute=full"])
+    assert [row["refused"] for row in found["rows"]] == [""]
 
 
 def test_too_many_combinations_are_refused() -> None:
