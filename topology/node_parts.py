@@ -30,7 +30,7 @@ def gpu_by_name(product: str) -> str | None:
     ('h100-sxm', None)
     """
     said = product.upper()
-    fits = [word for word in GPU_PRODUCTS if re.search(rf"(?<![A-Z0-9]){word}(?![0-9])", said)]
+    fits = [word for word in GPU_PRODUCTS if re.search(rf"(?<![A-Z0-9]){re.escape(word)}(?![0-9])", said)]
     return GPU_PRODUCTS[max(fits, key=len)] if fits else None  # `H100 PCIE` is more than `H100`
 
 
