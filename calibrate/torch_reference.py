@@ -65,6 +65,7 @@ def check(scenario: Scenario, where: str) -> None:
         ("model.kv_heads", m.kv_heads, m.kv_heads % p.tp != 0),
         ("training.precision", t.precision, t.precision != "fp32"),
         ("training.recompute", t.recompute.mode, t.recompute.mode != "none"),
+        ("training.activation_offload", t.activation_offload, t.activation_offload),
     ]
     for key, value, refused in found:
         if refused:

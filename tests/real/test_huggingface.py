@@ -56,9 +56,22 @@ def test_another_model_is_refused() -> None:
     other = load_scenario(FOLDER / "sft_full.yaml", ["model.layers=3"])
     with pytest.raises(InputError, match="is not the scenario's model"):
         check_model(str(FOLDER), scenario, other)
-    both = load_scenario(FOLDER / "sft_full.yaml", ["training.recompute=full"])
-    with pytest.raises(InputError, match="found recomputation"):
-        check_model(str(FOLDER), both, both)
+
+
+@needs
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("training.recompute=full", "recomputation"),
+        ("training.activation_offload=true", "training.activation_offload"),
+        ("training.optimizer_offload=true", "training.optimizer_offload"),
+        ("training.packing={mean_seq_len: 64}", "training.packing"),
+    ],
+)
+def test_what_transformers_step_does_not_do_is_refused(override: str, found: str) -> None:
+    scenario = load_scenario(FOLDER / "sft_full.yaml", [override])
+    with pytest.raises(InputError, match=f"found {found}"):
+        check_model(str(FOLDER), scenario, scenario)
 
 
 def test_the_layers_are_found_by_their_number() -> None:

@@ -66,3 +66,11 @@ def test_both_train_alike(found: Any, name: str) -> None:
 def test_what_torch_has_nothing_for_is_refused(parallelism: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=f"file: {key}: found"):
         check(parse_scenario(_case(parallelism)), "file")
+
+
+def test_activations_are_not_offloaded_by_torch() -> None:
+    check(parse_scenario(_case({"dp": 2})), "file")
+    case = _case({"dp": 2})
+    case["training"]["activation_offload"] = True
+    with pytest.raises(InputError, match=r"file: training\.activation_offload: found True"):
+        check(parse_scenario(case), "file")
