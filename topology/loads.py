@@ -78,8 +78,8 @@ def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> l
     if each.kind in _EXCHANGES:
         return [(a, b, each.size_bytes / n) for a in ranks for b in ranks if a != b]
     sent = _PASSES.get(each.kind, 1.0) * each.size_bytes * (n - 1) / n
-    if cluster.intra_node.meshed and len({rank // cluster.domain_gpus for rank in ranks}) == 1:
-        return [(a, b, sent * part) for a, b, part in mesh_transfers(cluster, ranks)]
+    if cluster.intra_node.meshed:
+        return _over_meshes(cluster, ranks, sent)
     if cluster.inter_node.kind == "torus" and cluster.gpus_per_node == 1:
         return [(a, b, sent * part) for a, b, part in _along_axes(cluster, ranks)]
     return ring_transfers(cluster, ranks, sent)
@@ -97,6 +97,28 @@ def mesh_transfers(cluster: ClusterSpec, members: Sequence[int]) -> list[tuple[i
     ways = [way for cycle in cycles for way in ((*cycle, cycle[0]), (*cycle[::-1], cycle[-1]))]
     ways = ways or [(*local, local[0])]
     return [(start + a, start + b, 1 / len(ways)) for way in ways for a, b in pairwise(way)]
+
+
+def _over_meshes(cluster: ClusterSpec, ranks: Sequence[int], sent_bytes: float) -> list[tuple[int, int, float]]:
+    """Rings over meshed nodes: inside each node on all the links of its members, between nodes as `ring_transfers`.
+
+    Of g rings through a node of g members, each member sends one on to the next node.
+    """
+    domains = _by_domain(cluster, ranks)
+    if len(domains) == 1:
+        return [(a, b, sent_bytes * part) for a, b, part in mesh_transfers(cluster, ranks)]
+    size = cluster.domain_gpus
+    between = [each for each in ring_transfers(cluster, ranks, sent_bytes) if each[0] // size != each[1] // size]
+    return between + [
+        (a, b, sent_bytes * (1 - 1 / len(members)) * part)
+        for members in domains
+        if len(members) > 1
+        for a, b, part in mesh_transfers(cluster, members)
+    ]
+
+
+def _by_domain(cluster: ClusterSpec, ranks: Sequence[int]) -> list[list[int]]:
+    return [list(members) for _, members in groupby(ranks, key=lambda rank: rank // cluster.domain_gpus)]
 
 
 def _along_axes(cluster: ClusterSpec, ranks: Sequence[int]) -> list[tuple[int, int, float]]:
@@ -129,7 +151,7 @@ def ring_transfers(cluster: ClusterSpec, ranks: Sequence[int], sent_bytes: float
     Ring i enters even domains at member i and leaves them at member i-1; odd ones the other way round, so that it
     stays on its rail between them, as NCCL's rings do.
     """
-    domains = [list(members) for _, members in groupby(ranks, key=lambda rank: rank // cluster.domain_gpus)]
+    domains = _by_domain(cluster, ranks)
     count = max(map(len, domains), default=0)
     transfers: list[tuple[int, int, float]] = []
     for start in range(count):

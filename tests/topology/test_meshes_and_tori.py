@@ -129,14 +129,14 @@ def test_a_step_on_such_a_machine_says_that_its_collectives_were_not_measured(gp
             "training": {"seq_len": 512, "global_batch_size": 8},
             "parallelism": {"dp": 8},
             "cluster": {"gpu": gpu},
+            "faults": {"stragglers": [{"rank": 1, "compute_scale": 1.0001}]},  # else one rank stands for all
         }
     )
     assert any("collectives" in warning for warning in scenario.warnings)
     network = Network(scenario.cluster)
     assert network.chosen("all_reduce", range(8), SIZE).algorithm == algorithm
     in_messages = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"collectives": "messages"})})
-    assert simulate(scenario).step_time_s > 0
-    assert simulate(in_messages).step_time_s > 0
+    assert simulate(in_messages).step_time_s == pytest.approx(simulate(scenario).step_time_s, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,12 @@ def test_a_step_on_such_a_machine_says_that_its_collectives_were_not_measured(gp
         ("mi300x-node", 1, range(3)),
         ("gaudi2-node", 1, range(8)),
         ("dgx-v100", 1, range(8)),
+        ("mi300x-node", 2, range(16)),
+        ("mi300x-node", 4, range(32)),
+        ("mi300x-node", 2, range(6, 10)),
+        ("mi300x-node", 2, range(0, 16, 8)),
+        ("gaudi3-node", 2, range(16)),
+        ("dgx-v100", 2, range(16)),
         ("tpu-v5p-torus", 64, range(64)),
         ("tpu-v5p-torus", 64, range(16)),
         ("tpu-v5p-torus", 64, range(0, 64, 16)),
