@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.models.layers import layer_specs
+from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import prediction_layer
 
 if TYPE_CHECKING:
@@ -24,6 +25,17 @@ def model_flops_per_token(model: ModelConfig, seq_len: int, causal_half: bool = 
     specs = (*layer_specs(model), *[prediction_layer(model)] * model.mtp_layers)
     attention = sum(spec.attention.core_flops(seq_len, causal_half) for spec in specs if spec.attention is not None)
     return (4.0 if frozen else 6.0) * matmul_params_per_token(model) + attention
+
+
+def indexer_gradient_flops_per_token(model: ModelConfig, seq_len: int) -> float:
+    """What of `model_flops_per_token` is for the gradients of indexers: of scores, and 2 for each of their weights."""
+    specs = (*layer_specs(model), *[prediction_layer(model)] * model.mtp_layers)
+    flops = 0.0
+    for a in (spec.attention for spec in specs if isinstance(spec.attention, SparseLatentAttention)):
+        assert a.query_rank is not None
+        matrices = a.indexer.matrices(a.hidden, a.query_rank)
+        flops += a.indexer.score_gradient_flops(seq_len) + 2.0 * sum(m.elements for m in matrices)
+    return flops
 
 
 def packed_flops_per_token(

@@ -10,7 +10,7 @@ from sim.core.program import Block, Program, WeightShape
 from sim.models.captured_model import CapturedModel, captured_model, with_accumulation
 from sim.models.dims import Shard, packed_batch
 from sim.models.embedding import embedding_block
-from sim.models.flops import model_flops_per_token, packed_flops_per_token
+from sim.models.flops import indexer_gradient_flops_per_token, model_flops_per_token, packed_flops_per_token
 from sim.models.head import copied_table_params, head_block, stranded_logits_bytes, tied_params
 from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
@@ -122,14 +122,17 @@ class Described:
         return clip, optimizer_items(n_params, self.scenario, matrices)
 
     def flops_per_token(self, causal_half: bool) -> float:
-        """See `model_flops_per_token`."""
+        """See `model_flops_per_token`; a frozen indexer has no gradients."""
         t = self.scenario.for_training
         if warms_up(self.scenario):
             return warm_up_flops_per_token(self.scenario.model, t.seq_len, causal_half)
         batch, frozen = packed_batch(self.scenario), t.lora is not None
         if batch is not None:
             return packed_flops_per_token(self.scenario.model, batch.all_documents, t.seq_len, causal_half, frozen)
-        return model_flops_per_token(self.scenario.model, t.seq_len, causal_half, t.lora is not None)
+        flops = model_flops_per_token(self.scenario.model, t.seq_len, causal_half, frozen)
+        if t.indexer == "frozen":
+            flops -= indexer_gradient_flops_per_token(self.scenario.model, t.seq_len)
+        return flops
 
     def stranded_bytes(self) -> float:
         """See `stranded_logits_bytes`."""

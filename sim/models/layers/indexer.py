@@ -77,10 +77,13 @@ class Indexer(Struct, frozen=True):
         return k - k * (k - 1) / 2 / length
 
     def core_flops(self, seq_len: int, causal_half: bool) -> float:
-        """Model FLOPs of a token outside matrices: scores of all keys forward, and the gradients of query and key
-        over the selected ones; less the input gradients of its matrices, which nobody asks for."""
+        """Model FLOPs of a token outside matrices: scores of all keys forward, and their gradients."""
         seen = seq_len * (0.5 if causal_half else 1.0)
-        return 2.0 * self.heads * self.head_dim * (seen + 2.0 * self.selected(seq_len))
+        return 2.0 * self.heads * self.head_dim * seen + self.score_gradient_flops(seq_len)
+
+    def score_gradient_flops(self, seq_len: int) -> float:
+        """Model FLOPs of a token for the gradients of query and key, over the selected keys."""
+        return 4.0 * self.heads * self.head_dim * self.selected(seq_len)
 
 
 class IndexedKeys(NamedTuple):

@@ -18,6 +18,7 @@ from sim.models.layers import layer_specs
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
 from sim.models.served import serving_dims
+from sim.models.source import source_of
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from tests.sim.test_model_families import written
@@ -131,6 +132,16 @@ def test_flops_are_selected_keys_and_an_indexer_over_all() -> None:
     found = model_flops_per_token(sparse, 8) - model_flops_per_token(dense, 8)
     assert found == pytest.approx(main + indexer + 4 * matrices)
     assert attention_of(training(8, model=model)).seen_keys(3) is None
+
+
+def test_a_frozen_indexer_has_no_flops_for_gradients() -> None:
+    """By hand as above: 2 for each weight of the indexer's matrices, scores of all keys forward, nothing else."""
+    model = {**SMALL, "layers": 1, "indexer": {"heads": 4, "head_dim": 32, "top_k": 3}}
+    matrices, scores = 64 * 4 * 32 + 256 * 32 + 256 * 4, 2 * 4 * 32 * 4
+    main = 6 * 8 * (48 + 32) * (21 / 8 - 4)
+    sparse = source_of(training(8, model=model, indexer="frozen")).flops_per_token(causal_half=True)
+    dense = source_of(training(8, model={**model, "indexer": None})).flops_per_token(causal_half=True)
+    assert sparse - dense == pytest.approx(main + scores + 2 * matrices)
 
 
 def test_kernels_take_as_many_flops_as_they_say() -> None:
