@@ -58,7 +58,7 @@ class ServedLora(UserInput):
     """Adapters on one base model, all of one rank. Requests whose trace names no adapter draw one from `seed`, with
     popularity 1 / k^zipf."""
 
-    adapters: int = Field(default=1, ge=1, le=1_000_000)
+    adapters: int = Field(default=1, ge=1, le=1_000_000, description="or as many as the trace names, where more")
     rank: int = Field(default=16, ge=1, le=100_000)
     targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)] = (
         "qkv",

@@ -16,9 +16,20 @@ from collections import Counter, OrderedDict
 
 from msgspec import Struct, field
 
+from sim.inputs.scenario import Scenario
 from sim.inputs.serving_keys import ServedLora
 from sim.serve.kv_cache import Link
 from sim.serve.requests import Request
+
+
+def with_named(scenario: Scenario, requests: tuple[Request, ...]) -> Scenario:
+    """The scenario with as many adapters as the trace names, where `adapters` says fewer."""
+    inference = scenario.for_serving
+    named = len({r.adapter for r in requests} - {""})
+    if inference.lora is None or named <= inference.lora.adapters:
+        return scenario
+    lora = inference.lora.model_copy(update={"adapters": named})
+    return scenario.model_copy(update={"inference": inference.model_copy(update={"lora": lora})})
 
 
 def with_adapters(requests: tuple[Request, ...], lora: ServedLora) -> tuple[Request, ...]:

@@ -14,7 +14,7 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Disaggregated, Inference
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.serve.adapters import with_adapters
+from sim.serve.adapters import with_adapters, with_named
 from sim.serve.clock import Server
 from sim.serve.pools import Pool, decode_pool, experts_span, prefill_pool, whole_pool
 from sim.serve.requests import Request, make_requests
@@ -58,6 +58,7 @@ def simulate_serving(
     found = make_requests(inference.requests) if requests is None else requests
     if inference.lora is not None:
         found = with_adapters(found, inference.lora)
+        scenario = with_named(scenario, found)
     elif any(r.adapter for r in found):
         raise InputError(f"{scenario.name}: the trace names LoRA adapters (adapter_id); inference.lora says their rank")
     path = _path(scenario, engine, found)

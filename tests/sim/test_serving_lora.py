@@ -137,6 +137,18 @@ def test_a_trace_names_adapters(tmp_path: Path) -> None:
         simulate_serving(serving(), requests=read_trace(file))
 
 
+@pytest.mark.parametrize("max_loras", [None, 3, 8])
+def test_a_trace_that_names_more_adapters_than_the_scenario_is_as_one_that_says_their_number(
+    max_loras: int | None,
+) -> None:
+    requests = tuple([Request(0.001 * i, 50, 20, "", 0, (), name) for i, name in enumerate("abcdeabcde")])
+    silent, said = (served({"lora": {**n, "max_loras": max_loras}}, requests) for n in ({}, {"adapters": 5}))
+    assert silent.outcome.lora == said.outcome.lora
+    assert silent.outcome.lora.places == min(5, max_loras or 5)
+    assert silent.capacity == said.capacity
+    assert silent.end_s == said.end_s
+
+
 def test_the_shipped_scenario_swaps() -> None:
     swapping = simulate_serving(load_scenario(SCENARIO)).outcome
     room = simulate_serving(load_scenario(SCENARIO, ("inference.lora.max_loras=null",))).outcome
