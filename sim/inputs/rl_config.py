@@ -21,12 +21,15 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 class Lengths(UserInput):
     """Lengths in tokens, drawn from a log-normal distribution of this mean; `sigma` (of the logarithm) 0: all equal.
 
-    `max`: longer ones are cut there, as an engine's limit on new tokens does, which lowers the mean.
+    `max`: longer ones are cut there, as an engine's limit on new tokens does, which lowers the mean. Null: for answers
+    what the prompt leaves of seq_len; for prompts half of seq_len, or all of it but a token where sigma is 0.
     """
 
     mean: float = Field(ge=1, le=MAX_TOKENS)
     sigma: float = Field(default=0.0, ge=0, le=5)
-    max: Tokens | None = Field(default=None, description="null: for answers what the prompt leaves of seq_len")
+    max: Tokens | None = Field(
+        default=None, description="null: answers: what the prompt leaves of seq_len; prompts: half of it"
+    )
 
 
 def _lengths(value: Any) -> Any:

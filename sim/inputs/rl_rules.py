@@ -25,6 +25,11 @@ BESIDE = {
     "faults": "none is simulated in an rl step",
     "processes": "none is simulated in an rl step",
 }
+TRAINING_BESIDE = {
+    "packing": "rl.sequences says how answers are packed",
+    "tokens": "an rl step is simulated by itself, not a whole training",
+    "batch_schedule": "an rl step is simulated by itself, not a whole training",
+}
 
 
 def resolve_rl(
@@ -38,6 +43,9 @@ def resolve_rl(
             raise source.error((key,), f"stands beside rl; {why}")
     if training is None:
         raise source.error(PATH, "needs training, which describes how the policy is trained")
+    for key, why in TRAINING_BESIDE.items():
+        if getattr(training, key):
+            raise source.error(("training", key), f"stands beside rl; {why}")
     if model.program is not None:
         raise source.error(PATH, "stands beside model.program; a captured program is a training step alone")
     given = without_nulls(data["rl"])
@@ -45,7 +53,8 @@ def resolve_rl(
         raise source.error(PATH, f"found {show(given)}; must be a mapping")
     rl = validate(Rl, _with_reward_model(given, training, source), source, PATH)
     generation = _resolve_generation(rl.generation, model, training, parallelism, source)
-    lengths = {"prompt_len": _cut(rl.prompt_len, max(1, training.seq_len // 2))}
+    longest = training.seq_len // 2 if rl.prompt_len.sigma else training.seq_len - 1
+    lengths = {"prompt_len": _cut(rl.prompt_len, max(1, longest))}
     lengths["output_len"] = _cut(rl.output_len, training.seq_len)
     rl = rl.model_copy(update={"generation": generation, **lengths})
     _check_lengths(rl, training, source)
@@ -59,6 +68,9 @@ def _with_reward_model(given: dict[str, Any], training: Training, source: Source
     if not isinstance(reward, dict) or reward.get("model") is None:
         return given
     found = resolve_model(reward["model"], source, (*PATH, "reward", "model"))
+    if found.positions == "learned" and 0 < found.max_positions < training.seq_len:
+        problem = f"found {found.max_positions}; learned positions must cover {training.seq_len} tokens"
+        raise source.error((*PATH, "reward", "model", "max_positions"), problem)
     if not found.max_positions:
         found = found.model_copy(update={"max_positions": training.seq_len})
     return {**given, "reward": {**reward, "model": found}}
@@ -114,14 +126,16 @@ def _cut(lengths: Lengths, most: int) -> Lengths:
 def _check_lengths(rl: Rl, training: Training, source: Source) -> None:
     """The longest prompt leaves room for an answer."""
     p = rl.prompt_len
-    most = p.max if p.sigma > 0 else min(round(p.mean), p.max or round(p.mean))
+    most = p.max if p.sigma > 0 else round(p.mean)
     if most is not None and most >= training.seq_len:
         why = f"training.seq_len is {training.seq_len:,}, in which the answer must lie too"
         raise source.error((*PATH, "prompt_len"), f"found prompts of up to {most:,} tokens; {why}")
     for key, lengths in (("prompt_len", rl.prompt_len), ("output_len", rl.output_len)):
         if lengths.max is not None and lengths.mean > lengths.max:
             found = f"found a mean of {lengths.mean:g}"
-            raise source.error((*PATH, key), f"{found}; must be at most the longest, {lengths.max:,}")
+            usual = "half of training.seq_len" if key == "prompt_len" and lengths.sigma else "training.seq_len"
+            longest = f"the longest, {lengths.max:,} (rl.{key}.max, by default {usual})"
+            raise source.error((*PATH, key), f"{found}; must be at most {longest}")
     if rl.answers > MAX_ANSWERS:
         found = f"prompts_per_step·generations_per_prompt = {rl.answers:,}"
         raise source.error((*PATH, "prompts_per_step"), f"{found}; at most {MAX_ANSWERS:,} are simulated")

@@ -7,11 +7,12 @@
 - packed: sequences are put into packs of up to micro_batch_size·seq_len tokens, and a pack is one micro-batch
   (NeMo-RL's `sequence_packing`, verl's `use_remove_padding` with `ppo_max_token_len_per_gpu`). Tokens see their own
   sequence alone. A micro-batch then stands for the mean pack: it has its tokens T, in k equal sequences of T/k tokens,
-  with k the whole number that brings k·(T/k)² nearest to the pack's sum of squared lengths.
+  with k the whole number that brings k·(T/k)² nearest to the pack's sum of squared lengths, and T/k within seq_len.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 
 from msgspec import Struct
@@ -42,7 +43,8 @@ def make_batch(scenario: Scenario, answers: Answers) -> Batch:
         packs = count_packs(lengths, t.micro_batch_size * t.seq_len)
         micro = _legal(scenario, -(-packs // (updates * dp)))
         each = useful / (updates * micro * dp)
-        size = max(1, round(each * useful / float((lengths.astype(float) ** 2).sum())))
+        nearest = round(each * useful / float((lengths.astype(float) ** 2).sum()))
+        size = max(1, nearest, math.ceil(each / t.seq_len))  # a pack of several sequences' room may hold few long ones
         seq_len = -(-each // size)
     else:
         micro, size = t.global_batch_size // (t.micro_batch_size * dp), t.micro_batch_size
@@ -50,7 +52,7 @@ def make_batch(scenario: Scenario, answers: Answers) -> Batch:
     unit = _divisor(scenario)
     tokens = min(-(-int(seq_len) // unit) * unit, t.seq_len)
     computed = updates * micro * dp * size * tokens
-    return Batch(updates, micro, size, tokens, useful, min(1.0, useful / computed))
+    return Batch(updates, micro, size, tokens, useful, useful / computed)
 
 
 def _legal(scenario: Scenario, micro_batches: int) -> int:

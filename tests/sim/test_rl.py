@@ -172,6 +172,34 @@ def test_micro_batches_hold_all_tokens(how: str) -> None:
         assert abs(squares / (lengths**2).sum() - 1) < abs((lengths.sum() ** 2 / 64) / (lengths**2).sum() - 1)
 
 
+def test_long_answers_in_packs_of_two_keep_all_tokens() -> None:
+    """One sequence of the mean pack's 4,619 tokens would fit its squares best, but is longer than seq_len."""
+    long = {
+        "training": {"seq_len": 4096, "global_batch_size": 16, "micro_batch_size": 2},
+        "parallelism": {"dp": 8},
+        "rl": {
+            "prompts_per_step": 64,
+            "generations_per_prompt": 8,
+            "prompt_len": 16,
+            "output_len": {"mean": 3500, "sigma": 1.0},
+        },
+    }
+    scenario = parse_scenario(merge(SMALL, long), "small")
+    assert scenario.rl is not None
+    b = make_batch(scenario, draw_answers(scenario.rl, 4096))
+    computed = b.updates * b.micro_batches * b.micro_batch_size * b.seq_len * 8
+    assert (b.micro_batch_size, b.seq_len) == (2, 2310)
+    assert 0.95 < b.filled == b.useful_tokens / computed <= 1
+
+
+def test_equal_prompts_may_take_all_but_the_answer() -> None:
+    scenario = parse_scenario(merge(SMALL, {"rl": {"prompt_len": 900, "output_len": 100}}), "small")
+    assert scenario.rl is not None
+    answers = draw_answers(scenario.rl, 1024)
+    assert set(answers.prompt_tokens.tolist()) == {900}
+    assert set(answers.output_tokens.tolist()) == {100}
+
+
 @pytest.mark.parametrize("sizes", [{"pp": 4}, {"pp": 2, "tp": 2}, {"pp": 4, "layers_per_stage": [2, 6, 5, 3]}], ids=str)
 def test_forwards_through_a_pipeline_are_gpipes(sizes: dict[str, Any]) -> None:
     """GPipe runs all forwards first: its last one ends when forward passes alone end."""
@@ -318,6 +346,20 @@ def test_a_table_of_measurements_may_hold_steps() -> None:
         ({"rl": {"reward": {"model": "gpt2", "tp": 5}}}, "rl.reward.tp: found 5; must divide the model's heads (12)"),
         ({"rl": {"output_len": "long"}}, "rl.output_len: found 'long'; must be a number of tokens"),
         ({"rl": {"output_len": {"mean": 5000}}}, "rl.output_len: found a mean of 5000; must be at most the longest"),
+        (
+            {"rl": {"prompt_len": {"mean": 600, "sigma": 0.1}}},
+            "512 (rl.prompt_len.max, by default half of training.seq",
+        ),
+        (
+            {"training": {"seq_len": 2048}, "rl": {"reward": {"model": "gpt2"}}},
+            "rl.reward.model.max_positions: found 1024; learned positions must cover 2048 tokens",
+        ),
+        ({"training": {"packing": {"mean_seq_len": 100}}}, "training.packing: stands beside rl; rl.sequences says how"),
+        ({"training": {"tokens": 1e9}}, "training.tokens: stands beside rl; an rl step is simulated by itself"),
+        (
+            {"training": {"batch_schedule": [{"from_tokens": 0, "global_batch_size": 16}]}},
+            "training.batch_schedule: stands beside rl",
+        ),
         ({"inference": {"requests": {"prompt_len": 1, "output_len": 1}}}, "inference: stands beside rl; the engine"),
         ({"faults": {"jitter": {"sigma": 0.1}}}, "faults: stands beside rl"),
     ],
