@@ -99,8 +99,9 @@ _TWICE = (
     "beside 512 of the matrix units, which wait meanwhile"
 )
 _BLOCKS = (
-    "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), TensorRT-LLM 1.3.0rc20 on {}: median of fp8_block by fp8 over "
-    "the 1,470 matmuls from 1e12 flops on, each without the quantizing of its input, found as in build_profiles"
+    "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), TensorRT-LLM 1.3.0rc20 on {}, gemm_perf (m, n, k, "
+    "gemm_dtype, latency): median of fp8_block by fp8 over the 1,470 matmuls from 1e12 flops on, each without the "
+    "quantizing of its input (`quantizing` in build_profiles says how); taken by hand, no tool reads it"
 )
 _ROWS = (
     "pytorch/pytorch issue 147971: CUTLASS's rowwise matmul on an H100, fast accumulation, has 90 to 100 % of cuBLAS's "
@@ -108,13 +109,15 @@ _ROWS = (
 )
 _QUANTIZE = (
     "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), vLLM 0.24.0 on {}: tensors of 2^29 elements and more, the largest "
-    "values read (`computescale`) and cast from 16 to 8 bits (`scale_matrix`), 5 bytes an element"
+    "values read (computescale_perf) and cast from 16 to 8 bits (scale_matrix_perf), 5 bytes an element (m, k, "
+    "latency); taken by hand, no tool reads them"
 )
 BLOCKWISE = {"h100-sxm": 1.24, "h200-sxm": 1.23, "b200-sxm": 1.07}  # and their relatives
 CASTS = {"h100-sxm": 0.92, "h200-sxm": 0.89, "b200-sxm": 0.85}
 _BLOCK_CASTS = (
-    "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), TensorRT-LLM 1.3.0rc20 on {}: what its fp8_block matmuls take to "
-    "quantize their input, found as in build_profiles: {} ps an element of 3.03 bytes"
+    "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), TensorRT-LLM 1.3.0rc20 on {}, gemm_perf (m, n, k, "
+    "gemm_dtype, latency): what fp8_block matmuls take to quantize their input (`quantizing` in build_profiles says "
+    "how): {} ps an element of 3.03 bytes; taken by hand, no tool reads it"
 )
 BLOCK_CASTS = {"h100-sxm": (0.52, 1.75), "h200-sxm": (0.36, 1.77), "b200-sxm": (0.74, 0.51)}
 HOPPER: Coefficients = {
@@ -167,16 +170,17 @@ B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
 
 
 _SPARSE = (
-    "median of {} calls of {} from {} on, 64 heads, 2,048 keys a token, in AIConfigurator 0.12 ({}_sxm, sglang 0.5.14, "
-    "glm5_{}_module)"
+    "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), sglang 0.5.14 on {}, glm5_{}_module_perf (batch_size, isl, step, "
+    "latency), {}: median of flops by peak and latency of {} calls of {} from {} on; taken by hand, no tool reads it"
 )
 _BACKWARD = "assumption: as FlashAttention's"
 
 
 def _sparse(gpu: str, calls: tuple[int, int], attention: float, scores: float) -> Coefficients:
     """Efficiency of DeepSeek's sparse attention, where a token is a thread block, and of its indexer's scores."""
-    kernel = _SPARSE.format(calls[0], "flash_mla_sparse_fwd", "4,096 tokens", gpu, "dsa_attn")
-    index = _SPARSE.format(calls[1], "deep_gemm.fp8_mqa_logits", "3e11 flops", gpu, "mqa_logits")
+    heads = ("64 heads, 2,048 keys a token", "32 index heads of 128, causal pairs")
+    kernel = _SPARSE.format(gpu, "dsa_attn", heads[0], calls[0], "flash_mla_sparse_fwd", "4,096 tokens")
+    index = _SPARSE.format(gpu, "mqa_logits", heads[1], calls[1], "deep_gemm.fp8_mqa_logits", "3e11 flops")
     return {
         "sparse_mla_efficiency_128": (attention, kernel),
         "sparse_mla_backward_share": (0.85, _BACKWARD),
@@ -184,6 +188,11 @@ def _sparse(gpu: str, calls: tuple[int, int], attention: float, scores: float) -
         "mqa_logits_efficiency_128": (scores, index),
         "mqa_logits_backward_share": (0.85, _BACKWARD),
     }
+
+
+def _blackwell(gpu: str, calls: tuple[int, int], attention: float, scores: float) -> Coefficients:
+    """Attention and memory as on a B200; sparse attention of its own."""
+    return B200_FLASH | BLACKWELL_MEMORY | _sparse(gpu, calls, attention, scores)
 
 
 _SHARE = "a collective's channels by the GPU's SMs: NCCL runs 24 channels, one SM each, within a node"
@@ -235,12 +244,10 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "a100-pcie": _gpu("a100-pcie", "a100", 1.25, A100_FLASH | A100_FLASH2),
     "h100-sxm": _gpu("h100-sxm", "h100", 1.25, H100_FLASH | _sparse("h100", (1462, 994), 0.597, 0.438)),
     "h200-sxm": _gpu("h200-sxm", "h100", 1.25, H100_FLASH | _sparse("h200", (1462, 994), 0.586, 0.437)),
-    "b200-sxm": _gpu(
-        "b200-sxm", "b200", 1.79, B200_FLASH | BLACKWELL_MEMORY | _sparse("b200", (1584, 1244), 0.255, 0.37)
-    ),
-    "b300-sxm": _gpu("b300-sxm", "b300", 1.63, B200_FLASH | BLACKWELL_MEMORY),
-    "gb200": _gpu("gb200", "gb200", 1.61, B200_FLASH | BLACKWELL_MEMORY),
-    "gb300": _gpu("gb300", "gb300", 1.38, B200_FLASH | BLACKWELL_MEMORY),
+    "b200-sxm": _gpu("b200-sxm", "b200", 1.79, _blackwell("b200", (1584, 1244), 0.255, 0.37)),
+    "b300-sxm": _gpu("b300-sxm", "b300", 1.63, _blackwell("b300", (1696, 1244), 0.268, 0.401)),
+    "gb200": _gpu("gb200", "gb200", 1.61, _blackwell("gb200", (1584, 1244), 0.24, 0.368)),
+    "gb300": _gpu("gb300", "gb300", 1.38, _blackwell("gb300", (1702, 1244), 0.291, 0.413)),
     "l40s": _gpu("l40s", "", 0.0, PCIE_ATTENTION),
     "rtx-pro-6000-server": _gpu("rtx-pro-6000-server", "", 0.0, PCIE_ATTENTION),
     "cpu": {

@@ -1,7 +1,8 @@
 """What a table says about its software, in a scenario's words: release dates, trainers, captured graphs.
 
 A scenario that was published years ago names no `training.framework` of ours, no `software_date` and no switches of the
-launch script; the table's `software` and a row's `run.settings` do. Keys that a row states itself stand.
+launch script; the table's `software` and a row's `run.settings` do. How fp8 is scaled a row's `id` alone tells. Keys
+that a row states itself stand.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ TORCH = {
 # What NVIDIA's MLPerf submissions call their switches, the wider first.
 GRAPHS = {"FULL_CUDA_GRAPH": "step", "MCORE_CUDA_GRAPH": "layers", "LAYER_CUDA_GRAPH": "layers"}
 ON = ("1", "true")
-# Words of a row's name that say how fp8 is scaled: torchao's, and NVIDIA's fp8-cs (current scaling).
+# Words of a row's id that say how fp8 is scaled, which a table states nowhere else: torchao's, and
+# NVIDIA's fp8-cs (current scaling).
 RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwise", "fp8-sc": "blockwise"}
 
 
@@ -54,7 +56,7 @@ def software_date(text: str) -> str | None:
 
 
 def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `training` that the table's `software` and the row's `run.settings` say."""
+    """Keys of `training` that the table's `software`, the row's `run.settings` and its `id` say."""
     text = software if isinstance(software, str) else ""
     out: dict[str, Any] = {}
     if (date := software_date(text)) is not None:

@@ -216,6 +216,14 @@ def test_every_gpu_of_the_contract_has_a_profile() -> None:
     assert needed | {"cpu", "roofline"} <= set(shipped_profiles())
 
 
+@pytest.mark.parametrize("name", ["h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200", "gb300"])
+def test_sparse_attention_has_a_speed_of_its_own(name: str) -> None:
+    """Each GPU that AIConfigurator measured with it."""
+    kernels = load_profile(name).coefficients.attention
+    for kernel in ("sparse_mla", "mqa_logits"):
+        assert 0.2 < (kernels[kernel].efficiency_128 or 0) < 0.6
+
+
 def test_the_docs_say_what_each_coefficient_is() -> None:
     text = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
     for record in (Coefficients, AttentionSpeed):
