@@ -101,9 +101,10 @@ def decode_pool(
     scenario: Scenario, profile: Profile, requests: tuple[Request, ...], size: PoolSize, first_rank: int
 ) -> Pool:
     """Replicas that take computed prompts over and add tokens."""
-    alone = _sized(scenario, size).model_copy(
-        update={"inference": scenario.for_serving.model_copy(update={"prefix_cache": "none"})}
-    )
+    given = scenario.for_serving
+    untiered = given.kv_cache.model_copy(update={"tiers": None})  # prefixes are the other pool's
+    own = given.model_copy(update={"prefix_cache": "none", "kv_cache": untiered})
+    alone = _sized(scenario, size).model_copy(update={"inference": own})
     return _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
 
 

@@ -62,10 +62,12 @@ def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
         swapped = f", {n_bytes(kv.swapped_bytes)} a GPU to the host and back" if kv.swapped_bytes else ""
         lost = f"{count(kv.preemptions)} times, {count(kv.recomputed_tokens)} tokens lost{swapped}"
         lines.append(("preempted", lost))
-    if kv.prefix_hit_tokens:
-        loaded = f"; {n_bytes(kv.loaded_bytes)} from the host" if kv.loaded_bytes else ""
-        lines.append(("prefix cache", f"{percent(kv.prefix_hit_rate)} of prompt tokens found{loaded}"))
-    for t in kv.tiers or ():
+    found = kv if result.pools is None else result.pools[0].kv_cache  # by the pool that computes prompts
+    if found.prefix_hit_tokens:
+        host = found.loaded_bytes and not found.tiers  # each tier has a line of its own
+        loaded = f"; {n_bytes(found.loaded_bytes)} from the host" if host else ""
+        lines.append(("prefix cache", f"{percent(found.prefix_hit_rate)} of prompt tokens found{loaded}"))
+    for t in found.tiers or ():
         words = f"{count(t.hit_tokens)} tokens came back in {seconds(t.load_s)}; {n_bytes(t.stored_bytes)} went down"
         lines.append((f"tier {t.name}", f"{words} in {seconds(t.store_s)}, room for {count(t.capacity_tokens)} tokens"))
     if (lora := result.lora) is not None:

@@ -15,6 +15,8 @@ from sim.serve.hashed_prefixes import HASHED_TOKENS
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.views.serving_summary import cache_lines
+from sim.views.units import percent
 from tests.sim.test_serving import WEIGHTS_AND_BUFFERS, finished, requests_of, serving
 from tests.sim.test_serving_hashes import trees
 
@@ -153,6 +155,20 @@ def test_tiers_raise_the_shipped_scenarios_hit_rate() -> None:
     none = simulate_serving(load_scenario(SCENARIO, ("inference.kv_cache.tiers=null",))).outcome.kv_cache
     assert none.prefix_hit_rate < host.prefix_hit_rate < with_tiers.prefix_hit_rate
     assert none.tiers is None
+
+
+def test_the_summary_shows_the_prefixes_of_the_pool_that_computes_prompts() -> None:
+    """Each tier's tokens have one line, with pools and without; the pool that adds tokens has no tiers."""
+    pools = ("inference.disaggregated={prefill: {replicas: 1}, decode: {replicas: 1}}",)
+    one, two = (simulate_serving(load_scenario(SCENARIO, more)).outcome for more in ((), pools))
+    assert two.pools is not None
+    assert two.kv_cache.tiers is None
+    for found, lines in ((one.kv_cache, dict(cache_lines(one))), (two.pools[0].kv_cache, dict(cache_lines(two)))):
+        assert [t.name for t in found.tiers or ()] == ["host", "disk"]
+        for t in found.tiers or ():
+            assert t.hit_tokens > 0
+            assert lines[f"tier {t.name}"].startswith(f"{t.hit_tokens:,} tokens came back")
+        assert lines["prefix cache"] == f"{percent(found.prefix_hit_rate)} of prompt tokens found"
 
 
 def test_tiers_need_a_cache_of_prefixes_on_the_gpu() -> None:
