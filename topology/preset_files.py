@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import DecodeError, json
 from pydantic import BaseModel, ValidationError
 
+from topology.errors import PresetError
 from topology.spec import Architecture, ClusterSpec, GpuSpec
 
 NVLINK_EFFICIENCY: dict[Architecture, float] = {
@@ -51,12 +52,12 @@ def read_gpu(path: Path) -> GpuFile:
     """A GPU with the document of each of its figures.
 
     Raises:
-        ValueError: naming the file and the key, for a file that is no such record, or a figure without a document.
+        PresetError: naming the file and the key, for a file that is no such record, or a figure without a document.
     """
     data, sources = _read(path)
     product, capability = data.pop("product", ""), data.pop("cuda_capability", 0)
     if not isinstance(product, str) or not isinstance(capability, int):
-        raise ValueError(f"{path}: product must be a text, cuda_capability an integer (90 for 9.0)")
+        raise PresetError(f"{path}: product must be a text, cuda_capability an integer (90 for 9.0)")
     gpu = _validated(GpuSpec, data, path)
     return GpuFile(gpu, sources, product, capability)
 
@@ -65,19 +66,24 @@ def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, 
     """A machine with a GPU of `gpus`, and the document of each of its figures.
 
     Raises:
-        ValueError: as `read_gpu`, and for a GPU that is not there.
+        PresetError: as `read_gpu`, and for a GPU that is not there.
     """
     data, sources = _read(path)
-    if data.get("gpu") not in gpus:
-        raise ValueError(f"{path}: gpu: found {data.get('gpu')!r}; allowed: {', '.join(gpus)}")
-    gpu = gpus[data["gpu"]]
+    name, stated = data.get("gpu"), data.get("intra_node", {})
+    if not isinstance(name, str) or name not in gpus:
+        raise PresetError(f"{path}: gpu: found {name!r}; allowed: {', '.join(gpus)}")
+    if not isinstance(stated, dict):
+        raise PresetError(f"{path}: intra_node: found {stated!r}; must be a mapping")
+    architecture, kind = gpus[name].architecture, stated.get("kind")
     usual: dict[str, float] = {}
-    if data.get("intra_node", {}).get("kind") in ("nvswitch", "nvlink_mesh"):
-        usual["efficiency"] = NVLINK_EFFICIENCY[gpu.architecture]
-    if data.get("intra_node", {}).get("kind") == "nvswitch":
-        usual["nvls_efficiency"] = NVLS_EFFICIENCY.get(gpu.architecture, 0.0)
-    links = {**usual, **data.get("intra_node", {})}
-    record = {**data, "gpu": gpu, "intra_node": links}
+    if kind in ("nvswitch", "nvlink_mesh") and "efficiency" not in stated:
+        if architecture not in NVLINK_EFFICIENCY:
+            known = f"NCCL has one for {', '.join(NVLINK_EFFICIENCY)} alone"
+            raise PresetError(f"{path}: intra_node.efficiency: is required with a {name} and kind {kind}; {known}")
+        usual["efficiency"] = NVLINK_EFFICIENCY[architecture]
+    if kind == "nvswitch":
+        usual["nvls_efficiency"] = NVLS_EFFICIENCY.get(architecture, 0.0)
+    record = {**data, "gpu": gpus[name], "intra_node": {**usual, **stated}}
     return _validated(ClusterSpec, record, path), sources
 
 
@@ -86,20 +92,20 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         data = json.decode(path.read_bytes())
     except DecodeError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise PresetError(f"{path}: {error}") from None
     if not isinstance(data, dict) or data.get("name") != path.stem:
-        raise ValueError(f"{path}: name: must be the file's own name, {path.stem!r}")
+        raise PresetError(f"{path}: name: must be the file's own name, {path.stem!r}")
     listed = data.pop("sources", None)
     if not isinstance(listed, dict) or not all(isinstance(each, list) for each in listed.values()):
-        raise ValueError(f"{path}: sources: must be a mapping from documents to lists of keys")
+        raise PresetError(f"{path}: sources: must be a mapping from documents to lists of keys")
     named = [(str(figure), document) for document, figures in listed.items() for figure in figures]
     sources, known = dict(named), _figures(data)
     for figure, _ in named:
         if figure not in known or sum(figure == each for each, _ in named) > 1:
-            raise ValueError(f"{path}: sources: {figure!r} must be a figure of the file, and of one document only")
+            raise PresetError(f"{path}: sources: {figure!r} must be a figure of the file, and of one document only")
     for figure in known:
         if figure not in sources:
-            raise ValueError(f"{path}: {figure}: has no document in sources")
+            raise PresetError(f"{path}: {figure}: has no document in sources")
     return data, sources
 
 
@@ -118,4 +124,4 @@ def _validated(record: type[SpecT], data: dict[str, Any], path: Path) -> SpecT:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {where}: {first['msg']}") from None
+        raise PresetError(f"{path}: {where}: {first['msg']}") from None

@@ -27,6 +27,10 @@ class _Spec(BaseModel):
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
 
 
+PEAK_NAMES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp4", "int8", "int4")
+"""Dtypes that a GPU may have a peak of."""
+
+
 class GpuSpec(_Spec):
     """One accelerator: its data-sheet figures, and which chip it is.
 
@@ -47,7 +51,7 @@ class GpuSpec(_Spec):
     link_bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, le=1e18)
     memory_bytes: float = Field(gt=0, le=1e15)
     memory_bandwidth_bytes_per_s: float = Field(gt=0, le=1e18)
-    peak_flops_per_s: dict[str, float]
+    peak_flops_per_s: dict[str, Annotated[float, Field(gt=0, le=1e24)]]
     power_limit_w: float = Field(default=500.0, gt=0, le=1e5)
     sm_count: int = Field(default=1, ge=1, le=10_000)
     host_bandwidth_bytes_per_s: float = Field(default=25e9, gt=0, le=1e18)  # PCIe or C2C, a direction
@@ -55,6 +59,14 @@ class GpuSpec(_Spec):
     sm_sram_bytes: int = Field(default=0, ge=0, le=10**9)
     sm_flops_per_clock: int = Field(default=0, ge=0, le=10**9)
     source: str = ""
+
+    @field_validator("peak_flops_per_s")
+    @classmethod
+    def _of_known_dtypes(cls, peaks: dict[str, float]) -> dict[str, float]:
+        unknown = next((name for name in peaks if name not in PEAK_NAMES), None)
+        if unknown is not None:
+            raise ValueError(f"unknown dtype {unknown!r} (allowed: {', '.join(PEAK_NAMES)})")
+        return peaks
 
 
 class IntraNode(_Spec):

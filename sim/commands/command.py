@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from sim.core.errors import InputError
+from topology.errors import PresetError
 
 UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short command's time
     "OPENBLAS_NUM_THREADS": "1",  # threads for products of large matrices, of which there are none
@@ -50,11 +51,13 @@ LOOK_ALIKES = {  # one character each, so that columns stay where they are
 
 @contextmanager
 def bad_input_exits() -> Iterator[None]:
-    """Turn an `InputError`, and a package of an extra that is missing, into one message on standard error and exit code
-    2; Ctrl-C into exit code 130."""
+    """Turn bad input into one message on standard error and exit code 2, Ctrl-C into exit code 130.
+
+    Bad input is an `InputError`, a wrong file of a GPU or machine, or a package of an extra that is missing.
+    """
     try:
         yield
-    except InputError as error:
+    except (InputError, PresetError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except ModuleNotFoundError as error:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sim.core.dtypes import SPELLINGS, normalise_dtype
+from sim.core.dtypes import normalise_dtype
 from sim.inputs.input_source import Source, found_file, nearest, show, validate, without_nulls
 from sim.inputs.overrides import merge
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import KeyPath
 from topology.presets import CLUSTERS, GPUS
-from topology.spec import ClusterSpec, GpuSpec
+from topology.spec import PEAK_NAMES, ClusterSpec, GpuSpec
 
 CHIP = {
     "architecture",
@@ -25,8 +25,6 @@ CHIP = {
 MOST_MIXED_NODES = 1000  # of one sort: each is parts and links
 LEAST_MEMORY_BYTES = 10**6  # less is gigabytes without their unit
 SpecT = TypeVar("SpecT", GpuSpec, ClusterSpec)
-
-_PEAK_NAMES = (*dict.fromkeys(SPELLINGS.values()), "tf32", "fp4", "int8", "int4")
 
 
 def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cluster",)) -> ClusterSpec:
@@ -197,9 +195,9 @@ def _peaks(given: dict[str, Any], source: Source, path: KeyPath) -> dict[str, An
     peaks: dict[str, Any] = {}
     for key, value in given.items():
         name = normalise_dtype(key)
-        if name not in _PEAK_NAMES:
+        if name not in PEAK_NAMES:
             raise source.error(
-                (*path, key), f"unknown dtype{nearest(key, _PEAK_NAMES)} (allowed: {', '.join(_PEAK_NAMES)})"
+                (*path, key), f"unknown dtype{nearest(key, PEAK_NAMES)} (allowed: {', '.join(PEAK_NAMES)})"
             )
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e24:
             raise source.error((*path, key), f"found {show(value)}; must be a number above 0 and at most 1e24")

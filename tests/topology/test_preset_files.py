@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from sim.commands.command import bad_input_exits
+from topology.errors import PresetError
 from topology.node_parts import gpu_by_capability, gpu_by_name
 from topology.preset_files import read_gpu, read_machine
-from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_SOURCES, GPUS
+from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_PRODUCTS, GPU_SOURCES, GPUS
 
 ROOT = Path(__file__).parents[2]
 GPU: dict[str, Any] = {
@@ -56,6 +58,8 @@ def test_a_file_is_a_gpu_and_another_a_machine(tmp_path: Path) -> None:
         ({"memory_bytes": -1.0}, "memory_bytes: Input should be greater than 0"),
         ({"colour": "red", "sources": {**GPU["sources"], "more": ["colour"]}}, "colour: Extra inputs"),
         ({"cuda_capability": "9.0"}, "cuda_capability an integer"),
+        ({"peak_flops_per_s": {"bf16": -5}}, r"peak_flops_per_s\.bf16: Input should be greater than 0"),
+        ({"peak_flops_per_s": {"bf17": 1}}, r"peak_flops_per_s: .*unknown dtype 'bf17' \(allowed: fp32, bf16"),
     ],
 )
 def test_what_is_wrong_in_a_gpus_file(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -68,10 +72,29 @@ def test_what_is_wrong_in_a_machines_file(tmp_path: Path) -> None:
         read_machine(write(tmp_path, MACHINE, gpu="x1"), GPUS)
     with pytest.raises(ValueError, match=r"intra_node\.bandwidth_bytes_per_s: has no document"):
         read_machine(write(tmp_path, MACHINE, sources={}), GPUS)
+    with pytest.raises(PresetError, match=r"x900-node\.json: gpu: found \['h100-sxm'\]"):
+        read_machine(write(tmp_path, MACHINE, gpu=["h100-sxm"]), GPUS)
+    with pytest.raises(PresetError, match=r"x900-node\.json: intra_node: found 'nvswitch'; must be a mapping"):
+        read_machine(write(tmp_path, MACHINE, intra_node="nvswitch", sources={"a sheet": ["intra_node"]}), GPUS)
+    with pytest.raises(PresetError, match=r"intra_node\.efficiency: is required with a trainium2 and kind nvswitch"):
+        read_machine(write(tmp_path, MACHINE, gpu="trainium2"), GPUS)
     path = tmp_path / "torn.json"
     path.write_text("{")
     with pytest.raises(ValueError, match=r"torn\.json"):
         read_gpu(path)
+
+
+def test_a_wrong_file_ends_a_command_with_one_message(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write(tmp_path, GPU, memory_bytes=-1.0)
+    with pytest.raises(SystemExit) as ended, bad_input_exits():
+        read_gpu(path)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}: memory_bytes: ")
+
+
+def test_a_products_name_is_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GPU_PRODUCTS, "A10(", "a10")
+    assert gpu_by_name("NVIDIA A10(") == "a10"
 
 
 def test_every_shipped_figure_has_a_document_and_every_file_is_installed() -> None:
