@@ -16,7 +16,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.serving_rules import check_serving
-from sim.inputs.training_config import Recompute, Training
+from sim.inputs.training_config import Packing, Recompute, Training
 from sim.inputs.workloads import Distillation, Faults, LinkFault
 from sim.models.frameworks import framework_of
 from sim.models.recipes import recipe_of
@@ -176,9 +176,6 @@ def _check_indexer(t: Training, model: ModelConfig, p: Parallelism, source: Sour
         raise source.error(path, f"{found}; {why}")
 
 
-MOST_DOCUMENTS = 1_000_000
-
-
 def _check_packing(sections: Sections, t: Training, source: Source) -> None:
     """Documents that fit into sequences, where attention can leave out what lies between them."""
     x, m, p = t.packing, sections.model, sections.parallelism
@@ -197,9 +194,8 @@ def _check_packing(sections: Sections, t: Training, source: Source) -> None:
     if x.mean_seq_len is not None and not x.min_seq_len <= x.mean_seq_len <= longest:
         found = f"found {x.mean_seq_len:g}; must lie between the least ({x.min_seq_len}) and the longest ({longest})"
         raise source.error((*path, "mean_seq_len"), found)
-    if x.mean_seq_len is not None and t.global_batch_size * t.seq_len / x.mean_seq_len > MOST_DOCUMENTS:
-        most = f"at most {MOST_DOCUMENTS:,} documents of a step are drawn; give lengths"
-        raise source.error((*path, "mean_seq_len"), f"found {x.mean_seq_len:g}; {most}")
+    if x.mean_seq_len is not None:
+        _check_drawn(x, t, source)
     for bad, what in (
         (m.program is not None, "a captured program, whose attention is what it was"),
         (m.indexer is not None, "model.indexer"),
@@ -208,6 +204,19 @@ def _check_packing(sections: Sections, t: Training, source: Source) -> None:
     ):
         if bad:
             raise source.error(path, f"found packed documents with {what}; simulated without")
+
+
+def _check_drawn(x: Packing, t: Training, source: Source) -> None:
+    """As many documents as can be drawn in seconds."""
+    from sim.models.packing import MOST_DOCUMENTS, expected_tokens  # with numpy, which no other reader needs
+
+    tokens = expected_tokens(x, t.seq_len)
+    if t.global_batch_size * t.seq_len / tokens > MOST_DOCUMENTS:
+        found = (
+            f"found {x.mean_seq_len:g} with lognormal_sigma {x.lognormal_sigma:g}, cut off at both ends {tokens:.3g}"
+        )
+        most = f"at most {MOST_DOCUMENTS:,} documents of a step are drawn; give lengths or a smaller lognormal_sigma"
+        raise source.error(("training", "packing", "mean_seq_len"), f"{found}; {most}")
 
 
 def _packing_note(sections: Sections) -> list[str]:
@@ -220,6 +229,9 @@ def _packing_note(sections: Sections) -> list[str]:
     batch = pack(t.packing, t.seq_len, t.global_batch_size, dp)
     number = sum(n for _, n in batch.all_documents)
     found = f"training.packing: {number:.1f} documents a sequence, {batch.filled:.1%} of its tokens theirs"
+    if (given := t.packing.mean_seq_len) is not None:
+        mean = batch.filled * t.seq_len / number
+        found += f"; a document has {mean:.0f} in the mean, before it is cut {given:g}"
     if batch.imbalance > 1.0:
         found += f"; the step waits for the replica with {batch.imbalance:.3f} times the mean's pairs of {dp}"
     return [found]

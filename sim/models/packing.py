@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sim.inputs.training_config import Packing
 
 
+MOST_DOCUMENTS = 1_000_000  # of a step that are drawn
 DRAWN = 1.25  # times what a step takes, as from a larger data set, whose half-empty last sequence is left out
 Sequences = tuple[tuple[int, ...], ...]
 
@@ -74,14 +75,35 @@ def _drawn(packing: Packing, seq_len: int, number: int) -> list[tuple[int, ...]]
     sigma, longest = packing.lognormal_sigma, min(seq_len, packing.max_seq_len or seq_len)
     least = min(packing.min_seq_len, longest)
     lengths: list[int] = []
-    while (short := DRAWN * number * seq_len - sum(lengths)) > 0:
+    tokens, needed = 0, DRAWN * number * seq_len
+    while (short := needed - tokens) > 0:
         more = max(1, round(short / packing.mean_seq_len))
         drawn = draw.lognormal(math.log(packing.mean_seq_len) - sigma**2 / 2, sigma, more)
-        lengths += np.clip(np.rint(drawn), least, longest).astype(int).tolist()
+        found = np.clip(np.rint(drawn), least, longest).astype(int).tolist()
+        lengths += found
+        tokens += sum(found)
     packed = best_fit(lengths, seq_len) if packing.strategy == "bfd" else wrapped(lengths, seq_len)
     packed = packed[:-1] if len(packed) > number else packed
     draw.shuffle(packed)
     return packed[:number]
+
+
+def expected_tokens(packing: Packing, seq_len: int) -> float:
+    """Tokens of a drawn document in the mean, once its length is cut off at both ends.
+
+    With Φ the normal distribution, least a, longest b, median e^μ: a·Φ(α) + mean·(Φ(β − σ) − Φ(α − σ)) + b·(1 − Φ(β)),
+    α = (ln a − μ)/σ, β = (ln b − μ)/σ.
+    """
+    mean, sigma = packing.mean_seq_len, packing.lognormal_sigma
+    assert mean is not None
+    longest = min(seq_len, packing.max_seq_len or seq_len)
+    least = min(packing.min_seq_len, longest)
+    if sigma == 0.0:
+        return float(min(max(mean, least), longest))
+    median = math.log(mean) - sigma**2 / 2
+    low, high = ((math.log(end) - median) / sigma for end in (least, longest))
+    below = [math.erfc(-x / math.sqrt(2)) / 2 for x in (low, low - sigma, high - sigma)]
+    return least * below[0] + mean * (below[2] - below[1]) + longest * math.erfc(high / math.sqrt(2)) / 2
 
 
 def best_fit(lengths: Sequence[int], seq_len: int) -> list[tuple[int, ...]]:

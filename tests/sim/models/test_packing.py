@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sim.core.errors import InputError
@@ -14,7 +16,7 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.inputs.training_config import Packing
 from sim.models.dims import Shard, packed_batch
 from sim.models.layer import layer_block
-from sim.models.packing import best_fit, pack, pairs_between, wrapped
+from sim.models.packing import best_fit, expected_tokens, pack, pairs_between, wrapped
 from sim.models.source import source_of
 from sim.prices.roofline import shape_flops
 from sim.simulation import simulate
@@ -122,6 +124,23 @@ def test_drawn_documents_fill_the_batch(strategy: str) -> None:
     assert 500 < mean < 800  # the longest are cut off
 
 
+@pytest.mark.parametrize("sigma", [0.0, 0.5, 1.1, 3.0])
+def test_drawn_documents_have_the_expected_mean(sigma: float) -> None:
+    """The mean of a million lengths; rounding them moves it by less than what is allowed here."""
+    packing = Packing(mean_seq_len=700, lognormal_sigma=sigma, min_seq_len=16, max_seq_len=3000)
+    drawn = np.random.default_rng(1).lognormal(math.log(700) - sigma**2 / 2, sigma, 1_000_000)
+    assert expected_tokens(packing, 4096) == pytest.approx(np.rint(drawn).clip(16, 3000).mean(), rel=0.01)
+
+
+def test_a_warning_says_how_long_drawn_documents_are() -> None:
+    s = training({"mean_seq_len": 2000, "lognormal_sigma": 3.0}, global_batch_size=64)
+    batch = packed_batch(s)
+    assert batch is not None
+    mean = sum(n * length for length, n in batch.all_documents) / sum(n for _, n in batch.all_documents)
+    assert mean < 1000
+    assert any(f"a document has {mean:.0f} in the mean, before it is cut 2000" in w for w in s.warnings)
+
+
 def test_the_step_waits_for_the_slowest_replica() -> None:
     drawn = {"mean_seq_len": 700}
     s = training(drawn, {"dp": 8}, global_batch_size=16)
@@ -146,6 +165,10 @@ def test_the_step_waits_for_the_slowest_replica() -> None:
         ({"packing": {"lengths": [8], "mean_seq_len": 9}}, "packing: give lengths, or mean_seq_len"),
         ({"packing": {"lengths": [4000, 97]}}, r"lengths: found 4097 tokens in all; a sequence has 4096"),
         ({"packing": {"mean_seq_len": 5000}}, r"mean_seq_len: found 5000; must lie between"),
+        (
+            {"packing": {"mean_seq_len": 1500, "lognormal_sigma": 10}, "seq_len": 1 << 14, "global_batch_size": 256},
+            r"mean_seq_len: found 1500 with lognormal_sigma 10, cut off at both ends [\d.]+; at most 1,000,000",
+        ),
         ({"packing": {"lengths": [9]}, "attention": "unfused"}, "attention unfused, which computes all scores"),
     ],
 )
