@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-
-import pandas as pd  # type: ignore[import-untyped]
+from typing import Any
 
 ENGINE = "trtllm/1.3.0rc20"
 SYSTEMS = {  # by the names of the files: the folder, and its newest NCCL
@@ -28,11 +27,13 @@ SYSTEMS = {  # by the names of the files: the folder, and its newest NCCL
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096, 4352)
 ROWS += (8192, 16384, 32768)
 SIZES = {"half": 2, "int8": 1}  # bytes of one element
-Table = "pd.DataFrame"
+Table = Any  # pandas.DataFrame
 
 
 def read(path: Path) -> Table:
     """A table of the database, sizes as numbers and `seconds` for its milliseconds."""
+    import pandas as pd  # type: ignore[import-untyped]
+
     found = pd.read_parquet(path)
     texts = ("framework", "version", "device", "op_name", "kernel_source", "distribution")
     for name in found.columns:

@@ -58,10 +58,9 @@ def visit(page: Any, address: str) -> None:
 def page(shared: Any, file: Path) -> Any:
     """The page as it opens."""
     shared.wait_for_timeout(200)  # the address follows a little later
-    shared.evaluate("location.hash = ''")
-    shared.wait_for_timeout(100)
+    shared.evaluate("location.hash = `nothing=${performance.now()}`")  # an address that differs from every one before
+    shared.wait_for_function("[...document.querySelectorAll('#pinned, #measured')].every((e) => e.hidden)")
     shared.locator("#plots").scroll_into_view_if_needed()
-    assert shared.locator("#pinned, #measured").evaluate_all("(all) => all.every((e) => e.hidden)")
     return shared
 
 
@@ -222,7 +221,7 @@ def test_a_link_opens_the_same_view(page: Any, step: Simulation, file: Path) -> 
     click_on(page, row_of(page, "rank 5", "compute"), (start + end) / 2)
     page.locator(".legend button[data-kind=SEND_F]").click()
     title = page.locator("#pinned").inner_text()
-    page.wait_for_timeout(300)
+    page.wait_for_function("location.hash.includes('pin=') && location.hash.includes('hide=')")
     link = page.url
     visit(page, link)
     assert x_range(page, "timeline") == pytest.approx([start - 0.1, end + 0.1], abs=1e-6)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "calibrate" / "parallel").glob("*.py"))
-AROUND = {"__init__", "comm", "model_parallel", "proof", "runner"}  # what all schemes share
+AROUND = {"__init__", "comm", "model_parallel", "proof", "runner", "storages"}  # what all schemes share
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.stem not in AROUND], ids=lambda f: f.stem)
