@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, NeededBy, Program, Saved, TensorRole
-from sim.models.dims import Dims
+from sim.models.dims import Dims, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, W, collective, memory_op
@@ -87,15 +87,19 @@ class Indexer(Struct, frozen=True):
 
 
 class IndexedKeys(NamedTuple):
-    """Queries of one rank and the keys that they may see: pieces of (queries, keys up to the last of them)."""
+    """Queries of one rank and the keys that they may see: pieces of (queries, keys up to the last of them).
+
+    `striped`: a piece's queries do not end the sequence but lie evenly over it.
+    """
 
     batch: int
     pieces: tuple[tuple[int, int], ...]
+    striped: bool = False
 
     @property
     def pairs(self) -> float:
         """Causal pairs of all pieces."""
-        return float(self.batch * sum(attended_pairs(q, kv, True) for q, kv in self.pieces))
+        return float(self.batch * sum(_pairs(q, kv, self.striped) for q, kv in self.pieces))
 
     @property
     def kv_len(self) -> int:
@@ -103,11 +107,19 @@ class IndexedKeys(NamedTuple):
         return max(kv for _, kv in self.pieces)
 
 
-def scores(x: Indexer, batch: int, q_len: int, kv_len: int, dtype: str) -> Program:
-    """Scores of causal pairs and the selection of `q_len` queries against `kv_len` keys, in `batch` sequences."""
+def _pairs(q_len: int, kv_len: int, striped: bool) -> int:
+    return attended_pairs(q_len, ceil_div(kv_len, 2) if striped else kv_len, not striped)
+
+
+def scores(x: Indexer, batch: int, q_len: int, kv_len: int, dtype: str, striped: bool = False) -> Program:
+    """Scores of causal pairs and the selection of `q_len` queries against `kv_len` keys, in `batch` sequences.
+
+    `striped` queries see half of the keys in the mean, so that their kernel is one of half the keys without a mask.
+    """
     # Half the heads with values as wide as keys: as many flops as scores alone of all heads.
-    shape = (batch, max(1, x.heads // 2), 1, q_len, kv_len, x.head_dim, x.head_dim, int(q_len > 1))
-    pairs = float(batch * attended_pairs(q_len, kv_len, True))
+    seen, causal = (ceil_div(kv_len, 2), 0) if striped else (kv_len, int(q_len > 1))
+    shape = (batch, max(1, x.heads // 2), 1, q_len, seen, x.head_dim, x.head_dim, causal)
+    pairs = float(batch * _pairs(q_len, kv_len, striped))
     operands = batch * x.head_dim * (q_len * x.heads + kv_len) * 2.0
     flops, written = shape_flops("attention_forward", shape), pairs * FP32_BYTES
     kernel = Compute("index_scores", "attention_forward", shape, dtype, flops, operands + written, F, kernel=SCORES)
@@ -142,7 +154,7 @@ def index_operator(
     if d.cp > 1:
         forward.append(collective("index_key_gather", "all_gather", tokens * d.cp * x.head_dim * e, F, group="cp"))
     for q, kv in keys.pieces:
-        forward += scores(x, keys.batch, q, kv, d.act)
+        forward += scores(x, keys.batch, q, kv, d.act, keys.striped)
     slots = keys.kv_len if dense else x.slots(keys.kv_len)
     params = sum(m.parameters for m in matrices) + x.norm_parameters
     saved = [] if dense else [Saved("attention", "selected keys", tokens * slots * INDEX_BYTES)]

@@ -77,9 +77,8 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         mode = scenario.for_training.indexer
         own = Core(d.seq, d.seq, 1, 1, 1, 1)
         blocks = (own,) if d.cp == 1 else gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split)
-        # striped: the rank's queries lie evenly over the sequence, so they see half of the keys in the mean
-        pieces = tuple((b.q_len, b.kv_len // 2 if b.share else b.kv_len) for b in blocks)
-        keys = IndexedKeys(d.batch, pieces)
+        pieces = tuple((b.q_len, b.kv_len) for b in blocks)
+        keys = IndexedKeys(d.batch, pieces, striped=d.cp > 1 and p.cp_split == "striped")
         dense = mode == "warm_up" or d.full_seq <= x.top_k
         trained = mode != "frozen" and not d.framework.masks_unselected
         indexer = index_operator(x, d, self, keys, trained, dense, mode == "warm_up")
@@ -93,9 +92,7 @@ class SparseLatentAttention(LatentAttention, frozen=True):
         *query, kv_down, _, out = self.projections(d.tp)
         heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
         down, up = (linear(d, m.linear("attention", d.rows if m.split == "plain" else d.tokens, keep)) for m in query)
-        gather: tuple[Operator, ...] = ()
-        if d.sp:
-            gather = (_latents_gathered(d, self.latent_rank + self.rope_width),)
+        shared = (_latents_shared(d, self.latent_rank + self.rope_width),) if d.tp > 1 else ()
         return (
             down,
             latent_norm(d, "query", self.query_rank or 0),
@@ -104,7 +101,7 @@ class SparseLatentAttention(LatentAttention, frozen=True):
             linear(d, kv_down.linear("attention", d.rows, False)),
             latent_norm(d, "kv", self.latent_rank),
             *inside("mla_up_proj", (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),)),
-            *gather,
+            *shared,
             *inside("mla_up_proj", (_per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
             self._sparse_core(d, heads, slots),
             _per_head(d, "value_expand", heads, self.latent_rank, self.value_width, False),
@@ -227,8 +224,11 @@ def _per_head(d: Dims, name: str, heads: int, inputs: int, outputs: int, keeps: 
     )
 
 
-def _latents_gathered(d: Dims, width: int) -> Operator:
-    """Under sequence parallelism a token's latent is made by one rank of tp and read by all."""
+def _latents_shared(d: Dims, width: int) -> Operator:
+    """A token's latent is read by the heads of all ranks of tp, whose gradients of it are summed: under sequence
+    parallelism one rank makes it, else each does."""
     size = d.tokens * width * d.act_bytes
+    if not d.sp:
+        return Operator("latents", (), (collective("latent_tp_grad_all_reduce", "all_reduce", size, I),))
     gather = collective("latent_tp_gather", "all_gather", size, F)
     return Operator("latents", (gather,), (collective("latent_tp_grad_scatter", "reduce_scatter", size, I),))

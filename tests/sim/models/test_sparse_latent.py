@@ -222,11 +222,30 @@ def test_context_parallelism_gathers_latents_and_index_keys() -> None:
     }
     # of all ranks the indexer's pairs are those of the whole sequence
     whole = 2 * 4 * 32 * 1024 * 1025 / 2
-    for split in ("contiguous", "zigzag"):
+    for split in ("contiguous", "zigzag", "striped"):
         layout = {"cp": 2, "cp_method": "all_gather", "cp_split": split}
         blocks = [layer_block(training(1024, layout), 0, Shard(cp_rank=rank)) for rank in range(2)]
         scores = [i.flops for b in blocks for i in b.forward if isinstance(i, Compute) and i.name == "index_scores"]
-        assert sum(scores) == pytest.approx(whole)
+        assert sum(scores) == pytest.approx(whole, rel=1.0 / 1024 if split == "striped" else 1e-6)
+
+
+def test_striped_queries_choose_among_all_keys() -> None:
+    """Each rank's last query sees 256 keys, more than the 128 that it may select."""
+    s = training(256, {"cp": 2, "cp_method": "all_gather", "cp_split": "striped"})
+    block = layer_block(s, 0)
+    assert "index_select" in {i.name for i in block.forward}
+    assert {t.name: t.bytes for t in block.saved}["selected keys"] == 128 * 128 * 4
+
+
+@pytest.mark.parametrize("sp", [False, True])
+def test_gradients_of_latents_are_summed_over_tp(sp: bool) -> None:
+    """(64 + 16) numbers a token: an all-reduce, or the reduce-scatter that answers the gather."""
+    block = layer_block(training(1024, {"tp": 2, "sp": sp}), 0)
+    sent = {i.name: (i.kind, i.bytes) for p in (block.forward, block.backward) for i in p if isinstance(i, Comm)}
+    size = 1024 * 80 * 2
+    gathered = {"latent_tp_gather": ("all_gather", size), "latent_tp_grad_scatter": ("reduce_scatter", size)}
+    wanted = gathered if sp else {"latent_tp_grad_all_reduce": ("all_reduce", size)}
+    assert {name: one for name, one in sent.items() if name.startswith("latent_")} == wanted
 
 
 def test_what_is_made_of_latents_can_be_made_again() -> None:
