@@ -15,6 +15,8 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sim.views.serving_search_page import NO_LIMIT
+
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(f"{result['name']}: {result['gpus']:,} GPUs within {', '.join(result['slo'])}", highlight=False)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -33,6 +35,8 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
         layout = " ".join(f"{k} {v}" for k, v in fewest["parallelism"].items())
         n = fewest["gpus"]
         console.print(f"fewest for {wanted:g} requests a second: {n:,} GPU{'s' * (n != 1)} ({layout})", highlight=False)
+    elif wanted is not None and any(not row["limit_found"] for row in result["best"]):
+        console.print(f"fewest for {wanted:g} requests a second: {NO_LIMIT}", highlight=False)
     elif wanted is not None:
         console.print(f"no layout carries {wanted:g} requests a second within them", highlight=False)
     for refusal in result["refusals"]:
@@ -53,6 +57,7 @@ def print_serving_search(result: dict[str, Any], top: int) -> None:
 
 
 def _cells(row: dict[str, Any], priced: bool) -> list[str]:
+    from sim.views.serving_search_page import NO_LIMIT
     from sim.views.units import seconds
 
     if not row["rate_per_s"]:
@@ -61,6 +66,7 @@ def _cells(row: dict[str, Any], priced: bool) -> list[str]:
         ", ".join(seconds(row[k][p]) for p in ("p50", "p99"))
         for k in ("time_to_first_token_s", "time_per_output_token_s")
     ]
-    cells = [f"{row['rate_per_s']:.3g}", f"{row['output_tokens_per_s_per_gpu']:,.0f}", *two]
+    rate = f"{row['rate_per_s']:.3g}" if row["limit_found"] else NO_LIMIT
+    cells = [rate, f"{row['output_tokens_per_s_per_gpu']:,.0f}", *two]
     cells.append(seconds(row["inter_token_latency_s"]["p99"]))
     return [*cells, f"{row['cost_per_million_output_tokens']:.2f}"] if priced else cells

@@ -90,7 +90,7 @@ class ReplicaSearch:
                 break
             point = following
         else:
-            return point if point.kept else None  # kept even where all come at once
+            return point if point.kept else None  # kept even where all come at once: `limit_found` tells
         # Latency grows with the rate, as queues do, so bisection is right up to noise, which CLOSE covers.
         low, high = (point, following) if point.kept else (following, point)
         while high.rate_per_s > CLOSE * low.rate_per_s:
@@ -98,6 +98,10 @@ class ReplicaSearch:
             middle = self.at(math.sqrt(low.rate_per_s * high.rate_per_s))
             low, high = (middle, high) if middle.kept else (low, middle)
         return low
+
+    def limit_found(self, highest: Point | None) -> bool:
+        """Whether a rate above the highest breaks a promise. Otherwise requests are too few to find the limit."""
+        return highest is None or any(not p.kept for p in self.points.values() if p.rate_per_s > highest.rate_per_s)
 
 
 def requests_at(scenario: Scenario, rate_per_s: float) -> tuple[Request, ...]:
@@ -178,11 +182,13 @@ def search_serving(
         row: dict[str, Any] = {"parallelism": {**layout, "dp": replicas}, "gpus": gpus, "replica_gpus": tp * pp}
         sizes = replicas, gpus, price_per_gpu_hour, base.cluster.gpu.power_limit_w
         row |= _figures(highest, *sizes) if highest else {"rate_per_s": 0.0}
+        row["limit_found"] = search.limit_found(highest)
         if wanted is not None:
             own = search.at(wanted / replicas)
             row["own_rate"] = _figures(own, *sizes)
             # A replica that is found to carry 2 % less than wanted may carry it: the search is no finer than that.
-            needed = math.ceil(wanted / highest.rate_per_s / CLOSE) if highest else None
+            known = highest if row["limit_found"] else None
+            needed = math.ceil(wanted / known.rate_per_s / CLOSE) if known else None
             row["fewest_gpus"] = None if needed is None else max(1, needed) * tp * pp
         layouts.append(row)
         curve += [_on_curve(p, layout, tp * pp) for p in search.points.values()]
@@ -190,6 +196,10 @@ def search_serving(
     layouts.sort(key=lambda row: -row["rate_per_s"])
     enough = [row for row in layouts if row.get("fewest_gpus")]
     fewest = min(enough, key=lambda row: (row["fewest_gpus"], -row["rate_per_s"]), default=None)
+    # A layout whose limit is not known may need one replica alone.
+    unknown = [row["replica_gpus"] for row in layouts if not row["limit_found"]]
+    if fewest is not None and any(n < fewest["fewest_gpus"] for n in unknown):
+        fewest = None
     return {
         "format": "sim-serving-search/1",
         "name": base.name,

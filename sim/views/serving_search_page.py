@@ -17,6 +17,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _TIP = (
     "<div><b>@words</b></div><div>@user tokens/s a user, @gpu tokens/s/GPU, @rate requests/s/GPU</div><div>@kept</div>"
 )
+NO_LIMIT = "no limit found: too few requests"
 HEAD = (
     "Layout",
     "Requests/s",
@@ -61,15 +62,19 @@ def _headline(result: Result) -> list[Number]:
     numbers = [Number("Highest rate", "none", "no layout keeps these latencies", "bad")]
     if best is not None:
         layout, each = layout_words(best["parallelism"]), f"{best['rate_per_s'] / result['gpus']:.3g} a GPU"
+        highest = Number("Highest rate", f"{best['rate_per_s']:.3g} requests/s", f"{layout}; {each}", "good")
+        if not best["limit_found"]:
+            highest = Number("Highest rate", "unknown", f"{layout}; {NO_LIMIT}", "bad")
         numbers = [
-            Number("Highest rate", f"{best['rate_per_s']:.3g} requests/s", f"{layout}; {each}", "good"),
+            highest,
             Number("Output tokens/s/GPU", count(best["output_tokens_per_s_per_gpu"]), ""),
             Number("Time to first token", seconds(best["time_to_first_token_s"]["p99"]), "99th percentile"),
             Number("Time per output token", seconds(best["time_per_output_token_s"]["p99"]), "99th percentile"),
         ]
     wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
     if wanted is not None:
-        said = "none" if fewest is None else count(fewest["gpus"])
+        unknown = any(not row["limit_found"] for row in result["best"])
+        said = ("unknown" if unknown else "none") if fewest is None else count(fewest["gpus"])
         note = f"for {wanted:g} requests/s" + ("" if fewest is None else f", {layout_words(fewest['parallelism'])}")
         numbers.append(Number("Fewest GPUs", said, note, "bad" if fewest is None else ""))
     return numbers
@@ -136,7 +141,7 @@ def _cells(row: Row) -> list[tuple[str, str]]:
     cost = row.get("cost_per_million_output_tokens")
     return [
         (layout, layout),
-        (f"{row['rate_per_s']:.9f}", f"{row['rate_per_s']:.3g}"),
+        (f"{row['rate_per_s']:.9f}", f"{row['rate_per_s']:.3g}" if row["limit_found"] else NO_LIMIT),
         (f"{row['output_tokens_per_s_per_gpu']:.6f}", count(row["output_tokens_per_s_per_gpu"])),
         *[(f"{s:.12f}", seconds(s)) for s in times],
         ("", "–") if cost is None else (f"{cost:.6f}", f"{cost:.2f}"),

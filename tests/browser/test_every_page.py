@@ -59,7 +59,12 @@ def clusters() -> str:
 
 
 def serving_search() -> str:
-    one = {"rate_per_s": 12.5, "output_tokens_per_s_per_gpu": 900.0, "cost_per_million_output_tokens": 1.25}
+    one = {
+        "rate_per_s": 12.5,
+        "limit_found": True,
+        "output_tokens_per_s_per_gpu": 900.0,
+        "cost_per_million_output_tokens": 1.25,
+    }
     one |= dict.fromkeys(QUANTITIES, LATENCIES)
     point = {"tokens_per_s_per_user": 50.0, "output_tokens_per_s_per_gpu": 900.0, "rate_per_s_per_gpu": 3.1}
     return serving_search_page(
@@ -71,7 +76,7 @@ def serving_search() -> str:
             "fewest_gpus": {"gpus": 8, "parallelism": {"tp": 4, "pp": 1}},
             "best": [
                 one | {"parallelism": {"tp": 4, "pp": 1, "dp": 1}},
-                {"rate_per_s": 0.0, "parallelism": {"tp": 1, "pp": 4, "dp": 1}},
+                {"rate_per_s": 0.0, "limit_found": True, "parallelism": {"tp": 1, "pp": 4, "dp": 1}},
             ],
             "curve": [
                 point | {"parallelism": {"tp": 4, "pp": 1}, "within_slo": True},

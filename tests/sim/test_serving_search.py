@@ -14,6 +14,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.search.slo import parse_slo
 from sim.serve.simulation import simulate_serving
+from sim.views.serving_search_page import serving_search_page
 
 SMALL: dict[str, Any] = {
     "model": "llama3.2-1b",
@@ -41,6 +42,7 @@ def test_the_highest_rate_keeps_every_promise_and_a_higher_one_does_not(file: Pa
     result = searched(file, "ttft_p99=0.02,latency_p90=0.06", "--gpus", "1", "--price", "3.6")
     (best,) = result["best"]
     assert best["within_slo"]
+    assert best["limit_found"]
     assert best["time_to_first_token_s"]["p99"] <= 0.02
     assert best["request_latency_s"]["p90"] <= 0.06
     assert best["cost_per_million_output_tokens"] == pytest.approx(1e-3 / best["output_tokens_per_s"] * 1e6)
@@ -95,6 +97,21 @@ def test_a_promise_that_nobody_keeps_is_no_rate(file: Path) -> None:
     result = searched(file, "ttft_p50=0.0001", "--gpus", "1")
     assert result["best"][0]["rate_per_s"] == 0.0
     assert result["fewest_gpus"] is None
+
+
+def test_too_few_requests_find_no_limit_and_no_rate_is_shown(tmp_path: Path) -> None:
+    """A layout that keeps the promise although all requests come at once."""
+    file = tmp_path / "few.yaml"
+    few = {**SMALL["inference"]["requests"], "count": 5}
+    file.write_text(json.dumps({**SMALL, "inference": {"requests": few}}))
+    result = searched(file, "ttft_p99=10", "--gpus", "1")
+    (best,) = result["best"]
+    assert (best["limit_found"], best["fewest_gpus"], result["fewest_gpus"]) == (False, None, None)
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=10", "--gpus", "1"], catch_exceptions=False)
+    assert done.stdout.count("no limit found: too few requests") == 2  # the rate, and the fewest GPUs
+    assert f"{best['rate_per_s']:.3g}" not in done.stdout.partition("throughput against")[0]
+    page = serving_search_page(result)
+    assert page.count("no limit found: too few requests") == 2  # the headline, and the table
 
 
 @pytest.mark.parametrize("text", ["ttft=0.2", "ttft_p99", "ttft_p95=1", "speed_p99=1", "ttft_p99=-1", "ttft_p99=x"])
