@@ -130,7 +130,8 @@ def _ring_latency(group: Group, passes: int) -> float:
     a block passes all n hops but one, so the last blocks to arrive have crossed all d. (NCCL's own estimate,
     nInterSteps, counts d-1.)"""
     inter_steps = 0 if group.domains == 1 else min(group.domains, group.ranks - 1)
-    return passes * ((group.ranks - 1 - inter_steps) * group.latency_s + inter_steps * group.inter_latency_s)
+    inter_hops = max(inter_steps, group.torus_steps)  # a step between places of a torus that are far apart is several
+    return passes * ((group.ranks - 1 - inter_steps) * group.latency_s + inter_hops * group.inter_latency_s)
 
 
 def ring_all_gather(group: Group, size_bytes: float) -> AlphaBeta:

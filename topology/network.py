@@ -25,7 +25,7 @@ from topology.durations import Way, duration, message_seconds
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
 from topology.spec import ClusterSpec
 from topology.timing import TREE_SHARE, fabric_of, slower, timing_of
-from topology.torus import mean_hops, ring_links, torus_hops, torus_shape
+from topology.torus import exchange_links, ring_links, torus_hops, torus_shape
 
 if TYPE_CHECKING:
     from topology.uneven import Uneven
@@ -355,12 +355,12 @@ class Network:
         Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last
         sends above it, so the ring gets min(1, k/oversubscription); trees and pairs are taken to cross; of an
         exchange the part that leaves the leaf crosses. On a torus rings use the links of all axes that the group spans,
-        a pair the links of one direction, and an exchange's bytes pass mean_hops links.
+        a pair the links of one direction, an exchange those that `exchange_links` says.
         """
         share, over = self._share, self.cluster.inter_node.oversubscription
         if self._shape:
             part, _ = self._along_axes(ranks)
-            return share * part, share * part, share / max(1.0, mean_hops(self._shape)), self._torus_link(1)
+            return share * part, share * part, share * self.exchange_on_torus(ranks)[0], self._torus_link(1)
         pair = share * max(1.0, min(fewest, self.cluster.inter_node.usable_bytes_per_s / share))  # one leaves a domain
         if over == 1.0:
             return share, share, share, pair
@@ -382,6 +382,11 @@ class Network:
         """The part of a torus's links that a group's rings fill, and the steps of a pass; see `ring_links`."""
         nodes = {rank // self.cluster.gpus_per_node for rank in ranks}
         return ring_links(self._shape, nodes) if self._shape and len(nodes) > 1 else (1.0, 0)
+
+    def exchange_on_torus(self, ranks: Sequence[int]) -> tuple[float, float]:
+        """The part of a torus's links that an exchange fills, and the links a byte passes; see `exchange_links`."""
+        nodes = tuple(sorted({rank // self.cluster.gpus_per_node for rank in ranks}))
+        return exchange_links(self._shape, nodes) if self._shape and len(nodes) > 1 else (1.0, 1.0)
 
     @property
     def _lessened(self) -> bool:

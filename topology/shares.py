@@ -21,7 +21,6 @@ from topology.collectives import Choice, Group
 from topology.durations import Way, duration
 from topology.network import Network
 from topology.spec import ClusterSpec
-from topology.torus import mean_hops, torus_shape
 
 LINKS = ("domain", "nic", "spine", "host")
 """A GPU's links: into its NVLink domain (or PCIe host), its share of the NICs and above the leaves, its PCIe link."""
@@ -87,9 +86,8 @@ def collective_load(
     cost = duration(kind, algorithm, protocol, group, size_bytes)
     near, far = _sent_bytes(kind, algorithm, group, size_bytes)
     wire = _WIRE.get(protocol, 1.0)
-    inter = network.cluster.inter_node
-    if inter.kind == "torus" and algorithm in ("pairwise", "direct"):
-        far *= max(1.0, mean_hops(torus_shape(network.cluster.nodes, inter.nics_per_node)))
+    if algorithm == "pairwise" or kind in ("gather", "scatter"):
+        far *= network.exchange_on_torus(ranks)[1]
     load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, algorithm, ranks, group))
     carried = capacities(network.cluster)
     flowing_s = max([cost.transfer_s, *(size / carried[each] for each, size in load.bytes.items())])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import pairwise, product
+from functools import lru_cache
+from itertools import pairwise
 
 
 def torus_shape(nodes: int, nics_per_node: int) -> tuple[int, ...]:
@@ -45,7 +46,8 @@ def ring_links(shape: Sequence[int], nodes: Collection[int]) -> tuple[float, int
     on its part of the data, all at once (P. Sack, W. Gropp, "Collective algorithms for multiported torus networks",
     2015). An axis that they fill is a ring of two links a node, one a direction, and c // 2 steps; a part of it is a
     line, whose way back takes the links of the other direction: one link, c - 1 steps. Lattices that leave out every
-    s-th place share the axis with s - 1 others of their kind. Elsewhere one link, and a step a node.
+    s-th place share the axis with s - 1 others of their kind, and step over s links. Elsewhere one link, and a step a
+    node.
 
     >>> ring_links((4, 4, 4), range(64)), ring_links((4, 4, 4), range(4)), ring_links((4, 4, 4), range(2))
     ((1.0, 6), (0.3333333333333333, 2), (0.16666666666666666, 1))
@@ -65,21 +67,43 @@ def ring_links(shape: Sequence[int], nodes: Collection[int]) -> tuple[float, int
         stride = min(b - a for a, b in pairwise(axis))
         around = len(axis) * stride == side
         links += (2.0 if around else 1.0) / stride
-        steps += len(axis) // 2 if around else len(axis) - 1
+        steps += stride * (len(axis) // 2 if around else len(axis) - 1)
     return links / whole, steps
 
 
-def mean_hops(shape: Sequence[int]) -> float:
-    """Mean distance from one node to the others.
+@lru_cache(maxsize=4096)
+def exchange_links(shape: tuple[int, ...], nodes: tuple[int, ...]) -> tuple[float, float]:
+    """The part of a node's links that an exchange of all `nodes` with all fills, and the links that a byte passes.
 
-    >>> mean_hops((4,))
-    1.3333333333333333
+    A message takes a shortest way, half of it each way where both are as long, and goes along one axis after the other:
+    the fullest link of all axes decides. Of a lattice all lines along an axis are loaded alike; so are taken those
+    of other groups. Lattices that leave out every s-th place share the axis as in `ring_links`.
+
+    >>> [round(part, 3) for part, _ in (exchange_links((4, 4, 4), tuple(range(n))) for n in (2, 4, 64))]
+    [0.167, 0.25, 0.328]
+    >>> exchange_links((4,), (0, 1, 2, 3))
+    (0.75, 1.3333333333333333)
     """
-    nodes = 1
-    for side in shape:
-        nodes *= side
-    total = sum(
-        sum(min(offset, side - offset) for offset, side in zip(offsets, shape, strict=True))
-        for offsets in product(*(range(side) for side in shape))
-    )
-    return total / max(1, nodes - 1)
+    import numpy as np  # takes long to load, and only exchanges on a torus need it
+
+    places = [torus_position(node, shape) for node in nodes]
+    fullest = passed = 0.0
+    for i, side in enumerate(shape):
+        members = np.bincount([place[i] for place in places], minlength=side).astype(float)
+        taken = np.flatnonzero(members)
+        if len(taken) == 1:
+            continue
+        carried = np.zeros(side)  # messages in one direction over the link that follows each place, on all lines
+        for hops in range(1, side // 2 + 1):
+            sent = members * np.roll(members, -hops) * (0.5 if 2 * hops == side else 1.0)
+            upto = np.cumsum(np.concatenate(([0.0], sent[side - hops + 1 :], sent)))
+            carried += upto[hops:] - upto[:side]
+        passed += 2 * float(carried.sum())
+        stride = int(np.diff(taken).min())
+        shared = sum(np.roll(carried, step) for step in range(stride))
+        lines = len({(*place[:i], *place[i + 1 :]) for place in places})
+        fullest = max(fullest, float(np.max(shared)) / lines)
+    others = len(places) - 1
+    if not fullest:  # ranks that the cluster lacks
+        return 1 / (2 * len(shape)), 1.0
+    return others / fullest / (2 * len(shape)), passed / (len(places) * others)

@@ -22,6 +22,7 @@ from topology.loads import Traffic, link_loads
 from topology.network import Network
 from topology.presets import CLUSTERS
 from topology.recognise import recognise
+from topology.shares import collective_load
 from topology.torus import ring_links, torus_position
 
 SIZE = float(1 << 28)
@@ -107,6 +108,41 @@ def test_a_part_of_a_torus_has_the_links_of_the_axes_that_it_spans(nodes: int, s
     assert network.chosen("all_reduce", ranks, SIZE).algorithm == ("ring" if size == 2 else "torus")
 
 
+@pytest.mark.parametrize(
+    ("name", "nodes", "ranks"),
+    [
+        ("tpu-v5p-torus", 2, range(2)),
+        ("tpu-v5p-torus", 7, range(7)),
+        ("tpu-v5p-torus", 16, range(16)),
+        ("tpu-v5p-torus", 64, range(4)),
+        ("tpu-v5p-torus", 64, range(0, 64, 16)),
+        ("tpu-v5p-torus", 512, range(8)),
+        ("tpu-v5p-torus", 512, range(4)),
+        ("tpu-v5p-torus", 4096, range(2)),
+        ("tpu-v5e-torus", 2, range(2)),
+        ("tpu-v5e-torus", 32, range(32)),
+    ],
+)
+def test_an_exchange_fills_the_fullest_link_of_the_axes_that_it_spans(name: str, nodes: int, ranks: range) -> None:
+    spec = cluster(name, nodes)
+    network = Network(spec)
+    cost = pairwise_all_to_all(network.group(ranks), SIZE).transfer_s
+    loads = link_loads(spec, [Traffic("all_to_all", tuple(ranks), SIZE)], cost)
+    assert max(loads.values()) == pytest.approx(1.0)
+    share = collective_load(network, "all_to_all", ranks, SIZE).bytes["nic"]
+    between = sum(part * 90e9 * cost for ends, part in loads.items() if all("router" in end for end in ends))
+    if name == "tpu-v5p-torus" and 2 not in network._shape:  # a side of two has one link of twice the bandwidth
+        assert share == pytest.approx(between / len(ranks))
+
+
+def test_interleaved_exchanges_share_the_links_of_their_axis() -> None:
+    spec = cluster("tpu-v5p-torus", 512)
+    groups = [tuple(range(first, 8, 2)) for first in range(2)]
+    cost = pairwise_all_to_all(Network(spec).group(groups[0]), SIZE).transfer_s
+    loads = link_loads(spec, [Traffic("all_to_all", group, SIZE) for group in groups], cost)
+    assert max(loads.values()) == pytest.approx(1.0)
+
+
 def test_groups_round_the_end_of_a_row_differ_from_those_along_it() -> None:
     network = Network(CLUSTERS["tpu-v5p-torus"].model_copy(update={"nodes": 64}))
     along, round_the_end = network.group(range(4)), network.group(range(2, 6))
@@ -115,7 +151,9 @@ def test_groups_round_the_end_of_a_row_differ_from_those_along_it() -> None:
 
 def test_places_left_out_share_the_axis() -> None:
     """Two interleaved groups on a ring of four: each hop passes two links, so each has half of both directions."""
-    assert ring_links((4,), [0, 2]) == (0.5, 1)
+    assert ring_links((4,), [0, 2]) == (0.5, 2)
+    far_apart = Network(CLUSTERS["tpu-v5p-torus"].model_copy(update={"nodes": 512}))
+    assert far_apart.collective("all_gather", [0, 4], SIZE).latency_s == far_apart.way(0, 4).inter_latency_s
     assert ring_links((4,), [0, 1, 3]) == (0.5, 2)
 
 
