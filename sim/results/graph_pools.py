@@ -68,14 +68,17 @@ def pooled_levels(
     held: Sequence[States],
     fine: bool = False,
 ) -> Levels:
-    """`levels` with captured graphs, if there are any: their pool is a buffer as far as it holds no activations."""
+    """`levels` with captured graphs, if there are any: their pool is a buffer as far as it holds no activations.
+
+    With graphs memory moves with whole actions, `fine` or not: their pool is one piece.
+    """
     kinds = captured_kinds(scenario)
     if not kinds:
         return levels(stages, done, start_s, end_s, held, fine)
     own, others = _split(stages, kinds)
     outside = [replace(NOTHING, at_end=x.at_end) for x in held]
-    inner = levels(own, done, start_s, end_s, [NOTHING] * len(held), fine)
-    outer = levels(others, done, start_s, end_s, outside, fine)
+    inner = levels(own, done, start_s, end_s, [NOTHING] * len(held))
+    outer = levels(others, done, start_s, end_s, outside)
     rows = np.diff(np.append(inner.first, len(inner.time_s)))
     pool = np.maximum.reduceat(inner.activations + inner.buffers, inner.first)
     gathered = np.array([x.gathered + static_bytes(scenario) for x in held])

@@ -73,3 +73,13 @@ def test_graphs_take_more_and_change_no_activations() -> None:
     found = [simulate(scenario(g)).outcome for g in ("none", "layers")]
     assert found[0].memory[0].activations == found[1].memory[0].activations
     assert found[0].peak_memory_bytes < found[1].peak_memory_bytes
+
+
+@pytest.mark.parametrize("graphs", ["layers", "step"])
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"pp": 2}, {"dp": 2, "zero": 3}], ids=str)
+def test_a_page_draws_memory_up_to_the_same_peak(graphs: str, layout: dict[str, Any]) -> None:
+    """Pages take memory within actions (`expand`), which a graph's one pool does not have."""
+    keys = {"seq_len": 512, "global_batch_size": 4, "framework": "megatron", "cuda_graphs": graphs}
+    s = parse_scenario({"model": MODEL, "training": keys, "parallelism": layout, "cluster": "dgx-h100"})
+    drawn = max(float(curve.total.max()) for curve in simulate(s, expand=True).memory)
+    assert drawn == pytest.approx(peak(s))
