@@ -43,6 +43,7 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
         return _of_topology(given, source, path)
     if "preset" not in given and (machine := _machine_of_one(given)):
         data = given = {**given, "preset": machine}
+    _check_one_a_node(given, source, path)
     if "preset" in data:
         data = _over_preset(data, source, path)
         if "nvlink_domain" not in given and "nvlink_domain" in data:
@@ -124,12 +125,28 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
 
 
 def _machine_of_one(given: Mapping[str, Any]) -> str:
-    """The shipped machine of a chip that is a node by itself, where nothing is said of nodes and links; else ""."""
+    """The shipped machine of a chip that is a node by itself, unless links inside nodes are described; else ""."""
     gpu = given.get("gpu")
     name = gpu.get("preset") if isinstance(gpu, dict) else gpu
-    said = {"gpus_per_node", "nvlink_domain", "intra_node", "inter_node"} & given.keys()
     homes = (c.name for c in CLUSTERS.values() if c.gpu.name == name and c.gpus_per_node == 1)
-    return "" if said else next(homes, "")
+    return "" if _describes_links(given) else next(homes, "")
+
+
+def _describes_links(given: Mapping[str, Any]) -> bool:
+    """Whether links inside a node are stated so far that no machine is needed for them."""
+    links = given.get("intra_node")
+    return isinstance(links, dict) and links.keys() >= {"kind", "bandwidth_bytes_per_s"}
+
+
+def _check_one_a_node(given: Mapping[str, Any], source: Source, path: KeyPath) -> None:
+    """That a machine of one chip a node is not given more, which would have no links known between them."""
+    machine = CLUSTERS.get(str(given.get("preset")))
+    if machine is None or machine.gpus_per_node > 1 or _describes_links(given):
+        return
+    for key in ("gpus_per_node", "nvlink_domain"):
+        if isinstance(given.get(key), int) and given[key] > 1:
+            found = f"found {show(given[key])}; of {machine.name} each chip is a node: 1"
+            raise source.error((*path, key), f"{found}, or give kind and bandwidth_bytes_per_s in intra_node")
 
 
 def _same_nics(stated: Any) -> dict[str, Any]:

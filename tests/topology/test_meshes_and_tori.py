@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 
+from sim.core.errors import InputError
+from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.input_source import Source
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from tests.topology.link_flows import Links, cluster, exchange_transfers
@@ -204,3 +208,24 @@ def test_a_collective_that_takes_the_whole_step_fills_its_links_and_no_more(
     cost = ring_all_gather(Network(spec).group(ranks), SIZE).transfer_s
     loads = link_loads(spec, [Traffic("all_gather", tuple(ranks), SIZE)], cost)
     assert max(loads.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "latency_s"), [({"gpus_per_node": 1}, 1e-6), ({"inter_node": {"latency_s": 2e-6}}, 2e-6)]
+)
+def test_keys_beside_a_chip_that_is_a_node_leave_it_its_links(more: dict[str, Any], latency_s: float) -> None:
+    for name in ({"gpu": "tpu-v5p"}, {"preset": "tpu-v5p-torus"}):
+        found = resolve_cluster({**name, **more}, 8, Source("scenario", {}))
+        machine = CLUSTERS["tpu-v5p-torus"]
+        links = machine.inter_node.model_copy(update={"latency_s": latency_s})
+        assert found == machine.model_copy(update={"nodes": 8, "inter_node": links})
+
+
+def test_several_such_chips_a_node_need_links_between_them() -> None:
+    for name in ({"gpu": "tpu-v5p"}, {"preset": "tpu-v5p-torus"}):
+        for key in ("gpus_per_node", "nvlink_domain"):
+            with pytest.raises(InputError, match=rf"cluster\.{key}: found 4; of tpu-v5p-torus each chip is a node"):
+                resolve_cluster({**name, key: 4}, 8, Source("scenario", {}))
+    links = {"kind": "full_mesh", "bandwidth_bytes_per_s": 6e11}
+    found = resolve_cluster({"gpu": "tpu-v5p", "gpus_per_node": 4, "intra_node": links}, 8, Source("scenario", {}))
+    assert (found.nodes, found.intra_node.bandwidth_bytes_per_s) == (2, 6e11)
