@@ -136,6 +136,9 @@ def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:
                 (*path, "head_dim"),
                 f"found {model.head_dim}; with mla it is qk_nope_head_dim + qk_rope_head_dim = {head_dim}",
             )
+        if model.mla.qk_rope_head_dim % 2:
+            key, pairs = (*path, "mla", "qk_rope_head_dim"), "must be even: positions turn pairs of numbers"
+            raise source.error(key, f"found {model.mla.qk_rope_head_dim}; {pairs}")
     if model.indexer is not None and (model.mla is None or model.mla.q_lora_rank is None):
         raise source.error((*path, "indexer"), "found an indexer; its queries come from mla.q_lora_rank: give that")
     local = any(kind in LOCAL for kind in model.attention_pattern)

@@ -205,6 +205,10 @@ LAYOUTS: list[tuple[list[str], str]] = [
         ["model.positions=learned", "model.max_positions=64"],
         "model.max_positions: found 64; learned positions must cover 128",
     ),
+    (
+        [MLA, "model.kv_heads=null", "model.head_dim=null", "model.mla.qk_rope_head_dim=5"],
+        "model.mla.qk_rope_head_dim: found 5; must be even: positions turn pairs of numbers",
+    ),
     ([MLA, "model.kv_heads=null", "model.head_dim=8"], "with mla it is qk_nope_head_dim + qk_rope_head_dim = 12"),
     (["faults.stragglers=[{rank: 2}]"], "faults.stragglers[0].rank: found 2; must be below the number of ranks (2)"),
     (
