@@ -105,21 +105,26 @@ def pooled_peak_bytes(scenario: Scenario, stages: dict[int, Stage], work: Ints, 
 def _split(
     stages: Sequence[dict[int, Stage]], kinds: frozenset[BlockKind]
 ) -> tuple[list[dict[int, Stage]], list[dict[int, Stage]]]:
-    """Stages as what graphs hold of them, and as the rest with all gradients; equal ones stay one object."""
+    """Stages as what graphs hold of them, and as the rest with all gradients; equal ones stay one object.
+
+    The copies of gradients that ZeRO-2 and -3 reduce are made within the graphs of a whole step, else outside of them.
+    """
     made: dict[Stage, tuple[Stage, Stage]] = {}
-    for mine in stages:
-        for stage in mine.values():
-            if stage not in made:
-                own = tuple(_part(b, b.kind in kinds, True) for b in stage.blocks)
-                others = tuple(_part(b, b.kind not in kinds, False) for b in stage.blocks)
-                made[stage] = replace(stage, blocks=own), replace(stage, blocks=others)
+    for stage in (stage for mine in stages for stage in mine.values()):
+        if stage not in made:
+            ours = replace(stage.dp, fleeting_gradient_bytes=0.0)
+            theirs, none = stage.dp, {"parameter_bytes": 0.0, "gradient_bytes": 0.0}
+            ours, theirs = (
+                (ours, replace(theirs, **none)) if kinds >= set(BlockKind) else (replace(ours, **none), theirs)
+            )
+            own = tuple(_part(b, b.kind in kinds) for b in stage.blocks)
+            others = tuple(_part(b, b.kind not in kinds) for b in stage.blocks)
+            made[stage] = replace(stage, blocks=own, dp=ours), replace(stage, blocks=others, dp=theirs)
     return tuple([{k: made[s][i] for k, s in mine.items()} for mine in stages] for i in (0, 1))  # type: ignore[return-value]
 
 
-def _part(block: Block, here: bool, inside: bool) -> Block:
-    """A block's activations and temporaries where they are `here`; its gradients are outside of graphs."""
-    params = {"params": 0, "expert_params": 0, "tensors": ()} if inside else {}
+def _part(block: Block, here: bool) -> Block:
+    """A block, without its activations and temporaries unless they are `here`."""
     if here:
-        return replace(block, **params)
-    none = {"saved": (), "backward": (), "forward_peak_bytes": 0.0, "backward_peak_bytes": 0.0, "rebuilt_bytes": 0.0}
-    return replace(block, **none, **params)
+        return block
+    return replace(block, saved=(), backward=(), forward_peak_bytes=0.0, backward_peak_bytes=0.0, rebuilt_bytes=0.0)

@@ -17,9 +17,11 @@ from sim.simulation import prepare, simulate
 MODEL = {"layers": 4, "hidden": 256, "heads": 4, "vocab": 8192, "norm": "rmsnorm", "mlp": "swiglu"}
 
 
-def scenario(graphs: str, pp: int = 1, **training: Any) -> Scenario:
+def scenario(graphs: str, pp: int = 1, layout: dict[str, int] | None = None, **training: Any) -> Scenario:
     keys = {"seq_len": 512, "global_batch_size": 4, "framework": "megatron", "cuda_graphs": graphs} | training
-    return parse_scenario({"model": MODEL, "training": keys, "parallelism": {"pp": pp}, "cluster": "dgx-h100"})
+    return parse_scenario(
+        {"model": MODEL, "training": keys, "parallelism": layout or {"pp": pp}, "cluster": "dgx-h100"}
+    )
 
 
 def peak(s: Scenario) -> float:
@@ -55,6 +57,17 @@ def test_a_pool_of_the_step_stays_while_the_optimizer_runs() -> None:
     assert static_bytes(graphed) == 32 * 512 * 4
     assert peak(graphed) == pytest.approx(expected + static_bytes(graphed))
     assert peak(plain) < peak(graphed)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_pool_of_the_step_holds_the_copies_that_are_reduced(zero: int) -> None:
+    """Gradients are copied for their reduction as a block's activations are freed, within the graph: the same peak."""
+    layout = {"dp": 4, "zero": zero}
+    plain, graphed = scenario("none", layout=layout), scenario("step", layout=layout)
+    assert static_bytes(graphed) == 32 * 512
+    assert peak(graphed) == pytest.approx(peak(plain) + static_bytes(graphed), rel=1e-12)
+    costs = Costs(load_profile(graphed.calibration), graphed.cluster.gpu)
+    assert prepare(graphed, costs).peak_bytes == pytest.approx(peak(graphed))
 
 
 @pytest.mark.parametrize("graphs", ["none", "layers", "step"])
