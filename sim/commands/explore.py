@@ -43,6 +43,8 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
     from sim.views.explore_state import too_large
 
     loaded = load_scenario(scenario, overrides)
+    if loaded.rl is not None:
+        raise InputError(f"{scenario}: explore: is not for an rl step")
     if too_large(loaded) is None:  # what cannot be simulated as it stands is told here, once
         simulate(loaded) if loaded.inference is None else simulate_serving(loaded)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
-def refuse(path: Path, options: Mapping[str, object]) -> None:
-    """Raise for the first option that is given and is for other workloads."""
-    for option, given in options.items():
-        if given is not None:
-            raise InputError(f"{path}: {option}: is not for an rl step")
+def refuse_beside_rl(path: Path, overrides: Sequence[str], options: Mapping[str, object]) -> None:
+    """Raise for the first of the options that is given, where the scenario is an rl step."""
+    from sim.inputs.scenario import load_mapping
+
+    asked = [option for option, given in options.items() if given is not None]
+    if asked and load_mapping(path, overrides).get("rl") is not None:
+        raise InputError(f"{path}: {asked[0]}: is not for an rl step")
 
 
 def run_rl(scenario: Scenario, json: str | None, html: Path | None, trace: Path | None, engine: Engine) -> bool:

@@ -11,6 +11,7 @@ import click
 
 from sim.commands.command import Command
 from sim.commands.options import FILE, SCENARIO, SECONDS, engine_option, json_option, overrides_option, write_page
+from sim.commands.rl_run import refuse_beside_rl
 from sim.core.errors import InputError
 from sim.core.files import write_json, write_text
 from sim.core.gc_paused import no_collection
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from sim.studies.spending import Spending
     from sim.views.headline import Number
 
+RUNS = 200  # of --days
 OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 
 
@@ -59,7 +61,7 @@ OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 @click.option(
     "--days", type=float, metavar="DAYS", help="simulate DAYS days of failures and checkpoints (faults.failures)"
 )
-@click.option("--runs", type=click.IntRange(1, 100_000), default=200, help="histories that --days draws")
+@click.option("--runs", type=click.IntRange(1, 100_000), default=RUNS, help="histories that --days draws")
 @click.option(
     "--advise/--no-advise", default=None, help="try changes that might shorten the step; by default where that is quick"
 )
@@ -114,6 +116,22 @@ def main(
             raise InputError(f"{option}: stands beside --plan-batch alone")
     if critical_batch is not None and critical_loss is not None:
         raise InputError("--critical-loss: stands in place of --critical-batch; give one of them")
+    not_for_rl = {
+        "--plan-batch": plan_batch or None,
+        "--emit": emit,
+        "--topology": topology,
+        "--chakra": chakra,
+        "--advise": advise or None,
+        "--steps": None if steps == 1 else steps,
+        "--runs": None if runs == RUNS else runs,
+        "--days": days,
+        "--measured": measured,
+        "--slo": slo,
+        "--operators": operators or None,
+        "--price": price,
+        "--tokens": tokens,
+    }
+    refuse_beside_rl(scenario, overrides, not_for_rl)
     given = overrides if tokens is None else (*overrides, f"training.tokens={tokens}")
     files = {"--html": html, "--trace": trace, "--topology": topology, "--chakra": chakra, "--days": days}
     if plan_batch:
@@ -168,10 +186,8 @@ def _run(
 
     scenario = load_scenario(path, overrides)
     if scenario.rl is not None:
-        from sim.commands.rl_run import refuse, run_rl
+        from sim.commands.rl_run import run_rl
 
-        others = {"--days": asked.weeks, "--measured": asked.measured_s, "--slo": asked.slo}
-        refuse(path, {**others, "--operators": asked.operators or None, "--price": asked.price_per_gpu_hour})
         return run_rl(scenario, json, html, trace, engine)
     if scenario.inference is not None:
         training = {"--days": asked.weeks, "--operators": asked.operators or None, "--measured": asked.measured_s}

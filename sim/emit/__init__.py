@@ -66,7 +66,7 @@ def emit(scenario: Scenario, trainer: str) -> str:
     if scenario.training is None:
         raise InputError(f"{scenario.name}: --emit: the scenario has no training section, and {trainer} trains")
     if scenario.rl is not None:
-        raise InputError(f"{scenario.name}: --emit {trainer}: cannot be expressed:\n  - rl: the text is written anew")
+        raise InputError(f"{scenario.name}: --emit: is not for an rl step")
     text, reasons = _written(scenario, trainer)
     if reasons:
         shown = "".join(f"\n  - {reason}" for reason in reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from msgspec.structs import replace
 
@@ -40,7 +41,7 @@ def make_rl_result(sim: RlStep) -> RlResult:
         peak_memory_bytes=max(pool.peak_memory_bytes for pool in pools),
         fits_in_memory=fits,
         provenance=_provenance(sim),
-        warnings=tuple(dict.fromkeys((*trained.warnings, *served.warnings, *_warnings(sim, pools)))),
+        warnings=tuple(dict.fromkeys((*trained.warnings, *_engine_warnings(sim), *_warnings(sim, pools)))),
         engine=Engine(
             tasks=trained.engine.tasks + served.engine.tasks,
             wall_s=sim.wall_s,
@@ -156,6 +157,11 @@ def _provenance(sim: RlStep) -> Provenance:
         for source, share in shares.items():
             total[source] = total.get(source, 0.0) + share * seconds / whole
     return replace(base, shares=total)
+
+
+def _engine_warnings(sim: RlStep) -> list[str]:
+    """The engine's warnings, which name keys of `inference`, under the keys of `rl.generation`."""
+    return [re.sub(r"^inference\.", "rl.generation.", text) for text in sim.served.outcome.warnings]
 
 
 def _warnings(sim: RlStep, pools: tuple[PoolUse, ...]) -> list[str]:

@@ -52,6 +52,8 @@ def plan_batch(load: Load, factors: tuple[float, ...] = DP_FACTORS) -> list[Cut]
     base = load([])
     if base.training is None:
         raise InputError(f"{base.name}: --plan-batch needs a training section")
+    if base.rl is not None:
+        raise InputError(f"{base.name}: --plan-batch: is not for an rl step")
     batch, own = base.training.global_batch_size, base.parallelism.dp
     cuts: list[Cut] = []
     for dp in sorted({int(own * f) for f in factors if own * f >= 1 and own * f == int(own * f)}):

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from sim.commands.explore import make_server
+from sim.commands.run import main as run
 from sim.core.actions import Kind
 from sim.core.errors import InputError
 from sim.inputs.overrides import merge
@@ -266,6 +269,29 @@ def test_a_reward_model_reads_every_answer() -> None:
     parts = seconds(sim)
     assert least < parts["reward"] < 2 * parts["policy log-probabilities"]
     assert sim.outcome.pools[0].peak_by_turn["reward"] > weights
+
+
+def test_the_engines_warnings_name_its_own_keys() -> None:
+    a100 = {"cluster": "dgx-a100", "rl": {"generation": {"quantization": "fp8"}}}
+    warnings = simulate_rl(parse_scenario(merge(SMALL, a100), "small")).outcome.warnings
+    found = [text for text in warnings if "multiplies no fp8" in text]
+    assert [text.partition(":")[0] for text in found] == ["rl.generation.quantization"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["plan-batch", "emit megatron", "topology x.html", "chakra x", "advise", "steps 3", "runs 5", "tokens 1e9"],
+)
+def test_no_option_is_dropped_in_silence(given: str) -> None:
+    option, *value = f"--{given}".split()
+    done = CliRunner().invoke(run, [str(SCENARIOS / "rl_grpo_llama8b.yaml"), option, *value])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"rl_grpo_llama8b.yaml: {option}: is not for an rl step\n")
+
+
+def test_explore_refuses_a_step() -> None:
+    with pytest.raises(InputError, match="explore: is not for an rl step"):
+        make_server(SCENARIOS / "rl_grpo_llama8b.yaml")
 
 
 TABLE = (  # of docs/rl.md, row by row
