@@ -108,20 +108,30 @@ def _of_topology(given: dict[str, Any], source: Source, path: KeyPath) -> Cluste
 def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
     """The links inside a node; what is left out is the preset's, or that of the machine that comes with the GPU.
 
-    Over PCIe a GPU sends no faster than its own PCIe link (its sheet's `host_bandwidth_bytes_per_s`).
+    Over PCIe a GPU sends no faster than its own PCIe link (its sheet's `host_bandwidth_bytes_per_s`). Where every two
+    GPUs are linked, a GPU of a node with fewer of them than the machine has fewer links (`_fewer_links`).
     """
     stated, gpu = given.get("intra_node", {}), data["gpu"]
     if not isinstance(stated, dict):
         return stated
     preset, chip = given.get("preset"), gpu.get("variant_of") or gpu["name"]
-    homes = [c.intra_node for c in CLUSTERS.values() if (c.name == preset if preset else c.gpu.name == chip)]
+    machines = [c for c in CLUSTERS.values() if (c.name == preset if preset else c.gpu.name == chip)]
+    homes = [c.intra_node for c in machines]
     kind = stated.get("kind", homes[0].kind if homes else "nvswitch" if gpu.get("nvlink", True) else "pcie")
     if homes and (kind == homes[0].kind or (preset and kind != "pcie")):
-        return {**homes[0].model_dump(), **stated}
+        return {**homes[0].model_dump(), **(_fewer_links(machines[0], data) if kind == "full_mesh" else {}), **stated}
     if kind == "pcie" and "host_bandwidth_bytes_per_s" in gpu:
         return {"kind": kind, "bandwidth_bytes_per_s": gpu["host_bandwidth_bytes_per_s"], **stated}
     own = homes[0].bandwidth_bytes_per_s if homes else gpu.get("link_bandwidth_bytes_per_s")
     return {**({"bandwidth_bytes_per_s": own} if own else {}), **stated}
+
+
+def _fewer_links(machine: ClusterSpec, data: Mapping[str, Any]) -> dict[str, float]:
+    """The bandwidth of a GPU whose node has fewer of them than its machine's full mesh: that of the links to those."""
+    peers, gpus = machine.gpus_per_node - 1, data.get("gpus_per_node")
+    if machine.intra_node.kind != "full_mesh" or not isinstance(gpus, int) or not 1 <= gpus <= peers:
+        return {}
+    return {"bandwidth_bytes_per_s": machine.intra_node.bandwidth_bytes_per_s * max(1, gpus - 1) / peers}
 
 
 def _machine_of_one(given: Mapping[str, Any]) -> str:

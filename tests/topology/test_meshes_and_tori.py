@@ -56,6 +56,25 @@ def test_a_pair_of_a_full_mesh_has_one_link() -> None:
     assert network.send(0, 1, SIZE) > 5 * switched.send(0, 1, SIZE)
 
 
+@pytest.mark.parametrize(
+    ("given", "lanes"),
+    [
+        ({"gpu": "mi300x"}, 7),
+        ({"gpu": "mi300x", "gpus_per_node": 2}, 1),
+        ({"preset": "mi300x-node", "gpus_per_node": 4}, 3),
+        ({"gpu": "mi300x", "gpus_per_node": 2, "intra_node": {"latency_s": 1e-6}}, 1),
+        ({"gpu": "mi300x", "gpus_per_node": 2, "intra_node": {"bandwidth_bytes_per_s": 128e9}}, 2),  # as it is stated
+        ({"preset": "mi300x-node", "gpus_per_node": 4, "intra_node": {"kind": "nvswitch"}}, 7),  # of a switch, all
+    ],
+)
+def test_a_node_of_fewer_chips_has_only_the_links_between_those(given: dict[str, object], lanes: int) -> None:
+    step = {"model": "llama3.2-1b", "training": {"seq_len": 512, "global_batch_size": 8}, "parallelism": {"dp": 8}}
+    found = parse_scenario({**step, "cluster": given}).cluster
+    assert found.intra_node.bandwidth_bytes_per_s == pytest.approx(lanes * 64e9)
+    if found.intra_node.kind == "full_mesh" and "bandwidth_bytes_per_s" not in str(given):
+        assert Network(found).way(0, 1).bytes_per_s == pytest.approx(LINK)
+
+
 @pytest.mark.parametrize("name", ["mi300x-node", "gaudi2-node"])
 @pytest.mark.parametrize("members", [(0, 1), (0, 2, 5), tuple(range(8))])
 def test_all_at_once_on_the_links_of_the_graph(name: str, members: tuple[int, ...]) -> None:
