@@ -41,6 +41,7 @@ CONVERTERS = {  # of a model's matmuls, classes of Python configs
     "NVFP4LinearConverter": "nvfp4",
 }
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
+FLOAT8 = {"recipe_name", "enable_fsdp_float8_all_gather"}  # of [quantize.linear.float8]
 TABLES = {  # tables that decide about a step; of a Python config the class names are these, camel-cased, with Config
     "model",
     "training",
@@ -67,6 +68,10 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     s = Settings(file, values)
     layout = _layout(s, machine)
     training = _training(s, layout)
+    gathers_8_bits = s.flag("float8.enable_fsdp_float8_all_gather")
+    tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
+    if layout["zero"] == 3 and tensorwise and not gathers_8_bits:
+        layout["param_gather_dtype"] = "bf16"
     model = machine.model or _model(s)
     starts = layout.pop("stage_starts", None)
     if starts is not None:
@@ -96,8 +101,8 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
         for name in quantize.get(kind, {}):
             tables.setdefault("model", {}).setdefault("converters", []).append(f"quantize.{kind}.{name}")
     float8 = quantize.get("linear", {}).get("float8", {})
-    if "recipe_name" in float8:
-        tables.setdefault("float8", {})["recipe_name"] = float8["recipe_name"]
+    for key in FLOAT8.intersection(float8):
+        tables.setdefault("float8", {})[key] = float8[key]
     return tables
 
 
@@ -123,6 +128,8 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
         converter = CONVERTERS.get(_owner(call.func))
         if converter is not None:
             tables.setdefault("model", {}).setdefault("converters", []).append(converter)
+            given = {k.arg: _plain(k.value) for k in call.keywords if converter == "float8" and k.arg in FLOAT8}
+            tables.setdefault("float8", {}).update({str(k): v for k, v in given.items() if v is not None})
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
             tables.setdefault("model", {}).setdefault("flavor", str(call.args[0].value))
             tables["model"].setdefault("name", _package(tree) or file.parent.name)

@@ -82,4 +82,6 @@ TransportDtype = Annotated[
 MomentDtype = Annotated[
     Literal["fp32", "bf16", "int8"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16", "int8")
 ]
-GatherDtype = Annotated[Literal["fp32"], BeforeValidator(normalise_dtype), _schema("fp32")]
+GatherDtype = Annotated[
+    Literal["fp32", "bf16", "fp8"], BeforeValidator(normalise_dtype), _schema("fp32", "bf16", "fp8")
+]

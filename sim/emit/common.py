@@ -51,8 +51,8 @@ class Emission(Struct, dict=True):
         self.refuse(
             "parallelism.param_gather_dtype",
             p.param_gather_dtype,
-            "gathers 16-bit parameters",
-            p.zero > 0 and p.param_gather_dtype is not None,
+            "gathers no fp32 parameters",
+            p.zero > 0 and p.param_gather_dtype == "fp32",
         )
         nodes, each = self.nodes
         self.refuse("ranks", p.ranks, f"torchrun starts as many on every node, here {each}", nodes * each != p.ranks)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import tomli_w
 
 from sim.emit.common import Emission
+from sim.models.dims import gathers_quantized_shards
 from sim.models.frameworks import framework_of
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
@@ -18,6 +19,7 @@ _FLAVORS = {  # torchtitan/models/llama3: layers, hidden, heads, kv_heads, ffn
     "70B": (80, 8192, 64, 8, 28672),
     "405B": (126, 16384, 128, 8, 53248),
 }
+GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; the trainer refuses it beside `recipe_name`
 _TITAN_SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -187,8 +189,10 @@ class Titan(Emission):
         return {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}.get(self.training.precision, [])
 
     def _float8(self) -> dict[str, dict[str, Any]]:
-        """The recipe, where it is not torchao's default."""
+        """The recipe, where it is not torchao's default; with that, whether FSDP gathers 8 bits."""
         recipe = recipe_of(self.training)
+        if gathers_quantized_shards(self.scenario):
+            return {"quantize": {"linear": {"float8": {GATHERS_8_BITS: True}}}}
         if self.training.precision != "fp8" or recipe is None or recipe.name == "tensorwise":
             return {}
         known = ("torchao", recipe.name) in RECIPES

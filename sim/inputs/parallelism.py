@@ -100,7 +100,9 @@ class Parallelism(UserInput):
         description="null: true unless dp_sync is after_backward",
     )
     param_gather_dtype: GatherDtype | None = Field(
-        default=None, description="zero: in what updated parameters are gathered; null: precision's 16-bit dtype"
+        default=None,
+        description="zero: in what updated parameters are gathered; null: precision's 16-bit dtype, but fp8 with "
+        "zero 3 and torchao's tensorwise recipe, for layers' matrices",
     )
     cp_method: Literal["ring", "all_gather", "all_to_all"] = "ring"
     cp_split: Literal["zigzag", "contiguous", "striped"] = "zigzag"

@@ -71,6 +71,7 @@ def check_rules(sections: Sections, source: Source) -> None:
         _check_indexer(sections.training, sections.model, p, source)
         _check_packing(sections, sections.training, source)
         _check_recipe(sections.training, source)
+        _check_gathers(sections.parallelism, sections.training, source)
         _check_muon(sections, sections.training, source)
         if sections.training.optimizer_offload and sections.model.program is not None:
             raise source.error(("training", "optimizer_offload"), "found true; a captured program's states stay")
@@ -315,6 +316,17 @@ def _check_recipe(t: Training, source: Source) -> None:
         recipe_of(t)
     except InputError as error:
         raise source.error(("training", "fp8_recipe"), str(error)) from None
+
+
+def _check_gathers(p: Parallelism, t: Training, source: Source) -> None:
+    """Parameters are gathered in the 16 bits that they are used in, or in fp8 where a recipe casts shards."""
+    recipe = None if t.lora is not None else recipe_of(t)
+    in_8_bits = p.zero == 3 and recipe is not None and recipe.shards_quantized
+    path, used = ("parallelism", "param_gather_dtype"), sixteen_bit(t.precision)
+    if p.param_gather_dtype == "fp8" and not in_8_bits:
+        raise source.error(path, "found 'fp8'; needs zero 3, precision fp8 and torchao's recipe tensorwise, no lora")
+    if p.param_gather_dtype == "bf16" and used != "bf16":
+        raise source.error(path, f"found 'bf16'; with precision {t.precision} parameters are used in {used}")
 
 
 def _check_mixed(sections: Sections, source: Source) -> None:

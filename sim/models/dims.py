@@ -114,7 +114,7 @@ def gathers_quantized_shards(scenario: Scenario) -> bool:
     """Whether FSDP gathers layers' matrices in the matmuls' format: the recipe's own way, unless a dtype is named."""
     p, t = scenario.parallelism, scenario.training
     recipe = None if t is None or t.lora is not None else recipe_of(t)
-    return recipe is not None and recipe.shards_quantized and p.zero == 3 and p.param_gather_dtype is None
+    return recipe is not None and recipe.shards_quantized and p.zero == 3 and p.param_gather_dtype in (None, "fp8")
 
 
 def dims(scenario: Scenario) -> Dims:

@@ -130,7 +130,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         size("expert_shard"),
         size("expert_replica"),
         own_bytes,
-        own_bytes if p.param_gather_dtype is None else dtype_bytes(p.param_gather_dtype),
+        own_bytes if p.param_gather_dtype in (None, "fp8") else dtype_bytes(p.param_gather_dtype),
         dtype_bytes(t.grad_reduce_dtype),
         p.reshard_after_forward,
         p.zero >= 2 and not p.accumulate_unsharded,

@@ -230,6 +230,27 @@ def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> 
     assert data["model"] == "llama3.1-8b"
 
 
+@pytest.mark.parametrize("dtype", [None, "bf16", "fp8"])
+def test_whether_fsdp_gathers_8_bits_survives_torchtitan_s_file(tmp_path: Path, dtype: str | None) -> None:
+    """Off where nothing is said (torchtitan's default); what is simulated in 8 bits says so."""
+    said = "" if dtype == "bf16" else "[float8]\nenable_fsdp_float8_all_gather = true\n"
+    data, _ = converted(
+        tmp_path,
+        "llama.toml",
+        TITAN.replace("replicate_degree = 2", "replicate_degree = 1") + said,
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "16",
+    )
+    assert data["parallelism"].get("param_gather_dtype") == ("bf16" if dtype == "bf16" else None)
+    data["parallelism"]["param_gather_dtype"] = dtype
+    text = emit(parse_scenario(data), "torchtitan")
+    assert ("enable_fsdp_float8_all_gather = true" in text) == (dtype != "bf16")
+    again, _ = converted(tmp_path, "again.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
+    assert again["parallelism"].get("param_gather_dtype") == ("bf16" if dtype == "bf16" else None)
+
+
 def test_a_torchtitan_python_config_is_read_and_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "llama3"
     folder.mkdir()

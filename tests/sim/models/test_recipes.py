@@ -123,7 +123,7 @@ def test_what_is_kept(framework: str, recipe: str, kept: float, weights: float) 
 
 def test_fsdp_gathers_matrices_in_8_bits() -> None:
     """torchao's `enable_fsdp_float8_all_gather`: a layer's matrices in 8 bits, cast on each shard; norms in 16."""
-    layout = {"dp": 8, "zero": 3}
+    layout: dict[str, Any] = {"dp": 8, "zero": 3}
 
     def gathered(**training: Any) -> tuple[float, float, float]:
         s = scenario(layout=layout, framework="compiled", **training)
@@ -136,6 +136,15 @@ def test_fsdp_gathers_matrices_in_8_bits() -> None:
     size, in_8_bits, cast = gathered(fp8_recipe="tensorwise")
     assert size == in_8_bits
     assert cast == 5 * 4096 * 4096 / 8
+    layout["param_gather_dtype"] = "fp8"
+    assert gathered(fp8_recipe="tensorwise") == (size, in_8_bits, cast)
+    with pytest.raises(InputError, match=r"parallelism\.param_gather_dtype: found 'fp8'; needs zero 3"):
+        gathered(fp8_recipe="rowwise")
+    layout["param_gather_dtype"] = "bf16"
+    size, in_8_bits, cast = gathered(fp8_recipe="tensorwise")
+    assert size > 1.9 * in_8_bits
+    assert cast == 5 * 4096 * 4096
+    del layout["param_gather_dtype"]
     size, in_8_bits, cast = gathered(fp8_recipe="rowwise")
     assert size > 1.9 * in_8_bits
     assert cast == 3 * 4096 * 4096
