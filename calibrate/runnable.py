@@ -51,6 +51,8 @@ def _model(s: Scenario) -> Iterator[Problem]:
         yield "model", "qkv_bias or qk_norm", "bias on all linear layers or none, no norms of queries and keys"
     for key, value in m.variations.items():
         yield f"model.{key}", value, "layers as those of GPT and Llama, without this key"
+    if m.positions == "rope" and m.mla is None and m.head_dim % 2:
+        yield "model.head_dim", f"{m.head_dim} with rope", "an even one, as rope turns pairs of numbers"
     if m.mtp_layers:
         yield "model.mtp_layers", m.mtp_layers, "0"
     p = s.parallelism
