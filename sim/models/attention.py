@@ -28,7 +28,8 @@ class Core(Struct, frozen=True):
     `share` replaces the share of the q·kv scores that the mask leaves, where it is not that triangle. `window`: what of
     the causal keys a query sees; only fused kernels skip the others. `softcap`: scores pass c·tanh(x / c) (Gemma 2,
     arXiv 2408.00118, section 2), which fused kernels do on the way. `sinks`: see `GroupedQueryAttention`. `packed`: of
-    these scores what lies within documents; fused kernels of packed sequences compute no others.
+    these scores what lies within documents; fused kernels of packed sequences compute no others. `filled`: of the
+    queries those of documents, the others are padding. `documents`: equal ones with as many tokens and squares.
     """
 
     q_len: int
@@ -43,6 +44,8 @@ class Core(Struct, frozen=True):
     softcap: bool = False
     sinks: bool = False
     packed: float = 1.0
+    filled: float = 1.0
+    documents: float = 1.0
 
     @property
     def visible(self) -> float:
@@ -115,13 +118,19 @@ def _fused(d: Dims, c: Core, name: str, kind: str, factor: float, moved: float) 
 
 
 def packed_blocks(c: Core) -> tuple[int, int, int]:
-    """Equal blocks with as many pairs as a packed sequence's documents: their number, and the queries and keys of each.
+    """Equal blocks with as many queries and pairs as a packed sequence's documents: their number, and the queries and
+    keys of each. Padding has none. A window's blocks have at most its queries, as in `Window.blocks`.
 
-    >>> packed_blocks(Core(4096, 4096, 1, 1, 64, 64, packed=0.25))
+    >>> packed_blocks(Core(4096, 4096, 1, 1, 64, 64, packed=0.25, documents=4.0))
     (4, 1024, 1024)
+    >>> packed_blocks(Core(4096, 4096, 1, 1, 64, 64, packed=1 / 16, filled=0.25))
+    (1, 1024, 1024)
     """
-    number = max(1, round(1.0 / c.packed))
-    queries = -(-c.q_len // number)
+    tokens = max(1, round(c.q_len * c.filled))
+    number = max(1, round(c.documents))
+    if c.windowed is not None:
+        number = max(number, -(-tokens // c.windowed.tokens))
+    queries = -(-tokens // number)
     seen = c.visible / (number * queries)  # of a query, in the mean
     return number, queries, max(1, round(seen + queries / 2 if c.causal else seen))
 

@@ -7,6 +7,7 @@ Ring: Liu et al. 2023 (Ring Attention); zigzag as in Llama 3 and ring-flash-atte
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from sim.core.program import Comm, Compute, Item, Phase, Wait
 from sim.models.attention import Core, core_backward, core_forward, core_part
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.operators import F, I, Operator, collective, memory_op
-from sim.models.packing import PackedBatch, pairs_between
+from sim.models.packing import PackedBatch, pairs_between, queries_between
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -34,7 +35,7 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
     if batch is not None:
         if d.cp > 1 and p.cp_split == "contiguous" and p.cp_method != "all_to_all":
             return _contiguous(scenario, d, shard, own, batch)
-        own = replace(own, packed=_packed_share(d, own, batch))
+        own = _packed(d, own, batch)
     if d.cp == 1:
         return core_part(d, own, (own,), core_forward(d, own), core_backward(d, own))
     if p.cp_method == "all_to_all":
@@ -45,13 +46,21 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
     return _ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split))
 
 
-def _packed_share(d: Dims, own: Core, batch: PackedBatch) -> float:
-    """Of the scores that whole sequences of one document would have, those within documents."""
+def _packed(d: Dims, own: Core, batch: PackedBatch) -> Core:
+    """With the share of scores, of those that whole sequences of one document would have, within documents."""
 
     def visible(length: int) -> float:
         return replace(own, q_len=length, kv_len=length).visible
 
-    return sum(n * visible(length) for length, n in batch.documents) / visible(d.full_seq)
+    share = sum(n * visible(length) for length, n in batch.documents) / visible(d.full_seq)
+    return _of_documents(own, share, d.full_seq, batch.documents)
+
+
+def _of_documents(block: Core, share: float, queries: int, documents: Iterable[tuple[int, float]]) -> Core:
+    """With `share` of its scores, where of `queries` those of documents lie in pieces: lengths and how many of each."""
+    found = tuple(documents)
+    tokens, squares = (sum(n * length**power for length, n in found) for power in (1, 2))
+    return replace(block, packed=share, filled=tokens / queries, documents=tokens**2 / squares)
 
 
 def _contiguous(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch) -> Operator:
@@ -59,20 +68,23 @@ def _contiguous(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: Pac
     the mean over sequences."""
     n = own.q_len
 
-    def pairs(source: int) -> float:
-        places = (shard.cp_rank * n, (shard.cp_rank + 1) * n), (source * n, (source + 1) * n)
-        return sum(pairs_between(x, *places) for x in batch.sequences) / len(batch.sequences)
+    def part(block: Core, sources: range) -> Core | None:
+        queries = (shard.cp_rank * n, (shard.cp_rank + 1) * n)
+        keys = [(source * n, (source + 1) * n) for source in sources]
+        found = sum(pairs_between(x, queries, piece) for x in batch.sequences for piece in keys) * each
+        if not found:
+            return None
+        seeing = (queries_between(x, queries, (keys[0][0], keys[-1][1])) for x in batch.sequences)
+        return _of_documents(block, found / block.visible, n, [(length, each) for x in seeing for length in x])
 
-    def part(block: Core, found: float) -> Core | None:
-        return replace(block, packed=found / block.visible) if found else None
-
+    each = 1.0 / len(batch.sequences)
     if scenario.parallelism.cp_method == "all_gather":
         (whole,) = gathered_blocks(own, d.cp, shard.cp_rank, "contiguous")
-        one = part(whole, sum(pairs(source) for source in range(shard.cp_rank + 1)))
+        one = part(whole, range(shard.cp_rank + 1))
         return _all_gather(d, own, () if one is None else (one,), False)
     steps = ring_blocks(own, d.cp, shard.cp_rank, "contiguous")
     sources = ((shard.cp_rank - step) % d.cp for step in range(d.cp))
-    return _ring(d, own, tuple(b and part(b, pairs(source)) for b, source in zip(steps, sources, strict=True)))
+    return _ring(d, own, tuple(b and part(b, range(at, at + 1)) for b, at in zip(steps, sources, strict=True)))
 
 
 def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:

@@ -163,3 +163,17 @@ def pairs_between(lengths: Sequence[int], queries: tuple[int, int], keys: tuple[
             # pieces are the same or lie apart, so a query sees all of these keys or, of its own, those before it
             total += (b - a) ** 2 / 2 if (a, b) == (c, d) else float((b - a) * (d - c)) if d <= a else 0.0
     return total
+
+
+def queries_between(lengths: Sequence[int], queries: tuple[int, int], keys: tuple[int, int]) -> list[int]:
+    """Of each document with keys at places [c, d) and queries at [a, b), not before them, the number of its queries.
+
+    >>> [queries_between([6, 2], *x) for x in (((0, 8), (0, 8)), ((4, 8), (4, 8)), ((4, 8), (0, 4)))]
+    [[6, 2], [2, 2], [2]]
+    """
+    found = []
+    for end, length in zip(accumulate(lengths), lengths, strict=True):
+        a, b = max(end - length, queries[0]), min(end, queries[1])
+        if a < b and end - length < keys[1]:
+            found.append(b - a)
+    return found

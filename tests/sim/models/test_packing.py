@@ -67,6 +67,35 @@ def test_uneven_documents_take_the_sum_of_squares() -> None:
     assert simulate(packed).step_time_s < simulate(training()).step_time_s
 
 
+def kernel(s: Scenario, rank: int = 0) -> tuple[int, ...]:
+    """Blocks, queries, keys of the forward kernel."""
+    blocks, _, _, queries, keys, *_ = cores(s, rank)[0].shape
+    return blocks, queries, keys
+
+
+@pytest.mark.parametrize("cp", [{}, {"cp": 4, "cp_method": "all_gather", "cp_split": "contiguous"}])
+@pytest.mark.parametrize("length", [1000, 300, 100, 10])
+def test_padding_makes_no_blocks(length: int, cp: dict[str, Any]) -> None:
+    """A padded document's kernel is that of the document alone, however long the sequence is."""
+    assert kernel(training({"lengths": [length]}, cp)) == (1, length, length)
+    assert kernel(training({"lengths": [length] * 3})) == (3, length, length)
+
+
+def test_a_cut_document_is_one_block_of_each_rank() -> None:
+    ring = {"cp": 4, "cp_split": "contiguous", "cp_method": "ring"}
+    s = training({"lengths": [1500, 100]}, ring)
+    assert [c.shape[0] for c in cores(s, 1)[:2]] == [1, 1]
+    assert [c.shape[3:5] for c in cores(s, 1)[1:2]] == [(476, 1024)]  # queries 1024 to 1500, all earlier keys
+    assert cores(s, 2) == []
+
+
+def test_blocks_of_a_window_have_its_queries() -> None:
+    """Of 512 tokens each sees 112.1 in the mean, as a block of 128 queries against 176 keys does."""
+    narrow = {**MODEL, "window": 128}
+    assert kernel(training({"lengths": [512] * 8}, model=narrow)) == (32, 128, 176)
+    assert kernel(training({"lengths": [512] * 4}, model=narrow)) == (16, 128, 176)
+
+
 def test_windows_hide_within_documents() -> None:
     """Of 8 documents of 512 a window of 512 hides nothing; one of 128 hides the same in each."""
     model = {**MODEL, "window": 512}
