@@ -50,6 +50,8 @@ def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
     large cluster the first nodes are drawn, the page says how many.
     """
     shown = _shown(cluster)
+    if _is_smaller_torus(cluster, shown):
+        loads = None  # fewer nodes close to a torus of their own, whose links are others
     graph = build_graph(shown)
     return still_page(
         "topology.html",
@@ -69,9 +71,15 @@ def _shown(cluster: ClusterSpec) -> ClusterSpec:
     return first_nodes(cluster, fit)
 
 
+def _is_smaller_torus(cluster: ClusterSpec, shown: ClusterSpec) -> bool:
+    return cluster.inter_node.kind == "torus" and shown.nodes < cluster.nodes
+
+
 def _size(cluster: ClusterSpec, shown: ClusterSpec) -> str:
     gpus = cluster.nodes * cluster.gpus_per_node
     rest = f"; the first {count(shown.nodes)} nodes are drawn" if shown.nodes < cluster.nodes else ""
+    if _is_smaller_torus(cluster, shown):
+        rest = f"; a torus of {count(shown.nodes)} nodes is drawn in its place, without loads"
     nodes = f"{count(cluster.nodes)} node{'s' * (cluster.nodes > 1)}"
     kinds = " or ".join(gpu.name for gpu in cluster.gpus)
     return f"{nodes} of {count(cluster.gpus_per_node)} {kinds}, {count(gpus)} GPUs{rest}"

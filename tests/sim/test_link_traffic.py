@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sim.inputs.scenario import parse_scenario
 from sim.results.link_traffic import step_traffic, topology_drawing
 from sim.simulation import simulate
 from tests.sim.cases import case
@@ -27,3 +28,13 @@ def test_pipeline_messages_go_both_ways() -> None:
     }
     assert {t.times for t in messages} == {4}
     assert "</html>" in topology_drawing(sim)
+
+
+def test_a_smaller_torus_in_place_of_a_large_one_is_drawn_without_loads() -> None:
+    keys = {"global_batch_size": 256, "seq_len": 2048}
+    cluster = {"gpu": "tpu-v5e", "nodes": 256}
+    scenario = parse_scenario(
+        {"model": "llama3.2-1b", "training": keys, "parallelism": {"dp": 256}, "cluster": cluster}
+    )
+    page = topology_drawing(simulate(scenario))
+    assert "a torus of 144 nodes is drawn in its place, without loads" in page
