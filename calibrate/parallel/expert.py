@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from calibrate.model import Experts
 from calibrate.parallel.comm import Group
-from calibrate.parallel.expert_tensor import Gather, Scatter, cut_expert
+from calibrate.parallel.expert_tensor import cut_expert, gather_rows, scatter_sum
 
 
 class _Exchange(torch.autograd.Function):
@@ -100,8 +100,8 @@ class ExpertParallel(nn.Module):
         """
         every = self.split.exchange_counts(came.expand(self.split.size, *came.shape).contiguous())
         most = int(every.sum((1, 2)).max())
-        gathered = Gather.apply(_filled(x, most), self.split)
-        out: Tensor = Scatter.apply(self._by_expert(gathered, every), self.split)
+        gathered = gather_rows(_filled(x, most), self.split)
+        out = scatter_sum(self._by_expert(gathered, every), self.split)
         return _first(out, len(x))
 
     def _by_expert(self, x: Tensor, came: Tensor) -> Tensor:

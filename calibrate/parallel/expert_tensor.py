@@ -21,30 +21,30 @@ from calibrate.model import Expert
 from calibrate.parallel.comm import Group
 
 
-class Gather(torch.autograd.Function):
-    """Rows of all ranks, [rows, h] → [ranks · rows, h]; backward sums each rank's gradients of them."""
+class _Rows(torch.autograd.Function):
+    """Rows gathered from all ranks, or summed over them and scattered; backward does the other to the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.all_gather(x)
+    def forward(ctx: Any, x: Tensor, group: Group, gathers: bool) -> Tensor:
+        ctx.group, ctx.gathers = group, gathers
+        return group.all_gather(x) if gathers else group.reduce_scatter(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.reduce_scatter(grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        group = ctx.group
+        return (group.reduce_scatter(grad) if ctx.gathers else group.all_gather(grad)), None, None
 
 
-class Scatter(torch.autograd.Function):
-    """Sum of all ranks' results, to each its own rows, [ranks · rows, h] → [rows, h]; backward gathers gradients."""
+def gather_rows(x: Tensor, group: Group) -> Tensor:
+    """Rows of all ranks, [rows, h] → [ranks · rows, h]."""
+    out: Tensor = _Rows.apply(x, group, True)
+    return out
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.reduce_scatter(x)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.all_gather(grad), None
+def scatter_sum(x: Tensor, group: Group) -> Tensor:
+    """Sum of all ranks' results, to each rank its own rows, [ranks · rows, h] → [rows, h]."""
+    out: Tensor = _Rows.apply(x, group, False)
+    return out
 
 
 class _Shared(torch.autograd.Function):

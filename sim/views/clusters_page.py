@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.scatter import scatter_plot
 from sim.views.search_page import COLUMNS, cells, copies, mesh_words
 from sim.views.units import count, n_bytes, percent, seconds
 
@@ -64,18 +65,8 @@ def _row(one: One, row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _figure(found: Sequence[One]) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
-    from bokeh.plotting import figure
 
-    plot = figure(
-        height=420,
-        sizing_mode="stretch_width",
-        x_axis_label="peak memory of the fullest GPU in GiB",
-        y_axis_label="tokens/s/GPU",
-        tools="pan,wheel_zoom,box_zoom,reset,save",
-        active_drag="box_zoom",
-        name="clusters",
-    )
-    plot.toolbar.logo = None
+    plot = scatter_plot("clusters", "peak memory of the fullest GPU in GiB", "tokens/s/GPU")
     dots: list[Any] = []
     for i, one in enumerate(found):
         rows = one["best"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.views.headline import Number, layout_words
 from sim.views.page import still_page
+from sim.views.scatter import scatter_plot
 from sim.views.units import count, n_bytes, percent, seconds
 
 Result = Mapping[str, Any]
@@ -75,19 +76,9 @@ def schedule_words(layout: Mapping[str, Any]) -> str:
 
 def _figure(result: Result) -> Any:
     from bokeh.models import AdaptiveTicker, ColumnDataSource, CustomJSTickFormatter, HoverTool, Range1d
-    from bokeh.plotting import figure
 
     rows = result["evaluated"]
-    plot = figure(
-        height=460,
-        sizing_mode="stretch_width",
-        x_axis_label="step time in seconds",
-        y_axis_label="peak memory of the fullest GPU",
-        tools="pan,wheel_zoom,box_zoom,reset,save",
-        active_drag="box_zoom",
-        name="search",
-    )
-    plot.toolbar.logo = None
+    plot = scatter_plot("search", "step time in seconds", "peak memory of the fullest GPU", 460)
     plot.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[2.0**i for i in range(10)], desired_num_ticks=5)
     plot.yaxis.formatter = CustomJSTickFormatter(code=_TICKS)
     dots = _dots(plot, rows)

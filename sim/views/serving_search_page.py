@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.scatter import scatter_plot
 from sim.views.units import count, seconds
 
 Result = Mapping[str, Any]
@@ -82,18 +83,8 @@ def _headline(result: Result) -> list[Number]:
 
 def _figure(curve: Sequence[Row]) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
-    from bokeh.plotting import figure
 
-    plot = figure(
-        height=420,
-        sizing_mode="stretch_width",
-        x_axis_label="tokens/s of a user (median)",
-        y_axis_label="output tokens/s/GPU",
-        tools="pan,wheel_zoom,box_zoom,reset,save",
-        active_drag="box_zoom",
-        name="curve",
-    )
-    plot.toolbar.logo = None
+    plot = scatter_plot("curve", "tokens/s of a user (median)", "output tokens/s/GPU")
     by_layout: dict[str, list[Row]] = {}
     for point in curve:
         by_layout.setdefault(layout_words(point["parallelism"]), []).append(point)

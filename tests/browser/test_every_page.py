@@ -7,18 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import synthetic
 
 from sim.simulation import simulate
 from sim.studies.difference import difference
 from sim.views.clusters_page import clusters_page
-from sim.views.compare_page import compare_page
 from sim.views.difference import difference_page
 from sim.views.map_page import map_page
 from sim.views.search_page import search_page
 from sim.views.serving_search_page import serving_search_page
 from sim.views.timeline_page import timeline_page
 from sim.views.topology_page import topology_page
+from tests.browser.test_compare_page import compared
 from tests.sim.cases import case
 from tests.sim.test_map import small
 from tests.sim.test_search_page import result, row
@@ -98,25 +97,6 @@ def step() -> str:
     done = simulate(case({"pp": 2, "tp": 2}), expand=True)
     times = time_by_operator(done), time_by_part(done)
     return timeline_page(done.outcome, done.timeline, done.memory_over(1), done.critical_rows, *times, done.waits)
-
-
-def compared() -> str:
-    simulated, measured = (synthetic.one_f_one_b(p=4, m=8, copies=1, scale=scale) for scale in (1.0, 1.06))
-    pair = {"simulated": simulated.step_time_s, "measured": measured.step_time_s, "error": -0.05}
-    gigabytes = {"simulated": 1e9, "measured": 1.1e9, "error": -0.09}
-    result = {
-        "format": "sim-compare/1",
-        "scenario": "pp4",
-        "profile": "cpu",
-        "step_time_s": pair,
-        "noise": 0.01,
-        "actions": {"F": pair, "B": pair},
-        "ranks": [{"rank": r, "compute_s": pair} for r in range(4)],
-        "memory": [{"rank": r, "peak_bytes": gigabytes} for r in range(4)],
-        "tolerance": 0.1,
-        "within_tolerance": True,
-    }
-    return compare_page(result, simulated, measured)
 
 
 def drawn_map() -> str:

@@ -21,32 +21,14 @@ from sim.models.served import serving_dims
 from sim.models.source import source_of
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from tests.sim.test_model_config import DEEPSEEK_V3
 from tests.sim.test_model_families import written
 
-V32 = {
+V32 = DEEPSEEK_V3 | {
     "model_type": "deepseek_v32",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 3,
-    "n_group": 8,
-    "topk_group": 4,
     "index_n_heads": 64,
     "index_head_dim": 128,
     "index_topk": 2048,
-    "num_nextn_predict_layers": 1,
-    "vocab_size": 129280,
 }
 SMALL = {
     "layers": 2,

@@ -1,0 +1,22 @@
+"""The plot of a page on which each layout is a point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def scatter_plot(name: str, x_label: str, y_label: str, height: int = 420) -> Any:
+    """An empty Bokeh figure as wide as the page; `name` is what scripts and tests find it by."""
+    from bokeh.plotting import figure
+
+    plot = figure(
+        height=height,
+        sizing_mode="stretch_width",
+        x_axis_label=x_label,
+        y_axis_label=y_label,
+        tools="pan,wheel_zoom,box_zoom,reset,save",
+        active_drag="box_zoom",
+        name=name,
+    )
+    plot.toolbar.logo = None
+    return plot
