@@ -149,13 +149,13 @@ def _describes_links(given: Mapping[str, Any]) -> bool:
 
 
 def _check_one_a_node(given: Mapping[str, Any], source: Source, path: KeyPath) -> None:
-    """That a machine of one chip a node is not given more, which would have no links known between them."""
+    """Raise for several chips in a node of a machine that has one: the links between them would be unknown."""
     machine = CLUSTERS.get(str(given.get("preset")))
     if machine is None or machine.gpus_per_node > 1 or _describes_links(given):
         return
     for key in ("gpus_per_node", "nvlink_domain"):
         if isinstance(given.get(key), int) and given[key] > 1:
-            found = f"found {show(given[key])}; of {machine.name} each chip is a node: 1"
+            found = f"found {show(given[key])}; in {machine.name} each chip is a node, so this must be 1"
             raise source.error((*path, key), f"{found}, or give kind and bandwidth_bytes_per_s in intra_node")
 
 

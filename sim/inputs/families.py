@@ -259,7 +259,7 @@ def _deepseek_v32(config: Config) -> Config:
             raise NotExpressibleError("mlp_layer_types: can be simulated: a list of dense layers, then sparse ones")
     types = config.get("layer_types")
     if types is not None and not (isinstance(types, list) and all(kind == "indexed_attention" for kind in types)):
-        raise NotExpressibleError("layer_types: can be simulated: a list of indexed_attention alone")
+        raise NotExpressibleError("layer_types: can be simulated: a list of indexed_attention only")
     index = {
         "heads": config.get("index_n_heads", 64),
         "head_dim": config.get("index_head_dim", 128),

@@ -61,15 +61,15 @@ def _of_several_inputs(config: Config, family: Any, towers: list[str]) -> str:
     """Name the towers, and what of the config can be simulated by itself."""
     parts = [(key, config[key].get("model_type")) for key in _DECODERS if isinstance(config.get(key), dict)]
     known = next(((key, kind) for key, kind in parts if kind in FAMILIES), None)
-    own = "the keys of its decoder can be, as a file of their own, under the model_type of a family that is known"
+    own = "its decoder can be simulated: write the decoder's keys to a file with the model_type of a known family"
     if known is not None:
-        own = f"its {known[0]} by itself can be, as a file of its own (model_type {known[1]})"
+        own = f"its {known[0]} (model_type {known[1]}) can be simulated: write it to a file of its own"
     elif isinstance(family, str) and family in FAMILIES:
-        own = f"the config without {'them' if len(towers) > 1 else 'it'} can be"
+        own = f"the config without {'them' if len(towers) > 1 else 'it'} can be simulated"
     verb = "are" if len(towers) > 1 else "is"
     return (
         f"model_type: found {show(family)}, a model of several kinds of input; {', '.join(map(one_line, towers))} "
-        f"{verb} not simulated; {own}; of the whole model {_FUNCTION}"
+        f"{verb} not simulated; {own}; for the whole model, {_FUNCTION}"
     )
 
 

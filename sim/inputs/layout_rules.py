@@ -103,17 +103,19 @@ def experts(s: Sizes) -> Problem | None:
 
 
 def _served_context(s: Sizes) -> Problem | None:
-    """Prompts and caches are split in a ring or gathered, balanced, of attention that sees every key."""
+    """What a served prompt split over cp ranks needs: attention to every key, by ring or all_gather, in zigzag."""
     m = s.model
     kinds = (("mla", m.mla), ("state_space", m.state_space), ("indexer", m.indexer), ("window", m.window))
     if other := next((key for key, value in kinds if value is not None), None):
-        return _found("cp", s.cp, f"with model.{other} a served prompt is not split: 1")
+        return _found("cp", s.cp, f"with model.{other} served prompts are not split over ranks; allowed: 1")
     if s.cp_method == "all_to_all":
         return ("parallelism", "cp_method"), "found 'all_to_all'; served prompts are split by ring or all_gather"
     if s.cp_split != "zigzag":
         return ("parallelism", "cp_split"), f"found '{s.cp_split}'; served prompts are split in zigzag"
     if s.ep * s.expert_tp > s.tp:
-        return _found("ep", s.ep, "experts are not split over the ranks of a served prompt: ep·expert_tp at most tp")
+        return _found(
+            "ep", s.ep, "ranks that share a served prompt do not share experts; ep·expert_tp must be at most tp"
+        )
     return None
 
 

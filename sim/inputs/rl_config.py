@@ -96,7 +96,7 @@ class Generation(UserInput):
     kv_cache: KvCache | None = Field(default=None, description="null: the engine's")
     prefix_cache: Literal["none", "gpu"] | None = Field(
         default=None,
-        description="gpu: a prompt's generations share what was computed of it; null: gpu where the cache allows it",
+        description="gpu: the generations of a prompt share its KV cache; null: gpu where the cache can be shared",
     )
     quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"] = "none"
 
@@ -125,7 +125,7 @@ class Rl(UserInput):
         default="host", description="the frozen policy of the KL term; host: kept in host memory, swapped in and out"
     )
     reward: Reward = Field(default="rule", description="rule: computed by the host; or a model that reads every answer")
-    reward_s: float = Field(default=0.0, ge=0, le=1e9, description="of a rule, after the last answer, in seconds")
+    reward_s: float = Field(default=0.0, ge=0, le=1e9, description="seconds that a rule takes after the last answer")
     sequences: Literal["packed", "mean", "padded"] = Field(
         default="packed", description="how answers of unlike lengths become micro-batches"
     )
@@ -134,10 +134,10 @@ class Rl(UserInput):
         description="how new weights reach the engine; null: ipc where colocated, else broadcast",
     )
     sleep_level: Literal[0, 1, 2] = Field(
-        default=1, description="colocated: what the engine gives up in between, by vLLM's levels"
+        default=1, description="colocated: what the engine frees while the policy trains, by vLLM's sleep levels"
     )
     offload_training: bool = Field(
-        default=True, description="colocated: parameters and optimizer states in host memory while the engine runs"
+        default=True, description="colocated: parameters and optimizer states lie in host memory while the engine runs"
     )
     generation: Generation = Generation()
 

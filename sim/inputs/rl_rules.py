@@ -1,4 +1,4 @@
-"""The `rl` section resolved and checked: what follows from other sections is filled in, and every rule between them."""
+"""The `rl` section, resolved and checked: defaults that follow from other sections, and rules between sections."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ from topology.spec import ClusterSpec
 
 PATH = ("rl",)
 BESIDE = {
-    "inference": "the engine that writes answers is described in rl.generation",
-    "distillation": "no teacher is simulated in an rl step",
-    "faults": "none is simulated in an rl step",
-    "processes": "none is simulated in an rl step",
+    "inference": "rl.generation describes the engine that writes the answers",
+    "distillation": "an rl step is simulated without a teacher",
+    "faults": "an rl step is simulated without faults",
+    "processes": "an rl step is simulated without them",
 }
 TRAINING_BESIDE = {
     "packing": "rl.sequences says how answers are packed",
-    "tokens": "an rl step is simulated by itself, not a whole training",
-    "batch_schedule": "an rl step is simulated by itself, not a whole training",
+    "tokens": "one rl step is simulated, not a whole training run",
+    "batch_schedule": "one rl step is simulated, not a whole training run",
 }
 
 
 def resolve_rl(
     data: dict[str, Any], model: ModelConfig, training: Training | None, parallelism: Parallelism, source: Source
 ) -> Rl | None:
-    """The section with no null left that stands for a default; None without the section."""
+    """The section, with a value in place of every null that stands for a default; None without the section."""
     if "rl" not in data:
         return None
     for key, why in BESIDE.items():
         if key in data:
-            raise source.error((key,), f"stands beside rl; {why}")
+            raise source.error((key,), f"cannot be combined with rl; {why}")
     if training is None:
-        raise source.error(PATH, "needs training, which describes how the policy is trained")
+        raise source.error(PATH, "needs the section training, which describes how the policy is trained")
     for key, why in TRAINING_BESIDE.items():
         if getattr(training, key):
-            raise source.error(("training", key), f"stands beside rl; {why}")
+            raise source.error(("training", key), f"cannot be combined with rl; {why}")
     if model.program is not None:
-        raise source.error(PATH, "stands beside model.program; a captured program is a training step alone")
+        raise source.error(
+            PATH, "cannot be combined with model.program; a captured program describes a training step only"
+        )
     given = without_nulls(data["rl"])
     if not isinstance(given, dict):
         raise source.error(PATH, f"found {show(given)}; must be a mapping")
@@ -82,7 +84,7 @@ def _resolve_generation(
     each = given.tp * given.pp
     replicas = given.replicas or parallelism.ranks // each
     if replicas == 0:
-        why = f"a replica's tp·pp = {each} GPUs are more than the {parallelism.ranks} training ranks; give replicas"
+        why = f"one replica needs {each} GPUs (tp·pp), more than the {parallelism.ranks} training ranks; give replicas"
         raise source.error((*PATH, "generation", "replicas"), f"found null; {why}")
     contiguous = given.kv_cache is not None and given.kv_cache.layout == "contiguous"
     alone = model.state_space is not None or contiguous  # neither a state nor such a cache is shared
@@ -128,34 +130,36 @@ def _check_lengths(rl: Rl, training: Training, source: Source) -> None:
     p = rl.prompt_len
     most = p.max if p.sigma > 0 else round(p.mean)
     if most is not None and most >= training.seq_len:
-        why = f"training.seq_len is {training.seq_len:,}, in which the answer must lie too"
+        why = f"a prompt and its answer must fit in training.seq_len ({training.seq_len:,})"
         raise source.error((*PATH, "prompt_len"), f"found prompts of up to {most:,} tokens; {why}")
     for key, lengths in (("prompt_len", rl.prompt_len), ("output_len", rl.output_len)):
         if lengths.max is not None and lengths.mean > lengths.max:
             found = f"found a mean of {lengths.mean:g}"
             usual = "half of training.seq_len" if key == "prompt_len" and lengths.sigma else "training.seq_len"
-            longest = f"the longest, {lengths.max:,} (rl.{key}.max, by default {usual})"
+            longest = f"the longest length, {lengths.max:,} (rl.{key}.max, by default {usual})"
             raise source.error((*PATH, key), f"{found}; must be at most {longest}")
     if rl.answers > MAX_ANSWERS:
         found = f"prompts_per_step·generations_per_prompt = {rl.answers:,}"
-        raise source.error((*PATH, "prompts_per_step"), f"{found}; at most {MAX_ANSWERS:,} are simulated")
+        raise source.error(
+            (*PATH, "prompts_per_step"), f"{found}; at most {MAX_ANSWERS:,} answers are simulated in a step"
+        )
     if rl.answers % training.global_batch_size:
-        found = f"found {training.global_batch_size}; must divide the step's answers, {rl.answers:,}"
-        why = "rl.prompts_per_step·rl.generations_per_prompt: one update of the policy for each such batch"
-        raise source.error(("training", "global_batch_size"), f"{found} ({why})")
+        found = f"found {training.global_batch_size}; must divide the {rl.answers:,} answers of a step"
+        why = "(rl.prompts_per_step·rl.generations_per_prompt); the policy is updated once for each batch"
+        raise source.error(("training", "global_batch_size"), f"{found} {why}")
 
 
 def _check_turns(rl: Rl, training: Training, parallelism: Parallelism, source: Source) -> None:
-    """What takes turns on the same GPUs, and what needs GPUs of its own."""
+    """Raise for keys that contradict where the engine runs: on the trainer's GPUs or on its own."""
     if rl.colocated and rl.steps_off:
-        why = "on the same GPUs generation and training take turns; colocated: false gives each its own"
+        why = "colocated generation and training take turns on the same GPUs; needs colocated false"
         raise source.error((*PATH, "steps_off"), f"found {rl.steps_off}; {why}")
     if not rl.colocated and rl.transfer == "ipc":
-        why = "memory is shared on one GPU alone; with colocated false weights are broadcast"
+        why = "two processes can share memory only on the same GPU; with colocated false weights are broadcast"
         raise source.error((*PATH, "transfer"), f"found 'ipc'; {why}")
     if rl.colocated and rl.generation.ranks > parallelism.ranks:
         found = f"found {rl.generation.replicas} replicas of {rl.generation.tp * rl.generation.pp} GPUs"
-        why = f"colocated, they share the {parallelism.ranks} training ranks"
+        why = f"with colocated true they must fit on the {parallelism.ranks} training ranks"
         raise source.error((*PATH, "generation", "replicas"), f"{found}; {why}")
     if isinstance(rl.reward, RewardModel):
         tp = rl.reward.tp
@@ -168,12 +172,15 @@ def _check_turns(rl: Rl, training: Training, parallelism: Parallelism, source: S
 
 
 def rl_notes(rl: Rl | None) -> tuple[str, ...]:
-    """Keys that have no effect here."""
+    """Warnings for keys that have no effect with this section."""
     if rl is None or rl.colocated:
         return ()
     usual = Rl.model_fields
     changed = [key for key in ("sleep_level", "offload_training") if getattr(rl, key) != usual[key].default]
-    return tuple(f"rl.{key}: of no effect with colocated false, where nothing makes room" for key in changed)
+    return tuple(
+        f"rl.{key}: has no effect with colocated false, where engine and trainer have GPUs of their own"
+        for key in changed
+    )
 
 
 class _EngineSource(Source, frozen=True):
@@ -189,7 +196,7 @@ class _EngineSource(Source, frozen=True):
 def check_engine(rl: Rl, model: ModelConfig, training: Training, cluster: ClusterSpec, source: Source) -> None:
     """Raise for the first rule that the engine's layout breaks; the same rules as a serving workload's."""
     if len(cluster.gpus) > 1:
-        raise source.error(("cluster",), "has GPUs of several kinds; an rl step is simulated on one kind")
+        raise source.error(("cluster",), "has GPUs of several kinds; an rl step is simulated on GPUs of one kind")
     renamed = _EngineSource(source.label, source.data, source.origins, source.folder)
     layout = layout_of(rl.generation, model)
     inference = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1))

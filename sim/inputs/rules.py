@@ -166,62 +166,72 @@ def _check_dtypes(t: Training, source: Source) -> None:
 
 
 def _check_indexer(t: Training, model: ModelConfig, p: Parallelism, source: Source) -> None:
-    """What trains an indexer has one, and everything that its warm-up needs."""
+    """Raise for a training of indexers that the model lacks, and for a warm-up that is not simulated."""
     if t.indexer == "trained":
         return
     path, found = ("training", "indexer"), f"found '{t.indexer}'"
     if model.indexer is None:
         raise source.error(path, f"{found}; needs model.indexer")
     if t.indexer == "warm_up" and (p.pp > 1 or framework_of(t).masks_unselected):
-        why = "simulated at pp 1 (between stages there would be no gradients) and where the framework trains indexers"
+        why = "simulated only at pp 1 (stages would exchange no gradients) and in frameworks that train indexers"
         raise source.error(path, f"{found}; {why}")
 
 
 def _check_packing(sections: Sections, t: Training, source: Source) -> None:
-    """Documents that fit into sequences, where attention can leave out what lies between them."""
+    """Raise for documents longer than a sequence, and for attention that cannot skip pairs between documents."""
     x, m, p = t.packing, sections.model, sections.parallelism
     if x is None:
         return
     path = ("training", "packing")
     if bool(x.lengths) == (x.mean_seq_len is not None):
-        raise source.error(path, "give lengths, or mean_seq_len of lengths to be drawn")
+        raise source.error(path, "needs either lengths, or mean_seq_len to draw lengths from")
     if sum(x.lengths) > t.seq_len:
         raise source.error(
             (*path, "lengths"), f"found {sum(x.lengths)} tokens in all; a sequence has {t.seq_len} (training.seq_len)"
         )
     longest = min(t.seq_len, x.max_seq_len or t.seq_len)
     if x.min_seq_len > longest:
-        raise source.error((*path, "min_seq_len"), f"found {x.min_seq_len}; the longest may have {longest}")
+        raise source.error(
+            (*path, "min_seq_len"), f"found {x.min_seq_len}; must be at most {longest}, the longest document"
+        )
     if x.mean_seq_len is not None and not x.min_seq_len <= x.mean_seq_len <= longest:
-        found = f"found {x.mean_seq_len:g}; must lie between the least ({x.min_seq_len}) and the longest ({longest})"
+        allowed = f"between the shortest document ({x.min_seq_len}) and the longest ({longest})"
+        found = f"found {x.mean_seq_len:g}; must lie {allowed}"
         raise source.error((*path, "mean_seq_len"), found)
     if x.mean_seq_len is not None:
         _check_drawn(x, t, source)
     for bad, what in (
-        (m.program is not None, "a captured program, whose attention is what it was"),
+        (m.program is not None, "a captured program, whose attention is replayed as it was"),
         (m.indexer is not None, "model.indexer"),
-        (t.attention == "unfused", "training.attention unfused, which computes all scores"),
-        (p.cp > 1 and m.window is not None and p.cp_method != "all_to_all", "model.window over cp but by all_to_all"),
+        (
+            t.attention == "unfused",
+            "unfused attention (training.attention), which also computes scores between documents",
+        ),
+        (
+            p.cp > 1 and m.window is not None and p.cp_method != "all_to_all",
+            "model.window and cp, unless cp_method is all_to_all",
+        ),
     ):
         if bad:
-            raise source.error(path, f"found packed documents with {what}; simulated without")
+            raise source.error(path, f"packed documents are not simulated with {what}")
 
 
 def _check_drawn(x: Packing, t: Training, source: Source) -> None:
-    """As many documents as can be drawn in seconds."""
+    """Raise for more documents than can be drawn in seconds."""
     from sim.models.packing import MOST_DOCUMENTS, expected_tokens  # with numpy, which no other reader needs
 
     tokens = expected_tokens(x, t.seq_len)
     if t.global_batch_size * t.seq_len / tokens > MOST_DOCUMENTS:
         found = (
-            f"found {x.mean_seq_len:g} with lognormal_sigma {x.lognormal_sigma:g}, cut off at both ends {tokens:.3g}"
+            f"found {x.mean_seq_len:g} with lognormal_sigma {x.lognormal_sigma:g}; clipped to the allowed lengths, "
+            f"the documents have {tokens:.3g} tokens on average"
         )
-        most = f"at most {MOST_DOCUMENTS:,} documents of a step are drawn; give lengths or a smaller lognormal_sigma"
+        most = f"at most {MOST_DOCUMENTS:,} documents are drawn for a step; give lengths or a smaller lognormal_sigma"
         raise source.error(("training", "packing", "mean_seq_len"), f"{found}; {most}")
 
 
 def _packing_note(sections: Sections) -> list[str]:
-    """What packing makes of the batch."""
+    """How full the packed sequences are, and how uneven the replicas' work is."""
     t, dp = sections.training, sections.parallelism.dp
     if t is None or t.packing is None:
         return []
@@ -229,12 +239,14 @@ def _packing_note(sections: Sections) -> list[str]:
 
     batch = pack(t.packing, t.seq_len, t.global_batch_size, dp)
     number = sum(n for _, n in batch.all_documents)
-    found = f"training.packing: {number:.1f} documents a sequence, {batch.filled:.1%} of its tokens theirs"
+    found = (
+        f"training.packing: each sequence holds {number:.1f} documents on average, which fill {batch.filled:.1%} of it"
+    )
     if (given := t.packing.mean_seq_len) is not None:
         mean = batch.filled * t.seq_len / number
-        found += f"; a document has {mean:.0f} in the mean, before it is cut {given:g}"
+        found += f"; a document has {mean:.0f} tokens on average, against {given:g} before lengths are clipped or cut"
     if batch.imbalance > 1.0:
-        found += f"; the step waits for the replica with {batch.imbalance:.3f} times the mean's pairs of {dp}"
+        found += f"; the slowest of {dp} replicas has {batch.imbalance:.3f} times the mean number of query-key pairs"
     return [found]
 
 
@@ -311,7 +323,7 @@ def _check_precision(sections: Sections, source: Source) -> None:
 
 
 def _check_recipe(t: Training, source: Source) -> None:
-    """A framework has recipes of its own for each format."""
+    """Raise for a recipe that the framework does not have for the precision."""
     try:
         recipe_of(t)
     except InputError as error:
@@ -324,7 +336,7 @@ def _check_gathers(p: Parallelism, t: Training, source: Source) -> None:
     in_8_bits = p.zero == 3 and recipe is not None and recipe.shards_quantized
     path, used = ("parallelism", "param_gather_dtype"), sixteen_bit(t.precision)
     if p.param_gather_dtype == "fp8" and not in_8_bits:
-        raise source.error(path, "found 'fp8'; needs zero 3, precision fp8 and torchao's recipe tensorwise, no lora")
+        raise source.error(path, "found 'fp8'; needs zero 3, precision fp8, torchao's recipe tensorwise and no lora")
     if p.param_gather_dtype == "bf16" and used != "bf16":
         raise source.error(path, f"found 'bf16'; with precision {t.precision} parameters are used in {used}")
 
@@ -408,8 +420,10 @@ def _expert_split_note(sections: Sections) -> list[str]:
     p, t = sections.parallelism, sections.training
     unsaid = p.tp > 1 and "expert_tp" not in p.model_fields_set and sections.model.moe is not None
     if unsaid and t is None and p.ep == 1:
-        split = f"expert_tp: {p.tp} splits each (default of vLLM, SGLang, TensorRT-LLM), ep: {p.tp} deals them out"
-        return [f"parallelism.tp: {p.tp} ranks hold all experts each; {split}"]
+        split = (
+            f"expert_tp: {p.tp} splits each expert (default of vLLM, SGLang, TensorRT-LLM), ep: {p.tp} distributes them"
+        )
+        return [f"parallelism.tp: each of {p.tp} ranks holds all experts; {split}"]
     if not unsaid or t is None or not framework_of(t).splits_experts_over_tp:
         return []
     return [f"parallelism.expert_tp: 1, as nothing is said; framework {t.framework}'s own default is tp, {p.tp}"]

@@ -431,7 +431,7 @@ def _unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
     said = "cluster.gpu.architecture: none is stated for GPU"
     rest = "so its collectives start and step as Hopper's do"
     if cluster.intra_node.kind == "pcie":
-        rest = "and nobody measured its collectives: they take their links' latencies and bandwidths alone"
+        rest = "whose collectives nobody has measured: they are priced from its links' latencies and bandwidths alone"
     return tuple(f"{said} '{gpu.name}', {rest}" for gpu in cluster.gpus if gpu.architecture == "other")
 
 

@@ -18,7 +18,9 @@ def check_serving(sections: Sections, inference: Inference, source: Source) -> N
     _check_autoscaling(sections, inference, source)
     _check_lora(sections, inference, source)
     if sections.parallelism.cp > 1 and inference.attention == "unfused":
-        raise source.error(("inference", "attention"), "found 'unfused'; prompts that are split need fused attention")
+        raise source.error(
+            ("inference", "attention"), "found 'unfused'; prompts split over cp ranks need fused attention"
+        )
 
 
 def _check_inference(inference: Inference, model: ModelConfig, source: Source) -> None:
@@ -34,16 +36,19 @@ def _check_inference(inference: Inference, model: ModelConfig, source: Source) -
             )
     computed, kept = sixteen_bit(inference.precision), inference.kv_cache.dtype
     if inference.attention == "unfused" and kept != computed:
-        why = f"unfused attention multiplies the cache as it is kept, in {computed} (null)"
+        why = f"unfused attention reads the cache without converting it; allowed: {computed} (null)"
         raise source.error((*path, "kv_cache", "dtype"), f"found '{kept}'; {why}")
     block, cached = inference.kv_cache.block_tokens, inference.prefix_cache != "none"
     if cached and isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block:
-        raise source.error((*path, "kv_cache", "block_tokens"), f"found {block}; must divide a hash's 512 tokens")
+        raise source.error(
+            (*path, "kv_cache", "block_tokens"),
+            f"found {block}; must divide 512, the tokens for each hash of the trace",
+        )
     if cached and model.state_space is not None:
-        why = "a state (model.state_space) is of all tokens so far; a prefix's own is not kept: none"
+        why = "a state-space layer (model.state_space) keeps no state for each prefix; allowed: none"
         raise source.error((*path, "prefix_cache"), f"found '{inference.prefix_cache}'; {why}")
     if inference.kv_cache.tiers is not None and inference.prefix_cache != "gpu":
-        why = "tiers hold what a cache of prefixes on the GPU evicts: inference.prefix_cache gpu"
+        why = "tiers hold prefixes that the GPU's prefix cache evicts; needs inference.prefix_cache gpu"
         found = f"found tiers with prefix_cache {inference.prefix_cache}"
         raise source.error((*path, "kv_cache", "tiers"), f"{found}; {why}")
     if cached and inference.kv_cache.layout != "paged":
@@ -61,7 +66,7 @@ def _check_pools(sections: Sections, inference: Inference, source: Source) -> No
     p = sections.parallelism
     for key in ("dp", "tp", "cp", "pp", "ep", "expert_tp"):
         if (value := getattr(p, key)) != 1:
-            why = "disaggregated pools have replicas and tp of their own; leave it out"
+            why = "each disaggregated pool has its own replicas and tp; leave it out"
             raise source.error(("parallelism", key), f"found {value}; {why}")
     for name, pool in (("prefill", pools.prefill), ("decode", pools.decode)):
         if problem := first_problem(ALL_RULES, sizes_of(sections)._replace(tp=pool.tp)):
@@ -70,7 +75,9 @@ def _check_pools(sections: Sections, inference: Inference, source: Source) -> No
     if pools.ranks > gpus:
         raise source.error(path, f"found pools of {pools.ranks:,} GPUs; the cluster has {gpus:,} (or leave nodes out)")
     if inference.batching == "static":
-        raise source.error(path, "found pools; a static batch is started and ended together (batching continuous)")
+        raise source.error(
+            path, "found pools; all requests of a static batch start and end together; needs batching continuous"
+        )
     if sections.faults is not None:
         raise source.error(("faults",), "is not simulated with inference.disaggregated; leave one of them out")
 
@@ -82,14 +89,18 @@ def _check_speculative(sections: Sections, inference: Inference, source: Source)
         return
     draft, p = speculative.draft, sections.parallelism
     if draft.vocab != sections.model.vocab:
-        why = f"has a vocabulary of {draft.vocab}; tokens are checked by a model of {sections.model.vocab}"
+        why = f"has a vocabulary of {draft.vocab}; the model that checks its tokens has {sections.model.vocab}"
         raise source.error((*path, "draft"), why)
     if draft.heads % p.tp:
         raise source.error((*path, "draft"), f"has {draft.heads} heads, which parallelism.tp ({p.tp}) must divide")
     if p.cp > 1:
-        raise source.error(("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over ranks (1)")
+        raise source.error(
+            ("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over cp ranks; allowed: 1"
+        )
     if p.pp > 1:
-        raise source.error(("parallelism", "pp"), f"found {p.pp}; a draft and its model are not split into stages (1)")
+        raise source.error(
+            ("parallelism", "pp"), f"found {p.pp}; a draft and its model are not split into pipeline stages; allowed: 1"
+        )
     if inference.disaggregated is not None:
         raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
     if inference.attention == "unfused":
@@ -97,7 +108,7 @@ def _check_speculative(sections: Sections, inference: Inference, source: Source)
 
 
 def _check_autoscaling(sections: Sections, inference: Inference, source: Source) -> None:
-    """Whole replicas, each by itself, come and go."""
+    """Raise where replicas cannot start and stop one by one."""
     rule, path, p = inference.autoscaling, ("inference", "autoscaling"), sections.parallelism
     if rule is None:
         return
@@ -107,13 +118,15 @@ def _check_autoscaling(sections: Sections, inference: Inference, source: Source)
     if inference.disaggregated is not None:
         raise source.error(path, "is not simulated with inference.disaggregated; leave one of them out")
     if inference.batching == "static":
-        raise source.error(path, "found a rule; a static batch is started and ended together (batching continuous)")
+        raise source.error(
+            path, "found a rule; all requests of a static batch start and end together; needs batching continuous"
+        )
     if p.ep * p.expert_tp > p.tp:
-        raise source.error(path, "found replicas that share experts (parallelism.ep), so none can be stopped alone")
+        raise source.error(path, "found replicas that share experts (parallelism.ep); such a replica cannot stop alone")
 
 
 def _check_lora(sections: Sections, inference: Inference, source: Source) -> None:
-    """Adapters are on linear layers of 16 bits that the model has."""
+    """Raise for adapters on layers that the model lacks, and beside keys that they are not simulated with."""
     lora, path = inference.lora, ("inference", "lora")
     if lora is None:
         return
@@ -125,5 +138,5 @@ def _check_lora(sections: Sections, inference: Inference, source: Source) -> Non
         if getattr(inference, key) is not None:
             raise source.error(path, f"is not simulated with inference.{key}; leave one of them out")
     if inference.batching == "static" and lora.places < lora.adapters:
-        why = "a static batch starts all requests at once, so all adapters must be there (null)"
+        why = "a static batch starts all requests at once and so needs all adapters on the GPU; allowed: null"
         raise source.error((*path, "max_loras"), f"found {lora.max_loras}; {why}")

@@ -59,6 +59,6 @@ def synonym(word: object) -> str:
     """
     name = str(word).lower().lstrip("-").replace("-", "_")
     if name in _NO_KEY.split():
-        return "; there is none, since a step takes as long whatever it is"
+        return "; there is no such key here, since it changes neither a step's time nor its memory"
     key = SYNONYMS.get(name)
     return f"; here it is {key}" if key else ""

@@ -160,7 +160,7 @@ def test_faults_that_are_off_change_no_bit_of_any_scenario(file: Path) -> None:
     """Every start and end, and the whole result, of all that is shipped; pools of their own and rl take no faults."""
     scenario = load_scenario(file)
     if scenario.rl is not None:
-        with pytest.raises(InputError, match="faults: stands beside rl"):
+        with pytest.raises(InputError, match="faults: cannot be combined with rl"):
             with_faults(scenario, OFF)
         return
     if scenario.inference is not None and scenario.inference.disaggregated is not None:

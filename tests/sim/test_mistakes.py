@@ -36,7 +36,7 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("training.gradient_checkpointing=true", "here it is training.recompute"),
         ("model.num_hidden_layers=8", "here it is model.layers"),
         ("training.gradient_accumulation_steps=4", "here it is training.global_batch_size"),
-        ("training.learning_rate=1e-4", "unknown key; there is none, since a step takes as long whatever it is"),
+        ("training.learning_rate=1e-4", "unknown key; there is no such key here, since it changes neither"),
         ("cluster.gpu.memory_bytes=80", "80 bytes? write 80GiB"),
         ("cluster.gpu.memory_bandwidth_bytes_per_s=fast", "such as 50GB/s or 400Gbps"),
     ],

@@ -359,13 +359,16 @@ def test_a_table_of_measurements_may_hold_steps() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rl": {"steps_off": 1}}, "rl.steps_off: found 1; on the same GPUs"),
+        ({"rl": {"steps_off": 1}}, "rl.steps_off: found 1; colocated generation and training take turns"),
         ({"rl": {"colocated": False, "transfer": "ipc"}}, "rl.transfer: found 'ipc'"),
         ({"rl": {"prompt_len": 2000}}, "rl.prompt_len: found"),
-        ({"rl": {"prompts_per_step": 9}}, "training.global_batch_size: found 32; must divide the step's answers, 36"),
+        ({"rl": {"prompts_per_step": 9}}, "training.global_batch_size: found 32; must divide the 36 answers of a step"),
         ({"rl": {"generation": {"tp": 3}}}, "rl.generation.tp: found 3; must divide model.heads"),
-        ({"rl": {"generation": {"tp": 8}}}, "rl.generation.replicas: found null; a replica's tp·pp = 8"),
-        ({"rl": {"generation": {"replicas": 9}}}, "rl.generation.replicas: found 9 replicas of 1 GPUs; colocated"),
+        ({"rl": {"generation": {"tp": 8}}}, "rl.generation.replicas: found null; one replica needs 8 GPUs"),
+        (
+            {"rl": {"generation": {"replicas": 9}}},
+            "rl.generation.replicas: found 9 replicas of 1 GPUs; with colocated true",
+        ),
         ({"rl": {"generation": {"engin": "vllm-v1"}}}, "unknown key; did you mean 'engine'"),
         ({"rl": {"reward": "judge"}}, "rl.reward: found 'judge'; must be rule, or a mapping"),
         ({"rl": {"reward": {"tp": 2}}}, "rl.reward.model: is required and missing"),
@@ -380,14 +383,20 @@ def test_a_table_of_measurements_may_hold_steps() -> None:
             {"training": {"seq_len": 2048}, "rl": {"reward": {"model": "gpt2"}}},
             "rl.reward.model.max_positions: found 1024; learned positions must cover 2048 tokens",
         ),
-        ({"training": {"packing": {"mean_seq_len": 100}}}, "training.packing: stands beside rl; rl.sequences says how"),
-        ({"training": {"tokens": 1e9}}, "training.tokens: stands beside rl; an rl step is simulated by itself"),
+        (
+            {"training": {"packing": {"mean_seq_len": 100}}},
+            "training.packing: cannot be combined with rl; rl.sequences says how",
+        ),
+        ({"training": {"tokens": 1e9}}, "training.tokens: cannot be combined with rl; one rl step is simulated"),
         (
             {"training": {"batch_schedule": [{"from_tokens": 0, "global_batch_size": 16}]}},
-            "training.batch_schedule: stands beside rl",
+            "training.batch_schedule: cannot be combined with rl",
         ),
-        ({"inference": {"requests": {"prompt_len": 1, "output_len": 1}}}, "inference: stands beside rl; the engine"),
-        ({"faults": {"jitter": {"sigma": 0.1}}}, "faults: stands beside rl"),
+        (
+            {"inference": {"requests": {"prompt_len": 1, "output_len": 1}}},
+            "inference: cannot be combined with rl; rl.generation",
+        ),
+        ({"faults": {"jitter": {"sigma": 0.1}}}, "faults: cannot be combined with rl"),
     ],
 )
 def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:

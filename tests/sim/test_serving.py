@@ -463,4 +463,4 @@ def test_requests_faster_than_they_are_served_are_warned_of(rate_per_s: float, w
 def test_experts_that_stand_whole_on_every_rank_are_warned_of(layout: dict[str, int], whole: bool) -> None:
     set_ = ["model=qwen3-30b-a3b", "inference.requests.count=2", *(f"parallelism.{k}={v}" for k, v in layout.items())]
     warned = simulate_serving(load_scenario("scenarios/serve_llama8b.yaml", set_)).result["warnings"]
-    assert any("ranks hold all experts each; expert_tp: 2 splits each" in w for w in warned) is whole
+    assert any("ranks holds all experts; expert_tp: 2 splits each expert" in w for w in warned) is whole

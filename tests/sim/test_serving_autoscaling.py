@@ -121,7 +121,7 @@ def test_the_shipped_scenario_saves_hours_and_costs_latency() -> None:
     [
         ({"autoscaling": {"min_replicas": 3}}, {"dp": 2}, r"min_replicas: found 3; parallelism.dp \(2\)"),
         ({"autoscaling": {}, "disaggregated": {}}, {}, "not simulated with inference.disaggregated"),
-        ({"autoscaling": {}, "batching": "static"}, {"dp": 2}, "a static batch is started and ended together"),
+        ({"autoscaling": {}, "batching": "static"}, {"dp": 2}, "all requests of a static batch start and end together"),
         ({"autoscaling": {"interval_s": 1e-6}}, {"dp": 2}, "interval_s: found 1e-06; must be at least 0.001"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_million_tokens_of_llama_405b_on_128_gpus() -> None:
 @pytest.mark.parametrize(
     ("model", "parallelism", "message"),
     [
-        ("deepseek-v3", {"cp": 2}, r"parallelism.cp: found 2; with model.mla a served prompt is not split"),
+        ("deepseek-v3", {"cp": 2}, r"parallelism.cp: found 2; with model.mla served prompts are not split"),
         (
             "llama3-8b",
             {"cp": 2, "cp_method": "all_to_all"},

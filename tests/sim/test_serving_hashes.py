@@ -156,7 +156,7 @@ def test_hostile_lines(tmp_path: Path, text: str, said: str) -> None:
 def test_blocks_that_do_not_make_up_a_hash_are_refused(tmp_path: Path) -> None:
     trace = {"requests": {"trace": str(written(tmp_path, line()))}, "kv_cache": {"block_tokens": 48}}
     serving(trace)
-    with pytest.raises(InputError, match="must divide a hash's 512 tokens"):
+    with pytest.raises(InputError, match="must divide 512, the tokens for each hash"):
         serving({**trace, "prefix_cache": "gpu"})
 
 

@@ -243,7 +243,7 @@ def test_keys_beside_a_chip_that_is_a_node_leave_it_its_links(more: dict[str, An
 def test_several_such_chips_a_node_need_links_between_them() -> None:
     for name in ({"gpu": "tpu-v5p"}, {"preset": "tpu-v5p-torus"}):
         for key in ("gpus_per_node", "nvlink_domain"):
-            with pytest.raises(InputError, match=rf"cluster\.{key}: found 4; of tpu-v5p-torus each chip is a node"):
+            with pytest.raises(InputError, match=rf"cluster\.{key}: found 4; in tpu-v5p-torus each chip is a node"):
                 resolve_cluster({**name, key: 4}, 8, Source("scenario", {}))
     links = {"kind": "full_mesh", "bandwidth_bytes_per_s": 6e11}
     found = resolve_cluster({"gpu": "tpu-v5p", "gpus_per_node": 4, "intra_node": links}, 8, Source("scenario", {}))

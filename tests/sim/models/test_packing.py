@@ -63,7 +63,7 @@ def test_uneven_documents_take_the_sum_of_squares() -> None:
     packed = training({"lengths": lengths})
     for few, many in zip(cores(packed), cores(training()), strict=True):
         assert few.flops == pytest.approx(many.flops * sum(n**2 for n in lengths) / 4096**2)
-    assert any("4.0 documents a sequence, 89.9% of its tokens" in w for w in packed.warnings)
+    assert any("4.0 documents on average, which fill 89.9% of it" in w for w in packed.warnings)
     assert simulate(packed).step_time_s < simulate(training()).step_time_s
 
 
@@ -167,7 +167,7 @@ def test_a_warning_says_how_long_drawn_documents_are() -> None:
     assert batch is not None
     mean = sum(n * length for length, n in batch.all_documents) / sum(n for _, n in batch.all_documents)
     assert mean < 1000
-    assert any(f"a document has {mean:.0f} in the mean, before it is cut 2000" in w for w in s.warnings)
+    assert any(f"a document has {mean:.0f} tokens on average, against 2000 before" in w for w in s.warnings)
 
 
 def test_the_step_waits_for_the_slowest_replica() -> None:
@@ -190,15 +190,15 @@ def test_the_step_waits_for_the_slowest_replica() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"packing": {}}, "packing: give lengths, or mean_seq_len"),
-        ({"packing": {"lengths": [8], "mean_seq_len": 9}}, "packing: give lengths, or mean_seq_len"),
+        ({"packing": {}}, "packing: needs either lengths, or mean_seq_len"),
+        ({"packing": {"lengths": [8], "mean_seq_len": 9}}, "packing: needs either lengths, or mean_seq_len"),
         ({"packing": {"lengths": [4000, 97]}}, r"lengths: found 4097 tokens in all; a sequence has 4096"),
         ({"packing": {"mean_seq_len": 5000}}, r"mean_seq_len: found 5000; must lie between"),
         (
             {"packing": {"mean_seq_len": 1500, "lognormal_sigma": 10}, "seq_len": 1 << 14, "global_batch_size": 256},
-            r"mean_seq_len: found 1500 with lognormal_sigma 10, cut off at both ends [\d.]+; at most 1,000,000",
+            r"mean_seq_len: found 1500 with lognormal_sigma 10; clipped to the allowed lengths, .*; at most 1,000,000",
         ),
-        ({"packing": {"lengths": [9]}, "attention": "unfused"}, "attention unfused, which computes all scores"),
+        ({"packing": {"lengths": [9]}, "attention": "unfused"}, "not simulated with unfused attention"),
     ],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, Any], said: str) -> None:
