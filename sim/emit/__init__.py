@@ -64,13 +64,16 @@ def emit(scenario: Scenario, trainer: str) -> str:
     if trainer not in TRAINERS:
         raise InputError(f"--emit: found '{trainer[:40]}'; must be one of {', '.join(TRAINERS)}")
     if scenario.training is None:
-        raise InputError(f"{scenario.name}: --emit: the scenario has no training section, and {trainer} trains")
+        raise InputError(
+            f"{scenario.name}: --emit: the scenario has no training section; flags are written for training only"
+        )
     if scenario.rl is not None:
-        raise InputError(f"{scenario.name}: --emit: is not for an rl step")
+        raise InputError(f"{scenario.name}: --emit: flags are not written for an rl step")
     text, reasons = _written(scenario, trainer)
     if reasons:
         shown = "".join(f"\n  - {reason}" for reason in reasons)
-        raise InputError(f"{scenario.name}: --emit {trainer}: cannot be expressed:{shown}")
+        name = TRAINERS[trainer].writer.TRAINER
+        raise InputError(f"{scenario.name}: --emit {trainer}: flags of {name} cannot express this scenario:{shown}")
     return text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
@@ -12,7 +12,9 @@ from sim.models.frameworks import FRAMEWORKS, Framework, framework_of
 
 
 class Emission(Struct, dict=True):
-    """What is written and what cannot be."""
+    """What is written and what cannot be. `TRAINER`: the trainer's name, the subject of every reason."""
+
+    TRAINER: ClassVar[str]
 
     scenario: Scenario
     training: Training
@@ -23,10 +25,10 @@ class Emission(Struct, dict=True):
         """The text of the flags."""
         raise NotImplementedError
 
-    def refuse(self, key: str, value: Any, why: str, when: bool = True) -> None:
-        """Note a reason if it holds."""
+    def refuse(self, key: str, value: Any, does: str, when: bool = True) -> None:
+        """Note, `when` it holds, why the key's value cannot be written: what the trainer does instead."""
         if when:
-            self.reasons.append(f"{key} {value}: {why}")
+            self.reasons.append(f"{key}: found {value}; {self.TRAINER} {does}")
 
     def framework(self, trainer: str) -> Framework:
         """The framework's record; noted as a reason where the trainer's flags do not express it."""
@@ -38,15 +40,22 @@ class Emission(Struct, dict=True):
     def common(self) -> None:
         """What neither trainer has."""
         t, p = self.training, self.scenario.parallelism
-        self.refuse("distillation", "given", "trains one model", self.scenario.distillation is not None)
-        self.refuse("training.activation_offload", "true", "is no option", t.activation_offload)
-        self.refuse("training.packing", "given", "takes documents from its data", t.packing is not None)
+        self.refuse("distillation", "a teacher", "trains one model", self.scenario.distillation is not None)
+        self.refuse("training.activation_offload", "true", "does not offload activations", t.activation_offload)
+        self.refuse(
+            "training.packing", "a distribution of documents", "takes documents from its data", t.packing is not None
+        )
         self.refuse("training.lora", "adapters", "trains all parameters", t.lora is not None)
         self.refuse("training.optimizer_offload", "true", "keeps optimizer states on the GPU", t.optimizer_offload)
-        self.refuse("training.cross_entropy", "chunked", "is no option", t.cross_entropy == "chunked")
-        self.refuse("parallelism.cp_split", p.cp_split, "splits zigzag", p.cp > 1 and p.cp_split != "zigzag")
+        self.refuse("training.cross_entropy", "chunked", "has no chunked cross-entropy", t.cross_entropy == "chunked")
         self.refuse(
-            "parallelism.dp_sync", p.dp_sync, "reduces buckets", p.dp_sync in ("per_parameter", "reduce_broadcast")
+            "parallelism.cp_split", p.cp_split, "splits sequences in zigzag", p.cp > 1 and p.cp_split != "zigzag"
+        )
+        self.refuse(
+            "parallelism.dp_sync",
+            p.dp_sync,
+            "reduces gradients in buckets",
+            p.dp_sync in ("per_parameter", "reduce_broadcast"),
         )
         self.refuse(
             "parallelism.param_gather_dtype",
@@ -55,7 +64,12 @@ class Emission(Struct, dict=True):
             p.zero > 0 and p.param_gather_dtype == "fp32",
         )
         nodes, each = self.nodes
-        self.refuse("ranks", p.ranks, f"torchrun starts as many on every node, here {each}", nodes * each != p.ranks)
+        self.refuse(
+            "ranks",
+            p.ranks,
+            f"is started by torchrun with as many ranks on every node, here {each}",
+            nodes * each != p.ranks,
+        )
         if self.scenario.faults is not None:
             self.notes.append("faults are left out")
 

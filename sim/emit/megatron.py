@@ -4,7 +4,7 @@ NVIDIA/Megatron-LM at 000c4ac (November 2025); megatron-core 0.19.2 (September 2
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
@@ -16,6 +16,8 @@ _SCHEDULES = {"1f1b": False, "interleaved_1f1b": True}  # those it has; True: in
 
 class Megatron(Emission):
     """A command that trains twenty steps on made-up data and reports each."""
+
+    TRAINER: ClassVar = "Megatron-LM"
 
     def build(self) -> str:
         """The command, one flag a line."""
@@ -47,12 +49,12 @@ class Megatron(Emission):
     def _model(self) -> list[tuple[str, Any]]:
         m = self.scenario.model
         for key, value in m.variations.items():
-            self.refuse(f"model.{key}", value, "no flags are written for it")
+            self.refuse(f"model.{key}", value, "flags are not written for it")
         positions = {"learned": "learned_absolute"}.get(m.positions, m.positions)
         self.refuse(
             "model.positions",
             m.positions,
-            "predicts several tokens with rope or none",
+            "predicts several tokens with positions rope or none only",
             m.mtp_layers > 0 and m.positions == "learned",
         )
         out: list[tuple[str, Any]] = [
@@ -96,21 +98,26 @@ class Megatron(Emission):
         if moe is None:
             return []
         self.refuse(
-            "model.moe.imbalance", "drawn", "routes by its data; balanced is forced", moe.imbalance != "balanced"
+            "model.moe.imbalance",
+            "drawn",
+            "routes by its data, or evenly (imbalance: balanced)",
+            moe.imbalance != "balanced",
         )
         sixteen = p.ep_dispatch_dtype in ("bf16", "fp16", "fp32")
-        self.refuse("parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "dispatches 16 bits", not sixteen)
+        self.refuse("parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, "dispatches tokens in 16 bits", not sixteen)
         self.refuse(
             "training.precision",
             self.training.precision,
-            "groups the experts' matmuls in bf16 alone",
+            "groups the experts' matmuls in bf16 only",
             self.training.precision in ("fp16", "fp32"),
         )
-        self.refuse("parallelism.sp", "false", "experts beside tp need it", p.tp > 1 and not p.sp)
+        self.refuse(
+            "parallelism.sp", "false", "needs sequence parallelism for experts with tp above 1", p.tp > 1 and not p.sp
+        )
         self.refuse(
             "parallelism.ep_overlap",
             "true",
-            "needs ep, virtual stages beside pp, and no full recomputation",
+            "needs ep above 1, virtual stages where pp is above 1, and no full recomputation",
             p.ep_overlap
             and (p.ep == 1 or (p.pp > 1 and p.virtual_stages == 1) or self.training.recompute.mode == "full"),
         )
@@ -144,25 +151,33 @@ class Megatron(Emission):
     def _layout(self) -> list[tuple[str, Any]]:
         p = self.scenario.parallelism
         self.refuse(
-            "parallelism.schedule", p.schedule, f"has {' and '.join(_SCHEDULES)}", p.form.name not in _SCHEDULES
+            "parallelism.schedule",
+            p.schedule,
+            f"has the schedules {' and '.join(_SCHEDULES)}",
+            p.form.name not in _SCHEDULES,
         )
         interleaved = _SCHEDULES.get(p.form.name, False)
         self.refuse(
             "parallelism.p2p_overlap",
             "true",
-            "overlaps messages with interleaved_1f1b alone",
+            "overlaps messages between stages with interleaved_1f1b only",
             p.pp > 1 and p.p2p_overlap and not interleaved,
         )
         self.refuse(
             "parallelism.p2p_overlap",
             "false",
-            "interleaves without it from pp 3 on",
+            "interleaves with blocking messages from pp 3 on",
             p.pp == 2 and interleaved and not p.p2p_overlap,
         )
         orders = {"tp-cp-dp-pp": [], "tp-cp-pp-dp": [("use-tp-pp-dp-mapping", "")]}
-        self.refuse("parallelism.rank_order", p.rank_order, f"has {', '.join(orders)}", p.rank_order not in orders)
         self.refuse(
-            "parallelism.tp_overlap", "full", "needs sp: true", p.tp > 1 and p.tp_overlap == "full" and not p.sp
+            "parallelism.rank_order",
+            p.rank_order,
+            f"has the rank orders {', '.join(orders)}",
+            p.rank_order not in orders,
+        )
+        self.refuse(
+            "parallelism.tp_overlap", "full", "needs sp: true for it", p.tp > 1 and p.tp_overlap == "full" and not p.sp
         )
         if p.tp > 1 and p.tp_overlap == "none":
             self.notes.append(
@@ -181,7 +196,7 @@ class Megatron(Emission):
             self.refuse(
                 "parallelism.micro_batch_group",
                 group,
-                "needs groups of pp micro-batches or more",
+                "needs groups of at least pp micro-batches",
                 group < p.pp or 0 < m % group < p.pp,
             )
             out.append(("microbatch-group-size-per-virtual-pipeline-stage", group))
@@ -226,15 +241,17 @@ class Megatron(Emission):
         self.refuse(
             "parallelism.accumulate_unsharded",
             "true",
-            "its FSDP reduces gradients once a micro-batch",
+            "reduces FSDP's gradients after each micro-batch",
             p.accumulate_unsharded and self.scenario.micro_batches > 1,
         )
-        self.refuse("parallelism.pp", p.pp, f"zero {p.zero} (its FSDP) is for one pipeline stage here", p.pp > 1)
-        self.refuse("parallelism.shard_size", p.shard_size, "its FSDP shards over all replicas here", hybrid > 1)
+        self.refuse(
+            "parallelism.pp", p.pp, f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only", p.pp > 1
+        )
+        self.refuse("parallelism.shard_size", p.shard_size, "flags shard over all replicas (FSDP)", hybrid > 1)
         self.refuse(
             "parallelism.reshard_after_forward",
             "false",
-            "its FSDP reshards",
+            "reshards after forward (FSDP)",
             p.zero == 3 and not p.reshard_after_forward,
         )
         strategy = "optim_grads" if p.zero == 2 else "optim_grads_params"
@@ -258,7 +275,7 @@ class Megatron(Emission):
         self.refuse(
             "training.optimizer_dtype",
             t.optimizer_dtype,
-            "is emitted with fp32 moments alone",
+            "flags are written for fp32 moments only",
             t.optimizer_dtype != "fp32",
         )
         self.refuse(
@@ -275,7 +292,7 @@ class Megatron(Emission):
             "accumulates and reduces in fp32, or both in bf16",
             pair not in (("fp32", "fp32"), ("bf16", "bf16")),
         )
-        self.refuse("training.optimizer", t.optimizer, "is emitted with Adam and SGD", t.optimizer == "muon")
+        self.refuse("training.optimizer", t.optimizer, "flags are written for Adam and SGD only", t.optimizer == "muon")
         framework = self.framework("megatron")
         low = {
             "fp8": [("fp8-format", "hybrid")],
@@ -307,11 +324,11 @@ class Megatron(Emission):
 
     def _recompute(self) -> list[tuple[str, Any]]:
         r = self.training.recompute
-        self.refuse("training.recompute", r.mode, "is no policy of it", r.mode == "selective_op")
+        self.refuse("training.recompute", r.mode, "has no such policy of recomputation", r.mode == "selective_op")
         self.refuse(
             "training.recompute.every",
             r.every,
-            "recomputes the first layers of each stage (layers)",
+            "recomputes the first layers of each stage (recompute.layers)",
             r.every is not None,
         )
         if r.mode == "selective":

@@ -32,6 +32,7 @@ _TITAN_SCHEDULES = {
 class Titan(Emission):
     """A file that trains twenty steps."""
 
+    TRAINER: ClassVar = "torchtitan"
     SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = False
     HEAD: ClassVar = "output"  # the module of the output matrix
 
@@ -84,7 +85,7 @@ class Titan(Emission):
     def _flavor(self) -> str:
         m = self.scenario.model
         for key, value in m.variations.items():
-            self.refuse(f"model.{key}", value, "its llama3 flavors have none")
+            self.refuse(f"model.{key}", value, "has no llama3 flavor with it")
         shape = (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn)
         found = next((name for name, sizes in _FLAVORS.items() if sizes == shape), "")
         llama = (
@@ -94,12 +95,12 @@ class Titan(Emission):
             and m.head_dim * m.heads == m.hidden
             and not (m.bias or m.tied_embeddings or m.qkv_bias or m.qk_norm)
         )
-        self.refuse("model.dropout", m.dropout, "has none", m.dropout > 0)
+        self.refuse("model.dropout", m.dropout, "has no dropout", m.dropout > 0)
         same = found and llama and m.moe is None and m.mla is None and not m.mtp_layers and m.vocab == 128_256
         if not same:
             shown = f"{m.layers} layers of {m.hidden}, {m.heads} heads, vocabulary {m.vocab}"
             self.refuse(
-                "model", shown, f"its llama3 flavors are {', '.join(_FLAVORS)}, and no option changes their sizes"
+                "model", shown, f"has the llama3 flavors {', '.join(_FLAVORS)}, and no option changes their sizes"
             )
         return found
 
@@ -109,17 +110,25 @@ class Titan(Emission):
         self.refuse(
             "parallelism.sp",
             "false",
-            "tensor parallelism comes with sequence parallelism",
+            "always combines tensor parallelism with sequence parallelism",
             p.tp > 1 and not p.sp and not self.SEQUENCE_PARALLEL_IS_A_FLAG,
         )
-        self.refuse("parallelism.tp_overlap", "wgrad", "overlaps chunks (full) or nothing", p.tp_overlap == "wgrad")
         self.refuse(
-            "parallelism.tp_overlap", "full", "needs framework: compiled", p.tp_overlap == "full" and not compiles
+            "parallelism.tp_overlap",
+            "wgrad",
+            "overlaps chunks (tp_overlap: full) or nothing (none)",
+            p.tp_overlap == "wgrad",
+        )
+        self.refuse(
+            "parallelism.tp_overlap",
+            "full",
+            "needs training.framework: compiled for it",
+            p.tp_overlap == "full" and not compiles,
         )
         self.refuse(
             "parallelism.cp_method",
             "all_to_all",
-            "passes keys and values on, not heads",
+            "exchanges keys and values (ring or all_gather), not heads",
             p.cp > 1 and p.cp_method == "all_to_all",
         )
         self.refuse("parallelism.rank_order", p.rank_order, "orders ranks tp-cp-dp-pp", p.rank_order != "tp-cp-dp-pp")
@@ -131,11 +140,16 @@ class Titan(Emission):
         )
         self.refuse("training.zero_grad", "keep", "sets gradients to none", t.zero_grad == "keep")
         self.refuse("training.grad_dtype", t.grad_dtype, "keeps gradients in fp32", t.grad_dtype != "fp32")
-        self.refuse("training.grad_reduce_dtype", t.grad_reduce_dtype, "reduces in fp32", t.grad_reduce_dtype != "fp32")
+        self.refuse(
+            "training.grad_reduce_dtype",
+            t.grad_reduce_dtype,
+            "reduces gradients in fp32",
+            t.grad_reduce_dtype != "fp32",
+        )
         self.refuse(
             "training.cross_entropy",
             "fused",
-            "fuses its loss by compiling it (framework: compiled)",
+            "fuses the loss by compiling it (training.framework: compiled)",
             t.cross_entropy == "fused" and not compiles,
         )
         self.refuse(
@@ -162,13 +176,18 @@ class Titan(Emission):
         """Replicas and shards; its FSDP shards over dp_shard · cp ranks."""
         p = self.scenario.parallelism
         alone = p.dp * p.cp == 1
-        self.refuse("parallelism.zero", p.zero, "shards all (zero 3) or nothing", p.zero in (1, 2) and not alone)
+        self.refuse(
+            "parallelism.zero",
+            p.zero,
+            "shards everything (zero: 3) or nothing (zero: 0)",
+            p.zero in (1, 2) and not alone,
+        )
         if p.zero == 0:
             more = p.tp * p.cp * p.pp > 1
             self.refuse(
                 "parallelism.zero",
                 0,
-                "replicates whole models on ranks of data parallelism alone",
+                "replicates models without sharding only where tp, cp and pp are 1",
                 more and p.dp * p.cp > 1,
             )
             return p.dp, 1
@@ -182,7 +201,9 @@ class Titan(Emission):
             differs and not alone,
         )
         shards = max(1, p.shard_size // p.cp)
-        self.refuse("parallelism.shard_size", p.shard_size, "is a multiple of cp", bool(p.shard_size % p.cp))
+        self.refuse(
+            "parallelism.shard_size", p.shard_size, "shards over a multiple of cp ranks", bool(p.shard_size % p.cp)
+        )
         return max(1, p.dp // shards), shards
 
     def _converters(self) -> list[str]:
@@ -196,7 +217,7 @@ class Titan(Emission):
         if self.training.precision != "fp8" or recipe is None or recipe.name == "tensorwise":
             return {}
         known = ("torchao", recipe.name) in RECIPES
-        self.refuse("training.fp8_recipe", recipe.name, "has tensorwise and rowwise", not known)
+        self.refuse("training.fp8_recipe", recipe.name, "has the recipes tensorwise and rowwise", not known)
         return {"quantize": {"linear": {"float8": {"recipe_name": recipe.name}}}}
 
     def _pipeline(self) -> dict[str, Any]:
@@ -204,9 +225,12 @@ class Titan(Emission):
         if p.pp == 1:
             return {}
         name = _TITAN_SCHEDULES.get(p.schedule, "")
-        self.refuse("parallelism.schedule", p.schedule, f"has {', '.join(_TITAN_SCHEDULES)}", not name)
+        self.refuse("parallelism.schedule", p.schedule, f"has the schedules {', '.join(_TITAN_SCHEDULES)}", not name)
         self.refuse(
-            "parallelism.layers_per_stage", list(p.stage_layers), "stages begin at a layer", 0 in p.stage_layers
+            "parallelism.layers_per_stage",
+            list(p.stage_layers),
+            "starts each pipeline stage with a layer",
+            0 in p.stage_layers,
         )
         stages: list[list[str]] = []
         first = 0
@@ -226,7 +250,9 @@ class Titan(Emission):
         self.refuse(
             "training.recompute", r.mode, "recomputes by operator (selective_op) or by layer", r.mode == "selective"
         )
-        self.refuse("training.recompute.layers", r.layers, "takes every n-th layer (every)", r.layers is not None)
+        self.refuse(
+            "training.recompute.layers", r.layers, "recomputes every n-th layer (recompute.every)", r.layers is not None
+        )
         if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
             return {"mode": "selective", "selective_ac_option": "op" if r.mode == "selective_op" else str(r.every)}
         if r.mode == "full":

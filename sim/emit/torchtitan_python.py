@@ -64,11 +64,16 @@ class TitanPython(Titan):
         self.refuse(
             "training.precision",
             self.training.precision,
-            "is written as TOML alone (torchtitan)",
+            "configurations in Python are not written for 8 bits; --emit torchtitan writes TOML",
             bool(tables["model"]["converters"]),
         )
         tables.pop("quantize", None)
-        self.refuse("parallelism.cp_method", p.cp_method, "gathers keys and values", p.cp > 1 and p.cp_method == "ring")
+        self.refuse(
+            "parallelism.cp_method",
+            p.cp_method,
+            "gathers keys and values (cp_method: all_gather)",
+            p.cp > 1 and p.cp_method == "ring",
+        )
         training["disable_cuda_graphs"] = True  # else it captures the whole step
         del layout["context_parallel_rotate_method"]
         layout["enable_sequence_parallel"] = p.sp or p.tp == 1
@@ -81,6 +86,9 @@ class TitanPython(Titan):
         """Selective is by operator here; every n-th layer it no longer has."""
         every = self.training.recompute.every
         self.refuse(
-            "training.recompute.every", every, "recomputes by operator (selective_op) or all layers", every is not None
+            "training.recompute.every",
+            every,
+            "recomputes by operator (selective_op) or all layers (full)",
+            every is not None,
         )
         return super()._recompute()

@@ -197,7 +197,7 @@ def test_torchtitan_s_python_config_has_the_classes_and_fields_of_today() -> Non
     assert len(stages) == 8
     assert (stages[0][0], stages[-1][-2:]) == ("tok_embeddings", ["norm", "lm_head"])
     assert sum(name.startswith("layers.") for stage in stages for name in stage) == 80
-    with pytest.raises(InputError, match="written as TOML alone"):
+    with pytest.raises(InputError, match="--emit torchtitan writes TOML"):
         emit(scenario(training={"precision": "fp8"}), "torchtitan-python")
 
 
@@ -253,38 +253,58 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
 @pytest.mark.parametrize(
     ("trainer", "changes", "words"),
     [
-        ("torchtitan", {"parallelism": {"zero": 1}}, ["parallelism.zero 1: shards all (zero 3) or nothing"]),
-        ("torchtitan", {"parallelism": {"sp": False}}, ["parallelism.sp false"]),
+        (
+            "torchtitan",
+            {"parallelism": {"zero": 1}},
+            ["parallelism.zero: found 1; torchtitan shards everything (zero: 3)"],
+        ),
+        ("torchtitan", {"parallelism": {"sp": False}}, ["parallelism.sp: found false"]),
         ("torchtitan", {"parallelism": {"accumulate_unsharded": False}}, ["reduces gradients once a step at pp 4"]),
         ("torchtitan", {"parallelism": {"pp": 1, "virtual_stages": None}}, ["once a micro-batch at pp 1"]),
-        ("torchtitan", {"model": {"preset": "llama3-70b", "dropout": 0.1}}, ["model.dropout 0.1: has none"]),
-        ("torchtitan", {"model": {"preset": "llama3-70b", "qkv_bias": True}}, ["its llama3 flavors are 8B, 70B"]),
+        (
+            "torchtitan",
+            {"model": {"preset": "llama3-70b", "dropout": 0.1}},
+            ["model.dropout: found 0.1; torchtitan has no dropout"],
+        ),
+        ("torchtitan", {"model": {"preset": "llama3-70b", "qkv_bias": True}}, ["has the llama3 flavors 8B, 70B"]),
         (
             "torchtitan",
             {"training": {"cross_entropy": "fused", "grad_dtype": "bf16", "grad_reduce_dtype": "fp32"}},
-            ["training.cross_entropy fused: fuses its loss by compiling", "training.grad_dtype bf16: keeps gradients"],
+            ["torchtitan fuses the loss by compiling", "training.grad_dtype: found bf16; torchtitan keeps"],
         ),
-        ("torchtitan", {"training": {"param_dtype": None}}, ["training.param_dtype bf16"]),
-        ("torchtitan", {"model": "llama2-7b"}, ["its llama3 flavors are 8B, 70B, 405B"]),
+        ("torchtitan", {"training": {"param_dtype": None}}, ["training.param_dtype: found bf16"]),
+        ("torchtitan", {"model": "llama2-7b"}, ["has the llama3 flavors 8B, 70B, 405B"]),
         (
             "torchtitan",
             {"parallelism": {"zero": 0}, "training": {"recompute": "selective"}},
-            ["parallelism.zero 0", "training.recompute selective"],
+            ["parallelism.zero: found 0", "training.recompute: found selective"],
         ),
-        ("megatron", {}, ["training.param_dtype fp32", "parallelism.pp 4", "accumulate_unsharded true: its FSDP"]),
+        (
+            "megatron",
+            {},
+            ["training.param_dtype: found fp32", "parallelism.pp: found 4", "Megatron-LM reduces FSDP's gradients"],
+        ),
         (
             "megatron",
             {"parallelism": {"schedule": "zb_v"}},
-            ["parallelism.schedule zb_v: has 1f1b and interleaved_1f1b"],
+            ["found zb_v; Megatron-LM has the schedules 1f1b and interleaved_1f1b"],
         ),
-        ("megatron", {"training": {"framework": "compiled"}}, ["training.framework compiled"]),
+        ("megatron", {"training": {"framework": "compiled"}}, ["training.framework: found compiled"]),
         (
             "megatron",
             {"parallelism": {"dp": 3, "tp": 1, "sp": False}, "training": {"global_batch_size": 240}},
-            ["ranks 12: torchrun starts as many on every node, here 8"],
+            ["ranks: found 12; Megatron-LM is started by torchrun with as many ranks on every node, here 8"],
         ),
-        ("megatron", {"parallelism": {"pp": 2, "p2p_overlap": False}}, ["interleaves without it from pp 3 on"]),
-        ("megatron", {"model": "mixtral-8x7b", "parallelism": {"sp": False}}, ["parallelism.sp false: experts beside"]),
+        (
+            "megatron",
+            {"parallelism": {"pp": 2, "p2p_overlap": False}},
+            ["interleaves with blocking messages from pp 3 on"],
+        ),
+        (
+            "megatron",
+            {"model": "mixtral-8x7b", "parallelism": {"sp": False}},
+            ["parallelism.sp: found false; Megatron-LM needs sequence parallelism"],
+        ),
         ("deepspeed", {}, ["must be one of torchtitan, torchtitan-python, megatron"]),
     ],
 )
@@ -313,7 +333,7 @@ def test_every_shipped_scenario_is_emitted_or_refused_with_a_reason() -> None:
         for trainer in ("torchtitan", "megatron"):
             text, refusal = outcome(loaded, trainer)
             assert bool(text) != bool(refusal)
-            reasons = ("cannot be expressed:\n  - ", "no training section", "--emit: is not for an rl step")
+            reasons = ("cannot express this scenario:\n  - ", "no training section", "not written for an rl step")
             assert not refusal or any(reason in refusal for reason in reasons)
             assert trainer == "torchtitan" or set(flags(text)) <= MEGATRON
             written += bool(text)

@@ -139,7 +139,7 @@ def test_the_explorer_offers_and_draws_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trainer_that_lacks_it_says_so(trainer: str) -> None:
-    with pytest.raises(InputError, match=f"parallelism.schedule {NAME}: "):
+    with pytest.raises(InputError, match=f"parallelism.schedule: found {NAME}; "):
         emit(parse_scenario(SCENARIO), trainer)
 
 

@@ -207,5 +207,5 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], said: str) -> None:
 
 
 def test_flags_are_not_written() -> None:
-    with pytest.raises(InputError, match=r"training\.packing given: takes documents from its data"):
+    with pytest.raises(InputError, match=r"Megatron-LM takes documents from its data"):
         emit(training({"lengths": [9]}), "megatron")

@@ -141,5 +141,5 @@ def test_patterns_that_say_nothing_are_refused(model: dict[str, Any], message: s
 def test_no_flags_are_written_for_a_window(trainer: str) -> None:
     scenario = training(window=128)
     assert scenario.model.variations == {"window": 128}
-    with pytest.raises(InputError, match=r"model\.window 128"):
+    with pytest.raises(InputError, match=r"model\.window: found 128"):
         emit(scenario, trainer)
