@@ -40,7 +40,6 @@ FOLDS = 5
 LOSS_SCALE = 0.05  # errors beyond 5 % count about linearly
 STEP = 0.03  # of a coefficient's logarithm, for slopes
 REFITS = 3  # Gauss-Newton steps without a fold
-ROWS_PER_GROUP = 2  # a configuration's rows repeat one another: its first and its last stand for it
 
 # What may be adjusted, from where if the profile has none, and how far: the standard deviation of the logarithm.
 PRIORS: Mapping[str, tuple[float, float]] = {
@@ -213,7 +212,7 @@ def _value(base: Profile, name: str) -> float:
 
 
 def cases_of(table: Table) -> list[Case]:
-    """The table's training steps, at most `ROWS_PER_GROUP` of a group.
+    """The table's training steps, of each group at most the first and the last: a configuration's rows are much alike.
 
     Raises:
         InputError: if there is none.

@@ -20,8 +20,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from calibrate.capture.ddp_reducer import Logger, Reducer, broadcast_coalesced
 from calibrate.capture.script_recorder import ScriptRecorder
 
-RANKS_PER_NODE = 8
-
 
 def set_environment(rank: int, world_size: int, ranks_per_node: int) -> None:
     """What torchrun sets."""

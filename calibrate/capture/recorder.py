@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -198,6 +198,20 @@ def _flags(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 @contextmanager
+def module_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
+    """Call `enter` before and `leave` after each forward of any module, also one that raises."""
+    handles: list[Any] = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def watched(recorder: Recorder) -> Iterator[None]:
     """Follow the modules that run."""
     operators, modules = recorder.operators, recorder.modules
@@ -215,12 +229,5 @@ def watched(recorder: Recorder) -> Iterator[None]:
             operators.active = False
             operators.forget()
 
-    handles: list[Any] = [
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave, always_call=True),
-    ]
-    try:
+    with module_hooks(enter, leave):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

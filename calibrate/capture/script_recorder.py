@@ -17,14 +17,13 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
 from calibrate.capture.device_queue import Queue
-from calibrate.capture.recorder import Recorder, Row, describe
+from calibrate.capture.recorder import Recorder, Row, describe, module_hooks
 
 READ_AS = 1.0
 REAL_BYTES = 1 << 26  # integers of at most so many bytes are computed for real
@@ -232,12 +231,5 @@ def modules_followed(recorder: ScriptRecorder, device: TorchFunctionMode) -> Ite
         if operators.dtype is None:  # autocast's cache lives until its end
             operators.forget()
 
-    handles: list[Any] = [
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave, always_call=True),
-    ]
-    try:
+    with module_hooks(enter, leave):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -105,13 +105,8 @@ def live_errors(path: Path, options: Sequence[str] = (), benchmarks: Profile | N
     with tempfile.TemporaryDirectory() as folder:
         scenario, out = Path(folder) / f"{path.stem}.yaml", Path(folder) / "measured.json"
         scenario.write_text(json_module.dumps(load_measured(path).scenario))  # JSON is YAML
-        command = [*python_module("calibrate.measure"), str(scenario), "--out", str(out), *options]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIVE_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise InputError(f"{path}: calibrate.measure took more than {LIVE_TIMEOUT_S:g} s") from None
-        if done.returncode:
-            raise InputError(f"{path}: calibrate.measure: {done.stderr.strip()[-500:]}")
+        command = ["calibrate.measure", str(scenario), "--out", str(out), *options]
+        _run(command, str(path), LIVE_TIMEOUT_S)
         found = errors_of(out, benchmarks)
         return {key: found[key] for key in ("step_time", BY_BENCHMARKS) if key in found}
 
@@ -124,14 +119,24 @@ def live_benchmarks(device: str) -> Profile:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / MACHINE
-        command = [*python_module("calibrate.run"), "--quick", "--device", device, "--out", str(out)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=BENCHMARKS_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise InputError(f"--live: calibrate.run took more than {BENCHMARKS_TIMEOUT_S:g} s") from None
-        if done.returncode:
-            raise InputError(f"--live: calibrate.run: {done.stderr.strip()[-500:]}")
+        command = ["calibrate.run", "--quick", "--device", device, "--out", str(out)]
+        _run(command, "--live", BENCHMARKS_TIMEOUT_S)
         return load_profile(str(out), "--live")
+
+
+def _run(command: Sequence[str], where: str, timeout_s: float) -> None:
+    """Run a module with its arguments in a process of its own.
+
+    Raises:
+        InputError: begins with `where`; if the process failed, or took longer than `timeout_s`.
+    """
+    module, *arguments = command
+    try:
+        run = subprocess.run([*python_module(module), *arguments], capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{where}: {module} took more than {timeout_s:g} s") from None
+    if run.returncode:
+        raise InputError(f"{where}: {module}: {run.stderr.strip()[-500:]}")
 
 
 def _expected(folder: Path) -> tuple[dict[str, Errors], str | None]:

@@ -170,23 +170,6 @@ def _serving(path: Path, study: Study, gpus: int | None, slo: str, prices: Price
     return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
 
 
-def run_search(
-    path: Path,
-    overrides: Sequence[str],
-    gpus: int | None,
-    memory_limit: str | None,
-    top: int,
-    only: Sequence[str],
-    whole_front: bool = False,
-    workers: int | None = None,
-    dask: str | None = None,
-    objective: str = OBJECTIVES[0],
-) -> dict[str, Any]:
-    """`search_one` by its parts."""
-    study = Study(workers, dask, None, None, tuple(overrides))
-    return search_one(path, study, Asked(gpus, Narrowing(tuple(only), memory_limit), top, whole_front, objective))
-
-
 def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     """Search, and return the result in the form of `--json`: format sim-search/1.
 

@@ -34,16 +34,6 @@ def dealt_out(blocks: Sequence[Block], shard: int, expert_shard: int, zero: int)
     return tuple(WeightShape(-(-number // ranks), rows, columns) for (rows, columns, ranks), number in found.items())
 
 
-def muon_flops(shapes: Sequence[WeightShape]) -> float:
-    """Of all iterations.
-
-    >>> muon_flops([WeightShape(2, 3, 5)]) == 2 * ITERATIONS * (4 * 9 * 5 + 2 * 27)
-    True
-    """
-    sides = ((s.number, min(s.rows, s.columns), max(s.rows, s.columns)) for s in shapes)
-    return sum(ITERATIONS * number * (4.0 * m * m * n + 2.0 * m**3) for number, m, n in sides)
-
-
 def muon_items(
     shapes: Sequence[WeightShape], grad_bytes: float, updated_bytes: float, moment_bytes: float, written_bytes: float
 ) -> Program:

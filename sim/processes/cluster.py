@@ -83,7 +83,6 @@ class Cluster:
         self._built, self._plan, self._loads = built, plan, loads
         self._open: dict[tuple[str, int], tuple[str, str, float]] = {}  # by what and class: process, words, since when
         self._bandwidth: dict[tuple[str, int], float] = {}
-        self._streams = tuple(built.graph.streams)
 
     # What it is.
 

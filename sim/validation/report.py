@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from sim.validation.statistics import Error, Verdict, by_group
+from sim.validation.statistics import Error, Verdict, as_dict, by_group
 from sim.validation.tables import Table
 
 
@@ -53,5 +53,5 @@ class Validation(Struct, frozen=True):
             "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
             "not_predicted": [{"id": o.id, "keys": list(o.missing)} for o in self.outcomes if o.missing],
             "groups": by_group(found),
-            "errors": [e.as_dict() for e in found],
+            "errors": [as_dict(e) for e in found],
         }

@@ -9,12 +9,17 @@ import numpy as np
 from msgspec import Struct
 
 
-class Error(Struct, frozen=True):
-    """One predicted quantity of one row; `error` is predicted ÷ measured − 1."""
+class Quantity(Struct, frozen=True):
+    """What a prediction of one row is about."""
 
     id: str
     group: str
     quantity: str
+
+
+class Error(Quantity, frozen=True):
+    """One predicted quantity of one row; `error` is predicted ÷ measured − 1."""
+
     predicted: float
     measured: float
     low: float
@@ -29,38 +34,31 @@ class Error(Struct, frozen=True):
         """Whether the measured value lies in the 90 % interval."""
         return self.low <= self.measured <= self.high
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "group": self.group,
-            "quantity": self.quantity,
-            "predicted": self.predicted,
-            "measured": self.measured,
-            "error": self.error,
-            "interval": [self.low, self.high],
-        }
+    @property
+    def interval(self) -> list[float]:
+        """The 90 % interval."""
+        return [self.low, self.high]
 
 
-class Verdict(Struct, frozen=True):
+class Verdict(Quantity, frozen=True):
     """A predicted yes or no of one row, such as whether it fits in memory."""
 
-    id: str
-    group: str
-    quantity: str
     predicted: bool
     measured: bool
 
-    def as_dict(self) -> dict[str, Any]:
-        """One entry of `errors`: the error is 0 where both agree, 1 for a wrong yes and -1 for a wrong no."""
-        return {
-            "id": self.id,
-            "group": self.group,
-            "quantity": self.quantity,
-            "predicted": self.predicted,
-            "measured": self.measured,
-            "error": float(self.predicted) - float(self.measured),
-            "interval": None,
-        }
+    @property
+    def error(self) -> float:
+        """0 where both agree, 1 for a wrong yes and -1 for a wrong no."""
+        return float(self.predicted) - float(self.measured)
+
+
+ENTRY = ("id", "group", "quantity", "predicted", "measured", "error")
+
+
+def as_dict(found: Error | Verdict) -> dict[str, Any]:
+    """One entry of `errors` in the JSON; a verdict has no interval."""
+    interval = found.interval if isinstance(found, Error) else None
+    return {**{key: getattr(found, key) for key in ENTRY}, "interval": interval}
 
 
 def accuracy(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from sim.commands.options import Narrowing, Study
+from sim.commands.search import Asked, search_one
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.search.evaluation import Outcome, evaluate, pack
@@ -79,6 +83,14 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         }
     },
 )
+
+
+def run_search(
+    path: Path, overrides: Sequence[str] = (), only: Sequence[str] = (), memory_limit: str | None = None, **asked: Any
+) -> dict[str, Any]:
+    """The result of the command on a file, by one worker; `asked` are fields of `Asked`."""
+    study = Study(1, None, None, None, tuple(overrides))
+    return search_one(path, study, Asked(narrowing=Narrowing(tuple(only), memory_limit), **asked))
 
 
 def varied(changes: dict[str, Any], gpus: int | None, only: dict[str, Any] | None = None) -> Space:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from sim.commands.map import ONLY, parse_gpus, parse_list, run_map
-from sim.commands.search import run_search
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
@@ -18,6 +17,7 @@ from sim.validation.best_measured import best_measured
 from sim.validation.tables import read_table
 from sim.views.map_page import NOTHING, cell_words, map_page
 from tests.modules import run_module
+from tests.sim.search_spaces import run_search
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "scenarios" / "map_llama3.yaml"
@@ -35,7 +35,7 @@ def test_a_cell_is_its_search() -> None:
     assert [(c["model"], c["gpus"]) for c in found["cells"]] == [
         (m, n) for m in ("llama3.2-1b", "llama3-70b") for n in (8, 16)
     ]
-    alone = run_search(BASE, ["model=llama3.2-1b"], 16, None, 1, NARROW, False, 1, None)
+    alone = run_search(BASE, ["model=llama3.2-1b"], NARROW, gpus=16, top=1)
     cell = found["cells"][1]["best"]
     assert cell["layout"] == alone["best"][0]["layout"]
     assert cell["step_time_s"] == alone["best"][0]["step_time_s"]

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from calibrate.runnable import check_runnable
-from sim.commands.search import run_search
 from sim.core.errors import InputError
 from sim.emit import TRAINERS, emit
 from sim.inputs.scenario import json_schema, parse_scenario
@@ -22,7 +21,7 @@ from sim.views.explore_panel import attempt
 from sim.views.explore_state import controls_of
 from sim.views.search_page import search_page
 from sim.views.timeline_page import timeline_page
-from tests.sim.search_spaces import BASE, legal, varied
+from tests.sim.search_spaces import BASE, legal, run_search, varied
 from tests.sim.test_search_bounds import grid_search
 
 FILE = '''
@@ -117,7 +116,7 @@ def test_the_search_command_gives_the_best_that_fits(tmp_path: Path) -> None:
     )
     outcomes = [evaluate(pack(space), x) for x in legal(space)]
     smallest = min(o.peak_memory_bytes for o in outcomes)
-    result = run_search(file, (), 4, f"{int(smallest) + 1}B", 5, only, False, 1, None, "step_time")
+    result = run_search(file, (), only, f"{int(smallest) + 1}B", gpus=4)
     fitting = [o for o in outcomes if o.peak_memory_bytes <= int(smallest) + 1]
     assert result["best"][0]["layout"]["schedule"] == NAME
     assert result["best"][0]["step_time_s"] == min(o.step_time_s for o in fitting)

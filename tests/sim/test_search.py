@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sim
-from sim.commands.search import main, run_search
+from sim.commands.search import main
 from sim.commands.sweep import run_sweep
 from sim.core.errors import InputError
 from sim.inputs.overrides import merge
@@ -25,7 +25,7 @@ from sim.search.space import Layout, Space, scenario_of
 from sim.simulation import prepare, simulate
 from sim.studies.executors import Workers, local_workers
 from tests.processes import exit_code
-from tests.sim.search_spaces import BASE, all_outcomes, legal_layouts, small_space, space_of, varied
+from tests.sim.search_spaces import BASE, all_outcomes, legal_layouts, run_search, small_space, space_of, varied
 
 
 def search(space: Space, limit_bytes: float, top: int = 5, front: bool = False, workers: int = 1) -> Found:
@@ -192,7 +192,7 @@ def test_without_a_layout_the_whole_cluster_is_laid_out(scenario_file: Path) -> 
     scenario_file.write_text(json.dumps({k: v for k, v in BASE.items() if k != "parallelism"}), encoding="utf-8")
     overrides = ["cluster={preset: dgx-h100, nodes: 2, gpus_per_node: 2}"]
     only = ["schedule=1f1b", "recompute=none", "zero=0"]
-    assert run_search(scenario_file, overrides, None, None, 1, only, False, 1, None)["gpus"] == 4
+    assert run_search(scenario_file, overrides, only, top=1)["gpus"] == 4
 
 
 def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
@@ -213,7 +213,7 @@ def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
         Path(sim.__file__).parent / "presets" / "profiles" / "h100-sxm.json", scenario_file.parent / "mine.json"
     )
     overrides = ["model=config.json", "calibration=mine.json"]
-    result = run_search(scenario_file, overrides, 2, None, 1, ["schedule=1f1b"], False, 1, None)
+    result = run_search(scenario_file, overrides, ["schedule=1f1b"], gpus=2, top=1)
     assert result["name"] == scenario_file.stem
     found = result["best"][0]["scenario"]
     assert (found["model"]["layers"], Path(found["calibration"])) == (2, scenario_file.parent / "mine.json")
@@ -247,7 +247,7 @@ def test_errors_name_the_line(tmp_path: Path, written: str, problem: str, gpus: 
     rest = "".join(f"{k}: {json.dumps(v)}\n" for k, v in BASE.items() if k != "parallelism")
     file.write_text(f"name: bad\nparallelism: {written}\n{rest}", encoding="utf-8")
     with pytest.raises(InputError, match=problem):
-        run_search(file, [], gpus, None, 5, [], False, 1, None)
+        run_search(file, gpus=gpus)
 
 
 @pytest.mark.parametrize(
@@ -283,4 +283,4 @@ def test_inference_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(json.dumps({**data, "inference": {"requests": {"prompt_len": 8, "output_len": 8}}}))
     with pytest.raises(InputError, match="training"):
-        run_search(file, [], None, None, 5, [], False, 1, None)
+        run_search(file)
