@@ -266,7 +266,7 @@ def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profi
 @click.argument("table", type=FILE, metavar="TABLE.json")
 @click.option("--profile", required=True, metavar="BASE", help="the profile to start from")
 @click.option("--out", type=FILE, required=True, metavar="PROFILE.json", help="the fitted profile")
-@click.option("--given", type=click.IntRange(2), metavar="N", help="fit N rows alone, and predict the others")
+@click.option("--given", type=click.IntRange(2), metavar="N", help="fit only N rows, and predict the others")
 @click.option("--only", multiple=True, metavar="NAME", help="a coefficient to fit, repeatable; default: all")
 def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[str, ...]) -> None:
     """Fit PROFILE's physical coefficients to the step times of TABLE.json and print the cross-validated error."""

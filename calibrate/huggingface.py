@@ -74,7 +74,7 @@ def check_model(path: str, scenario: Scenario, same: Scenario) -> None:
         ("a teacher", scenario.distillation is not None),
     ):
         if bad:
-            raise InputError(f"--huggingface: found {what}; it can be run without alone")
+            raise InputError(f"--huggingface: found {what}; a model is run for real without it")
 
 
 def config_file(path: str) -> Path:

@@ -119,14 +119,14 @@ def _checked(wanted: Wanted) -> Scenario:
         from calibrate.torch_reference import check
 
         if wanted.program is not None or wanted.huggingface is not None:
-            raise InputError("--torch: stands beside --program or --huggingface; it runs the bundled model")
+            raise InputError("--torch: cannot be given with --program or --huggingface; it runs the bundled model")
         check(scenario, wanted.scenario)
     if wanted.program is not None:
         from calibrate.capture.what import Options, maker
         from calibrate.measure_program import check_program
 
         if wanted.huggingface is not None:
-            raise InputError("--program: stands beside --huggingface; one of the two runs")
+            raise InputError("--program: cannot be given with --huggingface; one of the two runs")
         check_program(scenario, wanted.scenario)
         maker(wanted.program, Options())
     elif wanted.huggingface is None:

@@ -45,7 +45,7 @@ Step = tuple[str, "list[Record]"]
 @click.option("--device", default="", metavar="cpu|cuda", help="without it cuda where there is one")
 @click.option("--quick", is_flag=True, help="fewer shapes and repetitions: a minute on a CPU")
 @click.option("--only", multiple=True, metavar="GROUP", help=f"one of {', '.join(GROUPS)}; may be repeated")
-@click.option("--cpu-seconds", is_flag=True, help="on a CPU, for busy machines: count CPU time alone")
+@click.option("--cpu-seconds", is_flag=True, help="on a CPU, for busy machines: count CPU time instead of wall time")
 def main(out: Path, device: str, quick: bool, only: tuple[str, ...], cpu_seconds: bool) -> int:
     """Measure matmuls, attention, elementwise kernels, memory, optimizer, launches and collectives."""
     groups = _groups(only)

@@ -73,7 +73,7 @@ def _distillation(s: Scenario) -> Iterator[Problem]:
     if d.placement == "other":
         yield "distillation.placement", d.placement, "same"
     if p.ranks != p.dp or (d.mode == "sequence" and p.ranks > 1):
-        yield "parallelism", f"{p.ranks} ranks", "with mode logits data parallelism alone, with mode sequence one rank"
+        yield "parallelism", f"{p.ranks} ranks", "data parallelism only with mode logits, one rank with mode sequence"
     if d.teacher_parallelism.tp > 1:
         yield "distillation.teacher_parallelism.tp", d.teacher_parallelism.tp, "1"
     t = d.teacher

@@ -78,7 +78,7 @@ def read_machine(path: Path, gpus: Mapping[str, GpuSpec]) -> tuple[ClusterSpec, 
     usual: dict[str, float] = {}
     if kind in ("nvswitch", "nvlink_mesh") and "efficiency" not in stated:
         if architecture not in NVLINK_EFFICIENCY:
-            known = f"NCCL has one for {', '.join(NVLINK_EFFICIENCY)} alone"
+            known = f"NCCL's is known for {', '.join(NVLINK_EFFICIENCY)} only"
             raise PresetError(f"{path}: intra_node.efficiency: is required with a {name} and kind {kind}; {known}")
         usual["efficiency"] = NVLINK_EFFICIENCY[architecture]
     if kind == "nvswitch":

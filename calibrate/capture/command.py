@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--compile", "compiled", is_flag=True, help="as torch.compile runs it: min-cut partition, fused chains")
 @click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels torch takes [cuda]")
-@click.option("--lora", type=click.IntRange(1), metavar="RANK", help="train adapters of this rank alone (peft)")
+@click.option("--lora", type=click.IntRange(1), metavar="RANK", help="train only adapters of this rank (peft)")
 def main(
     what: str | None,
     out: Path,
@@ -100,7 +100,7 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     from calibrate.capture.run_step import record
 
     if not out.parent.is_dir():
-        raise InputError(f"--out: {out.parent} is no folder")
+        raise InputError(f"--out: {out.parent} is not a folder")
     begin_s = time.perf_counter()
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # its message is ours to print
     try:

@@ -25,7 +25,7 @@ def capture_ranks(script: str, world_size: int | None, ranks: str, gpus_per_node
     if world_size is None:
         raise InputError("--world-size: is missing; --script needs the number of ranks that it runs on")
     if not out.parent.is_dir():
-        raise InputError(f"--out: {out.parent} is no folder")
+        raise InputError(f"--out: {out.parent} is not a folder")
     for rank in _ranks(ranks, world_size):
         begin_s = time.perf_counter()
         path = out.with_name(f"{out.name}.rank{rank}.json.gz")

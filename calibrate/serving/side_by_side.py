@@ -219,7 +219,9 @@ def _result(served: Served) -> dict[str, Any]:
 @click.command("serving-measure", cls=Command)
 @scenario_argument
 @click.option("--out", type=FILE, metavar="FILE", help="write figures and profile as JSON")
-@click.option("--cpu-seconds", is_flag=True, help="count this process's CPU time alone: for busy machines")
+@click.option(
+    "--cpu-seconds", is_flag=True, help="count this process's CPU time instead of wall time, for busy machines"
+)
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, help="how often to measure, serve and simulate")
 def main(scenario: Path, out: Path | None, cpu_seconds: bool, rounds: int) -> None:
     """Serve SCENARIO for real and print measured beside simulated."""

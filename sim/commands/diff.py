@@ -61,10 +61,10 @@ def result_of(path: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
         data = read_json(path)
         if isinstance(data, dict) and str(data.get("format")).startswith("sim-result/"):
             if overrides:
-                raise InputError(f"{path}: is a result; --set changes scenarios alone")
+                raise InputError(f"{path}: is a result; --set changes scenarios only")
             return data
         if not isinstance(data, dict) or "format" in data:
-            refuse_other_kind(path, data, "diff wants scenarios or results")
+            refuse_other_kind(path, data, "diff takes scenarios or results")
             raise InputError(f"{path}: is no result of `stepsim run --json`")
     scenario = load_scenario(path, overrides)
     if scenario.rl is not None:

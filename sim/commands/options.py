@@ -152,7 +152,7 @@ def narrowing_options(default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
         multiple=True,
         default=default,
         metavar="KEY=VALUE,…",
-        help="search these values of a key alone, repeatable; tp,pp=8:1,4:2 are two pairs",
+        help="search only these values of a key, repeatable; tp,pp=8:1,4:2 are two pairs",
     )
     limit = click.option(
         "--memory-limit", metavar="BYTES", help="bytes a GPU may use, such as 70GiB; by default all it has"

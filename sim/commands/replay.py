@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sim.engine.shared_links import Engine
 
 MAX_TRACES = 4096
-WANTED = "replay wants profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
+WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 
 
 @click.command("replay", cls=Command)
@@ -114,7 +114,7 @@ def _captured(paths: Sequence[Path]) -> bool:
     found = [is_program(p) for p in paths]
     if any(found) and not all(found):
         one, other = paths[found.index(True)], paths[found.index(False)]
-        raise InputError(f"{other}: is no captured program, and {one} is; give files of one sort")
+        raise InputError(f"{other}: is not a captured program, but {one} is; give files of one kind")
     return all(found)
 
 
@@ -156,7 +156,8 @@ def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = N
         return _load_nsys(paths, step, groups)
     if any(nsys):
         raise InputError(
-            f"{paths[nsys.index(False)]}: is no SQLite file, and {paths[nsys.index(True)]} is; give traces of one sort"
+            f"{paths[nsys.index(False)]}: is not a SQLite file, but {paths[nsys.index(True)]} is; "
+            "give traces of one kind"
         )
     contents = [read_bytes(p) for p in paths]
     for path, content in zip(paths, contents, strict=True):
@@ -168,7 +169,7 @@ def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = N
         return join([read_kineto(p, i, c) for i, (p, c) in enumerate(zip(paths, contents, strict=True))], step)
     if any(kineto):
         raise InputError(
-            f"{paths[kineto.index(False)]}: is no JSON, and {paths[kineto.index(True)]} is; give traces of one sort"
+            f"{paths[kineto.index(False)]}: is not JSON, but {paths[kineto.index(True)]} is; give traces of one kind"
         )
     if step is not None:
         raise InputError("--step: Chakra traces are not divided into steps")

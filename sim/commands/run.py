@@ -113,9 +113,9 @@ def main(
         raise InputError("SCENARIO: is missing; give a file or a shipped scenario's name (--help shows the options)")
     for option, value in (("--critical-batch", critical_batch), ("--critical-loss", critical_loss)):
         if value is not None and not plan_batch:
-            raise InputError(f"{option}: stands beside --plan-batch alone")
+            raise InputError(f"{option}: can be given with --plan-batch only")
     if critical_batch is not None and critical_loss is not None:
-        raise InputError("--critical-loss: stands in place of --critical-batch; give one of them")
+        raise InputError("--critical-loss: cannot be given with --critical-batch; give one of them")
     not_for_rl = {
         "--plan-batch": plan_batch or None,
         "--emit": emit,
@@ -167,7 +167,7 @@ def _stands_alone(option: str, others: Mapping[str, object]) -> None:
     """Refuse what `option`, which simulates no step of its own, would not do."""
     for other, value in others.items():
         if value is not None:
-            raise InputError(f"{other}: cannot stand beside {option}")
+            raise InputError(f"{other}: cannot be given with {option}")
 
 
 @no_collection()

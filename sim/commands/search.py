@@ -100,7 +100,7 @@ def main(
     asked = Asked(gpus, narrowing, top, whole_front, objective, trainer or "", prices)
     if len(names) > 1:
         if save is not None:
-            raise InputError("--save: goes with one cluster")
+            raise InputError("--save: can be given for one cluster only")
         result = search_clusters(scenario, study, names, asked)
         study.show(result, _clusters_page, print_clusters)
         return 0 if any(one["best"] for one in result["clusters"]) else 1

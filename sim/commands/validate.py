@@ -133,7 +133,7 @@ def main(
 
         load_profile(calibration, "--calibration")
     if programs is not None and not programs.is_dir():
-        raise InputError(f"--programs: {programs} is no folder; python -m calibrate.capture --table writes one")
+        raise InputError(f"--programs: {programs} is not a folder; python -m calibrate.capture --table writes one")
     done = validate_tables(read, calibration, jobs, sys.stderr.isatty(), programs)
     _write(done, json, html, markdown)
 

@@ -40,7 +40,7 @@ def captured_config(data: dict[str, Any], source: Source, path: KeyPath) -> Mode
         if key not in own:
             raise source.error((*path, key), "unknown key beside program")
         if key != "program" and value is not None and value != own[key]:
-            raise source.error((*path, key), f"found {show(value)}; stands beside program, which says {show(own[key])}")
+            raise source.error((*path, key), f"found {show(value)}; model.program says {show(own[key])}")
     return found
 
 

@@ -69,7 +69,7 @@ def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> Cluster
     at, listed = (*path, "mixed"), given["mixed"]
     if len(given) > 1:
         other = next(key for key in given if key != "mixed")
-        raise source.error((*path, other), "stands beside mixed, which describes all of the cluster")
+        raise source.error((*path, other), "cannot be given with mixed, which describes the whole cluster")
     if not isinstance(listed, list) or len(listed) < 2:
         raise source.error(at, f"found {show(listed)}; must be a list of two clusters or more, each with its nodes")
     clusters = []
@@ -101,7 +101,7 @@ def _of_topology(given: dict[str, Any], source: Source, path: KeyPath) -> Cluste
         raise source.error(at, f"found {show(topology)}; must be a file in node-link JSON or GraphML")
     others = [key for key in given if key != "topology"]
     if others:
-        raise source.error((*path, others[0]), "stands beside topology, which describes all of the cluster")
+        raise source.error((*path, others[0]), "cannot be given with topology, which describes the whole cluster")
     return read_topology(found_file(topology, source, at))
 
 

@@ -123,12 +123,12 @@ def load_measured(path: str | Path) -> MeasuredRun:
         InputError: naming file, key, what was found and what is allowed.
     """
     if not Path(path).exists() and str(path) in shipped_scenarios():
-        wanted = "is a shipped scenario; compare wants a measured run (`stepsim calibrate measure` writes one)"
+        wanted = "is a shipped scenario; compare takes a measured run (`stepsim calibrate measure` writes one)"
         raise InputError(f"{path}: {wanted}; for two scenarios there is `stepsim diff A B`")
     data = read_yaml_if_any(path) if str(path).endswith((".yaml", ".yml")) else read_json(Path(path))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         scenario = kind_of(data) == SCENARIO
-        wanted = "compare wants a measured run" + "; for two scenarios there is `stepsim diff A B`" * scenario
+        wanted = "compare takes a measured run" + "; for two scenarios there is `stepsim diff A B`" * scenario
         refuse_other_kind(path, data, wanted, own="measured-run")
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError(f"{path}: format: found {str(found)[:60]!r}; allowed: {FORMAT!r} (see calibrate.measure)")

@@ -173,17 +173,17 @@ def _check_patterns(model: ModelConfig, source: Source, path: KeyPath) -> None:
         )
         raise source.error((*path, "attention_pattern"), f"found {list(model.attention_pattern)}; {why}")
     if "beside" in model.attention_pattern and model.mla is not None:
-        raise source.error((*path, "attention_pattern"), "found 'beside'; latent attention (mla) is simulated alone")
+        raise source.error((*path, "attention_pattern"), "found 'beside'; mla is not simulated beside a state space")
     states = model.state_space
     if states is not None and states.heads % states.groups:
         raise source.error(
             (*path, "state_space", "groups"), f"found {states.groups}; must divide heads ({states.heads})"
         )
     if states is not None and (states.kind == "mamba1") != (states.rank is not None):
-        why = "needs model.state_space.rank" if states.rank is None else "model.state_space.rank is mamba1's alone"
+        why = "needs model.state_space.rank" if states.rank is None else "model.state_space.rank is for mamba1 only"
         raise source.error((*path, "state_space", "kind"), f"found {states.kind}; {why}")
     if states is not None and states.rank is not None and "beside" in model.attention_pattern:
-        raise source.error((*path, "attention_pattern"), "found 'beside'; mamba1 is simulated alone")
+        raise source.error((*path, "attention_pattern"), "found 'beside'; mamba1 is not simulated beside attention")
     if model.mlp_pattern is not None:
         routed = "experts" in model.mlp_pattern
         if routed != (model.moe is not None):

@@ -187,7 +187,7 @@ def _json(path: Path) -> Any:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; python -m calibrate.capture writes one") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: is no gzipped file: {error}") from None
+        raise InputError(f"{path}: is not a gzipped file: {error}") from None
     if len(raw) > MAX_BYTES:
         raise InputError(f"{path}: holds more than {MAX_BYTES} bytes, the limit of a program")
     try:

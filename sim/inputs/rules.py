@@ -105,12 +105,14 @@ def _check_program(sections: Sections, source: Source) -> None:
     """A captured program is a training step, and neither teacher nor student."""
     d = sections.distillation
     if d is not None and d.teacher.program is not None:
-        raise source.error(("distillation", "teacher", "program"), "a teacher is no captured program: describe it")
+        raise source.error(
+            ("distillation", "teacher", "program"), "a teacher cannot be a captured program; describe its model"
+        )
     if sections.model.program is None:
         return
     for key, section in (("inference", sections.inference), ("distillation", d)):
         if section is not None:
-            raise source.error((key,), "stands beside model.program; a captured program is a training step alone")
+            raise source.error((key,), "cannot be given with model.program; a captured program is a training step only")
 
 
 def _check_positions(sections: Sections, source: Source) -> None:
@@ -137,7 +139,7 @@ def _check_four_bits(sections: Sections, t: Training, source: Source) -> None:
     if zero == 3:
         raise source.error(path, f"found '{t.lora.weights}'; 4-bit weights are simulated whole: zero below 3")
     if sections.model.moe is not None:
-        raise source.error(path, f"found '{t.lora.weights}'; experts are simulated in 16 bits alone")
+        raise source.error(path, f"found '{t.lora.weights}'; experts are simulated in 16 bits only")
     if sixteen_bit(t.precision) != t.precision:
         raise source.error(path, f"found '{t.lora.weights}'; precision {t.precision} multiplies in 8 bits or less")
 
@@ -255,7 +257,7 @@ def _check_modules(recompute: Recompute, model: ModelConfig, source: Source) -> 
     path, modules = ("training", "recompute", "modules"), recompute.modules
     usual = Recompute.model_fields["modules"].default  # which resolved scenarios write out for every mode
     if modules != usual and recompute.mode != "selective":
-        raise source.error(path, f"stands beside mode {recompute.mode}; only mode selective takes it")
+        raise source.error(path, f"cannot be given with mode {recompute.mode}; only mode selective takes it")
     if len(set(modules)) < len(modules):
         raise source.error(path, f"found {list(modules)}; each at most once")
     shared = model.moe is not None and model.moe.shared_width > 0
@@ -276,7 +278,7 @@ def _check_recompute(t: Training, model: ModelConfig, source: Source) -> None:
         raise source.error(path, "found both layers and every; give one of the two")
     for key in ("layers", "every"):
         if getattr(recompute, key) is not None and recompute.mode != "full":
-            raise source.error((*path, key), f"stands beside mode {recompute.mode}; only mode full takes it")
+            raise source.error((*path, key), f"cannot be given with mode {recompute.mode}; only mode full takes it")
     _check_modules(recompute, model, source)
     if recompute.layers is not None and recompute.layers > model.layers:
         raise source.error(

@@ -271,7 +271,7 @@ def _check_sections(source: Source, data: dict[str, Any]) -> None:
     if "training" not in data and "inference" not in data:
         raise source.error(("training",), "is required and missing (or give inference for a serving workload)")
     if "training" in data and "inference" in data and "rl" not in data:
-        raise source.error(("inference",), "stands beside training; a scenario has one of the two")
+        raise source.error(("inference",), "cannot be given with training; a scenario has one of the two")
     if "distillation" in data and "training" not in data:
         raise source.error(("distillation",), "needs training, which describes the student")
 
@@ -431,7 +431,7 @@ def _unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
     said = "cluster.gpu.architecture: none is stated for GPU"
     rest = "so its collectives start and step as Hopper's do"
     if cluster.intra_node.kind == "pcie":
-        rest = "whose collectives nobody has measured: they are priced from its links' latencies and bandwidths alone"
+        rest = "whose collectives nobody has measured: they are priced from its links' latencies and bandwidths only"
     return tuple(f"{said} '{gpu.name}', {rest}" for gpu in cluster.gpus if gpu.architecture == "other")
 
 

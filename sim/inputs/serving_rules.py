@@ -122,7 +122,9 @@ def _check_autoscaling(sections: Sections, inference: Inference, source: Source)
             path, "found a rule; all requests of a static batch start and end together; needs batching continuous"
         )
     if p.ep * p.expert_tp > p.tp:
-        raise source.error(path, "found replicas that share experts (parallelism.ep); such a replica cannot stop alone")
+        raise source.error(
+            path, "found replicas that share experts (parallelism.ep); such a replica cannot stop by itself"
+        )
 
 
 def _check_lora(sections: Sections, inference: Inference, source: Source) -> None:

@@ -47,7 +47,7 @@ def _request(line: str, where: str) -> HashedRequest:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        raise InputError(f"{where}: is no JSON; each line of such a trace is an object") from None
+        raise InputError(f"{where}: is not JSON; each line of such a trace is an object") from None
     if not isinstance(row, dict):
         raise InputError(f"{where}: found {_shown(row)}; each line of such a trace is an object")
     for key in KEYS[:3]:

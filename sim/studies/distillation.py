@@ -201,8 +201,12 @@ def with_teacher(student: StepResult, teacher: Teacher, scenario: Scenario) -> S
     )
     together = _with_memory(together, teacher, scenario.cluster.gpu.memory_bytes)
     if student.fits_in_memory and not together.fits_in_memory:
-        beside = "with the teacher not" if teacher.placement == "same" else "the teacher on its own GPUs does not"
-        warning = f"does not fit in memory: the student alone would, {beside}"
+        beside = (
+            "the student does not fit beside its teacher"
+            if teacher.placement == "same"
+            else "the teacher does not fit on its own GPUs"
+        )
+        warning = f"does not fit in memory: the student would by itself, but {beside}"
         together = replace(together, warnings=(*student.warnings, warning))
     return together
 

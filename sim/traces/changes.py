@@ -258,7 +258,7 @@ def doubts(recording: Recording, change: Change) -> list[str]:
     runs = sum(n.compute and " … " in n.name for n in recording.nodes) if change.gpus is not None else 0
     if runs:
         out.append(
-            f"--gpu: {runs} computations stand for several operators each (A … B); their first and last names alone "
+            f"--gpu: {runs} computations stand for several operators each (A … B); their first and last names "
             "decide whether peak FLOP/s or memory bandwidth scales them"
         )
     return out

@@ -101,7 +101,7 @@ def diagnose(recording: Recording) -> Diagnosis:
         InputError: for a recording of one rank, which has no peers.
     """
     if len(recording.ranks) < 2:
-        raise InputError(f"{recording.name}: holds rank {recording.ranks[0]} alone; give the traces of several ranks")
+        raise InputError(f"{recording.name}: holds only rank {recording.ranks[0]}; give the traces of several ranks")
     as_it_was = replay(recording)
     waits = _waits(as_it_was)
     ranks = _slow_ranks(as_it_was, waits)

@@ -62,8 +62,8 @@ def parse_json(data: bytes, path: str | Path) -> Any:
     try:
         return json.loads(data.decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: is no JSON: {error.msg} at column {error.colno}") from None
+        raise InputError(f"{path}:{error.lineno}: is not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply") from None
     except ValueError as error:  # an integer of too many digits
-        raise InputError(f"{path}: is no JSON that can be read: {str(error)[:80]}") from None
+        raise InputError(f"{path}: is JSON that cannot be read: {str(error)[:80]}") from None

@@ -74,7 +74,7 @@ def test_no_file_and_no_gzip(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_program(tmp_path / "none.json.gz")
     (tmp_path / "text").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="is no gzipped file"):
+    with pytest.raises(InputError, match="is not a gzipped file"):
         read_program(tmp_path / "text")
 
 

@@ -152,11 +152,11 @@ def _straggler() -> Any:
         ({"training": {"recompute": "full"}}, r"training\.recompute: found 'full'; .* was captured with 'none'"),
         ({"training": {"precision": "fp16"}}, r"training\.precision: found 'fp16'; .* was captured with 'bf16'"),
         ({"training": {"attention": "unfused"}}, r"training\.attention: found 'unfused'; .* with 'fused'"),
-        ({"model": {"layers": 3}}, r"model\.layers: found 3; stands beside program, which says 4"),
+        ({"model": {"layers": 3}}, r"model\.layers: found 3; model\.program says 4"),
         ({"model": {"wings": 3}}, r"model\.wings: unknown key beside program"),
         ({"model": {"program": "nowhere.json.gz"}}, r"model\.program: found 'nowhere\.json\.gz'; no such file"),
         ({"model": {"program": 3}}, r"model\.program: found 3; must be a file"),
-        ({"distillation": {"teacher": "gpt2"}}, r"distillation: stands beside model\.program"),
+        ({"distillation": {"teacher": "gpt2"}}, r"distillation: cannot be given with model\.program"),
     ],
 )
 def test_what_contradicts_the_program_is_refused(section: dict[str, Any], said: str) -> None:

@@ -64,7 +64,7 @@ def test_stored_results_and_serving(tmp_path: Path) -> None:
     found = as_json(str(stored), "serve_batch1_int4")
     assert found["times"]["request_latency_s.p50"]["change"] < -0.5
     assert difference(result, result)["keys"] == {}
-    with pytest.raises(InputError, match="--set changes scenarios alone"):
+    with pytest.raises(InputError, match="--set changes scenarios only"):
         result_of(stored, ("a=1",))
 
 

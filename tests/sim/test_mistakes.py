@@ -84,12 +84,12 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> Non
         (load_scenario, PROFILE, "is a calibration profile; a scenario is wanted (name it with --set calibration="),
         (load_scenario, RUN, "is a measured run; a scenario is wanted (`stepsim compare"),
         (load_measured, SCENARIO, "for two scenarios there is `stepsim diff A B`"),
-        (load_measured, Path("tp8"), "tp8: is a shipped scenario; compare wants a measured run"),
-        (load_measured, PROFILE, "is a calibration profile; compare wants a measured run"),
+        (load_measured, Path("tp8"), "tp8: is a shipped scenario; compare takes a measured run"),
+        (load_measured, PROFILE, "is a calibration profile; compare takes a measured run"),
         (read_table, RUN, "is a measured run; a table of measurements is wanted"),
         (read_table, SCENARIO, "is a scenario; a table of measurements is wanted"),
-        (_traces, SCENARIO, "is a scenario; replay wants profiler JSON, Chakra's .et or Nsight Systems'"),
-        (_traces, RUN, "is a measured run; replay wants profiler JSON"),
+        (_traces, SCENARIO, "is a scenario; replay takes profiler JSON, Chakra's .et or Nsight Systems'"),
+        (_traces, RUN, "is a measured run; replay takes profiler JSON"),
     ):
         with pytest.raises(InputError) as error:
             read(path)  # type: ignore[operator]

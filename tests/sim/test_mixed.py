@@ -129,7 +129,7 @@ def test_a_group_of_both_kinds_starts_as_the_slower_and_reduces_in_no_switch() -
         (mixed("dgx-h100", "gb200-nvl72"), "nodes of dgx-h100 have 8 GPUs and those of gb200-nvl72 4"),
         (mixed("dgx-h100", {"preset": "dgx-a100", "inter_node": {"kind": "torus"}}), "a torus joins equal nodes only"),
         (mixed("dgx-h100", {"preset": "dgx-h100", "gpu": {"power_limit_w": 500}}), "both called h100-sxm"),
-        ({**mixed("dgx-h100", "dgx-a100"), "nodes": 4}, "cluster.nodes: stands beside mixed"),
+        ({**mixed("dgx-h100", "dgx-a100"), "nodes": 4}, "cluster.nodes: cannot be given with mixed"),
         (mixed("dgx-h100", "dgx-v100"), "GPU v100 has no bf16 peak"),
     ],
 )

@@ -107,4 +107,4 @@ def test_mixed_files_are_refused(traces: list[str], tmp_path: Path) -> None:
     other.write_bytes(encode_file([comp(1, 1)]))
     done = invoke(traces[0], str(other))
     assert done.exit_code == 2
-    assert "give traces of one sort" in done.stderr
+    assert "give traces of one kind" in done.stderr

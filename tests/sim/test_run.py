@@ -135,10 +135,10 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--emit", "megatron", "--html", "out.html"], "--html: cannot stand beside --emit"),
-        (["--emit", "megatron", "--chakra", "step"], "--chakra: cannot stand beside --emit"),
-        (["--plan-batch", "--trace", "out.json"], "--trace: cannot stand beside --plan-batch"),
-        (["--critical-batch", "8"], "--critical-batch: stands beside --plan-batch alone"),
+        (["--emit", "megatron", "--html", "out.html"], "--html: cannot be given with --emit"),
+        (["--emit", "megatron", "--chakra", "step"], "--chakra: cannot be given with --emit"),
+        (["--plan-batch", "--trace", "out.json"], "--trace: cannot be given with --plan-batch"),
+        (["--critical-batch", "8"], "--critical-batch: can be given with --plan-batch only"),
     ],
 )
 def test_no_option_is_dropped_in_silence(options: list[str], words: str) -> None:

@@ -118,7 +118,7 @@ CASES: list[tuple[str, str]] = [
     ("training=null", "training: is required and missing"),
     ("training.seq_len=null", "training.seq_len: is required and missing"),
     ("model.vocab=null", "model.vocab: is required and missing"),
-    ("inference={requests: {prompt_len: 1, output_len: 1}}", "inference: stands beside training"),
+    ("inference={requests: {prompt_len: 1, output_len: 1}}", "inference: cannot be given with training"),
     # shape of the model
     ("model.heads=7", "model.heads: found 7; must divide hidden (256), or give head_dim"),
     ("model.kv_heads=3", "model.kv_heads: found 3; must divide heads (8)"),

@@ -126,7 +126,10 @@ def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pyt
         (("--for", "megatron", "--only", "schedule=zb_v"), "--only schedule=zb_v: megatron has 1f1b, interleaved_1f1b"),
         (("--cluster", "dgx-h20"), "did you mean 'dgx-h200'"),
         (("--price", "a=b"), "--price: found 'a=b'"),
-        (("--cluster", "dgx-h100,dgx-h200", "--only", "tp=1", "--save", "x"), "--save: goes with one cluster"),
+        (
+            ("--cluster", "dgx-h100,dgx-h200", "--only", "tp=1", "--save", "x"),
+            "--save: can be given for one cluster only",
+        ),
     ):
         assert exit_code(main, str(file), *words) == 2
         assert wrong in capsys.readouterr().err

@@ -132,8 +132,8 @@ def test_mooncakes_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "jsonl:1: is no JSON"),
-        ("[" * 100_000, "jsonl:1: is no JSON"),
+        ("{", "jsonl:1: is not JSON"),
+        ("[" * 100_000, "jsonl:1: is not JSON"),
         ("[1]", "found [1]"),
         ("{}", "timestamp is missing"),
         (line(timestamp=-1), "timestamp: found -1"),

@@ -111,7 +111,7 @@ def test_a_file_beside_the_scenario_is_found_and_a_result_can_be_run_again(two_n
     [
         ({"topology": "nowhere.json"}, "cluster.topology: found 'nowhere.json'; no such file"),
         ({"topology": 3}, "cluster.topology: found 3; must be a file"),
-        ({"topology": "nowhere.json", "nodes": 2}, "cluster.nodes: stands beside topology"),
+        ({"topology": "nowhere.json", "nodes": 2}, "cluster.nodes: cannot be given with topology"),
         ({"topology": {"nodes": []}}, "edges: must be a list"),
     ],
 )

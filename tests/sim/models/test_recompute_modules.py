@@ -82,7 +82,7 @@ def test_the_core_alone_is_plain_selective() -> None:
     [
         ({"mode": "selective", "modules": ["moe_act"]}, "found 'moe_act'; needs model.moe"),
         ({"mode": "selective", "modules": ["mla_up_proj"]}, "found 'mla_up_proj'; needs model.mla"),
-        ({"mode": "full", "modules": ["mlp"]}, "stands beside mode full"),
+        ({"mode": "full", "modules": ["mlp"]}, "cannot be given with mode full"),
         ({"mode": "selective", "modules": ["mlp", "mlp"]}, "each at most once"),
         ({"mode": "selective", "modules": ["attention"]}, "recompute.modules"),
     ],

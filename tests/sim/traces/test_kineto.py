@@ -52,7 +52,7 @@ def gloo(name: str, ts: float, dur: float, tid: int = 50) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"{", "is no JSON"),
+        (b"{", "is not JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b"{}", "traceEvents: is missing"),
         (b'{"traceEvents": 3}', "traceEvents: is missing or no list"),
@@ -61,7 +61,10 @@ def gloo(name: str, ts: float, dur: float, tid: int = 50) -> dict[str, Any]:
         (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": "x"}]}', r"traceEvents\[0\].ts: found 'x'"),
         (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": NaN}]}', r"\.ts: found 'nan'"),
         (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1, "dur": 1e300}]}', r"\.dur"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1' + b"0" * 5000 + b"}]}", "no JSON that can be read"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1' + b"0" * 5000 + b"}]}",
+            "is JSON that cannot be read",
+        ),
         (b'{"baseTimeNanoseconds": -1, "traceEvents": []}', "baseTimeNanoseconds"),
         (b'{"distributedInfo": {"rank": -5}, "traceEvents": []}', "found rank -5"),
     ],

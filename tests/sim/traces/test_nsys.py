@@ -212,7 +212,7 @@ def test_files_that_are_cut_short_or_another_thing(paths: list[Path], tmp_path: 
         with pytest.raises(InputError, match=r"short\.sqlite: "):
             load([short])
     _, kineto = as_kineto(tmp_path)
-    with pytest.raises(InputError, match=r"is no SQLite file, and .* is; give traces of one sort"):
+    with pytest.raises(InputError, match=r"is not a SQLite file, but .* is; give traces of one kind"):
         load([paths[0], kineto[1]])
     with pytest.raises(InputError, match="--groups: is for Chakra"):
         load(paths, groups=tmp_path / "groups.json")
