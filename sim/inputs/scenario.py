@@ -22,12 +22,13 @@ from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
 from sim.inputs.input_source import Source, check_plain, found_file, nearest, show, validate, without_nulls
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
+from sim.inputs.notes import notes
 from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.processes_input import Processes, check_processes
 from sim.inputs.rl_config import Rl
 from sim.inputs.rl_rules import check_engine, resolve_rl, rl_notes
-from sim.inputs.rules import check_rules, check_size, notes
+from sim.inputs.rules import check_rules, check_size
 from sim.inputs.sections import Sections
 from sim.inputs.synonyms import synonym
 from sim.inputs.training_config import Recompute, Training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -181,6 +182,12 @@ class Straggler(UserInput):
     compute_scale: float = Field(default=1.3, gt=0, le=1e6)
 
 
+def node_number(name: str) -> int | None:
+    """The 7 of `node7`; None for any other text."""
+    match = re.fullmatch(r"node([0-9]{1,9})", name)
+    return None if match is None else int(match[1])
+
+
 class LinkFault(UserInput):
     """The links between `node0` and `node1`, or (one name twice) within a node, slowed down; 0: cut."""
 
@@ -193,6 +200,12 @@ class LinkFault(UserInput):
     ]
     bandwidth_scale: float = Field(default=0.5, ge=0, le=1e6)
 
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """The numbers of the two nodes, the lower one first; `fault_rules` has refused other names."""
+        a, b = sorted(node_number(name) or 0 for name in self.between)
+        return a, b
+
 
 class NicFault(UserInput):
     """A node's NICs, or the one with this number alone, slowed down towards every other node."""
@@ -200,6 +213,11 @@ class NicFault(UserInput):
     node: str = Field(min_length=1, max_length=100)
     nic: int | None = Field(default=None, ge=0, le=10_000)
     bandwidth_scale: float = Field(default=0.5, gt=0, le=1)
+
+    @property
+    def node_number(self) -> int:
+        """The node's number; `fault_rules` has refused other names."""
+        return node_number(self.node) or 0
 
 
 class JitterFault(UserInput):

@@ -27,9 +27,8 @@ def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
     """
     scales: dict[tuple[int, int], float] = {}
     for link in scenario.faults.links if scenario.faults else ():
-        a, b = sorted(int(name.removeprefix("node")) for name in link.between)
-        left = link.bandwidth_scale or left_of_cut(scenario.cluster, a, b)
-        scales[a, b] = scales.get((a, b), 1.0) * left
+        left = link.bandwidth_scale or left_of_cut(scenario.cluster, *link.nodes)
+        scales[link.nodes] = scales.get(link.nodes, 1.0) * left
     return {pair: scale for pair, scale in scales.items() if scale != 1.0}
 
 
@@ -43,7 +42,7 @@ def nic_scales(scenario: Scenario) -> dict[int, float]:
     for node, scale in shared_nic_scales(scenario).items():
         scales |= dict.fromkeys(range(node * per_node, min(ranks, (node + 1) * per_node)), scale)
     for fault in scenario.faults.nics if scenario.faults else ():
-        node = int(fault.node.removeprefix("node"))
+        node = fault.node_number
         for rank in range(node * per_node, min(ranks, (node + 1) * per_node)):
             if fault.nic is None or fault.nic in nics_of(scenario.cluster, rank % per_node):
                 scales[rank] = scales.get(rank, 1.0) * fault.bandwidth_scale

@@ -55,10 +55,9 @@ def causes(scenario: Scenario) -> list[Cause]:
         without = faults.model_copy(update={"stragglers": left})
         out.append(Cause("straggler", f"rank {rank}, computing {scale:g} times as long", without))
     for pair, scale in link_scales(scenario).items():
-        names = {f"node{n}" for n in pair}
-        without = faults.model_copy(update={"links": tuple(x for x in faults.links if set(x.between) != names)})
+        without = faults.model_copy(update={"links": tuple(x for x in faults.links if x.nodes != pair)})
         where = f"inside node{pair[0]}" if pair[0] == pair[1] else f"between node{pair[0]} and node{pair[1]}"
-        cut = any(set(x.between) == names and x.bandwidth_scale == 0 for x in faults.links)
+        cut = any(x.nodes == pair and x.bandwidth_scale == 0 for x in faults.links)
         lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
         out.append(Cause("link", f"links {where}, {lost}", without))
     for i, nic in enumerate(faults.nics):
@@ -81,7 +80,7 @@ def _rest(scenario: Scenario, faults: Faults, count: int) -> Cause:
     """All but the first `ONE_BY_ONE` causes together."""
     kept = {*list(compute_scales(scenario))[:ONE_BY_ONE]}
     pairs = {*list(link_scales(scenario))[: max(0, ONE_BY_ONE - len(compute_scales(scenario)))]}
-    links = tuple(x for x in faults.links if tuple(sorted(int(n.removeprefix("node")) for n in x.between)) in pairs)
+    links = tuple(x for x in faults.links if x.nodes in pairs)
     stragglers = tuple(s for s in faults.stragglers if s.rank in kept)
     nics = faults.nics[: max(0, ONE_BY_ONE - len(compute_scales(scenario)) - len(link_scales(scenario)))]
     update = {"stragglers": stragglers, "links": links, "nics": nics, "jitter": None, "network_jitter": None}
