@@ -59,7 +59,7 @@ def links_of(network: Network, ranks: Sequence[int]) -> tuple[str, ...]:
 
 def links_between(network: Network, src: int, dst: int) -> tuple[str, ...]:
     """The links that a message may use."""
-    if src // network.domain_gpus == dst // network.domain_gpus:
+    if src // network.regular.domain_gpus == dst // network.regular.domain_gpus:
         return ("domain",)
     far = _far_links(network.cluster)
     return ("domain", *far) if _relayed(network.cluster, src, dst) else far
@@ -87,7 +87,7 @@ def collective_load(
     near, far = _sent_bytes(kind, algorithm, group, size_bytes)
     wire = _WIRE.get(protocol, 1.0)
     if algorithm == "pairwise" or kind in ("gather", "scatter"):
-        far *= network.exchange_on_torus(ranks)[1]
+        far *= network.regular.exchange_on_torus(ranks)[1]
     load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, algorithm, ranks, group))
     carried = capacities(network.cluster)
     flowing_s = max([cost.transfer_s, *(size / carried[each] for each, size in load.bytes.items())])

@@ -121,7 +121,7 @@ def _axis_flows(shape: tuple[int, ...], nodes: list[int]) -> float:
 def test_a_part_of_a_torus_has_the_links_of_the_axes_that_it_spans(nodes: int, size: int, stride: int) -> None:
     network = Network(CLUSTERS["tpu-v5p-torus"].model_copy(update={"nodes": nodes}))
     ranks = range(0, size * stride, stride)
-    shape = network._shape
+    shape = network.regular.shape
     links, steps = ring_links(shape, list(ranks))
     assert links * 6 == _axis_flows(shape, list(ranks))
     group = network.group(ranks)
@@ -154,7 +154,7 @@ def test_an_exchange_fills_the_fullest_link_of_the_axes_that_it_spans(name: str,
     assert max(loads.values()) == pytest.approx(1.0)
     share = collective_load(network, "all_to_all", ranks, SIZE).bytes["nic"]
     between = sum(part * 90e9 * cost for ends, part in loads.items() if all("router" in end for end in ends))
-    if name == "tpu-v5p-torus" and 2 not in network._shape:  # a side of two has one link of twice the bandwidth
+    if name == "tpu-v5p-torus" and 2 not in network.regular.shape:  # a side of two has one link of twice the bandwidth
         assert share == pytest.approx(between / len(ranks))
 
 

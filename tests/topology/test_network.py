@@ -248,7 +248,7 @@ def test_a_faster_nic_never_slows_messages(preset: str, kind: str) -> None:
 def test_a_group_is_placed_as_those_that_lie_alike(name: str, ranks: set[int], over: float, leaf: int) -> None:
     cluster = with_fabric(name, nodes=400, oversubscription=over, nodes_per_leaf=leaf)
     group = sorted(ranks)
-    assert Network(cluster).group(group) == Network(cluster)._place(group)
+    assert Network(cluster).group(group) == Network(cluster).regular.place(group)
 
 
 def test_oversubscription_slows_what_crosses_leaves_only() -> None:

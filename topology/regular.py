@@ -1,0 +1,234 @@
+"""What the links of a regular cluster give to groups of ranks and to pairs, before faults and other jobs.
+
+Rank r is GPU r of the cluster: node r // gpus_per_node. GPUs of a domain (a node, or 18 trays of an NVL72)
+reach each other over NVLink (or the host's PCIe); others over the NICs, of which every GPU owns
+nics_per_node / gpus_per_node: its fair share while all GPUs of its node communicate alike, as the ranks of a
+training step do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import reduce
+from math import inf, lcm
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from topology.collectives import Group
+from topology.durations import Way
+from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
+from topology.spec import ClusterSpec
+from topology.timing import fabric_of, slower, timing_of
+from topology.torus import exchange_links, ring_links, torus_hops, torus_shape
+
+
+class _Inside(Struct, frozen=True):
+    """Bandwidths of a group's links within its domains, as `Group` names them."""
+
+    ring: float
+    chain: float
+    exchange: float
+    pair: float
+
+
+class RegularNetwork:
+    """Groups and ways of a cluster whose nodes, domains and leaves are all alike.
+
+    `full`: bytes a second of a GPU inside its domain; `share`: of its part of the NICs; `shape`: of a torus, else
+    empty; `protocols`: whether NCCL's apply, which PCIe hosts lack; `straight`: collectives send straight to all.
+    """
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self.cluster, self.domain_gpus = cluster, cluster.domain_gpus
+        intra, inter = cluster.intra_node, cluster.inter_node
+        self.full = intra.usable_bytes_per_s
+        self.all_linked = intra.kind == "full_mesh"
+        self.protocols = intra.kind != "pcie"
+        self.straight = cluster.gpu.architecture == "other" and self.all_linked  # NCCL itself never does
+        self.nvls_share = intra.nvls_efficiency if intra.kind == "nvswitch" else 0.0
+        self.share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
+        self.shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
+        self.timing, self.fabric = timing_of(cluster.gpu), fabric_of(inter)
+        leaves_matter = inter.oversubscription != 1.0 and not self.shape
+        leaf_gpus = inter.nodes_per_leaf * cluster.gpus_per_node if leaves_matter else 1
+        # Groups so far apart differ in nothing; on a torus one may lie along a row, the next round its end.
+        self._period = cluster.nodes * cluster.gpus_per_node if self.shape else lcm(leaf_gpus, self.domain_gpus)
+        self._placed: dict[tuple[int, ...], Group] = {}
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """`place`, kept for all groups that lie in domains and leaves as these do."""
+        start = ranks[0] // self._period * self._period
+        like = tuple([rank - start for rank in ranks])
+        if like not in self._placed:
+            self._placed[like] = self.place(like)
+        return self._placed[like]
+
+    def way(self, src: int, dst: int) -> Way:
+        """What lies between two ranks.
+
+        Between nodes one network step, or one a hop on a torus; on rails, a message to another local index
+        first crosses NVLink to the GPU beside the right NIC (NCCL's PXN), one more step. Of a node whose GPUs all send
+        as many ranks on, as pipelines do, no more messages leave than that: they share its NICs, one each at most.
+        """
+        intra, inter = self.cluster.intra_node, self.cluster.inter_node
+        gpus = self.cluster.gpus_per_node
+        if src // self.domain_gpus == dst // self.domain_gpus:
+            return Way(self._latency(src, dst), 0.0, self._pair(src, dst))
+        latency_s, hops, share = 0.0, 1, self.share
+        senders = min(gpus, abs(dst - src))  # of a node, if all send as far
+        alone = max(1.0, min(gpus / senders, inter.usable_bytes_per_s / share))
+        if self.shape:
+            alone = 1.0
+            hops = max(1, torus_hops(src // gpus, dst // gpus, self.shape))
+            share = self._torus_link(hops)
+        elif self._leaf(src) != self._leaf(dst):
+            share /= inter.oversubscription
+        share *= alone
+        if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
+            latency_s, share = intra.latency_s, min(share, self.full)
+        return Way(latency_s, inter.latency_s * hops, share, hops, alone)
+
+    def place(self, ranks: Sequence[int]) -> Group:
+        """Where the ranks lie and what each may send."""
+        domain_gpus = self.domain_gpus
+        counts = Counter([rank // domain_gpus for rank in ranks]).values()
+        fewest, most = min(counts), max(counts)
+        inside = self._inside(ranks, most)
+        ring, tree, exchange, pair = self._between(ranks, fewest)
+        return Group(
+            ranks=len(ranks),
+            domains=len(counts),
+            members=fewest,
+            members_max=most,
+            ring_bytes_per_s=inside.ring,
+            chain_bytes_per_s=inside.chain,
+            exchange_bytes_per_s=inside.exchange,
+            pair_bytes_per_s=inside.pair,
+            latency_s=self.cluster.intra_node.latency_s,
+            inter_ring_bytes_per_s=ring,
+            inter_tree_bytes_per_s=tree,
+            inter_exchange_bytes_per_s=exchange,
+            inter_pair_bytes_per_s=pair,
+            inter_latency_s=self.cluster.inter_node.latency_s,
+            nics=max(1.0, fewest * self.cluster.inter_node.nics_per_node / self.cluster.gpus_per_node),
+            nvls_share=self.nvls_share,
+            nvls_tree_bytes=self._nvls_tree_bytes(fewest, most, len(counts)),
+            protocols=self.protocols,
+            timing=self.timing,
+            fabric=self.fabric,
+            straight=self.straight,
+            torus_steps=0 if self.protocols else self._along_axes(ranks)[1],  # NCCL and its like know no torus
+        )
+
+    def _nvls_tree_bytes(self, fewest: int, most: int, domains: int) -> float:
+        """From which size on NCCL considers NVLS with trees between domains; inf where it never does.
+
+        It needs more than two GPUs in each domain (`ncclNvlsInit`, src/transport/nvls.cc), as many in all, and domains
+        that are nodes (src/graph/tuning.cc switches it off on multi-node NVLink).
+        """
+        fabric, nodes = self.fabric, self.domain_gpus == self.cluster.gpus_per_node
+        possible = self.nvls_share > 0 and nodes and 2 < fewest == most and domains <= fabric.nvls_tree_domains
+        return fabric.nvls_tree_bytes if possible else inf
+
+    def _inside(self, ranks: Sequence[int], most: int) -> _Inside:
+        """On a switch or a PCIe host a GPU's whole bandwidth, whomever it sends to; on a mesh the links there are.
+
+        Where no ring fits on the mesh, rings close over PCIe, and an all-reduce goes up and down one chain of
+        single links (NCCL makes no more chains than rings).
+        """
+        full = self.full
+        if not self.cluster.intra_node.meshed or most == 1:
+            return _Inside(full, full / 2, full, full)
+        gpus, domains = self.cluster.gpus_per_node, [rank // self.domain_gpus for rank in ranks]
+        counts = Counter(domains)
+        fullest = max(sorted(counts), key=lambda domain: counts[domain])
+        members = tuple([rank % gpus for rank, domain in zip(ranks, domains, strict=True) if domain == fullest])
+        lane = full / links_per_gpu(gpus, self.all_linked)
+        fit = rings(gpus, tuple(sorted(members)), self.all_linked)
+        following = zip(members, (*members[1:], members[0]), strict=True)
+        return _Inside(
+            ring=lane * fit or self.cluster.gpu.host_bandwidth_bytes_per_s,
+            chain=lane * max(1.0, fit / 2),
+            exchange=lane * (len(members) - 1) / exchange_load(gpus, members, self.all_linked),
+            pair=min(self._pair(a, b) for a, b in following),
+        )
+
+    def _pair(self, src: int, dst: int) -> float:
+        """Bandwidth between two GPUs of one domain; on a mesh the links between them or over a third GPU."""
+        intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
+        if not intra.meshed:
+            return self.full
+        lane = self.full / links_per_gpu(gpus, self.all_linked)
+        return lane * relay_links(gpus, src % gpus, dst % gpus, self.all_linked)
+
+    def _latency(self, src: int, dst: int) -> float:
+        """Within a domain one step, on a mesh one a link."""
+        intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
+        return intra.latency_s * (len(relay(gpus, src % gpus, dst % gpus, self.all_linked)) - 1 if intra.meshed else 1)
+
+    def _between(self, ranks: Sequence[int], fewest: int) -> tuple[float, float, float, float]:
+        """A GPU's share of the NICs for rings, trees, exchanges and pairs.
+
+        Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last
+        sends above it, so the ring gets min(1, k/oversubscription); trees and pairs are taken to cross; of an
+        exchange the part that leaves the leaf crosses. On a torus rings use the links of all axes that the group spans,
+        a pair the links of one direction, an exchange those that `exchange_links` says.
+        """
+        share, over = self.share, self.cluster.inter_node.oversubscription
+        if self.shape:
+            part, _ = self._along_axes(ranks)
+            return share * part, share * part, share * self.exchange_on_torus(ranks)[0], self._torus_link(1)
+        pair = share * max(1.0, min(fewest, self.cluster.inter_node.usable_bytes_per_s / share))  # one leaves a domain
+        if over == 1.0:
+            return share, share, share, pair
+        span = self.cluster.inter_node.nodes_per_leaf * self.cluster.gpus_per_node
+        leaves = Counter([rank // span for rank in ranks])
+        if len(leaves) == 1:
+            return share, share, share, pair
+        domains = {(rank // span, rank // self.domain_gpus) for rank in ranks}
+        together = min(Counter([leaf for leaf, _ in domains]).values())
+        above = (len(ranks) - min(leaves.values())) / max(1, len(ranks) - fewest)
+        return (
+            share * min(1.0, together / over),
+            share / over,
+            share / max(1.0, min(1.0, above) * over),
+            pair / over,
+        )
+
+    def _along_axes(self, ranks: Sequence[int]) -> tuple[float, int]:
+        """The part of a torus's links that a group's rings fill, and the steps of a pass; see `ring_links`."""
+        nodes = {rank // self.cluster.gpus_per_node for rank in ranks}
+        return ring_links(self.shape, nodes) if self.shape and len(nodes) > 1 else (1.0, 0)
+
+    def exchange_on_torus(self, ranks: Sequence[int]) -> tuple[float, float]:
+        """The part of a torus's links that an exchange fills, and the links a byte passes; see `exchange_links`."""
+        nodes = tuple(sorted({rank // self.cluster.gpus_per_node for rank in ranks}))
+        return exchange_links(self.shape, nodes) if self.shape and len(nodes) > 1 else (1.0, 1.0)
+
+    def _torus_link(self, hops: int) -> float:
+        """A GPU's share of the links of one direction, when all nodes send that many hops the same way."""
+        return self.share / (2 * len(self.shape) * hops)
+
+    def _leaf(self, rank: int) -> int:
+        return rank // (self.cluster.gpus_per_node * self.cluster.inter_node.nodes_per_leaf)
+
+
+def of_several(group: Group, sorts: Sequence[RegularNetwork]) -> Group:
+    """A group with GPUs of several sorts: kernels start, step and sustain as the slower one's do.
+
+    Bandwidths, which the routes say, stay. NCCL runs LL128 only among GPUs of one compute capability, or all from
+    Hopper on (`ncclTopoTuneModel`, src/graph/tuning.cc), and in the switch what all their switches can reduce.
+    """
+    chips = {each.cluster.gpu.architecture for each in sorts}
+    lines = group.fabric.lines and (len(chips) == 1 or chips <= {"hopper", "blackwell"})
+    nvls = min(each.nvls_share for each in sorts)
+    return replace(
+        group,
+        nvls_share=nvls,
+        nvls_tree_bytes=group.nvls_tree_bytes if nvls else inf,
+        protocols=all(each.protocols for each in sorts),
+        timing=reduce(slower, (each.timing for each in sorts)),
+        fabric=replace(group.fabric, lines=lines),
+    )
