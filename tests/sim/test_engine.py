@@ -46,7 +46,7 @@ def graph_of(seconds: list[float], waits: list[list[int]], launches: list[Launch
 
 @st.composite
 def programs(draw: st.DrawFn) -> TaskGraph:
-    n = draw(st.integers(1, 60))
+    n = draw(st.integers(1, 25))
     order = draw(st.permutations(range(n)))
     place = {t: i for i, t in enumerate(order)}
     seconds = draw(st.lists(st.floats(0, 1e3, allow_nan=False), min_size=n, max_size=n))
@@ -76,13 +76,13 @@ def assert_engines_agree(graph: TaskGraph, flows: Flows) -> None:
     assert np.array_equal(a.end_s, reference.end_s)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(programs())
 def test_static_pass_equals_simpy_to_the_last_bit(graph: TaskGraph) -> None:
     assert_engines_agree(graph, Flows())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(programs())
 def test_no_task_starts_before_what_it_waits_for(graph: TaskGraph) -> None:
     t = run_static(graph)
@@ -202,19 +202,19 @@ def queueing_programs(draw: st.DrawFn) -> Program:
     return drafted(ranks.draft, ranks.launches), ranks.flows
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(queueing_programs())
 def test_what_actions_leave_running_costs_the_same_on_simpys_clock_to_the_last_bit(program: Program) -> None:
     assert_engines_agree(*program)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(sharing_programs())
 def test_shared_links_cost_the_same_on_simpys_clock_to_the_last_bit(program: Program) -> None:
     assert_engines_agree(*program)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(sharing_programs())
 def test_links_that_carry_everything_at_once_change_no_bit(program: Program) -> None:
     graph, flows = program
@@ -224,7 +224,7 @@ def test_links_that_carry_everything_at_once_change_no_bit(program: Program) -> 
     assert np.array_equal(a.end_s, b.end_s)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(sharing_programs())
 def test_sharing_makes_nothing_earlier_and_no_link_carries_more_than_it_can(program: Program) -> None:
     graph, flows = program
@@ -269,7 +269,7 @@ class Recorded(Sharing):
 runs: list[Recorded] = []
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(sharing_programs())
 def test_every_byte_is_sent_and_no_link_is_ever_overrun(program: Program) -> None:
     graph, flows = program
