@@ -74,6 +74,7 @@ _EAGER_PASSES = {
     "megatron_swiglu": 5 / 3,
     "gated_gelu": 5 / 3,
 }
+_BF16 = ("megatron_cross_entropy", "megatron_rms_norm", "megatron_swiglu")  # where a row says no format
 _ACTIVATIONS = {"swiglu": "megatron_swiglu", "geglu": "gated_gelu"}
 
 
@@ -86,7 +87,7 @@ def fused_kernel(op: str, data: Mapping[str, Any], measured: Collection[str] | N
         NotSimulated: an operator that is not known.
         InputError: a size that is missing or makes no sense.
     """
-    dtype = dtype_of(data, "bf16" if op.startswith("megatron") else "fp32")
+    dtype = dtype_of(data, "bf16" if op in _BF16 else "fp32")
     which, provider = pass_of(data), str(data.get("provider") or "")
     op = _OTHER_NAMES.get(op, op)
     sizes = Sizes(op, data)

@@ -16,6 +16,7 @@ from sim.models.operators import F, I, W, gemm, memory_op
 from sim.validation.sizes import Sizes
 
 EAGER = ("huggingface", "torch", "megatron-unfused")  # as separate torch kernels
+CHUNKED_LOSS = ("liger",)  # logits and loss, some rows at a time
 Items = list[Compute]
 
 
@@ -54,7 +55,7 @@ def _gated_mlp(sizes: Sizes, dtype: str, provider: str) -> Items:
 def _output_and_loss(sizes: Sizes, dtype: str, provider: str) -> Items:
     rows, hidden, vocab = (round(x) for x in (sizes.tokens, sizes("width"), sizes("vocab")))
     e, logits = dtype_bytes(dtype), float(rows * vocab)
-    if provider.startswith("liger"):
+    if provider in CHUNKED_LOSS:
         return _chunked(rows, hidden, vocab, dtype)
     casts = 0.0 if e == FP32_BYTES else e + FP32_BYTES
     there, back = casts + 2 * FP32_BYTES, casts + 3 * FP32_BYTES

@@ -44,6 +44,7 @@ class Rows(NamedTuple):
     title: str
     head: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
+    printed: int | None = None  # rows of it in the terminal; None: all
 
 
 def tables(found: Mapping[str, Any]) -> list[Rows]:
@@ -57,7 +58,8 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
         if part == "operators_s":
             pairs.sort(key=lambda item: -abs(item[1]["b"] - item[1]["a"]))
         rows = [_row(name, v, shown(v["a"]), shown(v["b"])) for name, v in pairs]
-        out.append(Rows(title, ("", "A", "B", "B to A"), rows))
+        most = OPERATORS_SHOWN if part == "operators_s" else None
+        out.append(Rows(title, ("", "A", "B", "B to A"), rows, most))
     return [table for table in out if table.rows]
 
 
@@ -115,7 +117,7 @@ def _rich(table: Rows) -> Table:
     out.add_column(first or table.title.lower(), overflow="fold")
     for name in others:
         out.add_column(name, justify="right", overflow="fold")
-    rows = table.rows if not table.title.startswith("Operators") else table.rows[:OPERATORS_SHOWN]
+    rows = table.rows[: table.printed]
     for row in rows:
         out.add_row(*(cell.shown for cell in row))
     if left := len(table.rows) - len(rows):
