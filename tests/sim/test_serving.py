@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
+from sim.inputs.scenario import Scenario, load_scenario
 from sim.models.layers import attention_spec
 from sim.models.layers.experts import active_experts
 from sim.models.parameters import count_parameters
@@ -19,57 +19,9 @@ from sim.prices.profiles import load_profile
 from sim.serve.costs import Load, iteration_costs
 from sim.serve.memory import cached_bytes, weight_bytes
 from sim.serve.requests import Request
-from sim.serve.result import ServingSimulation, waiting_at_last_arrival
+from sim.serve.result import waiting_at_last_arrival
 from sim.serve.simulation import simulate_serving
-
-SMALL = {
-    "layers": 4,
-    "hidden": 256,
-    "heads": 8,
-    "kv_heads": 2,
-    "ffn": 1024,
-    "vocab": 1024,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "bias": False,
-    "positions": "rope",
-}
-WEIGHTS_AND_BUFFERS = 1.5e7  # of SMALL, roughly: what a test leaves beside its cache
-
-
-def serving(
-    inference: dict[str, Any] | None = None,
-    model: Any = None,
-    gpu: dict[str, Any] | None = None,
-    parallelism: dict[str, Any] | None = None,
-    calibration: str = "roofline",
-) -> Scenario:
-    """A small Llama on an H100 whose memory a test may shrink."""
-    return parse_scenario(
-        {
-            "model": model or SMALL,
-            "cluster": {"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **(gpu or {})}},
-            "calibration": calibration,
-            "parallelism": parallelism or {},
-            "inference": {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
-        }
-    )
-
-
-def finished(sim: ServingSimulation) -> None:
-    """Every request got its tokens in order of time, and nothing of it is left in the cache."""
-    for replica in sim.replicas:
-        for s in replica.sequences:
-            assert s.generated == s.request.output_tokens
-            assert s.request.arrival_s <= s.first_token_s <= s.finish_s
-            assert s.private == s.shared == 0
-        cache = replica.scheduler.cache
-        assert cache.private == cache.tokens == 0
-        kept = cache.kept
-        assert cache.free + kept == cache.blocks
-        assert cache.unused == kept
-        room = sim.capacity.host_tokens if sim.scenario.inference.preemption == "swap" else 0
-        assert replica.scheduler.swap_tokens == room  # everything has come back from the host
+from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
 
 
 @pytest.mark.parametrize("preset", ["llama3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b", "qwen2.5-7b", "llama2-7b"])
@@ -154,32 +106,7 @@ def test_static_batch_is_one_prefill_and_its_decodes() -> None:
     finished(sim)
 
 
-requests_of = st.lists(
-    st.builds(
-        Request,
-        st.floats(0, 0.05),
-        st.integers(1, 300),
-        st.integers(1, 60),
-        st.sampled_from(["", "a", "b"]),
-        st.just(0),
-        hashes=st.just(()),
-        adapter=st.just(""),
-    ).map(lambda r: r._replace(prefix_tokens=r.prompt_tokens if r.prefix_id else 0)),
-    min_size=1,
-    max_size=24,
-).map(lambda rs: tuple(sorted(rs)))
-settings_of = st.fixed_dictionaries(
-    {
-        "max_running_requests": st.integers(1, 12),
-        "max_batch_tokens": st.integers(1, 300),
-        "prefix_cache": st.sampled_from(["none", "gpu", "cpu"]),
-        "preemption": st.sampled_from(["recompute", "swap"]),
-        "kv_cache": st.fixed_dictionaries({"block_tokens": st.sampled_from([1, 7, 16])}),
-    }
-)
-
-
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests_of, settings_of, st.floats(1e5, 3e6), st.sampled_from([{}, {"pp": 2}, {"dp": 2}, {"pp": 4, "tp": 2}]))
 def test_any_workload_is_served(
     requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float, parallelism: dict[str, int]
@@ -257,84 +184,6 @@ def test_more_bandwidth_is_never_slower(count: int, prompt: int, output: int, fa
         for b in (1e11, 1e11 * factor)
     )
     assert fast <= slow
-
-
-def test_too_little_cache_preempts_the_youngest() -> None:
-    scenario = serving(
-        {"requests": {"prompt_len": 100, "output_len": 200, "count": 10}},
-        gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 4.5e6},
-    )
-    sim = simulate_serving(scenario)
-    kv = sim.result["kv_cache"]
-    assert kv["preemptions"] > 0
-    assert kv["recomputed_tokens"] > 0
-    assert sim.replicas[0].sequences[0].preemptions == 0
-    finished(sim)
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_the_oldest_goes_on_while_the_others_are_under_way(preemption: str) -> None:
-    """Three stages, room for the longest request alone: who needs a block waits for the younger ones, or all would put
-    each other out for ever."""
-    inference = {
-        "requests": {"prompt_len": 60, "output_len": 40, "count": 8},
-        "max_batch_tokens": 1,
-        "kv_cache": {"block_tokens": 1},
-        "preemption": preemption,
-    }
-    sim = simulate_serving(serving(inference, gpu={"memory_bytes": 1e6}, parallelism={"pp": 3}))
-    assert sim.capacity.blocks == 99
-    assert sim.result["kv_cache"]["preemptions"] > 0
-    assert sim.replicas[0].sequences[0].preemptions == 0
-    finished(sim)
-
-
-def two_in_too_little_room(preemption: str) -> ServingSimulation:
-    """Two requests of 64 and 64 tokens; the cache has room for one: two blocks of 64."""
-    inference = {
-        "requests": {"prompt_len": 64, "output_len": 64, "count": 2},
-        "preemption": preemption,
-        "kv_cache": {"block_tokens": 64},
-    }
-    sim = simulate_serving(serving(inference, gpu={"memory_bytes": 1e6}))
-    assert sim.capacity.blocks == 2
-    assert sim.result["kv_cache"]["preemptions"] == 1
-    finished(sim)
-    return sim
-
-
-def test_swapping_costs_two_copies_and_no_computation() -> None:
-    """Both prompts; the second's 64 tokens leave; the first's 63 decodes; they come back; the second's 63 decodes."""
-    sim = two_in_too_little_room("swap")
-    costs = iteration_costs(sim.scenario, sim.profile)
-    copy = sim.costs.prices.pricing.network.host_copy(64 * sim.capacity.stage_token_bytes)
-    decodes = sum(costs.stage_seconds(Load(1, 1, 65 + i, (), 1))[0] for i in range(63))
-    prompts = costs.stage_seconds(Load(128, 0, 0, ((64, 64, 2),), 2))[0]
-    assert sim.end_s == pytest.approx(prompts + 2 * decodes + 2 * copy, rel=1e-9)
-    kv = sim.result["kv_cache"]
-    assert kv["recomputed_tokens"] == 0
-    assert kv["swapped_bytes"] == 64 * sim.capacity.stage_token_bytes
-    assert kv["swap_s"] == pytest.approx(2 * copy)
-    assert [s.kind for s in sim.timeline.spans() if s.kind.startswith("SWAP")] == ["SWAP_OUT", "SWAP_IN"]
-
-
-def test_recomputing_costs_the_prompt_again_and_no_copies() -> None:
-    sim = two_in_too_little_room("recompute")
-    costs = iteration_costs(sim.scenario, sim.profile)
-    prompts = costs.stage_seconds(Load(128, 0, 0, ((64, 64, 2),), 2))[0]
-    again = costs.stage_seconds(Load(65, 0, 0, ((65, 65, 1),), 1))[0]
-    first, second = (sum(costs.stage_seconds(Load(1, 1, 65 + i, (), 1))[0] for i in range(n, 63)) for n in (0, 1))
-    assert sim.end_s == pytest.approx(prompts + first + again + second, rel=1e-9)
-    assert sim.result["kv_cache"]["recomputed_tokens"] == 64
-    assert sim.result["kv_cache"]["swapped_bytes"] == 0
-
-
-def test_a_swapped_sequence_leaves_before_its_blocks_are_used_again() -> None:
-    sim = two_in_too_little_room("swap")
-    out, back = sim.replicas[0].scheduler.copies
-    taking = next(i for i in sim.replicas[0].iterations if i.load.decodes and i.spans[0][0] >= out.start_s)
-    assert taking.spans[0][0] == out.end_s
-    assert back.start_s >= sim.replicas[0].sequences[0].finish_s
 
 
 def test_contiguous_reserves_what_paged_uses() -> None:

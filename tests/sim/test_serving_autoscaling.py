@@ -15,7 +15,7 @@ from sim.serve.over_time import over_time
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
-from tests.sim.test_serving import finished, requests_of, serving
+from tests.sim.serving_cases import finished, requests_of, serving
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serve_autoscaling.yaml"
 

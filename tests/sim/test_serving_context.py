@@ -18,7 +18,7 @@ from sim.prices.profiles import load_profile
 from sim.prices.roofline import attended_pairs
 from sim.serve.costs import IterationCosts, Load, iteration_costs
 from sim.serve.simulation import simulate_serving
-from tests.sim.test_serving import WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, requests_of, serving, settings_of
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serve_context_parallel.yaml"
 LONG = {"requests": {"prompt_len": 64_000, "output_len": 2}, "max_batch_tokens": 64_000}
@@ -111,14 +111,7 @@ def test_both_clocks_agree(
     requests: Any, inference: dict[str, Any], cache_bytes: float, parallelism: dict[str, Any]
 ) -> None:
     scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
-    quick, single, simpy = (
-        simulate_serving(scenario, requests=requests, engine=e, group=g)
-        for e, g in (("static", True), ("static", False), ("simpy", True))
-    )
-    for sim in (single, simpy):
-        finished(sim)
-        for a, b in zip(quick.sequences, sim.sequences, strict=True):
-            assert a.finish_s == pytest.approx(b.finish_s, rel=1e-9)
+    every_way(scenario, requests)
 
 
 def test_a_million_tokens_of_llama_405b_on_128_gpus() -> None:

@@ -14,7 +14,7 @@ from sim.inputs.scenario import Scenario
 from sim.serve.costs import Load, iteration_costs
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
-from tests.sim.test_serving import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
+from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
 
 MIXTURE = {**SMALL, "hidden": 1024, "heads": 8, "moe": {"experts": 16, "top_k": 2, "ffn": 4096}}
 

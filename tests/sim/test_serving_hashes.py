@@ -14,7 +14,7 @@ from sim.core.errors import InputError
 from sim.serve.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
 from sim.serve.requests import Request, read_trace
 from sim.serve.simulation import simulate_serving
-from tests.sim.test_serving import WEIGHTS_AND_BUFFERS, finished, serving
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, serving
 
 
 def hashed(arrival_s: float, path: list[int], rest: int, output: int) -> Request:
@@ -52,15 +52,8 @@ def test_any_tree_is_served(
     """All tokens come out, no block is lost or used twice, and both engines and every grouping say the same."""
     inference = {"prefix_cache": prefix_cache, "kv_cache": {"block_tokens": block}, "max_batch_tokens": budget}
     scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
-    sims = [
-        simulate_serving(scenario, requests=requests, engine=e, group=g)
-        for e, g in (("static", True), ("static", False), ("simpy", True))
-    ]
-    for sim in sims:
-        finished(sim)
-        assert sim.replicas[0].counts == sims[0].replicas[0].counts
-        for a, b in zip(sim.sequences, sims[0].sequences, strict=True):
-            assert a.finish_s == pytest.approx(b.finish_s, rel=1e-9)
+    first, *others = every_way(scenario, requests)
+    assert all(sim.replicas[0].counts == first.replicas[0].counts for sim in others)
 
 
 @settings(max_examples=40, deadline=None)

@@ -18,7 +18,7 @@ from sim.serve.costs import Load, iteration_costs
 from sim.serve.requests import Request, read_trace
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
-from tests.sim.test_serving import WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serve_lora.yaml"
 ALL = ("qkv", "attention_out", "mlp_up", "mlp_down")

@@ -15,7 +15,7 @@ from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_summary import cache_lines
 from tests.sim.cases import FREE_LINKS
-from tests.sim.test_serving import SMALL, WEIGHTS_AND_BUFFERS, requests_of, serving, settings_of
+from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, requests_of, serving, settings_of
 
 
 def pools(prefill: dict[str, int], decode: dict[str, int], cluster: Any = "dgx-h100", **inference: Any) -> Scenario:

@@ -10,7 +10,7 @@ from sim.serve.kv_cache import KvCache
 from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
-from tests.sim.test_serving import finished, serving
+from tests.sim.serving_cases import finished, serving
 
 
 def served(

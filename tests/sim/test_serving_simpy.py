@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
-from tests.sim.test_serving import WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
 
 
 @settings(max_examples=100, deadline=None)

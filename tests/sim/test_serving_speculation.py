@@ -15,7 +15,7 @@ from sim.serve.requests import Request
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_summary import cache_lines
-from tests.sim.test_serving import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
+from tests.sim.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
 
 DRAFT = {**SMALL, "layers": 1, "hidden": 64, "heads": 2, "kv_heads": 1, "ffn": 128}
 

@@ -17,7 +17,7 @@ from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_summary import cache_lines
 from sim.views.units import percent
-from tests.sim.test_serving import WEIGHTS_AND_BUFFERS, finished, requests_of, serving
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, requests_of, serving
 from tests.sim.test_serving_hashes import trees
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serve_tiers.yaml"
@@ -69,15 +69,9 @@ def test_any_workload_is_served_alike_on_both_clocks(
     """All tokens come out, no tier holds more than it has room for, both engines and every grouping say the same."""
     inference = {"prefix_cache": "gpu", "kv_cache": {"block_tokens": 16, "tiers": tiers}}
     scenario = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism=parallelism)
-    sims = [
-        simulate_serving(scenario, requests=requests, engine=e, group=g)
-        for e, g in (("static", True), ("static", False), ("simpy", True))
-    ]
+    sims = every_way(scenario, requests)
     for sim in sims:
-        finished(sim)
         assert moved(sim) == moved(sims[0])
-        for a, b in zip(sim.sequences, sims[0].sequences, strict=True):
-            assert a.finish_s == pytest.approx(b.finish_s, rel=1e-9)
         for replica in sim.replicas:
             below = replica.scheduler.tiers
             assert below is not None

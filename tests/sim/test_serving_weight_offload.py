@@ -13,7 +13,7 @@ from sim.inputs.scenario import load_scenario
 from sim.serve.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.serve.weight_offload import layer_weight_bytes
-from tests.sim.test_serving import finished, serving
+from tests.sim.serving_cases import every_way, finished, serving
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serve_weight_offload.yaml"
 ONE = {"requests": {"prompt_len": 8, "output_len": 32}}
@@ -71,12 +71,7 @@ def test_both_clocks_agree(cpu_bytes: float, prefetch: bool, parallelism: dict[s
     scenario = serving(
         {**requests, "weight_offload": {"cpu_bytes": cpu_bytes, "prefetch": prefetch}}, parallelism=parallelism
     )
-    quick, single, simpy = (
-        simulate_serving(scenario, engine=e, group=g) for e, g in (("static", True), ("static", False), ("simpy", True))
-    )
-    for sim in (single, simpy):
-        for a, b in zip(quick.sequences, sim.sequences, strict=True):
-            assert a.finish_s == pytest.approx(b.finish_s, rel=1e-9)
+    every_way(scenario)
 
 
 def test_the_shipped_scenario_fits_by_offloading_alone() -> None:

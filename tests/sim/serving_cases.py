@@ -1,0 +1,99 @@
+"""Serving workloads that tests share: a small model, strategies of requests and settings, and what always holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.serve.requests import Request
+from sim.serve.result import ServingSimulation
+from sim.serve.simulation import simulate_serving
+
+SMALL = {
+    "layers": 4,
+    "hidden": 256,
+    "heads": 8,
+    "kv_heads": 2,
+    "ffn": 1024,
+    "vocab": 1024,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "bias": False,
+    "positions": "rope",
+}
+WEIGHTS_AND_BUFFERS = 1.5e7  # of SMALL, roughly: what a test leaves beside its cache
+
+
+def serving(
+    inference: dict[str, Any] | None = None,
+    model: Any = None,
+    gpu: dict[str, Any] | None = None,
+    parallelism: dict[str, Any] | None = None,
+    calibration: str = "roofline",
+) -> Scenario:
+    """A small Llama on an H100 whose memory a test may shrink."""
+    return parse_scenario(
+        {
+            "model": model or SMALL,
+            "cluster": {"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **(gpu or {})}},
+            "calibration": calibration,
+            "parallelism": parallelism or {},
+            "inference": {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
+        }
+    )
+
+
+def finished(sim: ServingSimulation) -> None:
+    """Every request got its tokens in order of time, and nothing of it is left in the cache."""
+    for replica in sim.replicas:
+        for s in replica.sequences:
+            assert s.generated == s.request.output_tokens
+            assert s.request.arrival_s <= s.first_token_s <= s.finish_s
+            assert s.private == s.shared == 0
+        cache = replica.scheduler.cache
+        assert cache.private == cache.tokens == 0
+        kept = cache.kept
+        assert cache.free + kept == cache.blocks
+        assert cache.unused == kept
+        room = sim.capacity.host_tokens if sim.scenario.inference.preemption == "swap" else 0
+        assert replica.scheduler.swap_tokens == room  # everything has come back from the host
+
+
+def every_way(scenario: Scenario, requests: tuple[Request, ...] | None = None) -> list[ServingSimulation]:
+    """The workload on the quick clock with iterations grouped, and one by one, and on SimPy's: all sequences finish, at
+    the same times."""
+    ways: tuple[tuple[Any, bool], ...] = (("static", True), ("static", False), ("simpy", True))
+    sims = [simulate_serving(scenario, requests=requests, engine=engine, group=group) for engine, group in ways]
+    for sim in sims:
+        finished(sim)
+        for a, b in zip(sim.sequences, sims[0].sequences, strict=True):
+            assert a.finish_s == pytest.approx(b.finish_s, rel=1e-9)
+    return sims
+
+
+requests_of = st.lists(
+    st.builds(
+        Request,
+        st.floats(0, 0.05),
+        st.integers(1, 300),
+        st.integers(1, 60),
+        st.sampled_from(["", "a", "b"]),
+        st.just(0),
+        hashes=st.just(()),
+        adapter=st.just(""),
+    ).map(lambda r: r._replace(prefix_tokens=r.prompt_tokens if r.prefix_id else 0)),
+    min_size=1,
+    max_size=24,
+).map(lambda rs: tuple(sorted(rs)))
+settings_of = st.fixed_dictionaries(
+    {
+        "max_running_requests": st.integers(1, 12),
+        "max_batch_tokens": st.integers(1, 300),
+        "prefix_cache": st.sampled_from(["none", "gpu", "cpu"]),
+        "preemption": st.sampled_from(["recompute", "swap"]),
+        "kv_cache": st.fixed_dictionaries({"block_tokens": st.sampled_from([1, 7, 16])}),
+    }
+)
