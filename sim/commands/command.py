@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from sim.core.errors import InputError
+from sim.core.gc_paused import one_command
 from topology.errors import PresetError
 
 UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short command's time
@@ -151,7 +152,7 @@ def run_command(command: click.Command | str) -> NoReturn:
     _end_on_sigterm()
     _write_any_character()
     sys.stdout = cast(TextIO, _Output(sys.stdout))
-    with bad_input_exits():
+    with bad_input_exits(), one_command():
         raise SystemExit(_exit_code(_load(command) if isinstance(command, str) else command))
     raise AssertionError("a command ends its process")
 
