@@ -139,7 +139,7 @@ class Rl(UserInput):
     offload_training: bool = Field(
         default=True, description="colocated: parameters and optimizer states lie in host memory while the engine runs"
     )
-    generation: Generation = Generation()
+    generation: Generation = Generation.model_construct()
 
     @property
     def answers(self) -> int:

@@ -93,7 +93,7 @@ class Scenario(BaseModel):
     name: str
     model: ModelConfig
     training: Training | None = None
-    parallelism: Parallelism = Parallelism()
+    parallelism: Parallelism = Parallelism.model_construct()
     cluster: ClusterSpec
     calibration: str
     calibrations: dict[str, str] = {}
@@ -102,7 +102,7 @@ class Scenario(BaseModel):
     rl: Rl | None = None
     faults: Faults | None = None
     processes: Processes | None = None
-    engine: EngineOptions = EngineOptions()
+    engine: EngineOptions = EngineOptions.model_construct()
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
 
     @property
@@ -224,7 +224,7 @@ def resolve(source: Source, name: str) -> Scenario:
         check_engine(rl, model, training, cluster, source)
     calibration, unknown = _calibration(data, cluster, source)
     calibrations, more_unknown = _calibrations(data, cluster, source)
-    return Scenario(
+    return Scenario.model_construct(  # every section is checked: pydantic would make their checks once more, together
         name=data.get("name", name),
         model=model,
         training=training,

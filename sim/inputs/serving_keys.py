@@ -35,7 +35,7 @@ class Tiers(UserInput):
     """Tiers below the GPU's cache of prefixes. `write_policy`: a prefix is copied to the next tier when it is evicted
     (write_back), or to host memory as soon as it is computed (write_through)."""
 
-    host: HostTier = HostTier()
+    host: HostTier = HostTier.model_construct()
     disk: DiskTier | None = None
     write_policy: Literal["write_back", "write_through"] = "write_back"
 

@@ -136,7 +136,7 @@ class Training(UserInput):
     )
     gradient_clipping: bool = Field(default=True, description="norm of all gradients, and their scaling by it")
     recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Field(
-        default=Recompute(mode="none"), json_schema_extra={"default": "none"}
+        default=Recompute.model_construct(mode="none"), json_schema_extra={"default": "none"}
     )
     attention: Literal["fused", "unfused"] = "fused"
     attention_kernel: AttentionKernel | None = Field(

@@ -78,8 +78,8 @@ class PoolSize(UserInput):
 class Disaggregated(UserInput):
     """Prompts are computed by replicas of their own, which send keys and values to those that add tokens."""
 
-    prefill: PoolSize = PoolSize()
-    decode: PoolSize = PoolSize()
+    prefill: PoolSize = PoolSize.model_construct()
+    decode: PoolSize = PoolSize.model_construct()
 
     @property
     def ranks(self) -> int:
@@ -120,7 +120,7 @@ class Inference(UserInput):
     preemption: Literal["recompute", "swap"] = Field(
         default="recompute", description="what becomes of a preempted sequence's cache: dropped, or kept in host memory"
     )
-    kv_cache: KvCache = KvCache()
+    kv_cache: KvCache = KvCache.model_construct()
     prefix_cache: Literal["none", "gpu", "cpu"] = "none"
     quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"] = "none"
     router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
@@ -163,7 +163,7 @@ class Distillation(UserInput):
 
     teacher: ModelConfig
     mode: Literal["logits", "sequence"] = "logits"
-    teacher_parallelism: TeacherParallelism = TeacherParallelism()
+    teacher_parallelism: TeacherParallelism = TeacherParallelism.model_construct()
     placement: Literal["same", "other"] = "same"
     prompt_len: int | None = Field(default=None, ge=1, le=100_000_000)
 
