@@ -36,8 +36,7 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
             text = f"{c['legal']:,} layouts, {c['evaluated']:,} evaluated" + (
                 f", best {best:.4g} s" if best is not None else ""
             )
-            done = (search.meshes - len(search.meshes_left)) / max(1, search.meshes)
-            bar.update(task, completed=done, description=text)
+            bar.update(task, completed=search.progress, description=text)
 
         yield report
 

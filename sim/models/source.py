@@ -86,7 +86,8 @@ class Described:
     def last(self, shard: Shard) -> tuple[Block, ...]:
         """The head, and modules that predict one token further."""
         s = self.scenario
-        blocks = (head_block(s), *[mtp_block(s, shard)] * s.model.mtp_layers)
+        modules = s.model.mtp_layers  # all equal, so one is made
+        blocks = (head_block(s), *([mtp_block(s, shard)] * modules if modules else ()))
         return tuple(map(without_backward, blocks)) if warms_up(s) else blocks
 
     def layer_sort(self, number: int) -> tuple[object, ...]:

@@ -1,12 +1,15 @@
-"""Best-first search: layouts are simulated in the order of their bounds, until no bound is below the best times.
+"""Best-first search: parts of the space, by their bounds, are divided until no bound is below the best times.
 
-A layout is left out only if its bound is above the `top`-th best simulated time (ties are simulated), so with a true
-bound the best `top` are those of exhaustive search, whatever the order in which workers answer.
+A part is a mesh, a way to run its layers, or a layout. The part of the least bound is divided into smaller ones with
+sharper bounds; a layout is simulated. A part is left out only if its bound is above the `top`-th best simulated time
+(ties are simulated), so with true bounds the best `top` are those of exhaustive search, whatever the order in which
+workers answer. With one worker no part is divided whose bound is above that time (best-first branch and bound).
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,16 +18,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from sim.search.bound import GridBounds
-from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, evaluate, pack
-from sim.search.space import Grid, Layout, Space, grid_is_legal, grids
+from sim.search.bound import Bounded, Bounds
+from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, bound_way, evaluate, pack
+from sim.search.space import Grid, Layout, Space, Way, grid_is_legal, grids
 from sim.studies.executors import Workers
 
-# The first mesh may be a poor one. Simulating its layouts would set a ceiling that rules out nothing.
-SCOUTS = 6  # meshes to bound before the first layouts are simulated
 COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evaluated", *FATES)
-# Bounding a mesh is cheaper than simulating and may lower the ceiling. Layouts that can win little wait.
-EAGER = 0.9  # while meshes are left, only layouts that may be this much better than the best are simulated
 
 
 class Found(Struct, frozen=True, dict=True):
@@ -45,7 +44,7 @@ class Found(Struct, frozen=True, dict=True):
 
 
 class BestFirst(Struct, dict=True):
-    """The state of a search: meshes to bound, layouts by bound, times so far.
+    """The state of a search: parts by bound, times so far.
 
     With `whole_front` a layout is left out only if a simulated one is both faster than its bound and within its least
     memory, so the Pareto line is that of the whole space.
@@ -59,12 +58,9 @@ class BestFirst(Struct, dict=True):
     report: Callable[[BestFirst], None] = lambda _: None
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTED, 0)))
     fitting: list[Outcome] = field(default_factory=list)
-    meshes_left: list[Grid] = field(default_factory=list)
-    meshes: int = 0
     cpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("bounding", *FATES), 0.0))
     _refusals: Counter[str] = field(default_factory=Counter)
-    # (bound in seconds, least memory in bytes, layout): equal bounds leave the heap in one fixed order.
-    _heap: list[tuple[float, float, Layout]] = field(default_factory=list)
+    _heap: list[Bounded] = field(default_factory=list)
     _best_s: list[float] = field(default_factory=list)  # the `top` least times, negated heap
     _front: list[tuple[float, float]] = field(default_factory=list)
     _timed: set[Layout] = field(default_factory=set)  # which stand in the heap with their least time
@@ -74,9 +70,9 @@ class BestFirst(Struct, dict=True):
         begin = time.perf_counter()
         # Packed once: every task carries the same bytes, and a worker unpacks them once by their hash.
         packed = pack(self.space)
-        # Ascending, because meshes are taken from the end.
-        self.meshes_left = sorted(self._legal_meshes(), key=lambda g: _promise(self.space, g))
-        self.meshes = len(self.meshes_left)
+        # No mesh has a bound yet, so all are bounded before anything else.
+        self._heap = [Bounded(0.0, 0.0, 0, grid, 0) for grid in self._legal_meshes()]
+        heapq.heapify(self._heap)
         running: set[Future[Any]] = set()
         while True:
             # Asked anew each time: workers of a Dask cluster come and go.
@@ -84,7 +80,7 @@ class BestFirst(Struct, dict=True):
             # Tasks go out only when a slot is free. A queued layout would run though a new result has ruled it out.
             while len(running) < slots and (task := self._next(packed)) is not None:
                 running.add(self.workers.executor.submit(*task))
-            # Nothing runs and nothing was to be started: every layout left has a bound above the ceiling.
+            # Nothing runs and nothing was to be started: every part left has a bound above the ceiling.
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -92,8 +88,8 @@ class BestFirst(Struct, dict=True):
                 self._take(future.result())
             self.report(self)
         # What is left was never simulated. It is counted here, so that the counts add up to the legal layouts.
-        for _, _, layout in self._heap:
-            self._leave_out(layout)
+        for left in self._heap:
+            self._leave_out(left)
         ranked = sorted(self.fitting, key=_rank)
         return Found(
             ranked[: self.top],
@@ -119,63 +115,65 @@ class BestFirst(Struct, dict=True):
         self.counts["enumerated"] += len(found) - len(legal)
         return legal
 
+    @property
+    def progress(self) -> float:
+        """How near the least bound has come to the time that it must reach, from 0 to 1."""
+        if not self._heap:
+            return 1.0
+        return min(1.0, self._heap[0].bound_s / self.ceiling_s)
+
     def _next(self, packed: bytes) -> tuple[Any, ...] | None:
-        """The next task: simulate what may be better by far, else bound a mesh, else simulate what may be better."""
-        scouting = self.meshes - len(self.meshes_left) < min(SCOUTS, self.meshes)
-        share = EAGER if self.meshes_left else 1.0
+        """The next task: divide the part of the least bound, or simulate it."""
+        if (found := self._pop()) is None:
+            return None
         # A slow layout of little memory may be on the Pareto line, so time alone must not prune it there.
-        ceiling = float("inf") if self.whole_front else self.ceiling_s
-        if not scouting:
-            layout = self._pop(share)
-            if layout is not None:
-                return evaluate, packed, layout, self.limit_bytes, self._patience_s(layout)
-        if self.meshes_left:
-            return bound_grid, packed, self.meshes_left.pop(), self.limit_bytes, ceiling
-        return None
-
-    def _pop(self, share: float) -> Layout | None:
-        """The layout with the lowest bound, if that is below `share` of the ceiling."""
-        # A tie counts: it may need less memory, and rank before.
-        if self._heap and self._heap[0][0] <= self.ceiling_s * share:
-            return heapq.heappop(self._heap)[2]
-        # The rest is above the ceiling and of interest for its memory alone. It waits until all meshes are bounded, as
-        # a front of more points rules out more.
-        while self.whole_front and not self.meshes_left and self._heap:
-            bound_s, memory, layout = heapq.heappop(self._heap)
-            # Both numbers are lower bounds. A point that beats them beats the layout, whatever it really takes.
-            if not any(t < bound_s and m <= memory for t, m in self._front):
-                return layout
-            self._leave_out(layout)
-        return None
-
-    def _patience_s(self, layout: Layout) -> float:
-        """Up to which least time a layout is simulated at once: beyond, another may be faster, and it is put off."""
+        ceiling_s = math.inf if self.whole_front else self.ceiling_s
+        # The next bound in the heap. Beyond it another part has the better chance to hold something quick. It is never
+        # below this part's own, so a part that is put off with a sharper bound is divided when it comes again.
+        next_s = min(ceiling_s, self._heap[0].bound_s if self._heap else math.inf)
+        part = found.part
+        if isinstance(part, Grid):
+            return bound_grid, packed, part, self.limit_bytes
+        if isinstance(part, Way):
+            return bound_way, packed, part, self.limit_bytes, next_s, ceiling_s
         # Its least time is its place in the heap already. Asking for that again would put it off for ever.
-        if self.whole_front or layout in self._timed:
-            return float("inf")
-        # The next bound in the heap: beyond it another layout has the better chance to be quick.
-        return min(self.ceiling_s, self._heap[0][0] if self._heap else float("inf"))
+        at_once = self.whole_front or part in self._timed
+        return evaluate, packed, part, self.limit_bytes, math.inf if at_once else next_s
 
-    def _leave_out(self, layout: Layout) -> None:
-        """Count a layout that is too slow by its bound, or by its least time."""
+    def _pop(self) -> Bounded | None:
+        """The part with the lowest bound, if that is not above the ceiling."""
+        # A tie counts: it may need less memory, and rank before.
+        if self._heap and self._heap[0].bound_s <= self.ceiling_s:
+            return heapq.heappop(self._heap)
+        # The rest is above the ceiling and of interest for its memory alone.
+        while self.whole_front and self._heap:
+            found = heapq.heappop(self._heap)
+            # Both numbers are lower bounds. A point that beats them beats the layout, whatever it really takes.
+            if not any(t < found.bound_s and m <= found.memory_bytes for t, m in self._front):
+                return found
+            self._leave_out(found)
+        return None
+
+    def _leave_out(self, left: Bounded) -> None:
+        """Count a part whose layouts are too slow by its bound, or a layout that is by its least time."""
         # Its compiled programs were priced, so it counts as evaluated though no engine ran it in full.
-        if layout in self._timed:
+        if left.part in self._timed:
             self._settle("beaten")
         else:
-            self.counts["pruned_by_bound"] += 1
+            self.counts["pruned_by_bound"] += left.legal
 
     def _settle(self, fate: Fate) -> None:
         self.counts["evaluated"] += 1
         self.counts[fate] += 1
 
-    def _take(self, result: GridBounds | Outcome) -> None:
+    def _take(self, result: Bounds | Outcome) -> None:
         if isinstance(result, Outcome):
             self._judge(result)
             return
         self.cpu_s["bounding"] += result.cpu_s
         self.counts.update(result.counts)
-        for b in result.bounded:
-            heapq.heappush(self._heap, (b.bound_s, b.memory_bytes, b.layout))
+        for part in result.bounded:
+            heapq.heappush(self._heap, part)
 
     def _judge(self, result: Outcome) -> None:
         self.cpu_s[result.fate] += result.cpu_s
@@ -183,7 +181,7 @@ class BestFirst(Struct, dict=True):
         # A least time is a sharper bound than the mesh's. The layout returns to the heap with it.
         if result.fate == "beaten":  # so far: its turn may come
             self._timed.add(result.layout)
-            heapq.heappush(self._heap, (*point, result.layout))
+            heapq.heappush(self._heap, Bounded(*point, 2, result.layout))
             return
         self._settle(result.fate)
         if result.fate == "refused":
@@ -212,11 +210,3 @@ def pareto(outcomes: list[Outcome]) -> list[Outcome]:
 
 def _rank(outcome: Outcome) -> tuple[float, float, Layout]:
     return outcome.step_time_s, outcome.peak_memory_bytes, outcome.layout
-
-
-def _promise(space: Space, grid: Grid) -> tuple[float, ...]:
-    """Which meshes are looked at first: a good time found early spares work, and changes nothing else."""
-    # Tensor- and expert-parallel messages block every layer, so NVLink decides most. Context parallelism is seldom
-    # needed. Around four stages bubbles are small and states are divided well.
-    inside = grid.tp * grid.ep <= space.base.cluster.domain_gpus
-    return (inside, -grid.cp, -abs(grid.pp - 4), grid.tp)

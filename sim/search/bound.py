@@ -13,10 +13,9 @@ Memory: exact states, and the activations of the forwards that a schedule runs b
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -34,21 +33,26 @@ from sim.search.cached import cached
 from sim.search.memory_bound import stage_bytes
 from sim.search.mesh_prices import GridPrices
 from sim.search.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
-from sim.search.space import Grid, Layout, Space, layouts_of, overlaps, scenario_of, stage_layers
+from sim.search.space import Grid, Layout, Space, Way, layouts_of, overlaps, scenario_of, stage_layers, ways_of
 
 ROUNDING = 1 - 1e-9  # sums here run in another order than the engine's
 
 
-class Bounded(Struct, frozen=True):
-    """A layout with its bounds."""
+class Bounded(NamedTuple):
+    """A part of the space with its bounds. Parts sort by these; equal ones by `depth` in one fixed order.
+
+    `depth`: 0 for a mesh, 1 for a way to run its layers, 2 for a layout. `legal`: so many legal layouts are in it.
+    """
 
     bound_s: float
     memory_bytes: float
-    layout: Layout
+    depth: int
+    part: Grid | Way | Layout
+    legal: int = 1
 
 
-class GridBounds(Struct, frozen=True):
-    """The layouts of one mesh that may be among the best, and how many were looked at, were legal, and were pruned."""
+class Bounds(Struct, frozen=True):
+    """The parts of a part of the space that may be among the best, and how many layouts were looked at and pruned."""
 
     bounded: list[Bounded]
     counts: Counter[str]
@@ -56,7 +60,7 @@ class GridBounds(Struct, frozen=True):
 
 
 class GridSearch:
-    """Bounds the layouts of one mesh; what layouts share is computed once."""
+    """Bounds the ways and layouts of one mesh; what layouts share is computed once."""
 
     def __init__(self, space: Space, grid: Grid, prices: GridPrices, limit_bytes: float) -> None:
         self.space, self.grid, self.prices, self.limit_bytes = space, grid, prices, limit_bytes
@@ -64,25 +68,38 @@ class GridSearch:
         self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
         self._of_order: dict[Signature, Blocks] = {}  # an example: those of one order have the same parameters
 
-    def run(self, ceiling_s: float = math.inf) -> GridBounds:
-        """All layouts of the mesh, a legal one, that may fit in memory and take no longer than `ceiling_s`."""
-        bounded: list[Bounded] = []
-        counts: Counter[str] = Counter()
-        for layout, legal in layouts_of(self.space, self.grid):
-            counts["enumerated"] += 1
+    def ways(self) -> Bounds:
+        """The ways to run layers on the mesh, a legal one, each with the least work of its layouts."""
+        bounded, counts = [], Counter[str]()
+        for way in ways_of(self.space, self.grid):
+            found = list(layouts_of(self.space, way))
+            legal = [x for x, fine in found if fine]
+            counts.update(enumerated=len(found), legal=len(legal))
             if legal:
-                counts["legal"] += 1
-                found = self._bounded(layout, ceiling_s)
-                if isinstance(found, Bounded):
-                    bounded.append(found)
-                else:
-                    counts[found] += 1
-        return GridBounds(bounded, counts)
+                # Of all that decides the least work, layouts of a way differ in this alone (see `blocks`).
+                examples = {FORMS[x.schedule].pairs: x for x in legal}.values()
+                bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, way, len(legal)))
+        return Bounds(bounded, counts)
+
+    def layouts(self, way: Way, patience_s: float, ceiling_s: float) -> Bounds:
+        """The layouts of a way that may fit in memory and take no longer than `ceiling_s`; or the way itself, where
+        its work alone takes longer than `patience_s`."""
+        legal = [x for x, fine in layouts_of(self.space, way) if fine]
+        if (work_s := min(map(self.work_bound_s, legal))) > patience_s:
+            return Bounds([Bounded(work_s, 0.0, 1, way, len(legal))], Counter())
+        bounded, counts = [], Counter[str]()
+        for layout in legal:
+            found = self._bounded(layout, ceiling_s)
+            if isinstance(found, Bounded):
+                bounded.append(found)
+            else:
+                counts[found] += 1
+        return Bounds(bounded, counts)
 
     def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
         """A layout with its bounds, the cheap ones first, or which of them rules it out."""
         # From the cheapest test to the dearest, as each spares those after it: work, memory, the pipeline's bound.
-        if ceiling_s < math.inf and (self.least_work_s(x) > ceiling_s or self.work_bound_s(x) > ceiling_s):
+        if self.work_bound_s(x) > ceiling_s:
             return "pruned_by_bound"
         if (memory := self.memory_bytes(x)) > self.limit_bytes:
             return "pruned_by_memory"
@@ -91,7 +108,7 @@ class GridSearch:
         # Only a searched schedule decides its forwards by seconds, which takes prices that others need not.
         if FORMS[x.schedule].follows_times and (memory := self.memory_bytes(x, True)) > self.limit_bytes:
             return "pruned_by_memory"
-        return Bounded(bound, memory, x)
+        return Bounded(bound, memory, 2, x)
 
     # --- memory
 
@@ -175,11 +192,7 @@ class GridSearch:
     def least_work_s(self, x: Layout) -> float:
         """The same for all recomputations and ZeRO stages at once: what does without either is in all of them."""
         # One answer for dozens of layouts. Full recomputation and ZeRO-3's gathers only add work.
-        return self._least_work_s(x._replace(recompute="none", zero=2 if x.dp * x.cp > 1 else 0))
-
-    @cached
-    def _least_work_s(self, light: Layout) -> float:
-        return self.work_bound_s(light)
+        return self.work_bound_s(x._replace(recompute="none", zero=2 if x.dp * x.cp > 1 else 0))
 
     def bound_s(self, x: Layout) -> float:
         """Seconds that a step of the layout takes at the least."""

@@ -1,4 +1,4 @@
-"""What a search's workers do: bound the layouts of one mesh, simulate one layout.
+"""What a search's workers do: bound the parts of a mesh, simulate one layout.
 
 Plain functions of pickled data, so that they run in this process, in others and on a Dask cluster alike.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
@@ -20,16 +21,17 @@ from sim.graph.compiled import ProgramCache
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.search.bound import ROUNDING, GridBounds, GridSearch
+from sim.search.bound import ROUNDING, Bounds, GridSearch
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import GridPrices
-from sim.search.space import Grid, Layout, Space, scenario_of
+from sim.search.space import Grid, Layout, Space, Way, scenario_of
 from sim.simulation import prepare
 from topology.network import Network
 
 Fate = Literal["too_large", "beaten", "refused", "simulated"]
 FATES: tuple[Fate, ...] = get_args(Fate)
 KEPT = 32  # ways to run layers whose compiled programs a worker keeps
+MESHES = 64  # whose blocks and prices a worker keeps
 
 
 class Outcome(NamedTuple):
@@ -67,16 +69,31 @@ def _tools(packed: bytes) -> _Tools:
     return _Tools(space, profile, Costs(profile, cluster.gpu), Network(cluster))
 
 
-def bound_grid(packed: bytes, grid: Grid, limit_bytes: float, ceiling_s: float) -> GridBounds:
-    """Bounds of a mesh's layouts; see `GridSearch.run`."""
-    tools, begin = _tools(packed), time.thread_time()
-    # Tasks are whole meshes, since all layouts of a mesh share these prices, the costly part of bounding.
-    prices = GridPrices(tools.space, grid, tools.costs, tools.network)
+def bound_grid(packed: bytes, grid: Grid, limit_bytes: float) -> Bounds:
+    """Bounds of the ways to run layers on a mesh; see `GridSearch.ways`."""
+    return _timed(lambda: _grid_search(packed, grid, limit_bytes).ways())
+
+
+def bound_way(packed: bytes, way: Way, limit_bytes: float, patience_s: float, ceiling_s: float) -> Bounds:
+    """Bounds of the layouts of a way; see `GridSearch.layouts`."""
+    return _timed(lambda: _grid_search(packed, way.grid, limit_bytes).layouts(way, patience_s, ceiling_s))
+
+
+def _timed(bound: Callable[[], Bounds]) -> Bounds:
+    # Thread time: a worker that shares its core must not count the time of others.
+    begin = time.thread_time()
     # Layouts make and drop objects by the million, and few of these form cycles.
     with rare_collection():
-        found = GridSearch(tools.space, grid, prices, limit_bytes).run(ceiling_s)
-    # Thread time: a worker that shares its core must not count the time of others.
+        found = bound()
     return replace(found, cpu_s=time.thread_time() - begin)
+
+
+# By all that decides a mesh's bounds. Its ways are looked at one by one, those of other meshes between them.
+@lru_cache(maxsize=MESHES)
+def _grid_search(packed: bytes, grid: Grid, limit_bytes: float) -> GridSearch:
+    tools = _tools(packed)
+    prices = GridPrices(tools.space, grid, tools.costs, tools.network)
+    return GridSearch(tools.space, grid, prices, limit_bytes)
 
 
 def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceiling_s: float = math.inf) -> Outcome:

@@ -26,6 +26,7 @@ from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Recompute, Scenario, Training, resolve
 from sim.models.balance import cost_of_last, deal
 from sim.schedules import FORMS, ONE_RANK
+from sim.search.cached import cached
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
 # Keys whose defaults follow from searched ones. Unless they were written, each layout has its own value.
@@ -60,6 +61,15 @@ class Grid(NamedTuple):
     pp: int
     dp: int
     ep: int
+
+
+class Way(NamedTuple):
+    """How layers run on a mesh. Layouts of one way differ in ZeRO stage and schedule alone."""
+
+    grid: Grid
+    sp: bool
+    micro_batch_size: int
+    recompute: str
 
 
 class Linked(NamedTuple):
@@ -107,6 +117,24 @@ class Space(Struct, frozen=True, dict=True):
         if not self.sums_in_pipelines:
             return self.base.parallelism.accumulate_unsharded
         return pp > 1 and zero >= 2
+
+    @cached
+    def schedule_forms(self, pp: int) -> list[tuple[str, int]]:
+        """Schedules with their stages per rank; a space's own restrictions of them are part of it, so pp is all."""
+        if pp == 1:
+            forms = [(ONE_RANK.name, 1)]
+        else:
+            # Stages without a layer may hold the embedding or the output, and no more.
+            most = (self.base.model.layers + EXTRA_STAGES) // pp
+            forms = []
+            for name, form in FORMS.items():
+                least = form.stages_per_rank
+                # Interleaved schedules take any number of virtual stages from their least on; others have one.
+                if form.least_stages is not None:
+                    forms += [(name, v) for v in range(least, most + 1)]
+                elif form.model_stages(1, least) <= most:
+                    forms.append((name, least))
+        return [f for f in forms if self.allows("schedule", f[0]) and self.allows("virtual_stages", f[1])]
 
     @cached_property
     def cost_of_last(self) -> float:
@@ -203,47 +231,28 @@ def grids(space: Space) -> Iterator[Grid]:
                         yield grid
 
 
-def layouts_of(space: Space, grid: Grid) -> Iterator[tuple[Layout, bool]]:
-    """The layouts of one legal mesh, each with whether it is legal; few are not. No rule between sizes reads `zero`."""
-    tp, cp, pp, dp, ep = grid
-    batch = space.training.global_batch_size
-    sizes = [b for b in divisors(batch // dp) if space.allows("micro_batch_size", b)]
+def ways_of(space: Space, grid: Grid) -> Iterator[Way]:
+    """All ways to run layers on one legal mesh; some have no legal layout."""
+    sizes = [b for b in divisors(space.training.global_batch_size // grid.dp) if space.allows("micro_batch_size", b)]
+    modes = [r for r in space.recomputes if space.allows("recompute", r)]
+    for sp in (False, True) if grid.tp > 1 else (False,):
+        if space.allows("sp", sp):
+            yield from (Way(grid, sp, size, mode) for size in sizes for mode in modes)
+
+
+def layouts_of(space: Space, way: Way) -> Iterator[tuple[Layout, bool]]:
+    """The layouts of one way, each with whether it is legal. No rule between sizes reads `zero`."""
+    (tp, cp, pp, dp, ep), sp, size, mode = way
     # With one replica there is nothing to shard. `reduce_broadcast` needs whole gradients on every rank.
     whole = dp * cp == 1 or space.base.parallelism.dp_sync == "reduce_broadcast"  # of whole gradients alone
     zeros = [z for z in ((0,) if whole else (0, 1, 2, 3)) if space.allows("zero", z)]
-    forms = [
-        f for f in schedule_forms(space, pp) if space.allows("schedule", f[0]) and space.allows("virtual_stages", f[1])
-    ]
-    modes = [r for r in space.recomputes if space.allows("recompute", r)]
-    for sp in (False, True) if tp > 1 else (False,):
-        if not space.allows("sp", sp):
-            continue
-        for size in sizes:
-            for mode in modes:
-                for schedule, v in forms:
-                    # Once for all ZeRO stages, as no rule reads them.
-                    legal = is_legal(space, Layout(tp, sp, cp, pp, dp, ep, 0, schedule, v, size, mode))
-                    for zero in zeros:
-                        layout = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode)
-                        if not space.linked or space.allows_together(layout):
-                            yield layout, legal
-
-
-def schedule_forms(space: Space, pp: int) -> list[tuple[str, int]]:
-    """Schedules with their stages per rank."""
-    if pp == 1:
-        return [(ONE_RANK.name, 1)]
-    # Stages without a layer may hold the embedding or the output, and no more.
-    most = (space.base.model.layers + EXTRA_STAGES) // pp
-    forms = []
-    for name, form in FORMS.items():
-        v = form.stages_per_rank
-        # Interleaved schedules take any number of virtual stages from their least on; others have one.
-        if form.least_stages is not None:
-            forms += [(name, v) for v in range(v, most + 1)]
-        elif form.model_stages(1, v) <= most:
-            forms.append((name, v))
-    return forms
+    for schedule, v in space.schedule_forms(pp):
+        # Once for all ZeRO stages, as no rule reads them.
+        legal = is_legal(space, Layout(tp, sp, cp, pp, dp, ep, 0, schedule, v, size, mode))
+        for zero in zeros:
+            layout = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, v, size, mode)
+            if not space.linked or space.allows_together(layout):
+                yield layout, legal
 
 
 def grid_problem(space: Space, grid: Grid) -> Problem | None:

@@ -12,7 +12,7 @@ from sim.commands.search import Asked, search_one
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.search.evaluation import Outcome, evaluate, pack
-from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, make_space
+from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, make_space, ways_of
 
 GPT: dict[str, Any] = {
     "layers": 4,
@@ -106,7 +106,14 @@ def space_of(variant: int, gpus: int | None = None) -> Space:
 
 def legal(space: Space) -> list[Layout]:
     """All legal layouts of a space."""
-    return [x for g in grids(space) if grid_is_legal(space, g) for x, fine in layouts_of(space, g) if fine]
+    return [
+        x
+        for grid in grids(space)
+        if grid_is_legal(space, grid)
+        for way in ways_of(space, grid)
+        for x, fine in layouts_of(space, way)
+        if fine
+    ]
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.search.bound import GridSearch
 from sim.search.mesh_prices import GridPrices
-from sim.search.space import Grid, grid_is_legal, grids, layouts_of, make_space, scenario_of
+from sim.search.space import Grid, make_space, scenario_of
 from sim.simulation import simulate
 from sim.studies.executors import local_workers
 from tests.processes import exit_code
-from tests.sim.search_spaces import BASE
+from tests.sim.search_spaces import BASE, legal
 from topology.network import Network
 
 LLAMA: dict[str, Any] = {
@@ -68,7 +69,7 @@ def test_commands_and_files_of_found_layouts_run_what_was_found(file: Path, tmp_
 def test_a_trainer_s_best_is_the_best_of_all_that_it_can_run() -> None:
     data = merge(BASE, {"training": {"framework": "megatron"}})
     space = make_space(Source("x", data), 4, "x", {"cp": (1,), "micro_batch_size": (1, 2)})
-    every = [x for g in grids(space) if grid_is_legal(space, g) for x, fine in layouts_of(space, g) if fine]
+    every = legal(space)
     able = [s for s in (scenario_of(space, x) for x in every) if not reasons_against(s, "megatron")]
     assert 10 < len(able) < len(every) / 2
     narrowed = make_space(Source("x", data), 4, "x", space.only, (), "megatron")
@@ -86,8 +87,9 @@ def test_bounds_know_how_torchtitan_reduces_gradients_in_pipelines() -> None:
     costs = Costs(load_profile(space.base.calibration), space.base.cluster.gpu)
     for grid in (Grid(1, 1, 2, 4, 1), Grid(1, 1, 1, 8, 1)):
         search = GridSearch(space, grid, GridPrices(space, grid, costs, Network(space.base.cluster)), 1e18)
-        (bounded,) = search.run().bounded
-        scenario = scenario_of(space, bounded.layout)
+        (way,) = search.ways().bounded
+        (bounded,) = search.layouts(way.part, math.inf, math.inf).bounded
+        scenario = scenario_of(space, bounded.part)
         assert scenario.parallelism.accumulate_unsharded is (grid.pp > 1)
         step = simulate(scenario, engine="static")
         assert 0.8 * step.step_time_s < bounded.bound_s <= step.step_time_s
