@@ -71,7 +71,10 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
     passes = record.fused if fused else record.eager
     # backward writes the output again, for the weight gradient
     again = int(d.framework.rebuilds_pointwise and passes.forward_kernels == 1)
-    return Traffic(passes.forward * e, passes.forward_kernels, (passes.backward + again) * e, passes.backward_kernels)
+    # gate and up cut out of one matmul's result: their gradients are joined, two reads and two writes (torch.split)
+    joined = int(record.gated and d.framework.merges_projections and not fused)
+    backward, kernels = passes.backward + again + 4 * joined, passes.backward_kernels + joined
+    return Traffic(passes.forward * e, passes.forward_kernels, backward * e, kernels)
 
 
 def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Saved, ...]:

@@ -139,11 +139,12 @@ def latent_rope(d: Dims, elements: float) -> Operator:
     )
 
 
-def copied(name: str, d: Dims, elements: float) -> Operator:
-    """Tensors brought into another order, and their gradients back: read and written."""
+def copied(name: str, d: Dims, elements: float, kernels: tuple[int, int] = (1, 1)) -> Operator:
+    """Tensors brought into another order, and their gradients back: read and written, in so many kernels each way."""
     moved = 2 * d.act_bytes * elements
-    items = [memory_op(n, p, "copy", elements, moved, d.act) for n, p in ((name, F), (f"{name}_backward", I))]
-    return Operator(name, (items[0],), (items[1],))
+    ahead, back = kernels
+    forward = memory_op(name, F, "copy", elements, moved, d.act, ahead)
+    return Operator(name, (forward,), (memory_op(f"{name}_backward", I, "copy", elements, moved, d.act, back),))
 
 
 def residual(d: Dims, name: str, part: str, bias_after: bool) -> Operator:

@@ -37,6 +37,8 @@ TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
 # shard (4), their logits (4), logarithm and difference (2), mean over the text's mask and over replicas (6); backward:
 # the target's one subtracted (6), the mean's gradient (3) (`loss_func` in pretrain_gpt.py).
 MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, in_place=True, forward_token_kernels=19, backward_token_kernels=9)
+# nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
+NANOTRON_LOSS = MEGATRON_LOSS._replace(in_place=False)
 COMPILED_LOSS = UnfusedLoss(3, 1, 4.0, 4.0, copies=False, reads=2)
 
 
@@ -121,12 +123,20 @@ class Framework:
     attention_copies: int = fact(
         0, "copies as large as the queries around the fused kernel, to order or to pack tokens", "each trainer's own"
     )
+    attention_copy_kernels: tuple[int, int] = fact(
+        (1, 1), "kernels of these forward, with those on sequences' lengths, and backward", "each trainer's own"
+    )
     loss: UnfusedLoss = fact(  # noqa: RUF009  a tuple
         TORCH_LOSS, "kernels of the unfused loss, forward and backward", "core/tensor_parallel/cross_entropy.py"
     )
 
     merges_projections: bool = fact(
         False, "query, key, value are one matmul, as gate and up are", "core/transformer/attention.py: linear_qkv"
+    )
+    starts_with_own_rows: bool = fact(
+        False,
+        "where communication overlaps (`tp_overlap`), a matmul of gathered rows does its own while others arrive",
+        "nanotron: parallel/tensor_parallel/functional.py",
     )
     accumulates_in_matmul: bool = fact(
         False, "a weight gradient's matmul adds to what is kept", "core: gradient_accumulation_fusion"
@@ -165,7 +175,9 @@ class Framework:
         False, "a parameter's own 16-bit gradient stays beside the fp32 sum", "nanotron: optim/gradient_accumulator.py"
     )
     all_reduces_at_zero_1: bool = fact(
-        False, "ZeRO-1 sums whole gradients on every rank", "nanotron: FP32GradBucketManager's hook"
+        False,
+        "ZeRO-1 sums whole gradients on every rank, all at once when the last backward has ended",
+        "nanotron: trainer.py, `make_ddp`; sync_gradients_across_dp",
     )
     checkpoint_stops_early: bool = fact(
         True, "under ZeRO-3 recomputation ends at the last tensor needed", "torch.utils.checkpoint: early_stop"
@@ -216,7 +228,14 @@ _MEGATRON = Framework(
     zeroes_gradients=True,
     plain_host=False,
     emitted_for=("megatron",),
-    former=(Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0"),),
+    former=(
+        Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0"),
+        Former(
+            "2024-01",
+            {"keeps_empty_gradients": False, "engine_workspaces": 0, "grouped_streams": 0},
+            "megatron/arguments.py of 2023: `--transformer-impl` is local, which is without Transformer Engine",
+        ),
+    ),
 )
 _RECORDS = (
     Framework("eager", emitted_for=("torchtitan", "megatron"), measurable=True),
@@ -268,7 +287,19 @@ _RECORDS = (
     ),
     Framework(
         "nanotron",
+        fuses_rmsnorm=True,  # nn/layer_norm.py: flash-attn's Triton kernels; one pass backward makes both gradients
+        norm_backward_accesses=3,
+        fuses_rope=True,  # models/llama.py: flash-attn's rotary kernel
+        merges_projections=True,  # the same file: qkv_proj, gate_up_proj
         attention_kernel="flash2",
+        # CausalSelfAttention.forward: query, key and value put in order (3), key and value joined (2) and put in order
+        # (2), two zeros, sums and running sums of the mask; backward: gradients of key and value joined, stacked with
+        # the query's, put in order.
+        attention_copies=7,
+        attention_copy_kernels=(9, 3),
+        loss=NANOTRON_LOSS,
+        starts_with_own_rows=True,
+        plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         keeps_own_gradients=True,
         all_reduces_at_zero_1=True,
     ),
@@ -328,4 +359,4 @@ def _shown(value: object) -> str:
         return f"{value.forward_kernels} and {value.backward_kernels}, {value.forward_token_kernels} a token"
     if isinstance(value, bool):
         return "yes" if value else ""
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -5,6 +5,8 @@ Shoeybi et al. 2019 (Megatron-LM) section 3; Korthikanti et al. 2022 section 4.2
 
 from __future__ import annotations
 
+from itertools import chain
+
 from sim.core.program import Item, NeededBy, Program, Saved, TensorRole, Wait
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
@@ -90,6 +92,19 @@ def _overlaps_gathers(d: Dims) -> bool:
     return d.tp_overlap != "none" and (d.recipe is None or gathers_quantized(d))
 
 
+def _starts_with_own_rows(d: Dims) -> bool:
+    """Whether a matmul of gathered rows does its own while the others arrive: nothing quantizes the whole first."""
+    return d.framework.starts_with_own_rows and d.tp_overlap == "wgrad" and d.recipe is None
+
+
+def _own_and_others(d: Dims, rows: int) -> list[tuple[str, int]]:
+    """Parts of a matmul over gathered rows: its own, and those before and after them (of two ranks, one of both)."""
+    own = ceil_div(rows, d.tp)
+    others = rows - own
+    before = others // 2 if d.tp > 2 else others
+    return [(f"_{name}", n) for name, n in (("own", own), ("before", before), ("after", others - before)) if n]
+
+
 def _column_forward(d: Dims, spec: Linear) -> Program:
     weights = weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
@@ -98,6 +113,11 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
     own, whole = gather_casts(d, spec.name, F, spec.rows * spec.k, normed=True)
     size = spec.rows * spec.k * gathered_element_bytes(d)
     chunks = _gather_chunks(d, spec)
+    if chunks == 1 and _starts_with_own_rows(d):
+        name = f"{spec.name}_gather"
+        gather = collective(name, "all_gather", size, F, name)
+        mine, *others = (_gemms(d, spec, rows, part) for part, rows in _own_and_others(d, spec.rows))
+        return (*own, gather, *weights, *mine, Wait(name, F), *whole, *chain.from_iterable(others))
     if chunks == 1:
         gather = collective(f"{spec.name}_gather", "all_gather", size, F)
         return (*own, gather, *whole, *weights, *_gemms(d, spec, spec.rows))
@@ -199,6 +219,10 @@ def _row_backward(d: Dims, spec: Linear) -> Program:
     size = spec.rows * spec.n * gathered_element_bytes(d)
     chunks = _gather_chunks(d, spec)
     name = f"{spec.name}_grad_gather"
+    if chunks == 1 and _starts_with_own_rows(d):
+        mine, *others = (_input_gradient(d, spec, rows, part) for part, rows in _own_and_others(d, spec.rows))
+        gather = collective(name, "all_gather", size, I, name)
+        return (*own, gather, *mine, Wait(name, I), *whole, *chain.from_iterable(others), *last)
     if chunks == 1:
         gather = collective(name, "all_gather", size, I)
         return (*own, gather, *whole, *_input_gradient(d, spec, spec.rows), *last)

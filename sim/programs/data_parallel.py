@@ -30,7 +30,7 @@ from sim.core.program import Block, Comm, Compute, Item, Part, Phase, Program, W
 from sim.models.dims import gathers_quantized_shards
 from sim.models.frameworks import framework_of
 from sim.models.operators import memory_op
-from sim.models.source import source_of
+from sim.models.source import compute_bytes, source_of
 from sim.ranks.plan import Plan
 
 DP, REPLICA = "dp", "replica"
@@ -121,23 +121,27 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     """The data parallelism of a plan."""
     p, t = plan.scenario.parallelism, plan.scenario.for_training
     size, own_bytes = plan.group_size, source_of(plan.scenario).parameter_bytes()
+    framework, reduced = framework_of(t), dtype_bytes(t.grad_reduce_dtype)
+    # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
+    bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.keeps_own_gradients else 1.0)
+    late = p.zero == 1 and framework.all_reduces_at_zero_1
     return DataParallel(
         p.zero,
-        p.dp_sync,
-        float(p.bucket_bytes),
+        "after_backward" if late else p.dp_sync,
+        float(bucket),
         size("shard"),
         size("replica"),
         size("expert_shard"),
         size("expert_replica"),
         own_bytes,
         own_bytes if p.param_gather_dtype in (None, "fp8") else dtype_bytes(p.param_gather_dtype),
-        dtype_bytes(t.grad_reduce_dtype),
+        reduced,
         p.reshard_after_forward,
         p.zero >= 2 and not p.accumulate_unsharded,
         bool(p.param_gather_overlap),
         dtype_bytes(t.grad_dtype) if t.zero_grad == "set_to_none" else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
-        whole_sums=framework_of(t).all_reduces_at_zero_1,
+        whole_sums=framework.all_reduces_at_zero_1,
     )
 
 

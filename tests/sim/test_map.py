@@ -60,7 +60,7 @@ def test_the_fastest_measured_row_of_each_place_and_its_simulation() -> None:
         ]
         assert r["tokens_per_s_per_gpu"] == max(rivals)
         far = r["gpus"] == 128  # the median of a shared network is slower than the one that the fastest run had
-        likely = pytest.approx(r["tokens_per_s_per_gpu"], rel=0.32 if far else 0.12)
+        likely = pytest.approx(r["tokens_per_s_per_gpu"], rel=0.32 if far else 0.14)
         assert r["simulated_tokens_per_s_per_gpu"] == likely
 
 

@@ -98,7 +98,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self.rope and merged and d.framework.keeps_merged_outputs and d.fused_attention:
             core = keeping(core, "unturned queries and keys", turned * d.act_bytes)
         if d.framework.attention_copies:
-            turn = (*turn, copied("attention_copies", d, d.framework.attention_copies * d.tokens * out.inputs))
+            elements = d.framework.attention_copies * d.tokens * out.inputs
+            turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
         before = qkv.linear("attention", d.tokens, not d.framework.rebuilds_pointwise, merged)
         gate = (self._gate(d, d.tokens * out.inputs),) if self.gate else ()
         return linear(d, before), *turn, core, *gate, linear(d, out.linear("attention", d.tokens))

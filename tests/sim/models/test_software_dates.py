@@ -97,6 +97,57 @@ def test_nanotron_sums_whole_gradients_at_zero_1() -> None:
     assert whole["all_gather"] == usual["all_gather"]
 
 
+def test_nanotron_at_zero_1_sums_gradients_when_the_last_backward_has_ended() -> None:
+    """No DDP then, so nothing hides the sum; without ZeRO DDP's buckets go out under the backward."""
+
+    def exposed_s(zero: int, framework: str) -> float:
+        s = scenario(parallelism={"zero": zero, "dp_sync": "bucketed"}, framework=framework)
+        return result(s)["exposed_comm_s"]
+
+    assert exposed_s(1, "nanotron") > 5 * exposed_s(0, "nanotron")
+    assert exposed_s(1, "eager") < exposed_s(1, "nanotron")
+
+
+def test_nanotron_orders_queries_keys_and_values_for_its_kernels() -> None:
+    """Seven times a token's queries, read and written, in 16 bits."""
+    layer = layer_block(scenario(framework="nanotron"), 1)
+    found = [op for op in layer.forward if isinstance(op, Compute) and op.name == "attention_copies"]
+    assert [(op.bytes, op.kernels) for op in found] == [(7 * 2 * 2 * 4096 * 4096, 9)]
+
+
+@pytest.mark.parametrize(("tp", "parts"), [(2, ("own", "before")), (4, ("own", "before", "after"))])
+def test_nanotron_starts_a_matmul_with_its_own_rows(tp: int, parts: tuple[str, ...]) -> None:
+    """While the others' rows arrive; together they are the whole matmul."""
+
+    def matmuls(overlap: str) -> dict[str, float]:
+        s = scenario(parallelism={"dp": 1, "tp": tp, "sp": True, "tp_overlap": overlap}, framework="nanotron")
+        found = [op for op in layer_block(s, 1).forward if isinstance(op, Compute) and op.name.startswith("qkv")]
+        return {op.name: op.flops for op in found}
+
+    (whole,), cut = matmuls("none").values(), matmuls("wgrad")
+    assert list(cut) == [f"qkv_{part}" for part in parts]
+    assert sum(cut.values()) == whole
+    assert cut["qkv_own"] == whole / tp
+
+
+def test_gradients_of_gate_and_up_cut_from_one_matmul_are_joined() -> None:
+    """Two reads and two writes an element of the inner width beyond those of the same kernels apart."""
+
+    def moved(framework: str) -> float:
+        layer = layer_block(scenario(framework=framework), 1)
+        return next(op.bytes for op in layer.backward if isinstance(op, Compute) and op.name == "swiglu_backward")
+
+    assert moved("nanotron") / moved("eager") == pytest.approx(13 / 9)
+
+
+def test_megatron_of_2023_keeps_nothing_for_transformer_engine() -> None:
+    """Neither its workspace, 32 MiB on Hopper, nor an empty gradient of each shape of a weight."""
+    now, then = (result(scenario(framework="megatron", software_date=d))["memory"][0] for d in (None, "2023-07"))
+    h, ffn, kv = 4096, 14336, 1024
+    shapes = {(h + 2 * kv, h), (h, h), (2 * ffn, h), (h, ffn)}
+    assert now["buffers"] - then["buffers"] == pytest.approx(2 * sum(n * k for n, k in shapes) + 32 * 2**20)
+
+
 def test_adamw_operator_by_operator_moves_22_accesses() -> None:
     def adamw_s(framework: str) -> float:
         rows = result(scenario(framework=framework, param_dtype="fp32"))["time_by_operator"][0]["operators"]
