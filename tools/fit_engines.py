@@ -110,10 +110,8 @@ def _rate(row: Row) -> float:
     costs = iteration_costs(s, load_profile(s.calibration))
     seconds = 0.0
     for load, steps in _iterations(row.table, row.id):
-        each = (
-            costs.decode_run(load.decodes, load.decode_kv, steps).sum() if steps > 1 else costs.stage_seconds(load)[0]
-        )
-        seconds += float(each)
+        each = sum(costs.decode_run(load.decodes, load.decode_kv, steps)) if steps > 1 else costs.stage_seconds(load)[0]
+        seconds += each
     requests: Any = s.for_serving.requests
     return requests.count * requests.output_len / seconds / s.parallelism.ranks
 

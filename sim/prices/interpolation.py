@@ -14,6 +14,7 @@ from sim.core.normal import SIGMA_PER_MAD
 SUPPORT_OCTAVES = 3.0  # a shape further than this from every measured one is not between them
 # A median over so many moves by a few percent; all of ten thousand points would take a second of a run's start.
 _LOO_POINTS = 64
+SAMPLED_POINTS = 1000  # of a table, which tell how near the nearest of all are at least
 
 
 class OfPoints(Protocol):
@@ -108,6 +109,15 @@ class Surface:
         """The points that decide, of those that may."""
         # As many points as unknowns would fit the noise. Twice as many average it and stay near the query.
         count = min(usable, 2 * (self._slopes + 1))
+        # As many of a few points are no nearer than those of all, so what lies beyond the last of them need not be
+        # compared. Where several are as far as the last that counts, the whole table decides which of them does.
+        sample = distance2[:: 1 + len(distance2) // SAMPLED_POINTS]
+        if count < len(sample) < len(distance2):
+            close = np.flatnonzero(distance2 <= np.partition(sample, count - 1)[count - 1])
+            among = distance2[close]
+            near = np.argpartition(among, count - 1)[:count]
+            if np.count_nonzero(among <= among[near].max()) == count:
+                return close[near]
         # The order among the near ones does not matter, so they are not sorted.
         return np.argpartition(distance2, count - 1)[:count]
 

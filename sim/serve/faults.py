@@ -7,15 +7,13 @@ What a result says about prices (sources, communication's share) is that of heal
 
 from __future__ import annotations
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from sim.inputs.scenario import Scenario
 from sim.prices.rank_prices import Pricing
 from sim.ranks.faults import compute_scales, link_scales, nic_scales
-from sim.serve.costs import IterationCosts, Load, Noted
+from sim.serve.costs import IterationCosts, Load
 from topology.network import Network
 
 
@@ -29,7 +27,7 @@ class FaultyCosts(Struct, frozen=True):
         """As `IterationCosts.stage_seconds`."""
         return tuple(own.stage_seconds(load)[i] for i, own in enumerate(self.stages))
 
-    def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
+    def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """As `IterationCosts.decode_run`, which has one stage."""
         return self.stages[0].decode_run(decodes, first_kv, steps)
 
@@ -69,9 +67,9 @@ def replica_costs(healthy: IterationCosts, scenario: Scenario, replica: int) -> 
                 stages=layers,
                 bills={},
                 without_attention={},
-                prefilled={},
+                chunks={},
                 lines={},
-                noted=Noted(),
+                noted=[],
             )
         )
     return FaultyCosts(healthy, tuple(stages))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from sim.serve.engines import Engine, HostTimes
 
 MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
-Seconds = TypeVar("Seconds", float, NDArray[np.float64])
 
 
 class Host(Struct, frozen=True):
@@ -26,7 +21,7 @@ class Host(Struct, frozen=True):
         """Tokens that are computed where `tokens` single ones are: those of the next larger CUDA graph."""
         return next((size for size in self.engine.graph_sizes if size >= tokens), tokens)
 
-    def stage_seconds(self, stage: int, device_s: Seconds, tokens: int, sequences: int, prompts: bool) -> Seconds:
+    def stage_seconds(self, stage: int, device_s: float, tokens: int, sequences: int, prompts: bool) -> float:
         """Seconds of an iteration on a stage whose GPU computes for `device_s` of them.
 
         Work between iterations is the first stage's. Kernels outside of a graph are issued one by one.
@@ -41,5 +36,5 @@ class Host(Struct, frozen=True):
         if self.engine.sized_tokens is not None and tokens > self.engine.sized_tokens:
             own_s += tokens * self.tp * t.oversize_s
         if self.engine.overlaps:
-            return np.maximum(busy_s, own_s) if isinstance(busy_s, np.ndarray) else max(busy_s, own_s)
+            return max(busy_s, own_s)
         return busy_s + own_s

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-EXACT_TOKENS = 256  # every number of tokens up to here has a price of its own
+EXACT_TOKENS = 64  # every number of tokens up to here has a price of its own
 
 
 def sizes_around(tokens: int) -> tuple[int, int, float]:
     """The kept sizes below and above a number of tokens, and how far it is between them.
 
-    >>> sizes_around(200), sizes_around(1000), sizes_around(1024)
-    ((200, 200, 0.0), (992, 1024, 0.25), (1024, 1024, 0.0))
+    >>> sizes_around(50), sizes_around(1000), sizes_around(1024)
+    ((50, 50, 0.0), (992, 1024, 0.25), (1024, 1024, 0.0))
     """
     if tokens <= EXACT_TOKENS:
         return tokens, tokens, 0.0
@@ -21,8 +21,30 @@ def sizes_around(tokens: int) -> tuple[int, int, float]:
 
 
 LENGTHS = tuple(sorted({round(2 ** (i / 4)) for i in range(4 * 40)}))
+CHUNKS = (0, *sorted({round(2 ** (i / 2)) for i in range(2 * 40)}))  # of prompts, and what is cached before them
 
 
 def length_below(length: float) -> int:
     """The longest kept length that is no longer than this one."""
     return LENGTHS[bisect_right(LENGTHS, length, 1) - 1]
+
+
+def around(length: int, kept: tuple[int, ...] = CHUNKS) -> tuple[tuple[int, float], ...]:
+    """The kept lengths below and above, each with its share; the one alone that is met.
+
+    >>> around(64), around(80, (64, 96))
+    (((64, 1.0),), ((64, 0.5), (96, 0.5)))
+    """
+    above = bisect_right(kept, length, 1)
+    low = kept[above - 1]
+    if low == length:
+        return ((low, 1.0),)
+    high = kept[above]
+    share = (length - low) / (high - low)
+    return (low, 1.0 - share), (high, share)
+
+
+def nearest(length: float) -> int:
+    """The kept length of `CHUNKS` that is nearest to one of at least 1."""
+    above = bisect_right(CHUNKS, length, 2)
+    return min(CHUNKS[above - 1 : above + 1], key=lambda kept: abs(kept - length))

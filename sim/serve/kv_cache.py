@@ -153,16 +153,13 @@ class KvCache(Struct):
         if not prefix.blocks and not prefix.readers:
             del self.prefixes[name]
 
-    @property
-    def held(self) -> int:
-        """Blocks that running sequences hold, shared ones once."""
-        return self.blocks - self.free - self.unused
-
-    @property
-    def waste(self) -> float:
-        """Share of the held places that no token fills."""
-        held = self.held * self.block_tokens
-        return (self.private * self.block_tokens - self.tokens) / held if held else 0.0
+    def occupancy(self) -> tuple[int, int, float]:
+        """Blocks that running sequences hold, blocks of prefixes that none reads, share of the held places that no
+        token fills."""
+        held = self.blocks - self.free - self.unused
+        if not held:
+            return 0, self.unused, 0.0
+        return held, self.unused, (self.private * self.block_tokens - self.tokens) / (held * self.block_tokens)
 
 
 class HostCache(Struct):

@@ -40,10 +40,10 @@ class Lockstep(Struct):
         done, where the scheduler has to look at everybody."""
         s = self.scheduler
         self._join(now_s)
-        n, budget, blocks = len(self.members), s.limits.batch_tokens - len(self.members), self._lacking(1)
+        n, budget, own = len(self.members), s.limits.batch_tokens - len(self.members), self._lacking(1)
         if budget < 0:
             return None
-        wanted = []
+        wanted, blocks = [], own
         for sequence in self.others:
             if sequence.ready_s > now_s:
                 continue
@@ -56,7 +56,7 @@ class Lockstep(Struct):
                 blocks += s.lacks(sequence, tokens)
         if blocks > s.cache.available:
             return None
-        self._compute(1)
+        self._compute(1, own)
         pieces: list[Piece] = []
         for sequence, tokens in wanted:
             s.grow(sequence, tokens)
@@ -119,7 +119,7 @@ class Lockstep(Struct):
 
     def run(self, steps: int, end_s: float) -> list[Sequence]:
         """Do `steps` alike iterations at once (see `steady_steps`), the last ending at `end_s`; who left."""
-        self._compute(steps)
+        self._compute(steps, self._lacking(steps))
         self.scheduler.note_end()
         self.step += steps
         return self._leave(end_s)
@@ -152,9 +152,10 @@ class Lockstep(Struct):
             return full + self.residues.get(-self.step % cache.block_tokens, 0)
         return full + sum([n for r, n in self.residues.items() if (-r - self.step) % cache.block_tokens < rest])
 
-    def _compute(self, steps: int) -> None:
+    def _compute(self, steps: int, blocks: int) -> None:
+        """Members' tokens of so many steps, for which they lack so many blocks."""
         cache = self.scheduler.cache
-        taken = cache.take(self._lacking(steps))
+        taken = cache.take(blocks)
         assert taken, "the members' blocks were promised"
         cache.tokens += steps * len(self.members)
 

@@ -9,6 +9,7 @@ which stands in where replicas do not affect each other, and gives the same time
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Items
 from typing import Any
@@ -89,10 +90,10 @@ class ReplicaProcess:
         """Alike iterations of the only stage, until one ends after news have come."""
         clock, start = self.clock, self.clock.now
         ends = self.worker.run_ends(start, steps)
-        end = clock.at(float(ends[-1]))
+        end = clock.at(ends[-1])
         yield self.news | end
         until = clock.now
-        yield clock.at(float(ends[min(len(ends) - 1, int(ends.searchsorted(until)))]))
+        yield clock.at(ends[min(len(ends) - 1, bisect_left(ends, until))])
         for sequence in self.worker.run(start, ends, until):
             if self.on_left is not None:
                 self.on_left(sequence)

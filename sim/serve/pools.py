@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
@@ -14,7 +16,8 @@ from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.kv_cache import HostCache, KvCache, Link
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity
-from sim.serve.operator_prices import Shares
+from sim.serve.noted import bill_of_all
+from sim.serve.operator_prices import Bill, Shares
 from sim.serve.prices import Prices
 from sim.serve.replica import Replica
 from sim.serve.requests import Request
@@ -46,19 +49,24 @@ class Pool(Struct, frozen=True, eq=False, dict=True):
             return own
         return SpeculativePrices(own, replica_costs(self.draft, self.scenario, replica), speculative.tokens)
 
+    @cached_property
+    def bills(self) -> tuple[Bill, ...]:
+        """What all iterations cost, those of the draft apart."""
+        return tuple([bill_of_all(costs) for costs in (self.costs, self.draft) if costs is not None])
+
     @property
     def shares(self) -> Shares:
         """Seconds of all iterations, the draft's among them, by (operator kind, source, uncertainty)."""
-        total = dict(self.costs.shares())
-        for sort, seconds in () if self.draft is None else self.draft.shares().items():
-            total[sort] = total.get(sort, 0.0) + seconds
+        total: Shares = {}
+        for bill in self.bills:
+            for sort, seconds in bill.shares.items():
+                total[sort] = total.get(sort, 0.0) + seconds
         return total
 
     @property
     def comm_s(self) -> float:
         """Seconds of communication of all iterations."""
-        models = [self.costs] if self.draft is None else [self.costs, self.draft]
-        return sum([costs.comm_share() * sum(costs.shares().values()) for costs in models])
+        return sum([bill.comm_s for bill in self.bills])
 
     def first_rank_of(self, replica: Replica, stage: int = 0) -> int:
         """The first rank of a replica's stage, among the cluster's."""

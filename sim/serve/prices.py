@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sim.serve.costs import Load
 
 
@@ -22,7 +19,7 @@ class Prices(Protocol):
         """Seconds of an iteration on every stage."""
         ...
 
-    def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
+    def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """Seconds of `steps` iterations of `decodes` single tokens on one stage, the first seeing `first_kv` in all."""
         ...
 

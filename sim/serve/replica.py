@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
+from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 from msgspec import Struct, field
-from numpy.typing import NDArray
 
 from sim.serve.costs import Load
 from sim.serve.lockstep import Lockstep
@@ -110,7 +110,7 @@ class Worker:
         """As `Lockstep.steady_steps`."""
         return 0 if self.lockstep is None else self.lockstep.steady_steps(now)
 
-    def run_ends(self, now: float, steps: int, until_s: float | None = None) -> NDArray[np.float64]:
+    def run_ends(self, now: float, steps: int, until_s: float | None = None) -> list[float]:
         """When the next iterations end, which are all alike (see `steady_steps`): `steps` of them, or fewer where
         about that many end before `until_s`."""
         assert self.lockstep is not None
@@ -118,15 +118,15 @@ class Worker:
         if until_s is not None and self.step_s > 0:
             steps = min(steps, 2 + int((until_s - now) / self.step_s))
         seconds = self.costs.decode_run(n, kv, min(steps, LONGEST_RUN))
-        ends: NDArray[np.float64] = np.concatenate(((now,), seconds)).cumsum()[1:]  # one after another, as a clock adds
-        return ends
+        seconds[0] += now
+        return list(accumulate(seconds))  # one after another, as a clock adds
 
-    def run(self, now: float, ends: NDArray[np.float64], until_s: float) -> list[Sequence]:
+    def run(self, now: float, ends: list[float], until_s: float) -> list[Sequence]:
         """Alike iterations, from `now` to the first of their `ends` that is not before `until_s`; who left."""
         assert self.lockstep is not None
         n, kv = len(self.lockstep.members), self.lockstep.seen
-        steps = min(len(ends), int(ends.searchsorted(until_s)) + 1)
-        end_s = float(ends[steps - 1])
+        steps = min(len(ends), bisect_left(ends, until_s) + 1)
+        end_s = ends[steps - 1]
         self.costs.note_decode_run(n, kv, steps)
         self.replica.iterations.append(Iteration(((now, end_s),), Load(n, n, kv, (), n), steps))
         self.step_s = (end_s - now) / steps
@@ -145,7 +145,7 @@ class Worker:
 
     def _note_state(self, at_s: float) -> None:
         s = self.scheduler
-        self.replica.states.append(CacheState(at_s, s.cache.held, s.cache.unused, s.cache.waste, len(s.running)))
+        self.replica.states.append(CacheState(at_s, *s.cache.occupancy(), len(s.running)))
 
 
 def load_of(batch: Batch, members: int = 0, seen: int = 0) -> Load:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from sim.core.timeline import Timeline
 from sim.inputs.scenario import Scenario
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sim.serve.autoscaler import Span
     from sim.serve.handover import Transfer
 
+Floats = NDArray[np.float64]
 OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
 
 
@@ -254,6 +256,7 @@ def _offload(sim: ServingSimulation) -> OffloadUse | None:
 
 def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:
     inference, capacity, replicas = sim.scenario.for_serving, pool.capacity, pool.replicas
+    states = [_columns(r) for r in replicas]
     counts, tiers = [r.counts for r in replicas], _tiers(pool)
     prompts = sum(c.prompt_tokens for c in counts)
     hits = sum(c.hit_tokens for c in counts)
@@ -264,11 +267,11 @@ def _kv_cache(sim: ServingSimulation, pool: Pool) -> KvCacheUse:
         blocks=capacity.blocks,
         capacity_tokens=capacity.blocks * block,
         bytes_per_token=capacity.stage_token_bytes,
-        blocks_used=max(s.held for r in replicas for s in r.states),
-        blocks_used_mean=_mean_over_time(replicas, "held", sim.start_s),
-        waste=_waste(replicas),
-        running_max=max(s.running for r in replicas for s in r.states),
-        running_mean=_mean_over_time(replicas, "running", sim.start_s),
+        blocks_used=max([int(s.held.max()) for s in states]),
+        blocks_used_mean=_mean_over_time([(s.time_s, s.held) for s in states], sim.start_s),
+        waste=_waste(states),
+        running_max=max([int(s.running.max()) for s in states]),
+        running_mean=_mean_over_time([(s.time_s, s.running) for s in states], sim.start_s),
         preemptions=sum(c.preemptions for c in counts),
         recomputed_tokens=sum(c.recomputed_tokens for c in counts),
         prefix_hit_rate=hits / prompts if prompts else 0.0,
@@ -309,23 +312,36 @@ def _copy_s(replicas: tuple[Replica, ...], kind: str) -> float:
     return sum(c.end_s - c.start_s for r in replicas for c in r.scheduler.copies if c.kind == kind)
 
 
-def _mean_over_time(replicas: tuple[Replica, ...], name: str, start_s: float) -> float:
-    """The mean of a state's value over time since the first request, and over replicas."""
+class _States(NamedTuple):
+    """`Replica.states`, each field as an array [states]."""
+
+    time_s: Floats
+    held: Floats
+    unused: Floats
+    waste: Floats
+    running: Floats
+
+
+def _columns(replica: Replica) -> _States:
+    return _States(*[np.array(column) for column in zip(*replica.states, strict=True)])
+
+
+def _mean_over_time(values: list[tuple[Floats, Floats]], start_s: float) -> float:
+    """The mean of times and the values from them on over time since the first request, and over replicas."""
     total, seconds = 0.0, 0.0
-    for r in replicas:
-        widths = np.diff(np.maximum([s.time_s for s in r.states], start_s))
-        total += float(widths @ [getattr(s, name) for s in r.states[:-1]])
+    for times, own in values:
+        widths = np.diff(np.maximum(times, start_s))
+        total += float(widths @ own[:-1])
         seconds += float(widths.sum())
     return total / seconds if seconds > 0 else 0.0
 
 
-def _waste(replicas: tuple[Replica, ...]) -> float:
+def _waste(states: list[_States]) -> float:
     """Empty places over held places, both summed over time."""
     empty, held = 0.0, 0.0
-    for r in replicas:
-        times, blocks, waste = np.array([(s.time_s, s.held, s.waste) for s in r.states]).T
-        width = np.diff(times) * (blocks[:-1] + blocks[1:]) / 2
-        empty += float(width @ (waste[:-1] + waste[1:])) / 2
+    for s in states:
+        width = np.diff(s.time_s) * (s.held[:-1] + s.held[1:]) / 2
+        empty += float(width @ (s.waste[:-1] + s.waste[1:])) / 2
         held += float(width.sum())
     return empty / held if held > 0 else 0.0
 
@@ -334,7 +350,7 @@ def _memory(sim: ServingSimulation) -> tuple[MemoryRow, ...]:
     """Per pool and pipeline stage: weights, the most cache in use (as activations), and an iteration's own tensors."""
     block, out = sim.scenario.for_serving.kv_cache.block_tokens, []
     for pool in sim.pools:
-        used = max(s.held + s.unused for r in pool.replicas for s in r.states)
+        used = max([int((s.held + s.unused).max()) for s in map(_columns, pool.replicas)])
         for i, c in enumerate(classes_of(pool, pool.replicas[0])):
             cache = used * block * pool.capacity.token_bytes[i]
             weights, buffers = pool.capacity.weight_bytes[i], pool.capacity.buffer_bytes[i]

@@ -352,7 +352,7 @@ class Scheduler(Struct):
 
     def note_end(self) -> None:
         """Keep what the cache holds when an iteration ends, before anybody leaves."""
-        self.before_end = (self.cache.held, self.cache.unused, self.cache.waste)
+        self.before_end = self.cache.occupancy()
 
     def _right(self, sequence: Sequence, drafted: int) -> int:
         """Drafted tokens that are kept: those accepted, as far as the request asks for any."""

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from sim.core.errors import InputError
+from sim.core.gc_paused import no_collection
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Disaggregated, Inference
 from sim.prices.profile import Profile
@@ -62,20 +63,29 @@ def simulate_serving(
     elif any(r.adapter for r in found):
         raise InputError(f"{scenario.name}: the trace names LoRA adapters (adapter_id); inference.lora says their rank")
     path = _path(scenario, engine, found)
-    pools: tuple[Pool, ...]
-    transfers: list[Transfer] = []
-    spans: tuple[Span, ...] = ()
-    if inference.disaggregated is not None:
-        pools, transfers = _disaggregated(scenario, prices, found, inference.disaggregated, group)
-    else:
-        pool, sequences = whole_pool(scenario, prices, found, held_bytes)
-        pools = (pool,)
-        if path == "simpy":
-            spans = _on_simpy(pool, sequences, inference, group)
-        else:
-            for replica, own in zip(pool.replicas, pool.prices, strict=True):
-                Server(replica, own, group).run()
+    with no_collection():
+        pools, transfers, spans = _served(scenario, prices, found, path, group, held_bytes)
     return ServingSimulation(scenario, prices, pools, tuple(transfers), path, time.perf_counter() - begin, spans)
+
+
+def _served(
+    scenario: Scenario,
+    prices: Profile,
+    requests: tuple[Request, ...],
+    path: Literal["simpy", "static"],
+    group: bool,
+    held_bytes: float,
+) -> tuple[tuple[Pool, ...], list[Transfer], tuple[Span, ...]]:
+    """The pools when all is served, what went from one to another, and when which replica was on."""
+    inference = scenario.for_serving
+    if inference.disaggregated is not None:
+        return *_disaggregated(scenario, prices, requests, inference.disaggregated, group), ()
+    pool, sequences = whole_pool(scenario, prices, requests, held_bytes)
+    if path == "simpy":
+        return (pool,), [], _on_simpy(pool, sequences, inference, group)
+    for replica, own in zip(pool.replicas, pool.prices, strict=True):
+        Server(replica, own, group).run()
+    return (pool,), [], ()
 
 
 def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> Literal["simpy", "static"]:

@@ -9,9 +9,7 @@ different times as they do; its draws depend on the seed, the request and the po
 
 from __future__ import annotations
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Speculative
@@ -80,7 +78,7 @@ class SpeculativePrices(Struct, frozen=True):
         for own in self._drafting(load):
             self.draft.note(own)
 
-    def decode_run(self, decodes: int, first_kv: int, steps: int) -> NDArray[np.float64]:
+    def decode_run(self, decodes: int, first_kv: int, steps: int) -> list[float]:
         """As `IterationCosts.decode_run`: nothing is drafted in a run."""
         return self.target.decode_run(decodes, first_kv, steps)
 

@@ -21,17 +21,12 @@ Left out: that an iteration reads only those experts that some token chose; copi
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from sim.inputs.serving_keys import WeightOffload
 from sim.models.layers import LayerSpec
 from sim.models.served import ServingDims
 from topology.network import Network
-
-Seconds = TypeVar("Seconds", float, NDArray[np.float64])
 
 
 class Streamed(NamedTuple):
@@ -43,12 +38,10 @@ class Streamed(NamedTuple):
     copy_s: float
     prefetch: bool
 
-    def seconds(self, computing_s: Seconds) -> Seconds:
+    def seconds(self, computing_s: float) -> float:
         """Of an iteration that computes for so long."""
         if not self.prefetch:
             return computing_s + self.copy_s
-        if isinstance(computing_s, np.ndarray):
-            return np.maximum(computing_s, self.copy_s)
         return max(computing_s, self.copy_s)
 
 

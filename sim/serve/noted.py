@@ -1,0 +1,63 @@
+"""What all iterations of a workload cost by their parts: whence its seconds come, which the result reports."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from sim.serve.costs import IterationCosts, Key, Work, prefill_parts
+from sim.serve.kept_sizes import around, length_below, sizes_around
+from sim.serve.operator_prices import Bill, Shares
+
+Prefills = tuple[tuple[int, int, int], ...]
+
+
+def bill_of_all(costs: IterationCosts) -> Bill:
+    """Seconds of everything noted, each part at the kept size below its own."""
+    seconds, comm_s, shares = 0.0, 0.0, Shares()
+    for key, times in _used(costs).items():
+        bill = costs.bill(key)
+        seconds += bill.seconds * times
+        comm_s += bill.comm_s * times
+        for sort, each in bill.shares.items():
+            shares[sort] = shares.get(sort, 0.0) + times * each
+    return Bill(seconds, comm_s, shares)
+
+
+def _used(costs: IterationCosts) -> dict[Key, float]:
+    """How often each part was used by everything noted; parts of a layer once for every layer."""
+    tokens: Counter[int] = Counter()
+    chunks: Counter[Prefills] = Counter()
+    decodes: Counter[tuple[int, int, int]] = Counter()  # sequences, the kept length below, queries
+    samples: Counter[int] = Counter()
+    adapted: Counter[tuple[int, int]] = Counter()  # tokens and adapters
+    for load, times in costs.noted:
+        tokens[sizes_around(load.tokens)[0]] += times
+        if load.prefills:
+            chunks[load.prefills] += times
+        if load.decodes:
+            decodes[load.decodes, length_below(load.decode_kv / load.decodes), load.queries] += times
+        if load.samples:
+            samples[sizes_around(load.samples)[0]] += times
+        if load.adapters:
+            adapted[sizes_around(load.adapted)[0], load.adapters] += times
+    used: defaultdict[Key, float] = defaultdict(float)
+    layers = [sum(s.layers[i] for s in costs.stages) for i in range(len(costs.specs))]
+    attentions = [sum(s.attentions[i] for s in costs.stages) for i in range(len(costs.attentions))]
+    for size, times in tokens.items():
+        used[Key(Work.EMBEDDING, 0, size)] += times
+        for i, n in enumerate(layers):
+            used[Key(Work.LAYER, i, size)] += times * n
+    for prefills, times in chunks.items():
+        for chunk, cached, equal, part in prefill_parts(prefills):
+            sizes = around(chunk)[0][0], around(cached)[0][0], equal
+            for i, n in enumerate(attentions):
+                used[Key(Work.PREFILL, i, *sizes)] += times * n * part
+    for sizes, times in decodes.items():
+        for i, n in enumerate(attentions):
+            used[Key(Work.DECODE, i, *sizes)] += times * n
+    for size, times in samples.items():
+        used[Key(Work.HEAD, 0, size)] += times
+    for (size, adapters), times in adapted.items():
+        for i, n in enumerate(layers):
+            used[Key(Work.ADAPTERS, i, size, adapters)] += times * n
+    return used
