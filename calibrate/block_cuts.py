@@ -78,8 +78,13 @@ class Transfer(NamedTuple):
 
 
 def pieces_between(entries: Sequence[Entry], start: Clock, end: Clock) -> list[Elapsed]:
-    """What a rank did from `start` to `end` but for its communications: one piece more than there are of these."""
-    moments = [start, *(x for e in merged(entries) for x in (e.start, e.end)), end]
+    """What a rank did from `start` to `end` but for its communications: one piece more than there are of these.
+
+    To post an asynchronous one is the rank's own work (on a CPU its thread makes the call that sends) and the end of
+    the piece before it: the simulator starts the communication after that piece.
+    """
+    inner = (x for e in merged(entries) for x in (e.end if e.posted else e.start, e.end))
+    moments = [start, *inner, end]
     return [Elapsed(b.wall - a.wall, b.cpu - a.cpu) for a, b in zip(moments[::2], moments[1::2], strict=True)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -21,6 +21,7 @@ LEAST_MESSAGE_S = 20e-6  # loopback's latency: what took less had arrived before
 LEAST_S = 1e-6
 Times = dict[tuple[str, int], dict[int, list[float]]]  # by collective and number of ranks, by bytes: seconds
 Epilogue = Sequence[tuple[str, int]]  # (op, bytes) of clipping and optimizer, in order
+Middle = Callable[[Iterable[float]], tuple[float, float]]  # what stands for many values, and their spread around it
 
 
 def chosen_rounds(log: Log) -> list[int]:
@@ -35,11 +36,23 @@ def representative(log: Log, chosen: Sequence[int]) -> int:
     return min(chosen, key=lambda i: abs(log.steps[i].seconds - middle))
 
 
+def ranks_per_core(ranks: int, hardware: Facts) -> float:
+    """How many ranks want each core of the CPU that they run on; 0 on GPUs, which do not take turns."""
+    return ranks / float(hardware["cores"]) if hardware.get("device") == "cpu" else 0.0
+
+
 def median_and_spread(values: Iterable[float]) -> tuple[float, float]:
     """Median, and median absolute deviation divided by it."""
     values = list(values)
     middle = statistics.median(values)
     return middle, statistics.median(abs(v - middle) for v in values) / middle
+
+
+def mean_and_spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean, and mean absolute deviation divided by it."""
+    values = list(values)
+    middle = statistics.fmean(values)
+    return middle, statistics.fmean(abs(v - middle) for v in values) / middle
 
 
 def make_profile(
@@ -55,42 +68,49 @@ def make_profile(
     """The calibrations of all ranks in the chosen rounds as a profile of blocks, optimizer, messages and all-reduces.
 
     `epilogues`: by rank, what the simulator calls the operators after the last backward.
+
+    Where ranks share cores, everything is its mean instead of its median: a rank waits for a core seldom and long (a
+    turn of the scheduler's, milliseconds), which a median leaves out and the step pays for.
     """
     chosen = chosen_rounds(logs[0])
+    sharing = ranks_per_core(len(logs), hardware)
+    middle = median_and_spread if sharing <= 1 else mean_and_spread
     gradients = _collectives(logs, chosen, parallelism)
-    collectives = _tables([_messages(logs, chosen, message_bytes), gradients, _within_blocks(logs, chosen)])
+    within = _within_blocks(logs, chosen, middle)
+    collectives = _tables([_messages(logs, chosen, message_bytes), gradients, within], middle)
     return Profile(
         name=name,
         source="calibrate.measure: blocks timed in step order between the steps",
         date=date,
         hardware=hardware,
         software=software,
-        settings={"threads": 1, "calibrations": len(chosen)},
-        coefficients=_share(logs, chosen, gradients),
-        points=_epilogue(logs, chosen, epilogues),
-        blocks=_blocks(logs, chosen),
+        settings={"threads": 1, "calibrations": len(chosen), "ranks_per_core": sharing},
+        coefficients=_share(logs, chosen, gradients, middle),
+        points=_epilogue(logs, chosen, epilogues, middle),
+        blocks=_blocks(logs, chosen, middle, sharing > 1),
         collectives=collectives,
     )
 
 
-def _blocks(logs: Sequence[Log], chosen: Sequence[int]) -> tuple[BlockPoint, ...]:
-    """Median over actions and rounds on each rank, then the mean over ranks that have the block.
+def _blocks(logs: Sequence[Log], chosen: Sequence[int], middle: Middle, shared: bool) -> tuple[BlockPoint, ...]:
+    """`middle` over actions and rounds on each rank, then the mean over ranks that have the block.
 
-    Of quiet windows the wall time counts, of others the CPU time, which leaves out waiting for a core.
+    Of quiet windows the wall time counts, of others the CPU time, which leaves out waiting for a core; but not where
+    cores are `shared`, and ranks wait for each other's too.
     """
     by_rank: dict[Sample, list[list[float]]] = defaultdict(list)
     for log in logs:
         own: dict[Sample, list[float]] = defaultdict(list)
         for i in chosen:
-            clock = 0 if log.calibrations[i].foreign_cores <= QUIET_CORES else 1
+            clock = 0 if shared or log.calibrations[i].foreign_cores <= QUIET_CORES else 1
             for key, values in log.calibrations[i].blocks.items():
                 own[key] += [v[clock] for v in values]
         for sample, times in own.items():
             by_rank[sample].append(times)
     points = []
     for (block, phase, run), ranks in by_rank.items():
-        medians = [median_and_spread(times) for times in ranks]
-        seconds, spread = (statistics.fmean(column) for column in zip(*medians, strict=True))
+        middles = [middle(times) for times in ranks]
+        seconds, spread = (statistics.fmean(column) for column in zip(*middles, strict=True))
         points.append(BlockPoint(block, phase, run, seconds, spread))
     return _apart(points)
 
@@ -111,7 +131,9 @@ def _apart(points: Sequence[BlockPoint]) -> tuple[BlockPoint, ...]:
     return tuple(found)
 
 
-def _epilogue(logs: Sequence[Log], chosen: Sequence[int], shapes: Sequence[Epilogue]) -> tuple[PointTable, ...]:
+def _epilogue(
+    logs: Sequence[Log], chosen: Sequence[int], shapes: Sequence[Epilogue], middle: Middle
+) -> tuple[PointTable, ...]:
     """Clipping and optimizer: a point for each operator and size, from all ranks that have it."""
     by_point: dict[tuple[str, int], list[float]] = defaultdict(list)
     for log, shape in zip(logs, shapes, strict=True):
@@ -121,35 +143,47 @@ def _epilogue(logs: Sequence[Log], chosen: Sequence[int], shapes: Sequence[Epilo
                 by_point[op, size].append((r.end_ns - r.start_ns) * 1e-9)
     tables = []
     for op in dict.fromkeys(op for op, _ in by_point):
-        rows = [(n, *median_and_spread(t), len(t)) for (o, n), t in sorted(by_point.items()) if o == op]
+        rows = [(n, *middle(t), len(t)) for (o, n), t in sorted(by_point.items()) if o == op]
         sizes, seconds, spread, samples = (np.array(column) for column in zip(*rows, strict=True))
         tables.append(PointTable(op, "fp32", sizes.reshape(-1, 1), seconds, spread, samples))
     return tuple(tables)
 
 
-def _within_blocks(logs: Sequence[Log], chosen: Sequence[int]) -> Times:
-    """Collectives within blocks, of each group as its least waiting member saw them: others also wait for that one's
-    work, which the simulator knows.
+def _within_blocks(logs: Sequence[Log], chosen: Sequence[int], middle: Middle) -> Times:
+    """Collectives within blocks, of each group as its least waiting kind of member saw them: others also wait for that
+    one's work, which the simulator knows.
 
-    From a rank's own arrival, so what equal ranks wait for each other by chance counts as communication: it
-    adds up wherever they meet, and nothing else in the simulation stands for it.
+    Ranks of one kind have the same blocks, and the simulator gives each their mean, computing and waiting: which of
+    them was late is chance. From a rank's own arrival, so what equal ranks wait for each other by chance counts as
+    communication: it adds up wherever they meet, and nothing else in the simulation stands for it.
     """
-    by_group: dict[tuple[str, int, int], dict[tuple[str, int], list[list[float]]]] = {}
-    for log in logs:
-        own: dict[tuple[str, int, int], dict[tuple[str, int], list[float]]] = {}
-        for i in chosen:
-            sorts: dict[tuple[str, int, int, tuple[str, int]], list[Transfer]] = defaultdict(list)
-            for t in log.calibrations[i].transfers:
-                sorts[t.kind, t.ranks, t.bytes, t.members].append(t)
-            for (kind, ranks, size, members), seen in sorts.items():
-                times = own.setdefault((kind, ranks, size), {}).setdefault(members, [])
-                times.append(max(transfer_seconds(seen), LEAST_S))
-        for sort, groups in own.items():
-            for members, times in groups.items():
-                by_group.setdefault(sort, {}).setdefault(members, []).append(times)
+    kinds = [frozenset(key for key, _, _ in log.calibrations[chosen[0]].blocks) for log in logs]
+    waits: dict[tuple[str, int, int], dict[tuple[str, int], list[tuple[frozenset[str], list[float]]]]] = {}
+    for log, kind in zip(logs, kinds, strict=True):
+        for (sort, members), seconds in _waits(log, chosen).items():
+            waits.setdefault(sort, {}).setdefault(members, []).append((kind, seconds))
     out: Times = defaultdict(lambda: defaultdict(list))
-    for (kind, ranks, size), seen_by in by_group.items():
-        out[kind, ranks][size] += [t for members in seen_by.values() for t in min(members, key=statistics.median)]
+    for (op, ranks, size), groups in waits.items():
+        alike: dict[frozenset[frozenset[str]], dict[frozenset[str], list[list[float]]]] = {}
+        for seen in groups.values():
+            by_kind = alike.setdefault(frozenset(kind for kind, _ in seen), {})
+            for kind, seconds in seen:
+                by_kind.setdefault(kind, []).append(seconds)
+        for by_kind in alike.values():
+            means = [[statistics.fmean(x) for x in zip(*same, strict=True)] for same in by_kind.values()]
+            out[op, ranks][size] += min(means, key=lambda seconds: middle(seconds)[0])
+    return out
+
+
+def _waits(log: Log, chosen: Sequence[int]) -> dict[tuple[tuple[str, int, int], tuple[str, int]], list[float]]:
+    """By (op, ranks, bytes) and group: how long such a collective took in each of the chosen rounds."""
+    out: dict[tuple[tuple[str, int, int], tuple[str, int]], list[float]] = defaultdict(list)
+    for i in chosen:
+        sorts: dict[tuple[tuple[str, int, int], tuple[str, int]], list[Transfer]] = defaultdict(list)
+        for t in log.calibrations[i].transfers:
+            sorts[(t.kind, t.ranks, t.bytes), t.members].append(t)
+        for sort, seen in sorts.items():
+            out[sort].append(max(transfer_seconds(seen), LEAST_S))
     return out
 
 
@@ -186,7 +220,7 @@ def _shards(p: Parallelism) -> int:
     return min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
 
 
-def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times) -> Coefficients:
+def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times, middle: Middle) -> Coefficients:
     """What a collective takes from the computation beside it, as a fraction of the time it takes alone.
 
     Of quiet windows the wall time lost counts, but for waits that the simulator knows; of others the CPU time. All
@@ -194,7 +228,7 @@ def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times) -> Coeffici
     """
 
     def alone(c: Beneath) -> float:
-        return statistics.median(times[c.op, c.ranks][c.bytes])
+        return middle(times[c.op, c.ranks][c.bytes])[0]
 
     lost_s = alone_s = 0.0
     for log in logs:
@@ -208,7 +242,7 @@ def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times) -> Coeffici
             lost_s += statistics.median(lost)
             beside = log.calibrations[chosen[0]].beside
             sent = beside.sent if beside is not None else ()
-            alone_s += sum(statistics.median(times[op, ranks][n]) for op, ranks, n in sent)
+            alone_s += sum(middle(times[op, ranks][n])[0] for op, ranks, n in sent)
     if not alone_s:
         return Coefficients()
     source = "a micro-batch under its gradients' collectives: what it took longer, by the collectives' seconds"
@@ -225,17 +259,17 @@ def _spans(ends: Iterable[tuple[object, int, int]]) -> list[float]:
     return [max(stops[n] - starts[n], 1000) * 1e-9 for n in starts]
 
 
-def _tables(found: Sequence[Times]) -> tuple[CollectiveTable, ...]:
+def _tables(found: Sequence[Times], middle: Middle) -> tuple[CollectiveTable, ...]:
     """One table for each collective and number of ranks, of all times found."""
     every: Times = defaultdict(lambda: defaultdict(list))
     for times in found:
         for sort, by_size in times.items():
             for size, seconds in by_size.items():
                 every[sort][size] += seconds
-    return tuple(_table(op, ranks, by_size) for (op, ranks), by_size in every.items())
+    return tuple(_table(op, ranks, by_size, middle) for (op, ranks), by_size in every.items())
 
 
-def _table(op: str, ranks: int, by_size: dict[int, list[float]]) -> CollectiveTable:
-    rows = [(size, *median_and_spread(by_size[size])) for size in sorted(by_size)]
+def _table(op: str, ranks: int, by_size: dict[int, list[float]], middle: Middle) -> CollectiveTable:
+    rows = [(size, *middle(by_size[size])) for size in sorted(by_size)]
     size, seconds, spread = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     return CollectiveTable(op, ranks, size, seconds, spread)

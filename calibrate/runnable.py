@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
+from sim.models.activations import is_gated
 from sim.models.frameworks import FRAMEWORKS, framework_of
 from sim.models.linear import CHUNKS
 from sim.schedules import FORMS, ScheduleForm
@@ -118,6 +119,13 @@ def _training(s: Scenario) -> Iterator[Problem]:
         found = "selective_op with " + next(name for name, found in beside if found)
         allowed = "none, selective, full; selective_op without experts and sp, with latent attention without tp"
         yield "training.recompute", found, allowed
+    if t.recompute.mode == "selective_op" and is_gated(s.model.mlp) and not s.model.merged_projections:
+        found = f"selective_op with {s.model.mlp} and projections apart (it keeps every second matmul's output)"
+        yield (
+            "training.recompute",
+            found,
+            "selective_op with model.merged_projections: true, as the real layer has them",
+        )
     if t.recompute.mode == "selective" and t.recompute.modules != ("core_attn",):
         yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
     if t.packing is not None:

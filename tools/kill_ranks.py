@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.processes import ALL_SIGNALS, CODES, start  # noqa: E402
 
+OUTLIVES_S = 30.0
 COMMANDS = (
     ("calibrate.measure", "scenarios/cpu/dp2_bucketed.yaml", "--budget", "20"),
     ("calibrate.run", "--device", "cpu", "--quick", "--only", "collectives"),
@@ -42,7 +43,7 @@ def kill_once(command: tuple[str, ...], number: signal.Signals, wait_s: float) -
         code, errors = running.end(number)
         wrong = []
         try:
-            running.check_gone()
+            running.check_gone(OUTLIVES_S)
         except AssertionError:
             wrong.append("a process stayed")
         python_s_own = code == -number or (number == signal.SIGINT and "KeyboardInterrupt" in errors)

@@ -233,7 +233,8 @@ class Group:
 
 
 def cut_records(records: Sequence[Record], entries: list[Entry]) -> list[Record]:
-    """A rank's actions cut into what they computed and what they communicated.
+    """A rank's actions cut into what they computed, posts of asynchronous communications among it, and what they
+    communicated.
 
     A backward and a forward may run side by side, so each takes its own of the entries.
     """
@@ -252,12 +253,13 @@ def cut_records(records: Sequence[Record], entries: list[Entry]) -> list[Record]
             if e.kind == COUNTS:
                 own[0] = own[0]._replace(start=e.start)
                 continue
-            out.append(r._replace(start_ns=since, end_ns=e.start.wall))
+            out.append(r._replace(start_ns=since, end_ns=(e.end if e.posted else e.start).wall))
             since = e.end.wall
             if e.posted:
                 posted[e.number] = e
                 continue
             first = posted.pop(e.number, e)
-            out.append(Record(first.kind.upper(), r.stage, r.micro_batch, first.start.wall, e.end.wall))
+            begun = e.start if first is e else first.end
+            out.append(Record(first.kind.upper(), r.stage, r.micro_batch, begun.wall, e.end.wall))
         out.append(r._replace(start_ns=since))
     return out

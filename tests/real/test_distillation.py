@@ -73,7 +73,7 @@ def measured_and_simulated(mode: str) -> tuple[float, float, list[float]]:
         log.steps.append(timed_rounds.Step(0, seconds[-1], [], pupil.loss(), 1.0))
         if number % 2:  # foreign_cores: so that CPU times count
             log.calibrations.append(replace(timed_rounds.calibrate(pupil, lesson), foreign_cores=1.0))
-    message, facts = 4, {"device": "cpu"}
+    message, facts = 4, {"device": "cpu", "cores": 1}
     profile = make_profile(mode, "2026-01-01", [log], [epilogue], message, scenario.parallelism, facts, facts)
     simulated = simulate(scenario, profile).result["step_time_s"]
     return statistics.median(seconds[2:]), simulated, [s.loss for s in log.steps]

@@ -13,6 +13,7 @@ from tests.real.conftest import small
 pytestmark = pytest.mark.real
 
 LLAMA = {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "bias": False, "positions": "rope"}
+MERGED = LLAMA | {"merged_projections": True}
 TWO_RANKS: dict[str, Any] = {
     "naive": small({"pp": 2, "schedule": "naive"}),
     "gpipe": small({"pp": 2, "schedule": "gpipe"}),
@@ -41,9 +42,9 @@ TWO_RANKS: dict[str, Any] = {
     "recompute selective": small({"pp": 2, "schedule": "1f1b"}, recompute="selective", dropout=0.1),
     "recompute selective, llama": small({"pp": 2}, recompute="selective", attention="fused", **LLAMA),
     "recompute by operator": small({"pp": 2, "schedule": "1f1b"}, recompute="selective_op", dropout=0.1),
-    "recompute by operator, llama": small({"pp": 2}, recompute="selective_op", attention="fused", **LLAMA),
+    "recompute by operator, llama": small({"pp": 2}, recompute="selective_op", attention="fused", **MERGED),
     "recompute by operator, split backward": small({"pp": 2, "schedule": "zb_h1"}, recompute="selective_op"),
-    "recompute by operator, tp": small({"tp": 2}, recompute="selective_op", **LLAMA),
+    "recompute by operator, tp": small({"tp": 2}, recompute="selective_op", **MERGED),
     "recompute by operator, zero 3": small({"dp": 2, "zero": 3}, recompute="selective_op", dropout=0.1),
     "dp after backward": small({"dp": 2, "dp_sync": "after_backward"}),
     "dp by one rank": small({"dp": 2, "dp_sync": "reduce_broadcast"}),
@@ -132,6 +133,8 @@ def test_two_ranks(two_ranks: Any, name: str) -> None:
         "recompute selective",
         "recompute by operator",
         "recompute by operator, zero 3",
+        "recompute by operator, llama",
+        "recompute by operator, tp",
     ],
 )
 def test_bytes_saved_over_a_step(two_ranks: Any, name: str) -> None:

@@ -108,7 +108,7 @@ def seconds(name: str) -> tuple[float, float]:
         log.steps.append(timed_rounds.Step(0, times[-1], [], runner.loss(), 1.0))
         if number % 2:  # foreign_cores: so that CPU times count
             log.calibrations.append(replace(runner.calibrate([b.key for b in blocks[0]]), foreign_cores=1.0))
-    facts = {"device": "cpu"}
+    facts = {"device": "cpu", "cores": 1}
     profile = make_profile(name, "2026-01-01", [log], [epilogue], 4, scenario.parallelism, facts, facts)
     return statistics.median(times[2:]), simulate(scenario, profile).result["step_time_s"]
 

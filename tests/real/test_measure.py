@@ -144,6 +144,10 @@ def _joined(pid: int) -> bool:
             {"model": {"mla": MLA}, "training": {"recompute": "selective_op"}, "parallelism": {"tp": 2}},
             "training.recompute: found selective_op with latent attention and tp",
         ),
+        (
+            {"model": {"mlp": "swiglu"}, "training": {"recompute": "selective_op"}},
+            "training.recompute: found selective_op with swiglu and projections apart",
+        ),
         ({"model": {"positions": "rope", "head_dim": 5}}, "model.head_dim: found 5 with rope"),
         ({"cluster": "dgx-h100"}, "cluster: found 1 GPUs"),
     ],

@@ -7,10 +7,21 @@ import time
 import pytest
 import torch
 
+from calibrate.block_cuts import Transfer, pieces_between
 from calibrate.gradient_times import Beneath, Beside, expected_waits_s
 from calibrate.machine_load import machine_busy_s
+from calibrate.parallel.comm import WAIT, Clock, Entry
 from calibrate.parallel.data import flat_gradients, make_buckets
-from calibrate.profile_from_steps import _share, chosen_rounds, median_and_spread, representative
+from calibrate.profile_from_steps import (
+    _blocks,
+    _share,
+    _within_blocks,
+    chosen_rounds,
+    mean_and_spread,
+    median_and_spread,
+    ranks_per_core,
+    representative,
+)
 from calibrate.timed_rounds import Calibration, Log, Step, good_rounds
 
 pytestmark = pytest.mark.real
@@ -45,13 +56,49 @@ def test_median_and_spread() -> None:
     assert median_and_spread([1.0, 2.0, 4.0]) == (2.0, 0.5)
 
 
+def _calibrated(rank: int, key: str, waits_s: list[float], foreign: float = 0.0) -> Log:
+    """A rank whose block took 1 ms three times and 9 ms once, 1 ms of CPU time each, and waited within it."""
+    blocks = {(key, "forward", 0): [(1e-3, 1e-3)] * 3 + [(9e-3, 1e-3)]}
+    seen = [Transfer("all_reduce", ("tp", 0), 2, 64, round(s * 1e9), 0) for s in waits_s]
+    return Log(rank, calibrations=[Calibration(blocks, seen, [], [], None, [], foreign)])
+
+
+@pytest.mark.parametrize(
+    ("cores", "foreign", "seconds"), [(4, 0.0, 1e-3), (4, 0.9, 1e-3), (2, 0.0, 3e-3), (2, 0.9, 3e-3)]
+)
+def test_turns_for_a_core_count_where_ranks_share_cores(cores: int, foreign: float, seconds: float) -> None:
+    sharing = ranks_per_core(4, {"device": "cpu", "cores": cores})
+    assert sharing == 4 / cores
+    middle = mean_and_spread if sharing > 1 else median_and_spread
+    (point,) = _blocks([_calibrated(0, "layer", [], foreign)], [0], middle, sharing > 1)
+    assert point.seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("keys", "seconds"), [(("layer", "layer"), 2.0), (("earlier", "later"), 1.0)])
+def test_equal_members_wait_their_mean_and_others_the_least(keys: tuple[str, str], seconds: float) -> None:
+    """Which of two equal ranks is late is chance; of unequal ones the simulator knows the work that is waited for."""
+    logs = [_calibrated(0, keys[0], [1.0, 1.0]), _calibrated(1, keys[1], [3.0, 3.0])]
+    assert _within_blocks(logs, [0], median_and_spread)["all_reduce", 2][64] == [pytest.approx(seconds)]
+
+
+def test_posting_is_the_rank_s_own_work() -> None:
+    """Computing 0 to 10, posting to 14, computing to 20, waiting to 25, computing to 30."""
+
+    def at(ns: int) -> Clock:
+        return Clock(ns, ns)
+
+    post = Entry("send_recv", ("cp", 0), 2, 64, at(10), at(14), 0, True)
+    wait = Entry(WAIT, ("cp", 0), 2, 64, at(20), at(25), 0, False)
+    assert [p.wall for p in pieces_between([post, wait], at(0), at(30))] == [14, 6, 5]
+
+
 @pytest.mark.parametrize(("others_cores", "lost_s"), [(0.1, 0.3), (0.9, 0.2)])
 def test_what_collectives_take_from_computation(others_cores: float, lost_s: float) -> None:
     """Seconds lost (the wall's in quiet windows, of all threads in others) by those of the collectives alone."""
     beside = Beside((("all_reduce", 2, 4), ("all_reduce", 2, 4), ("all_gather", 2, 8)), (), 0.3, 0.2)
     log = Log(0, calibrations=[Calibration({}, [], [], [], beside, [], others_cores)])
     times = {("all_reduce", 2): {4: [0.1]}, ("all_gather", 2): {8: [0.3, 0.2]}}
-    assert _share([log], [0], times).collective_sm_share == pytest.approx(lost_s / (2 * 0.1 + 0.25))
+    assert _share([log], [0], times, median_and_spread).collective_sm_share == pytest.approx(lost_s / (2 * 0.1 + 0.25))
 
 
 def test_waits_that_collectives_alone_would_cause() -> None:
