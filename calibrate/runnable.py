@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
+from sim.inputs.training_config import Training
 from sim.models.activations import is_gated
 from sim.models.frameworks import FRAMEWORKS, framework_of
 from sim.models.linear import CHUNKS
@@ -86,8 +87,25 @@ def _distillation(s: Scenario) -> Iterator[Problem]:
 
 
 def _training(s: Scenario) -> Iterator[Problem]:
-    t = s.training
-    assert t is not None
+    t = s.for_training
+    yield from _number_formats(s, t)
+    yield from _optimizer(t)
+    yield from _recomputation(s, t)
+    if t.packing is not None:
+        yield "training.packing", "packed documents", "null (a sequence is one document)"
+    if t.optimizer_offload:
+        yield "training.optimizer_offload", "true", "false"
+    if t.activation_offload and (t.recompute.mode == "selective_op" or s.distillation is not None):
+        found = "true with " + ("a teacher" if s.distillation is not None else "selective_op")
+        yield "training.activation_offload", found, "false; true without a teacher and with any other recomputation"
+    yield from _attention(s, t)
+    if not framework_of(t).measurable:
+        yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
+    if t.cross_entropy != "unfused":
+        yield "training.cross_entropy", t.cross_entropy, "unfused"
+
+
+def _number_formats(s: Scenario, t: Training) -> Iterator[Problem]:
     if t.precision in ("mxfp8", "nvfp4"):
         rest = "scales of a few elements each have no stand-in where a CPU lacks the matmul"
         yield "training.precision", t.precision, f"fp32, bf16, fp16, fp8 ({rest})"
@@ -101,6 +119,9 @@ def _training(s: Scenario) -> Iterator[Problem]:
     for name in ("param_dtype", "grad_dtype", "grad_reduce_dtype"):
         if getattr(t, name) != sixteen_bit(t.precision):
             yield f"training.{name}", getattr(t, name), f"{sixteen_bit(t.precision)} with precision {t.precision}"
+
+
+def _optimizer(t: Training) -> Iterator[Problem]:
     if t.optimizer == "muon":
         yield "training.optimizer", t.optimizer, "adamw, sgd"
     if t.optimizer_dtype != "fp32":
@@ -109,6 +130,9 @@ def _training(s: Scenario) -> Iterator[Problem]:
         yield "training.master_weights", "false", "null (an fp32 copy of 16-bit parameters)"
     if t.zero_grad == "set_to_none":
         yield "training.zero_grad", t.zero_grad, "null, keep"
+
+
+def _recomputation(s: Scenario, t: Training) -> Iterator[Problem]:
     p = s.parallelism
     beside = (
         ("experts", s.model.moe is not None),
@@ -128,38 +152,23 @@ def _training(s: Scenario) -> Iterator[Problem]:
         )
     if t.recompute.mode == "selective" and t.recompute.modules != ("core_attn",):
         yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
-    if t.packing is not None:
-        yield "training.packing", "packed documents", "null (a sequence is one document)"
-    if t.optimizer_offload:
-        yield "training.optimizer_offload", "true", "false"
-    if t.activation_offload and (t.recompute.mode == "selective_op" or s.distillation is not None):
-        found = "true with " + ("a teacher" if s.distillation is not None else "selective_op")
-        yield "training.activation_offload", found, "false; true without a teacher and with any other recomputation"
-    drops = t.attention == "fused" and s.model.dropout > 0
-    if drops and s.cluster.gpu.architecture != "cpu":
+
+
+def _attention(s: Scenario, t: Training) -> Iterator[Problem]:
+    drops, cpu = t.attention == "fused" and s.model.dropout > 0, s.cluster.gpu.architecture == "cpu"
+    if drops and not cpu:
         yield "training.attention", f"fused, dropout {s.model.dropout:g}", "on GPUs fused without dropout, or unfused"
     if drops and t.recompute.mode == "selective_op":
         found = f"selective_op with fused attention, dropout {s.model.dropout:g}"
         yield "training.recompute", found, "none, selective, full; selective_op unfused or without dropout"
-    mla, cpu = s.model.mla, s.cluster.gpu.architecture == "cpu"
-    if (
-        mla is not None
-        and mla.v_head_dim != s.model.head_dim
-        and t.attention == "fused"
-        and (cpu or s.parallelism.cp > 1)
-    ):
+    mla = s.model.mla
+    narrow = mla is not None and mla.v_head_dim != s.model.head_dim
+    if mla is not None and narrow and t.attention == "fused" and (cpu or s.parallelism.cp > 1):
         found = f"fused with heads of {s.model.head_dim} and values of {mla.v_head_dim}"
-        yield (
-            "training.attention",
-            found,
-            "unfused; on CPUs and with cp fused where v_head_dim is as wide as a query head",
-        )
+        allowed = "unfused; on CPUs and with cp fused where v_head_dim is as wide as a query head"
+        yield "training.attention", found, allowed
     if t.attention_kernel is not None:
         yield "training.attention_kernel", t.attention_kernel, "null (the kernel that torch picks)"
-    if not framework_of(t).measurable:
-        yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
-    if t.cross_entropy != "unfused":
-        yield "training.cross_entropy", t.cross_entropy, "unfused"
 
 
 def _eight_bits(s: Scenario) -> Iterator[Problem]:

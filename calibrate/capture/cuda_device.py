@@ -80,12 +80,26 @@ def _named(device: str | int) -> str:
 @contextmanager
 def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -> Iterator[None]:
     """Let `torch.cuda` and `torch.accelerator` find `count` GPUs, of which this process has one."""
+    with ExitStack() as stack:
+        for name, value in _device_functions(queue, local_rank, count).items():
+            for module in (torch.cuda, torch.accelerator):
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, value))
+        for patched in _patches(device, queue):
+            stack.enter_context(patched)
+        stack.enter_context(_autocast_of_either(device))
+        stack.enter_context(device)
+        yield
+
+
+def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, Any]:
+    """What `torch.cuda` and `torch.accelerator` answer with, by the functions' names."""
     facts = SimpleNamespace(
         name="GPU", total_memory=MEMORY_BYTES, major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=132
     )
-    made: dict[str, Any] = {name: _answering(None) for name in NOTHING.split()}
-    made |= {name: _answering(0) for name in NONE_YET.split()}
-    made |= {
+    return {
+        **{name: _answering(None) for name in NOTHING.split()},
+        **{name: _answering(0) for name in NONE_YET.split()},
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: count,
@@ -104,6 +118,10 @@ def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -
         "get_rng_state": lambda *_: torch.get_rng_state(),
         **StreamModule(queue).attributes,
     }
+
+
+def _patches(device: CudaDevice, queue: Queue) -> list[Any]:
+    """Methods of torch that would ask a real GPU, replaced."""
     distributed = torch.nn.parallel.distributed.DistributedDataParallel
     swap = torch.utils.swap_tensors
     start, mesh, move = distributed.__init__, device_mesh.DeviceMesh.__init__, torch.nn.Module.to
@@ -115,9 +133,8 @@ def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -
         where, dtype, *_ = torch._C._nn._parse_to(*words, **more)  # a function of torch: `device` sees it
         if where != CPU:
             return move(self, *words, **more)
-        return (
-            self if dtype is None else move(self, dtype)
-        )  # it is there; fake parameters cannot be moved to themselves
+        # The module is there already, and fake parameters cannot be moved to themselves.
+        return self if dtype is None else move(self, dtype)
 
     def to_cuda(self: Any, *_: object) -> Any:
         device.use()
@@ -136,19 +153,13 @@ def cuda_device(device: CudaDevice, queue: Queue, local_rank: int, count: int) -
     def of_cpus(self: Any, device_type: str, *words: Any, **more: Any) -> None:
         mesh(self, device.on_cpu(device_type), *words, **more)
 
-    with ExitStack() as stack:
-        for module in (torch.cuda, torch.accelerator):
-            for name, value in made.items():
-                if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, value))
-        stack.enter_context(patch.object(torch.utils, "swap_tensors", swapped))
-        stack.enter_context(patch.multiple(torch.nn.Module, to=to, cuda=to_cuda))
-        stack.enter_context(patch.object(distributed, "__init__", on_its_device))
-        stack.enter_context(patch.object(device_mesh.DeviceMesh, "__init__", of_cpus))
-        stack.enter_context(patch.object(torch.amp.GradScaler, "_maybe_opt_step", stepped))
-        stack.enter_context(_autocast_of_either(device))
-        stack.enter_context(device)
-        yield
+    return [
+        patch.object(torch.utils, "swap_tensors", swapped),
+        patch.multiple(torch.nn.Module, to=to, cuda=to_cuda),
+        patch.object(distributed, "__init__", on_its_device),
+        patch.object(device_mesh.DeviceMesh, "__init__", of_cpus),
+        patch.object(torch.amp.GradScaler, "_maybe_opt_step", stepped),
+    ]
 
 
 def _answering(value: Any) -> Callable[..., Any]:

@@ -77,75 +77,90 @@ class Queue:
             self.current = before
 
 
+def _event_class(queue: Queue) -> type[Any]:
+    """`torch.cuda.Event` on a queue."""
+
+    class Event:
+        """A point on a stream."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.number, self.on = -1, 0
+
+        def record(self, stream: Any = None) -> Any:
+            """Set it behind what the stream holds."""
+            self.on = queue.current if stream is None else stream.number
+            self.number = queue.new_event(self.on)
+            return self
+
+        def wait(self, stream: Any = None) -> None:
+            """Let a stream wait for it."""
+            queue.wait_event(self.number, queue.current if stream is None else stream.number)
+
+        def synchronize(self) -> None:
+            """Let the host wait for it."""
+            if self.number >= 0:
+                queue.add(What.HOST_WAIT, self.number, self.on)
+
+        def query(self) -> bool:
+            """Whether it is over: nobody knows, and who asks goes on."""
+            return True
+
+        def elapsed_time(self, other: Any) -> float:
+            """Milliseconds, which nobody knows."""
+            return 1.0
+
+    return Event
+
+
+def _stream_class(queue: Queue, event_class: type[Any]) -> type[Any]:
+    """`torch.cuda.Stream` on a queue."""
+
+    class Stream:
+        """A stream by its number; 0 is the default one."""
+
+        def __init__(self, *_: object, number: int | None = None, **__: object) -> None:
+            self.number = queue.streams if number is None else number
+            queue.streams = max(queue.streams, self.number + 1)
+
+        def wait_stream(self, stream: Any) -> None:
+            """Wait for all that the other holds now."""
+            queue.wait_event(queue.new_event(stream.number), self.number)
+
+        def record_event(self, event: Any = None) -> Any:
+            """Record an event here."""
+            return (event_class() if event is None else event).record(self)
+
+        def wait_event(self, event: Any) -> None:
+            """Wait for an event."""
+            event.wait(self)
+
+        def synchronize(self) -> None:
+            """Let the host wait for this stream."""
+            queue.host_wait(self.number)
+
+        def is_capturing(self) -> bool:
+            """Whether a CUDA graph is being captured: none is, its kernels would be recorded as any others."""
+            return False
+
+        def query(self) -> bool:
+            """Whether it is empty: nobody knows, and who asks goes on."""
+            return True
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and other.number == self.number
+
+        def __hash__(self) -> int:
+            return hash(self.number)
+
+    return Stream
+
+
 class StreamModule:
     """`Stream`, `Event` and what goes with them, as `torch.cuda` and `torch.cpu` have them, on a queue."""
 
     def __init__(self, queue: Queue) -> None:
-        class Event:
-            """A point on a stream."""
-
-            def __init__(self, *_: object, **__: object) -> None:
-                self.number, self.on = -1, 0
-
-            def record(self, stream: Any = None) -> Any:
-                """Set it behind what the stream holds."""
-                self.on = queue.current if stream is None else stream.number
-                self.number = queue.new_event(self.on)
-                return self
-
-            def wait(self, stream: Any = None) -> None:
-                """Let a stream wait for it."""
-                queue.wait_event(self.number, queue.current if stream is None else stream.number)
-
-            def synchronize(self) -> None:
-                """Let the host wait for it."""
-                if self.number >= 0:
-                    queue.add(What.HOST_WAIT, self.number, self.on)
-
-            def query(self) -> bool:
-                """Whether it is over: nobody knows, and who asks goes on."""
-                return True
-
-            def elapsed_time(self, other: Any) -> float:
-                """Milliseconds, which nobody knows."""
-                return 1.0
-
-        class Stream:
-            """A stream by its number; 0 is the default one."""
-
-            def __init__(self, *_: object, number: int | None = None, **__: object) -> None:
-                self.number = queue.streams if number is None else number
-                queue.streams = max(queue.streams, self.number + 1)
-
-            def wait_stream(self, stream: Any) -> None:
-                """Wait for all that the other holds now."""
-                queue.wait_event(queue.new_event(stream.number), self.number)
-
-            def record_event(self, event: Any = None) -> Any:
-                """Record an event here."""
-                return (Event() if event is None else event).record(self)
-
-            def wait_event(self, event: Any) -> None:
-                """Wait for an event."""
-                event.wait(self)
-
-            def synchronize(self) -> None:
-                """Let the host wait for this stream."""
-                queue.host_wait(self.number)
-
-            def is_capturing(self) -> bool:
-                """Whether a CUDA graph is being captured: none is, its kernels would be recorded as any others."""
-                return False
-
-            def query(self) -> bool:
-                """Whether it is empty: nobody knows, and who asks goes on."""
-                return True
-
-            def __eq__(self, other: object) -> bool:
-                return isinstance(other, Stream) and other.number == self.number
-
-            def __hash__(self) -> int:
-                return hash(self.number)
+        event_class = _event_class(queue)
+        stream_class = _stream_class(queue, event_class)
 
         @contextmanager
         def stream(chosen: Any) -> Iterator[None]:
@@ -156,12 +171,12 @@ class StreamModule:
             queue.current = chosen.number
 
         self.attributes: dict[str, Any] = {
-            "Stream": Stream,
-            "Event": Event,
+            "Stream": stream_class,
+            "Event": event_class,
             "stream": stream,
             "set_stream": set_stream,
             "StreamContext": stream,
-            "current_stream": lambda *_: Stream(number=queue.current),
-            "default_stream": lambda *_: Stream(number=0),
+            "current_stream": lambda *_: stream_class(number=queue.current),
+            "default_stream": lambda *_: stream_class(number=0),
             "synchronize": lambda *_: queue.host_waits_for_all(),
         }
