@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, read_text
-from sim.core.shipped import shipped_profiles
+from sim.inputs.calibration_input import resolve_calibration, resolve_calibrations, unknown_architecture
 from sim.inputs.captured_input import captured_training
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
@@ -35,8 +35,7 @@ from sim.inputs.training_config import Recompute, Training
 from sim.inputs.units import with_units
 from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference, RequestPattern, RequestTrace
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
-from topology.presets import GPUS
-from topology.spec import ClusterSpec, GpuSpec
+from topology.spec import ClusterSpec
 
 __all__ = [
     "ClusterSpec",
@@ -222,8 +221,8 @@ def resolve(source: Source, name: str) -> Scenario:
     check_rules(sections, source)
     if rl is not None and training is not None:
         check_engine(rl, model, training, cluster, source)
-    calibration, unknown = _calibration(data, cluster, source)
-    calibrations, more_unknown = _calibrations(data, cluster, source)
+    calibration, unknown = resolve_calibration(data, cluster, source)
+    calibrations, more_unknown = resolve_calibrations(data, cluster, source)
     return Scenario.model_construct(  # every section is checked: pydantic would make their checks once more, together
         name=data.get("name", name),
         model=model,
@@ -238,7 +237,7 @@ def resolve(source: Source, name: str) -> Scenario:
         faults=faults,
         processes=_processes(data, parallelism, source),
         engine=_engine(data, source),
-        warnings=(*unknown, *more_unknown, *_unknown_architecture(cluster, ranks), *notes(sections), *rl_notes(rl)),
+        warnings=(*unknown, *more_unknown, *unknown_architecture(cluster, ranks), *notes(sections), *rl_notes(rl)),
     )
 
 
@@ -385,66 +384,3 @@ def _distillation(data: dict[str, Any], source: Source, seq_len: int) -> Distill
         teacher = resolve_model(given["teacher"], source, (*path, "teacher"))
         given = {**given, "teacher": _with_positions(teacher, seq_len)}
     return validate(Distillation, given, source, path)
-
-
-def _calibration(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> tuple[str, tuple[str, ...]]:
-    """The profile's name or path, and a warning where the GPU has none."""
-    if "calibration" in data:
-        return _profile_named(data["calibration"], source), ()
-    return _own_profile(cluster.gpu, "calibration", "calibration: h100-sxm")
-
-
-def _calibrations(data: dict[str, Any], cluster: ClusterSpec, source: Source) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The profiles of a mixed cluster's further GPUs: those given, else each GPU's own; and warnings as above.
-
-    Raises:
-        InputError: for what is no mapping, and for a GPU that the cluster has not besides its usual one.
-    """
-    path, given = ("calibrations",), data.get("calibrations", {})
-    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
-        raise source.error(path, f"found {show(given)}; must be a mapping from names of GPUs to profiles")
-    others = {other.gpu.name: other.gpu for other in cluster.others}
-    for name in given:
-        if name not in others:
-            allowed = ", ".join(others) or "none: the cluster has one sort of GPU, whose profile is calibration"
-            raise source.error((*path, name), f"is no further GPU of the cluster (allowed: {allowed})")
-    out, warnings = {}, list[str]()
-    for name, gpu in others.items():
-        own, unknown = _own_profile(gpu, "calibrations", f"calibrations: {{{name}: h100-sxm}}")
-        out[name] = _profile_named(given[name], source, (*path, name)) if name in given else own
-        warnings += unknown if name not in given else ()
-    return out, tuple(warnings)
-
-
-def _own_profile(gpu: GpuSpec, key: str, other: str) -> tuple[str, tuple[str, ...]]:
-    """A GPU's shipped profile, or the roofline and a warning that names what else one might write."""
-    own = gpu.variant_of or gpu.name  # a variant's bandwidth is priced by its ratio
-    if own in GPUS and own in shipped_profiles():
-        return own, ()
-    said = f"{key}: no profile for GPU '{gpu.name}', so roofline is used"
-    return "roofline", (f"{said}; `{other}` would scale an H100's efficiencies to this GPU",)
-
-
-def _unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
-    """Warn where collectives are timed by another architecture's measurements."""
-    if ranks == 1:
-        return ()
-    said = "cluster.gpu.architecture: none is stated for GPU"
-    rest = "so its collectives start and step as Hopper's do"
-    if cluster.intra_node.kind == "pcie":
-        rest = "whose collectives nobody has measured: they are priced from its links' latencies and bandwidths only"
-    return tuple(f"{said} '{gpu.name}', {rest}" for gpu in cluster.gpus if gpu.architecture == "other")
-
-
-def _profile_named(name: str, source: Source, path: KeyPath = ("calibration",)) -> str:
-    """A profile's name, or its path where the scenario is a file; one stored with a result may lie elsewhere."""
-    known = shipped_profiles()
-    if name in known or not source.origins:
-        return name
-    try:
-        return found_file(name, source, path)
-    except InputError:
-        if "/" in name or name.endswith(".json"):
-            raise
-    names = f"{nearest(name, known)} (there are: {', '.join(known)}; or a path to one)"
-    raise source.error(path, f"found {show(name)}; no such profile{names}")
