@@ -248,8 +248,8 @@ def expert_overlap(s: Sizes) -> Problem | None:
     """Expert communication hides in another micro-batch's computation, where a schedule pairs the two."""
     if not s.ep_overlap or s.ep == 1 or s.form.pairs:
         return None
-    pairing = " and ".join(name for name, form in FORMS.items() if form.pairs)
-    why = f"only {pairing} pair a forward with a backward to hide it in"
+    pairing = ", ".join(name for name, form in FORMS.items() if form.paired.pairs)
+    why = f"only {pairing} (without micro_batch_group) pair a forward with a backward to hide it in"
     return ("parallelism", "ep_overlap"), f"found true with schedule {s.form.name} and pp {s.pp}; {why}"
 
 

@@ -141,7 +141,7 @@ class Parallelism(UserInput):
             return ONE_RANK
         form = FORMS[self.schedule]
         if self.micro_batch_group is None or form.in_groups_of is None:
-            return form
+            return form.paired if self.ep_overlap and self.ep > 1 else form
         return form.grouped(self.micro_batch_group)
 
     @property

@@ -37,6 +37,9 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
     before its first backward, at the least, from seconds by rank; None where that is not known.
 
     `in_groups_of(n)` makes the lists of n micro-batches that a stage takes in a row, where a scenario may choose.
+
+    `in_pairs` makes the lists in which ranks run a forward and a backward at once, of a schedule that has them one
+    after the other unless a scenario hides expert exchanges in them.
     """
 
     name: str
@@ -49,6 +52,14 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
     follows_times: bool = False
     first_forwards: Callable[..., float] | None = None
     in_groups_of: Callable[[int], Callable[..., Schedule]] | None = None
+    in_pairs: Callable[..., Schedule] | None = None
+
+    @cached_property
+    def paired(self) -> ScheduleForm:
+        """The schedule whose ranks run a forward and a backward at once; itself, where they do already or cannot."""
+        if self.in_pairs is None:
+            return self
+        return replace(self, lists=self.in_pairs, in_groups_of=None, in_pairs=None)
 
     @cache  # noqa: B019  (forms live as long as the program)
     def grouped(self, n: int) -> ScheduleForm:

@@ -14,6 +14,11 @@ before a backward that the forward's own input waits for. Here such lists are ru
 the first rank whose next forward has its input takes it before its backward. Some rank always can: forwards wait for
 forwards alone, in one order.
 
+In pairs each forward of the steady phase runs at once with the backward that would follow it, so that each hides the
+other's expert exchanges. A rank then leads by one forward more: else the last rank's backward would be that of the very
+forward beside it. Groups of p alone (Megatron-LM, `combined_1f1b.py` and `get_pp_rank_microbatches`,
+`overlap_moe_expert_parallel_comm`).
+
 Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 and fig. 4 (bottom), and Megatron-LM's order.
 """
 
@@ -23,7 +28,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 
-from sim.core.actions import Action, Kind, Schedule
+from sim.core.actions import Action, Entry, Kind, Overlap, Schedule
 from sim.schedules.form import ScheduleForm
 from sim.schedules.list_writer import actions, looped
 
@@ -38,10 +43,16 @@ def interleaved_1f1b(p: int, m: int, v: int, group: int | None = None) -> Schedu
     return looped("interleaved_1f1b", p, m, lists, v)
 
 
+def interleaved_in_pairs(p: int, m: int, v: int) -> Schedule:
+    """Groups of p micro-batches, with the forward and the backward of each steady step as one pair."""
+    ranks = [_Rank(p, m, v, r, p, range(0, m, p), more=1).pairs() for r in range(p)]
+    return looped("interleaved_1f1b", p, m, ranks, v)
+
+
 class _Rank:
     """A rank's forwards and its backwards, which take its stages from last to first, and how many forwards lead."""
 
-    def __init__(self, p: int, m: int, v: int, r: int, size: int, firsts: range) -> None:
+    def __init__(self, p: int, m: int, v: int, r: int, size: int, firsts: range, more: int = 0) -> None:
         stages = range(r, v * p, p)
         groups = [range(first, min(first + size, m)) for first in firsts]
 
@@ -52,11 +63,16 @@ class _Rank:
         forward, backward = columns(stages), columns(stages[::-1])
         self.forwards = actions(forward[0], Kind.F, forward[1])
         self.backwards = actions(backward[0], Kind.B, backward[1])
-        self.lead = min(m * v, (v - 1) * size + 2 * (p - 1 - r))
+        self.lead = min(m * v, (v - 1) * size + 2 * (p - 1 - r) + more)
 
     def alternating(self) -> list[Action]:
         """The list: `lead` forwards, then a forward and a backward in turn, then backwards."""
         steady = chain.from_iterable(zip(self.forwards[self.lead :], self.backwards, strict=False))
+        return [*self.forwards[: self.lead], *steady, *self.backwards[len(self.forwards) - self.lead :]]
+
+    def pairs(self) -> list[Entry]:
+        """As `alternating`, but a forward and the backward after it are one entry."""
+        steady = map(Overlap, self.forwards[self.lead :], self.backwards)
         return [*self.forwards[: self.lead], *steady, *self.backwards[len(self.forwards) - self.lead :]]
 
 
@@ -110,4 +126,5 @@ FORM = ScheduleForm(
     micro_batches_multiple=lambda p: p,
     fewest_micro_batches=lambda p: p,
     in_groups_of=_in_groups,
+    in_pairs=interleaved_in_pairs,
 )

@@ -77,7 +77,7 @@ class GridSearch:
             counts.update(enumerated=len(found), legal=len(legal))
             if legal:
                 # Of all that decides the least work, layouts of a way differ in this alone (see `blocks`).
-                examples = {FORMS[x.schedule].pairs: x for x in legal}.values()
+                examples = {FORMS[x.schedule].paired.pairs: x for x in legal}.values()
                 bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, way, len(legal)))
         return Bounds(bounded, counts)
 
@@ -313,7 +313,7 @@ class GridSearch:
         """The blocks of a layout, for each rank that is bounded."""
         s = self.space
         # The key holds all that changes a block or its price. A missing part would hand out wrong blocks.
-        paired = bool(s.fixed.get("ep_overlap")) and FORMS[x.schedule].pairs
+        paired = bool(s.fixed.get("ep_overlap")) and FORMS[x.schedule].paired.pairs
         # Recomputing the first n layers of each stage makes blocks depend on the cut; all else does not.
         by_stage = s.recomputes[x.recompute].layers is not None
         # Sums of whole gradients (`accumulated` of `sim.models.dims`) change the weights' part of a backward.

@@ -25,7 +25,7 @@ from sim.inputs.overrides import merge
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Recompute, Scenario, Training, resolve
 from sim.models.balance import cost_of_last, deal
-from sim.schedules import FORMS, ONE_RANK
+from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.search.cached import cached
 
 SEARCHED = ("tp", "sp", "cp", "pp", "dp", "ep", "zero", "schedule", "virtual_stages")
@@ -293,10 +293,17 @@ def sizes_of(space: Space, x: Layout) -> Sizes:
         fixed.get("shard_size", x.dp * x.cp),
         p.cp_method,
         p.cp_split,
-        FORMS[x.schedule] if x.pp > 1 else ONE_RANK,
+        _form(space, x),
         x.virtual_stages,
         fixed.get("layers_per_stage") or None,
     )
+
+
+def _form(space: Space, x: Layout) -> ScheduleForm:
+    """The schedule's record, as `Parallelism.form` gives it."""
+    if x.pp == 1:
+        return ONE_RANK
+    return FORMS[x.schedule].paired if x.ep > 1 and space.fixed.get("ep_overlap", False) else FORMS[x.schedule]
 
 
 def stage_layers(space: Space, stages: int) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ MOE = {"moe": {"experts": 4, "top_k": 2, "ffn": 48}}
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 LATENT = LLAMA | {"kv_heads": 4, "mla": MLA}
 WHOLE_QUERIES = {"mla": MLA | {"q_lora_rank": None, "v_head_dim": 12}}  # layernorms, biases and positions beside it
+INTERLEAVED = {"schedule": "interleaved_1f1b", "virtual_stages": 2}
 SHARED = {"moe": {"experts": 8, "top_k": 3, "ffn": 32, "shared_experts": 1, "dense_layers": 1}}
 
 
@@ -90,7 +91,7 @@ FOUR_RANKS: dict[str, Any] = {
     "ep2 dp2": small({"dp": 4, "ep": 2, "dp_sync": "after_backward"}, **SHARED),
     "ep2 pp2": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "zb_h1"}, **MOE),
     "ep2 in dualpipe's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe", "ep_overlap": True}, **MOE),
-    "ep2 in a V's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe_v", "ep_overlap": True}, **MOE),
+    "ep2 in 1F1B's pairs": small({"dp": 2, "pp": 2, "ep": 2, **INTERLEAVED, "ep_overlap": True}, **MOE),
     "ep2 of experts split over tp2": small({"dp": 2, "tp": 2, "sp": True, "ep": 2, "expert_tp": 2}, **SHARED),
     "experts split, pp2": small({"dp": 2, "pp": 2, "expert_tp": 2, "schedule": "zb_h1"}, **MOE),
     "tp4, two key heads": small({"tp": 4, "sp": True}, **LLAMA),

@@ -153,7 +153,10 @@ LAYOUTS: list[tuple[list[str], str]] = [
     ([MOE, "parallelism.ep=2", "parallelism.expert_tp=2"], "ep·expert_tp must divide tp·cp·dp (2)"),
     (["model.moe={experts: 8, top_k: 2, ffn: 63}", "parallelism.expert_tp=2"], "must divide model.moe.ffn (63)"),
     (["model.moe={experts: 8, top_k: 2, ffn: 63, shared_experts: 1}", "parallelism.tp=2"], "shared experts' ffn (63)"),
-    ([MOE, "parallelism.ep=2", "parallelism.ep_overlap=true"], "only dualpipe and dualpipe_v pair a forward"),
+    (
+        [MOE, "parallelism.ep=2", "parallelism.ep_overlap=true"],
+        "only dualpipe, dualpipe_v, interleaved_1f1b (without micro_batch_group) pair",
+    ),
     (["cluster.nodes=1", "parallelism.pp=8"], "cluster.nodes: found 1 nodes of 8 = 8 GPUs; tp·cp·dp·pp = 1·1·2·8 = 16"),
     (["parallelism.dp=4000000", "parallelism.tp=8"], "32,000,000 ranks; at most 10,000,000"),
     (

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.core.actions import Action, Kind, Schedule, grid, in_flight, parts, validate
+from sim.core.actions import Action, Kind, Overlap, Schedule, grid, in_flight, parts, validate
 from sim.graph.schedule_columns import ScheduleColumns, work_number
 from sim.schedules import FORMS, build
 from sim.schedules.unit_time import Timed, UnitTimes, evaluate, picture
@@ -64,6 +64,19 @@ def test_dualpipe_v_is_valid(p: int, extra: int) -> None:
 @given(p=RANKS, m=st.integers(1, 40))
 def test_blocking_messages_pass(name: str, p: int, m: int) -> None:
     validate(build(name, p, m), p2p_overlap=False)
+
+
+@pytest.mark.parametrize(("p", "rounds", "v"), [(1, 3, 2), (2, 1, 2), (4, 2, 3), (8, 3, 2)])
+def test_interleaved_in_pairs(p: int, rounds: int, v: int) -> None:
+    """Each steady forward runs with a backward of another micro-batch or stage; a rank leads by one forward more."""
+    paired = FORMS["interleaved_1f1b"].paired.build(p, p * rounds, v)
+    validate(paired)
+    for rank, entries in enumerate(paired.ranks):
+        lead = min(p * rounds * v, (v - 1) * p + 2 * (p - 1 - rank) + 1)
+        pairs = [e for e in entries if isinstance(e, Overlap)]
+        assert len(pairs) == p * rounds * v - lead
+        assert all(e.forward[::2] != e.backward[::2] for e in pairs)
+        assert [a for a in entries[:lead] if a.kind is Kind.F] == list(entries[:lead])
 
 
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_h2", "zb_v", "dualpipe", "dualpipe_v"])
