@@ -29,6 +29,7 @@ class Passes(NamedTuple):
 class Activation(Struct, frozen=True):
     """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
     of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps; `role`: of both.
+    `clamped`: gate and up are clamped first.
     """
 
     gated: bool
@@ -37,6 +38,7 @@ class Activation(Struct, frozen=True):
     kept: tuple[str, ...]
     kept_fused: tuple[str, ...]
     role: TensorRole = TensorRole.INNER
+    clamped: bool = False
 
 
 _ONE = Passes(2, 1, 3, 1)
@@ -56,8 +58,12 @@ ACTIVATIONS = {
         _GATED_FUSED,
         ("gate", "up", "clamped gate", "sigmoid", "up + 1", "gated"),
         ("gate", "up"),
+        clamped=True,
     ),
 }
+# Where a framework clamps before the fused kernel: two halves clamped (2, 2) and joined (2, 2). Backward: each half's
+# gradient where it was within (3, 3), both put into one (2, 2). The halves stay kept beside what they were joined to.
+CLAMPS = Passes(8, 3, 10, 3)
 
 
 def is_gated(mlp: str) -> bool:
@@ -71,10 +77,16 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
     passes = record.fused if fused else record.eager
     # backward writes the output again, for the weight gradient
     again = int(d.framework.rebuilds_pointwise and passes.forward_kernels == 1)
+    if _clamps_apart(d, record):
+        passes = Passes(*(own + more for own, more in zip(passes, CLAMPS, strict=True)))
     # gate and up cut out of one matmul's result: their gradients are joined, two reads and two writes (torch.split)
     joined = int(record.gated and d.framework.merges_projections and not fused)
     backward, kernels = passes.backward + again + 4 * joined, passes.backward_kernels + joined
     return Traffic(passes.forward * e, passes.forward_kernels, backward * e, kernels)
+
+
+def _clamps_apart(d: Dims, record: Activation) -> bool:
+    return record.clamped and d.framework.fuses_activation and d.framework.clamps_apart
 
 
 def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Saved, ...]:
@@ -82,6 +94,7 @@ def activation_saved(d: Dims, mlp: str, elements: float, part: str) -> tuple[Sav
     record, size = ACTIVATIONS[mlp], elements * d.act_bytes
     needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
     names = record.kept_fused if d.framework.fuses_activation else record.kept
+    names += ("clamped gate", "clamped up") if _clamps_apart(d, record) else ()
     return tuple(Saved(part, name, size, needed, record.role) for name in names)
 
 

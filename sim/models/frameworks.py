@@ -42,6 +42,31 @@ NANOTRON_LOSS = MEGATRON_LOSS._replace(in_place=False)
 COMPILED_LOSS = UnfusedLoss(3, 1, 4.0, 4.0, copies=False, reads=2)
 
 
+class RouterKernels(NamedTuple):
+    """What an expert layer's router launches besides its matmul: scores, choice, auxiliary loss, records of it.
+
+    Bytes are those of one token and expert. `capacity_kernels`, forward: more where experts have a capacity."""
+
+    forward_kernels: int
+    backward_kernels: int
+    forward_bytes: float
+    backward_bytes: float
+    capacity_kernels: int = 0
+
+
+# 16-bit logits, scores in fp32: softmax forward (3), backward (2).
+PLAIN_ROUTER = RouterKernels(3, 2, 10.0, 10.0)
+# megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
+# (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
+# of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of
+# the auxiliary loss scale (2), product (3), softmax, cast, and the sum of both gradients. With a capacity (probabilities'
+# top-k over tokens, its mask (4), product). Bytes: 9 accesses in 16 bits and 55 bytes in fp32 and less; 5 and 40.
+MEGATRON_ROUTER = RouterKernels(28, 14, 73.0, 50.0, capacity_kernels=6)
+# `moe_router_fusion`, Transformer Engine from 2.6 on: choice, scores of the loss, tokens of each expert, the loss and
+# its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
+FUSED_ROUTER = RouterKernels(9, 6, 20.0, 20.0, capacity_kernels=6)
+
+
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
 T = TypeVar("T")
 
@@ -78,6 +103,11 @@ class Framework:
     )
     fuses_activation: bool = fact(
         False, "SwiGLU and squared ReLU are one kernel, not two", "core/fusions/fused_bias_swiglu.py"
+    )
+    clamps_apart: bool = fact(
+        False,
+        "both halves of a gated activation are clamped and joined again by operators before its kernel",
+        "core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl",
     )
     fuses_residual: bool = fact(
         False, "bias, dropout and residual sum are one kernel", "core/fusions/fused_bias_dropout.py"
@@ -158,6 +188,24 @@ class Framework:
         "the router's weight multiplies the activation, not the result",
         "core/transformer/moe/experts.py",
     )
+    router: RouterKernels = fact(  # noqa: RUF009  a tuple
+        PLAIN_ROUTER, "kernels of an expert layer's router, forward and backward", "core/transformer/moe/router.py"
+    )
+    pads_experts: bool = fact(
+        False,
+        "rows of 8-bit grouped matmuls are copied to fill each expert's up to its tile, and back",
+        "TE module/fp8_padding.py",
+    )
+    biases_experts_one_by_one: bool = fact(
+        False,
+        "an expert's second bias, weighted for each row, is added expert by expert",
+        "core/transformer/moe/experts.py: TEGroupedMLP._apply_bias",
+    )
+    sends_probabilities: bool = fact(
+        False,
+        "the router's fp32 weights of copies go to their experts by an all-to-all of their own",
+        "core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.token_dispatch",
+    )
     splits_experts_over_tp: bool = fact(
         False, "experts are split over tp where nothing is said of `expert_tp`: a warning", "training/arguments.py"
     )
@@ -206,6 +254,7 @@ _MEGATRON = Framework(
     fuses_rmsnorm=True,
     fuses_rope=True,
     fuses_activation=True,
+    clamps_apart=True,
     fuses_residual=True,
     fuses_adapter_sum=True,
     norm_backward_accesses=3,
@@ -219,6 +268,10 @@ _MEGATRON = Framework(
     fp8_recipe="delayed",
     skips_transposes=True,
     weights_experts_after_activation=True,
+    sends_probabilities=True,
+    router=MEGATRON_ROUTER,
+    pads_experts=True,
+    biases_experts_one_by_one=True,
     splits_experts_over_tp=True,
     engine_workspaces=1,
     grouped_streams=4,
@@ -245,6 +298,9 @@ _RECORDS = (
         name="megatron_bridge",
         kin="megatron",
         fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
+        router=FUSED_ROUTER,  # configs: moe_router_fusion
+        checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
+        averages_gradients=False,  # recipes: average_in_collective
     ),
     Framework(
         "compiled",  # plain torch code under torch.compile
@@ -357,6 +413,8 @@ def framework_table() -> str:
 def _shown(value: object) -> str:
     if isinstance(value, UnfusedLoss):
         return f"{value.forward_kernels} and {value.backward_kernels}, {value.forward_token_kernels} a token"
+    if isinstance(value, RouterKernels):
+        return f"{value.forward_kernels} and {value.backward_kernels}"
     if isinstance(value, bool):
         return "yes" if value else ""
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -162,9 +162,10 @@ def _shared_gate(d: Dims) -> Operator:
 def _router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
     """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank. `casts_routers`:
     a matmul in fp32 is of a copy of its input."""
-    n, e = r.tokens * moe.experts, d.act_bytes
-    select = memory_op("router_top_k", F, "softmax", n, (e + 2 * FP32_BYTES) * n, d.act, 3)
-    back = memory_op("router_top_k_backward", I, "softmax", n, (2 * FP32_BYTES + e) * n, d.act, 2)
+    n, e, k = r.tokens * moe.experts, d.act_bytes, d.framework.router
+    launches = k.forward_kernels + (k.capacity_kernels if moe.capacity_factor is not None else 0)
+    select = memory_op("router_top_k", F, "softmax", n, k.forward_bytes * n, d.act, launches)
+    back = memory_op("router_top_k_backward", I, "softmax", n, k.backward_bytes * n, d.act, k.backward_kernels)
     m, h, x = r.tokens, d.hidden, moe.experts
     upcast = moe.router_fp32 and d.framework.casts_routers and e < FP32_BYTES
     dtype = "fp32" if upcast else d.act
@@ -207,6 +208,13 @@ def _exchange(scenario: Scenario, d: Dims, r: Routing, name: str, phase: Phase, 
     return tuple(items)
 
 
+def _probabilities(scenario: Scenario, d: Dims, r: Routing, name: str, phase: Phase) -> Program:
+    """The weight of each copy, which its expert multiplies by, and the way back of its gradient."""
+    if scenario.parallelism.ep == 1 or not d.framework.sends_probabilities:
+        return ()
+    return (collective(name, "all_to_all", r.wire * FP32_BYTES, phase, group="ep"),)
+
+
 def _expert_tp(scenario: Scenario, d: Dims, r: Routing, name: str, kind: str, phase: Phase) -> Program:
     """Experts split over expert_tp ranks compute the copies of all: gathered before, scattered after."""
     ranks = scenario.parallelism.expert_tp
@@ -222,12 +230,14 @@ def _dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
     forward = (
         memory_op("permute", F, "permute", n, moved, d.act, 2),
         *_exchange(scenario, d, r, "dispatch", F, True),
+        *_probabilities(scenario, d, r, "dispatch_weights", F),
         *_expert_tp(scenario, d, r, "expert_gather", "all_gather", F),
         *_sort(scenario, d, r, "sort_chunks", F),
     )
     backward = (
         *_sort(scenario, d, r, "sort_chunks_backward", I),
         *_expert_tp(scenario, d, r, "expert_grad_scatter", "reduce_scatter", I),
+        *_probabilities(scenario, d, r, "dispatch_weights_backward", I),
         *_exchange(scenario, d, r, "dispatch_backward", I, False),
         memory_op("permute_backward", I, "permute", n, moved, d.act, 2),
     )
@@ -264,11 +274,37 @@ def _experts(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
     down = _grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
     if m.bias:
         up = _biased(d, up, rows, r.experts, inner)
-        down = _biased(d, down, rows, r.experts, d.hidden)
+        add = _biased_one_by_one if d.framework.biases_experts_one_by_one else _biased
+        down = add(d, down, rows, r.experts, d.hidden)
     weighs = d.framework.weights_experts_after_activation and m.mlp == "gelu"  # SwiGLU's kernel does it by itself
     weighted = (_weighting(d, rows * ffn),) if weighs else ()
     made = inside("moe_act", (activation(d, m.mlp, rows * ffn, "moe"), *weighted))
-    return up, *made, down
+    filled, cut = _padding(d, moe, rows, r.experts)
+    return *filled, up, *made, down, *cut
+
+
+ALIGNED_ROWS = 16  # of an operand in 8 bits; formats scaled by blocks take twice as many
+
+
+def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """Before and after 8-bit experts, copies of their rows: each expert's are filled up to the matmul's tile, and what
+    was filled is cut off again (Transformer Engine's `Fp8Padding`, `Fp8Unpadding`; backward the other way round).
+
+    Nothing is copied where a capacity gives every expert a multiple. What is filled up, at most a tile an expert, is
+    not computed here.
+    """
+    tile = ALIGNED_ROWS if d.recipe is None or d.recipe.one_scale else 2 * ALIGNED_ROWS
+    even = moe.capacity_factor is not None and rows % (experts * tile) == 0
+    if d.recipe is None or not d.framework.pads_experts or even:
+        return (), ()
+    n, moved = rows * d.hidden, 2 * rows * d.hidden * d.act_bytes
+
+    def copies(name: str) -> tuple[Operator, ...]:
+        forward = memory_op(name, F, "copy", n, moved, d.act)
+        backward = memory_op(f"{name}_backward", I, "copy", n, moved, d.act)
+        return (Operator(name, (forward,), (backward,), backward_bytes=moved),)
+
+    return copies("experts_padding"), copies("experts_unpadding")
 
 
 def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Operator:
@@ -286,6 +322,26 @@ def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Opera
         forward=(*part.forward, *((add,) if apart else ())),
         backward=(*part.backward, sums),
         expert_params=part.expert_params + experts * n,
+    )
+
+
+def _biased_one_by_one(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Operator:
+    """A grouped matmul after which each expert's bias of `n`, times its rows' probabilities, is added to them.
+
+    Megatron-Core's TEGroupedMLP loops over experts in Python, for the activation has weighted the rest already. Per
+    element and expert: the product is written (1), the sum read and written (3); all are joined (2). Backward: the
+    gradient times the probability (2) and its sum over rows (1), times the bias (2) and its sum over a row (1), and the
+    experts' gradients joined (2). Probabilities are taken for 16 bits (`moe_router_dtype` unset).
+    """
+    elements, e = rows * n, d.act_bytes
+    add = memory_op(f"{part.name}_bias", F, "elementwise", elements, 6 * e * elements, d.act, 2 * experts + 1)
+    back = memory_op(f"{part.name}_bias_backward", I, "elementwise", elements, 8 * e * elements, d.act, 4 * experts + 1)
+    return replace(
+        part,
+        forward=(*part.forward, add),
+        backward=(back, *part.backward),
+        expert_params=part.expert_params + experts * n,
+        backward_bytes=part.backward_bytes + elements * e,
     )
 
 

@@ -186,3 +186,57 @@ def test_a_word_about_expert_tp_where_the_framework_would_split() -> None:
     words = "parallelism.expert_tp: 1, as nothing is said; framework megatron's own default is tp, 2"
     assert said("megatron") == [words]
     assert said("megatron", expert_tp=1) == said("eager") == []
+
+
+def _named(program: Any, name: str) -> list[Any]:
+    return [i for i in program if getattr(i, "name", "") == name]
+
+
+def test_megatron_sends_the_weights_of_copies_beside_them():
+    """Four bytes a copy each way, by an all-to-all of their own (MoEAlltoAllTokenDispatcher.token_dispatch)."""
+    plain, megatron = (layer_block(make(MOE, {"framework": name}, dp=4, ep=4), 0) for name in ("eager", "megatron"))
+    for which in ("forward", "backward"):
+        own, more = getattr(plain, which), getattr(megatron, which)
+        assert comms(more, "ep")["all_to_all"] == comms(own, "ep")["all_to_all"] + 1
+        assert comm_bytes(more, "ep") - comm_bytes(own, "ep") == TOKENS * 2 * 4
+
+
+def test_a_fused_router_launches_less_and_a_capacity_more():
+    def kernels(framework: str, **moe: Any) -> int:
+        block = layer_block(make(MOE | {"moe": MOE["moe"] | moe}, {"framework": framework}), 0)
+        return int(_named(block.forward, "router_top_k")[0].kernels)
+
+    assert kernels("eager") < kernels("megatron_bridge") < kernels("megatron")
+    assert kernels("megatron", capacity_factor=1.0) - kernels("megatron") == 6
+    assert kernels("eager", capacity_factor=1.0) == kernels("eager")
+
+
+@pytest.mark.parametrize(
+    ("precision", "framework", "capacity", "copied"),
+    [
+        ("fp8", "megatron", None, True),  # random counts
+        ("fp8", "megatron", 1.0, False),  # 128 rows an expert
+        ("fp8", "megatron", 0.9, True),  # 116, which 16 does not divide
+        ("bf16", "megatron", None, False),
+        ("fp8", "compiled", None, False),
+    ],
+)
+def test_rows_of_8_bit_experts_are_copied_to_fill_tiles(precision, framework, capacity, copied):
+    """Filled up before and cut off after, in both passes: all copies read and written once."""
+    moe = MOE["moe"] | {"capacity_factor": capacity}
+    block = layer_block(make(MOE | {"moe": moe}, {"framework": framework, "precision": precision}), 0)
+    names = ("experts_padding", "experts_unpadding")
+    found = [i for name in names for i in (*_named(block.forward, name), *_named(block.backward, f"{name}_backward"))]
+    rows = TOKENS * 2 if capacity is None else -(-capacity * TOKENS * 2 // 16) * 16
+    assert [i.bytes for i in found] == ([2 * rows * 1024 * 2] * 4 if copied else [])
+
+
+def test_megatron_adds_second_biases_expert_by_expert():
+    """Product, sum and join: 1 + 3 + 2 accesses forward, 8 backward, of every copy's row (TEGroupedMLP._apply_bias)."""
+    block = layer_block(make(MOE | {"bias": True}, {"framework": "megatron"}), 0)
+    size = TOKENS * 2 * 1024 * 2
+    (add,), (back,) = _named(block.forward, "experts_down_bias"), _named(block.backward, "experts_down_bias_backward")
+    assert (add.bytes, add.kernels) == (6 * size, 2 * 16 + 1)
+    assert (back.bytes, back.kernels) == (8 * size, 4 * 16 + 1)
+    plain = layer_block(make(MOE | {"bias": True}, {"framework": "compiled"}), 0)
+    assert plain.expert_params == block.expert_params

@@ -1,0 +1,37 @@
+"""What launch scripts set reaches the rows that they ran, by release, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.validation.performance_scripts import scripted
+
+BRIDGE = ("Megatron-Bridge on Megatron-Core", "NVIDIA, Megatron-Bridge performance summary")
+
+
+@pytest.mark.parametrize(
+    ("group", "section", "said"),
+    [
+        ("LLAMA3_8B DGX-H100 25.11", "training", {"grad_dtype": "bf16", "cross_entropy": "fused"}),
+        ("Qwen3_235B_a22B DGX-H100 25.11", "parallelism", None),
+        ("Qwen3_235B_a22B DGX-H100 26.02", "parallelism", {"ep_overlap": True}),
+        ("Qwen3_30B_a3B (tokendrop) DGX-GB200 25.09", "model", {"moe": {"capacity_factor": 1.0}}),
+    ],
+)
+def test_a_release_decides(group: str, section: str, said: dict[str, Any] | None) -> None:
+    assert scripted(BRIDGE, group, {}).get(section) == said
+
+
+def test_what_is_run_stays_but_for_what_a_script_sets() -> None:
+    row = {"training": {"grad_dtype": "fp32", "seq_len": 8}, "parallelism": {"tp": 2}}
+    found = scripted(BRIDGE, "DeepSeekV3 (dropless) DGX-H100 25.09", row)
+    assert (found["training"]["seq_len"], found["training"]["grad_dtype"]) == (8, "bf16")
+    assert (found["parallelism"]["tp"], found["parallelism"]["ep_overlap"]) == (2, True)
+    assert sum(found["parallelism"]["layers_per_stage"]) == 61
+    assert row["training"]["grad_dtype"] == "fp32"
+
+
+def test_other_software_is_left_alone() -> None:
+    assert scripted(("Megatron-LM", "somebody"), "DeepSeekV3 DGX-H100 25.09", {}) == {}
