@@ -59,8 +59,8 @@ PLAIN_ROUTER = RouterKernels(3, 2, 10.0, 10.0)
 # megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
 # (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
 # of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of
-# the auxiliary loss scale (2), product (3), softmax, cast, and the sum of both gradients. With a capacity (probabilities'
-# top-k over tokens, its mask (4), product). Bytes: 9 accesses in 16 bits and 55 bytes in fp32 and less; 5 and 40.
+# the auxiliary loss scale (2), product (3), softmax, cast, and the sum of both gradients. With a capacity: top-k of
+# probabilities over tokens, its mask (4), product. Bytes: 9 accesses in 16 bits and 55 in fp32 and less; 5 and 40.
 MEGATRON_ROUTER = RouterKernels(28, 14, 73.0, 50.0, capacity_kernels=6)
 # `moe_router_fusion`, Transformer Engine from 2.6 on: choice, scores of the loss, tokens of each expert, the loss and
 # its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
