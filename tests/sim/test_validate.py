@@ -71,7 +71,13 @@ LIMITS = [
     ("torchtitan_h100", 1, "step_time", "mean_abs", 0.08),
     ("simumax_b200_dense_mbc4", 1, "peak_memory", "mean_abs", 0.002),
     ("simumax_b200_dense_mbc4", 1, "step_time", "mean_abs", 0.05),
-    ("megatron_moe_layer_mixtral", 1, "forward", "median_abs", 0.10),
+    (
+        "megatron_moe_layer_mixtral",
+        1,
+        "forward",
+        "median_abs",
+        0.11,
+    ),  # its long matmul hides the launches of the router
     ("megatron_moe_layer_mixtral", 1, "backward", "median_abs", 0.10),
     ("megatron_moe_layer_mixtral", 1, "max_allocated", "max_abs", 0.025),
     ("mosaic_mpt_a100_80gb", 1, "step_time", "mean_abs", 0.045),
