@@ -238,6 +238,11 @@ class Framework:
         False, "the buffer is zeroed, where torch frees gradients", "core/distributed: zero_grad_buffer"
     )
 
+    small_messages: tuple[int, int] = fact(
+        (0, 0),
+        "small messages beside a stage's output and beside its gradient, one after the other, both hosts waiting",
+        "nanotron: parallel/pipeline_parallel/p2p.py, `_send_meta`",
+    )
     plain_host: bool = fact(
         True, "a kernel costs the host `host_operator_eager_s`; else `host_operator_s`", "docs/calibration.md"
     )
@@ -355,9 +360,12 @@ _RECORDS = (
         attention_copy_kernels=(9, 3),
         loss=NANOTRON_LOSS,
         starts_with_own_rows=True,
+        # Two with each tensor's shape and kind; the mask of the sequence goes with the output.
+        small_messages=(5, 2),
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         keeps_own_gradients=True,
         all_reduces_at_zero_1=True,
+        zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
     ),
 )
 FRAMEWORKS: dict[str, Framework] = {record.name: record for record in _RECORDS}

@@ -26,6 +26,7 @@ from topology.spec import ClusterSpec, GpuSpec
 
 LINK_UNCERTAINTY = 0.2  # closed forms on data-sheet links: real collectives reach 0.6 to 0.95 of them
 CHANNELS_IN_NODE = 24  # what `collective_sm_share` stands for
+SMALL_BYTES = 64.0  # of a message that describes a tensor
 FEW_CHANNELS, FAST_NIC_BYTES_PER_S = 16, 45e9
 BLOCKS_FOR_EACH = ("all_to_all", "gather", "scatter")  # of S each rank gets its n-th: here's members only their part
 
@@ -50,6 +51,7 @@ class Pricing:
         self._sorts = {name: GpuSort(own, cluster.of_kind(name), waiting) for name, own in of_others.items()}
         training = plan.scenario.training
         self._plain_host = training is not None and framework_of(training).plain_host
+        self._small_messages = (0, 0) if training is None else framework_of(training).small_messages
         self._graphs = "" if training is None or training.cuda_graphs == "none" else training.cuda_graphs
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
@@ -241,7 +243,9 @@ class Pricing:
         if key not in self._sends:
             sent = self._send(src, dst, size)  # blocking messages keep host and device waiting for one another
             host_s = 0.0 if self._graphs == "step" else self.costs_of(src).coefficients.host_message_s
-            self._sends[key] = sent._replace(seconds=sent.seconds + host_s)
+            beside = self._small_messages[int(dst < src)]  # stages further on have higher ranks
+            small_s = beside * (self._send(src, dst, SMALL_BYTES).seconds + host_s) if beside else 0.0
+            self._sends[key] = sent._replace(seconds=sent.seconds + host_s + small_s)
         return self._sends[key]
 
     def _send(self, src: int, dst: int, size: float) -> Priced:

@@ -14,7 +14,12 @@ from sim.models.frameworks import FRAMEWORKS, framework_at
 from sim.models.layer import layer_block
 from sim.models.linear import linear
 from sim.models.operators import Linear, Operator
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from sim.prices.rank_prices import Pricing
+from sim.ranks.plan import make_plan
 from sim.simulation import simulate
+from topology.network import Network
 
 
 def scenario(cluster: str = "dgx-h100", parallelism: dict[str, Any] | None = None, **training: Any) -> Scenario:
@@ -128,6 +133,20 @@ def test_nanotron_starts_a_matmul_with_its_own_rows(tp: int, parts: tuple[str, .
     assert list(cut) == [f"qkv_{part}" for part in parts]
     assert sum(cut.values()) == whole
     assert cut["qkv_own"] == whole / tp
+
+
+def test_nanotron_describes_each_tensor_in_messages_before_it() -> None:
+    """Five small messages beside a stage's output, two beside a gradient, each as long as one alone."""
+
+    def sends(framework: str) -> dict[str, float]:
+        s = scenario(parallelism={"dp": 1, "pp": 2}, framework=framework, global_batch_size=2)
+        pricing = Pricing(make_plan(s), Costs(load_profile(s.calibration), s.cluster.gpu), Network(s.cluster))
+        asked = {"output": (0, 1, 1e6), "gradient": (1, 0, 1e6), "small": (0, 1, 64.0)}
+        return {name: pricing.send(*each).seconds for name, each in asked.items()}
+
+    usual, described = sends("eager"), sends("nanotron")
+    assert described["output"] == pytest.approx(usual["output"] + 5 * usual["small"])
+    assert described["gradient"] == pytest.approx(usual["gradient"] + 2 * usual["small"])
 
 
 def test_gradients_of_gate_and_up_cut_from_one_matmul_are_joined() -> None:
