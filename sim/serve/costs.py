@@ -3,13 +3,14 @@
 An iteration is a `Load`: tokens in all, prompt chunks, single tokens with the length of what they see, sequences
 that need logits. Its price is the sum of parts that are priced once and kept. Between kept sizes prices are
 linear: above 64 tokens sixteen sizes an octave, for decode attention four lengths an octave; a run of decode steps
-is therefore exactly the sum of its steps, however it is grouped. Attention of prompt chunks is linear both in the
-chunk and in what was cached before it, between two lengths an octave of each: on an H100 1 % from the price of the very
-lengths in the mean, 4 % in nineteen of twenty.
+is therefore exactly the sum of its steps, however it is grouped. Attention of prompt chunks lies between two lengths an
+octave of the chunk and of what is cached before it (`_chunk`): on an H100 1 % from the price of the very lengths in the
+mean, 4 % in nineteen of twenty.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from enum import StrEnum
@@ -241,15 +242,22 @@ class IterationCosts(Struct):
         return seconds
 
     def _chunk(self, spec: int, tokens: int, cached: int, equal: int) -> float:
-        """Attention of a prompt chunk behind `cached` tokens, one of `equal`: between the four kept sizes around it."""
+        """Attention of a prompt chunk behind `cached` tokens, one of `equal`, between the kept sizes around it: linear
+        in what is cached, as its products are, and a power of the chunk, for these grow with its square or less."""
         found = self.chunks.get((spec, tokens, cached, equal))
         if found is None:
-            found = 0.0
-            for a, share in around(tokens):
-                for b, part in around(cached):
-                    found += share * part * self.bill(Key(Work.PREFILL, spec, a, b, equal)).seconds
+            (low, _), *above = around(tokens)
+            found = self._behind(spec, low, cached, equal)
+            for high, _ in above:
+                share = math.log(tokens / low) / math.log(high / low)
+                found = found ** (1.0 - share) * self._behind(spec, high, cached, equal) ** share
             self.chunks[spec, tokens, cached, equal] = found
         return found
+
+    def _behind(self, spec: int, tokens: int, cached: int, equal: int) -> float:
+        """As `_chunk`, of a kept size."""
+        keys = [(Key(Work.PREFILL, spec, tokens, kept, equal), part) for kept, part in around(cached)]
+        return sum([part * self.bill(key).seconds for key, part in keys])
 
     def _line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
         """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""

@@ -69,6 +69,10 @@ class Engine:
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
         "grouped", "single tokens' attention reads a key head once, or once for each of its query heads"
     )
+    reserves_output: bool = fact(
+        False,
+        "a request enters once the cache has room for all that it and those that run will write: none is preempted",
+    )
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     fp8_cache: bool = fact(False, "with 8-bit weights keys and values are kept in fp8, too")
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
@@ -166,9 +170,11 @@ _RECORDS = (
         "TensorRT-LLM",
         (0, 5),
         "2023-12",
-        "launches: fitted to trtllm_static_h100; no kernel reads a key head once for a group before 0.8 (XQA blog)",
+        "launches: fitted to trtllm_static_h100; no kernel reads a key head once for a group before 0.8 (XQA blog); "
+        "the capacity scheduler's default policy is GUARANTEED_NO_EVICT (useful-runtime-flags.md)",
         host={"hopper": HostTimes(launch_s=19.5e-6)},
         decode_attention="per_head",
+        reserves_output=True,
         fp8_cache=True,
         defaults=Defaults(block_tokens=64),
     ),
@@ -177,13 +183,15 @@ _RECORDS = (
         "TensorRT-LLM Triton",
         (0, 8),
         "2024-11",
-        "host: fitted to trtllm_014_online; all-reduces and experts: as trtllm",
+        "host: fitted to trtllm_014_online; all-reduces, experts and policy: as trtllm; 2,048 requests: release notes "
+        "of 0.14.0 (default max_batch_size of trtllm-build)",
         host={
             "ampere": HostTimes(collective_s=69e-6),
             "hopper": HostTimes(
                 iteration_s=0.71e-3, sequence_s=22.1e-6, prompt_s=0.464e-3, collective_s=22e-6, request_s=6.63e-3
             ),
         },
+        reserves_output=True,
         fp8_cache=True,
         experts_speed=0.767,
         defaults=Defaults(max_running_requests=2048, block_tokens=64),
@@ -193,11 +201,12 @@ _RECORDS = (
         "TensorRT-LLM",
         (0, 8),
         "2025-01",
-        "fitted to trtllm_017_throughput; launches as trtllm-0.6",
+        "fitted to trtllm_017_throughput; launches and policy as trtllm-0.6",
         host={
             "ampere": HostTimes(collective_s=69e-6),
             "hopper": HostTimes(sequence_s=2.6e-6, collective_s=22e-6, launch_s=19.5e-6),
         },
+        reserves_output=True,
         fp8_cache=True,
         experts_speed=0.767,
         defaults=Defaults(max_running_requests=2048, block_tokens=64),

@@ -12,6 +12,7 @@ from sim.prices.profile import Profile
 from sim.serve.adapters import AdapterSlots
 from sim.serve.cache_tiers import cache_tiers
 from sim.serve.costs import IterationCosts, iteration_costs
+from sim.serve.engines import ENGINES
 from sim.serve.faults import replica_costs
 from sim.serve.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.kv_cache import HostCache, KvCache, Link
@@ -156,6 +157,7 @@ def _scheduler(
     room = capacity.host_tokens if i.preemption == "swap" else 0
     bus = Link(per_token, latency)
     scheduler = Scheduler(cache, limits, i.prefix_cache == "gpu", host, bus, room)
+    scheduler.reserves = ENGINES[i.engine].reserves_output
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes)
     if i.lora is not None:

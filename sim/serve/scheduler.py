@@ -44,6 +44,7 @@ class Sequence(Struct, eq=False):
     private: int = 0
     shared: int = 0
     swapped: int = 0
+    reserved: int = 0  # blocks of its own once it has all its tokens
     remote: int = 0  # tokens that another replica has computed and holds
     lost: int = 0  # tokens that were computed when it was preempted
     order: int = 0  # among those admitted: who runs and has a larger one is younger
@@ -129,6 +130,8 @@ class Scheduler(Struct):
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
     adapters: AdapterSlots | None = None
     tiers: CacheTiers | None = None  # below the cache on the GPU
+    reserved: int = 0  # blocks of all that run, once each has all its tokens
+    reserves: bool = False  # a request enters only where all that run, and it, can be finished
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
     copies: list[Copy] = field(default_factory=list)
     before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
@@ -176,7 +179,7 @@ class Scheduler(Struct):
             if hit:
                 self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
             needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
-            if not self.cache.take(needed):
+            if not self._can_finish(sequence, shared_blocks) or not self.cache.take(needed):
                 self._release_prefix(sequence)
                 return
             self.waiting.remove(sequence)  # mostly the first
@@ -197,8 +200,22 @@ class Scheduler(Struct):
         tokens = min(sequence.remaining - hit - loaded, self.limits.batch_tokens - len(self.running))
         if tokens <= 0:
             return False
-        needed = self.cache.blocks_of(hit + loaded + tokens) - hit // self.cache.block_tokens
-        return needed <= self.cache.available
+        shared_blocks = hit // self.cache.block_tokens
+        needed = self.cache.blocks_of(hit + loaded + tokens) - shared_blocks
+        return needed <= self.cache.available and self._can_finish(sequence, shared_blocks)
+
+    def _can_finish(self, sequence: Sequence, shared_blocks: int) -> bool:
+        """Where blocks are reserved: whether there are enough for all tokens of a waiting request, which reads so many
+        shared ones, beside what those that run will still take (TensorRT-LLM's GUARANTEED_NO_EVICT)."""
+        if not self.reserves or not self.running:
+            return True
+        promised = self.reserved - self.cache.private
+        return self._last_blocks(sequence) - shared_blocks <= self.cache.available - promised
+
+    def _last_blocks(self, sequence: Sequence) -> int:
+        """Blocks of a sequence with all its tokens."""
+        request = sequence.request
+        return self.cache.blocks_of(request.prompt_tokens + (1 if self.hands_over else request.output_tokens))
 
     def _start(self, sequence: Sequence, hit: int, loaded: int, blocks: int, now_s: float) -> None:
         if not sequence.preemptions and not sequence.remote:
@@ -210,6 +227,8 @@ class Scheduler(Struct):
             sequence.admitted_s = now_s
         sequence.lost = 0
         sequence.private, sequence.shared, sequence.computed = blocks, hit, hit + loaded
+        sequence.reserved = self._last_blocks(sequence) - hit // self.cache.block_tokens
+        self.reserved += sequence.reserved
         self.cache.tokens += loaded
         if self.share_on_gpu and sequence.request.prefix and sequence.reads is None:
             self._read_prefix(sequence, 0)
@@ -322,7 +341,8 @@ class Scheduler(Struct):
         if self.adapters is not None:
             self.adapters.leave(sequence.request.adapter)
         self._release_prefix(sequence)
-        sequence.private = sequence.shared = 0
+        self.reserved -= sequence.reserved
+        sequence.private = sequence.shared = sequence.reserved = 0
 
     def _read_prefix(self, sequence: Sequence, blocks: int) -> None:
         self.cache.use(sequence.request.prefix, blocks)
@@ -396,4 +416,6 @@ class Scheduler(Struct):
             if added:
                 sequence.reads = blocks
             sequence.private -= added
+            sequence.reserved -= added
+            self.reserved -= added
             sequence.shared += added * block

@@ -54,7 +54,7 @@ def finished(sim: ServingSimulation) -> None:
             assert s.request.arrival_s <= s.first_token_s <= s.finish_s
             assert s.private == s.shared == 0
         cache = replica.scheduler.cache
-        assert cache.private == cache.tokens == 0
+        assert cache.private == cache.tokens == replica.scheduler.reserved == 0
         kept = cache.kept
         assert cache.free + kept == cache.blocks
         assert cache.unused == kept

@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.costs import IterationCosts, Load, iteration_costs
 from sim.serve.engines import ENGINES, Defaults, Engine, HostTimes, engine_named, engine_table
+from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, requests_of, serving
 
 ONE = {"prompt_len": 128, "output_len": 33, "count": 4}
 
@@ -150,3 +154,25 @@ def test_host_seconds_are_those_of_the_architecture_or_of_the_last_known() -> No
 def test_the_documented_table_is_that_of_the_records() -> None:
     """Written anew by `python -c "from sim.serve.engines import *; print(engine_table())"`."""
     assert engine_table() in (Path(__file__).parents[2] / "docs" / "inference.md").read_text(encoding="utf-8")
+
+
+def test_reserved_output_lets_in_what_can_be_finished(made: Any) -> None:
+    """As many run as have room with all their tokens; without it more enter, and some are preempted."""
+    requests = tuple([Request(0.0, 64, 64)] * 12)
+    for engine, reserves in ((made(reserves_output=True), True), ("bundled", False)):
+        s = serving({"engine": engine}, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 1.2e6})
+        for sim in every_way(s, requests):
+            whole = sim.capacity.blocks // (128 // s.for_serving.kv_cache.block_tokens)
+            assert 1 < whole < 12
+            assert (sim.outcome.kv_cache.running_max == whole) == reserves
+            assert (sim.replicas[0].counts.preemptions == 0) == reserves
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests_of, st.floats(1e5, 1e6), st.sampled_from(["none", "gpu"]), st.integers(20, 300))
+def test_whoever_reserves_is_never_preempted(
+    requests: tuple[Request, ...], cache_bytes: float, prefix_cache: str, budget: int
+) -> None:
+    inference = {"engine": "trtllm", "prefix_cache": prefix_cache, "max_batch_tokens": budget}
+    for sim in every_way(serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}), requests):
+        assert sim.replicas[0].counts.preemptions == 0
