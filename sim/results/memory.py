@@ -92,6 +92,7 @@ class Levels(Struct, frozen=True, eq=False):
         lasting = np.array([(x.parameters, x.gradients, x.optimizer) for x in self.held]).T
         rows = np.diff(np.append(self.first, len(self.time_s)))
         total = np.repeat(lasting[0] + lasting[1] + lasting[2], rows) + self.activations + self.buffers + self.gradients
+        # The peak is that of the sum: categories have their maxima at other moments, so these do not add up to it.
         columns = (self.gradients, self.activations, self.buffers, total)
         come, *varying = [np.maximum.reduceat(column, self.first) for column in columns]
         return [AtMost(*row) for row in np.stack([lasting[0], lasting[1] + come, lasting[2], *varying]).T.tolist()]
@@ -111,15 +112,18 @@ def levels(
     the same.
     """
     table, counts, pick = _changes_of(stages, [x.listed.work for x in done], fine)
+    # All classes are worked out at once, as columns: one row for each change of each action of each class.
     action, row = ragged(counts, pick)
     share, claimed, buffered, gradients = table[:, row]
     first, last = np.concatenate([x.first for x in done]), np.concatenate([x.last for x in done])
     start, end = start_s[first][action], end_s[last][action]
     index = np.repeat(np.arange(len(done)), [len(x.first) for x in done])[action]
-    nothing = np.zeros(len(done))  # at the beginning
+    nothing = np.zeros(len(done))  # at the beginning, so that every class has a row from 0 s on
+    # `start + 1.0 * (end - start)` may miss `end` by the last bit, and what is freed would outlive its action.
     time = np.append(nothing, np.where(share < 1.0, start + share * (end - start), end))
     index = np.append(np.arange(len(done)), index)
     changes = np.append([nothing] * 3, [claimed, buffered, gradients], axis=1)
+    # Clipping and optimizer run behind a rank's last action.
     at_end = [i for i, x in enumerate(held) if x.at_end > 0 and len(done[i].last)]
     if at_end:
         time = np.append(time, [end_s[done[i].last].max() for i in at_end])
@@ -127,28 +131,34 @@ def levels(
         changes = np.append(
             changes, [[0.0] * len(at_end), [held[i].at_end for i in at_end], [0.0] * len(at_end)], axis=1
         )
-    order = np.lexsort((changes.sum(axis=0) > 0, time, short(index)))  # what is freed at an instant comes first
+    # What is freed at an instant comes first: the allocator gives the next action the last one's memory.
+    order = np.lexsort((changes.sum(axis=0) > 0, time, short(index)))
     time, index, bytes_now = time[order], index[order], changes[:, order]
+    # Each class starts from nothing, whatever the class before it ended with.
     for a, b in pairwise(np.searchsorted(index, np.arange(len(done) + 1)).tolist()):
         np.cumsum(bytes_now[:, a:b], axis=1, out=bytes_now[:, a:b])
+    # Of the changes of one instant only the outcome holds for any time.
     last = np.flatnonzero(np.append((time[1:] != time[:-1]) | (index[1:] != index[:-1]), True))
     index = index[last]
+    # Rounded sums may end a little below 0.
     activations, buffers, gradients = bytes_now[:, last].clip(min=0.0)
     buffers += np.array([x.gathered for x in held])[index]
     return Levels(held, np.searchsorted(index, np.arange(len(done))), time[last], activations, buffers, gradients)
 
 
+# Either is a stage's first to make gradients of weights; a split backward's input half makes none.
 GRADIENT_MAKERS = [i for i, kind in enumerate(Kind) if kind in (Kind.B, Kind.W)]
 
 
 def _changes_of(stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine: bool) -> tuple[Bytes, Ints, Ints]:
     """What actions claim and free, [4, rows]; how many rows each sort of action has, and the sort of every action.
-    `works`: what the actions compute, class by class (see `lists.work_number`)."""
+    `works`: what the actions compute, class by class (see `schedule_columns.work_number`)."""
     numbers: dict[Stage, int] = {}  # equal stages are one object
     picks = []
     for mine, work in zip(stages, works, strict=True):
         number = np.zeros(max(mine) + 1, dtype=np.int64)
         number[list(mine)] = [numbers.setdefault(stage, len(numbers)) for stage in mine.values()]
+        # The first backward of each stage alone brings gradients, so it is a sort of its own.
         first = np.zeros(len(work), dtype=np.int64)
         if any(brings_gradients(stage) for stage in mine.values()):
             making = np.flatnonzero(np.isin(work % len(Kind), GRADIENT_MAKERS))
@@ -156,6 +166,7 @@ def _changes_of(stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine:
         picks.append((number[work // len(Kind)] * len(Kind) + work % len(Kind)) * 2 + first)
     pick = np.concatenate(picks)
     sorts = [(stage, kind, first) for stage in numbers for kind in Kind for first in (False, True)]
+    # Thousands of actions are of a few sorts, and the changes of a sort are worked out once.
     used = np.bincount(pick, minlength=len(sorts)).tolist()
     tables = [_table(*sort, fine) if use else np.zeros((0, 4)) for sort, use in zip(sorts, used, strict=True)]
     return np.concatenate(tables).T, np.array([len(t) for t in tables]), pick
@@ -163,9 +174,10 @@ def _changes_of(stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine:
 
 def peak_bytes(stages: dict[int, Stage], work: Ints, step: Ints, held: States) -> float:
     """The peak of `levels`, which takes no simulation: a rank's steps follow each other, whenever they run, and each
-    needs the most when all of its actions have begun. `work`, `step`: as in `lists.RankList`."""
+    needs the most when all of its actions have begun. `work`, `step`: as in `schedule_columns.RankList`."""
     table, counts, pick = _changes_of([stages], [work], False)
     begin = (np.cumsum(counts) - counts)[pick]
+    # Even numbers are the begins of a step's actions, odd ones their ends: two actions that overlap begin together.
     order = np.argsort(np.append(2 * step, 2 * step + 1), kind="stable")
     changes = table[1:, np.append(begin, begin + 1)[order]]
     total = np.cumsum(changes, axis=1)
@@ -223,6 +235,7 @@ def _changes(stage: Stage, kind: Kind, first: bool, fine: bool) -> list[Change]:
         ]
     if fine and blocks:
         return _block_by_block(stage, kind, steps)
+    # As two changes: everything is claimed at the start, and the buffers are as large as makes the peak the same.
     claimed, freed = sum(x.claimed for x in steps), sum(x.freed for x in steps)
     peak, now = 0.0, 0.0
     for x in steps:
@@ -259,6 +272,7 @@ def reduces_at_once(stage: Stage) -> bool:
 
 def _freed_bytes(block: Block, kind: Kind) -> float:
     """Saved bytes that a block's backward, whole or a half of it, frees."""
+    # The input half frees all that the weight half does not need; that goes with the weight half.
     late = 0.0 if kind is Kind.B else late_bytes(block)
     return late if kind is Kind.W else sum(s.bytes for s in block.saved) - late
 
@@ -272,9 +286,11 @@ def _backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float
     dp, out, sent = stage.dp, [], 0.0
     reduces = reduces_at_once(stage) and kind is not Kind.I
     for b in stage.blocks[::-1]:
+        # A weight half multiplies what is kept already; its matmuls' outputs are gradients, counted elsewhere.
         inner = 0.0 if kind is Kind.W else b.backward_peak_bytes
         if first and b.own is not None and kind is Kind.B and not reduces:
             inner = b.own.first_backward_peak
+        # As the copy is made, the gradients and the buffer are both there, and the block's activations no longer are.
         elements = (b.params + b.expert_params) if reduces else 0
         at_end = elements * (dp.parameter_bytes + dp.gradient_bytes) - _freed_bytes(b, kind)
         out.append(max(inner + sent, at_end, 0.0))
@@ -289,6 +305,7 @@ def stranded_bytes(stages: Iterable[Stage], segment_bytes: float) -> float:
     """
     for stage in stages:
         if stage.blocks and stage.blocks[-1].kind is BlockKind.HEAD:
+            # The head's backward runs first and leaves the segment behind; a larger peak of a later block fills it.
             at_most = _changes(stage, Kind.B, False, False)[0][2]
             return max(0.0, _backward_peaks(stage, Kind.B)[0] + segment_bytes - at_most)
     return 0.0
@@ -318,6 +335,7 @@ def _offloaded_changes(stage: Stage, kind: Kind) -> list[tuple[float, float, flo
         peak = max(_backward_peaks(stage, kind), default=0.0)
         return [(0.0, 0.0, peak), (1.0, -left, -peak)]
     peaks = [b.forward_peak_bytes for b in blocks] if kind is Kind.F else _backward_peaks(stage, kind)[::-1]
+    # Backwards go from the last block to the first; forwards need the same, read from the end.
     moments, stays = [(left, 0.0)], 0.0
     present = on_device([sum(s.bytes for s in b.saved) for b in blocks])
     for here, peak, later in zip(present[::-1], peaks[::-1], late[::-1], strict=True):
@@ -348,7 +366,7 @@ def output_gradients_bytes(block: Block) -> float:
 def _block_by_block(stage: Stage, kind: Kind, steps: list[BlockStep]) -> list[Change]:
     """The changes of an action where they happen, blocks taking the share of its time that their seconds are."""
     seconds = stage.block_seconds(kind)
-    total = sum(seconds) or 1.0
+    total = sum(seconds) or 1.0  # a price of 0 s, as tests have it, has no shares
     out: list[Change] = []
     passed = held = 0.0
     for x, mine in zip(steps, seconds, strict=True):
@@ -361,6 +379,7 @@ def _block_by_block(stage: Stage, kind: Kind, steps: list[BlockStep]) -> list[Ch
 
 def over_steps(curve: MemoryCurve, step_time_s: float, optimizer_start_s: float, steps: int) -> MemoryCurve:
     """The curve of the first `steps` steps: optimizer states appear at the end of the first (torch makes them late)."""
+    # The optimizer's start becomes a row of its own, as its states appear between two others.
     shift = np.concatenate([curve.time_s + i * step_time_s for i in range(steps)])
     cut = np.sort(np.append(shift, optimizer_start_s))
     at = (np.searchsorted(shift, cut, side="right") - 1).clip(min=0)

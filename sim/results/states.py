@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, BlockKind
+from sim.inputs.training_config import Training
 from sim.models.frameworks import framework_of
 from sim.models.lora import NF4_BYTES
 from sim.models.optimizer import kept_bytes, matrix_kept_bytes
@@ -41,49 +42,84 @@ class States(Struct, frozen=True):
     at_end: float = 0.0
 
 
+class _Elements(NamedTuple):
+    """Trained elements on a rank and frozen ones: all of them, and what is left of the trained ones by sharding."""
+
+    dense: int
+    experts: int
+    frozen: float
+    sharded: float
+
+    @property
+    def whole(self) -> float:
+        return float(self.dense + self.experts)
+
+
 def states(plan: Plan, stages: Sequence[Stage]) -> States:
     """Parameters, gradients and optimizer states of a rank that holds these stages, by dtype and ZeRO stage."""
-    t = plan.scenario.for_training
-    dp = stages[0].dp
+    t, dp = plan.scenario.for_training, stages[0].dp
     blocks = [b for s in stages for b in s.blocks]
     if any(b.own is not None for b in blocks):
         return _own_states(plan, stages)
-    copied = _tied_copy(plan, stages)
+    copied = _tied_copy(plan, stages)  # trained as the embedding itself is: not at all beside adapters
     dense = sum(b.params for b in blocks) + (copied if t.lora is None else 0)
     frozen = float(sum(b.frozen_params for b in blocks) + (copied if t.lora is not None else 0))
     experts = sum(b.expert_params for b in blocks)
-    sharded = dense / dp.shard + experts / dp.expert_shard
-    whole = float(dense + experts)
+    # Experts have fewer replicas than dense layers have, so their states are cut into fewer shards.
+    n = _Elements(dense, experts, frozen, dense / dp.shard + experts / dp.expert_shard)
+    optimizer = _optimizer_bytes(t, dp, blocks, n)
+    away = t.optimizer_offload  # the states are on the device while the optimizer runs, not before
+    return States(
+        _parameter_bytes(t, dp, blocks, n),
+        _gradient_bytes(t, dp, n),
+        0.0 if away else optimizer,
+        _transient_bytes(plan, stages, blocks),
+        optimizer if away else 0.0,
+    )
+
+
+def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements) -> float:
+    """Parameters as they are kept between uses."""
     kept = dtype_bytes(t.param_dtype)
+    spared = sum(b.four_bit_params for b in blocks) * (kept - NF4_BYTES)
+    return (n.sharded + n.frozen / dp.shard if dp.zero == 3 else n.whole + n.frozen) * kept - spared
+
+
+def _gradient_bytes(t: Training, dp: DataParallel, n: _Elements) -> float:
+    """Gradients that are there for the whole step: none where they are freed between steps."""
+    # With ZeRO-2 whole gradients are kept all the same where micro-batches add up before they are reduced.
+    gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
+    gradients = 0.0 if dp.fleeting_gradient_bytes else (n.sharded if gradients_sharded else n.whole)
+    own = compute_bytes(t.precision) if framework_of(t).keeps_own_gradients else 0.0
+    return gradients * (dtype_bytes(t.grad_dtype) + own)
+
+
+def _optimizer_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements) -> float:
+    """Moments and master copies, from ZeRO-1 on of the rank's shard."""
     optimizer, of_matrix = kept_bytes(t).total, matrix_kept_bytes(t).total
     dense_matrices = sum(shape.elements for b in blocks for shape in b.matrices)
     expert_matrices = sum(shape.elements for b in blocks for shape in b.expert_matrices)
     zero_1 = dp.zero >= 1
     in_matrices = dense_matrices / (dp.shard if zero_1 else 1) + expert_matrices / (dp.expert_shard if zero_1 else 1)
-    spared = sum(b.four_bit_params for b in blocks) * (kept - NF4_BYTES)
-    held = (sharded + frozen / dp.shard if dp.zero == 3 else whole + frozen) * kept - spared
-    gradients_sharded = dp.zero >= 2 and dp.each_micro_batch
-    shared, gathered = max(dp.shard, dp.expert_shard) > 1, 0.0
-    if dp.zero == 3 and shared:
+    # Muon keeps one moment of matrices, and AdamW's two of all else.
+    return (n.sharded if zero_1 else n.whole) * optimizer + in_matrices * (of_matrix - optimizer)
+
+
+def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block]) -> float:
+    """Copies of parameters that uses make, gathered or cast, and temporaries of the largest block."""
+    t, dp, gathered = plan.scenario.for_training, stages[0].dp, 0.0
+    if dp.zero == 3 and max(dp.shard, dp.expert_shard) > 1:
         gathered = _gathered_bytes(blocks, dp)
-    elif kept > compute_bytes(t.precision):
+    elif dtype_bytes(t.param_dtype) > compute_bytes(t.precision):
+        # Autocast looks embeddings up in fp32, so only a tied head casts that matrix.
         casts = [b.held_params + b.expert_params for b in blocks if dp.zero == 3 or b.kind is not BlockKind.EMBEDDING]
         tied = source_of(plan.scenario).tied_elements() if any(b.kind is BlockKind.HEAD for b in blocks) else 0
         gathered = (max(casts, default=0) if dp.zero == 3 else sum(casts) + tied) * dp.parameter_bytes
+    # Quantized copies are there as long as what they were made of: two blocks' where FSDP frees what it gathered.
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
-    gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)  # of what is gathered, where it is
-    gathered += max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts > 0)
-    gradients = 0.0 if dp.fleeting_gradient_bytes else (sharded if gradients_sharded else whole)
-    own = compute_bytes(t.precision) if framework_of(t).keeps_own_gradients else 0.0
-    kept_here = (sharded if zero_1 else whole) * optimizer + in_matrices * (of_matrix - optimizer)
-    away = t.optimizer_offload  # but for the optimizer itself
-    return States(
-        held,
-        gradients * (dtype_bytes(t.grad_dtype) + own),
-        0.0 if away else kept_here,
-        gathered,
-        kept_here if away else 0.0,
-    )
+    gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)
+    experts = any(b.expert_params for b in blocks)
+    return gathered + (max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts))
 
 
 def _gathered_bytes(blocks: Sequence[Block], dp: DataParallel) -> float:
