@@ -80,9 +80,11 @@ class Stage:
         return torch.tensor([p.clock], dtype=torch.float64)
 
 
-def _step(name: str, case: dict[str, Any], rank: int) -> float:
-    """When the last rank's last action ended."""
-    ranks, slow, seconds = dist.get_world_size(), case["slow"], case["seconds"]
+def _step(_: str, case: dict[str, Any], rank: int) -> float:
+    """When the last action of the last of the case's ranks ended; the other ranks have nothing to do."""
+    ranks, slow, seconds = case["ranks"], case["slow"], case["seconds"]
+    if rank >= ranks:
+        return max(from_all_ranks(0.0))
     scenario = make_scenario(case["schedule"], ranks, slow)
     schedule = simulate(scenario, make_profile(scenario, seconds)).schedule
     overlap = bool(scenario.parallelism.p2p_overlap)
