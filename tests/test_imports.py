@@ -58,7 +58,7 @@ def test_building_a_graph_knows_nothing_of_running_it() -> None:
 
 @pytest.mark.parametrize(("scenario", "engine"), [("1f1b_pp8", "simpy"), ("llama3_405b_16k", "static")])
 def test_a_simulation_loads_no_torch_and_nothing_heavy(scenario: str, engine: str) -> None:
-    """SimPy for small steps alone."""
+    """SimPy for small steps alone, and no class of a section that the scenario lacks."""
     loaded = {"simpy"} if engine == "simpy" else set()
     code = (
         "import sys, runpy\n"
@@ -66,6 +66,8 @@ def test_a_simulation_loads_no_torch_and_nothing_heavy(scenario: str, engine: st
         "try:\n    runpy.run_module('sim.run', run_name='__main__')\n"
         "except SystemExit as e:\n    assert not e.code, e.code\n"
         "heavy = {'torch', 'bokeh', 'scipy', 'networkx', 'simpy', 'numba', 'pandas', 'calibrate'} & set(sys.modules)\n"
+        "rare = {f'sim.inputs.{name}' for name in ('workloads', 'serving_keys', 'rl_config', 'processes_input')}\n"
+        "heavy |= rare & set(sys.modules)\n"
         "print('HEAVY', sorted(heavy), file=sys.stderr)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -26,7 +26,8 @@ from sim.commands.command import Command
 from sim.commands.options import FILE, scenario_argument
 from sim.core.errors import InputError
 from sim.core.files import write_json
-from sim.inputs.scenario import Inference, Scenario, load_scenario
+from sim.inputs.scenario import Scenario, load_scenario
+from sim.inputs.workloads import Inference
 from sim.prices.profile import BlockPoint, Profile
 from sim.prices.serving_parts import part_key
 from sim.serve.records import percentiles

@@ -356,8 +356,8 @@ def _emit(path: Path, overrides: Sequence[str], trainer: str) -> None:
 
 def _write_chakra(path: Path, overrides: Sequence[str], prefix: Path) -> None:
     """Write the step as Chakra traces."""
+    from sim.inputs.engine_options import EngineOptions
     from sim.inputs.scenario import load_scenario
-    from sim.inputs.workloads import EngineOptions
     from sim.simulation import simulate
     from sim.traces.chakra_out import write_chakra
 

@@ -34,10 +34,8 @@ TRAINING_BESIDE = {
 
 def resolve_rl(
     data: dict[str, Any], model: ModelConfig, training: Training | None, parallelism: Parallelism, source: Source
-) -> Rl | None:
-    """The section, with a value in place of every null that stands for a default; None without the section."""
-    if "rl" not in data:
-        return None
+) -> Rl:
+    """The section of `data`, with a value in place of every null that stands for a default."""
     for key, why in BESIDE.items():
         if key in data:
             raise source.error((key,), f"cannot be combined with rl; {why}")
@@ -171,9 +169,9 @@ def _check_turns(rl: Rl, training: Training, parallelism: Parallelism, source: S
             raise source.error((*PATH, "reward", "tp"), f"found {tp}; {why}")
 
 
-def rl_notes(rl: Rl | None) -> tuple[str, ...]:
+def rl_notes(rl: Rl) -> tuple[str, ...]:
     """Warnings for keys that have no effect with this section."""
-    if rl is None or rl.colocated:
+    if rl.colocated:
         return ()
     usual = Rl.model_fields
     changed = [key for key in ("sleep_level", "offload_training") if getattr(rl, key) != usual[key].default]

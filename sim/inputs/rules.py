@@ -7,16 +7,17 @@ asks too), `training_rules`, `serving_rules`, `rl_rules` and `fault_rules`.
 from __future__ import annotations
 
 from itertools import product
+from typing import TYPE_CHECKING
 
 from sim.core.dtypes import matmul_peak_names, sixteen_bit
-from sim.inputs.fault_rules import check_faults
 from sim.inputs.input_source import Source
 from sim.inputs.layout_rules import ALL_RULES, first_problem
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections, sizes_of
-from sim.inputs.serving_rules import check_serving
 from sim.inputs.training_rules import check_training
-from sim.inputs.workloads import Distillation
+
+if TYPE_CHECKING:
+    from sim.inputs.workloads import Distillation
 
 MAX_RANKS = 10_000_000
 MAX_STAGES = 1_000_000
@@ -50,10 +51,14 @@ def check_rules(sections: Sections, source: Source) -> None:
     _check_precision(sections, source)
     _check_mixed(sections, source)
     if sections.inference is not None:
+        from sim.inputs.serving_rules import check_serving
+
         check_serving(sections, sections.inference, source)
     if sections.distillation is not None:
         _check_distillation(sections, sections.distillation, source)
     if sections.faults is not None:
+        from sim.inputs.fault_rules import check_faults
+
         check_faults(sections, sections.faults, source)
 
 

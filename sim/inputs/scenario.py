@@ -6,11 +6,13 @@ Both raise `InputError` for the first thing wrong. A resolved scenario's dump pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Struct
+from msgspec.structs import replace
+from pydantic import BaseModel
 
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
@@ -18,30 +20,39 @@ from sim.core.files import STANDARD_INPUT, read_text
 from sim.inputs.calibration_input import resolve_calibration, resolve_calibrations, unknown_architecture
 from sim.inputs.captured_input import captured_training
 from sim.inputs.cluster_input import resolve_cluster
+from sim.inputs.engine_options import EngineOptions
 from sim.inputs.file_kinds import refuse_binary, refuse_other_kind
-from sim.inputs.input_source import Source, check_plain, found_file, nearest, show, validate, without_nulls
+from sim.inputs.input_source import Source, check_plain, nearest, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model
 from sim.inputs.notes import notes
 from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
-from sim.inputs.processes_input import Processes, check_processes
-from sim.inputs.rl_config import Rl
-from sim.inputs.rl_rules import check_engine, resolve_rl, rl_notes
+from sim.inputs.rare_sections import (
+    checked_rl_notes,
+    read_distillation,
+    read_faults,
+    read_inference,
+    read_processes,
+    read_rl,
+    sequence_length,
+    with_positions,
+)
 from sim.inputs.rules import check_rules, check_size
 from sim.inputs.sections import Sections
 from sim.inputs.synonyms import synonym
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.units import with_units
-from sim.inputs.workloads import Distillation, EngineOptions, Faults, Inference, RequestPattern, RequestTrace
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 from topology.spec import ClusterSpec
 
+if TYPE_CHECKING:
+    from sim.inputs.processes_input import Processes
+    from sim.inputs.rl_config import Rl
+    from sim.inputs.workloads import Distillation, Faults, Inference
+
 __all__ = [
     "ClusterSpec",
-    "Distillation",
-    "Faults",
-    "Inference",
     "ModelConfig",
     "Parallelism",
     "Recompute",
@@ -71,22 +82,16 @@ KEYS = (
     "processes",
     "engine",
 )
-SECTIONS: dict[str, type[BaseModel]] = {
-    "training": Training,
-    "parallelism": Parallelism,
-    "model": ModelConfig,
-    "inference": Inference,
-}
+SECTIONS = ("training", "parallelism", "model", "inference")  # those that a key may have been meant for
 
 
-class Scenario(BaseModel):
+class Scenario(Struct, frozen=True, kw_only=True):
     """A checked scenario: no preset names and no nulls that stand for a default are left.
 
     `training` is None for a serving workload, `inference` for a training step; `warnings` is no input. `calibration`
-    is the profile of the cluster's usual GPU, `calibrations` those of its others, by the GPU's name.
+    is the profile of the cluster's usual GPU, `calibrations` those of its others, by the GPU's name. Its sections are
+    pydantic models, each checked when it was read.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     version: int = 1
     name: str
@@ -102,7 +107,19 @@ class Scenario(BaseModel):
     faults: Faults | None = None
     processes: Processes | None = None
     engine: EngineOptions = EngineOptions.model_construct()
-    warnings: tuple[str, ...] = Field(default=(), exclude=True)
+    warnings: tuple[str, ...] = ()
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Scenario:
+        """The scenario with some fields changed and unchecked, as a section's own `model_copy` has it."""
+        return replace(self, **update)
+
+    def model_dump(self, mode: Literal["json", "python"] = "python") -> dict[str, Any]:
+        """As plain data, which parses to an equal scenario; `mode` as pydantic has it."""
+        out = {}
+        for name in KEYS:
+            value = getattr(self, name)
+            out[name] = value.model_dump(mode=mode) if isinstance(value, BaseModel) else value
+        return out
 
     @property
     def for_training(self) -> Training:
@@ -205,25 +222,24 @@ def resolve(source: Source, name: str) -> Scenario:
     _check_sections(source, data)
     model = resolve_model(data["model"], source, ("model",))
     training = _training(data, model, source)
-    inference = _inference(data, source)
-    seq_len = _sequence_length(training, inference)
-    model = _with_positions(model, seq_len)
+    inference = read_inference(data, source)
+    seq_len = sequence_length(training, inference)
+    model = with_positions(model, seq_len)
     parallelism = _parallelism(data.get("parallelism", {}), source, model, training or inference)
     pools = None if inference is None else inference.disaggregated
     ranks = parallelism.ranks if pools is None else pools.ranks
-    rl = resolve_rl(data, model, training, parallelism, source)
+    rl = read_rl(data, model, training, parallelism, source)
     if rl is not None and not rl.colocated:
         ranks += rl.generation.ranks
     cluster = resolve_cluster(data["cluster"], ranks, source)
-    faults = _faults(data, source)
-    distillation = _distillation(data, source, seq_len)
+    faults = read_faults(data, source)
+    distillation = read_distillation(data, source, seq_len)
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
     check_rules(sections, source)
-    if rl is not None and training is not None:
-        check_engine(rl, model, training, cluster, source)
+    about_rl = () if rl is None else checked_rl_notes(rl, sections, source)
     calibration, unknown = resolve_calibration(data, cluster, source)
     calibrations, more_unknown = resolve_calibrations(data, cluster, source)
-    return Scenario.model_construct(  # every section is checked: pydantic would make their checks once more, together
+    return Scenario(
         name=data.get("name", name),
         model=model,
         training=training,
@@ -235,9 +251,9 @@ def resolve(source: Source, name: str) -> Scenario:
         distillation=distillation,
         rl=rl,
         faults=faults,
-        processes=_processes(data, parallelism, source),
+        processes=read_processes(data, parallelism, source),
         engine=_engine(data, source),
-        warnings=(*unknown, *more_unknown, *unknown_architecture(cluster, ranks), *notes(sections), *rl_notes(rl)),
+        warnings=(*unknown, *more_unknown, *unknown_architecture(cluster, ranks), *notes(sections), *about_rl),
     )
 
 
@@ -245,7 +261,7 @@ def _check_key(path: KeyPath, data: dict[str, Any], own: Sequence[str], source: 
     """Raise for a key that another section has, and at the top for any that is unknown."""
     for key in data:
         if key not in own:
-            home = next((section for section, fields in SECTIONS.items() if key in fields.model_fields), None)
+            home = next((section for section in SECTIONS if key in _class_of(section).model_fields), None)
             if home is not None:
                 raise source.error((*path, key), f"unknown key; it belongs in {home}")
             if not path:
@@ -253,11 +269,21 @@ def _check_key(path: KeyPath, data: dict[str, Any], own: Sequence[str], source: 
                 raise source.error((key,), f"unknown key{hint} (allowed: {', '.join(own)})")
 
 
+def _class_of(section: str) -> type[BaseModel]:
+    """The class of one of `SECTIONS`."""
+    if section == "inference":
+        from sim.inputs.workloads import Inference
+
+        return Inference
+    classes: dict[str, type[BaseModel]] = {"training": Training, "parallelism": Parallelism, "model": ModelConfig}
+    return classes[section]
+
+
 def _check_sections(source: Source, data: dict[str, Any]) -> None:
     _check_key((), data, KEYS, source)
-    for section, fields in SECTIONS.items():
+    for section in SECTIONS:
         if isinstance(data.get(section), dict):
-            _check_key((section,), data[section], (*fields.model_fields, "preset"), source)
+            _check_key((section,), data[section], (*_class_of(section).model_fields, "preset"), source)
     version = data.get("version", 1)
     if isinstance(version, bool) or version != 1:
         raise source.error(("version",), f"found {show(version)}; this program reads version 1")
@@ -284,42 +310,6 @@ def _training(data: dict[str, Any], model: ModelConfig, source: Source) -> Train
     return validate(Training, data["training"], source, ("training",))
 
 
-def _inference(data: dict[str, Any], source: Source) -> Inference | None:
-    if "inference" not in data:
-        return None
-    inference = validate(Inference, _with_draft(data["inference"], source), source, ("inference",))
-    changes: dict[str, Any] = {}
-    if inference.kv_cache.dtype is None:
-        dtype = sixteen_bit(inference.precision)
-        changes["kv_cache"] = inference.kv_cache.model_copy(update={"dtype": dtype})
-    if isinstance(inference.requests, RequestTrace):
-        path = ("inference", "requests", "trace")
-        changes["requests"] = RequestTrace(trace=found_file(inference.requests.trace, source, path))
-    if inference.speculative is not None:
-        draft = _with_positions(inference.speculative.draft, _sequence_length(None, inference))
-        changes["speculative"] = inference.speculative.model_copy(update={"draft": draft})
-    return inference.model_copy(update=changes)
-
-
-def _with_draft(given: Any, source: Source) -> Any:
-    """The section with its draft model resolved, so that the draft's errors carry the draft's keys."""
-    speculative = given.get("speculative") if isinstance(given, dict) else None
-    if not isinstance(speculative, dict) or speculative.get("draft") is None:
-        return given
-    path = ("inference", "speculative", "draft")
-    return {**given, "speculative": {**speculative, "draft": resolve_model(speculative["draft"], source, path)}}
-
-
-def _processes(data: dict[str, Any], parallelism: Parallelism, source: Source) -> Processes | None:
-    if "processes" not in data:
-        return None
-    if "inference" in data:
-        raise source.error(("processes",), "run beside a training step; this scenario serves requests")
-    processes = validate(Processes, data["processes"], source, ("processes",))
-    check_processes(processes, parallelism.ranks, source)
-    return processes
-
-
 def _engine(data: dict[str, Any], source: Source) -> EngineOptions:
     """The section.
 
@@ -330,33 +320,6 @@ def _engine(data: dict[str, Any], source: Source) -> EngineOptions:
     if engine.collectives == "messages" and "inference" in data:
         raise source.error(("engine", "collectives"), "found messages; must be closed_form where requests are served")
     return engine
-
-
-def _faults(data: dict[str, Any], source: Source) -> Faults | None:
-    """The section, with the factors of a measured run that it names."""
-    if "faults" not in data:
-        return None
-    faults = validate(Faults, data["faults"], source, ("faults",))
-    if faults.jitter is None or faults.jitter.measured is None or faults.jitter.factors:
-        return faults
-    from sim.inputs.measured_run import factors, load_measured
-
-    file = found_file(faults.jitter.measured, source, ("faults", "jitter", "measured"))
-    found = factors(load_measured(file), file)
-    return faults.model_copy(update={"jitter": faults.jitter.model_copy(update={"factors": found})})
-
-
-def _sequence_length(training: Training | None, inference: Inference | None) -> int:
-    """Tokens of the longest sequence that is known beforehand; 1 for requests from a trace."""
-    if training is not None:
-        return training.seq_len
-    assert inference is not None
-    requests = inference.requests
-    return requests.prompt_len + requests.output_len if isinstance(requests, RequestPattern) else 1
-
-
-def _with_positions(model: ModelConfig, seq_len: int) -> ModelConfig:
-    return model if model.max_positions else model.model_copy(update={"max_positions": seq_len})
 
 
 def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Training | Inference | None) -> Parallelism:
@@ -370,17 +333,3 @@ def _parallelism(value: Any, source: Source, model: ModelConfig, workload: Train
     if parallelism.ep_dispatch_dtype is None and workload is not None:
         changes["ep_dispatch_dtype"] = sixteen_bit(workload.precision)
     return parallelism.model_copy(update=changes)
-
-
-def _distillation(data: dict[str, Any], source: Source, seq_len: int) -> Distillation | None:
-    """The section with its teacher resolved first, so that the teacher's errors carry the teacher's keys."""
-    if "distillation" not in data:
-        return None
-    path = ("distillation",)
-    given = without_nulls(data["distillation"])
-    if not isinstance(given, dict):
-        raise source.error(path, f"found {show(given)}; must be a mapping")
-    if "teacher" in given:
-        teacher = resolve_model(given["teacher"], source, (*path, "teacher"))
-        given = {**given, "teacher": _with_positions(teacher, seq_len)}
-    return validate(Distillation, given, source, path)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sim.inputs.layout_rules import Sizes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
-from sim.inputs.workloads import Distillation, Faults, Inference
 from topology.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from sim.inputs.workloads import Distillation, Faults, Inference
 
 
 class Sections(NamedTuple):

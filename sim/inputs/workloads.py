@@ -168,13 +168,6 @@ class Distillation(UserInput):
     prompt_len: int | None = Field(default=None, ge=1, le=100_000_000)
 
 
-class EngineOptions(UserInput):
-    """How a step is simulated. `collectives`: each as one task of its closed form's seconds, or as the messages of its
-    ring, tree or exchange."""
-
-    collectives: Literal["closed_form", "messages"] = "closed_form"
-
-
 class Straggler(UserInput):
     """One rank whose computations take `compute_scale` times as long."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, field
 
 from sim.core.timeline import SENDS
-from sim.inputs.scenario import Faults, Scenario
+from sim.inputs.scenario import Scenario
 from sim.programs.compile import COMPUTE
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, shared_nic_scales
 from sim.results.records import Record
 from sim.results.step import FinishedStep
+
+if TYPE_CHECKING:
+    from sim.inputs.workloads import Faults
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
 PAIRS = 12  # of ranks that wait for each other, the longest

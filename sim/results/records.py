@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 from msgspec import NODEFAULT, Struct
 from pydantic import BaseModel
 
+from sim.inputs.scenario import Scenario
+
 
 class Record(Struct, frozen=True):
     """A frozen result that prints as a JSON object with a key for each field, in the order of the fields.
@@ -42,7 +44,7 @@ def _plain(value: Any) -> Any:
     """Numbers, text, lists and dicts; tuples become lists."""
     if isinstance(value, Record):
         return value.to_json()
-    if isinstance(value, BaseModel):
+    if isinstance(value, (BaseModel, Scenario)):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}

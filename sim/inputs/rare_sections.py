@@ -1,0 +1,132 @@
+"""Readers of the sections that most training steps lack: inference, distillation, rl, faults and processes.
+
+Their thirty classes take longer to make than those of all other sections, a twentieth of a short command's time. So
+each reader loads what it reads, and returns None where the section is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.core.dtypes import sixteen_bit
+from sim.inputs.input_source import Source, found_file, show, validate, without_nulls
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.model_input import resolve_model
+from sim.inputs.parallelism import Parallelism
+from sim.inputs.sections import Sections
+from sim.inputs.training_config import Training
+
+if TYPE_CHECKING:
+    from sim.inputs.processes_input import Processes
+    from sim.inputs.rl_config import Rl
+    from sim.inputs.workloads import Distillation, Faults, Inference
+
+
+def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
+    """The section, with a dtype of the cache, files found and the draft model's positions."""
+    if "inference" not in data:
+        return None
+    from sim.inputs.workloads import Inference, RequestTrace
+
+    inference = validate(Inference, _with_draft(data["inference"], source), source, ("inference",))
+    changes: dict[str, Any] = {}
+    if inference.kv_cache.dtype is None:
+        dtype = sixteen_bit(inference.precision)
+        changes["kv_cache"] = inference.kv_cache.model_copy(update={"dtype": dtype})
+    if isinstance(inference.requests, RequestTrace):
+        path = ("inference", "requests", "trace")
+        changes["requests"] = RequestTrace(trace=found_file(inference.requests.trace, source, path))
+    if inference.speculative is not None:
+        draft = with_positions(inference.speculative.draft, sequence_length(None, inference))
+        changes["speculative"] = inference.speculative.model_copy(update={"draft": draft})
+    return inference.model_copy(update=changes)
+
+
+def _with_draft(given: Any, source: Source) -> Any:
+    """The section with its draft model resolved, so that the draft's errors carry the draft's keys."""
+    speculative = given.get("speculative") if isinstance(given, dict) else None
+    if not isinstance(speculative, dict) or speculative.get("draft") is None:
+        return given
+    path = ("inference", "speculative", "draft")
+    return {**given, "speculative": {**speculative, "draft": resolve_model(speculative["draft"], source, path)}}
+
+
+def read_processes(data: dict[str, Any], parallelism: Parallelism, source: Source) -> Processes | None:
+    """The section, whose ranks are the step's."""
+    if "processes" not in data:
+        return None
+    if "inference" in data:
+        raise source.error(("processes",), "run beside a training step; this scenario serves requests")
+    from sim.inputs.processes_input import Processes, check_processes
+
+    processes = validate(Processes, data["processes"], source, ("processes",))
+    check_processes(processes, parallelism.ranks, source)
+    return processes
+
+
+def read_rl(
+    data: dict[str, Any], model: ModelConfig, training: Training | None, parallelism: Parallelism, source: Source
+) -> Rl | None:
+    """The section, with a value in place of every null that stands for a default."""
+    if "rl" not in data:
+        return None
+    from sim.inputs.rl_rules import resolve_rl
+
+    return resolve_rl(data, model, training, parallelism, source)
+
+
+def checked_rl_notes(rl: Rl, sections: Sections, source: Source) -> tuple[str, ...]:
+    """Warnings of the section, whose engine is checked."""
+    from sim.inputs.rl_rules import check_engine, rl_notes
+
+    assert sections.training is not None  # `resolve_rl` has refused else
+    check_engine(rl, sections.model, sections.training, sections.cluster, source)
+    return rl_notes(rl)
+
+
+def read_faults(data: dict[str, Any], source: Source) -> Faults | None:
+    """The section, with the factors of a measured run that it names."""
+    if "faults" not in data:
+        return None
+    from sim.inputs.workloads import Faults
+
+    faults = validate(Faults, data["faults"], source, ("faults",))
+    if faults.jitter is None or faults.jitter.measured is None or faults.jitter.factors:
+        return faults
+    from sim.inputs.measured_run import factors, load_measured
+
+    file = found_file(faults.jitter.measured, source, ("faults", "jitter", "measured"))
+    found = factors(load_measured(file), file)
+    return faults.model_copy(update={"jitter": faults.jitter.model_copy(update={"factors": found})})
+
+
+def sequence_length(training: Training | None, inference: Inference | None) -> int:
+    """Tokens of the longest sequence that is known beforehand; 1 for requests from a trace."""
+    if training is not None:
+        return training.seq_len
+    from sim.inputs.workloads import RequestPattern
+
+    assert inference is not None
+    requests = inference.requests
+    return requests.prompt_len + requests.output_len if isinstance(requests, RequestPattern) else 1
+
+
+def with_positions(model: ModelConfig, seq_len: int) -> ModelConfig:
+    """The model with positions for `seq_len` tokens where it says no number."""
+    return model if model.max_positions else model.model_copy(update={"max_positions": seq_len})
+
+
+def read_distillation(data: dict[str, Any], source: Source, seq_len: int) -> Distillation | None:
+    """The section with its teacher resolved first, so that the teacher's errors carry the teacher's keys."""
+    if "distillation" not in data:
+        return None
+    from sim.inputs.workloads import Distillation
+
+    path = ("distillation",)
+    given = without_nulls(data["distillation"])
+    if not isinstance(given, dict):
+        raise source.error(path, f"found {show(given)}; must be a mapping")
+    if "teacher" in given:
+        teacher = resolve_model(given["teacher"], source, (*path, "teacher"))
+        given = {**given, "teacher": with_positions(teacher, seq_len)}
+    return validate(Distillation, given, source, path)
