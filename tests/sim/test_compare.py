@@ -16,7 +16,7 @@ from tests.sim.measured_runs import recorded, scenario
 
 def _files(tmp_path: Path, slower: float = 1.0, **parallelism: Any) -> tuple[str, str]:
     s = scenario(**parallelism)
-    keys = s.model_dump(mode="json", exclude={"cluster", "calibration"}, exclude_none=True)
+    keys = {key: value for key, value in s.model_dump("json").items() if key != "calibration"}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(keys | {"cluster": "cpu-host"}))
     (tmp_path / "run.json").write_text(json.dumps(recorded(s, slower)[0]))
     return str(tmp_path / "s.yaml"), str(tmp_path / "run.json")
