@@ -124,7 +124,7 @@ def legal_layouts(variant: int) -> list[Layout]:
 
 def small_space(variant: int, **only: Any) -> Space:
     """Few enough layouts to simulate them all."""
-    few = {"schedule": ("1f1b", "interleaved_1f1b", "zb_h1", "gpipe"), "micro_batch_size": (1, 4)}
+    few = {"schedule": ("1f1b", "interleaved_1f1b", "zb_h1"), "micro_batch_size": (1, 4)}
     return varied(VARIANTS[variant], 4, {**few, "recompute": ("none", "full"), **only})
 
 

@@ -45,7 +45,7 @@ def check_bounds(variant: int, x: Layout) -> None:
     assert search.memory_bytes(x) <= search.memory_bytes(x, True) <= peak
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_bounds_are_bounds(data: st.DataObject) -> None:
     variant = data.draw(st.integers(0, len(VARIANTS) - 1))

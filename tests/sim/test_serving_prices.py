@@ -252,5 +252,5 @@ def test_unfused_attention_delays_the_first_token_alone_and_holds_scores() -> No
 
 
 def test_unfused_attention_needs_the_cache_in_its_own_precision() -> None:
-    with pytest.raises(InputError, match=r"kv_cache\.dtype: found 'fp8'; unfused attention multiplies"):
+    with pytest.raises(InputError, match=r"kv_cache\.dtype: found 'fp8'; unfused attention reads"):
         costs_of({"inference": {"attention": "unfused", "kv_cache": {"dtype": "fp8"}}})

@@ -16,7 +16,7 @@ from sim.serve.simulation import simulate_serving
 from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     requests_of,
     settings_of,
