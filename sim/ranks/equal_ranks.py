@@ -33,16 +33,18 @@ def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, exper
     p = scenario.parallelism
     at = {d: plane // mesh.strides[d] % mesh.sizes[d] for d in ("tp", "cp", "dp")}
     position = np.arange(len(plane))
+    # Shards are runs of ranks that hold the same dense parameters, counted in rank order whatever `rank_order` is.
     alike = np.empty(len(plane), dtype=np.int64)  # where a rank stands among those of its tp coordinate
     alike[np.argsort(at["tp"], kind="stable")] = position % (p.cp * p.dp)
     copies = p.cp * p.dp
     out = {"tp": at["cp"] * p.dp + at["dp"], "cp": at["tp"] * p.dp + at["dp"]}
-    if p.zero == 0:
+    if p.zero == 0:  # nothing is sharded, so gradients are summed over all holders at once
         out["dp_cp"] = at["tp"]
     else:
         out["shard"] = at["tp"] * copies + alike // shard
         out["replica"] = at["tp"] * copies + alike % shard
     if scenario.model.moe is not None:
+        # Experts cut the same ranks anew: expert_tp varies fastest, then ep, and the rest are their replicas.
         inner = p.expert_tp * p.ep
         inside, copy, many = position % inner, position // inner, len(plane)
         out["expert_tp"] = position // p.expert_tp
@@ -52,6 +54,7 @@ def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, shard: int, exper
         else:
             out["expert_shard"] = inside * many + copy // expert_shard
             out["expert_replica"] = inside * many + copy % expert_shard
+    # Numbers without gaps, as `members` needs them.
     return {name: np.unique(number, return_inverse=True)[1] for name, number in out.items()}
 
 
@@ -63,12 +66,13 @@ def members(number: Ints) -> Ints:
 def refine(colors: Ints, groups: Iterable[Ints]) -> Ints:
     """The coarsest partition, no coarser than `colors`, whose parts see the same parts in every group."""
     listed = [(number, members(number)) for number in groups]
-    listed = [(number, table) for number, table in listed if table.shape[1] > 1]
+    listed = [(number, table) for number, table in listed if table.shape[1] > 1]  # who is alone waits for nobody
     count = int(colors.max()) + 1
     while True:
+        # A set of colours for each group: a collective starts with its last member, however many come that late.
         seen = [_rows(_sets(colors[table]))[number] for number, table in listed]
         colors = _rows(np.stack([colors, *seen], axis=1))
-        if int(colors.max()) + 1 == count:
+        if int(colors.max()) + 1 == count:  # a round only ever splits parts, so as many are the same ones
             return colors
         count = int(colors.max()) + 1
 
@@ -108,6 +112,7 @@ def uneven_experts(scenario: Scenario) -> bool:
 def _work(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
     """By position in a stage, what decides a rank's work."""
     p = scenario.parallelism
+    # Equal numbers for even work: context and expert coordinates then decide nothing, and ranks may fold.
     out = plane // mesh.strides["cp"] % p.cp if uneven_context(scenario) else np.zeros_like(plane)
     return out * p.ep + np.arange(len(plane)) // p.expert_tp % p.ep if uneven_experts(scenario) else out
 
@@ -128,9 +133,10 @@ def lanes(
     faulty |= {rank // scenario.cluster.gpus_per_node for rank in nic_scales(scenario)}
     work, speeds = _work(scenario, mesh, plane), _speeds(scenario, mesh, len(plane))
     gpus = _gpus(scenario, mesh, plane)
-    alone = np.zeros_like(work)
+    alone = np.zeros_like(work)  # processes may change these ranks by themselves, so none stands for another
     for i, position in enumerate(sorted({position_of(mesh, rank) for rank in single})):
         alone[position] = i + 1
+    # Groups that lie in nodes and leaves alike cost the same, and their prices need not be compared.
     apart = bool(faulty) or not aligned(scenario)
     if not (apart or work.any() or speeds.any() or alone.any() or gpus.any()):
         return None
@@ -145,6 +151,7 @@ def lanes(
     _, first, number = np.unique(colors, return_index=True, return_inverse=True)
     if disturbs(scenario):
         _check_size(scenario, len(first))
+    # The rank of each lane's first member among all first members: lane 0 is that of the stage's first rank.
     return np.argsort(np.argsort(first))[number]
 
 
@@ -162,6 +169,7 @@ def _speeds(scenario: Scenario, mesh: Mesh, columns: int) -> Ints:
     """A number for the compute scales of each column's ranks."""
     slow: dict[int, list[tuple[int, float]]] = {}
     for rank, scale in sorted(compute_scales(scenario).items()):
+        # With its pipeline rank: columns fold as a whole, so equal columns are slow at the same stages.
         slow.setdefault(position_of(mesh, rank), []).append((mesh.coordinate("pp", rank), scale))
     numbers: dict[tuple[tuple[int, float], ...], int] = {}
     out = np.zeros(columns, dtype=np.int64)

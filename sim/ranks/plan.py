@@ -100,6 +100,7 @@ class Plan(Struct, frozen=True):
         plane = p.tp * p.cp * p.dp
         shard = min(p.shard_size or p.dp * p.cp, p.dp * p.cp)
         expert_dp = plane // (p.ep * p.expert_tp)
+        # Experts have fewer replicas than dense layers: their shards are the largest that divide both sizes.
         expert_shard = math.gcd(shard, expert_dp) if shard < p.dp * p.cp else expert_dp
         return {
             "tp": p.tp,
@@ -182,7 +183,7 @@ def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = fro
     )
     if lane_of is None:
         return replace(plan, classes=tuple(_folded_class(mesh, plane, i) for i in range(p.pp)))
-    order = np.argsort(lane_of, kind="stable")
+    order = np.argsort(lane_of, kind="stable")  # lane after lane, ranks ascending in each
     split = [m.tolist() for m in np.split(ranks[order], np.cumsum(np.bincount(lane_of))[:-1])]
     shift = mesh.strides["pp"]
     classes = tuple(RankClass(m[0] + i * shift, tuple(r + i * shift for r in m), i) for i in range(p.pp) for m in split)
@@ -191,6 +192,6 @@ def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = fro
 
 def _folded_class(mesh: Mesh, plane: list[int], pipeline_rank: int) -> RankClass:
     first = pipeline_rank * mesh.strides["pp"]
-    if plane[-1] - plane[0] == len(plane) - 1:
+    if plane[-1] - plane[0] == len(plane) - 1:  # a range takes no memory, and a million ranks may be in it
         return RankClass(first, range(first, first + len(plane)), pipeline_rank)
     return RankClass(first, tuple(r + first for r in plane), pipeline_rank)
