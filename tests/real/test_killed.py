@@ -14,7 +14,7 @@ import pytest
 
 from calibrate.words import FOLDER
 from sim.prices.profiles import load_profile
-from tests.processes import ALL_SIGNALS, CODES, HANGS_AFTER_S, Marked, start, wait_until
+from tests.processes import CODES, HANGS_AFTER_S, Marked, start, wait_until
 
 pytestmark = [
     pytest.mark.real,
@@ -50,17 +50,28 @@ def check(running: Marked, number: signal.Signals, folder: Path, name: str) -> N
         assert {p.name for p in folder.iterdir()} <= {"temporary", name, f"{name}.partial"}
 
 
-@pytest.mark.parametrize("number", ALL_SIGNALS)
-@pytest.mark.parametrize("command", [MEASURE, CALIBRATE], ids=["measure", "run"])
-def test_no_rank_outlives_its_command(command: tuple[str, ...], number: signal.Signals, tmp_path: Path) -> None:
+IMPORTING, WORKING = (0.0, 0.3), (1.0, 5.0)  # seconds after the ranks were started
+MOMENTS = [  # `tools/kill_ranks.py` tries many more
+    (MEASURE, signal.SIGTERM, IMPORTING),
+    (MEASURE, signal.SIGINT, WORKING),
+    (MEASURE, signal.SIGKILL, IMPORTING),
+    (MEASURE, signal.SIGKILL, WORKING),
+    (CALIBRATE, signal.SIGTERM, WORKING),
+    (CALIBRATE, signal.SIGINT, IMPORTING),
+    (CALIBRATE, signal.SIGKILL, WORKING),
+]
+
+
+@pytest.mark.parametrize(("command", "number", "between_s"), MOMENTS)
+def test_no_rank_outlives_its_command(
+    command: tuple[str, ...], number: signal.Signals, between_s: tuple[float, float], tmp_path: Path
+) -> None:
     (tmp_path / "temporary").mkdir()
-    dice = random.Random(f"{command[0]} {number}")
-    for wait_s in (dice.uniform(0.0, 0.3), dice.uniform(1.0, 8.0)):  # while ranks import, and while they work
-        out = str(tmp_path / "out.json")
-        running = start(*command, "--out", out, TMPDIR=str(tmp_path / "temporary"))
-        wait_until(lambda running=running: len(ranks_of(running)) >= 2)  # type: ignore[misc]
-        time.sleep(wait_s)
-        check(running, number, tmp_path, "out.json")
+    wait_s = random.Random(f"{command[0]} {number}").uniform(*between_s)
+    running = start(*command, "--out", str(tmp_path / "out.json"), TMPDIR=str(tmp_path / "temporary"))
+    wait_until(lambda: len(ranks_of(running)) >= 2)
+    time.sleep(wait_s)
+    check(running, number, tmp_path, "out.json")
 
 
 def test_the_next_calibration_goes_on(tmp_path: Path) -> None:
