@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,8 @@ from calibrate.launch import RankError, run_ranks
 from calibrate.measure import main as measure
 from sim.commands.compare import main as compare
 from sim.inputs.measured_run import QUIET_CORES
-from tests.processes import HANGS_AFTER_S, exit_code, wait_until
-from tests.real.conftest import ROOT, WORKER, small
+from tests.processes import HANGS_AFTER_S, exit_code
+from tests.real.conftest import WORKER, small
 
 MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 
@@ -80,44 +77,6 @@ def test_wrong_gradients_are_refused(scenario: Path, tmp_path: Path) -> None:
         run_ranks([sys.executable, WORKER, "sabotaged", str(scenario), "--out", str(out)], 2, HANGS_AFTER_S)
     assert error.value.code == 1
     assert not list(tmp_path.iterdir())
-
-
-def _children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(x) for x in path.read_text().split()]
-
-
-def _runs(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_no_rank_outlives_a_killed_parent(scenario: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "calibrate.measure", str(scenario), "--out", str(tmp_path / "m.json")]
-    parent = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-    ranks: list[int] = []
-    try:
-        wait_until(lambda: len(_children(parent.pid)) == 2)
-        ranks = _children(parent.pid)
-        wait_until(lambda: all(_joined(r) for r in ranks))
-    finally:
-        parent.kill()
-        parent.wait()
-    try:
-        wait_until(lambda: not any(_runs(r) for r in ranks))
-    finally:
-        for rank in ranks:
-            if _runs(rank):
-                os.kill(rank, signal.SIGKILL)
-
-
-def _joined(pid: int) -> bool:
-    """Whether the rank has opened sockets, which it does after asking to die with its parent."""
-    try:
-        return any(os.readlink(f).startswith("socket:") for f in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(
