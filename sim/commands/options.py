@@ -16,7 +16,6 @@ from msgspec.structs import fields
 
 from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
-from sim.inputs.units import parse_time
 
 FILE = click.Path(path_type=Path)
 
@@ -57,6 +56,8 @@ class Seconds(FloatParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """As a number of seconds."""
+        from sim.inputs.units import parse_time  # with pydantic, which --help does without
+
         try:
             seconds = float(parse_time(value))
         except ValueError:
