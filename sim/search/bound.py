@@ -85,7 +85,9 @@ class GridSearch:
         """The layouts of a way that may fit in memory and take no longer than `ceiling_s`; or the way itself, where
         its work alone takes longer than `patience_s`."""
         legal = [x for x, fine in layouts_of(self.space, way) if fine]
-        if (work_s := min(map(self.work_bound_s, legal))) > patience_s:
+        # Sums of whole gradients only add work, so the blocks of ZeRO-0 and 1 are not built for a way that is put off.
+        # ZeRO-3 gathers, but may stop computing again earlier.
+        if (work_s := min(map(self.work_bound_s, {x if x.zero == 3 else _least_zero(x) for x in legal}))) > patience_s:
             return Bounds([Bounded(work_s, 0.0, 1, way, len(legal))], Counter())
         bounded, counts = [], Counter[str]()
         for layout in legal:
@@ -98,7 +100,10 @@ class GridSearch:
 
     def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
         """A layout with its bounds, the cheap ones first, or which of them rules it out."""
-        # From the cheapest test to the dearest, as each spares those after it: work, memory, the pipeline's bound.
+        # From the cheapest test to the dearest, as each spares those after it: states, for which no blocks of its own
+        # are built, work, all memory, the pipeline's bound.
+        if self._states_alone(x) > self.limit_bytes:
+            return "pruned_by_memory"
         if self.work_bound_s(x) > ceiling_s:
             return "pruned_by_bound"
         if (memory := self.memory_bytes(x)) > self.limit_bytes:
@@ -111,6 +116,15 @@ class GridSearch:
         return Bounded(bound, memory, 2, x)
 
     # --- memory
+
+    def _states_alone(self, x: Layout) -> float:
+        """Bytes of parameters, gradients and optimizer on the worst rank, the same for every recomputation."""
+        form = form_of(x.schedule, x.pp, x.virtual_stages)
+        return self._most_state_bytes(x.zero, form, self.cut(self.blocks(_least_work(x))[0].order, form))
+
+    @cached
+    def _most_state_bytes(self, zero: int, form: Form, cut: Cut) -> float:
+        return float(self._state_bytes(zero, form, cut).max()) * ROUNDING
 
     def memory_bytes(self, x: Layout, timed: bool = False) -> float:
         """Bytes that the worst rank needs at the least; `timed`: by the seconds of actions, where they decide it."""
@@ -192,7 +206,7 @@ class GridSearch:
     def least_work_s(self, x: Layout) -> float:
         """The same for all recomputations and ZeRO stages at once: what does without either is in all of them."""
         # One answer for dozens of layouts. Full recomputation and ZeRO-3's gathers only add work.
-        return self.work_bound_s(x._replace(recompute="none", zero=2 if x.dp * x.cp > 1 else 0))
+        return self.work_bound_s(_least_work(x))
 
     def bound_s(self, x: Layout) -> float:
         """Seconds that a step of the layout takes at the least."""
@@ -349,6 +363,16 @@ class GridSearch:
     def _copied(self, cut: Cut, form: Form) -> Cut:
         """Of a schedule whose ranks hold the model several times."""
         return Cut(cut.order, tuple([cut.stages[i] for i in form.part_of_stage.tolist()]))
+
+
+def _least_zero(x: Layout) -> Layout:
+    """The layout with the ZeRO stage that has the least work: no sums of whole gradients, nothing gathered."""
+    return x._replace(zero=2 if x.dp * x.cp > 1 else 0)
+
+
+def _least_work(x: Layout) -> Layout:
+    """The same, with nothing computed again."""
+    return _least_zero(x)._replace(recompute="none")
 
 
 def _fault_scale(scenario: Scenario) -> float:

@@ -31,7 +31,7 @@ from topology.network import Network
 Fate = Literal["too_large", "beaten", "refused", "simulated"]
 FATES: tuple[Fate, ...] = get_args(Fate)
 KEPT = 32  # ways to run layers whose compiled programs a worker keeps
-MESHES = 64  # whose blocks and prices a worker keeps
+MESHES = 256  # whose blocks and prices a worker keeps: without them each of their ways would build and price anew
 
 
 class Outcome(NamedTuple):
