@@ -98,7 +98,8 @@ class Compute(Struct, frozen=True):
     `role`: of a matmul. `kernel`: the library's kernel, where a profile may know more than one for the kind
     (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving libraries do: a
     matmul takes a 16-bit input and quantizes it, an attention is one of the measured points. `aligned`: false for a
-    matmul whose sizes leave the fast kernels. `part`: whose work it is; no price depends on it.
+    matmul whose sizes leave the fast kernels. `plain_host`: torch's own functions issue its kernels, whatever the
+    framework. `part`: whose work it is; no price depends on it.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Compute(Struct, frozen=True):
     kernel: str = ""
     served: bool = False
     aligned: bool = True
+    plain_host: bool = False
     block: BlockRef | None = None
     part: Part = Part.OTHER
 

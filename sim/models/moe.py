@@ -164,8 +164,10 @@ def _router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
     a matmul in fp32 is of a copy of its input."""
     n, e, k = r.tokens * moe.experts, d.act_bytes, d.framework.router
     launches = k.forward_kernels + (k.capacity_kernels if moe.capacity_factor is not None else 0)
-    select = memory_op("router_top_k", F, "softmax", n, k.forward_bytes * n, d.act, launches)
+    # Runs of torch's own functions, with none of the modules around them that a kernel of Megatron's layers pays for.
+    select = replace(memory_op("router_top_k", F, "softmax", n, k.forward_bytes * n, d.act, launches), plain_host=True)
     back = memory_op("router_top_k_backward", I, "softmax", n, k.backward_bytes * n, d.act, k.backward_kernels)
+    back = replace(back, plain_host=True)
     m, h, x = r.tokens, d.hidden, moe.experts
     upcast = moe.router_fp32 and d.framework.casts_routers and e < FP32_BYTES
     dtype = "fp32" if upcast else d.act
@@ -338,8 +340,8 @@ def _biased_one_by_one(d: Dims, part: Operator, rows: float, experts: int, n: in
     back = memory_op(f"{part.name}_bias_backward", I, "elementwise", elements, 8 * e * elements, d.act, 4 * experts + 1)
     return replace(
         part,
-        forward=(*part.forward, add),
-        backward=(back, *part.backward),
+        forward=(*part.forward, replace(add, plain_host=True)),
+        backward=(replace(back, plain_host=True), *part.backward),
         expert_params=part.expert_params + experts * n,
         backward_bytes=part.backward_bytes + elements * e,
     )

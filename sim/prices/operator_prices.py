@@ -68,13 +68,13 @@ class Costs:
     def host_s(self, op: Compute, plain: bool = False) -> float:
         """Seconds in which the host issues an operator's kernels (a floor under runs of them: `sim.programs.compile`).
 
-        `plain`: plain torch issues them (`Framework.plain_host`).
+        `plain`: plain torch issues all operators (`Framework.plain_host`).
         """
         c = self.coefficients
         # A fused optimizer's kernels are few, while its Python walks over all parameters. The step is timed as a whole.
         if op.kind == "optimizer":
             return c.host_step_s
-        if plain and c.host_operator_eager_s is not None:
+        if (plain or op.plain_host) and c.host_operator_eager_s is not None:
             return op.kernels * c.host_operator_eager_s
         return op.kernels * c.host_operator_s
 
