@@ -16,7 +16,7 @@ from calibrate.timing import Bench
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_FLOPS = {"cpu": 2e10, "cuda": 1e14}
 _QUICK_FLOPS = {"cpu": 6e9, "cuda": 2e13}
-_FP32_FLOPS = 4e12  # on CUDA, where fp32 runs outside the matrix units
+_FP32_FLOPS = 4e12  # on CUDA, where fp32 runs outside the tensor cores
 _FP8_SINCE = (8, 9)  # compute capability
 
 
@@ -118,7 +118,7 @@ def _linear(bench: Bench, phase: str, dtype: str, tokens: int, n: int, k: int) -
 
 
 def _fp8(bench: Bench, m: int, n: int, k: int) -> list[Record]:
-    """a [m, k] bᵀ, b [n, k], to bf16, as all three products of an fp8 linear layer are run on matrix units that take
+    """a [m, k] bᵀ, b [n, k], to bf16, as all three products of an fp8 linear layer are run on tensor cores that take
     rows of the summed dimension alone; Hopper's fast accumulation.
     """
     one, calls = torch.ones((), device=bench.device), []

@@ -184,7 +184,7 @@ class Layer(nn.Module):
         return q, k, v
 
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Two batched matmuls around softmax and dropout; the query heads of one key head are stacked as
+        """Two batched matmuls around softmax and dropout; the query heads of one KV head are stacked as
         rows.
         """
         m, (b, s, _, d) = self.m, q.shape

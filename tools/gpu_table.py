@@ -1,4 +1,4 @@
-"""Compare what was measured on a GPU with its simulation, and write the tables of docs/accuracy.md.
+"""Compare what was measured on a GPU with its simulation, and write the tables of docs/real_runs.md.
 
     python tools/gpu_table.py
 
@@ -31,7 +31,7 @@ from sim.prices.profiles import load_profile  # noqa: E402
 from sim.prices.roofline import shape_bytes, shape_flops  # noqa: E402
 from topology.presets import GPUS  # noqa: E402
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "real_runs.md"
 RUNS, OWN, SHIPPED = "scenarios/measured/cuda", "scenarios/cuda/h200.json", "h200-sxm"
 STEPS = """| scenario | ranks | step | own calibration | micro-benchmarks | shipped profile | saved | peak memory |
 |---|---|---|---|---|---|---|---|"""

@@ -1,5 +1,5 @@
 """Measure the scenarios of scenarios/cpu on this machine, compare each with its simulation, and write the table of
-docs/accuracy.md.
+docs/real_runs.md.
 
     python tools/measure_cpu.py [NAME …] [--keep FOLDER | --stored FOLDER] [--budget SECONDS] [--attempts N]
 
@@ -22,7 +22,7 @@ from typing import Any
 from sim.inputs.measured_run import QUIET_CORES
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "real_runs.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEAD = """| scenario | step, measured | simulated | error | noise | pairs | bytes saved | peak memory | others, cores |
 |---|---|---|---|---|---|---|---|---|"""

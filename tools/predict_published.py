@@ -36,7 +36,8 @@ UNLIKE = (", stalled", ", pp and tp")  # groups of ultrascale_h100 that are of o
 def chosen(rows: Sequence[TableRow]) -> list[TableRow]:
     """A table's rows with a step time, at most `PER_TABLE`, without those of other code.
 
-    Such are groups that a table itself sets apart, and ZeRO-3 of 2021's DeepSpeed (docs/accuracy.md, "Worst rows").
+    Such are groups that a table itself sets apart, and ZeRO-3 of 2021's DeepSpeed
+    (docs/accuracy_causes.md, "Worst rows").
     """
     mine = [r for r in rows if "step_time_s" in r.measured and not any(u in r.group for u in UNLIKE)]
     mine = [r for r in mine if r.table != "megatron_sc21_table2" or r.scenario["parallelism"].get("zero") != 3]

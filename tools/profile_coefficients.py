@@ -94,9 +94,9 @@ NEWER_HOST: Coefficients = {
     "unaligned_matmul_slowdown": (2.0, _HOST),
 }
 _TWICE = (
-    "computed: gradients' sums leave the matrix units every 128 steps to be added in fp32 (Transformer Engine: "
+    "computed: gradients' sums leave the tensor cores every 128 steps to be added in fp32 (Transformer Engine: "
     "_2X_ACC_DGRAD, _2X_ACC_WGRAD; CUTLASS: 4 instructions of 32): a tile of 128 x 128 takes 128 clocks of 128 lanes "
-    "beside 512 of the matrix units, which wait meanwhile"
+    "beside 512 of the tensor cores, which wait meanwhile"
 )
 _BLOCKS = (
     "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), TensorRT-LLM 1.3.0rc20 on {}, gemm_perf (m, n, k, "
@@ -125,7 +125,7 @@ HOPPER: Coefficients = {
     "matmul_slowdown_rowwise": (1.05, _ROWS),
     "memory_efficiency_optimizer": (0.72, f"fused AdamW from 60 to 800 million parameters, {_H200}"),
 }
-_SUMS = "1: dK and dV of query heads that share a key head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
+_SUMS = "1: dK and dV of query heads that share a KV head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
 _BUNDLED = (
     "the FlashAttention-2 that torch bundles: 0.84 of the published one's speed, the median of 67 forwards and of 93 "
     "backwards that calibrate.run measured on an H200 (scenarios/cuda/h200.json)"

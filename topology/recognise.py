@@ -1,7 +1,7 @@
 """From a network's parts and links to a cluster's description: what is a node, an NVLink domain, a leaf; what is usual.
 
 A regular network is its description, and nothing else is kept: closed forms then give what its links give, for any
-number of ranks. Of another the description holds the most usual value of every sort of link, and the network is kept
+number of ranks. Of another the description holds the most usual value of every kind of link, and the network is kept
 beside it, so that `uneven` can ask each route.
 """
 

@@ -270,7 +270,7 @@ class ContextAttention:
             dropped = None if self.dropped is None else self.dropped.draw()
             joined: Tensor = attention.apply(q, k, v, _Blocks(self.group, self.split, dropped))
             return joined
-        least = max(k.shape[1], self.group.size)  # fewer key heads than ranks: repeated, one each
+        least = max(k.shape[1], self.group.size)  # fewer KV heads than ranks: repeated, one each
         k, v = (_repeat(x, least) if x.shape[1] < least else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, self.group, True) for x in (q, k, v))
         out: Tensor = _Exchange.apply(self._core(q.shape[1])(q, k, v), self.group, False)

@@ -55,7 +55,7 @@ class ModelParallel:
         p, t, moe = s.parallelism, s.for_training, s.model.moe is not None
         self.expert_group = self._group(plan, "expert_dp", rank).process_group if moe else None
         self.expert_sharding = self._expert_sharding(plan, rank) if moe and p.zero else Sharding()
-        self.copies = max(1, p.tp // s.model.kv_heads)  # tp ranks with the same key heads
+        self.copies = max(1, p.tp // s.model.kv_heads)  # tp ranks with the same KV heads
         self.copies_group = self._copies_group(plan, rank)
         self.sequence = p.sp and p.tp > 1
         late, chunked = p.tp_overlap == "wgrad", p.tp_overlap == "full"

@@ -174,7 +174,7 @@ class _SharedKey(torch.autograd.Function):
 
 
 def _scores(m: ModelConfig, cut: Cut, s: int, heads: slice) -> Share:
-    """Of the attention scores, stacked by key head as `Layer.unfused` does, those of this rank's query heads."""
+    """Of the attention scores, stacked by KV head as `Layer.unfused` does, those of this rank's query heads."""
     group = m.heads // m.kv_heads
 
     def own(whole: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def _scores(m: ModelConfig, cut: Cut, s: int, heads: slice) -> Share:
 
 
 def _heads(m: ModelConfig, cut: Cut) -> tuple[slice, slice, int]:
-    """This rank's query heads and key heads, and how many ranks share these key heads."""
+    """This rank's query heads and KV heads, and how many ranks share these KV heads."""
     tp = cut.group.size
     if m.kv_heads >= tp:
         return cut.share(m.heads), cut.share(m.kv_heads), 1

@@ -115,7 +115,7 @@ class Inference(UserInput):
     max_batch_tokens: int = Field(default=8192, ge=1, le=1_000_000_000)
     attention: Literal["fused", "unfused"] = "fused"
     decode_attention: DecodeAttention | None = Field(
-        default=None, description="single tokens' kernel reads a key head once, or for each query head; null: engine's"
+        default=None, description="single tokens' kernel reads a KV head once, or for each query head; null: engine's"
     )
     preemption: Literal["recompute", "swap"] = Field(
         default="recompute", description="what becomes of a preempted sequence's cache: dropped, or kept in host memory"

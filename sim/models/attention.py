@@ -200,7 +200,7 @@ def unfused_core(
 ) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context, of `batch` sequences, kernel by kernel.
 
-    The query heads that share a key head are stacked as rows of one matmul, unless keys and values are repeated.
+    The query heads that share a KV head are stacked as rows of one matmul, unless keys and values are repeated.
     """
     n, e = float(batch * c.heads * c.q_len * c.kv_len), act_bytes
     batch, rows = _stacked(batch, c, repeats)

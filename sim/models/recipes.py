@@ -50,7 +50,7 @@ class Recipe(Struct, frozen=True):
     `keeps_quantized`: the input is kept for its weight gradient in the format, else in 16 bits. `caches_weights`: they
     are quantized once a step and kept. `gathers_quantized`: sequence parallelism gathers what is quantized.
     `shards_quantized`: FSDP gathers layers' matrices in the format. `kernel`: the matmul where it is not the usual one,
-    whose gradients' sums leave Hopper's matrix units to be added in fp32.
+    whose gradients' sums leave Hopper's tensor cores to be added in fp32.
     """
 
     name: RecipeName

@@ -51,7 +51,7 @@ class ServingDims(Struct, frozen=True):
     their weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of
     the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
     are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
-    them; `grouped_decode`: that of single tokens reads a key head once, else once for each of its query heads;
+    them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
     `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them; `cp`: ranks over which prompts
     and caches are split.
     """

@@ -64,21 +64,21 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     # The longest row starts while others run, so neither the sum nor the maximum is right; a norm lies between.
     x = speed.overlap
     moved_s = op.bytes / (gpu.memory_bandwidth_bytes_per_s * c.streaming_efficiency)
-    # A short sequence has few flops a byte. The kernel then waits for q, k, v and o and not for the matrix units.
+    # A short sequence has few flops a byte. The kernel then waits for q, k, v and o and not for the tensor cores.
     kernel_s = max(float((work_s**x + tail_s**x) ** (1.0 / x)), moved_s)
     summed_s = _group_sums_s(op, gpu, c.streaming_efficiency) if speed.group_sums else 0.0
     return LAUNCH_S + kernel_s + summed_s
 
 
 def _group_sums_s(op: Compute, gpu: GpuSpec, streaming_efficiency: float) -> float:
-    """Summing dK and dV over the query heads that share a key head, where the kernel leaves one for each query head.
+    """Summing dK and dV over the query heads that share a KV head, where the kernel leaves one for each query head.
 
     FlashAttention-2 does (csrc/flash_attn/flash_api.cpp, `mha_bwd`: `dk_expanded`, `at::sum_out`).
     """
     batch, heads, kv_heads, _, kv_len, d, dv, _ = op.shape
     if op.kind != "attention_backward" or heads == kv_heads:
         return 0.0
-    # Reads one dK and one dV of each query head, and writes one of each key head.
+    # Reads one dK and one dV of each query head, and writes one of each KV head.
     moved = dtype_bytes(op.dtype) * batch * kv_len * (d + dv) * (heads + kv_heads)
     return moved / (gpu.memory_bandwidth_bytes_per_s * streaming_efficiency)
 

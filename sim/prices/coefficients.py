@@ -58,7 +58,7 @@ class AttentionSpeed:
         None, "queries of one thread block, backward; `tile_rows` where left out"
     )
     overlap: float = _constant(1.2, "exponent that says how far work hides behind the longest row: 1 adds them", True)
-    group_sums: bool = _constant(False, "1: dK and dV of query heads that share a key head are summed afterwards")
+    group_sums: bool = _constant(False, "1: dK and dV of query heads that share a KV head are summed afterwards")
 
 
 # Every neutral value leaves the roofline as it is. A profile that states nothing is therefore the bare data sheet.
@@ -87,7 +87,7 @@ class Coefficients:
     peak_flops_per_s: Mapping[str, float] = _entries("measured peaks by dtype, in the data sheet's place")
     attention: Mapping[str, AttentionSpeed] = _entries("speed of fused attention by kernel; `attention` is the usual")
     # The limit is a GPU's own property, so the draw is kept relative to it.
-    power_at_peak: float = _constant(0.0, "draw at the matrix units' peak, in parts of the power limit; 0: no limit")
+    power_at_peak: float = _constant(0.0, "draw at the tensor cores' peak, in parts of the power limit; 0: no limit")
     power_spread: float = _constant(0.0, "spread (sigma by mean) of the clocks of equal GPUs under their power limit")
     # Two constants, because plain torch runs more Python for each kernel than Megatron's fused modules do.
     host_operator_s: float = _constant(0.0, "host time in which Megatron issues one kernel")

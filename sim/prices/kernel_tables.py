@@ -359,8 +359,8 @@ def coordinates(kind: str, log2: Sequence[N]) -> list[N]:
     """log2 of every dimension that efficiency depends on, each weighted by how much.
 
     Matmuls: batch, m, n, and k at half, for it only lengthens the loop of a tile. Attention: batch, heads, groups of
-    key heads, mean length and mean head size. Weights from leaving a fifth of the points out: of attention 2 for the
-    head size (it decides which kernel runs), 0.3 for key heads.
+    KV heads, mean length and mean head size. Weights from leaving a fifth of the points out: of attention 2 for the
+    head size (it decides which kernel runs), 0.3 for KV heads.
     """
     if kind in MATMULS:
         batch, m, n, k = log2

@@ -215,7 +215,7 @@ class Costs:
         c = self.coefficients
         # Points are forward products of the usual kernel. Transformer Engine accumulates gradients' products in two
         # stages (`_2X_ACC_DGRAD`, `_2X_ACC_WGRAD`), torchao without fast accumulation: on Hopper their sums leave the
-        # matrix units every 128 steps. Other kernels were measured by themselves, or not at all.
+        # tensor cores every 128 steps. Other kernels were measured by themselves, or not at all.
         slower = c.matmul_slowdown_of.get(op.kernel, 1.0)
         if not op.kernel and op.dtype == "fp8" and op.role is not Role.OUTPUT:
             slower = c.fp8_gradient_slowdown
@@ -225,7 +225,7 @@ class Costs:
         """Under a sustained load the clock falls until the draw fits the power limit.
 
         Draw in parts of the reference GPU's limit: a memory-bound kernel `POWER_AT_REST`, more by the share u of
-        the matrix units' peak that is in use, `power_at_peak` at all of it (fp32 uses none). At the low voltages of a
+        the tensor cores' peak that is in use, `power_at_peak` at all of it (fp32 uses none). At the low voltages of a
         limited GPU the energy of a flop stays about equal, so that time grows as draw / limit.
         """
         at_peak = self.coefficients.power_at_peak

@@ -4,7 +4,7 @@
 JSON Schema follow from the dict, and nothing else in the simulator asks for an engine's name.
 
 Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squares on every second row of one table in
-`scenarios/published`; docs/accuracy.md has the errors on the other rows, and those of the table left out.
+`scenarios/published`; docs/accuracy_causes.md has the errors on the other rows, and those of the table left out.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Engine:
         (), "batches of single tokens that CUDA graphs are kept for; others between are padded, above none is used"
     )
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
-        "grouped", "single tokens' attention reads a key head once, or once for each of its query heads"
+        "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"
     )
     reserves_output: bool = fact(
         False,
@@ -170,7 +170,7 @@ _RECORDS = (
         "TensorRT-LLM",
         (0, 5),
         "2023-12",
-        "launches: fitted to trtllm_static_h100; no kernel reads a key head once for a group before 0.8 (XQA blog); "
+        "launches: fitted to trtllm_static_h100; no kernel reads a KV head once for a group before 0.8 (XQA blog); "
         "the capacity scheduler's default policy is GUARANTEED_NO_EVICT (useful-runtime-flags.md)",
         host={"hopper": HostTimes(launch_s=19.5e-6)},
         decode_attention="per_head",

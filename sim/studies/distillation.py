@@ -7,7 +7,7 @@ loss compares both distributions at a temperature (`sim.models.head.soft_loss`, 
 
 The teacher is cut over `teacher_parallelism.tp` ranks and replicated over the student's ranks, each replica taking its
 share of the batch (`placement: same`), or has that many GPUs of its own and works one step ahead (`other`): then the
-longer of the two decides. On the same GPUs nothing overlaps, as both keep the matrix units busy.
+longer of the two decides. On the same GPUs nothing overlaps, as both keep the tensor cores busy.
 """
 
 from __future__ import annotations

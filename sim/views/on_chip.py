@@ -15,7 +15,7 @@ BYTES_PER_CLOCK = 128
 
 
 def clock_hz(gpu: GpuSpec) -> float:
-    """Clock at which all matrix units give the data sheet's peak in 16 bits."""
+    """Clock at which all tensor cores give the data sheet's peak in 16 bits."""
     peak = gpu.peak_flops_per_s.get("fp16", gpu.peak_flops_per_s.get("bf16", 0.0))
     return peak / (gpu.sm_count * gpu.sm_flops_per_clock)
 

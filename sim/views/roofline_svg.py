@@ -53,7 +53,7 @@ def _intensity(kind: str, shape: tuple[int, ...]) -> float:
 
 
 def roofline_svg(gpu: GpuSpec, points: list[Point] | None = None) -> str:
-    """The picture: log-log axes, a roof for 16-bit matrix units, a slope for each memory, operators on HBM's."""
+    """The picture: log-log axes, a roof for 16-bit tensor cores, a slope for each memory, operators on HBM's."""
     peak = gpu.peak_flops_per_s.get("bf16", gpu.peak_flops_per_s.get("fp16", 1.0))
     memories = [
         ("HBM", gpu.memory_bandwidth_bytes_per_s, "#0072b2"),

@@ -149,7 +149,7 @@ def test_hugging_face_config(tmp_path: Path) -> None:
         attention = rows(program, "aten._scaled_dot_product_flash_attention")
         phases = [r["phase"] for r in attention]
         assert phases == ["forward"] * 2 + (["recomputed"] * 2 if extra else [])
-        assert attention[0]["inputs"][1][1] == [1, 2, 64, 16]  # as many key heads as the model has
+        assert attention[0]["inputs"][1][1] == [1, 2, 64, 16]  # as many KV heads as the model has
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def _patches(case: dict[str, Any]) -> list[Any]:
         "tp sum": (tensor.Cut, "start_sum", lambda cut, x, blocking=False: lambda: x),
         "tp gather": (tensor.Cut, "gather", repeated),
         "sum over tokens": (model_parallel.ModelParallel, "sum_partial", nothing),
-        "shared key heads": (model_parallel.ModelParallel, "_copied", lambda *_: []),
+        "shared KV heads": (model_parallel.ModelParallel, "_copied", lambda *_: []),
         "ring step": (context, "view", lambda r, source, *rest: see(r, source, *rest) if r == source else None),
         "places": (context, "own_positions", lambda s, ranks, r, split: torch.arange(s // ranks)),
         "expert gradients": (expert_data_parallel.ExpertDataParallel, "finish", first),

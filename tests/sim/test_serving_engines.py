@@ -102,7 +102,7 @@ def test_per_head_kernels_read_the_cache_for_every_query_head() -> None:
     ratio = (each.stage_seconds(batch)[0] - each.stage_seconds(Load(64, 0, 0, (), 64))[0]) / (
         grouped.stage_seconds(batch)[0] - grouped.stage_seconds(Load(64, 0, 0, (), 64))[0]
     )
-    assert 3.5 < ratio < 4.5  # 32 query heads, 8 key heads
+    assert 3.5 < ratio < 4.5  # 32 query heads, 8 KV heads
 
 
 def test_keys_left_out_are_the_engines_and_keys_given_stay(made: Any) -> None:

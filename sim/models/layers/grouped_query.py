@@ -1,4 +1,4 @@
-"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); with as many key heads as heads, multi-head."""
+"""Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); with as many KV heads as heads, multi-head."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         return self.head_dim, self.head_dim
 
     def heads_of(self, tp: int) -> tuple[int, int]:
-        """Query heads and key heads of one rank; key heads are copied where tp exceeds them."""
+        """Query heads and KV heads of one rank; KV heads are copied where tp exceeds them."""
         return ceil_div(self.heads, tp), max(1, self.kv_heads // tp)
 
     def matrices(self, tp: int = 1) -> tuple[Matrix, ...]:
@@ -129,7 +129,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         return (norms * self.head_dim if self.qk_norm else 0) + (self.heads if self.sinks else 0)
 
     def cache_elements(self, tp: int) -> int:
-        """Cached numbers of one token on one rank: its key and its value for each key head."""
+        """Cached numbers of one token on one rank: its key and its value for each KV head."""
         return 2 * self.heads_of(tp)[1] * self.head_dim
 
     def seen_keys(self, length: int) -> float | None:

@@ -182,7 +182,7 @@ class LatentAttention(Struct, frozen=True):
     def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
         """One new token of each of `batch` sequences against a cache of `kv_len`: bound by reading the cache.
 
-        Kernels of grouped queries were measured to 32 query heads a key head. Beyond, the measured library reads the
+        Kernels of grouped queries were measured to 32 query heads a KV head. Beyond, the measured library reads the
         cache once for each head, which kernels of latent attention do not. So `LATENT_HEADS` heads are asked for, and
         their efficiency is that of all.
         """

@@ -55,7 +55,7 @@ def test_tensor_parallel_shards_and_padding():
     block = layer_block(make(GPT, tp=4), 0)
     assert block.params == 12 * h * h // 4 + (3 + 4) * h // 4 + 2 * h + 4 * h
     assert embedding_block(make(GPT | {"vocab": 50257}, tp=8)).params == 51200 * h // 8
-    # 4 key heads on 8 ranks: replicated, one each
+    # 4 KV heads on 8 ranks: replicated, one each
     replicated = layer_block(make(LLAMA, tp=8), 0).params
     assert replicated == h * (128 + 2 * 64) + 128 * h + 3 * h * 2816 // 8 + 2 * h
 

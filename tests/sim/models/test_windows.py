@@ -98,7 +98,7 @@ def serving(**model: Any) -> Any:
 def test_the_cache_of_a_window_keeps_its_tokens() -> None:
     full, half = serving(), serving(window=128, attention_pattern=["sliding", "full"])
     whole = full.capacity.token_bytes[0]
-    assert whole == 4 * 2 * 2 * 64 * 2  # layers, key and value, key heads, head size, bytes
+    assert whole == 4 * 2 * 2 * 64 * 2  # layers, key and value, KV heads, head size, bytes
     assert half.capacity.token_bytes[0] == pytest.approx(whole * (0.5 + 0.5 * 128 / 4096))
     assert half.end_s < full.end_s
 
