@@ -1,7 +1,7 @@
 """Multi-head latent attention's queries, keys and values (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
 Keys and values of all heads are made of one latent of a token, queries of another or of the token itself. A query or
-KV head has a part without rope and a part with it; the keys' part with rope is one for all heads. In training every
+key head has a part without rope and a part with it; the keys' part with rope is one for all heads. In training every
 head's keys and values are made (section 2.1.2's absorption is for decoding). DeepSeek's code turns neighbouring
 numbers, this one halves: the same up to the order of the matrices' rows.
 

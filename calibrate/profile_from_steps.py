@@ -69,8 +69,8 @@ def make_profile(
 
     `epilogues`: by rank, what the simulator calls the operators after the last backward.
 
-    Where ranks share cores, everything is its mean instead of its median: a rank waits for a core seldom and long (a
-    turn of the scheduler's, milliseconds), which a median leaves out and the step pays for.
+    Where ranks share cores, means take the place of medians. A rank seldom waits for a core, but then for milliseconds;
+    the step pays for that, and a median would drop it.
     """
     chosen = chosen_rounds(logs[0])
     sharing = ranks_per_core(len(logs), hardware)

@@ -37,7 +37,7 @@ def rare_collection() -> Iterator[None]:
 
 @contextmanager
 def one_command() -> Iterator[None]:
-    """Garbage collection of a process that runs one command and ends: a quarter of a short command's time without it.
+    """Collect garbage rarely while one command runs, and not at exit: else a quarter of a short command's time.
 
     Loading its modules makes 200,000 objects that stay, so collections are rare from the beginning. At the end Python
     would search all that lives for garbage once more, though the process gives back its memory anyway: what is frozen

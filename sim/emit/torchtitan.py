@@ -52,7 +52,9 @@ class Titan(Emission):
         self.common()
         s, p, t = self.scenario, self.scenario.parallelism, self.training
         flavor = self._flavor()
-        self._refusals()
+        compiles = self.framework("torchtitan").uses_torch_compile
+        self._refuse_layout(compiles)
+        self._refuse_training(compiles)
         replicate, shard = self._data_parallel()
         accumulated = s.micro_batches if p.pp > 1 else 1
         return {
@@ -104,9 +106,8 @@ class Titan(Emission):
             )
         return found
 
-    def _refusals(self) -> None:
-        p, t = self.scenario.parallelism, self.training
-        compiles = self.framework("torchtitan").uses_torch_compile
+    def _refuse_layout(self, compiles: bool) -> None:
+        p = self.scenario.parallelism
         self.refuse(
             "parallelism.sp",
             "false",
@@ -133,6 +134,21 @@ class Titan(Emission):
         )
         self.refuse("parallelism.rank_order", p.rank_order, "orders ranks tp-cp-dp-pp", p.rank_order != "tp-cp-dp-pp")
         self.refuse(
+            "parallelism.micro_batch_group",
+            p.micro_batch_group,
+            "has groups of pp micro-batches",
+            p.micro_batch_group is not None,
+        )
+        self.refuse(
+            "parallelism.dp_sync",
+            p.dp_sync,
+            "overlaps reductions with backward",
+            p.dp > 1 and p.dp_sync == "after_backward",
+        )
+
+    def _refuse_training(self, compiles: bool) -> None:
+        t = self.training
+        self.refuse(
             "training.param_dtype",
             t.param_dtype,
             "keeps parameters in fp32 (param_dtype: fp32)",
@@ -157,20 +173,8 @@ class Titan(Emission):
         )
         self.refuse("training.optimizer", t.optimizer, "has Adam and AdamW", t.optimizer != "adamw")
         self.refuse("training.optimizer_dtype", t.optimizer_dtype, "keeps fp32 moments", t.optimizer_dtype != "fp32")
-        self.refuse(
-            "parallelism.micro_batch_group",
-            p.micro_batch_group,
-            "has groups of pp micro-batches",
-            p.micro_batch_group is not None,
-        )
         self.refuse("training.gradient_clipping", "false", "always clips", not t.gradient_clipping)
         self.refuse("training.attention", t.attention, "uses fused attention", t.attention != "fused")
-        self.refuse(
-            "parallelism.dp_sync",
-            p.dp_sync,
-            "overlaps reductions with backward",
-            p.dp > 1 and p.dp_sync == "after_backward",
-        )
 
     def _data_parallel(self) -> tuple[int, int]:
         """Replicas and shards; its FSDP shards over dp_shard · cp ranks."""

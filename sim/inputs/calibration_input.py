@@ -25,7 +25,7 @@ def resolve_calibrations(
     """The profiles of a mixed cluster's further GPUs: those given, else each GPU's own; and warnings as above.
 
     Raises:
-        InputError: for what is no mapping, and for a GPU that the cluster has not besides its usual one.
+        InputError: if `calibrations` is no mapping, or names a GPU that is not one of the cluster's others.
     """
     path, given = ("calibrations",), data.get("calibrations", {})
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
@@ -33,8 +33,8 @@ def resolve_calibrations(
     others = {other.gpu.name: other.gpu for other in cluster.others}
     for name in given:
         if name not in others:
-            allowed = ", ".join(others) or "none: the cluster has one sort of GPU, whose profile is calibration"
-            raise source.error((*path, name), f"is no further GPU of the cluster (allowed: {allowed})")
+            allowed = ", ".join(others) or "none: all GPUs of the cluster are of one kind; use calibration"
+            raise source.error((*path, name), f"is not another GPU of this cluster (allowed: {allowed})")
     out, warnings = {}, list[str]()
     for name, gpu in others.items():
         own, unknown = _own_profile(gpu, "calibrations", f"calibrations: {{{name}: h100-sxm}}")

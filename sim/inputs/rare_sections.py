@@ -56,7 +56,7 @@ def read_processes(data: dict[str, Any], parallelism: Parallelism, source: Sourc
     if "processes" not in data:
         return None
     if "inference" in data:
-        raise source.error(("processes",), "run beside a training step; this scenario serves requests")
+        raise source.error(("processes",), "cannot be given with inference; processes act on a training step")
     from sim.inputs.processes_input import Processes, check_processes
 
     processes = validate(Processes, data["processes"], source, ("processes",))

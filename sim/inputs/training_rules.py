@@ -173,7 +173,7 @@ def _check_recompute(t: Training, model: ModelConfig, source: Source) -> None:
 
 
 def _check_modules(recompute: Recompute, model: ModelConfig, source: Source) -> None:
-    """Parts that are run again are there, and stand beside the one mode that takes them."""
+    """Raise for parts that the model lacks, and for `modules` with a mode other than selective."""
     path, modules = ("training", "recompute", "modules"), recompute.modules
     usual = Recompute.model_fields["modules"].default  # which resolved scenarios write out for every mode
     if modules != usual and recompute.mode != "selective":

@@ -14,7 +14,7 @@ from sim.core.normal import SIGMA_PER_MAD
 SUPPORT_OCTAVES = 3.0  # a shape further than this from every measured one is not between them
 # A median over so many moves by a few percent; all of ten thousand points would take a second of a run's start.
 _LOO_POINTS = 64
-SAMPLED_POINTS = 1000  # of a table, which tell how near the nearest of all are at least
+SAMPLED_POINTS = 1000  # of a large table; their distances bound from above those of its nearest points
 
 
 class OfPoints(Protocol):

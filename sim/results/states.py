@@ -43,7 +43,8 @@ class States(Struct, frozen=True):
 
 
 class _Elements(NamedTuple):
-    """Trained elements on a rank and frozen ones: all of them, and what is left of the trained ones by sharding."""
+    """Elements of parameters on one rank: trained dense ones, trained experts', frozen ones, and `sharded`, the trained
+    ones of its shard."""
 
     dense: int
     experts: int

@@ -1,4 +1,5 @@
-"""Best-first search: parts of the space, by their bounds, are divided until no bound is below the best times.
+"""Best-first branch and bound: the part of the space with the least bound is divided next, until every bound is above
+the K-th best time.
 
 A part is a mesh, a way to run its layers, or a layout. The part of the least bound is divided into smaller ones with
 sharper bounds; a layout is simulated. A part is left out only if its bound is above the `top`-th best simulated time

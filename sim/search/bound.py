@@ -52,7 +52,7 @@ class Bounded(NamedTuple):
 
 
 class Bounds(Struct, frozen=True):
-    """The parts of a part of the space that may be among the best, and how many layouts were looked at and pruned."""
+    """What a mesh or a way was divided into, without what the bounds rule out; `counts`: layouts by their outcome."""
 
     bounded: list[Bounded]
     counts: Counter[str]

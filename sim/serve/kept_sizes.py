@@ -29,17 +29,13 @@ def length_below(length: float) -> int:
     return LENGTHS[bisect_right(LENGTHS, length, 1) - 1]
 
 
-def around(length: int, kept: tuple[int, ...] = CHUNKS) -> tuple[tuple[int, float], ...]:
-    """The kept lengths below and above, each with its share; the one alone that is met.
-
-    >>> around(64), around(80, (64, 96))
-    (((64, 1.0),), ((64, 0.5), (96, 0.5)))
-    """
-    above = bisect_right(kept, length, 1)
-    low = kept[above - 1]
+def around(length: int) -> tuple[tuple[int, float], ...]:
+    """The lengths of `CHUNKS` below and above, each with its share; one length where it is met exactly."""
+    above = bisect_right(CHUNKS, length, 1)
+    low = CHUNKS[above - 1]
     if low == length:
         return ((low, 1.0),)
-    high = kept[above]
+    high = CHUNKS[above]
     share = (length - low) / (high - low)
     return (low, 1.0 - share), (high, share)
 

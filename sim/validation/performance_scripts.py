@@ -20,15 +20,19 @@ LATEST = "2100-01"
 
 
 class Script(NamedTuple):
-    """Changes to the scenario of rows whose group matches, in tables whose software or citation begins with `of`, of
-    releases from `since` until before `until` where a group ends with its release."""
+    """What a launch script sets in the scenarios of some rows.
 
-    group: str
-    says: Mapping[str, Any]
+    Its rows are those whose group matches the regular expression `group_pattern`, in tables whose software or citation
+    begins with `software`, and whose release (the end of the group, such as 25.11) is in [since, until). Rows without a
+    release count as before all.
+    """
+
+    group_pattern: str
+    changes: Mapping[str, Any]
     source: str
     since: str = ""
     until: str = LATEST
-    of: str = "Megatron-Bridge"
+    software: str = "Megatron-Bridge"
 
 
 def _modules(*names: str) -> dict[str, Any]:
@@ -109,13 +113,13 @@ SCRIPTS = (
         "^GPT3-5B$",
         {"model": {"dropout": 0.1}},
         "NeMo-Framework-Launcher conf/training/gpt3/5b.yaml: hidden_dropout, attention_dropout",
-        of="NeMo 24.07",
+        software="NeMo 24.07",
     ),
     Script(
         "^deepseek",
         {"model": {"moe": {"capacity_factor": 1.0}}},
         "simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh: moe-expert-capacity-factor",
-        of="SimuMax",
+        software="SimuMax",
     ),
 )
 
@@ -131,7 +135,7 @@ def scripted(software: Sequence[str], group: str, scenario: dict[str, Any]) -> d
     release = re.search(r" (\d\d)\.(\d\d)$", group)
     date = f"20{release[1]}-{release[2]}" if release else ""
     for script in SCRIPTS:
-        mine = any(text.startswith(script.of) for text in software)
-        if mine and script.since <= date < script.until and re.search(script.group, group):
-            scenario = merge(scenario, script.says)
+        mine = any(text.startswith(script.software) for text in software)
+        if mine and script.since <= date < script.until and re.search(script.group_pattern, group):
+            scenario = merge(scenario, script.changes)
     return scenario

@@ -91,6 +91,7 @@ FOUR_RANKS: dict[str, Any] = {
     "ep2 dp2": small({"dp": 4, "ep": 2, "dp_sync": "after_backward"}, **SHARED),
     "ep2 pp2": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "zb_h1"}, **MOE),
     "ep2 in dualpipe's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe", "ep_overlap": True}, **MOE),
+    "ep2 in a V's pairs": small({"dp": 2, "pp": 2, "ep": 2, "schedule": "dualpipe_v", "ep_overlap": True}, **MOE),
     "ep2 in 1F1B's pairs": small({"dp": 2, "pp": 2, "ep": 2, **INTERLEAVED, "ep_overlap": True}, **MOE),
     "ep2 of experts split over tp2": small({"dp": 2, "tp": 2, "sp": True, "ep": 2, "expert_tp": 2}, **SHARED),
     "experts split, pp2": small({"dp": 2, "pp": 2, "expert_tp": 2, "schedule": "zb_h1"}, **MOE),

@@ -70,7 +70,7 @@ def every_way(scenario: Scenario, requests: tuple[Request, ...] | None = None) -
     for sim in sims:
         finished(sim)
         for a, b in zip(sim.sequences, sims[0].sequences, strict=True):
-            assert a.finish_s == pytest.approx(b.finish_s, rel=1e-9)
+            assert (a.first_token_s, a.finish_s) == pytest.approx((b.first_token_s, b.finish_s), rel=1e-9)
     return sims
 
 

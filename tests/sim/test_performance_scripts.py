@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sim.validation.performance_scripts import scripted
+from sim.validation.performance_scripts import SCRIPTS, scripted
 
+PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 BRIDGE = ("Megatron-Bridge on Megatron-Core", "NVIDIA, Megatron-Bridge performance summary")
 
 
@@ -31,6 +35,19 @@ def test_what_is_run_stays_but_for_what_a_script_sets() -> None:
     assert (found["parallelism"]["tp"], found["parallelism"]["ep_overlap"]) == (2, True)
     assert sum(found["parallelism"]["layers_per_stage"]) == 61
     assert row["training"]["grad_dtype"] == "fp32"
+
+
+def test_each_script_finds_a_published_row() -> None:
+    """A group that is renamed would silently lose what its script set."""
+    found: set[str] = set()  # sources of scripts with a row
+    for path in PUBLISHED.glob("*.json"):
+        table = json.loads(path.read_text())
+        words = (str(table.get("software", "")), str(table["source"].get("citation", "")))
+        for script in SCRIPTS:
+            mine = any(text.startswith(script.software) for text in words)
+            rows = [row for row in table["rows"] if re.search(script.group_pattern, str(row.get("group", "")))]
+            found |= {script.source} if mine and rows else set()
+    assert {script.source for script in SCRIPTS} == found
 
 
 def test_other_software_is_left_alone() -> None:

@@ -13,7 +13,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.serve.hashed_prefixes import HASHED_TOKENS
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
-from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, requests_of, serving, settings_of
 
 
 @settings(max_examples=50, deadline=None)
@@ -61,13 +61,6 @@ def test_conversations_of_any_length_are_served_alike_on_simpy(rate_per_s: float
     served = {"requests": {"prompt_len": 1, "output_len": 1, "count": 1}, "prefix_cache": "gpu", "engine": "vllm-v1"}
     data = {"version": 1, "name": "talks", "model": "llama3-8b", "cluster": "dgx-h100", "inference": served}
     scenario, requests = parse_scenario(data, "talks"), conversations(120, rate_per_s)
-    quick, single, simpy = (
-        simulate_serving(scenario, requests=requests, engine=e, group=g)
-        for e, g in (("static", True), ("static", False), ("simpy", True))
-    )
-    finished(simpy)
+    quick, *others = every_way(scenario, requests)
     assert quick.outcome.kv_cache.prefix_hit_rate > 0.2
-    for other in (single, simpy):
-        assert other.replicas[0].counts == quick.replicas[0].counts
-        for x, y in zip(quick.sequences, other.sequences, strict=True):
-            assert (y.first_token_s, y.finish_s) == pytest.approx((x.first_token_s, x.finish_s), rel=1e-9)
+    assert all(other.replicas[0].counts == quick.replicas[0].counts for other in others)

@@ -203,7 +203,7 @@ def test_an_assumption_can_be_changed_in_every_row() -> None:
 
 
 def test_vtrain_on_one_node_can_hardly_have_recomputed() -> None:
-    """What docs/accuracy.md says of the rows' `recompute: full`: a fourth pass would leave no time for anything else.
+    """docs/accuracy_causes.md on the rows' `recompute: full`: a fourth pass would leave no time for anything else.
 
     Times are linear in layers, so that rows of 24 and 12 layers give a layer's time; 8 sequences less 4, hidden 2048
     less 1024 leave matmuls (and what is small) alone: p = 2 stages, 2 micro-batches, 1.5 times each layer.
