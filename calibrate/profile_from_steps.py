@@ -239,7 +239,7 @@ def _share(logs: Sequence[Log], chosen: Sequence[int], times: Times, middle: Mid
             if b is not None and b.sent
         ]
         if lost:
-            lost_s += statistics.median(lost)
+            lost_s += middle(lost)[0]
             beside = log.calibrations[chosen[0]].beside
             sent = beside.sent if beside is not None else ()
             alone_s += sum(middle(times[op, ranks][n])[0] for op, ranks, n in sent)

@@ -17,8 +17,8 @@ LINK = ":"  # between the values of keys that are given together
 def parse_only(options: Sequence[str]) -> tuple[dict[str, list[Any]], list[Linked]]:
     """`KEY=VALUE,…` options as values of fields of Layout, and `KEY,KEY=VALUE:VALUE,…` as rows of linked ones.
 
-    >>> parse_only(["tp=4,8", "schedule=1f1b"])
-    ({'tp': [4, 8], 'schedule': ['1f1b']}, [])
+    >>> parse_only(["tp=4,8", "schedule=1f1b", "tp=1"])
+    ({'tp': [4, 8, 1], 'schedule': ['1f1b']}, [])
     >>> parse_only(["tp,pp=8:1,4:2"])[1][0].rows
     ((8, 1), (4, 2))
 
@@ -35,7 +35,8 @@ def parse_only(options: Sequence[str]) -> tuple[dict[str, list[Any]], list[Linke
         if not sign or not set(keys) <= set(Layout._fields) or len(set(keys)) < len(keys):
             raise InputError(f"--only {option}: must be KEY=VALUE,… with KEY one of {', '.join(Layout._fields)}")
         if len(keys) == 1:
-            single[keys[0]] = [_value(keys[0], word, option) for word in listed.split(",")]
+            values = single.setdefault(keys[0], [])
+            values += [v for word in listed.split(",") if (v := _value(keys[0], word, option)) not in values]
             continue
         rows = [row.split(LINK) for row in listed.split(",")]
         if any(len(row) != len(keys) for row in rows):

@@ -45,26 +45,29 @@ COMPILED_LOSS = UnfusedLoss(3, 1, 4.0, 4.0, copies=False, reads=2)
 class RouterKernels(NamedTuple):
     """What an expert layer's router launches besides its matmul: scores, choice, auxiliary loss, records of it.
 
-    Bytes are those of one token and expert. `capacity_kernels`, forward: more where experts have a capacity."""
+    By token and expert: accesses of the layer's own dtype, and bytes of fp32 and less. `capacity_kernels`, forward:
+    more where experts have a capacity."""
 
     forward_kernels: int
     backward_kernels: int
+    forward_accesses: int
     forward_bytes: float
+    backward_accesses: int
     backward_bytes: float
     capacity_kernels: int = 0
 
 
 # 16-bit logits, scores in fp32: softmax forward (3), backward (2).
-PLAIN_ROUTER = RouterKernels(3, 2, 10.0, 10.0)
+PLAIN_ROUTER = RouterKernels(3, 2, 1, 8.0, 1, 8.0)
 # megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
 # (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
 # of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of
 # the auxiliary loss scale (2), product (3), softmax, cast, and the sum of both gradients. With a capacity: top-k of
-# probabilities over tokens, its mask (4), product. Bytes: 9 accesses in 16 bits and 55 in fp32 and less; 5 and 40.
-MEGATRON_ROUTER = RouterKernels(28, 14, 73.0, 50.0, capacity_kernels=6)
+# probabilities over tokens, its mask (4), product. 9 accesses of the layer's dtype and 55 bytes; 5 and 40.
+MEGATRON_ROUTER = RouterKernels(28, 14, 9, 55.0, 5, 40.0, capacity_kernels=6)
 # `moe_router_fusion`, Transformer Engine from 2.6 on: choice, scores of the loss, tokens of each expert, the loss and
 # its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
-FUSED_ROUTER = RouterKernels(9, 6, 20.0, 20.0, capacity_kernels=6)
+FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6)
 
 
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name

@@ -165,8 +165,19 @@ def _router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
     n, e, k = r.tokens * moe.experts, d.act_bytes, d.framework.router
     launches = k.forward_kernels + (k.capacity_kernels if moe.capacity_factor is not None else 0)
     # Runs of torch's own functions, with none of the modules around them that a kernel of Megatron's layers pays for.
-    select = replace(memory_op("router_top_k", F, "softmax", n, k.forward_bytes * n, d.act, launches), plain_host=True)
-    back = memory_op("router_top_k_backward", I, "softmax", n, k.backward_bytes * n, d.act, k.backward_kernels)
+    select = replace(
+        memory_op("router_top_k", F, "softmax", n, (k.forward_accesses * e + k.forward_bytes) * n, d.act, launches),
+        plain_host=True,
+    )
+    back = memory_op(
+        "router_top_k_backward",
+        I,
+        "softmax",
+        n,
+        (k.backward_accesses * e + k.backward_bytes) * n,
+        d.act,
+        k.backward_kernels,
+    )
     back = replace(back, plain_host=True)
     m, h, x = r.tokens, d.hidden, moe.experts
     upcast = moe.router_fp32 and d.framework.casts_routers and e < FP32_BYTES

@@ -243,7 +243,9 @@ class Pricing:
         if key not in self._sends:
             sent = self._send(src, dst, size)  # blocking messages keep host and device waiting for one another
             host_s = 0.0 if self._graphs == "step" else self.costs_of(src).coefficients.host_message_s
-            beside = self._small_messages[int(dst < src)]  # stages further on have higher ranks
+            beside = self._small_messages[
+                int(dst < src)
+            ]  # 1F1B's later stages have higher ranks; no trainer with such messages has others
             small_s = beside * (self._send(src, dst, SMALL_BYTES).seconds + host_s) if beside else 0.0
             self._sends[key] = sent._replace(seconds=sent.seconds + host_s + small_s)
         return self._sends[key]

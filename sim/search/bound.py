@@ -33,7 +33,18 @@ from sim.search.cached import cached
 from sim.search.memory_bound import stage_bytes
 from sim.search.mesh_prices import GridPrices
 from sim.search.pipeline_bound import Actions, Floats, Form, StageSeconds, form_of, pipeline_bound_s
-from sim.search.space import Grid, Layout, Space, Way, layouts_of, overlaps, scenario_of, stage_layers, ways_of
+from sim.search.space import (
+    Grid,
+    Layout,
+    Space,
+    Way,
+    layouts_of,
+    overlaps,
+    scenario_of,
+    schedule_form,
+    stage_layers,
+    ways_of,
+)
 
 ROUNDING = 1 - 1e-9  # sums here run in another order than the engine's
 
@@ -77,7 +88,7 @@ class GridSearch:
             counts.update(enumerated=len(found), legal=len(legal))
             if legal:
                 # Of all that decides the least work, layouts of a way differ in this alone (see `blocks`).
-                examples = {FORMS[x.schedule].paired.pairs: x for x in legal}.values()
+                examples = {schedule_form(self.space, x).pairs: x for x in legal}.values()
                 bounded.append(Bounded(min(map(self.least_work_s, examples)), 0.0, 1, way, len(legal)))
         return Bounds(bounded, counts)
 
@@ -327,7 +338,7 @@ class GridSearch:
         """The blocks of a layout, for each rank that is bounded."""
         s = self.space
         # The key holds all that changes a block or its price. A missing part would hand out wrong blocks.
-        paired = bool(s.fixed.get("ep_overlap")) and FORMS[x.schedule].paired.pairs
+        paired = bool(s.fixed.get("ep_overlap")) and schedule_form(s, x).pairs
         # Recomputing the first n layers of each stage makes blocks depend on the cut; all else does not.
         by_stage = s.recomputes[x.recompute].layers is not None
         # Sums of whole gradients (`accumulated` of `sim.models.dims`) change the weights' part of a backward.

@@ -21,6 +21,9 @@ from sim.search.cached import cached
 from sim.search.space import Grid, Layout, Space, scenario_of
 from topology.network import Network
 
+PROGRAMS = ("forward", "backward", "recompute")
+_PROGRAMS: dict[Program, Program] = {}  # of all meshes of a worker: those that differ in pp or dp have equal ones
+
 
 class BlockSort:
     """One sort of block: its seconds, computed when first asked for, and its sizes.
@@ -30,7 +33,8 @@ class BlockSort:
     """
 
     def __init__(self, block: Block, grid: GridPrices, computes_only: bool) -> None:
-        self.block, self._grid, self._computes_only = block, grid, computes_only
+        shared = {name: _PROGRAMS.setdefault(p, p) for name in PROGRAMS if (p := getattr(block, name))}
+        self.block, self._grid, self._computes_only = replace(block, **shared), grid, computes_only
         self.saved_bytes = sum(s.bytes for s in block.saved)
 
     @cached

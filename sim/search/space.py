@@ -293,13 +293,13 @@ def sizes_of(space: Space, x: Layout) -> Sizes:
         fixed.get("shard_size", x.dp * x.cp),
         p.cp_method,
         p.cp_split,
-        _form(space, x),
+        schedule_form(space, x),
         x.virtual_stages,
         fixed.get("layers_per_stage") or None,
     )
 
 
-def _form(space: Space, x: Layout) -> ScheduleForm:
+def schedule_form(space: Space, x: Layout) -> ScheduleForm:
     """The schedule's record, as `Parallelism.form` gives it."""
     if x.pp == 1:
         return ONE_RANK

@@ -3,9 +3,8 @@
 An iteration is a `Load`: tokens in all, prompt chunks, single tokens with the length of what they see, sequences
 that need logits. Its price is the sum of parts that are priced once and kept. Between kept sizes prices are
 linear: above 64 tokens sixteen sizes an octave, for decode attention four lengths an octave; a run of decode steps
-is therefore exactly the sum of its steps, however it is grouped. Attention of prompt chunks lies between two lengths an
-octave of the chunk and of what is cached before it (`_chunk`): on an H100 1 % from the price of the very lengths in the
-mean, 4 % in nineteen of twenty.
+is therefore exactly the sum of its steps, however it is grouped. Attention of prompt chunks is priced at two lengths an
+octave, of the chunk and of what is cached before it (`_chunk`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.engines import ENGINES
 from sim.serve.host import Host
-from sim.serve.kept_sizes import LENGTHS, around, nearest, sizes_around
+from sim.serve.kept_sizes import LENGTHS, around, sizes_around
 from sim.serve.operator_prices import Bill, OperatorPrices
 from sim.serve.weight_offload import Streamed, streamed_weights
 from topology.network import Network
@@ -316,15 +315,18 @@ class IterationCosts(Struct):
 
 def prefill_parts(prefills: tuple[tuple[int, int, int], ...]) -> list[tuple[int, int, int, float]]:
     """Attention of prompt chunks, which are one kernel however their lengths differ (vLLM: flash_attn_varlen_func):
-    each takes its part of what as many equal chunks take as have the iteration's prompt tokens. Of each sort its
-    tokens, those cached before them, the equal chunks (the nearest kept number) and the part.
+    each takes its part of what as many equal chunks take as have the iteration's prompt tokens, a number between two
+    kept ones. For each kind of chunk and kept number: its tokens, those cached before them, the number and the part.
 
     >>> prefill_parts(((32, 32, 2), (64, 96, 1)))
     [(32, 0, 4, 0.5), (64, 32, 2, 0.5)]
     """
     tokens = sum([q * alike for q, _, alike in prefills])
-    equal = [nearest(tokens / q) for q, _, _ in prefills]
-    return [(q, kv - q, n, alike / n) for (q, kv, alike), n in zip(prefills, equal, strict=True)]
+    out = []
+    for q, kv, alike in prefills:
+        equal = tokens / q
+        out += [(q, kv - q, n, alike * share / equal) for n, share in around(equal)]
+    return out
 
 
 def iteration_costs(scenario: Scenario, profile: Profile) -> IterationCosts:

@@ -29,7 +29,7 @@ def length_below(length: float) -> int:
     return LENGTHS[bisect_right(LENGTHS, length, 1) - 1]
 
 
-def around(length: int) -> tuple[tuple[int, float], ...]:
+def around(length: float) -> tuple[tuple[int, float], ...]:
     """The lengths of `CHUNKS` below and above, each with its share; one length where it is met exactly."""
     above = bisect_right(CHUNKS, length, 1)
     low = CHUNKS[above - 1]
@@ -38,9 +38,3 @@ def around(length: int) -> tuple[tuple[int, float], ...]:
     high = CHUNKS[above]
     share = (length - low) / (high - low)
     return (low, 1.0 - share), (high, share)
-
-
-def nearest(length: float) -> int:
-    """The kept length of `CHUNKS` that is nearest to one of at least 1."""
-    above = bisect_right(CHUNKS, length, 2)
-    return min(CHUNKS[above - 1 : above + 1], key=lambda kept: abs(kept - length))

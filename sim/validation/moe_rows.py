@@ -63,9 +63,12 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
     ahead = replace(options, host=False)
     router, rest = compiled(forward_of(parts[:1]), ahead), compiled(forward_of(parts[1:]), options)
     backward = compiled(backward_of(parts), ahead)
+    forward_s = router.makespan_s + rest.makespan_s
     peak = spread(layer_peak_bytes(d, parts, scenario.cluster.gpu), PEAK_UNCERTAINTY)
     found = {
-        "forward_s": spread(router.makespan_s + rest.makespan_s, _sigma(rest)),
+        "forward_s": spread(
+            forward_s, (router.makespan_s * _sigma(router) + rest.makespan_s * _sigma(rest)) / forward_s
+        ),
         "backward_s": spread(backward.makespan_s, _sigma(backward)),
         "max_allocated_bytes": peak,
         "peak_memory_bytes": peak,

@@ -11,7 +11,7 @@ has it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sim.inputs.overrides import merge
@@ -22,9 +22,9 @@ LATEST = "2100-01"
 class Script(NamedTuple):
     """What a launch script sets in the scenarios of some rows.
 
-    Its rows are those whose group matches the regular expression `group_pattern`, in tables whose software or citation
-    begins with `software`, and whose release (the end of the group, such as 25.11) is in [since, until). Rows without a
-    release count as before all.
+    Its rows are those of the publication whose citation begins with `citation` and whose group matches the regular
+    expression `group_pattern`: the publication names model, GPU and release there and nowhere else. `releases`: groups
+    end with a release, such as 25.11, which is in [since, until).
     """
 
     group_pattern: str
@@ -32,7 +32,8 @@ class Script(NamedTuple):
     source: str
     since: str = ""
     until: str = LATEST
-    software: str = "Megatron-Bridge"
+    citation: str = "NVIDIA, Megatron-Bridge performance summary"
+    releases: bool = True
 
 
 def _modules(*names: str) -> dict[str, Any]:
@@ -56,7 +57,7 @@ SCRIPTS = (
         "configs/deepseek: recompute_modules",
     ),
     Script(
-        "^DeepSeekV3.*H100",
+        "^DeepSeekV3(?!.*w/o MTP).*H100",
         {
             "training": _modules("mla_up_proj", "mlp"),
             "model": {"mtp_layers": 1, "moe": {"max_nodes_per_token": 4}},
@@ -66,7 +67,7 @@ SCRIPTS = (
         "deepseek_v3.py: moe_router_num_groups 8, moe_router_group_topk 4",
     ),
     Script(
-        "^DeepSeekV3.*H100",
+        "^DeepSeekV3(?!.*w/o MTP).*H100",
         {"parallelism": {"ep_overlap": True}},
         "set_moe_a2a_overlap_overrides; with HybridEP, in the scripts of 2026, no longer",
         until="2026-01",
@@ -113,29 +114,31 @@ SCRIPTS = (
         "^GPT3-5B$",
         {"model": {"dropout": 0.1}},
         "NeMo-Framework-Launcher conf/training/gpt3/5b.yaml: hidden_dropout, attention_dropout",
-        software="NeMo 24.07",
+        citation="NVIDIA NeMo documentation, performance summary",
+        releases=False,
     ),
     Script(
         "^deepseek",
         {"model": {"moe": {"capacity_factor": 1.0}}},
         "simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh: moe-expert-capacity-factor",
-        software="SimuMax",
+        citation="SimuMax (Moore Threads)",
+        releases=False,
     ),
 )
 
 
-def scripted(software: Sequence[str], group: str, scenario: dict[str, Any]) -> dict[str, Any]:
-    """The scenario of a row with what its script set; `software`: the table's words for it, and its citation.
+def scripted(citation: str, group: str, scenario: dict[str, Any]) -> dict[str, Any]:
+    """The scenario of a row with what its script set, which stands for what the table inferred.
 
-    >>> scripted(("Megatron-Bridge on Megatron-Core", ""), "LLAMA3_8B DGX-H100 25.11", {})
+    >>> scripted("NVIDIA, Megatron-Bridge performance summary", "LLAMA3_8B DGX-H100 25.11", {})
     {'training': {'grad_dtype': 'bf16', 'cross_entropy': 'fused'}}
-    >>> scripted(("Megatron-LM", ""), "LLAMA3_8B DGX-H100 25.11", {})
+    >>> scripted("our own runs of Megatron-Bridge", "LLAMA3_8B DGX-H100 25.11", {})
     {}
     """
     release = re.search(r" (\d\d)\.(\d\d)$", group)
     date = f"20{release[1]}-{release[2]}" if release else ""
     for script in SCRIPTS:
-        mine = any(text.startswith(script.software) for text in software)
+        mine = citation.startswith(script.citation) and bool(date) == script.releases
         if mine and script.since <= date < script.until and re.search(script.group_pattern, group):
             scenario = merge(scenario, script.changes)
     return scenario

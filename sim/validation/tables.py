@@ -93,7 +93,7 @@ def _row(data: object, where: str, table: str, kind: str, shared: dict[str, Any]
         scenario = merge(shared, _mapping(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
             scenario = scenario | {"training": with_stated(scenario["training"], software[0], row)}
-            scenario = scripted(software, group, scenario)
+            scenario = scripted(software[1], group, scenario)
     except InputError as error:
         return Row(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Row(table, kind, str(name), group, scenario, measured, row, answers, (str(row.get("engine", "")), *software))

@@ -60,7 +60,7 @@ def test_bounds_are_bounds(data: st.DataObject) -> None:
             assert variant == 7 or not space_of(variant).fixed.get("p2p_overlap", True)
 
 
-@pytest.mark.parametrize("variant", [0, 1])
+@pytest.mark.parametrize("variant", [0, 1, 6])
 def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
     """In the order of the search: what layouts share must not depend on which came first."""
     space, outcomes = all_outcomes(variant)

@@ -69,7 +69,7 @@ def test_a_teacher_must_fit_on_its_own_gpus() -> None:
     )
     assert two["fits_in_memory"]
     assert not one["fits_in_memory"]
-    assert one["warnings"][-1].endswith("the teacher on its own GPUs does not")
+    assert one["warnings"][-1].endswith("the teacher does not fit on its own GPUs")
 
 
 def test_logits_take_the_links_between_teacher_and_student() -> None:

@@ -147,7 +147,7 @@ def test_a_prefix_goes_where_it_went_before() -> None:
     ("inference", "parallelism", "said"),
     [
         ({"disaggregated": {"prefill": {"tp": 3}}}, {}, "inference.disaggregated.prefill.tp: found 3"),
-        ({"disaggregated": {}}, {"tp": 2}, "parallelism.tp: found 2; disaggregated pools"),
+        ({"disaggregated": {}}, {"tp": 2}, "parallelism.tp: found 2; each disaggregated pool"),
         ({"disaggregated": {}, "batching": "static"}, {}, "static batch"),
         ({"disaggregated": {"decode": {"copies": 3}}}, {}, "copies"),
         ({"router": "fastest"}, {}, "router"),

@@ -16,7 +16,7 @@ from sim.prices.kernel_tables import kernel_file, lookup, make_table
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import MOE_LAYER, Device, shape_bytes
-from sim.serve.costs import IterationCosts, Load, iteration_costs
+from sim.serve.costs import IterationCosts, Key, Load, Work, iteration_costs
 from sim.serve.simulation import simulate_serving
 from sim.validation.tables import read_table
 from topology.presets import GPUS
@@ -254,3 +254,17 @@ def test_unfused_attention_delays_the_first_token_alone_and_holds_scores() -> No
 def test_unfused_attention_needs_the_cache_in_its_own_precision() -> None:
     with pytest.raises(InputError, match=r"kv_cache\.dtype: found 'fp8'; unfused attention reads"):
         costs_of({"inference": {"attention": "unfused", "kv_cache": {"dtype": "fp8"}}})
+
+
+def test_chunks_between_kept_sizes_are_near_their_own_price() -> None:
+    """Of any chunk behind any cached prefix, against the attention kernel priced at these very lengths."""
+    costs = costs_of({"model": "llama3-8b"}, "h100-sxm", "dgx-h100")
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.uniform(np.log(2), np.log(30_000), (80, 2))).astype(int)
+    errors = [
+        costs._chunk(0, tokens, cached, 1) / costs.bill(Key(Work.PREFILL, 0, tokens, cached, 1)).seconds - 1
+        for tokens, cached in sizes.tolist()
+    ]
+    assert abs(np.mean(errors)) < 0.01
+    assert np.mean(np.abs(errors)) < 0.02
+    assert np.quantile(np.abs(errors), 0.95) < 0.06
