@@ -143,7 +143,7 @@ def test_what_takes_one_kind_says_so() -> None:
     requests = {"requests": {"count": 4, "prompt_len": 100, "output_len": 10}}
     with pytest.raises(InputError, match="h100-sxm and a100-sxm; requests are served on one kind"):
         parse_scenario({"model": "llama3-8b", "cluster": cluster, "inference": requests})
-    with pytest.raises(InputError, match=r"calibrations\.v100: is no further GPU of the cluster"):
+    with pytest.raises(InputError, match=r"calibrations\.v100: is not another GPU of this cluster"):
         scenario(cluster, {"tp": 8, "dp": 2}, calibrations={"v100": "v100"})
     training = {"seq_len": 2048, "global_batch_size": 16}
     data = {"model": "llama3.2-1b", "training": training, "cluster": cluster}
