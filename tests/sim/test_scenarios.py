@@ -50,4 +50,4 @@ def test_llama3_405b_and_deepseek_v3_fit_as_published() -> None:
     for name in ("llama3_405b_8k", "llama3_405b_16k", "llama3_405b_131k", "dualpipe_deepseek_v3"):
         r = simulate(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).result
         assert r["fits_in_memory"], name
-        assert 0.18 < r["mfu"] < 0.7, name
+        assert 0.2 < r["mfu"] < 0.7, name
