@@ -63,7 +63,8 @@ class Group(Struct, frozen=True, dict=True):
     protocols: bool  # NCCL's apply
     timing: Timing  # what its machine takes, for `durations`
     fabric: Fabric
-    straight: bool = False  # every two GPUs of a domain are linked, and the library sends straight over these links
+    # Every two GPUs of a domain are linked, and the library sends straight over these links.
+    sends_directly: bool = False
     torus_steps: int = 0  # of rings along all axes of a torus, one pass; 0: no torus
 
     @cached_property
@@ -376,7 +377,7 @@ def _usable(algorithm: str, group: Group, size_bytes: float) -> bool:
     if algorithm == "nvls":
         return group.nvls_share > 0 and group.domains == 1
     if algorithm == "mesh":
-        return group.straight and group.domains == 1
+        return group.sends_directly and group.domains == 1
     if algorithm in ("torus", "tree"):
         return (group.torus_steps > 0) == (algorithm == "torus")
     return algorithm != "nvls_tree" or (group.domains > 1 and size_bytes >= group.nvls_tree_bytes)

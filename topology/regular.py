@@ -36,19 +36,20 @@ class _Inside(Struct, frozen=True):
 class RegularNetwork:
     """Groups and ways of a cluster whose nodes, domains and leaves are all alike.
 
-    `full`: bytes a second of a GPU inside its domain; `share`: of its part of the NICs; `shape`: of a torus, else
-    empty; `protocols`: whether NCCL's apply, which PCIe hosts lack; `straight`: collectives send straight to all.
+    `gpu_bytes_per_s`: of a GPU inside its domain; `nic_share_bytes_per_s`: of its part of the NICs; `shape`: of a
+    torus, else empty; `protocols`: whether NCCL's apply, which PCIe hosts lack; `sends_directly`: collectives send
+    straight to every rank.
     """
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self.cluster, self.domain_gpus = cluster, cluster.domain_gpus
         intra, inter = cluster.intra_node, cluster.inter_node
-        self.full = intra.usable_bytes_per_s
+        self.gpu_bytes_per_s = intra.usable_bytes_per_s
         self.all_linked = intra.kind == "full_mesh"
         self.protocols = intra.kind != "pcie"
-        self.straight = cluster.gpu.architecture == "other" and self.all_linked  # NCCL itself never does
+        self.sends_directly = cluster.gpu.architecture == "other" and self.all_linked  # NCCL itself never does
         self.nvls_share = intra.nvls_efficiency if intra.kind == "nvswitch" else 0.0
-        self.share = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
+        self.nic_share_bytes_per_s = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
         self.shape = torus_shape(cluster.nodes, inter.nics_per_node) if inter.kind == "torus" else ()
         self.timing, self.fabric = timing_of(cluster.gpu), fabric_of(inter)
         leaves_matter = inter.oversubscription != 1.0 and not self.shape
@@ -76,7 +77,7 @@ class RegularNetwork:
         gpus = self.cluster.gpus_per_node
         if src // self.domain_gpus == dst // self.domain_gpus:
             return Way(self._latency(src, dst), 0.0, self._pair(src, dst))
-        latency_s, hops, share = 0.0, 1, self.share
+        latency_s, hops, share = 0.0, 1, self.nic_share_bytes_per_s
         senders = min(gpus, abs(dst - src))  # of a node, if all send as far
         alone = max(1.0, min(gpus / senders, inter.usable_bytes_per_s / share))
         if self.shape:
@@ -87,7 +88,7 @@ class RegularNetwork:
             share /= inter.oversubscription
         share *= alone
         if inter.kind == "rail_optimized" and src % gpus != dst % gpus:
-            latency_s, share = intra.latency_s, min(share, self.full)
+            latency_s, share = intra.latency_s, min(share, self.gpu_bytes_per_s)
         return Way(latency_s, inter.latency_s * hops, share, hops, alone)
 
     def place(self, ranks: Sequence[int]) -> Group:
@@ -118,7 +119,7 @@ class RegularNetwork:
             protocols=self.protocols,
             timing=self.timing,
             fabric=self.fabric,
-            straight=self.straight,
+            sends_directly=self.sends_directly,
             torus_steps=0 if self.protocols else self._along_axes(ranks)[1],  # NCCL and its like know no torus
         )
 
@@ -138,7 +139,7 @@ class RegularNetwork:
         Where no ring fits on the mesh, rings close over PCIe, and an all-reduce goes up and down one chain of
         single links (NCCL makes no more chains than rings).
         """
-        full = self.full
+        full = self.gpu_bytes_per_s
         if not self.cluster.intra_node.meshed or most == 1:
             return _Inside(full, full / 2, full, full)
         gpus, domains = self.cluster.gpus_per_node, [rank // self.domain_gpus for rank in ranks]
@@ -159,8 +160,8 @@ class RegularNetwork:
         """Bandwidth between two GPUs of one domain; on a mesh the links between them or over a third GPU."""
         intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
         if not intra.meshed:
-            return self.full
-        lane = self.full / links_per_gpu(gpus, self.all_linked)
+            return self.gpu_bytes_per_s
+        lane = self.gpu_bytes_per_s / links_per_gpu(gpus, self.all_linked)
         return lane * relay_links(gpus, src % gpus, dst % gpus, self.all_linked)
 
     def _latency(self, src: int, dst: int) -> float:
@@ -176,7 +177,7 @@ class RegularNetwork:
         exchange the part that leaves the leaf crosses. On a torus rings use the links of all axes that the group spans,
         a pair the links of one direction, an exchange those that `exchange_links` says.
         """
-        share, over = self.share, self.cluster.inter_node.oversubscription
+        share, over = self.nic_share_bytes_per_s, self.cluster.inter_node.oversubscription
         if self.shape:
             part, _ = self._along_axes(ranks)
             return share * part, share * part, share * self.exchange_on_torus(ranks)[0], self._torus_link(1)
@@ -209,7 +210,7 @@ class RegularNetwork:
 
     def _torus_link(self, hops: int) -> float:
         """A GPU's share of the links of one direction, when all nodes send that many hops the same way."""
-        return self.share / (2 * len(self.shape) * hops)
+        return self.nic_share_bytes_per_s / (2 * len(self.shape) * hops)
 
     def _leaf(self, rank: int) -> int:
         return rank // (self.cluster.gpus_per_node * self.cluster.inter_node.nodes_per_leaf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.inputs.input_source import Source, show
 from sim.inputs.sections import Sections
-from sim.inputs.workloads import Faults, LinkFault, node_number
+from sim.inputs.workloads import Faults, LinkFault, numbered
 from sim.inputs.yaml_input import KeyPath
 from topology.detours import joined, left_of_cut
 from topology.spec import ClusterSpec
@@ -32,8 +32,11 @@ def check_faults(sections: Sections, faults: Faults, source: Source) -> None:
 
 
 def _check_node(name: str, cluster: ClusterSpec, path: KeyPath, source: Source) -> None:
-    number = node_number(name)
-    if number is None or number >= cluster.nodes:
+    try:
+        known = numbered(name) < cluster.nodes
+    except ValueError:
+        known = False
+    if not known:
         raise source.error(path, f"found {show(name)}; the cluster has node0 to node{cluster.nodes - 1}")
 
 

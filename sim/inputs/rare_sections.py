@@ -75,12 +75,20 @@ def read_rl(
     return resolve_rl(data, model, training, parallelism, source)
 
 
-def checked_rl_notes(rl: Rl, sections: Sections, source: Source) -> tuple[str, ...]:
-    """Warnings of the section, whose engine is checked."""
-    from sim.inputs.rl_rules import check_engine, rl_notes
+def check_rl_engine(rl: Rl, sections: Sections, source: Source) -> None:
+    """Raise InputError for an engine that cannot serve the model that is trained."""
+    from sim.inputs.rl_rules import check_engine
 
     assert sections.training is not None  # `resolve_rl` has refused else
     check_engine(rl, sections.model, sections.training, sections.cluster, source)
+
+
+def notes_on_rl(rl: Rl | None) -> tuple[str, ...]:
+    """Warnings of the section."""
+    if rl is None:
+        return ()
+    from sim.inputs.rl_rules import rl_notes
+
     return rl_notes(rl)
 
 

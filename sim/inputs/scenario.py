@@ -29,7 +29,8 @@ from sim.inputs.notes import notes
 from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rare_sections import (
-    checked_rl_notes,
+    check_rl_engine,
+    notes_on_rl,
     read_distillation,
     read_faults,
     read_inference,
@@ -236,7 +237,8 @@ def resolve(source: Source, name: str) -> Scenario:
     distillation = read_distillation(data, source, seq_len)
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
     check_rules(sections, source)
-    about_rl = () if rl is None else checked_rl_notes(rl, sections, source)
+    if rl is not None:
+        check_rl_engine(rl, sections, source)
     calibration, unknown = resolve_calibration(data, cluster, source)
     calibrations, more_unknown = resolve_calibrations(data, cluster, source)
     return Scenario(
@@ -253,7 +255,7 @@ def resolve(source: Source, name: str) -> Scenario:
         faults=faults,
         processes=read_processes(data, parallelism, source),
         engine=_engine(data, source),
-        warnings=(*unknown, *more_unknown, *unknown_architecture(cluster, ranks), *notes(sections), *about_rl),
+        warnings=(*unknown, *more_unknown, *unknown_architecture(cluster, ranks), *notes(sections), *notes_on_rl(rl)),
     )
 
 

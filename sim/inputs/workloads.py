@@ -175,10 +175,12 @@ class Straggler(UserInput):
     compute_scale: float = Field(default=1.3, gt=0, le=1e6)
 
 
-def node_number(name: str) -> int | None:
-    """The 7 of `node7`; None for any other text."""
+def numbered(name: str) -> int:
+    """The 7 of `node7`; ValueError for any other text."""
     match = re.fullmatch(r"node([0-9]{1,9})", name)
-    return None if match is None else int(match[1])
+    if match is None:
+        raise ValueError(f"{name!r} is no node's name, such as node7")
+    return int(match[1])
 
 
 class LinkFault(UserInput):
@@ -196,7 +198,7 @@ class LinkFault(UserInput):
     @property
     def nodes(self) -> tuple[int, int]:
         """The numbers of the two nodes, the lower one first; `fault_rules` has refused other names."""
-        a, b = sorted(node_number(name) or 0 for name in self.between)
+        a, b = sorted(map(numbered, self.between))
         return a, b
 
 
@@ -210,7 +212,7 @@ class NicFault(UserInput):
     @property
     def node_number(self) -> int:
         """The node's number; `fault_rules` has refused other names."""
-        return node_number(self.node) or 0
+        return numbered(self.node)
 
 
 class JitterFault(UserInput):

@@ -4,7 +4,7 @@ the K-th best time.
 A part is a mesh, a way to run its layers, or a layout. The part of the least bound is divided into smaller ones with
 sharper bounds; a layout is simulated. A part is left out only if its bound is above the `top`-th best simulated time
 (ties are simulated), so with true bounds the best `top` are those of exhaustive search, whatever the order in which
-workers answer. With one worker no part is divided whose bound is above that time (best-first branch and bound).
+workers answer. With one worker no part is divided whose bound is above that time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BestFirst(Struct, dict=True):
     _heap: list[Bounded] = field(default_factory=list)
     _best_s: list[float] = field(default_factory=list)  # the `top` least times, negated heap
     _front: list[tuple[float, float]] = field(default_factory=list)
-    _timed: set[Layout] = field(default_factory=set)  # which stand in the heap with their least time
+    _put_back: set[Layout] = field(default_factory=set)  # in the heap again, with their least time
 
     def run(self) -> Found:
         """Search."""
@@ -138,7 +138,7 @@ class BestFirst(Struct, dict=True):
         if isinstance(part, Way):
             return bound_way, packed, part, self.limit_bytes, next_s, ceiling_s
         # Its least time is its place in the heap already. Asking for that again would put it off for ever.
-        at_once = self.whole_front or part in self._timed
+        at_once = self.whole_front or part in self._put_back
         return evaluate, packed, part, self.limit_bytes, math.inf if at_once else next_s
 
     def _pop(self) -> Bounded | None:
@@ -158,7 +158,7 @@ class BestFirst(Struct, dict=True):
     def _leave_out(self, left: Bounded) -> None:
         """Count a part whose layouts are too slow by its bound, or a layout that is by its least time."""
         # Its compiled programs were priced, so it counts as evaluated though no engine ran it in full.
-        if left.part in self._timed:
+        if left.part in self._put_back:
             self._settle("beaten")
         else:
             self.counts["pruned_by_bound"] += left.legal
@@ -181,7 +181,7 @@ class BestFirst(Struct, dict=True):
         point = (result.step_time_s, result.peak_memory_bytes)
         # A least time is a sharper bound than the mesh's. The layout returns to the heap with it.
         if result.fate == "beaten":  # so far: its turn may come
-            self._timed.add(result.layout)
+            self._put_back.add(result.layout)
             heapq.heappush(self._heap, Bounded(*point, 2, result.layout))
             return
         self._settle(result.fate)

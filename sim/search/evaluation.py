@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.gc_paused import rare_collection
+from sim.core.program import Program
 from sim.emit import reasons_against
 from sim.graph.compiled import ProgramCache
 from sim.prices.operator_prices import Costs
@@ -30,8 +31,8 @@ from topology.network import Network
 
 Fate = Literal["too_large", "beaten", "refused", "simulated"]
 FATES: tuple[Fate, ...] = get_args(Fate)
-KEPT = 32  # ways to run layers whose compiled programs a worker keeps
-MESHES = 256  # whose blocks and prices a worker keeps: without them each of their ways would build and price anew
+KEPT_PROGRAMS = 32  # ways to run layers whose compiled programs a worker keeps
+KEPT_MESHES = 256  # whose blocks and prices a worker keeps: without them each of their ways would build and price anew
 
 
 class Outcome(NamedTuple):
@@ -53,6 +54,7 @@ class _Tools(NamedTuple):
     profile: Profile
     costs: Costs
     network: Network
+    programs: dict[Program, Program]  # of blocks, each once for all meshes
 
 
 def pack(space: Space) -> bytes:
@@ -66,7 +68,7 @@ def pack(space: Space) -> bytes:
 def _tools(packed: bytes) -> _Tools:
     space, profile = pickle.loads(packed)  # what `pack` made, in this program
     cluster = space.base.cluster
-    return _Tools(space, profile, Costs(profile, cluster.gpu), Network(cluster))
+    return _Tools(space, profile, Costs(profile, cluster.gpu), Network(cluster), {})
 
 
 def bound_grid(packed: bytes, grid: Grid, limit_bytes: float) -> Bounds:
@@ -89,25 +91,25 @@ def _timed(bound: Callable[[], Bounds]) -> Bounds:
 
 
 # By all that decides a mesh's bounds. Its ways are looked at one by one, those of other meshes between them.
-@lru_cache(maxsize=MESHES)
+@lru_cache(maxsize=KEPT_MESHES)
 def _grid_search(packed: bytes, grid: Grid, limit_bytes: float) -> GridSearch:
     tools = _tools(packed)
-    prices = GridPrices(tools.space, grid, tools.costs, tools.network)
+    prices = GridPrices(tools.space, grid, tools.costs, tools.network, tools.programs)
     return GridSearch(tools.space, grid, prices, limit_bytes)
 
 
-def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, ceiling_s: float = math.inf) -> Outcome:
-    """Simulate one layout, if it fits in memory and takes no longer than `ceiling_s` as if links carried everything at
+def evaluate(packed: bytes, layout: Layout, limit_bytes: float = math.inf, patience_s: float = math.inf) -> Outcome:
+    """Simulate one layout, if it fits in memory and takes no longer than `patience_s` as if links carried everything at
     once. The time of one that does not fit is not known: infinite."""
     # A schedule orders a stage's actions and does not change them, so its name is left out of the key.
     tools, cache = _tools(packed), _program_cache(packed, layout._replace(schedule="", virtual_stages=0))
     begin = time.thread_time()
     with rare_collection():
-        fate, step_s, peak, reason = _evaluate(tools, cache, layout, limit_bytes, ceiling_s)
+        fate, step_s, peak, reason = _evaluate(tools, cache, layout, limit_bytes, patience_s)
     return Outcome(layout, fate, step_s, peak, time.thread_time() - begin, reason)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=KEPT_PROGRAMS)
 def _program_cache(packed: bytes, way: Layout) -> ProgramCache:
     """Compiled programs shared by all layouts that differ only in schedule; neighbours in the search usually do."""
     # The arguments are the key alone.
@@ -124,7 +126,7 @@ def detail(packed: bytes, layout: Layout) -> dict[str, float]:
 
 
 def _evaluate(
-    tools: _Tools, cache: ProgramCache, layout: Layout, limit_bytes: float, ceiling_s: float
+    tools: _Tools, cache: ProgramCache, layout: Layout, limit_bytes: float, patience_s: float
 ) -> tuple[Fate, float, float, str]:
     """What becomes of it, seconds, bytes, and why it was refused."""
     try:
@@ -138,7 +140,7 @@ def _evaluate(
         if peak > limit_bytes:
             return "too_large", math.inf, peak, ""
         # The least time has one task an action, where the full graph has collectives and links: it is far cheaper.
-        if ceiling_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > ceiling_s:
+        if patience_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > patience_s:
             return "beaten", least_s, peak, ""
         return "simulated", step.run().step_time_s, peak, ""
     # A search over thousands of layouts meets some that the simulator has a rule against. One refusal must not end it.

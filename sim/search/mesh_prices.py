@@ -22,7 +22,6 @@ from sim.search.space import Grid, Layout, Space, scenario_of
 from topology.network import Network
 
 PROGRAMS = ("forward", "backward", "recompute")
-_PROGRAMS: dict[Program, Program] = {}  # of all meshes of a worker: those that differ in pp or dp have equal ones
 
 
 class BlockSort:
@@ -33,7 +32,7 @@ class BlockSort:
     """
 
     def __init__(self, block: Block, grid: GridPrices, computes_only: bool) -> None:
-        shared = {name: _PROGRAMS.setdefault(p, p) for name in PROGRAMS if (p := getattr(block, name))}
+        shared = {name: grid.kept(p) for name in PROGRAMS if (p := getattr(block, name))}
         self.block, self._grid, self._computes_only = replace(block, **shared), grid, computes_only
         self.saved_bytes = sum(s.bytes for s in block.saved)
 
@@ -114,10 +113,17 @@ def _completes(item: Item) -> bool:
 
 
 class GridPrices:
-    """Prices on one mesh: operators, and messages at the cheapest of the places that stages have."""
+    """Prices on one mesh: operators, and messages at the cheapest of the places that stages have.
 
-    def __init__(self, space: Space, grid: Grid, costs: Costs, network: Network) -> None:
+    `programs`: those of meshes priced before, to which this one's are added. Meshes that differ in pp or dp have equal
+    programs, and hold each once.
+    """
+
+    def __init__(
+        self, space: Space, grid: Grid, costs: Costs, network: Network, programs: dict[Program, Program] | None = None
+    ) -> None:
         self.costs, self._space, self._grid = costs, space, grid
+        self._programs = {} if programs is None else programs
         # Any layout of the mesh gives its groups. The plainest is taken: nothing here depends on the other keys.
         x = Layout(grid.tp, False, grid.cp, grid.pp, grid.dp, grid.ep, 0, ONE_RANK.name, 1, 1, "none")
         # Without faults, as these keep equal ranks apart. `_fault_scale` makes up for them with one factor.
@@ -154,6 +160,10 @@ class GridPrices:
     def alike(self) -> bool:
         """Whether all ranks of a stage do the same, and all stages lie alike on nodes."""
         return len(self._stage_classes) == 1 == len(self._places)
+
+    def kept(self, program: Program) -> Program:
+        """The program's one copy among the meshes that share `programs`."""
+        return self._programs.setdefault(program, program)
 
     def price(self, item: Compute | Comm) -> Priced:
         """As `Pricing.on`; a communication's least over all stages, in seconds and in what it slows: the two may differ

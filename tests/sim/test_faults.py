@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.core.program import Comm, Phase
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
+from sim.inputs.workloads import LinkFault, NicFault
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
@@ -395,3 +396,10 @@ def test_neighbours_on_a_torus_go_round_a_cut_link() -> None:
     inter = {"kind": "torus", "nics_per_node": 4}
     scenario = case({"pp": 2, "dp": 64}, {"global_batch_size": 64}, cluster={"preset": "dgx-h100", "inter_node": inter})
     assert link_scales(with_faults(scenario, links(0, 1, 0.0))) == {(0, 1): pytest.approx(1 / 3)}
+
+
+def test_a_node_without_a_number_is_refused_and_not_taken_for_the_first() -> None:
+    for fault in (lambda: NicFault(node="head").node_number, lambda: LinkFault(between=("node3", "leaf2")).nodes):
+        with pytest.raises(ValueError, match="is no node's name"):
+            fault()
+    assert (NicFault(node="node7").node_number, LinkFault(between=("node3", "node1")).nodes) == (7, (1, 3))

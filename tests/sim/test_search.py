@@ -81,11 +81,11 @@ def test_shared_links_take_time_but_no_memory(variant: int) -> None:
         too_large = evaluate(packed, x, limit_bytes=peaks[0] - 1)
         assert (too_large.step_time_s, too_large.peak_memory_bytes) == (math.inf, peaks[0])
         slower += shared.step_time_s > alone.step_time_s
-        found, beaten = evaluate(packed, x), evaluate(packed, x, ceiling_s=alone.step_time_s * 0.5)
+        found, beaten = evaluate(packed, x), evaluate(packed, x, patience_s=alone.step_time_s * 0.5)
         assert (found.step_time_s, found.fate) == (shared.step_time_s, "simulated")
         assert (too_large.fate, beaten.fate) == ("too_large", "beaten")
         assert 0.5 * alone.step_time_s < beaten.step_time_s <= alone.step_time_s
-        assert evaluate(packed, x, ceiling_s=alone.step_time_s).fate == "simulated"
+        assert evaluate(packed, x, patience_s=alone.step_time_s).fate == "simulated"
     assert slower or variant != 0
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sim import schedules
 from sim.core.actions import Kind
 from sim.core.errors import InputError
+from sim.core.program import Compute, Phase, Program
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.schedules.zb_search import first_forwards
@@ -155,3 +156,16 @@ def test_least_time_is_nearly_the_time(name: str, zero: int) -> None:
     assert least_time_s(step) == least_time_s(
         prepare(step.plan.scenario, step.pricing.costs)
     )  # its programs being known
+
+
+def test_meshes_hold_equal_programs_once_and_only_where_they_share_them() -> None:
+    """What a worker keeps of programs goes with its search, so nothing grows from search to search."""
+    space = space_of(0)
+    costs, network = Costs(load_profile(space.base.calibration), space.base.cluster.gpu), Network(space.base.cluster)
+    # A tuple is a new object each time it is made, though an equal one.
+    first, second = ((Compute("sum", "elementwise", (8,), "bf16", 8.0, 16.0, Phase.FORWARD),) for _ in range(2))
+    grid, shared = Grid(*(getattr(legal_layouts(0)[0], key) for key in Grid._fields)), dict[Program, Program]()
+    one, same, other = (GridPrices(space, grid, costs, network, programs) for programs in (shared, shared, None))
+    assert one.kept(first) is first is same.kept(second)
+    assert other.kept(second) is second
+    assert shared == {first: first}
