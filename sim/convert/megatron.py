@@ -215,9 +215,20 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
             "dense_layers": int(dense[1]) if dense else None,
             "every": int(frequency) if frequency.isdigit() and frequency != "1" else None,
             "capacity_factor": None if capacity is None else float(capacity),
-            "max_nodes_per_token": s.take("moe-router-group-topk") and s.integer("moe-router-group-topk"),
+            **_groups(s),
         }
     )
+
+
+def _groups(s: Settings) -> dict[str, Any]:
+    """A choice limited to groups. DeepEP and HybridEP (`flex`) send a token once to each of their nodes."""
+    if s.take("moe-router-group-topk") is None:
+        return {}
+    top = s.integer("moe-router-group-topk")
+    if str(s.take("moe-token-dispatcher-type", "allgather")).strip("\"' ") == "flex":
+        s.take("moe-router-num-groups")
+        return {"max_nodes_per_token": top}
+    return {"groups": s.integer("moe-router-num-groups"), "top_groups": top}
 
 
 def _training(s: Settings) -> dict[str, Any]:

@@ -135,7 +135,9 @@ class Megatron(Emission):
         out += [("moe-shared-expert-intermediate-size", moe.shared_experts * moe.ffn)] if moe.shared_experts else []
         out += [("moe-layer-freq", f'"([0]*{dense}+[1]*{layers - dense})"')] if dense else []
         out += [("moe-expert-capacity-factor", moe.capacity_factor)] if moe.capacity_factor else []
-        if moe.max_nodes_per_token is not None:
+        if moe.groups is not None:
+            out += [("moe-router-num-groups", moe.groups), ("moe-router-group-topk", moe.top_groups)]
+        elif moe.max_nodes_per_token is not None:
             nodes = max(1, p.ep // self.scenario.cluster.gpus_per_node)
             out += [("moe-router-num-groups", nodes), ("moe-router-group-topk", min(nodes, moe.max_nodes_per_token))]
         return out + ([("overlap-moe-expert-parallel-comm", "")] if p.ep_overlap else [])

@@ -26,7 +26,8 @@ class MoeConfig(UserInput):
 
     `shared_experts` experts of the same size see every token, or one of `shared_ffn`; `shared_gate`: what they give is
     weighted by a number that each token gets (Qwen2-MoE). `router_fp32`: the router multiplies in fp32.
-    `capacity_factor` null: no token is dropped.
+    `capacity_factor` null: no token is dropped. `groups`: experts are chosen among those of a token's `top_groups` best
+    groups, and each copy is sent by itself; `max_nodes_per_token` limits the choice as well.
     """
 
     experts: int = Field(ge=1, le=100_000)
@@ -45,6 +46,13 @@ class MoeConfig(UserInput):
         Discriminator(_imbalance_form),
     ] = "balanced"
     max_nodes_per_token: int | None = Field(default=None, ge=1, le=1_000_000)
+    groups: int | None = Field(default=None, ge=1, le=100_000)
+    top_groups: int | None = Field(default=None, ge=1, le=100_000)
+
+    @property
+    def chooses_groups(self) -> bool:
+        """Whether a token's groups or nodes are chosen before its experts."""
+        return self.groups is not None or self.max_nodes_per_token is not None
 
     @property
     def shared_width(self) -> int:

@@ -155,6 +155,15 @@ def _check(model: ModelConfig, source: Source, path: KeyPath) -> None:
         raise source.error((*path, "moe", "shared_ffn"), f"found {moe.shared_ffn}; give it or shared_experts, not both")
     if moe is not None and moe.shared_gate and not moe.shared_width:
         raise source.error((*path, "moe", "shared_gate"), "found true; needs shared_experts or shared_ffn")
+    if moe is not None and (moe.groups is None) != (moe.top_groups is None):
+        have, lacks = ("groups", "top_groups") if moe.top_groups is None else ("top_groups", "groups")
+        raise source.error((*path, "moe", have), f"found without {lacks}; allowed: both or none")
+    if moe is not None and moe.groups is not None and moe.top_groups is not None:
+        if moe.experts % moe.groups:
+            raise source.error((*path, "moe", "groups"), f"found {moe.groups}; must divide experts ({moe.experts})")
+        if moe.top_groups > moe.groups:
+            found = f"found {moe.top_groups}; must be at most groups ({moe.groups})"
+            raise source.error((*path, "moe", "top_groups"), found)
     if moe is not None and moe.top_k > moe.experts:
         raise source.error((*path, "moe", "top_k"), f"found {moe.top_k}; must be at most experts ({moe.experts})")
     if moe is not None and moe.dense_layers > model.layers:

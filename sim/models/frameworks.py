@@ -46,7 +46,8 @@ class RouterKernels(NamedTuple):
     """What an expert layer's router launches besides its matmul: scores, choice, auxiliary loss, records of it.
 
     By token and expert: accesses of the layer's own dtype, and bytes of fp32 and less. `capacity_kernels`, forward:
-    more where experts have a capacity."""
+    more where experts have a capacity. `group_kernels` and `group_bytes`, forward and backward: more where groups are
+    chosen first."""
 
     forward_kernels: int
     backward_kernels: int
@@ -55,6 +56,8 @@ class RouterKernels(NamedTuple):
     backward_accesses: int
     backward_bytes: float
     capacity_kernels: int = 0
+    group_kernels: tuple[int, int] = (0, 0)
+    group_bytes: tuple[float, float] = (0.0, 0.0)
 
 
 # 16-bit logits, scores in fp32: softmax forward (3), backward (2).
@@ -63,8 +66,12 @@ PLAIN_ROUTER = RouterKernels(3, 2, 1, 8.0, 1, 8.0)
 # (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
 # of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of
 # the auxiliary loss scale (2), product (3), softmax, cast, and the sum of both gradients. With a capacity: top-k of
-# probabilities over tokens, its mask (4), product. 9 accesses of the layer's dtype and 55 bytes; 5 and 40.
-MEGATRON_ROUTER = RouterKernels(28, 14, 9, 55.0, 5, 40.0, capacity_kernels=6)
+# probabilities over tokens, its mask (4), product. 9 accesses of the layer's dtype and 55 bytes; 5 and 40. With groups
+# (`group_limited_topk`): each group's best scores, sorted, and their sum; top-k of groups; their mask (2), copied to
+# experts, cast, inverted; scores copied and masked. Backward: the masked scores' gradient copied and masked.
+MEGATRON_ROUTER = RouterKernels(
+    28, 14, 9, 55.0, 5, 40.0, capacity_kernels=6, group_kernels=(11, 2), group_bytes=(28.0, 13.0)
+)
 # `moe_router_fusion`, Transformer Engine from 2.6 on: choice, scores of the loss, tokens of each expert, the loss and
 # its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
 FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6)
@@ -209,6 +216,11 @@ class Framework:
         "the router's fp32 weights of copies go to their experts by an all-to-all of their own",
         "core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.token_dispatch",
     )
+    counts_copies: bool = fact(
+        False,
+        "copies for each expert are counted and the counts gathered before an exchange without a capacity",
+        "core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.preprocess",
+    )
     splits_experts_over_tp: bool = fact(
         False, "experts are split over tp where nothing is said of `expert_tp`: a warning", "training/arguments.py"
     )
@@ -277,6 +289,7 @@ _MEGATRON = Framework(
     skips_transposes=True,
     weights_experts_after_activation=True,
     sends_probabilities=True,
+    counts_copies=True,
     router=MEGATRON_ROUTER,
     pads_experts=True,
     biases_experts_one_by_one=True,

@@ -109,7 +109,13 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
 def moe_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
     """Router, permutation, all-to-all, experts, all-to-all, weighted sum."""
     r = routing(scenario, d, layer, shard)
-    return _router(d, _moe(scenario), r), _dispatch(scenario, d, r), *_experts(scenario, d, r), _combine(scenario, d, r)
+    ep = scenario.parallelism.ep
+    return (
+        _router(d, _moe(scenario), r, ep),
+        _dispatch(scenario, d, r),
+        *_experts(scenario, d, r),
+        _combine(scenario, d, r),
+    )
 
 
 def shared_parts(d: Dims, parts: tuple[Operator, ...], gated: bool = False) -> tuple[Operator, ...]:
@@ -159,49 +165,75 @@ def _shared_gate(d: Dims) -> Operator:
     return Operator("shared_gate", forward, backward, saved, params=h, weights=((1, h),), backward_bytes=2 * n * e)
 
 
-def _router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
-    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank. `casts_routers`:
-    a matmul in fp32 is of a copy of its input."""
+def _router(d: Dims, moe: MoeConfig, r: Routing, ep: int) -> Operator:
+    """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank.
+
+    `casts_routers`: a matmul in fp32 is of a copy of its input, which is kept. Else, as in Megatron-Core's
+    `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers to an fp32 result
+    and the backward copies its input anew. Both cast the input's fp32 gradient back.
+    """
     n, e, k = r.tokens * moe.experts, d.act_bytes, d.framework.router
     launches = k.forward_kernels + (k.capacity_kernels if moe.capacity_factor is not None else 0)
+    more, more_back = k.group_kernels if moe.chooses_groups else (0, 0)
+    moved, moved_back = k.group_bytes if moe.chooses_groups else (0.0, 0.0)
     # Runs of torch's own functions, with none of the modules around them that a kernel of Megatron's layers pays for.
-    select = replace(
-        memory_op("router_top_k", F, "softmax", n, (k.forward_accesses * e + k.forward_bytes) * n, d.act, launches),
-        plain_host=True,
-    )
-    back = memory_op(
-        "router_top_k_backward",
-        I,
-        "softmax",
-        n,
-        (k.backward_accesses * e + k.backward_bytes) * n,
-        d.act,
-        k.backward_kernels,
-    )
+    accessed = (k.forward_accesses * e + k.forward_bytes + moved) * n
+    select = memory_op("router_top_k", F, "softmax", n, accessed, d.act, launches + more)
+    select = replace(select, plain_host=True)
+    accessed = (k.backward_accesses * e + k.backward_bytes + moved_back) * n
+    back = memory_op("router_top_k_backward", I, "softmax", n, accessed, d.act, k.backward_kernels + more_back)
     back = replace(back, plain_host=True)
     m, h, x = r.tokens, d.hidden, moe.experts
-    upcast = moe.router_fp32 and d.framework.casts_routers and e < FP32_BYTES
-    dtype = "fp32" if upcast else d.act
+    upcast = moe.router_fp32 and e < FP32_BYTES
+    keeps = upcast and d.framework.casts_routers
+    backward_dtype = "fp32" if upcast else d.act
+    width = m * h * (e + FP32_BYTES)
+    again = (memory_op("router_recast", W, "cast", m * h, width, d.act),) if upcast and not keeps else ()
     backward = (
         back,
-        gemm("router_dgrad", I, m, h, x, dtype),
-        gemm("router_wgrad", W, x, h, m, dtype, out_bytes=2 * d.grad_bytes * x * h),
+        gemm("router_dgrad", I, m, h, x, backward_dtype),
+        *((memory_op("router_grad_cast", I, "cast", m * h, width, d.act),) if upcast else ()),
+        *again,
+        gemm("router_wgrad", W, x, h, m, backward_dtype, out_bytes=2 * d.grad_bytes * x * h),
         accumulate(d, "router_grad_sum", m * h),
     )
-    copy = memory_op("router_cast", F, "cast", m * h, m * h * (e + FP32_BYTES), d.act)
+    copy = memory_op("router_cast", F, "cast", m * h, width, d.act)
+    forward = (
+        *((copy,) if keeps else ()),
+        gemm("router", F, m, x, h, "fp32" if keeps else d.act, out_bytes=m * x * FP32_BYTES if upcast else None),
+        select,
+        *_counts(moe, d, r, ep),
+    )
     saved = (
         Saved("moe", "router input", m * h * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
         Saved("moe", "router probabilities", n * FP32_BYTES),
-        *((Saved("moe", "router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if upcast else ()),
+        *((Saved("moe", "router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if keeps else ()),
     )
     return Operator(
         "router",
-        (*((copy,) if upcast else ()), gemm("router", F, m, x, h, dtype), select),
+        forward,
         backward,
         saved,
         params=x * h + (x if moe.router_bias else 0),
         tensors=(x * h, x) if moe.router_bias else (),
         backward_bytes=2 * m * h * e,
+    )
+
+
+COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies to the host
+COUNT_BYTES = 8  # torch.long
+
+
+def _counts(moe: MoeConfig, d: Dims, r: Routing, ep: int) -> Program:
+    """How many copies go to each expert, of all ranks, which sizes the exchange (`counts_copies`): the map of tokens
+    and experts is summed, its sums are gathered over ep. With a capacity all sizes are known: nothing is counted."""
+    if ep == 1 or not d.framework.counts_copies or moe.capacity_factor is not None:
+        return ()
+    n = r.tokens * moe.experts
+    count = memory_op("count_copies", F, "elementwise", n, n, d.act, COUNT_KERNELS)
+    return (
+        replace(count, plain_host=True),
+        collective("gather_counts", "all_gather", ep * moe.experts * COUNT_BYTES, F, group="ep"),
     )
 
 

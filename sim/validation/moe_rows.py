@@ -51,7 +51,7 @@ def moe_layer(row: Row, calibration: str | None) -> Predictions:
     name = calibration or calibration_of(row)
     scenario = parse_scenario(_scenario(row, name), row.id)
     plan = make_plan(scenario)
-    options = PriceOptions(power=False)
+    options = PriceOptions()
     d, network = dims(scenario), Network(scenario.cluster)
     mlp = layer_specs(scenario.model)[0].mlp
     parts = () if mlp is None else mlp.train(scenario, d, 0, Shard())
@@ -130,7 +130,9 @@ def _scenario(row: Row, calibration: str) -> dict[str, Any]:
             "mlp": given.get("mlp", "gelu"),
             "norm": "rmsnorm",
             "bias": False,
-            "moe": {name: model[name] for name in ("experts", "top_k", "ffn")} | _shared_experts(given, model["ffn"]),
+            "moe": {name: model[name] for name in ("experts", "top_k", "ffn")}
+            | {"router_fp32": True}
+            | _shared_experts(given, model["ffn"]),
         },
         "training": {
             "seq_len": model["seq_len"],

@@ -119,8 +119,9 @@ SCRIPTS = (
     ),
     Script(
         "^deepseek",
-        {"model": {"moe": {"capacity_factor": 1.0}}},
-        "simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh: moe-expert-capacity-factor",
+        {"model": {"moe": {"capacity_factor": 1.0, "groups": 4, "top_groups": 3}}},
+        "simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh: moe-expert-capacity-factor, "
+        "moe-pad-expert-input-to-capacity, moe-router-group-topk; moe-router-num-groups is ep, 4 or 8, alike in time",
         citation="SimuMax (Moore Threads)",
         releases=False,
     ),

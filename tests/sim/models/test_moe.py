@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_programs import LLAMA, comm_bytes, comms, flops, make, saved_bytes
 
+from sim.core.errors import InputError
+from sim.core.program import Compute
 from sim.inputs.model_config import MoeConfig
 from sim.models.dims import Shard
 from sim.models.layer import layer_block
@@ -198,7 +200,7 @@ def test_megatron_sends_the_weights_of_copies_beside_them():
     for which in ("forward", "backward"):
         own, more = getattr(plain, which), getattr(megatron, which)
         assert comms(more, "ep")["all_to_all"] == comms(own, "ep")["all_to_all"] + 1
-        assert comm_bytes(more, "ep") - comm_bytes(own, "ep") == TOKENS * 2 * 4
+        assert comm_bytes(more, "ep", "all_to_all") - comm_bytes(own, "ep") == TOKENS * 2 * 4
 
 
 def test_a_fused_router_launches_less_and_a_capacity_more():
@@ -240,3 +242,56 @@ def test_megatron_adds_second_biases_expert_by_expert():
     assert (back.bytes, back.kernels) == (8 * size, 4 * 16 + 1)
     plain = layer_block(make(MOE | {"bias": True}, {"framework": "compiled"}), 0)
     assert plain.expert_params == block.expert_params
+
+
+def test_groups_cost_kernels_and_no_bytes_less():
+    """`group_limited_topk` of Megatron-Core's moe_utils.py: 11 kernels, 2 backward; its all-to-all sends every copy."""
+
+    def block(**moe: Any) -> Any:
+        return layer_block(make(MOE | {"moe": MOE["moe"] | moe}, {"framework": "megatron"}, dp=4, ep=4), 0)
+
+    def kernels(found: Any) -> tuple[int, int]:
+        forward, backward = (
+            _named(p, n) for p, n in ((found.forward, "router_top_k"), (found.backward, "router_top_k_backward"))
+        )
+        return forward[0].kernels, backward[0].kernels
+
+    plain, grouped, nodes = block(), block(groups=4, top_groups=2), block(max_nodes_per_token=1)
+    more = tuple(a - b for a, b in zip(kernels(grouped), kernels(plain), strict=True))
+    assert more == (11, 2)
+    assert kernels(grouped) == kernels(nodes)
+    assert comm_bytes(grouped.forward, "ep") == comm_bytes(plain.forward, "ep") > comm_bytes(nodes.forward, "ep")
+
+
+def test_groups_are_checked():
+    for moe, words in (
+        ({"groups": 4}, "without top_groups"),
+        ({"groups": 3, "top_groups": 2}, "must divide experts"),
+        ({"groups": 4, "top_groups": 5}, "at most groups"),
+    ):
+        with pytest.raises(InputError, match=words):
+            make(MOE | {"moe": MOE["moe"] | moe}, {})
+
+
+def test_copies_are_counted_where_no_capacity_says_how_many():
+    """8 bytes for each expert of each rank (torch.long), gathered before anything is sent."""
+
+    def gathered(**moe: Any) -> float:
+        changed = make(MOE | {"moe": MOE["moe"] | moe}, {"framework": "megatron"}, dp=4, ep=4)
+        return comm_bytes(layer_block(changed, 0).forward, "ep", "all_gather")
+
+    assert gathered() == 4 * MOE["moe"]["experts"] * 8
+    assert gathered(capacity_factor=1.0) == 0
+
+
+def test_megatrons_fp32_router_casts_backward_alone():
+    """RouterGatingLinearFunction: 16-bit operands forward; backward a copy of the input, fp32 products, a cast back."""
+
+    def block(**moe: Any) -> Any:
+        return layer_block(make(MOE | {"moe": MOE["moe"] | moe}, {"framework": "megatron"}), 0)
+
+    plain, fp32 = block(), block(router_fp32=True)
+    assert len(fp32.forward) == len(plain.forward)
+    casts = [i for i in fp32.backward if isinstance(i, Compute) and i.kind == "cast"]
+    assert [i.bytes for i in casts] == [TOKENS * MOE["hidden"] * 6.0] * 2
+    assert [i.dtype for n in ("router_dgrad", "router_wgrad") for i in _named(fp32.backward, n)] == ["fp32", "fp32"]
