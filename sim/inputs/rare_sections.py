@@ -15,6 +15,7 @@ from sim.inputs.model_input import resolve_model
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
+from topology.spec import GpuSpec
 
 if TYPE_CHECKING:
     from sim.inputs.processes_input import Processes
@@ -40,6 +41,21 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
         draft = with_positions(inference.speculative.draft, sequence_length(None, inference))
         changes["speculative"] = inference.speculative.model_copy(update={"draft": draft})
     return inference.model_copy(update=changes)
+
+
+def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
+    """The section with what its engine sets by itself on these GPUs where a key was left out."""
+    from sim.inputs.workloads import HASHED_SUFFIX, RequestTrace
+    from sim.serve.engines import ENGINES
+
+    pools = inference.disaggregated
+    tp = parallelism.tp if pools is None else pools.decode.tp
+    engine, architecture = ENGINES[inference.engine], gpu.architecture
+    own = engine.defaults_on(architecture, gpu.memory_bytes, tp, model.max_positions)
+    requests, block = inference.requests, inference.kv_cache.block_tokens
+    hashed = isinstance(requests, RequestTrace) and requests.trace.endswith(HASHED_SUFFIX) and 512 % block
+    prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and not hashed
+    return inference.with_defaults(own, prefixes)
 
 
 def _with_draft(given: Any, source: Source) -> Any:
@@ -73,6 +89,13 @@ def read_rl(
     from sim.inputs.rl_rules import resolve_rl
 
     return resolve_rl(data, model, training, parallelism, source)
+
+
+def with_engine_limits(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> Rl:
+    """As `rl_rules.with_engine_limits`."""
+    from sim.inputs.rl_rules import with_engine_limits
+
+    return with_engine_limits(rl, model, gpu)
 
 
 def check_rl_engine(rl: Rl, sections: Sections, source: Source) -> None:

@@ -16,7 +16,8 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
-from topology.spec import ClusterSpec
+from sim.serve.engines import ENGINES
+from topology.spec import ClusterSpec, GpuSpec
 
 PATH = ("rl",)
 BESIDE = {
@@ -86,16 +87,23 @@ def _resolve_generation(
         raise source.error((*PATH, "generation", "replicas"), f"found null; {why}")
     contiguous = given.kv_cache is not None and given.kv_cache.layout == "contiguous"
     alone = model.state_space is not None or contiguous  # neither a state nor such a cache is shared
-    whole = given.model_copy(
+    return given.model_copy(
         update={
             "replicas": replicas,
             "precision": given.precision or sixteen_bit(training.precision),
             "prefix_cache": given.prefix_cache or ("none" if alone else "gpu"),
         }
     )
-    i = inference_of(whole, RequestPattern(prompt_len=1, output_len=1))
-    own = {key: getattr(i, key) for key in ("max_running_requests", "max_batch_tokens", "kv_cache")}
-    return whole.model_copy(update=own)
+
+
+def with_engine_limits(rl: Rl, model: ModelConfig, gpu: GpuSpec) -> Rl:
+    """The section with what its engine sets by itself on these GPUs where a key was left out."""
+    g = rl.generation
+    given = inference_of(g, RequestPattern(prompt_len=1, output_len=1))
+    own = ENGINES[g.engine].defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, model.max_positions)
+    i = given.with_defaults(own, prefixes=False)
+    limits = {key: getattr(i, key) for key in ("max_running_requests", "max_batch_tokens", "kv_cache")}
+    return rl.model_copy(update={"generation": g.model_copy(update=limits)})
 
 
 def inference_of(generation: Generation, requests: RequestPattern) -> Inference:
@@ -103,6 +111,7 @@ def inference_of(generation: Generation, requests: RequestPattern) -> Inference:
     given = generation.model_dump(include=set(Inference.model_fields), exclude_none=True, exclude={"kv_cache"})
     if generation.kv_cache is not None:
         given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
+    given["chunked_prefill"] = ENGINES[generation.engine].defaults.chunked_prefill
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
     if inference.kv_cache.dtype is not None:
         return inference

@@ -37,6 +37,8 @@ from sim.inputs.rare_sections import (
     read_processes,
     read_rl,
     sequence_length,
+    with_engine_defaults,
+    with_engine_limits,
     with_positions,
 )
 from sim.inputs.rules import check_rules, check_size
@@ -233,6 +235,10 @@ def resolve(source: Source, name: str) -> Scenario:
     if rl is not None and not rl.colocated:
         ranks += rl.generation.ranks
     cluster = resolve_cluster(data["cluster"], ranks, source)
+    if inference is not None:
+        inference = with_engine_defaults(inference, model, parallelism, cluster.gpu)
+    if rl is not None:
+        rl = with_engine_limits(rl, model, cluster.gpu)
     faults = read_faults(data, source)
     distillation = read_distillation(data, source, seq_len)
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)

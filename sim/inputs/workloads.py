@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from sim.core.dtypes import Precision, TransportDtype
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.serving_keys import Autoscaling, ServedLora, Tiers, WeightOffload
-from sim.serve.engines import ENGINES, DecodeAttention
+from sim.serve.engines import ENGINES, DecodeAttention, Defaults
 
 MAX_TOKENS = 100_000_000
 MAX_REQUESTS = 10_000_000
@@ -122,6 +122,9 @@ class Inference(UserInput):
     )
     kv_cache: KvCache = KvCache.model_construct()
     prefix_cache: Literal["none", "gpu", "cpu"] = "none"
+    chunked_prefill: bool = Field(
+        default=True, description="prompts beside tokens of running requests; false: prompts first, alone"
+    )
     quantization: Literal["none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts"] = "none"
     router: Literal["round_robin", "least_loaded", "prefix_aware"] = Field(
         default="round_robin", description="which of the dp replicas, or of a pool's, a request goes to"
@@ -134,18 +137,15 @@ class Inference(UserInput):
         default=None, description="pools of replicas for prompts and for the tokens after them, in place of parallelism"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _engine_defaults(cls, data: Any) -> Any:
-        """Fill in what the engine's own default is where the scenario leaves a key out."""
-        engine = ENGINES.get(str(data.get("engine"))) if isinstance(data, dict) else None
-        cache = data.get("kv_cache", {}) if engine else None
-        if engine is None or not isinstance(cache, dict):
-            return data
-        d = engine.defaults
-        limits = {"max_running_requests": d.max_running_requests, "max_batch_tokens": d.max_batch_tokens}
+    def with_defaults(self, d: Defaults, prefixes: bool) -> Inference:
+        """The section with what an engine sets by itself where a key was left out; `prefixes`: the cache can keep
+        them."""
+        keys = ["max_running_requests", "max_batch_tokens", "chunked_prefill", *["prefix_cache"] * prefixes]
+        own = {key: getattr(d, key) for key in keys}
         kept = {"block_tokens": d.block_tokens, "memory_fraction": d.memory_fraction}
-        return {**limits, **data, "kv_cache": {**kept, **cache}}
+        missing = {key: value for key, value in kept.items() if key not in self.kv_cache.model_fields_set}
+        changes = {key: value for key, value in own.items() if key not in self.model_fields_set}
+        return self.model_copy(update=changes | {"kv_cache": self.kv_cache.model_copy(update=missing)})
 
 
 class TeacherParallelism(UserInput):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 DecodeAttention = Literal["grouped", "per_head"]
 
@@ -28,15 +28,46 @@ class HostTimes(NamedTuple):
     launch_s: float = 0.0  # to issue one kernel outside of a CUDA graph
     collective_s: float = 0.0  # that an all-reduce takes beyond the profile's: ranks that arrive one after another
     request_s: float = 0.0  # before a request reaches the engine: HTTP, tokenizer
+    uncertainty: float = 0.05  # of these seconds, as of a price: on rows that they were not fitted to
+
+    def slower(self, times: float) -> HostTimes:
+        """Those of a processor that takes so many times as long; what GPUs wait for each other stays."""
+        kept = self.collective_s, self.uncertainty
+        return HostTimes(*[times * s for s in self])._replace(collective_s=kept[0], uncertainty=kept[1])
 
 
 class Defaults(NamedTuple):
-    """What keys of `inference` are where a scenario leaves them out."""
+    """What an engine sets by itself where nobody does: keys of `inference`, and the largest batch of single tokens for
+    which it keeps a CUDA graph (0: no graphs)."""
 
     max_running_requests: int = 256
     max_batch_tokens: int = 8192
     block_tokens: int = 16
     memory_fraction: float = 0.9
+    prefix_cache: str = "none"
+    chunked_prefill: bool = True
+    graphs_to: int = 0
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Batches of single tokens that CUDA graphs are kept for (vLLM 0.6: worker/model_runner.py,
+        _BATCH_SIZES_TO_CAPTURE; vLLM V1: config.py, cudagraph_capture_sizes; SGLang: cuda_graph_runner.py).
+
+        >>> Defaults(graphs_to=24).graph_sizes
+        (1, 2, 4, 8, 16, 24)
+        """
+        return tuple([size for size in (1, 2, 4, *range(8, self.graphs_to + 1, 8)) if size <= self.graphs_to])
+
+
+class Case(NamedTuple):
+    """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
+    `but`, at least so many tensor-parallel ranks, models of at least so many positions."""
+
+    changes: Mapping[str, Any]
+    memory_bytes: float = 0.0
+    but: tuple[str, ...] = ()
+    tp: int = 1
+    positions: int = 0
 
 
 T = TypeVar("T")
@@ -63,20 +94,20 @@ class Engine:
         metadata={"meaning": "host seconds by GPU architecture; others take those of the last one"},
     )
     overlaps: bool = fact(False, "the host prepares an iteration while the GPU computes the one before")
-    graph_sizes: tuple[int, ...] = fact(
-        (), "batches of single tokens that CUDA graphs are kept for; others between are padded, above none is used"
-    )
+    prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
         "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"
     )
-    reserves_output: bool = fact(
-        False,
-        "a request enters once the cache has room for all that it and those that run will write: none is preempted",
+    reserved_output: float = fact(
+        0.0,
+        "a request enters once the cache has room for all that it will write, and this share of what those that run "
+        "will: none is preempted at 1; 0: room for its prompt is enough",
     )
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     fp8_cache: bool = fact(False, "with 8-bit weights keys and values are kept in fp8, too")
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
     defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
+    cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
 
     def host_on(self, architecture: str) -> HostTimes:
         """Host seconds beside GPUs of an architecture; of one not known, those of the last that is."""
@@ -84,10 +115,35 @@ class Engine:
             return HostTimes()
         return self.host.get(architecture) or list(self.host.values())[-1]
 
+    def defaults_on(self, architecture: str, memory_bytes: float, tp: int, positions: int) -> Defaults:
+        """What the engine sets by itself on such GPUs for a model of so many positions, split over `tp` ranks."""
+        d = self.defaults
+        for case in self.cases:
+            fits = memory_bytes >= case.memory_bytes and architecture not in case.but
+            if fits and tp >= case.tp and positions >= case.positions:
+                d = d._replace(**case.changes)
+        return d
 
-_TO_256 = (1, 2, 4, *range(8, 257, 8))  # vLLM 0.6: worker/model_runner.py, _BATCH_SIZES_TO_CAPTURE up to max_num_seqs
-_TO_512 = (1, 2, 4, *range(8, 513, 8))  # vLLM V1: config.py, cudagraph_capture_sizes
-_TO_160 = (1, 2, 4, *range(8, 161, 8))  # SGLang 0.4: model_executor/cuda_graph_runner.py
+
+GIB = 2.0**30
+A100_BY_H100 = 1.53  # of vllm-0.2's seconds a sequence: hosts of A100 are older
+
+# Host seconds that no table here judges, from what authors wrote; the spread of what they wrote is the uncertainty.
+_V5 = HostTimes(5e-3, sequence_s=31e-6, launch_s=17.4e-6, request_s=6.6e-3, uncertainty=0.4)
+_V6 = HostTimes(2.5e-3, sequence_s=15.6e-6, launch_s=17.4e-6, request_s=6.6e-3, uncertainty=0.4)
+_V1 = HostTimes(1.5e-3, sequence_s=8e-6, launch_s=17.4e-6, request_s=6.6e-3, uncertainty=0.4)
+
+
+def _hosts(hopper: HostTimes) -> dict[str, HostTimes]:
+    return {"ampere": hopper.slower(A100_BY_H100), "hopper": hopper}
+
+
+# Large GPUs but A100: vLLM 0.8 to 0.14, engine/arg_utils.py (the API server's; offline 16,384 and 8,192 tokens).
+_LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
+_VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
+# Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7).
+_VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
+_SGLANG = Defaults(4096, 8192, 1, 0.88, "gpu", chunked_prefill=False, graphs_to=160)
 
 _RECORDS = (
     Engine("bundled", "bundled", (), "2026-11", "this project's: one kernel after another, a host of no time"),
@@ -126,10 +182,11 @@ _RECORDS = (
         (0, 3),
         "2024-07",
         "host: 5 to 13 ms without a kernel between two iterations (vllm-project/vllm issue 6854, July 2024), read as"
-        " one sequence and 256; launches as vllm-0.2",
-        host={"hopper": HostTimes(iteration_s=5e-3, sequence_s=31e-6, launch_s=17.4e-6)},
-        graph_sizes=_TO_256,
-        defaults=Defaults(max_batch_tokens=4096),
+        " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP as trtllm-triton; prompts"
+        " first: core/scheduler.py; max_num_batched_tokens: the model's length (engine/arg_utils.py)",
+        host=_hosts(_V5),
+        defaults=_VLLM_V0,
+        cases=(Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769),),
     ),
     Engine(
         "vllm-0.6",
@@ -137,21 +194,38 @@ _RECORDS = (
         (0, 6),
         "2024-09",
         "host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a half"
-        " on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); launches as"
-        " vllm-0.2",
-        host={"hopper": HostTimes(iteration_s=2.5e-3, sequence_s=15.6e-6, launch_s=17.4e-6)},
-        graph_sizes=_TO_256,
-        defaults=Defaults(max_batch_tokens=4096),
+        " on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms at"
+        " 256 (vllm-project/vllm issue 10634, November 2024); the rest as vllm-0.5",
+        host=_hosts(_V6),
+        defaults=_VLLM_V0,
+        cases=(Case({"chunked_prefill": True, "max_batch_tokens": 2048}, positions=32769),),
     ),
     Engine(
         "vllm-v1",
         "vLLM",
         (0, 8),
         "2025-03",
-        "host: 5 to 6 ms between iterations of 256 sequences without asynchronous scheduling (vllm-project/vllm pull "
-        "request 11133, December 2024), a millisecond of it taken for one sequence; launches as vllm-0.2",
-        host={"hopper": HostTimes(iteration_s=1e-3, sequence_s=17.6e-6, launch_s=17.4e-6)},
-        graph_sizes=_TO_512,
+        "host: a 1B takes 2.7 ms a token alone, a millisecond of it the GPU's (vllm-project/vllm pull request 17866,"
+        " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
+        " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton; limits: engine/arg_utils.py"
+        " (_set_default_args_v1); piecewise graphs: config.py",
+        host=_hosts(_V1),
+        prompt_graphs=True,
+        defaults=_VLLM_V1,
+        cases=(_LARGE,),
+    ),
+    Engine(
+        "vllm-0.14",
+        "vLLM",
+        (0, 14),
+        "2026-01",
+        "as vllm-v1, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970, 27614,"
+        " 31998; config/scheduler.py)",
+        host=_hosts(_V1),
+        overlaps=True,
+        prompt_graphs=True,
+        defaults=_VLLM_V1,
+        cases=(_LARGE,),
     ),
     Engine(
         "sglang",
@@ -159,11 +233,38 @@ _RECORDS = (
         (0, 4),
         "2024-12",
         "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
-        "batches); launches as vllm-0.2",
-        host={"hopper": HostTimes(iteration_s=1e-3, sequence_s=17.6e-6, launch_s=17.4e-6)},
+        "batches); launches as vllm-0.2, HTTP as trtllm-triton; limits: srt/server_args.py; prompts first, in chunks: "
+        "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7 · "
+        "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14, to which it falls in 600 steps",
+        host=_hosts(_V1),
         overlaps=True,
-        graph_sizes=_TO_160,
-        defaults=Defaults(max_running_requests=4096, block_tokens=1, memory_fraction=0.88),
+        reserved_output=0.098,
+        defaults=_SGLANG,
+        cases=(
+            Case({"memory_fraction": 0.87}, tp=2),
+            Case({"memory_fraction": 0.85}, tp=4),
+            Case({"memory_fraction": 0.81}, tp=8),
+            Case({"memory_fraction": 0.79}, tp=16),
+        ),
+    ),
+    Engine(
+        "sglang-0.5",
+        "SGLang",
+        (0, 5),
+        "2025-08",
+        "as sglang, graphs and memory by srt/server_args.py of 0.5: a GPU's MiB less 1.5 a token of a chunk, 2 for each"
+        " sequence of the largest graph, 128 for each rank, 512",
+        host=_hosts(_V1),
+        overlaps=True,
+        reserved_output=0.098,
+        defaults=_SGLANG._replace(memory_fraction=0.835, graphs_to=256),
+        cases=(
+            Case({"memory_fraction": 0.824, "graphs_to": 512}, tp=4),
+            Case({"memory_fraction": 0.818}, tp=8),
+            Case({"memory_fraction": 0.907}, memory_bytes=100 * GIB),
+            Case({"memory_fraction": 0.9}, memory_bytes=100 * GIB, tp=4),
+            Case({"memory_fraction": 0.897}, memory_bytes=100 * GIB, tp=8),
+        ),
     ),
     Engine(
         "trtllm-0.6",
@@ -174,7 +275,7 @@ _RECORDS = (
         "the capacity scheduler's default policy is GUARANTEED_NO_EVICT (useful-runtime-flags.md)",
         host={"hopper": HostTimes(launch_s=19.5e-6)},
         decode_attention="per_head",
-        reserves_output=True,
+        reserved_output=1.0,
         fp8_cache=True,
         defaults=Defaults(block_tokens=64),
     ),
@@ -191,7 +292,7 @@ _RECORDS = (
                 iteration_s=0.71e-3, sequence_s=22.1e-6, prompt_s=0.464e-3, collective_s=22e-6, request_s=6.63e-3
             ),
         },
-        reserves_output=True,
+        reserved_output=1.0,
         fp8_cache=True,
         experts_speed=0.767,
         defaults=Defaults(max_running_requests=2048, block_tokens=64),
@@ -206,10 +307,24 @@ _RECORDS = (
             "ampere": HostTimes(collective_s=69e-6),
             "hopper": HostTimes(sequence_s=2.6e-6, collective_s=22e-6, launch_s=19.5e-6),
         },
-        reserves_output=True,
+        reserved_output=1.0,
         fp8_cache=True,
         experts_speed=0.767,
         defaults=Defaults(max_running_requests=2048, block_tokens=64),
+    ),
+    Engine(
+        "trtllm-1.0",
+        "TensorRT-LLM",
+        (1, 0),
+        "2025-09",
+        "the PyTorch backend, default since 1.0, with overlap scheduler and CUDA graphs (llmapi/llm_args.py: "
+        "disable_overlap_scheduler false; CudaGraphConfig, to 128 single tokens); host and launches as vllm-v1's, HTTP "
+        "as trtllm-triton; no more than NCCL's loops for an all-reduce, as its graphs leave no host between ranks",
+        host={"hopper": _V1},
+        overlaps=True,
+        reserved_output=1.0,
+        fp8_cache=True,
+        defaults=Defaults(max_running_requests=2048, block_tokens=32, prefix_cache="gpu", graphs_to=128),
     ),
 )
 ENGINES: dict[str, Engine] = {record.name: record for record in _RECORDS}
@@ -219,8 +334,8 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
     """The record of a product and version as tables of measurements name them; None where no product is known.
 
     All words of its `product` stand in the texts, and those of no other with more words. Of its records the newest that
-    is no newer than the first version (0.17) or else year (2023) in the texts, in their order; without either the
-    newest.
+    is no newer than the first version (0.17) or else year (2023) in the texts, in their order; without either one whose
+    name's words stand there (vLLM V1), or else the newest.
 
     >>> [e.name if e else None for e in map(engine_named, [("vLLM 2023",), ("TensorRT-LLM 0.17",), ("TGI 1.4",)])]
     ['vllm-0.2', 'trtllm', None]
@@ -237,12 +352,14 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
         older = [e for e in records if e.since <= (int(version[1]), int(version[2]))]
     else:
         older = [e for e in records if e.date[:4] <= year]
+        if year == "9999":
+            older = [e for e in records if set(e.name.split("-")) <= words] or older
     return (older or records[:1])[-1]
 
 
 def engine_table() -> str:
     """The records as a Markdown table: an engine a row; host seconds beside Hopper."""
-    head = ["`engine`", "since", "between iterations", "a launch", "graphs to", "decode", "before the engine"]
+    head = ["`engine`", "since", "prompts", "between iterations", "a launch", "graphs to", "decode", "HTTP"]
     rows = [head, ["---"] * len(head)]
     for e in ENGINES.values():
         t = e.host_on("hopper")
@@ -254,7 +371,9 @@ def engine_table() -> str:
         )
         between = " + ".join(f"{s * 1e3:.3g} ms{what}" for s, what in parts if s) + ", beside the GPU" * e.overlaps
         launch = f"{t.launch_s * 1e6:.3g} µs" if t.launch_s else ""
-        graphs = str(e.graph_sizes[-1]) if e.graph_sizes else ""
+        most = [e.defaults.graphs_to, *[case.changes.get("graphs_to", 0) for case in e.cases]]
+        graphs = " or ".join([str(n) for n in most if n])
         before = f"{t.request_s * 1e3:.3g} ms" if t.request_s else ""
-        rows.append([f"`{e.name}`", e.date, between, launch, graphs, e.decode_attention, before])
+        prompts = "in chunks beside tokens" if e.defaults.chunked_prefill else "first, alone"
+        rows.append([f"`{e.name}`", e.date, prompts, between, launch, graphs, e.decode_attention, before])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

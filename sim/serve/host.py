@@ -10,31 +10,43 @@ MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that
 
 
 class Host(Struct, frozen=True):
-    """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage."""
+    """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage;
+    `graph_sizes`: batches of single tokens with a CUDA graph."""
 
     engine: Engine
     times: HostTimes
     tp: int
     kernels: tuple[int, ...]
+    graph_sizes: tuple[int, ...] = ()
 
     def padded(self, tokens: int) -> int:
         """Tokens that are computed where `tokens` single ones are: those of the next larger CUDA graph."""
-        return next((size for size in self.engine.graph_sizes if size >= tokens), tokens)
+        return next((size for size in self.graph_sizes if size >= tokens), tokens)
 
     def stage_seconds(self, stage: int, device_s: float, tokens: int, sequences: int, prompts: bool) -> float:
         """Seconds of an iteration on a stage whose GPU computes for `device_s` of them.
 
         Work between iterations is the first stage's. Kernels outside of a graph are issued one by one.
         """
-        t, sizes = self.times, self.engine.graph_sizes
         busy_s = device_s
-        if t.launch_s and (prompts or not sizes or sequences > sizes[-1]):
-            busy_s = (device_s**MEETING + (self.kernels[stage] * t.launch_s) ** MEETING) ** (1 / MEETING)
+        if self.times.launch_s and not self._graphed(tokens, sequences, prompts):
+            launches_s = self.kernels[stage] * self.times.launch_s
+            busy_s = (device_s**MEETING + launches_s**MEETING) ** (1 / MEETING)
         if stage:
             return busy_s
+        own_s = self.between_s(tokens, sequences, prompts)
+        return max(busy_s, own_s) if self.engine.overlaps else busy_s + own_s
+
+    def between_s(self, tokens: int, sequences: int, prompts: bool) -> float:
+        """The host's own work for an iteration."""
+        t = self.times
         own_s = t.iteration_s + (self.tp - 1) * t.rank_s + sequences * t.sequence_s + prompts * t.prompt_s
         if self.engine.sized_tokens is not None and tokens > self.engine.sized_tokens:
             own_s += tokens * self.tp * t.oversize_s
-        if self.engine.overlaps:
-            return max(busy_s, own_s)
-        return busy_s + own_s
+        return own_s
+
+    def _graphed(self, tokens: int, sequences: int, prompts: bool) -> bool:
+        """Whether a CUDA graph has the iteration's kernels."""
+        if not self.graph_sizes or (prompts and not self.engine.prompt_graphs):
+            return False
+        return (tokens if prompts else sequences) <= self.graph_sizes[-1]

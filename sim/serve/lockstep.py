@@ -36,10 +36,17 @@ class Lockstep(Struct):
         return self.bases + len(self.members) * (self.step + 1)
 
     def schedule(self, now_s: float) -> Batch | None:
-        """The next iteration: every member's token (which are no pieces), and the pieces of others. None, and nothing
-        done, where the scheduler has to look at everybody."""
+        """The next iteration: every member's token (which are no pieces), and the pieces of others; or prompts alone.
+        None, and no piece made, where the scheduler has to look at everybody."""
         s = self.scheduler
         self._join(now_s)
+        if not s.mixes:
+            before = len(s.running)
+            prompts = s.prompts(self.others, now_s)
+            self.others += s.running[before:]
+            if prompts:
+                s.push_down(now_s)
+                return Batch(tuple(prompts), s.blocks_free_s, prompts_alone=True)
         n, budget, own = len(self.members), s.limits.batch_tokens - len(self.members), self._lacking(1)
         if budget < 0:
             return None
@@ -62,7 +69,8 @@ class Lockstep(Struct):
             s.grow(sequence, tokens)
             pieces.append(s.piece(sequence, tokens))
         before = len(s.running)
-        s.admit(pieces, budget, s.limits.batch_sequences - n, now_s)
+        if s.mixes or not s.running:
+            s.admit(pieces, budget, s.limits.batch_sequences - n, now_s)
         self.others += s.running[before:]
         s.push_down(now_s)
         return Batch(tuple(pieces), s.blocks_free_s)
@@ -76,6 +84,8 @@ class Lockstep(Struct):
             self.scheduler.note_end()
         if left:
             self.others = [x for x in self.others if x.running]
+        if batch.prompts_alone:
+            return left
         self.step += 1
         return left + self._leave(end_s)
 

@@ -8,6 +8,7 @@ from sim.serve.costs import IterationCosts, Key, Work, prefill_parts
 from sim.serve.kept_sizes import around, length_below, sizes_around
 from sim.serve.operator_prices import Bill, Shares
 
+HOST = "host_between_iterations"  # a kind of seconds, beside those of operators
 Prefills = tuple[tuple[int, int, int], ...]
 
 
@@ -20,7 +21,20 @@ def bill_of_all(costs: IterationCosts) -> Bill:
         comm_s += bill.comm_s * times
         for sort, each in bill.shares.items():
             shares[sort] = shares.get(sort, 0.0) + times * each
+    if (host_s := _host_s(costs)) > 0.0:
+        shares[HOST, "host", costs.host.times.uncertainty] = host_s
     return Bill(seconds, comm_s, shares)
+
+
+def _host_s(costs: IterationCosts) -> float:
+    """Seconds for which GPUs wait for their host's own work, which one that overlaps hides; launches apart."""
+    if not costs.host.engine.host or costs.host.engine.overlaps:
+        return 0.0
+    between: Counter[tuple[int, int, bool]] = Counter()
+    for load, times in costs.noted:
+        sequences = load.decodes + sum([alike for _, _, alike in load.prefills])
+        between[load.tokens, sequences, bool(load.prefills)] += times
+    return sum([costs.host.between_s(*sizes) * times for sizes, times in between.items()])
 
 
 def _used(costs: IterationCosts) -> dict[Key, float]:

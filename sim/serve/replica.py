@@ -76,7 +76,7 @@ class Worker:
         if lockstep is None or batch is None:
             work = self._looking_at_all(now)
         else:
-            n = len(lockstep.members)
+            n = 0 if batch.prompts_alone else len(lockstep.members)
             load = load_of(batch, n, lockstep.seen)
             work = Work(batch, load, True, max(now, batch.ready_s)) if load.tokens else None
         if work is not None:

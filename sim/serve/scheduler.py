@@ -7,12 +7,17 @@ host's memory and back. Only if nobody was preempted are waiting requests admitt
 budget, a place and room for the chunk in the cache. Prompts that exceed what is left of the budget are computed in
 chunks.
 
+Without `mixes` (vLLM before 0.8, SGLang) an iteration has prompts or tokens, never both: prompts first, those begun and
+those that wait; only an iteration for which there is none adds a token to every running sequence.
+
 Swapping (Kwon et al. 2023, section 4.5): all blocks of a sequence leave together. The iteration that takes them over
 starts when the copy is done; on the way back others compute meanwhile. Both directions of the bus work at once, each
 serves one copy after another.
 
 Sources: Yu et al. 2022, "Orca" (iteration-level scheduling); Kwon et al. 2023, arXiv 2309.06180, sections 4.3 and
-4.5; Agrawal et al. 2023, "Sarathi", arXiv 2308.16369 (chunked prefill); vLLM, vllm/v1/core/sched/scheduler.py.
+4.5; Agrawal et al. 2023, "Sarathi", arXiv 2308.16369 (chunked prefill); vLLM, vllm/v1/core/sched/scheduler.py, and of
+0.6 vllm/core/scheduler.py (`_schedule_default`); SGLang, python/sglang/srt/managers/scheduler.py
+(`get_next_batch_to_run`) and schedule_policy.py (`PrefillAdder`).
 """
 
 from __future__ import annotations
@@ -73,10 +78,12 @@ class Piece(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One iteration. `ready_s`: when the blocks that it took over have been copied away."""
+    """One iteration. `ready_s`: when the blocks that it took over have been copied away. `prompts_alone`: it adds no
+    token to sequences whose prompts are computed."""
 
     pieces: tuple[Piece, ...]
     ready_s: float = 0.0
+    prompts_alone: bool = False
 
 
 class Copy(NamedTuple):
@@ -131,13 +138,17 @@ class Scheduler(Struct):
     adapters: AdapterSlots | None = None
     tiers: CacheTiers | None = None  # below the cache on the GPU
     reserved: int = 0  # blocks of all that run, once each has all its tokens
-    reserves: bool = False  # a request enters only where all that run, and it, can be finished
+    reserved_share: float = 0.0  # of what running ones will still write, for which a request that enters leaves room
+    mixes: bool = True  # prompts and tokens of running sequences in one iteration
     blocks_free_s: float = 0.0  # when what lay in blocks that others take over has been copied away
     copies: list[Copy] = field(default_factory=list)
     before_end: tuple[int, int, float] = (0, 0, 0.0)  # held, unused, waste when an iteration ended, before any left
 
     def schedule(self, now_s: float) -> Batch:
         """The next iteration; empty if nobody can compute now."""
+        if not self.mixes and (prompts := self.prompts(self.running, now_s)):
+            self.push_down(now_s)
+            return Batch(tuple(prompts), self.blocks_free_s, prompts_alone=True)
         pieces: list[Piece] = []
         budget = self.limits.batch_tokens
         preempted = False
@@ -160,10 +171,28 @@ class Scheduler(Struct):
                 budget -= tokens
                 continue
             break
-        if not preempted or not self.running:  # the only one, put out by blocks that it and its prefix both have
+        # Running is empty where the only one was put out by blocks that it and its prefix both have.
+        if (self.mixes and not preempted) or not self.running:
             self.admit(pieces, budget, self.limits.batch_sequences, now_s)
         self.push_down(now_s)
         return Batch(tuple(pieces), self.blocks_free_s)
+
+    def prompts(self, begun: list[Sequence], now_s: float) -> list[Piece]:
+        """Prompts of an iteration that has no others: what is left of those `begun`, as far as the cache has room, and
+        of requests that wait."""
+        pieces: list[Piece] = []
+        budget, places = self.limits.batch_tokens, self.limits.batch_sequences
+        for sequence in begun:
+            if budget <= 0 or len(pieces) >= places:
+                break
+            if sequence.in_flight or sequence.ready_s > now_s or sequence.remaining <= 1:
+                continue
+            tokens = min(sequence.remaining, budget)
+            if self.grow(sequence, tokens):
+                pieces.append(self.piece(sequence, tokens))
+                budget -= tokens
+        self.admit(pieces, budget, places, now_s)
+        return pieces
 
     def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float) -> None:
         """Let waiting requests in, in order of arrival: until `budget` tokens or `places` pieces are reached, nobody
@@ -197,7 +226,8 @@ class Scheduler(Struct):
     def fits(self, sequence: Sequence) -> bool:
         """Whether a waiting request would find room beside those that run, each of which adds one token."""
         hit, loaded = self._cached(sequence)
-        tokens = min(sequence.remaining - hit - loaded, self.limits.batch_tokens - len(self.running))
+        beside = len(self.running) if self.mixes else 0
+        tokens = min(sequence.remaining - hit - loaded, self.limits.batch_tokens - beside)
         if tokens <= 0:
             return False
         shared_blocks = hit // self.cache.block_tokens
@@ -206,10 +236,10 @@ class Scheduler(Struct):
 
     def _can_finish(self, sequence: Sequence, shared_blocks: int) -> bool:
         """Where blocks are reserved: whether there are enough for all tokens of a waiting request, which reads so many
-        shared ones, beside what those that run will still take (TensorRT-LLM's GUARANTEED_NO_EVICT)."""
-        if not self.reserves or not self.running:
+        shared ones, beside a share of what those that run will still take (all: TensorRT-LLM's GUARANTEED_NO_EVICT)."""
+        if not self.reserved_share or not self.running:
             return True
-        promised = self.reserved - self.cache.private
+        promised = self.reserved_share * (self.reserved - self.cache.private)
         return self._last_blocks(sequence) - shared_blocks <= self.cache.available - promised
 
     def _last_blocks(self, sequence: Sequence) -> int:

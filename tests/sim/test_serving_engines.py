@@ -18,7 +18,7 @@ from sim.serve.costs import IterationCosts, Load, iteration_costs
 from sim.serve.engines import ENGINES, Defaults, Engine, HostTimes, engine_named, engine_table
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
-from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, requests_of, serving
+from tests.sim.serving_cases import WEIGHTS_AND_BUFFERS, every_way, requests_of, serving, settings_of
 
 ONE = {"prompt_len": 128, "output_len": 33, "count": 4}
 
@@ -72,7 +72,7 @@ def test_what_lies_between_iterations_is_added_to_the_gpu(made: Any) -> None:
 
 
 def test_a_run_of_steps_is_the_sum_of_its_steps(made: Any) -> None:
-    own = costs(made(host=HostTimes(iteration_s=1e-3, sequence_s=1e-5, launch_s=1e-5), graph_sizes=(8,)))
+    own = costs(made(host=HostTimes(iteration_s=1e-3, sequence_s=1e-5, launch_s=1e-5), defaults=Defaults(graphs_to=8)))
     run = own.decode_run(16, 16 * 100, 5)
     each = [own.stage_seconds(Load(16, 16, 16 * (100 + i), (), 16))[0] for i in range(5)]
     np.testing.assert_allclose(run, each, rtol=1e-12)
@@ -88,7 +88,7 @@ def test_an_overlapped_host_is_hidden_until_it_is_slower(made: Any) -> None:
 
 def test_graphs_hide_launches_and_pad_the_batch(made: Any) -> None:
     bare = costs("bundled")
-    own = costs(made(host=HostTimes(launch_s=1e-3), graph_sizes=(8, 16)))
+    own = costs(made(host=HostTimes(launch_s=1e-3), defaults=Defaults(graphs_to=16)))
     assert own.stage_seconds(Load(8, 8, 800, (), 8)) == bare.stage_seconds(Load(8, 8, 800, (), 8))
     padded = own.stage_seconds(Load(9, 9, 900, (), 9))[0] - bare.stage_seconds(Load(9, 9, 900, (), 9))[0]
     layers = bare.stage_seconds(Load(16))[0] - bare.stage_seconds(Load(9))[0]
@@ -129,6 +129,9 @@ def test_an_unknown_engine_is_refused_with_those_known() -> None:
 @pytest.mark.parametrize(
     ("texts", "engine"),
     [
+        (("vLLM v0.15.1",), "vllm-0.14"),
+        (("SGLang 0.5.3",), "sglang-0.5"),
+        (("TensorRT-LLM 1.0",), "trtllm-1.0"),
         (("vLLM 2023", ""), "vllm-0.2"),
         (("vLLM 0.6.3",), "vllm-0.6"),
         (("vLLM V1",), "vllm-v1"),
@@ -159,7 +162,7 @@ def test_the_documented_table_is_that_of_the_records() -> None:
 def test_reserved_output_lets_in_what_can_be_finished(made: Any) -> None:
     """As many run as have room with all their tokens; without it more enter, and some are preempted."""
     requests = tuple([Request(0.0, 64, 64)] * 12)
-    for engine, reserves in ((made(reserves_output=True), True), ("bundled", False)):
+    for engine, reserves in ((made(reserved_output=1.0), True), ("bundled", False)):
         s = serving({"engine": engine}, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 1.2e6})
         for sim in every_way(s, requests):
             whole = sim.capacity.blocks // (128 // s.for_serving.kv_cache.block_tokens)
@@ -176,3 +179,64 @@ def test_whoever_reserves_is_never_preempted(
     inference = {"engine": "trtllm", "prefix_cache": prefix_cache, "max_batch_tokens": budget}
     for sim in every_way(serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}), requests):
         assert sim.replicas[0].counts.preemptions == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(requests_of, settings_of, st.floats(1e5, 3e6), st.sampled_from([{}, {"pp": 2}]))
+def test_prompts_first_is_alike_in_every_way(
+    requests: tuple[Request, ...], inference: dict[str, Any], cache_bytes: float, parallelism: dict[str, int]
+) -> None:
+    """Grouped, one by one, on SimPy; no iteration has prompts and tokens, unless the cache had no room for a prompt."""
+    memory = {"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}
+    scenario = serving({**inference, "chunked_prefill": False}, gpu=memory, parallelism=parallelism)
+    for sim in every_way(scenario, requests):
+        if sim.replicas[0].counts.preemptions == 0 and inference["prefix_cache"] == "none":
+            loads = [i.load for i in sim.replicas[0].iterations]
+            assert not any(
+                load.prefills and load.decodes > sum(r.prompt_tokens == 1 for r in requests) for load in loads
+            )
+
+
+def test_a_prompt_delays_tokens_where_prompts_go_first() -> None:
+    """A long prompt that arrives later: its tokens are computed before any of those that run."""
+    requests = (Request(0.0, 64, 40), Request(1e-4, 4096, 2))
+    mixed, first = (
+        simulate_serving(serving({"chunked_prefill": chunked, "max_batch_tokens": 512}), requests=requests)
+        for chunked in (True, False)
+    )
+    done = [[s.first_token_s for s in sim.sequences] + [s.finish_s for s in sim.sequences] for sim in (mixed, first)]
+    assert done[1][1] < done[0][1]  # no token is computed beside the chunks
+    assert done[1][2] > done[0][2]  # they wait for all chunks
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "tp", "found"),
+    [
+        ("vllm-v1", "dgx-h100", 1, (1024, 8192, 0.9, "gpu", True)),
+        ("vllm-v1", "dgx-a100", 1, (256, 2048, 0.9, "gpu", True)),
+        ("vllm-0.6", "dgx-h100", 1, (256, 8192, 0.9, "none", False)),
+        ("sglang", "dgx-h100", 8, (4096, 8192, 0.81, "gpu", False)),
+        ("sglang-0.5", "dgx-h200", 8, (4096, 8192, 0.897, "gpu", False)),
+        ("trtllm-1.0", "dgx-h100", 1, (2048, 8192, 0.9, "gpu", True)),
+    ],
+)
+def test_engines_set_their_limits_by_gpu_and_layout(
+    engine: str, cluster: str, tp: int, found: tuple[object, ...]
+) -> None:
+    data = {"model": "llama3-8b", "cluster": cluster, "parallelism": {"tp": tp}}
+    i = parse_scenario({**data, "inference": {"engine": engine, "requests": ONE}}).for_serving
+    own = (i.max_running_requests, i.max_batch_tokens, i.kv_cache.memory_fraction, i.prefix_cache, i.chunked_prefill)
+    assert own == found
+
+
+def test_what_a_scenario_resolves_to_parses_to_itself() -> None:
+    s = scenario("vllm-v1", batching="continuous", kv_cache={"memory_fraction": 0.8})
+    again = parse_scenario(s.model_dump(mode="json"))
+    assert again.for_serving == s.for_serving
+
+
+def test_hosts_that_no_table_judged_widen_the_interval() -> None:
+    """Where the host takes half of the time and is uncertain by 40 %, so is a fifth of the whole."""
+    sure, unsure = (simulate_serving(scenario(e, batching="continuous")).result for e in ("bundled", "vllm-0.5"))
+    spread = [r["duration_interval_s"][1] / r["duration_interval_s"][0] for r in (sure, unsure)]
+    assert spread[1] > 1.3 * spread[0]
